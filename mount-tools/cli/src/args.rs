@@ -1,0 +1,366 @@
+//! The command line of `tidefs`, with the help that people read.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use tidefs_control_api::instance::STATE_DIR_VARIABLE;
+use tidefs_control_api::{Pin, SortOrder};
+use tidefs_engine::types::ByteCount;
+
+use crate::bench::BenchArgs;
+
+const EXIT_CODES: &str = "Exit codes: 0 it worked; 1 it failed; 2 wrong command line; 3 no such daemon or mount; \
+                          4 no such object.";
+
+/// Looks into and steers the tidefs daemons of this host.
+#[derive(Debug, Parser)]
+#[command(name = "tidefs", version, propagate_version = true, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what a daemon holds, how it serves it, and what an operator should know
+    #[command(after_help = "Examples:\n  tidefs status\n  tidefs status --mount /mnt/kv --json | jq .used")]
+    Status(StatusArgs),
+    /// List objects, the ones that are evicted last first
+    #[command(
+        visible_alias = "ls",
+        after_help = "Examples:\n  tidefs list\n  tidefs list /mnt/kv/llama --sort=size --limit 20\n  \
+                      tidefs list --all --json | jq -r '.entries[].path'"
+    )]
+    List(ListArgs),
+    /// Show all that is known of one object
+    #[command(after_help = "Example:\n  tidefs stat /mnt/kv/llama/0a1b.bin")]
+    Stat(PathArgs),
+    /// Tell what became of a key: never written, evicted when and for whom, expired, and so on
+    #[command(after_help = "Example:\n  tidefs why /mnt/kv/llama/0a1b.bin")]
+    Why(PathArgs),
+    /// Evict an object, all objects below a directory, all that fit a pattern, or the coldest ones
+    #[command(
+        after_help = "Examples:\n  tidefs evict /mnt/kv/llama/0a1b.bin\n  tidefs evict /mnt/kv/old-model --force\n  \
+                      tidefs evict --pattern 'llama/**/*.bin'\n  tidefs evict --bytes 4GiB"
+    )]
+    Evict(EvictArgs),
+    /// Order not to evict an object or what is below a directory
+    #[command(after_help = "Examples:\n  tidefs pin /mnt/kv/system-prompts --hard\n  \
+                      tidefs pin /mnt/kv/llama/0a1b.bin --soft --ttl 10m\n  tidefs pin /mnt/kv/system-prompts --none")]
+    Pin(PinArgs),
+    /// Read objects and compare them with their checksums; corrupt ones are dropped from the cache
+    #[command(after_help = "Examples:\n  tidefs verify\n  tidefs verify /mnt/kv/llama")]
+    Verify(VerifyArgs),
+    /// Look at the configuration of a daemon
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Mount a cache: start a daemon in the background and wait until its mount answers
+    #[command(
+        after_help = "Examples:\n  tidefs mount /mnt/kv --capacity 64GiB\n  tidefs mount /mnt/kv -o capacity=8GiB,on_stop=discard\n\n\
+                      The same from fstab:\n  tidefs /mnt/kv tidefs capacity=64GiB 0 0"
+    )]
+    Mount(MountArgs),
+    /// Unmount: ask the daemon to stop and wait for it, or take away the mount of a dead one
+    #[command(
+        after_help = "Examples:\n  tidefs umount /mnt/kv            # objects stay in memory for the next mount\n  \
+                            tidefs umount /mnt/kv --discard  # and give the memory back"
+    )]
+    Umount(UmountArgs),
+    /// Print the completions of a shell
+    #[command(after_help = "Example:\n  tidefs completions bash > /etc/bash_completion.d/tidefs")]
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a directory
+    #[command(after_help = "Example:\n  tidefs manpages /usr/local/share/man/man1")]
+    Manpages(ManpagesArgs),
+    /// Measure a mount against the machine it runs on
+    Bench(BenchArgs),
+}
+
+impl Command {
+    /// Whether the result is for a program.
+    pub(crate) fn wants_json(&self) -> bool {
+        match self {
+            Self::Status(args) => args.select.common.json,
+            Self::List(args) => args.select.common.json,
+            Self::Stat(args) | Self::Why(args) => args.select.common.json,
+            Self::Evict(args) => args.select.common.json,
+            Self::Pin(args) => args.select.common.json,
+            Self::Verify(args) => args.select.common.json,
+            Self::Config(ConfigCommand::Show(args)) => args.select.common.json,
+            Self::Mount(args) => args.common.json,
+            Self::Umount(args) => args.common.json,
+            Self::Completions(args) => args.json,
+            Self::Manpages(args) => args.json,
+            Self::Bench(_) => false,
+        }
+    }
+}
+
+/// What each command that meets a daemon takes.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Common {
+    /// Print one JSON document instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Where daemons keep their runtime state; default: /run/tidefs for root, else $XDG_RUNTIME_DIR/tidefs
+    #[arg(long, value_name = "DIR", env = STATE_DIR_VARIABLE, value_hint = ValueHint::DirPath)]
+    pub(crate) state_dir: Option<PathBuf>,
+}
+
+/// Which daemon is meant.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Select {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// The mount whose daemon is meant; default: the one that PATH is in, else the only one that runs
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) mount: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Directory whose objects are listed, on all levels; default: the whole mount
+    pub(crate) path: Option<PathBuf>,
+    /// Order of the list
+    #[arg(long, value_enum, default_value_t = Sort::Heat)]
+    pub(crate) sort: Sort,
+    /// Objects to list
+    #[arg(long, value_name = "COUNT", default_value_t = 100, conflicts_with = "all",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) limit: u64,
+    /// List all objects
+    #[arg(long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+/// Order of a list.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Sort {
+    /// Last to be evicted first
+    Heat,
+    /// By name
+    Name,
+    /// Largest first
+    Size,
+    /// Oldest first
+    Age,
+}
+
+impl From<Sort> for SortOrder {
+    fn from(sort: Sort) -> Self {
+        match sort {
+            Sort::Heat => Self::Heat,
+            Sort::Name => Self::Name,
+            Sort::Size => Self::Size,
+            Sort::Age => Self::Age,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PathArgs {
+    /// Path below a mount; outside of any mount, a relative path is a key of the daemon
+    pub(crate) path: PathBuf,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EvictArgs {
+    #[command(flatten)]
+    pub(crate) what: EvictWhat,
+    /// Evict pinned objects too
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+/// Exactly one of these.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct EvictWhat {
+    /// Object, or directory with all below it
+    pub(crate) path: Option<PathBuf>,
+    /// Glob over whole keys; `*` stays within one name, `**` does not
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) pattern: Option<String>,
+    /// The coldest objects that add up to this much, for example 4GiB
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) bytes: Option<ByteCount>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PinArgs {
+    /// Object, or directory whose objects inherit the pin
+    pub(crate) path: PathBuf,
+    #[command(flatten)]
+    pub(crate) strength: PinStrength,
+    /// End the pin after this time, for example 90s, 10m or 2h; default: never
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "none")]
+    pub(crate) ttl: Option<std::time::Duration>,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+/// Exactly one of these.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct PinStrength {
+    /// Do not evict
+    #[arg(long)]
+    hard: bool,
+    /// Evict last
+    #[arg(long)]
+    soft: bool,
+    /// Take the pin away
+    #[arg(long)]
+    none: bool,
+}
+
+impl PinStrength {
+    /// The order that was given.
+    pub(crate) fn pin(&self) -> Pin {
+        match (self.hard, self.soft) {
+            (true, _) => Pin::Hard,
+            (_, true) => Pin::Soft,
+            _ => Pin::None,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// Object, or directory with all below it; default: everything
+    pub(crate) path: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+/// Commands about the configuration.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Show the settings that a daemon runs with and where each came from
+    #[command(after_help = "Examples:\n  tidefs config show              # what somebody set\n  \
+                            tidefs config show --effective  # all settings, defaults too")]
+    Show(ConfigShowArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigShowArgs {
+    /// Show the settings that nobody set, too
+    #[arg(long)]
+    pub(crate) effective: bool,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MountArgs {
+    /// Directory to mount on
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
+    /// Settings and mount options, as in fstab
+    #[arg(short = 'o', value_name = "KEY=VALUE,...")]
+    pub(crate) options: Vec<String>,
+    /// Memory the cache may hold, for example 64GiB
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) capacity: Option<ByteCount>,
+    /// Configuration file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+    /// Seconds to wait for the mount
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UmountArgs {
+    /// Mount point
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
+    /// Drop the objects too and give their memory back, also when no daemon runs any more
+    #[arg(long)]
+    pub(crate) discard: bool,
+    /// Seconds to wait for the daemon's end
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: u64,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+    /// Print one JSON document instead of the script itself
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManpagesArgs {
+    /// Directory to write to; it is made if need be
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
+    /// Print one JSON document instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split(' '))
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_eviction_and_a_pin_want_exactly_one_choice() {
+        assert!(parse("tidefs evict").is_err());
+        assert!(parse("tidefs evict a --bytes 1GiB").is_err());
+        assert!(parse("tidefs pin a").is_err());
+        assert!(parse("tidefs pin a --hard --soft").is_err());
+        assert!(parse("tidefs pin a --none --ttl 5m").is_err());
+        let Command::Pin(pin) = parse("tidefs pin a --soft --ttl 5m").unwrap().command else { panic!() };
+        assert_eq!((pin.strength.pin(), pin.ttl.map(|ttl| ttl.as_secs())), (Pin::Soft, Some(300)));
+    }
+
+    #[test]
+    fn a_size_without_a_number_is_refused_with_an_example() {
+        let error = parse("tidefs evict --bytes lots").unwrap_err().to_string();
+        assert!(error.contains("64GiB"), "{error}");
+    }
+
+    #[test]
+    fn every_command_but_bench_takes_json() {
+        for command in Cli::command().get_subcommands().filter(|c| !["bench", "help"].contains(&c.get_name()))
+        {
+            let leaves: Vec<_> =
+                if command.has_subcommands() { command.get_subcommands().collect() } else { vec![command] };
+            for leaf in leaves {
+                let has = leaf.get_arguments().any(|argument| argument.get_long() == Some("json"));
+                assert!(has || leaf.get_name() == "help", "{}", leaf.get_name());
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! A tidefsd of the bench's own, and what any daemon says about itself.
+//!
+//! Invariants
+//! - A started daemon is stopped when its value is dropped, and killed when it does not stop in time.
+//! - It discards its objects when it stops (`on_stop=discard`), so that no memory stays taken.
+//! - The thread that starts it outlives it: its death is what stops the daemon when the bench is killed.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+use tidefs_control_api::Status;
+use tidefs_engine::types::ByteCount;
+
+use super::error::Error;
+use super::{ffi, machine, mount};
+
+/// How long a daemon may take until its mount answers.
+const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a daemon may take to unmount and end.
+const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// Lines of the daemon's stderr in an error message.
+const LOG_LINES: usize = 20;
+
+/// A running daemon that this bench started.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    child: Child,
+    mount: PathBuf,
+    directory: TempDir,
+}
+
+impl Daemon {
+    /// Starts `binary` on a new directory with `capacity` and `options`, and waits until it says it mounted.
+    ///
+    /// # Errors
+    /// When the binary cannot be run, ends, or says nothing within [`MOUNT_DEADLINE`].
+    pub(crate) fn start(binary: &Path, capacity: ByteCount, options: &[String]) -> Result<Self, Error> {
+        let fail = || Error::system::<std::io::Error>("make a directory for a daemon");
+        let directory = TempDir::with_prefix("tidefs-bench-").map_err(fail())?;
+        let mount = directory.path().join("mount");
+        fs::create_dir(&mount).map_err(fail())?;
+        let log = File::create(directory.path().join("log")).map_err(fail())?;
+        let mut command = Command::new(binary);
+        command.arg(&mount).arg("--capacity").arg(capacity.get().to_string());
+        // Its state lies beside its mount, so that nothing of it stays behind.
+        let state = format!("state_dir={}", directory.path().join("state").display());
+        command.arg("-o").arg("on_stop=discard").arg("-o").arg(state);
+        for option in options {
+            command.arg("-o").arg(option);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        ffi::stop_with_parent(&mut command);
+        let mut child =
+            command.spawn().map_err(|source| Error::DaemonNotStarted { path: binary.to_owned(), source })?;
+        let lines = lines_of(&mut child);
+        let daemon = Self { child, mount, directory };
+        daemon.wait_until_mounted(&lines)?;
+        Ok(daemon)
+    }
+
+    fn wait_until_mounted(&self, lines: &mpsc::Receiver<String>) -> Result<(), Error> {
+        let deadline = Instant::now() + MOUNT_DEADLINE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let what = match lines.recv_timeout(left) {
+                Ok(line) if line.starts_with("tidefs: mounted on ") => return Ok(()),
+                Ok(_) => continue,
+                Err(mpsc::RecvTimeoutError::Timeout) => format!("silent for {MOUNT_DEADLINE:?}"),
+                Err(mpsc::RecvTimeoutError::Disconnected) => "it ended".to_owned(),
+            };
+            return Err(Error::DaemonNotMounted { what, log: self.log_tail() });
+        }
+    }
+
+    /// The last lines the daemon logged.
+    pub(crate) fn log_tail(&self) -> String {
+        let text = fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+    }
+
+    /// Where it is mounted.
+    pub(crate) fn mount(&self) -> &Path {
+        &self.mount
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> Pid {
+        pid_of(&self.child)
+    }
+
+    fn wait(&mut self, deadline: Duration) -> bool {
+        let until = Instant::now() + deadline;
+        while Instant::now() < until {
+            match self.child.try_wait() {
+                Ok(Some(_)) | Err(_) => return true,
+                Ok(None) => thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        false
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let pid = self.pid();
+        // A stopped process takes no other signal; a dead one takes none at all, and `wait` sees that.
+        let _ = kill(pid, Signal::SIGCONT);
+        let _ = kill(pid, Signal::SIGTERM);
+        if !self.wait(STOP_DEADLINE) {
+            eprintln!("tidefs bench: the daemon {pid} did not stop in {STOP_DEADLINE:?}, it is killed");
+            let _ = self.child.kill();
+            self.wait(STOP_DEADLINE);
+            mount::detach(&self.mount);
+        }
+    }
+}
+
+fn pid_of(child: &Child) -> Pid {
+    Pid::from_raw(i32::try_from(child.id()).expect("a pid of Linux is below 2^22"))
+}
+
+/// Reads the stdout of `child` to its end on a thread, so that the child never blocks on a full pipe.
+fn lines_of(child: &mut Child) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    let stdout = child.stdout.take().expect("stdout was made a pipe above");
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            // The receiver is gone once the daemon has mounted; the rest is read and dropped.
+            let _ = sender.send(line);
+        }
+    });
+    lines
+}
+
+/// The tidefsd that belongs to this program: the one given, else the one beside it.
+///
+/// # Errors
+/// When this program does not know its own path.
+pub(crate) fn binary(given: Option<&Path>) -> Result<PathBuf, Error> {
+    match given {
+        Some(path) => Ok(path.to_owned()),
+        None => {
+            let own = std::env::current_exe().map_err(Error::system("find the path of this program"))?;
+            Ok(own.with_file_name("tidefsd"))
+        }
+    }
+}
+
+/// The sum of the series of metric `name` on the mount `mount`, `None` when the mount does not have it.
+///
+/// # Errors
+/// When the metrics cannot be read.
+pub(crate) fn metric(mount: &Path, name: &str) -> Result<Option<f64>, Error> {
+    let path = mount.join(".tidefs/metrics");
+    let text = fs::read_to_string(&path).map_err(Error::file("read the metrics", &path))?;
+    Ok(metric_in(&text, name))
+}
+
+fn metric_in(text: &str, name: &str) -> Option<f64> {
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let metric = series.split_once('{').map_or(series, |(metric, _)| metric);
+            (metric == name).then(|| value.parse::<f64>().ok())?
+        })
+        .reduce(|sum, value| sum + value)
+}
+
+/// The daemon of a mount that the bench did not start, from its `.tidefs/status`.
+///
+/// # Errors
+/// When the status cannot be read or names no process.
+pub(crate) fn pid_of_mount(mount: &Path) -> Result<Pid, Error> {
+    let path = mount.join(".tidefs/status");
+    let text = fs::read_to_string(&path).map_err(Error::file("read the status", &path))?;
+    let status: Status = serde_json::from_str(&text)
+        .map_err(|error| Error::Invalid(format!("{} is not a status: {error}", path.display())))?;
+    // A status without the field has the default, and no process has that number.
+    let pid = i32::try_from(status.pid).ok().filter(|pid| *pid > 0);
+    pid.map(Pid::from_raw).ok_or_else(|| Error::Invalid(format!("{} names no process", path.display())))
+}
+
+/// Anonymous memory of a process: what a daemon needs beyond the bytes of its objects, which are shared memory.
+///
+/// # Errors
+/// When the process is gone.
+pub(crate) fn anonymous_memory(pid: Pid) -> Result<ByteCount, Error> {
+    let path = PathBuf::from(format!("/proc/{pid}/status"));
+    let text = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
+    Ok(machine::kib_of(&text, "RssAnon"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_series_of_a_metric_are_added_and_others_are_not() {
+        let text = "# TYPE tidefs_copied_bytes counter\n\
+                    tidefs_copied_bytes_total{path=\"read\"} 5\n\
+                    tidefs_copied_bytes_total{path=\"write\"} 7\n\
+                    tidefs_copied_bytes_total_created 9\n# EOF\n";
+        assert_eq!(metric_in(text, "tidefs_copied_bytes_total"), Some(12.0));
+        assert_eq!(metric_in(text, "tidefs_evictions_total"), None);
+    }
+
+    /// A program that behaves as `body` says.
+    fn script(directory: &TempDir, body: &str) -> PathBuf {
+        let path = directory.path().join("daemon");
+        fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_daemon_runs_until_it_is_dropped() {
+        let directory = TempDir::new().unwrap();
+        let body = "trap 'exit 0' TERM; echo \"tidefs: mounted on $1\"; while :; do sleep 0.02; done";
+        let daemon = Daemon::start(&script(&directory, body), ByteCount::mib(64), &[]).unwrap();
+        let pid = daemon.pid();
+        assert!(daemon.mount().is_dir());
+        assert!(anonymous_memory(pid).unwrap() > ByteCount::ZERO);
+        drop(daemon);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn a_daemon_that_ends_without_mounting_is_an_error_that_shows_its_words() {
+        let directory = TempDir::new().unwrap();
+        let binary = script(&directory, "echo no /dev/fuse here >&2; exit 1");
+        let error = Daemon::start(&binary, ByteCount::mib(64), &[]).unwrap_err().to_string();
+        assert!(error.contains("it ended") && error.contains("no /dev/fuse here"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_daemon_is_an_error_that_says_where_it_was_looked_for() {
+        let error = Daemon::start(Path::new("/nowhere/tidefsd"), ByteCount::mib(64), &[]).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/tidefsd"), "{error}");
+    }
+}

@@ -1,0 +1,65 @@
+//! `tidefs bench`: what the mount reaches, measured against the machine it runs on.
+//!
+//! `local` compares a mount with a private tmpfs, `replay` sends a trace of requests through a mount. A bare
+//! number of a shared machine says little, so every number comes as a ratio to a baseline that was measured
+//! within the same second, with the spread over the rounds.
+//!
+//! Invariants
+//! - What a bench mounts and starts goes away with it: its mounts live in a mount namespace of its own, and a
+//!   daemon it started is told to stop when the bench dies.
+//! - Progress goes to stderr, results to stdout, so that a pipe sees results only.
+
+mod affinity;
+mod buffer;
+mod daemon;
+mod error;
+mod ffi;
+mod local;
+mod machine;
+mod mount;
+mod replay;
+mod report;
+mod statistics;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+/// Exit code of `--check` when everything ran and a target was missed.
+const EXIT_BELOW_TARGET: u8 = 3;
+
+/// Arguments of `tidefs bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    /// Measure reads, writes and latencies of a mount as ratios to a private tmpfs and to memcpy (needs root).
+    Local(Box<local::LocalArgs>),
+    /// Replay a trace of requests through a mount and compare its hit ratio with exact LRU.
+    Replay(replay::ReplayArgs),
+}
+
+/// Runs one bench. The exit code is 0 when it ran, 1 when it could not, and 3 when `--check` was given and a
+/// target was missed.
+pub(crate) fn run(args: BenchArgs) -> ExitCode {
+    if cfg!(debug_assertions) {
+        eprintln!("tidefs bench: this is a debug build, so its figures are worthless: build with --release");
+    }
+    let outcome = match args.command {
+        BenchCommand::Local(args) => local::run(&args),
+        BenchCommand::Replay(args) => replay::run(&args),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(EXIT_BELOW_TARGET),
+        Err(error) => {
+            eprintln!("tidefs bench: {}", error::with_causes(&error));
+            ExitCode::FAILURE
+        }
+    }
+}

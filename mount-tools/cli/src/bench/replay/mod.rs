@@ -1,0 +1,294 @@
+//! `tidefs bench replay`: the hit ratio of a mount on a trace, beside that of exact LRU of as many objects.
+//!
+//! Every request is served through real files: probes, reads and writes as a client of a KV cache does them.
+//!
+//! Invariants
+//! - Each size and policy has a mount of its own that starts empty, whose capacity is the objects of that size
+//!   plus the headroom it keeps for writers, so that as many objects fit as the LRU holds. The objects it held
+//!   at the end are printed, which proves it.
+//! - Objects have real bytes, all of which are written.
+//!
+//! Limits: with `--mount` the capacity is that of the mount, and so is that of the LRU unless it is given.
+
+mod client;
+mod reference;
+mod trace;
+
+use std::fs::File;
+use std::io::BufReader;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use nix::sys::statvfs::statvfs;
+use nix::unistd::geteuid;
+use serde::Serialize;
+use tidefs_engine::types::ByteCount;
+
+use self::client::{Client, ClientKind, Outcome, count_objects};
+use self::trace::{Request, read_trace};
+use super::daemon::{self, Daemon};
+use super::error::Error;
+use super::local::progress_bar;
+use super::machine::{self, Machine};
+use super::mount::{enter_private_namespace, make_directory};
+use super::report::{plain_table, trimmed, write_json};
+
+pub(super) use self::trace::TraceError;
+
+/// What the daemon keeps free for writers while it replays.
+const HEADROOM: ByteCount = ByteCount::mib(8);
+/// Capacities in objects unless others are asked for.
+const CAPACITIES: [NonZeroUsize; 3] = [
+    NonZeroUsize::new(3_000).expect("above zero"),
+    NonZeroUsize::new(10_000).expect("above zero"),
+    NonZeroUsize::new(30_000).expect("above zero"),
+];
+/// Hole rate that a mount must stay below.
+const HOLE_RATE_MAX: f64 = 0.005;
+/// The metric that counts objects the mount evicted.
+const EVICTED: &str = "tidefs_evictions_total";
+
+/// Arguments of `tidefs bench replay`.
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// The trace: a JSON object a line with the list `hash_ids`, one id for each block in prefix order.
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// A tidefs mount to replay through. Default: a daemon for each size and policy.
+    #[arg(long, value_name = "DIR")]
+    mount: Option<PathBuf>,
+    /// Capacities in objects. Default: 3000,10000,30000; with --mount, what fits that mount.
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',')]
+    capacity_objects: Option<Vec<NonZeroUsize>>,
+    /// Size of an object.
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    object_size: ByteCount,
+    /// Eviction policies, each with a mount of its own.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "leaf_bonus,lru,s3fifo")]
+    policy: Vec<String>,
+    /// How the client looks for the blocks of a request.
+    #[arg(long, value_enum, default_value_t = ClientKind::Batch)]
+    client: ClientKind,
+    /// Check every byte that is read.
+    #[arg(long)]
+    verify: bool,
+    /// Exit with 3 when a hit ratio is below exact LRU or a hole rate is not below 0.5 %.
+    #[arg(long)]
+    check: bool,
+    /// Also write the result to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// The tidefsd to start. Default: the one beside this program.
+    #[arg(long, value_name = "PATH")]
+    daemon: Option<PathBuf>,
+    /// Further mount options for the daemons that the bench starts.
+    #[arg(short = 'o', value_name = "KEY=VALUE", value_delimiter = ',')]
+    options: Vec<String>,
+}
+
+/// One replay and its yardstick.
+#[derive(Debug, Serialize)]
+struct Run {
+    policy: String,
+    capacity_objects: usize,
+    client: ClientKind,
+    #[serde(flatten)]
+    outcome: Outcome,
+    hit_ratio: f64,
+    lru_hit_ratio: f64,
+    hole_rate: Option<f64>,
+    evicted: Option<u64>,
+    objects_at_end: u64,
+    passes: bool,
+}
+
+/// All replays of one command.
+#[derive(Debug, Serialize)]
+struct ReplayReport {
+    machine: Machine,
+    trace: PathBuf,
+    requests: usize,
+    object_size: ByteCount,
+    write_headroom: ByteCount,
+    verified: bool,
+    runs: Vec<Run>,
+}
+
+/// Replays the trace for each capacity and policy, and prints what came out. Returns false when `--check` finds
+/// a run that does not pass.
+///
+/// # Errors
+/// With a trace that cannot be read, without a mount that works, and when an operation fails on it.
+pub(super) fn run(args: &ReplayArgs) -> Result<bool, Error> {
+    let machine = Machine::here();
+    let requests = load(&args.trace)?;
+    if geteuid().is_root() {
+        enter_private_namespace()?;
+    }
+    let mut runs = Vec::new();
+    for capacity in &capacities(args)? {
+        let lru_hit_ratio = reference::lru_hit_ratio(&requests, *capacity);
+        let policies: &[String] =
+            if args.mount.is_some() { &["as mounted".to_owned()] } else { &args.policy };
+        for policy in policies {
+            runs.push(replay_once(args, &requests, *capacity, policy, lru_hit_ratio)?);
+        }
+    }
+    let report = ReplayReport {
+        machine,
+        trace: args.trace.clone(),
+        requests: requests.len(),
+        object_size: args.object_size,
+        write_headroom: HEADROOM,
+        verified: args.verify,
+        runs,
+    };
+    println!("{}", report.table(args.mount.is_some()));
+    if let Some(path) = &args.json {
+        write_json(&report, path)?;
+    }
+    Ok(!args.check || report.runs.iter().all(|run| run.passes))
+}
+
+/// The capacities to replay at.
+fn capacities(args: &ReplayArgs) -> Result<Vec<NonZeroUsize>, Error> {
+    if let Some(given) = &args.capacity_objects {
+        return Ok(given.clone());
+    }
+    let Some(mount) = &args.mount else {
+        return Ok(CAPACITIES.to_vec());
+    };
+    let space =
+        statvfs(mount).map_err(Error::system(format!("ask for the capacity of {}", mount.display())))?;
+    let objects = space.blocks() * space.fragment_size() / args.object_size.get().max(1);
+    let objects = usize::try_from(objects).ok().and_then(NonZeroUsize::new);
+    let too_small = || Error::Argument(format!("no object of {} fits {}", args.object_size, mount.display()));
+    Ok(vec![objects.ok_or_else(too_small)?])
+}
+
+fn load(path: &Path) -> Result<Vec<Request>, Error> {
+    let file = File::open(path).map_err(Error::file("open", path))?;
+    read_trace(BufReader::new(file)).map_err(|source| Error::Trace { path: path.to_owned(), source })
+}
+
+fn replay_once(
+    args: &ReplayArgs,
+    requests: &[Request],
+    capacity_objects: NonZeroUsize,
+    policy: &str,
+    lru_hit_ratio: f64,
+) -> Result<Run, Error> {
+    let size = usize::try_from(args.object_size.get())
+        .ok()
+        .filter(|size| *size > 0)
+        .ok_or_else(|| Error::Argument(format!("--object-size: {} cannot be an object", args.object_size)))?;
+    let daemon = match &args.mount {
+        Some(_) => None,
+        None => Some(start_daemon(args, capacity_objects, policy)?),
+    };
+    let root = daemon.as_ref().map_or(args.mount.as_deref(), |daemon| Some(daemon.mount()));
+    let root = root.expect("either a mount was given or a daemon was started");
+    // A name of its own, so that a mount that is given starts as empty as one that is made.
+    let directory = make_directory(root, &format!("replay-{}-{capacity_objects}", std::process::id()))?;
+    let progress = progress_bar(requests.len() as u64);
+    progress.set_message(format!("{policy}, {capacity_objects} objects"));
+    let evicted_before = daemon::metric(root, EVICTED)?;
+    let client = Client::new(&directory, args.client, size, args.verify);
+    let outcome = client.replay(requests, || progress.inc(1));
+    progress.finish_and_clear();
+    let outcome = outcome?;
+    let evicted = evicted_before.zip(daemon::metric(root, EVICTED)?).map(|(before, after)| after - before);
+    let objects_at_end = count_objects(&directory)?;
+    if daemon.is_none() {
+        std::fs::remove_dir_all(&directory).map_err(Error::file("remove", &directory))?;
+    }
+    let passes =
+        outcome.hit_ratio() >= lru_hit_ratio && outcome.hole_rate().is_none_or(|rate| rate < HOLE_RATE_MAX);
+    Ok(Run {
+        policy: policy.to_owned(),
+        capacity_objects: capacity_objects.get(),
+        client: args.client,
+        hit_ratio: outcome.hit_ratio(),
+        lru_hit_ratio,
+        hole_rate: outcome.hole_rate(),
+        evicted: evicted.map(whole),
+        objects_at_end,
+        passes,
+        outcome,
+    })
+}
+
+/// A counter of objects as a whole number.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a count of objects is below 2^53"
+)]
+fn whole(count: f64) -> u64 {
+    count.max(0.0) as u64
+}
+
+/// Starts a daemon in which exactly `capacity_objects` fit.
+fn start_daemon(args: &ReplayArgs, capacity_objects: NonZeroUsize, policy: &str) -> Result<Daemon, Error> {
+    let bytes = args.object_size.round_up_to_pages().get().saturating_mul(capacity_objects.get() as u64);
+    let capacity = ByteCount(bytes).saturating_add(HEADROOM);
+    let available = machine::meminfo("MemAvailable");
+    if available < capacity {
+        let advice = "give a smaller --object-size or --capacity-objects";
+        return Err(Error::Memory { what: "this replay", needed: capacity, available, advice });
+    }
+    let own = [format!("memory.write_headroom={}", HEADROOM.get()), format!("policy={policy}")];
+    let options: Vec<_> = own.into_iter().chain(args.options.iter().cloned()).collect();
+    Daemon::start(&daemon::binary(args.daemon.as_deref())?, capacity, &options)
+}
+
+impl ReplayReport {
+    fn table(&self, mounted: bool) -> String {
+        let mut table = plain_table(&[
+            "policy",
+            "objects",
+            "hit ratio",
+            "exact LRU",
+            "difference",
+            "hole rate",
+            "vanished",
+            "written",
+            "evicted",
+            "held at end",
+            "wall",
+            "",
+        ]);
+        for run in &self.runs {
+            let percent = |rate: f64| format!("{:.2} %", rate * 100.0);
+            table.add_row(vec![
+                run.policy.clone(),
+                run.capacity_objects.to_string(),
+                format!("{:.4}", run.hit_ratio),
+                format!("{:.4}", run.lru_hit_ratio),
+                format!("{:+.4}", run.hit_ratio - run.lru_hit_ratio),
+                run.hole_rate.map_or_else(|| "-".to_owned(), percent),
+                run.outcome.vanished.to_string(),
+                run.outcome.writes.to_string(),
+                run.evicted.map_or_else(|| "-".to_owned(), |evicted| evicted.to_string()),
+                run.objects_at_end.to_string(),
+                format!("{:.1} s", run.outcome.wall.as_secs_f64()),
+                if run.passes { "PASS".to_owned() } else { "below".to_owned() },
+            ]);
+        }
+        let capacity = if mounted {
+            "capacity of the mount as it is; `objects` is that of the exact LRU".to_owned()
+        } else {
+            format!("capacity = objects x {} + {HEADROOM} of write headroom", self.object_size)
+        };
+        let holes = "hole rate: blocks that are there behind an absent one, over all look-ups; a client that \
+                     steps does not see them";
+        let requests = self.requests;
+        format!(
+            "{}\n{requests} requests of {}; {capacity}\n\n{}\n\n{holes}",
+            self.machine.line(),
+            self.trace.display(),
+            trimmed(&table)
+        )
+    }
+}

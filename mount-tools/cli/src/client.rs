@@ -1,0 +1,165 @@
+//! Asks a daemon: HTTP over its admin socket, one connection a request.
+//!
+//! Answers come back as JSON values as they were sent, so that `--json` shows fields too that this version does
+//! not know; commands read them into types only for people.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tidefs_control_api::socket::SocketAddress;
+use tidefs_control_api::{ErrorBody, VerifyEvent};
+use tokio::net::UnixStream;
+
+use crate::error::{CliError, Exit};
+
+/// Time for an answer; the daemon gives up after 30 s itself.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(40);
+
+/// Time between two lines of a verification; the daemon sends one a second.
+const LINE_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Longest line of a verification: its summary names up to 1000 keys.
+const LINE_MAX: usize = 64 << 20;
+
+/// A way to one daemon.
+#[derive(Debug)]
+pub(crate) struct Client {
+    socket: PathBuf,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Client {
+    /// A way to the daemon whose socket is at `socket`. Connects with each request.
+    pub(crate) fn new(socket: &Path) -> Result<Self, CliError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| CliError::system("cannot start a runtime", &error))?;
+        Ok(Self { socket: socket.to_owned(), runtime })
+    }
+
+    /// The answer to `GET route?query`.
+    pub(crate) fn get(&self, route: &str, query: &impl Serialize) -> Result<Value, CliError> {
+        let query =
+            serde_urlencoded::to_string(query).expect("a query is a flat struct of texts and numbers");
+        let target = if query.is_empty() { route.to_owned() } else { format!("{route}?{query}") };
+        self.within_deadline(self.ask(Method::GET, &target, Bytes::new()))
+    }
+
+    /// The answer to `POST route` with `body`.
+    pub(crate) fn post(&self, route: &str, body: &impl Serialize) -> Result<Value, CliError> {
+        self.within_deadline(self.ask(Method::POST, route, to_json(body)))
+    }
+
+    /// Sends `POST route` with `body` and hands each line of the answer to `event`, with the line as it came.
+    pub(crate) fn post_for_events(
+        &self,
+        route: &str,
+        body: &impl Serialize,
+        mut event: impl FnMut(VerifyEvent, Value),
+    ) -> Result<(), CliError> {
+        self.runtime.block_on(async {
+            let send = self.send(Method::POST, route, to_json(body));
+            let response = tokio::time::timeout(ANSWER_DEADLINE, send).await;
+            let mut body = response.map_err(|_| self.silent())??.into_body();
+            let mut rest = Vec::new();
+            loop {
+                let frame = tokio::time::timeout(LINE_DEADLINE, body.frame()).await;
+                let Some(frame) = frame.map_err(|_| self.silent())? else { return Ok(()) };
+                let Ok(data) = frame.map_err(|error| self.broken(&error))?.into_data() else { continue };
+                rest.extend_from_slice(&data);
+                if rest.len() > LINE_MAX {
+                    return Err(self.broken(&"a line of its answer does not end"));
+                }
+                while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = rest.drain(..=end).collect();
+                    let value: Value = serde_json::from_slice(&line).map_err(|error| self.broken(&error))?;
+                    event(self.read(value.clone())?, value);
+                }
+            }
+        })
+    }
+
+    /// Reads an answer into its type.
+    pub(crate) fn read<T: DeserializeOwned>(&self, value: Value) -> Result<T, CliError> {
+        serde_json::from_value(value).map_err(|error| self.broken(&error))
+    }
+
+    fn within_deadline(&self, ask: impl Future<Output = Result<Value, CliError>>) -> Result<Value, CliError> {
+        self.runtime.block_on(async {
+            tokio::time::timeout(ANSWER_DEADLINE, ask).await.unwrap_or_else(|_| Err(self.silent()))
+        })
+    }
+
+    async fn ask(&self, method: Method, target: &str, body: Bytes) -> Result<Value, CliError> {
+        let response = self.send(method, target, body).await?;
+        let body = response.into_body().collect().await.map_err(|error| self.broken(&error))?;
+        serde_json::from_slice(&body.to_bytes()).map_err(|error| self.broken(&error))
+    }
+
+    /// The head of the answer, if it is a success.
+    async fn send(&self, method: Method, target: &str, body: Bytes) -> Result<Response<Incoming>, CliError> {
+        let stream = async { UnixStream::connect(SocketAddress::new(&self.socket)?.path()).await };
+        let stream = stream.await.map_err(|error| self.unreachable(&error))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.broken(&error))?;
+        // Its errors come out of `send_request` and of the body as well.
+        tokio::spawn(async move { connection.await.ok() });
+        let request = Request::builder()
+            .method(method)
+            .uri(target)
+            .header(hyper::header::HOST, "tidefs")
+            .header(hyper::header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|error| self.broken(&error))?;
+        let response = sender.send_request(request).await.map_err(|error| self.broken(&error))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        Err(self.refusal(response).await)
+    }
+
+    async fn refusal(&self, response: Response<Incoming>) -> CliError {
+        let status: StatusCode = response.status();
+        let body = match response.into_body().collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) => return self.broken(&error),
+        };
+        match serde_json::from_slice::<ErrorBody>(&body) {
+            Ok(ErrorBody { error }) => error.into(),
+            Err(_) => self.broken(&format!("it answers {status}")),
+        }
+    }
+
+    fn unreachable(&self, error: &std::io::Error) -> CliError {
+        if error.kind() == std::io::ErrorKind::PermissionDenied {
+            return CliError::system(format!("cannot reach {}", self.socket.display()), error);
+        }
+        CliError::new(Exit::NoDaemon, format!("no daemon answers at {}: {error}", self.socket.display()))
+            .next_step("if it is just starting, try again; else look at its log")
+    }
+
+    fn silent(&self) -> CliError {
+        CliError::new(
+            Exit::Failed,
+            format!("the daemon at {} does not answer in time", self.socket.display()),
+        )
+        .next_step("it may be stopped or stuck: look at its process and its log")
+    }
+
+    fn broken(&self, error: &dyn std::fmt::Display) -> CliError {
+        let socket = self.socket.display();
+        CliError::new(Exit::Failed, format!("the answer of the daemon at {socket} is not usable: {error}"))
+            .next_step("tools and daemon may be of different versions: compare `tidefs --version` and `tidefsd --version`")
+    }
+}
+
+fn to_json(body: &impl Serialize) -> Bytes {
+    serde_json::to_vec(body).expect("a request has string keys and whole numbers").into()
+}

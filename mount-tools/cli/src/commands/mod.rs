@@ -1,0 +1,38 @@
+//! The commands, one file each: ask, then show.
+
+mod config;
+mod evict;
+mod generate;
+mod list;
+mod mount;
+mod object;
+mod pin;
+mod status;
+mod umount;
+mod verify;
+
+use std::process::ExitCode;
+
+use crate::args::{Command, ConfigCommand};
+use crate::error::CliError;
+use crate::output::Output;
+
+/// Runs `command`. What it found may be a failure by itself: then it is shown, and the code says so.
+pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Verify(args) => return verify::run(&args, output),
+        Command::Bench(args) => return Ok(crate::bench::run(args)),
+        Command::Status(args) => status::run(&args, output)?,
+        Command::List(args) => list::run(&args, output)?,
+        Command::Stat(args) => object::stat(&args, output)?,
+        Command::Why(args) => object::why(&args, output)?,
+        Command::Evict(args) => evict::run(&args, output)?,
+        Command::Pin(args) => pin::run(&args, output)?,
+        Command::Config(ConfigCommand::Show(args)) => config::show(&args, output)?,
+        Command::Mount(args) => mount::run(args, output)?,
+        Command::Umount(args) => umount::run(&args, output)?,
+        Command::Completions(args) => generate::completions(&args, output)?,
+        Command::Manpages(args) => generate::manpages(&args, output)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

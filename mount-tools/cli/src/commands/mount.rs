@@ -1,0 +1,49 @@
+//! `tidefs mount`.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::args::MountArgs;
+use crate::error::{CliError, Exit};
+use crate::launch::{Launch, LaunchError};
+use crate::locate;
+use crate::output::Output;
+
+pub(crate) fn run(args: MountArgs, output: Output) -> Result<(), CliError> {
+    let dir = locate::resolve(&locate::mount_table()?, &args.dir)?;
+    let launch = Launch {
+        dir,
+        options: args.options,
+        capacity: args.capacity,
+        config: args.config,
+        state_dir: args.common.state_dir,
+        timeout: Duration::from_secs(args.timeout),
+    };
+    let started = launch.start().map_err(|error| failure(&error))?;
+    let dir = launch.dir.display();
+    if started.replaced_stale {
+        output.note(&format!("replaced the mount of a dead daemon on {dir}"));
+    }
+    let value = json!({
+        "mount_point": launch.dir,
+        "pid": started.pid,
+        "log": started.log,
+        "replaced_stale": started.replaced_stale,
+    });
+    output.result(&value, || {
+        format!("mounted on {dir}, served by process {}, log in {}", started.pid, started.log.display())
+    })
+}
+
+fn failure(error: &LaunchError) -> CliError {
+    let exit = if error.is_usage() { Exit::Usage } else { Exit::Failed };
+    let failure = CliError::new(exit, error.to_string());
+    match error {
+        LaunchError::AlreadyServed { dir, .. } => {
+            failure.next_step(format!("`tidefs status --mount {}` shows it", dir.display()))
+        }
+        LaunchError::NoDaemon { .. } => failure.next_step("install tidefsd beside this program, or in PATH"),
+        _ => failure,
+    }
+}

@@ -1,0 +1,32 @@
+//! `tidefs pin`.
+
+use std::time::Duration;
+
+use tidefs_control_api::{Pin, PinRequest, Pinned, routes};
+
+use crate::args::PinArgs;
+use crate::error::CliError;
+use crate::locate;
+use crate::output::{Output, duration};
+
+pub(crate) fn run(args: &PinArgs, output: Output) -> Result<(), CliError> {
+    let (client, path) = locate::connect_to(&args.select, &args.path)?;
+    let request = PinRequest { path, pin: args.strength.pin(), ttl_s: args.ttl.map(|ttl| ttl.as_secs()) };
+    request.validate()?;
+    let value = client.post(routes::PIN, &request)?;
+    let pinned: Pinned = client.read(value.clone())?;
+    output.result(&value, || human(&pinned))
+}
+
+fn human(pinned: &Pinned) -> String {
+    let path = &pinned.path;
+    let until = match pinned.ttl_left_s {
+        Some(seconds) => format!("for {}", duration(Duration::from_secs(seconds))),
+        None => "until the pin is taken away".to_owned(),
+    };
+    match pinned.pin {
+        Pin::None => format!("{path} is not pinned"),
+        Pin::Soft => format!("{path} is evicted last, {until}"),
+        Pin::Hard => format!("{path} is not evicted, {until}"),
+    }
+}

@@ -1,0 +1,144 @@
+//! `tidefs status`.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use tidefs_control_api::{Status, routes};
+use tidefs_engine::types::ByteCount;
+
+use crate::args::StatusArgs;
+use crate::error::CliError;
+use crate::locate;
+use crate::output::{Column, Output, duration, facts, grouped, percent, table};
+
+pub(crate) fn run(args: &StatusArgs, output: Output) -> Result<(), CliError> {
+    let client = locate::connect(&args.select)?;
+    let value = client.get(routes::STATUS, &())?;
+    let status: Status = client.read(value.clone())?;
+    output.result(&value, || human(&status))
+}
+
+fn human(status: &Status) -> String {
+    let mut text = format!(
+        "tidefs {} on {}, process {}, up {}\n\n",
+        status.version,
+        status.mount_point,
+        status.pid,
+        duration(Duration::from_secs(status.uptime_s))
+    );
+    text += &facts(&[
+        ("memory", Some(memory(status))),
+        ("objects", Some(objects(status))),
+        ("scratch", (status.scratch.files > 0).then(|| scratch(status))),
+        ("lookups", Some(lookups(status))),
+        ("evicted", Some(evicted(status))),
+        ("reads", Some(reads(status))),
+        ("pages", Some(pages(status))),
+    ]);
+    if !status.namespaces.is_empty() {
+        text += "\n";
+        text += &namespaces(status);
+    }
+    for warning in status.warnings.iter().chain(&status.memory.warnings) {
+        write!(text, "\nwarning: {warning}").expect("writing to a String cannot fail");
+    }
+    text
+}
+
+fn memory(status: &Status) -> String {
+    let share = percent(status.used.get(), status.capacity.get());
+    format!("{} of {} used ({share}), {} free", status.used, status.capacity, status.free)
+}
+
+fn objects(status: &Status) -> String {
+    let mut text = format!("{} sealed, {}", grouped(status.objects.0), status.sealed_bytes);
+    if status.packed.objects.0 > 0 {
+        let packed = &status.packed;
+        write!(
+            text,
+            "; {} of them packed, {} in {}",
+            grouped(packed.objects.0),
+            packed.bytes,
+            packed.segment_bytes
+        )
+        .expect("writing to a String cannot fail");
+    }
+    if status.unsealed_files > 0 {
+        write!(text, "; {} being written", grouped(status.unsealed_files))
+            .expect("writing to a String cannot fail");
+    }
+    text
+}
+
+fn scratch(status: &Status) -> String {
+    let limit = status.scratch.capacity.map_or_else(String::new, |capacity| format!(" of {capacity}"));
+    format!("{} files, {}{limit}", grouped(status.scratch.files), status.scratch.bytes)
+}
+
+fn lookups(status: &Status) -> String {
+    let counters = &status.counters;
+    let ratio =
+        counters.hit_ratio().map_or_else(String::new, |ratio| format!(" ({:.1} % hit)", ratio * 100.0));
+    format!(
+        "{} hits, {} misses{ratio}; {} opens, {} creates",
+        grouped(counters.hits),
+        grouped(counters.misses),
+        grouped(counters.opens),
+        grouped(counters.creates)
+    )
+}
+
+fn evicted(status: &Status) -> String {
+    let eviction = &status.eviction;
+    format!(
+        "{} objects, {}; policy {}, {} for its order",
+        grouped(eviction.evicted_objects.0),
+        eviction.evicted_bytes,
+        eviction.policy,
+        eviction.order_bytes
+    )
+}
+
+fn reads(status: &Status) -> String {
+    let fuse = &status.fuse;
+    let served = match (&fuse.passthrough, &fuse.passthrough_reason) {
+        (true, _) => "served by the kernel (passthrough)".to_owned(),
+        (false, Some(reason)) => format!("served by the daemon, slower: {reason}"),
+        (false, None) => "served by the daemon, slower".to_owned(),
+    };
+    format!("{served}; {} threads, FUSE {}", fuse.threads, fuse.kernel_abi)
+}
+
+fn pages(status: &Status) -> String {
+    let kept = if status.memory.private_mount { "survive the daemon" } else { "are lost with the daemon" };
+    format!("{}; objects {kept}", status.memory.page_size)
+}
+
+fn namespaces(status: &Status) -> String {
+    let size = |bytes: Option<ByteCount>| bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
+    let rows = status.namespaces.iter().map(|namespace| {
+        vec![
+            namespace.name.clone(),
+            namespace.bytes.to_string(),
+            grouped(namespace.objects.0),
+            size(namespace.quota),
+            size(namespace.floor),
+            namespace.policy.clone(),
+            grouped(namespace.evicted.0),
+            percent(namespace.hits, namespace.hits.saturating_add(namespace.misses)),
+        ]
+    });
+    table(
+        &[
+            Column::Left("NAMESPACE"),
+            Column::Right("BYTES"),
+            Column::Right("OBJECTS"),
+            Column::Right("QUOTA"),
+            Column::Right("FLOOR"),
+            Column::Left("POLICY"),
+            Column::Right("EVICTED"),
+            Column::Right("HIT"),
+        ],
+        rows,
+    )
+}

@@ -1,0 +1,135 @@
+//! `tidefs umount`: the orderly end of a mount, and the burial of a dead one.
+//!
+//! The daemon is told to stop and does the rest; its lock tells when it is gone. Whatever mount is left then
+//! belongs to nobody and is taken away. `--discard` frees the kept memory under the lock, so that no daemon
+//! starts on it meanwhile.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use tidefs_control_api::instance::Instance;
+use tidefs_control_api::lock::{Daemon, InstanceLock, LockError};
+use tidefs_control_api::mounts::{self, Mount};
+
+use crate::args::UmountArgs;
+use crate::error::{CliError, Exit};
+use crate::locate::{self, mount_table, probe};
+use crate::output::Output;
+
+/// Time between two looks at a lock.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
+    let dir = locate::resolve(&mount_table()?, &args.dir)?;
+    let state = locate::state_dir(&args.common)?;
+    let instance = state.instance(&dir);
+    let mounted = is_mounted(&dir)?;
+    let daemon = match probe(&instance)? {
+        Daemon::Alive { .. } => {
+            stop(&instance, &dir, Duration::from_secs(args.timeout))?;
+            "stopped"
+        }
+        Daemon::Gone if mounted => {
+            output.note("its daemon was gone already; taking the mount away");
+            "gone"
+        }
+        Daemon::NoRecord if mounted => {
+            let state = state.path().display();
+            let message = format!("{} is mounted, but {state} knows nothing of its daemon", dir.display());
+            return Err(CliError::new(Exit::NoDaemon, message)
+                .next_step("name the daemon's own state directory with --state-dir"));
+        }
+        _ if args.discard && instance.dir().exists() => "none",
+        _ => {
+            let error = CliError::new(Exit::NoDaemon, format!("{} is not a tidefs mount", dir.display()));
+            return Err(if instance.memory().exists() && !args.discard {
+                error.next_step("objects of an earlier mount are kept in memory; --discard frees them")
+            } else {
+                error
+            });
+        }
+    };
+    while is_mounted(&dir)? {
+        mounts::detach(&dir)
+            .map_err(|error| CliError::system(format!("cannot unmount {}", dir.display()), &error))?;
+    }
+    if args.discard {
+        discard(&instance)?;
+    }
+    let value = json!({ "mount_point": dir, "daemon": daemon, "discarded": args.discard });
+    output.result(&value, || match (args.discard, instance.memory().exists()) {
+        (true, _) => format!("unmounted {}, its memory is free", dir.display()),
+        (false, true) => {
+            format!("unmounted {}; its objects stay in memory for the next mount", dir.display())
+        }
+        (false, false) => format!("unmounted {}", dir.display()),
+    })
+}
+
+fn is_mounted(dir: &Path) -> Result<bool, CliError> {
+    Ok(mount_table()?.at(dir).is_some_and(Mount::is_tidefs))
+}
+
+/// Tells the daemon to stop and waits until it is gone.
+fn stop(instance: &Instance, dir: &Path, timeout: Duration) -> Result<(), CliError> {
+    let deadline = Instant::now() + timeout;
+    let mut told = false;
+    loop {
+        match probe(instance)? {
+            Daemon::Gone | Daemon::NoRecord => return Ok(()),
+            Daemon::Alive { pid: Some(pid) } if !told => {
+                told = true;
+                terminate(pid)?;
+            }
+            Daemon::Alive { pid } if Instant::now() >= deadline => {
+                let pid = pid.map_or("unknown".to_owned(), |pid| pid.to_string());
+                let message = format!(
+                    "process {pid}, which serves {}, did not stop within {} s",
+                    dir.display(),
+                    timeout.as_secs()
+                );
+                return Err(CliError::new(Exit::Failed, message).next_step(format!(
+                    "look at its log {}; if it is stuck, `kill -9 {pid}` and unmount again: no object is lost",
+                    instance.log().display()
+                )));
+            }
+            Daemon::Alive { .. } => std::thread::sleep(LOOK_INTERVAL),
+        }
+    }
+}
+
+/// The lock is held by `pid` at this moment, so the process is the daemon and not one that inherited its number.
+fn terminate(pid: u32) -> Result<(), CliError> {
+    let wrong = || CliError::new(Exit::Failed, format!("the lock names {pid}, which cannot be a daemon"));
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 1).ok_or_else(wrong)?;
+    match kill(Pid::from_raw(pid), Signal::SIGTERM) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(error) => Err(CliError::system(format!("cannot stop process {pid}"), &error.into())),
+    }
+}
+
+/// Frees what an instance without a daemon keeps.
+fn discard(instance: &Instance) -> Result<(), CliError> {
+    if !instance.dir().exists() {
+        return Ok(());
+    }
+    let failed = |step: &str, error: &io::Error| {
+        CliError::system(format!("cannot {step} {}", instance.dir().display()), error)
+    };
+    let _lock = InstanceLock::acquire(&instance.lock()).map_err(|error| match &error {
+        LockError::Held { .. } => CliError::new(Exit::Failed, error.to_string())
+            .next_step("a daemon just started on it; unmount again"),
+        LockError::Io { source, .. } => failed("lock", source),
+    })?;
+    while let Some(mount) = mount_table()?.below(instance.dir()).next() {
+        mounts::detach(&mount.mount_point).map_err(|error| failed("free the memory of", &error))?;
+    }
+    // No mount is left below, so this removes files of the state directory alone.
+    fs::remove_dir_all(instance.dir()).map_err(|error| failed("remove", &error))
+}

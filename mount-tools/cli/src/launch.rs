@@ -1,0 +1,330 @@
+//! Starts a daemon in the background and waits until its mount answers.
+//!
+//! The daemon leads a session of its own in `/`, reads nothing, and writes its log into its state directory. The
+//! only thing it is waited for is the line `tidefs: mounted on DIR` on its stdout, a pipe that is closed after.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, BufRead as _, BufReader};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tidefs_control_api::instance::StateDir;
+use tidefs_control_api::lock::{self, Daemon};
+use tidefs_control_api::mounts::{self, MountTable};
+use tidefs_engine::types::ByteCount;
+
+use crate::ffi;
+
+/// What a daemon writes when its mount answers.
+const MOUNTED: &str = "tidefs: mounted on ";
+
+/// Exit code of a daemon whose command line or configuration is wrong.
+const EXIT_CONFIGURATION: i32 = 2;
+
+/// Time for a daemon to end that has said its last word, or was told to.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Keys by which `-o` names the state directory.
+const STATE_DIR_KEYS: [&str; 2] = ["runtime.state_dir", "state_dir"];
+
+/// A daemon to start.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    /// Mount point, resolved.
+    pub(crate) dir: PathBuf,
+    /// Texts of `-o`, handed on as they are: the daemon knows which options there are.
+    pub(crate) options: Vec<String>,
+    /// Value of `--capacity`.
+    pub(crate) capacity: Option<ByteCount>,
+    /// Value of `--config`.
+    pub(crate) config: Option<PathBuf>,
+    /// Where it keeps its state, unless `options` say.
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Time to wait for the mount.
+    pub(crate) timeout: Duration,
+}
+
+/// A daemon that serves its mount.
+#[derive(Debug)]
+pub(crate) struct Started {
+    /// Its process id.
+    pub(crate) pid: u32,
+    /// Where it writes its log.
+    pub(crate) log: PathBuf,
+    /// Whether the mount of a dead daemon was taken away first.
+    pub(crate) replaced_stale: bool,
+}
+
+/// Why there is no mount.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LaunchError {
+    #[error("{0}")]
+    NoStateDir(#[from] tidefs_control_api::instance::NoStateDir),
+    #[error("{} is already served by process {}", dir.display(), pid.map_or("unknown".into(), |pid| pid.to_string()))]
+    AlreadyServed { dir: PathBuf, pid: Option<u32> },
+    #[error("cannot {step} {}: {source}", path.display())]
+    Io { step: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot start tidefsd: it stands neither beside {} nor in PATH", beside.display())]
+    NoDaemon { beside: PathBuf },
+    #[error("tidefsd ended with {status}\n{log}")]
+    Ended { status: ExitStatus, log: String },
+    #[error("tidefsd closed its output and goes on without a mount; it was stopped\n{log}")]
+    Odd { log: String },
+    #[error("no mount within {} s; tidefsd was stopped\n{log}", timeout.as_secs())]
+    TimedOut { timeout: Duration, log: String },
+}
+
+impl LaunchError {
+    /// Whether the caller asked for something that cannot be, rather than something having failed.
+    pub(crate) fn is_usage(&self) -> bool {
+        match self {
+            Self::Ended { status, .. } => status.code() == Some(EXIT_CONFIGURATION),
+            Self::NoStateDir(_) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Launch {
+    /// Starts the daemon and waits for its mount. A dead daemon's mount on the same directory is taken away.
+    ///
+    /// # Errors
+    /// See [`LaunchError`]; no daemon is left running then.
+    pub(crate) fn start(&self) -> Result<Started, LaunchError> {
+        let state = self.state()?;
+        let replaced_stale = self.clear_mount_point(&state)?;
+        let log = state.instance(&self.dir).log();
+        let log_file =
+            open_log(&log).map_err(|source| LaunchError::Io { step: "write", path: log.clone(), source })?;
+        let mut child = self.spawn(log_file)?;
+        match self.wait_for_mount(&mut child, &log) {
+            Ok(()) => Ok(Started { pid: child.id(), log, replaced_stale }),
+            Err(error) => {
+                end(&mut child);
+                Err(error)
+            }
+        }
+    }
+
+    /// The state directory that the daemon will use; a configuration file that names another is not read here.
+    fn state(&self) -> Result<StateDir, LaunchError> {
+        match state_dir_of(&self.options).or_else(|| self.state_dir.clone()) {
+            Some(dir) => Ok(StateDir::new(dir)),
+            None => Ok(StateDir::of_this_user()?),
+        }
+    }
+
+    /// Takes away what a dead daemon left. Returns whether there was something.
+    fn clear_mount_point(&self, state: &StateDir) -> Result<bool, LaunchError> {
+        let io_error = |step| move |source| LaunchError::Io { step, path: self.dir.clone(), source };
+        let instance = state.instance(&self.dir);
+        if let Daemon::Alive { pid } =
+            lock::probe(&instance.lock()).map_err(io_error("look for the daemon of"))?
+        {
+            return Err(LaunchError::AlreadyServed { dir: self.dir.clone(), pid });
+        }
+        let table = MountTable::read().map_err(io_error("read the mounts on"))?;
+        let Some(mount) = table.at(&self.dir) else { return Ok(false) };
+        let stale = mounts::is_stale(mount, state).map_err(io_error("look for the daemon of"))?;
+        if stale {
+            mounts::detach(&self.dir).map_err(io_error("take away the dead mount on"))?;
+        }
+        Ok(stale)
+    }
+
+    /// Has the daemon check options and configuration, which needs no mount. It tells what is wrong on stderr.
+    ///
+    /// # Errors
+    /// [`LaunchError::Ended`] if something is wrong.
+    pub(crate) fn check(&self) -> Result<(), LaunchError> {
+        let mut command = self.command();
+        let status = command.arg("--check-config").stdin(Stdio::null()).stdout(Stdio::null()).status();
+        match status.map_err(|error| not_started(&command, error))? {
+            status if status.success() => Ok(()),
+            status => Err(LaunchError::Ended { status, log: "  (see above)".to_owned() }),
+        }
+    }
+
+    fn spawn(&self, log: File) -> Result<Child, LaunchError> {
+        let mut command = self.command();
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        ffi::in_own_session(&mut command);
+        command.spawn().map_err(|error| not_started(&command, error))
+    }
+
+    fn command(&self) -> Command {
+        let beside = beside_us();
+        let mut command = if beside.is_file() { Command::new(beside) } else { Command::new("tidefsd") };
+        command.arg(&self.dir).current_dir("/");
+        if let Some(capacity) = self.capacity {
+            command.arg("--capacity").arg(capacity.get().to_string());
+        }
+        if let Some(config) = &self.config {
+            command.arg("--config").arg(absolute(config));
+        }
+        if let (None, Some(dir)) = (state_dir_of(&self.options), &self.state_dir) {
+            command.arg("-o").arg(option(STATE_DIR_KEYS[0], &absolute(dir)));
+        }
+        for options in &self.options {
+            command.arg("-o").arg(options);
+        }
+        command
+    }
+
+    fn wait_for_mount(&self, child: &mut Child, log: &Path) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + self.timeout;
+        let lines = lines_of(child);
+        loop {
+            match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) if line.starts_with(MOUNTED) => return Ok(()),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(LaunchError::TimedOut { timeout: self.timeout, log: read_log(log) });
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(match wait_for_end(child, END_PATIENCE) {
+                        Some(status) => LaunchError::Ended { status, log: read_log(log) },
+                        None => LaunchError::Odd { log: read_log(log) },
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Where tidefsd is looked for first.
+fn beside_us() -> PathBuf {
+    std::env::current_exe().unwrap_or_default().with_file_name("tidefsd")
+}
+
+fn not_started(command: &Command, source: io::Error) -> LaunchError {
+    match source.kind() {
+        io::ErrorKind::NotFound => LaunchError::NoDaemon { beside: beside_us() },
+        _ => LaunchError::Io { step: "start", path: command.get_program().into(), source },
+    }
+}
+
+/// The lines of the child's stdout, read by a thread so that waiting for them can end.
+fn lines_of(child: &mut Child) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    let stdout = child.stdout.take().expect("the child was given a pipe as stdout");
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(stdout);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+            if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                break;
+            }
+            line.clear();
+        }
+    });
+    receiver
+}
+
+fn wait_for_end(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+            _ => return None,
+        }
+    }
+}
+
+/// Stops a child that may still run: asked first, so that it can unmount.
+fn end(child: &mut Child) {
+    if wait_for_end(child, Duration::ZERO).is_some() {
+        return;
+    }
+    if let Ok(pid) = i32::try_from(child.id()) {
+        // It is our child and not waited for, so the id is still its own; that it just ended is no fault.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+    }
+    if wait_for_end(child, END_PATIENCE).is_none() && child.kill().is_ok() {
+        let _ = child.wait();
+    }
+}
+
+/// An empty log at `path`; the one of the start before stays beside it as `log.1`.
+fn open_log(path: &Path) -> io::Result<File> {
+    let folder = path.parent().expect("a log lies in its instance's folder");
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    match fs::rename(path, path.with_extension("1")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new().create_new(true).append(true).mode(0o600).open(path)
+}
+
+/// The end of a log, for the message of a failure.
+fn read_log(path: &Path) -> String {
+    const LINES: usize = 20;
+    let text = match fs::read(path) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) => return format!("  (its log {} cannot be read: {error})", path.display()),
+    };
+    if text.trim().is_empty() {
+        return format!("  (its log {} is empty)", path.display());
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    let tail = &lines[lines.len().saturating_sub(LINES)..];
+    tail.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// The state directory that texts of `-o` name; the last one counts.
+fn state_dir_of(options: &[String]) -> Option<PathBuf> {
+    let mut found = None;
+    for text in options {
+        // `\,` is a comma inside a value.
+        for option in text.replace("\\,", "\0").split(',') {
+            if let Some((key, value)) = option.split_once('=')
+                && STATE_DIR_KEYS.contains(&key.trim())
+            {
+                found = Some(PathBuf::from(value.replace('\0', ",")));
+            }
+        }
+    }
+    found
+}
+
+fn option(key: &str, path: &Path) -> String {
+    format!("{key}={}", path.display().to_string().replace(',', "\\,"))
+}
+
+/// The daemon starts in `/`, where a relative path would mean something else.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_state_directory_of_the_options_counts() {
+        let options =
+            |texts: &[&str]| state_dir_of(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
+        assert_eq!(options(&["capacity=1GiB"]), None);
+        assert_eq!(options(&["rw,state_dir=/a", "runtime.state_dir=/b\\,c,ro"]), Some("/b,c".into()));
+        assert_eq!(option("runtime.state_dir", Path::new("/b,c")), "runtime.state_dir=/b\\,c");
+    }
+
+    #[test]
+    fn a_new_start_keeps_the_log_of_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("instance/log");
+        for text in ["first", "second", "third"] {
+            use std::io::Write as _;
+            writeln!(open_log(&log).unwrap(), "{text}").unwrap();
+        }
+        assert_eq!(fs::read_to_string(&log).unwrap(), "third\n");
+        assert_eq!(fs::read_to_string(dir.path().join("instance/log.1")).unwrap(), "second\n");
+        assert_eq!(read_log(&log), "  third");
+    }
+}

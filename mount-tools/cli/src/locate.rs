@@ -1,0 +1,267 @@
+//! Which daemon a command means, and which key a path is.
+//!
+//! `--mount` decides; else the mount that the path is in, which the mount table tells; else the only daemon that
+//! runs. That a daemon runs is read from its lock, never by looking at its mount.
+
+use std::path::{Component, Path, PathBuf};
+
+use tidefs_control_api::KeyPath;
+use tidefs_control_api::instance::{Instance, StateDir};
+use tidefs_control_api::lock::{self, Daemon};
+use tidefs_control_api::mounts::MountTable;
+
+use crate::args::{Common, Select};
+use crate::client::Client;
+use crate::error::{CliError, Exit};
+
+/// The state directory that `common` names, or the default one.
+pub(crate) fn state_dir(common: &Common) -> Result<StateDir, CliError> {
+    match &common.state_dir {
+        Some(dir) => Ok(StateDir::new(dir)),
+        None => StateDir::of_this_user().map_err(|error| CliError::new(Exit::Usage, error.to_string())),
+    }
+}
+
+/// The mounts that this process sees.
+pub(crate) fn mount_table() -> Result<MountTable, CliError> {
+    MountTable::read().map_err(|error| CliError::system("cannot read the mount table", &error))
+}
+
+/// `path` without symbolic links and dots, see [`MountTable::resolve`].
+pub(crate) fn resolve(table: &MountTable, path: &Path) -> Result<PathBuf, CliError> {
+    table
+        .resolve(path)
+        .map_err(|error| CliError::system(format!("cannot resolve {}", path.display()), &error))
+}
+
+/// What the lock of `instance` says.
+pub(crate) fn probe(instance: &Instance) -> Result<Daemon, CliError> {
+    let path = instance.lock();
+    lock::probe(&path).map_err(|error| CliError::system(format!("cannot read {}", path.display()), &error))
+}
+
+/// A way to the daemon of the command.
+pub(crate) fn connect(select: &Select) -> Result<Client, CliError> {
+    Locator::new(select)?.instance().and_then(|instance| client(&instance))
+}
+
+/// A way to the daemon of `path`, and the key that `path` is.
+pub(crate) fn connect_to(select: &Select, path: &Path) -> Result<(Client, KeyPath), CliError> {
+    let (instance, key) = Locator::new(select)?.instance_of(path)?;
+    Ok((client(&instance)?, key))
+}
+
+fn client(instance: &Instance) -> Result<Client, CliError> {
+    Client::new(&instance.control_socket())
+}
+
+/// What is known when a daemon is sought.
+#[derive(Debug)]
+struct Locator {
+    state: StateDir,
+    table: MountTable,
+    mount: Option<PathBuf>,
+}
+
+impl Locator {
+    fn new(select: &Select) -> Result<Self, CliError> {
+        let table = mount_table()?;
+        let mount = select.mount.as_ref().map(|dir| resolve(&table, dir)).transpose()?;
+        Ok(Self { state: state_dir(&select.common)?, table, mount })
+    }
+
+    /// The daemon of a command without a path.
+    fn instance(&self) -> Result<Instance, CliError> {
+        match &self.mount {
+            Some(dir) => self.living(dir),
+            None => self.only_one(),
+        }
+    }
+
+    /// The daemon of a command with a path, and the key.
+    fn instance_of(&self, path: &Path) -> Result<(Instance, KeyPath), CliError> {
+        let resolved = resolve(&self.table, path)?;
+        if let Some(dir) = &self.mount {
+            return match resolved.strip_prefix(dir) {
+                Ok(below) => Ok((self.living(dir)?, KeyPath::from_path(below))),
+                Err(_) if path.is_relative() => Ok((self.living(dir)?, key(path)?)),
+                Err(_) => {
+                    let message = format!("{} is not below {}", path.display(), dir.display());
+                    Err(CliError::new(Exit::Usage, message).next_step("leave out --mount"))
+                }
+            };
+        }
+        if let Some(mount) = self.table.tidefs_containing(&resolved) {
+            let below = resolved.strip_prefix(&mount.mount_point).expect("a mount contains what is below it");
+            return Ok((self.living(&mount.mount_point)?, KeyPath::from_path(below)));
+        }
+        if path.is_relative() {
+            return Ok((self.only_one()?, key(path)?));
+        }
+        Err(CliError::new(Exit::NoDaemon, format!("{} is not below a tidefs mount", path.display()))
+            .next_step("`findmnt -t fuse.tidefs` lists the mounts of this host"))
+    }
+
+    /// The instance on `dir`, if its daemon lives.
+    fn living(&self, dir: &Path) -> Result<Instance, CliError> {
+        let instance = self.state.instance(dir);
+        let mounted = self.table.at(dir).is_some_and(tidefs_control_api::mounts::Mount::is_tidefs);
+        let none = |message| CliError::new(Exit::NoDaemon, message);
+        match (probe(&instance)?, mounted) {
+            (Daemon::Alive { .. }, _) => Ok(instance),
+            (Daemon::Gone, true) => Err(none(format!("the daemon of {} is gone", dir.display())).next_step(
+                format!("mount again, or `tidefs umount {}` takes the dead mount away", dir.display()),
+            )),
+            (Daemon::NoRecord, true) => {
+                let state = self.state.path().display();
+                Err(none(format!("{} is mounted, but {state} knows nothing of its daemon", dir.display()))
+                    .next_step("name the daemon's own state directory with --state-dir"))
+            }
+            (_, false) => Err(none(format!("no daemon serves {}", dir.display()))
+                .next_step(format!("`tidefs mount {}` starts one", dir.display()))),
+        }
+    }
+
+    /// The only daemon that lives.
+    fn only_one(&self) -> Result<Instance, CliError> {
+        let state = self.state.path().display();
+        let instances = self.state.instances();
+        let instances =
+            instances.map_err(|error| CliError::system(format!("cannot read {state}"), &error))?;
+        let mut living = Vec::new();
+        for instance in instances {
+            if matches!(probe(&instance)?, Daemon::Alive { .. }) {
+                living.push(instance);
+            }
+        }
+        match living.len() {
+            1 => Ok(living.remove(0)),
+            0 => Err(CliError::new(Exit::NoDaemon, format!("no daemon runs (looked in {state})"))
+                .next_step("`tidefs mount DIR` starts one; --state-dir names another place to look")),
+            _ => {
+                let names: Vec<String> = living.iter().map(|instance| self.name(instance)).collect();
+                let message = format!("{} daemons run: {}", names.len(), names.join(", "));
+                Err(CliError::new(Exit::Usage, message).next_step("choose one with --mount DIR"))
+            }
+        }
+    }
+
+    /// The mount point of `instance` if it is in the table, else its name.
+    fn name(&self, instance: &Instance) -> String {
+        let mount = self.table.tidefs().find(|mount| self.state.instance(&mount.mount_point) == *instance);
+        mount.map_or_else(|| instance.name(), |mount| mount.mount_point.display().to_string())
+    }
+}
+
+/// A relative path as a key of its own, by its letters.
+fn key(path: &Path) -> Result<KeyPath, CliError> {
+    let mut names = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => names.push(name),
+            Component::CurDir => {}
+            _ => {
+                let message = format!("{} is not a key", path.display());
+                return Err(CliError::new(Exit::Usage, message)
+                    .next_step("write the key as a path below the mount, without `..`"));
+            }
+        }
+    }
+    Ok(KeyPath::from_path(&names))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidefs_control_api::lock::InstanceLock;
+
+    /// A host with tidefs on the folders `a` and `b` of a temporary directory; `lives` have a daemon.
+    struct Host {
+        folder: tempfile::TempDir,
+        locks: Vec<InstanceLock>,
+    }
+
+    impl Host {
+        fn new(lives: &[&str]) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let mut host = Self { folder, locks: Vec::new() };
+            for name in lives {
+                let lock = host.lock(name);
+                host.locks.push(lock);
+            }
+            host
+        }
+
+        fn root(&self) -> PathBuf {
+            self.folder.path().canonicalize().unwrap()
+        }
+
+        fn lock(&self, name: &str) -> InstanceLock {
+            let instance = StateDir::new(self.root().join("state")).instance(&self.root().join(name));
+            std::fs::create_dir_all(instance.dir()).unwrap();
+            InstanceLock::acquire(&instance.lock()).unwrap()
+        }
+
+        fn locator(&self, mount: Option<&str>) -> Locator {
+            let root = self.root();
+            let line = |name| format!("40 27 0:50 / {}/{name} rw - fuse.tidefs tidefs rw\n", root.display());
+            Locator {
+                state: StateDir::new(root.join("state")),
+                table: MountTable::parse((line("a") + &line("b")).as_bytes()),
+                mount: mount.map(|name| root.join(name)),
+            }
+        }
+
+        fn find(&self, mount: Option<&str>, path: &str) -> Result<(Instance, String), CliError> {
+            let path = if path.starts_with('/') {
+                self.root().join(path.trim_start_matches('/'))
+            } else {
+                PathBuf::from(path)
+            };
+            let (instance, key) = self.locator(mount).instance_of(&path)?;
+            Ok((instance, key.as_str().to_owned()))
+        }
+
+        fn instance(&self, name: &str) -> Instance {
+            StateDir::new(self.root().join("state")).instance(&self.root().join(name))
+        }
+    }
+
+    #[test]
+    fn a_path_finds_the_daemon_of_its_mount() {
+        let host = Host::new(&["a", "b"]);
+        assert_eq!(host.find(None, "/b/ns/./key").unwrap(), (host.instance("b"), "ns/key".to_owned()));
+        assert_eq!(host.find(None, "/a").unwrap(), (host.instance("a"), String::new()));
+        assert_eq!(host.find(None, "/elsewhere/x").unwrap_err().exit, Exit::NoDaemon);
+    }
+
+    #[test]
+    fn a_relative_path_outside_of_mounts_is_a_key_of_the_chosen_or_only_daemon() {
+        let host = Host::new(&["a", "b"]);
+        assert_eq!(host.find(Some("a"), "ns/key").unwrap(), (host.instance("a"), "ns/key".to_owned()));
+        let error = host.find(None, "ns/key").unwrap_err();
+        assert_eq!(error.exit, Exit::Usage);
+        assert!(error.message.contains("/a") && error.message.contains("/b"), "{error}");
+        let host = Host::new(&["b"]);
+        assert_eq!(host.find(None, "./ns/key").unwrap(), (host.instance("b"), "ns/key".to_owned()));
+        assert_eq!(host.find(None, "../x").unwrap_err().exit, Exit::Usage);
+    }
+
+    #[test]
+    fn a_path_outside_of_the_chosen_mount_is_a_wrong_command_line() {
+        let host = Host::new(&["a", "b"]);
+        assert_eq!(host.find(Some("a"), "/b/key").unwrap_err().exit, Exit::Usage);
+    }
+
+    #[test]
+    fn a_dead_mount_is_told_apart_from_an_unknown_one() {
+        let host = Host::new(&[]);
+        let error = host.find(None, "/a/key").unwrap_err();
+        assert!(error.next_step.unwrap().contains("--state-dir"));
+        drop(host.lock("a"));
+        let error = host.find(None, "/a/key").unwrap_err();
+        assert!(error.exit == Exit::NoDaemon && error.message.contains("is gone"), "{error}");
+        assert_eq!(host.locator(Some("c")).instance().unwrap_err().exit, Exit::NoDaemon);
+        assert_eq!(host.locator(None).instance().unwrap_err().exit, Exit::NoDaemon);
+    }
+}

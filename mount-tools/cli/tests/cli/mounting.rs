@@ -1,0 +1,116 @@
+//! `tidefs mount` and `mount.tidefs`, with a script as the daemon.
+
+use crate::host::Host;
+
+/// A daemon that mounts at once and serves until it is told to stop.
+pub(crate) const GOOD: &str = r#"
+    exec 9>>"$FAKE_LOCK"; flock -n 9 || exit 1; echo $$ >"$FAKE_LOCK"
+    trap 'echo stopped >>"$FAKE_NOTES"; exit 0' TERM
+    echo "a line for the log" >&2
+    echo "tidefs: mounted on $1"
+    exec 1>&-
+    i=0; while [ $i -lt 600 ]; do sleep 0.05 9>&-; i=$((i+1)); done"#;
+
+fn stop(host: &Host, program: &std::path::Path) {
+    let ended = host.run_program(program, "umount MNT");
+    assert_eq!(ended.code, 0, "{ended:?}");
+}
+
+#[test]
+fn mount_waits_for_the_mount_and_leaves_the_daemon_alone_in_its_session() {
+    let host = Host::new();
+    let program = host.install("tidefs", GOOD);
+    let ended = host.run_program(&program, "mount MNT --capacity 8GiB -o on_stop=discard,noexec --json");
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let json = ended.json();
+    assert_eq!(json["mount_point"], host.mount_dir().to_str().unwrap());
+    assert_eq!(json["log"], host.instance().log().to_str().unwrap());
+    let notes = host.notes();
+    let (dir, state) = (host.mount_dir(), host.state());
+    let args = format!(
+        "args: {} --capacity 8589934592 -o runtime.state_dir={} -o on_stop=discard,noexec\n",
+        dir.display(),
+        state.path().display()
+    );
+    assert!(notes.contains(&args), "{notes}");
+    assert!(notes.contains("cwd: /\n") && notes.contains("leads its session"), "{notes}");
+    assert_eq!(std::fs::read_to_string(host.instance().log()).unwrap(), "a line for the log\n");
+
+    let again = host.run_program(&program, "mount MNT");
+    assert!(again.code == 1 && again.stderr.contains("already served by process"), "{again:?}");
+    stop(&host, &program);
+}
+
+#[test]
+fn a_daemon_that_fails_is_quoted_with_its_exit_code() {
+    let host = Host::new();
+    let program = host.install("tidefs", "echo 'no /dev/fuse: load the module' >&2; exit 4");
+    let ended = host.run_program(&program, "mount MNT");
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.stderr.contains("exit status: 4") && ended.stderr.contains("no /dev/fuse"), "{ended:?}");
+}
+
+#[test]
+fn a_wrong_option_is_a_wrong_command_line() {
+    let host = Host::new();
+    let program = host.install("tidefs", "echo 'unknown option capcity' >&2; exit 2");
+    assert_eq!(host.run_program(&program, "mount MNT -o capcity=1").code, 2);
+    let program = host.install("mount.tidefs", "echo 'unknown option capcity' >&2; exit 2");
+    let ended = host.run_program(&program, "tidefs MNT -o rw,capcity=1");
+    assert!(ended.code == 1 && ended.stderr.contains("capcity"), "mount(8) says 1: {ended:?}");
+}
+
+#[test]
+fn a_daemon_that_never_mounts_is_stopped() {
+    let host = Host::new();
+    let script = "trap 'echo stopped >>\"$FAKE_NOTES\"; exit 0' TERM; echo 'recovering' >&2; \
+                  i=0; while [ $i -lt 600 ]; do sleep 0.05; i=$((i+1)); done";
+    let program = host.install("tidefs", script);
+    let ended = host.run_program(&program, "mount MNT --timeout 1");
+    assert!(ended.code == 1 && ended.stderr.contains("within 1 s"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("recovering") && host.notes().ends_with("stopped\n"),
+        "{ended:?} {}",
+        host.notes()
+    );
+}
+
+#[test]
+fn the_mount_helper_speaks_as_mount_8_expects() {
+    let host = Host::new();
+    let program = host.install("mount.tidefs", GOOD);
+    let ended = host.run_program(&program, "tidefs MNT -s -n -o rw,nofail,capacity=1GiB");
+    assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (0, "", ""));
+    assert!(host.notes().contains("-o rw,nofail,capacity=1GiB\n"), "{}", host.notes());
+    let again = host.run_program(&program, "tidefs MNT");
+    assert!(again.code == 32 && again.stderr.contains("already served"), "{again:?}");
+    assert_eq!(host.run_program(&program, "tidefs").code, 1, "wrong invocation");
+    assert_eq!(host.run_program(&program, "--help").code, 0);
+    stop(&host, std::path::Path::new(env!("CARGO_BIN_EXE_tidefs")));
+}
+
+#[test]
+fn a_fake_mount_only_checks_the_options() {
+    let host = Host::new();
+    let program = host.install("mount.tidefs", "case \"$*\" in *--check-config*) exit 0;; esac; exit 4");
+    assert_eq!(host.run_program(&program, "tidefs MNT -f -o capacity=1GiB").code, 0);
+    let program = host.install("mount.tidefs", "echo bad >&2; exit 2");
+    let ended = host.run_program(&program, "tidefs MNT -f -o capcity=1GiB");
+    assert!(ended.code == 1 && ended.stderr.contains("bad"), "{ended:?}");
+}
+
+#[test]
+fn without_tidefsd_the_message_says_where_it_was_sought() {
+    let host = Host::new();
+    let program = host.install("tidefs", "");
+    std::fs::remove_file(host.path().join("bin/tidefsd")).unwrap();
+    let output = std::process::Command::new(&program)
+        .args(["mount", "/nowhere", "--state-dir"])
+        .arg(host.state().path())
+        .env("PATH", "/nowhere")
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr.contains("bin/tidefsd") && stderr.contains("PATH"), "{stderr}");
+}

@@ -1,0 +1,193 @@
+//! Who serves a mount: the lock file that a daemon holds for its life.
+//!
+//! `flock` ends with its holder, however that ends, so a held lock means a live daemon and a free one a dead
+//! daemon; the process id in the file is only trusted while the lock is held.
+//!
+//! Invariants
+//! - [`InstanceLock`] is on the file that stands at its path, not on one that was removed meanwhile.
+//! - A look ([`probe`]) holds the lock shared for an instant; [`InstanceLock::acquire`] therefore tries for
+//!   [`ACQUIRE_PATIENCE`] before it believes in another holder.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// For how long a lock that others only look at may seem to be held.
+pub const ACQUIRE_PATIENCE: Duration = Duration::from_millis(300);
+
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What a lock file says about its daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Daemon {
+    /// It lives. The process id is absent in the instant between its lock and its writing.
+    Alive {
+        /// Its process id.
+        pid: Option<u32>,
+    },
+    /// There was one, and it is gone.
+    Gone,
+    /// There is no lock file: none ever ran here, or it cleaned up.
+    NoRecord,
+}
+
+/// Looks whether a daemon holds the lock at `path`. Needs no right to write; changes nothing.
+///
+/// # Errors
+/// The file is there and cannot be opened or read.
+pub fn probe(path: &Path) -> io::Result<Daemon> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Daemon::NoRecord),
+        file => file?,
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(Daemon::Gone), // closing the file ends the shared lock
+        Err(TryLockError::WouldBlock) => Ok(Daemon::Alive { pid: read_pid(&mut file)? }),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Why a lock was not got.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another daemon has it.
+    #[error("process {} already serves this mount point", pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string()))]
+    Held {
+        /// The other daemon.
+        pid: Option<u32>,
+    },
+    /// The file cannot be made, locked or written.
+    #[error("cannot lock {}", path.display())]
+    Io {
+        /// The lock file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The lock of a live daemon. Free as soon as this is dropped or its process ends.
+#[derive(Debug)]
+pub struct InstanceLock {
+    _file: File,
+    had_predecessor: bool,
+}
+
+impl InstanceLock {
+    /// Takes the lock at `path`, makes the file (mode 0600) if need be, and writes this process's id into it.
+    ///
+    /// # Errors
+    /// [`LockError::Held`] if another process keeps it for longer than [`ACQUIRE_PATIENCE`].
+    pub fn acquire(path: &Path) -> Result<Self, LockError> {
+        let io_error = |source| LockError::Io { path: path.to_owned(), source };
+        let deadline = Instant::now() + ACQUIRE_PATIENCE;
+        loop {
+            let (mut file, created) = open_or_create(path).map_err(io_error)?;
+            match file.try_lock() {
+                Ok(()) if stands_at(&file, path).map_err(io_error)? => {
+                    let had_predecessor = !created && read_pid(&mut file).map_err(io_error)?.is_some();
+                    file.set_len(0).map_err(io_error)?;
+                    // O_APPEND: the write goes to the start of the file that was just cut.
+                    writeln!(file, "{}", std::process::id()).map_err(io_error)?;
+                    return Ok(Self { _file: file, had_predecessor });
+                }
+                Ok(()) => {} // it was removed between open and lock: take the new one
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
+                    return Err(LockError::Held { pid: read_pid(&mut file).map_err(io_error)? });
+                }
+                Err(TryLockError::WouldBlock) => std::thread::sleep(RETRY_INTERVAL),
+                Err(TryLockError::Error(source)) => return Err(io_error(source)),
+            }
+        }
+    }
+
+    /// Whether a daemon held this lock before and left without cleaning up. A mount that is found at its mount
+    /// point now is that daemon's, so it is dead.
+    #[must_use]
+    pub fn had_predecessor(&self) -> bool {
+        self.had_predecessor
+    }
+}
+
+fn open_or_create(path: &Path) -> io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).mode(0o600);
+    match options.open(path) {
+        Ok(file) => Ok((file, false)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            options.create(true).open(path).map(|file| (file, true))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn stands_at(file: &File, path: &Path) -> io::Result<bool> {
+    let held = file.metadata()?;
+    match std::fs::metadata(path) {
+        Ok(named) => Ok((held.dev(), held.ino()) == (named.dev(), named.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn read_pid(file: &mut File) -> io::Result<Option<u32>> {
+    let mut text = String::new();
+    match file.take(32).read_to_string(&mut text) {
+        Ok(_) => Ok(text.trim().parse().ok()),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_lock_names_its_holder_and_a_dropped_one_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        assert_eq!(probe(&path).unwrap(), Daemon::NoRecord);
+        let lock = InstanceLock::acquire(&path).unwrap();
+        assert!(!lock.had_predecessor());
+        assert_eq!(probe(&path).unwrap(), Daemon::Alive { pid: Some(std::process::id()) });
+        drop(lock);
+        assert_eq!(probe(&path).unwrap(), Daemon::Gone);
+        assert!(InstanceLock::acquire(&path).unwrap().had_predecessor());
+    }
+
+    #[test]
+    fn a_second_daemon_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let _lock = InstanceLock::acquire(&path).unwrap();
+        let error = InstanceLock::acquire(&path).unwrap_err();
+        assert!(matches!(error, LockError::Held { pid } if pid == Some(std::process::id())), "{error}");
+    }
+
+    #[test]
+    fn a_lock_that_others_only_look_at_is_got() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        std::fs::write(&path, "").unwrap();
+        let look = File::open(&path).unwrap();
+        look.try_lock_shared().unwrap();
+        let getter = std::thread::spawn(move || InstanceLock::acquire(&path).map(drop));
+        std::thread::sleep(Duration::from_millis(60));
+        drop(look);
+        getter.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn garbage_in_a_lock_file_is_no_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        std::fs::write(&path, b"\xff\xfe not a pid").unwrap();
+        let lock = InstanceLock::acquire(&path).unwrap();
+        assert!(!lock.had_predecessor());
+        assert_eq!(probe(&path).unwrap(), Daemon::Alive { pid: Some(std::process::id()) });
+    }
+}

@@ -1,0 +1,418 @@
+//! Single objects on the admin socket: facts, lists, eviction, pins.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
+
+use crate::{ApiError, ErrorCode, KeyPath, Timestamp};
+
+/// Query of [`crate::routes::STAT`] and [`crate::routes::WHY`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathQuery {
+    /// The object or directory asked about.
+    pub path: KeyPath,
+}
+
+/// What a path names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ObjectKind {
+    /// A file: one object, or one being written.
+    #[default]
+    File,
+    /// A directory; sizes and hits are sums over what is below it.
+    Directory,
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// Where the bytes of an object are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    /// A segment of shared memory of its own.
+    #[default]
+    Memory,
+    /// A segment shared with other small objects.
+    Packed,
+    /// A file that is rewritten in place and never sealed.
+    Scratch,
+    /// Not sealed yet: hidden from all but its writers.
+    Writing,
+    /// A place that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// Order not to evict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pin {
+    /// No order.
+    #[default]
+    None,
+    /// Evict last.
+    Soft,
+    /// Do not evict.
+    Hard,
+}
+
+macro_rules! display_as_in_json {
+    ($($name:ident { $($variant:ident => $text:literal),+ $(,)? })+) => {
+        $(impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(match self { $(Self::$variant => $text),+ })
+            }
+        })+
+    };
+}
+
+display_as_in_json! {
+    ObjectKind { File => "file", Directory => "directory", Other => "other" }
+    Tier {
+        Memory => "memory", Packed => "packed", Scratch => "scratch", Writing => "writing", Other => "other",
+    }
+    Pin { None => "none", Soft => "soft", Hard => "hard" }
+    SortOrder { Heat => "heat", Name => "name", Size => "size", Age => "age" }
+    SkipReason {
+        Pinned => "pinned", Referenced => "referenced", BeingWritten => "being written", Scratch => "scratch",
+        Other => "other",
+    }
+}
+
+/// All that is known of one object. Fields that do not apply (a checksum before the seal) are absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ObjectStat {
+    /// Its key.
+    pub path: KeyPath,
+    /// File or directory.
+    pub kind: ObjectKind,
+    /// Length; of a directory, the sum below it.
+    pub size: ByteCount,
+    /// Number of its seal.
+    pub version: Option<Version>,
+    /// Checksum over its bytes, 16 hex digits of xxh3-64.
+    pub checksum: Option<ChecksumHex>,
+    /// Where its bytes are; absent for a directory.
+    pub tier: Option<Tier>,
+    /// When it was sealed.
+    pub sealed_at: Option<Timestamp>,
+    /// When it was last opened or read.
+    pub last_used: Option<Timestamp>,
+    /// How often it was opened since it was sealed.
+    pub hits: u64,
+    /// Open files, mappings and transfers that keep its bytes.
+    pub references: u64,
+    /// Order not to evict it.
+    pub pin: Pin,
+    /// Priority in eviction; higher stays longer.
+    pub priority: i32,
+    /// Seconds until it expires; absent if it does not.
+    pub ttl_left_s: Option<u64>,
+    /// The object before it in its chain.
+    pub predecessor: Option<KeyPath>,
+    /// How many objects of its namespace leave before it; absent if it cannot be evicted or this is not known.
+    pub eviction_rank: Option<u64>,
+    /// The segment that holds its bytes.
+    pub segment: Option<SegmentId>,
+}
+
+/// A checksum as people and `sha*sum`-like tools write it.
+///
+/// JSON numbers lose bits beyond 2^53 in many readers, so it travels as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ChecksumHex(pub Checksum);
+
+impl fmt::Display for ChecksumHex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0.0)
+    }
+}
+
+impl Serialize for ChecksumHex {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ChecksumHex {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        u64::from_str_radix(&text, 16).map(|bits| Self(Checksum(bits))).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Order of a list. Equal ones stand in the order of their names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SortOrder {
+    /// Last to be evicted first.
+    #[default]
+    Heat,
+    /// By name.
+    Name,
+    /// Largest first.
+    Size,
+    /// Oldest seal first.
+    Age,
+}
+
+/// Query of [`crate::routes::LIST`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ListQuery {
+    /// The directory whose objects are listed, all levels below it. Empty: the whole mount.
+    pub path: KeyPath,
+    /// Order of the list.
+    pub sort: SortOrder,
+    /// Objects in one answer: 1 to [`ListQuery::LIMIT_MAX`]. Absent: [`ListQuery::LIMIT_DEFAULT`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u32>,
+    /// [`List::next_cursor`] of the answer before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+impl ListQuery {
+    /// Objects in one answer if the query does not say.
+    pub const LIMIT_DEFAULT: u32 = 1000;
+    /// Largest number of objects in one answer.
+    pub const LIMIT_MAX: u32 = 10_000;
+
+    /// The number of objects to answer with.
+    ///
+    /// # Errors
+    /// [`ErrorCode::BadRequest`] if it is out of range.
+    pub fn limit(&self) -> Result<u32, ApiError> {
+        match self.limit.unwrap_or(Self::LIMIT_DEFAULT) {
+            limit @ 1..=Self::LIMIT_MAX => Ok(limit),
+            limit => Err(ApiError::new(ErrorCode::BadRequest, format!("limit {limit} is out of range"))
+                .next_step(format!("ask for 1 to {} objects and follow `next_cursor`", Self::LIMIT_MAX))),
+        }
+    }
+}
+
+/// Answer of [`crate::routes::LIST`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct List {
+    /// The objects, sealed and unsealed.
+    pub entries: Vec<ListEntry>,
+    /// Objects that the query fits, this answer's and all others.
+    pub total: ObjectCount,
+    /// Where the next answer starts; absent at the end. Objects that come and go between two answers may be
+    /// left out or told twice.
+    pub next_cursor: Option<String>,
+}
+
+/// One line of a [`List`]; the fields are those of [`ObjectStat`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListEntry {
+    /// Its key.
+    pub path: KeyPath,
+    /// Its length.
+    pub size: ByteCount,
+    /// Where its bytes are.
+    pub tier: Tier,
+    /// How often it was opened since it was sealed.
+    pub hits: u64,
+    /// When it was last opened or read.
+    pub last_used: Option<Timestamp>,
+    /// When it was sealed.
+    pub sealed_at: Option<Timestamp>,
+    /// Order not to evict it.
+    pub pin: Pin,
+}
+
+/// Body of [`crate::routes::EVICT`]: exactly one of `path`, `pattern` and `bytes`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EvictRequest {
+    /// One object, or a directory with all below it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<KeyPath>,
+    /// A glob over whole keys, for example `llama/*/0.bin`. `*` does not cross a slash, `**` does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+    /// As much as it takes to free this many bytes, coldest first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<ByteCount>,
+    /// Evict pinned objects too.
+    pub force: bool,
+}
+
+/// What an [`EvictRequest`] asks to evict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EvictTarget {
+    /// One object, or a directory with all below it.
+    Path(KeyPath),
+    /// A glob over whole keys.
+    Pattern(String),
+    /// The coldest objects of this many bytes.
+    Bytes(ByteCount),
+}
+
+impl EvictRequest {
+    /// The one thing that is asked for.
+    ///
+    /// # Errors
+    /// [`ErrorCode::BadRequest`] if none or several are given, or zero bytes.
+    pub fn target(&self) -> Result<EvictTarget, ApiError> {
+        match (&self.path, &self.pattern, self.bytes) {
+            (Some(path), None, None) => Ok(EvictTarget::Path(path.clone())),
+            (None, Some(pattern), None) => Ok(EvictTarget::Pattern(pattern.clone())),
+            (None, None, Some(bytes)) if bytes > ByteCount::ZERO => Ok(EvictTarget::Bytes(bytes)),
+            _ => Err(ApiError::new(ErrorCode::BadRequest, "what to evict is not clear")
+                .next_step("give exactly one of `path`, `pattern` and `bytes` (above zero)")),
+        }
+    }
+}
+
+/// Why an object that was asked for was not evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipReason {
+    /// It is pinned, and `force` was not given.
+    Pinned,
+    /// A process has it open or mapped. It is gone from the names, its bytes go with the last reference.
+    Referenced,
+    /// It is not sealed yet.
+    BeingWritten,
+    /// It is scratch, whose owner alone deletes it.
+    Scratch,
+    /// A reason that this version does not know.
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+/// An object that was asked for and was not evicted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Skipped {
+    /// Its key.
+    pub path: KeyPath,
+    /// Why.
+    pub reason: SkipReason,
+}
+
+/// Answer of [`crate::routes::EVICT`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Evicted {
+    /// Objects evicted.
+    pub objects: ObjectCount,
+    /// Bytes of theirs that are free now.
+    pub bytes: ByteCount,
+    /// Objects that were asked for and stay.
+    pub skipped_objects: ObjectCount,
+    /// The first of them.
+    pub skipped: Vec<Skipped>,
+}
+
+impl Evicted {
+    /// Largest number of objects that [`Evicted::skipped`] names; further ones are counted.
+    pub const SKIPPED_LISTED_MAX: usize = 100;
+}
+
+/// Body of [`crate::routes::PIN`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PinRequest {
+    /// The object, or a directory, whose objects inherit the pin.
+    pub path: KeyPath,
+    /// The order.
+    pub pin: Pin,
+    /// Seconds until the order ends. Absent: it does not end. Not for [`Pin::None`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_s: Option<u64>,
+}
+
+impl PinRequest {
+    /// Checks what the types cannot say.
+    ///
+    /// # Errors
+    /// [`ErrorCode::BadRequest`] for a time on `none`, or a time of zero.
+    pub fn validate(&self) -> Result<(), ApiError> {
+        match (self.pin, self.ttl_s) {
+            (Pin::None, Some(_)) => Err(ApiError::new(ErrorCode::BadRequest, "`none` takes no time to live")),
+            (_, Some(0)) => Err(ApiError::new(ErrorCode::BadRequest, "a pin of zero seconds pins nothing")
+                .next_step("leave `ttl_s` out for a pin without end")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Answer of [`crate::routes::PIN`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pinned {
+    /// What was pinned or freed.
+    pub path: KeyPath,
+    /// The order that holds now.
+    pub pin: Pin,
+    /// Seconds until it ends.
+    pub ttl_left_s: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_displayed_is_what_json_says() {
+        for pin in [Pin::None, Pin::Soft, Pin::Hard] {
+            assert_eq!(serde_json::to_string(&pin).unwrap(), format!("\"{pin}\""));
+        }
+        for tier in [Tier::Memory, Tier::Packed, Tier::Scratch, Tier::Writing] {
+            assert_eq!(serde_json::to_string(&tier).unwrap(), format!("\"{tier}\""));
+        }
+        for sort in [SortOrder::Heat, SortOrder::Name, SortOrder::Size, SortOrder::Age] {
+            assert_eq!(serde_json::to_string(&sort).unwrap(), format!("\"{sort}\""));
+        }
+    }
+
+    #[test]
+    fn an_eviction_names_exactly_one_target() {
+        let path = EvictRequest { path: Some(KeyPath::from_bytes(b"a")), ..EvictRequest::default() };
+        assert_eq!(path.target(), Ok(EvictTarget::Path(KeyPath::from_bytes(b"a"))));
+        assert_eq!(EvictRequest::default().target().unwrap_err().code, ErrorCode::BadRequest);
+        let both = EvictRequest { bytes: Some(ByteCount(1)), ..path };
+        assert_eq!(both.target().unwrap_err().code, ErrorCode::BadRequest);
+        let nothing = EvictRequest { bytes: Some(ByteCount::ZERO), ..EvictRequest::default() };
+        assert_eq!(nothing.target().unwrap_err().code, ErrorCode::BadRequest);
+    }
+
+    #[test]
+    fn an_unknown_field_of_a_request_is_refused() {
+        let error = serde_json::from_str::<PinRequest>(r#"{"path":"a","pin":"hard","ttl":5}"#).unwrap_err();
+        assert!(error.to_string().contains("`ttl`"), "{error}");
+        assert!(serde_json::from_str::<EvictRequest>(r#"{"paht":"a"}"#).is_err());
+    }
+
+    #[test]
+    fn a_pin_of_no_time_is_refused() {
+        let pin = |pin, ttl_s| PinRequest { path: KeyPath::root(), pin, ttl_s }.validate().is_ok();
+        assert!(pin(Pin::Hard, None) && pin(Pin::Soft, Some(1)) && pin(Pin::None, None));
+        assert!(!pin(Pin::Hard, Some(0)) && !pin(Pin::None, Some(1)));
+    }
+
+    #[test]
+    fn a_limit_is_bounded() {
+        let limit = |limit| ListQuery { limit, ..ListQuery::default() }.limit().ok();
+        assert_eq!(limit(None), Some(ListQuery::LIMIT_DEFAULT));
+        assert_eq!((limit(Some(0)), limit(Some(ListQuery::LIMIT_MAX + 1))), (None, None));
+    }
+
+    #[test]
+    fn a_checksum_travels_as_hex_text() {
+        let checksum = ChecksumHex(Checksum(0xfedc_ba98_7654_3210));
+        assert_eq!(serde_json::to_string(&checksum).unwrap(), "\"fedcba9876543210\"");
+        assert_eq!(serde_json::from_str::<ChecksumHex>("\"fedcba9876543210\"").unwrap(), checksum);
+    }
+}

@@ -1,0 +1,43 @@
+//! Paths of the admin API. The version stands in the path, so that two can be served side by side.
+
+/// `GET`: [`crate::Status`].
+pub const STATUS: &str = "/v1/status";
+/// `GET` with [`crate::ListQuery`]: [`crate::List`].
+pub const LIST: &str = "/v1/list";
+/// `GET` with [`crate::PathQuery`]: [`crate::ObjectStat`].
+pub const STAT: &str = "/v1/stat";
+/// `GET` with [`crate::PathQuery`]: [`crate::Why`].
+pub const WHY: &str = "/v1/why";
+/// `POST` of [`crate::EvictRequest`]: [`crate::Evicted`].
+pub const EVICT: &str = "/v1/evict";
+/// `POST` of [`crate::PinRequest`]: [`crate::Pinned`].
+pub const PIN: &str = "/v1/pin";
+/// `POST` of [`crate::VerifyRequest`]: one [`crate::VerifyEvent`] a line, the last one a summary or an error.
+pub const VERIFY: &str = "/v1/verify";
+/// `GET`: [`crate::EffectiveConfig`].
+pub const CONFIG: &str = "/v1/config";
+/// `GET`: metrics as text, in the exposition format of Prometheus.
+pub const METRICS: &str = "/v1/metrics";
+/// `GET`: `ok` as text, while the daemon answers. Carries no version, for probes outlive versions.
+pub const HEALTH: &str = "/healthz";
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn versioned_routes_carry_the_api_version() {
+        let prefix = format!("/v{}/", crate::API_VERSION);
+        for route in [
+            super::STATUS,
+            super::LIST,
+            super::STAT,
+            super::WHY,
+            super::EVICT,
+            super::PIN,
+            super::VERIFY,
+            super::CONFIG,
+            super::METRICS,
+        ] {
+            assert!(route.starts_with(&prefix), "{route}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Verification of checksums, told line by line while it goes on.
+
+use serde::{Deserialize, Serialize};
+use tidefs_engine::types::{ByteCount, ObjectCount};
+
+use crate::{ApiError, KeyPath};
+
+/// Largest number of corrupt keys that a summary names; further ones are counted.
+pub const CORRUPT_LISTED_MAX: usize = 1000;
+
+/// Body of [`crate::routes::VERIFY`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VerifyRequest {
+    /// The object, or the directory with all below it. Absent: everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<KeyPath>,
+}
+
+/// How far a verification is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VerifyProgress {
+    /// Objects read and compared.
+    pub checked: ObjectCount,
+    /// Objects to check, as counted at the start.
+    pub total: ObjectCount,
+    /// Bytes read.
+    pub checked_bytes: ByteCount,
+    /// Objects among them whose bytes do not fit their checksum.
+    pub corrupt: ObjectCount,
+}
+
+/// What a verification found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VerifySummary {
+    /// Objects read and compared.
+    pub checked: ObjectCount,
+    /// Objects that went (evicted, replaced, deleted) before they were reached.
+    pub gone: ObjectCount,
+    /// Bytes read.
+    pub checked_bytes: ByteCount,
+    /// Objects whose bytes do not fit their checksum. They are dropped from the cache: a failure is a miss.
+    pub corrupt: ObjectCount,
+    /// Their keys, the first [`CORRUPT_LISTED_MAX`].
+    pub corrupt_paths: Vec<KeyPath>,
+    /// How long it took.
+    pub elapsed_ms: u64,
+}
+
+/// One line of the answer. The last line is a [`VerifyEvent::Summary`] or a [`VerifyEvent::Error`]; an answer
+/// that ends otherwise was cut off.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum VerifyEvent {
+    /// It goes on. Lines of this kind may be left out when the reader is slow.
+    Progress(VerifyProgress),
+    /// It is done.
+    Summary(VerifySummary),
+    /// It was given up.
+    Error(ApiError),
+    /// A line that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_line_names_its_event() {
+        let progress =
+            VerifyProgress { checked: ObjectCount(3), total: ObjectCount(9), ..Default::default() };
+        let line = serde_json::to_string(&VerifyEvent::Progress(progress)).unwrap();
+        assert_eq!(line, r#"{"event":"progress","checked":3,"total":9,"checked_bytes":0,"corrupt":0}"#);
+        assert_eq!(serde_json::from_str::<VerifyEvent>(r#"{"event":"new"}"#).unwrap(), VerifyEvent::Other);
+    }
+}

@@ -1,0 +1,197 @@
+//! Why a key is here or is not: the question an operator asks of a cache.
+
+use serde::{Deserialize, Serialize};
+use tidefs_engine::types::ByteCount;
+
+use crate::{KeyPath, Tier, Timestamp};
+
+/// Answer of [`crate::routes::WHY`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Why {
+    /// The key asked about.
+    pub path: KeyPath,
+    /// What became of it, for programs.
+    pub verdict: Verdict,
+    /// The same for people: what happened, and what to do about it.
+    pub explanation: String,
+}
+
+impl Why {
+    /// The answer to `path`, with the explanation that belongs to `verdict`.
+    #[must_use]
+    pub fn new(path: KeyPath, verdict: Verdict) -> Self {
+        let explanation = verdict.explain(&path);
+        Self { path, verdict, explanation }
+    }
+}
+
+/// What became of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Verdict {
+    /// It is here.
+    Present {
+        /// Where its bytes are.
+        tier: Tier,
+    },
+    /// Nobody wrote it since the daemon keeps books.
+    NeverWritten,
+    /// It made room.
+    Evicted {
+        /// When.
+        at: Timestamp,
+        /// The namespace that grew, or `operator`.
+        for_whom: Option<String>,
+        /// Why this one: cold, over quota, asked for.
+        reason: String,
+    },
+    /// Its time to live was over.
+    Expired {
+        /// When.
+        at: Timestamp,
+    },
+    /// A process deleted it.
+    Deleted {
+        /// When.
+        at: Timestamp,
+        /// The process, if it is known.
+        by_pid: Option<u32>,
+    },
+    /// It was given another name.
+    Renamed {
+        /// When.
+        at: Timestamp,
+        /// The new name.
+        to: KeyPath,
+    },
+    /// Another object took its name; the new one is gone too, or this would be [`Verdict::Present`].
+    Replaced {
+        /// When.
+        at: Timestamp,
+        /// The process, if it is known.
+        by_pid: Option<u32>,
+    },
+    /// Its write was refused: the namespace was at its quota and nothing in it could be evicted.
+    Quota {
+        /// When.
+        at: Timestamp,
+        /// The namespace.
+        namespace: String,
+        /// Its quota.
+        quota: ByteCount,
+    },
+    /// Its writer ended before it was whole.
+    WriterDied {
+        /// When.
+        at: Timestamp,
+        /// The writer.
+        pid: u32,
+    },
+    /// It is being written, and hidden until it is whole.
+    BeingWritten {
+        /// The writer, if it is known.
+        by_pid: Option<u32>,
+    },
+    /// Its bytes did not fit their checksum, so it was dropped.
+    Corrupt {
+        /// When.
+        at: Timestamp,
+    },
+    /// It is not here, and what the books say does not reach back far enough.
+    UnknownHistoryTooOld {
+        /// Where the books start.
+        since: Timestamp,
+    },
+    /// A verdict that this version does not know; the explanation still is right.
+    #[serde(other)]
+    Other,
+}
+
+impl Verdict {
+    /// What happened to `path` and what to do about it, in a few sentences.
+    #[must_use]
+    pub fn explain(&self, path: &KeyPath) -> String {
+        let by = |pid: &Option<u32>| pid.map_or_else(String::new, |pid| format!(" by process {pid}"));
+        match self {
+            Self::Present { tier } => format!("`{path}` is in the cache ({tier})."),
+            Self::NeverWritten => format!(
+                "`{path}` was never written. Check the spelling, and that its writer uses this mount and this \
+                 namespace."
+            ),
+            Self::Evicted { at, for_whom, reason } => {
+                let for_whom =
+                    for_whom.as_ref().map_or_else(String::new, |who| format!(" to make room for `{who}`"));
+                format!(
+                    "`{path}` was evicted at {at}{for_whom} ({reason}). If it should have stayed: raise the \
+                     capacity, give its namespace a floor (user.tidefs.floor), or pin it."
+                )
+            }
+            Self::Expired { at } => format!(
+                "`{path}` expired at {at}, when its time to live was over. If that was too early, raise \
+                 user.tidefs.ttl on its directory."
+            ),
+            Self::Deleted { at, by_pid } => format!(
+                "`{path}` was deleted at {at}{}. If nobody should have: some clients delete a file after a \
+                 failed read, their log says so.",
+                by(by_pid)
+            ),
+            Self::Renamed { at, to } => format!("`{path}` was renamed to `{to}` at {at}. Look there."),
+            Self::Replaced { at, by_pid } => {
+                format!("`{path}` was replaced by another file at {at}{}, which is gone as well.", by(by_pid))
+            }
+            Self::Quota { at, namespace, quota } => format!(
+                "`{path}` was refused at {at}: namespace `{namespace}` was at its quota of {quota} and nothing \
+                 in it could be evicted. Raise user.tidefs.quota, or unpin or close some of its files."
+            ),
+            Self::WriterDied { at, pid } => format!(
+                "`{path}` was never whole: its writer, process {pid}, ended at {at} before it had closed or \
+                 renamed it. Look at what ended that process."
+            ),
+            Self::BeingWritten { by_pid } => format!(
+                "`{path}` is being written{} and stays hidden until its last writer closes or renames it. If \
+                 that never comes, a process keeps it open.",
+                by(by_pid)
+            ),
+            Self::Corrupt { at } => format!(
+                "`{path}` was dropped at {at}: its bytes did not fit their checksum. Run `tidefs verify`; if \
+                 more are corrupt, suspect the machine's memory."
+            ),
+            Self::UnknownHistoryTooOld { since } => format!(
+                "`{path}` is not here, and what happened before {since} is no longer known. It may never have \
+                 been written."
+            ),
+            Self::Other => format!("`{path}`: a verdict that this version of the tools does not know."),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_is_tagged_in_snake_case() {
+        let why =
+            Why::new(KeyPath::from_bytes(b"a"), Verdict::Expired { at: Timestamp::from_unix_millis(1000) });
+        let json = serde_json::to_value(&why).unwrap();
+        assert_eq!(json["verdict"], serde_json::json!({"kind": "expired", "at": "1970-01-01T00:00:01.000Z"}));
+        assert_eq!(serde_json::from_value::<Why>(json).unwrap(), why);
+    }
+
+    #[test]
+    fn a_verdict_of_a_later_daemon_keeps_its_explanation() {
+        let json = r#"{"path":"a","verdict":{"kind":"lent","to":"b"},"explanation":"it was lent"}"#;
+        let why: Why = serde_json::from_str(json).unwrap();
+        assert_eq!((why.verdict, why.explanation.as_str()), (Verdict::Other, "it was lent"));
+    }
+
+    #[test]
+    fn an_explanation_names_the_key_the_time_and_who_did_it() {
+        let verdict = Verdict::Deleted { at: Timestamp::from_unix_millis(0), by_pid: Some(42) };
+        let text = verdict.explain(&KeyPath::from_bytes(b"ns/key"));
+        assert!(
+            text.contains("`ns/key`") && text.contains("1970-01-01") && text.contains("process 42"),
+            "{text}"
+        );
+    }
+}

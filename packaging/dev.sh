@@ -1,0 +1,450 @@
+#!/bin/bash
+# The two commands of a developer: `dev.sh run` mounts a cache built from this checkout, `dev.sh test` runs
+# everything that must pass before a change is merged. `dev.sh help` says more.
+#
+# Works without a terminal and without standard input. Whatever it starts, it ends; it unmounts only what lies
+# below the prefixes in `test_mount_prefixes`, and nothing that was mounted before it began.
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+target_dir=${CARGO_TARGET_DIR:-$root/target}
+python_env=$target_dir/test-venv
+readonly root target_dir python_env
+
+usage() {
+    cat <<'TEXT'
+usage: packaging/dev.sh COMMAND
+
+  run [DIR] [-- OPTION...]   build tidefsd, mount it on DIR and show that it works; Ctrl-C unmounts.
+                             DIR is made when it is missing. Default: $XDG_RUNTIME_DIR/tidefs-demo, or
+                             /tmp/tidefs-demo. Each OPTION goes to tidefsd as it is: dev.sh run -- --capacity 8GiB
+  test                       every check that a change must pass: formatting, lints, documentation, all tests.
+  test FILTER...             only the tests whose names contain a FILTER, and nothing else.
+  deps                       install what `run` and `test` need beside a Rust toolchain, and say why.
+  help                       this text.
+
+Environment
+  CI=true            use the test profile `ci`: longer limits, and a JUnit report under target/nextest/ci/.
+  CARGO_TARGET_DIR   build somewhere else than in target/.
+  DEV_SH_NO_APT      set to 1: never call apt; say what is missing and stop.
+
+Mounting with passthrough needs root. As another user, `run` starts only the daemon through sudo, and `test`
+only the test programs.
+TEXT
+}
+
+say() { printf '%s\n' "$*"; }
+note() { printf 'dev.sh: %s\n' "$*"; }
+# Ends the script with a message on standard error: what happened, then what to do.
+die() {
+    printf 'dev.sh: error: %s\n' "$1" >&2
+    shift
+    if (($#)); then printf '        %s\n' "$@" >&2; fi
+    exit 1
+}
+
+am_root() { [[ $(id -u) -eq 0 ]]; }
+as_root() {
+    if am_root; then "$@"; else sudo -- "$@"; fi
+}
+need_sudo() {
+    am_root && return
+    command -v sudo >/dev/null || die "$1 needs root, and there is no sudo here." "Run this command as root."
+}
+
+# --- What must be installed -----------------------------------------------------------------------------------
+
+# command-or-path : apt package : reason
+readonly run_needs=(
+    'cc:build-essential:links Rust programs'
+    'fusermount3:fuse3:mounts and unmounts FUSE filesystems'
+    'getfattr:attr:reads the facts that tidefs shows as extended attributes'
+)
+readonly test_needs=(
+    "${run_needs[@]}"
+    'setfacl:acl:tests that access control lists are refused as documented'
+    'fio:fio:tests reads and writes by libaio, io_uring and mmap with verification'
+    'jq:jq:tests and scripts read the JSON of the tools with it'
+    'python3:python3:runs the tests with real Python clients'
+)
+
+# The first line of `cargo --version` that Cargo.toml accepts, for example 1.95.
+rust_version_wanted() { sed -n 's/^rust-version = "\([0-9.]*\)"$/\1/p' "$root/Cargo.toml" | head -n 1; }
+
+ensure_rust() {
+    if ! command -v cargo >/dev/null && [[ -x ${CARGO_HOME:-$HOME/.cargo}/bin/cargo ]]; then
+        PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+        note "cargo is installed but not on PATH; using ${CARGO_HOME:-$HOME/.cargo}/bin for this run."
+    fi
+    local wanted have
+    wanted=$(rust_version_wanted)
+    if ! command -v cargo >/dev/null; then
+        die "there is no Rust toolchain (cargo) here; tidefs is built with Rust $wanted." \
+            "Install rustup, the Rust installer, with these two lines, then run this command again:" \
+            "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal" \
+            "  . \"\$HOME/.cargo/env\"" \
+            "(No curl? apt-get install curl. The packaged rustc of Debian 12 and Ubuntu 22.04 is too old.)"
+    fi
+    # Inside the checkout rustup picks the version of rust-toolchain.toml, and downloads it on first use.
+    have=$(cd "$root" && cargo --version) || die "cargo is installed but does not start." \
+        "With rustup, this may help: rustup toolchain install $wanted --profile minimal -c rustfmt -c clippy"
+    have=${have#cargo }
+    have=${have%% *}
+    if [[ $(printf '%s\n%s\n' "$wanted" "${have%%-*}" | sort -V | head -n 1) != "$wanted" ]]; then
+        die "cargo is version $have; tidefs needs Rust $wanted or later." \
+            "With rustup: rustup update. Without it: remove the packaged cargo, then install rustup from" \
+            "https://rustup.rs (it reads rust-toolchain.toml here and fetches the right version by itself)."
+    fi
+}
+
+# Installs the packages of the rows given as arguments whose command is missing.
+ensure_packages() {
+    local row name package reason packages=()
+    for row in "$@"; do
+        IFS=: read -r name package reason <<<"$row"
+        # /sbin is not on every user's PATH.
+        PATH=$PATH:/usr/sbin:/sbin command -v "$name" >/dev/null && continue
+        note "$name is missing: it $reason (package $package)."
+        packages+=("$package")
+    done
+    install_packages ${packages[@]+"${packages[@]}"}
+}
+
+install_packages() {
+    (($#)) || return 0
+    if [[ ${DEV_SH_NO_APT:-} == 1 ]] || ! command -v apt-get >/dev/null; then
+        die "packages are missing, and this run may not or cannot install them: $*" \
+            "Install them with your system's package manager (these are the Debian names), then try again."
+    fi
+    need_sudo "installing packages"
+    note "installing with apt-get: $*"
+    as_root apt-get update -qq </dev/null || note "apt-get update failed; trying with the lists of packages that are here."
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null
+}
+
+# A private Python with the packages that real clients use. Without PyTorch, whose CPU build alone is 200 MB;
+# tests that need it say so and are run where it is found.
+ensure_python_clients() {
+    if "$python_env/bin/python3" -c 'import numpy, safetensors' 2>/dev/null; then return; fi
+    if ! python3 -c 'import ensurepip' 2>/dev/null; then
+        note "python3's venv module is missing: it keeps the test clients apart from the system (python3-venv)."
+        install_packages python3-venv
+    fi
+    note "installing numpy and safetensors into $python_env: the tests save and load tensors with them."
+    rm -rf -- "$python_env"
+    python3 -m venv "$python_env" </dev/null
+    "$python_env/bin/pip" install --quiet --disable-pip-version-check 'numpy<3' 'safetensors<1' </dev/null ||
+        die "pip could not install numpy and safetensors." \
+            "It needs a package index: check the network or pip's settings (pip config list), then try again."
+}
+
+check_fuse_device() {
+    [[ -c /dev/fuse ]] && return
+    die "/dev/fuse does not exist, so no FUSE filesystem can be mounted." \
+        "On a host: modprobe fuse (as root). In a container, start it with" \
+        "  --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined"
+}
+
+command_deps() {
+    ensure_rust
+    ensure_packages "${test_needs[@]}"
+    ensure_python_clients
+    if ! cargo nextest --version >/dev/null 2>&1; then
+        note "cargo-nextest is not installed; the tests then run under cargo test, with fewer limits on time."
+        note "To have it: cargo install --locked cargo-nextest (builds for some minutes)."
+    fi
+    note "everything that run and test need is installed."
+}
+
+# --- run ------------------------------------------------------------------------------------------------------
+
+daemon_pid=
+daemon_log=
+
+# Asks the daemon to unmount, waits for it, and returns its status.
+stop_daemon() {
+    local pid=$daemon_pid status=0
+    [[ -n $pid ]] || return 0
+    daemon_pid=
+    trap '' INT TERM
+    # Through sudo the daemon's parent is root's; it passes the signal on.
+    as_root kill -TERM "$pid" 2>/dev/null || true
+    wait "$pid" || status=$?
+    rm -f -- "$daemon_log"
+    return "$status"
+}
+
+# shellcheck disable=SC2329,SC2317 # called by a trap
+on_interrupt() {
+    local status=0
+    say
+    note "stopping"
+    stop_daemon || status=$?
+    if ((status == 0)); then note "unmounted."; fi
+    exit "$status"
+}
+
+# Prints a command as one would type it, then runs it: what follows on the screen is its real output.
+show() {
+    printf '$ %s\n' "$1"
+    bash -c "$1" </dev/null || die "that command failed on a fresh mount, which is a bug in tidefs."
+}
+
+wait_until_mounted() {
+    local tenths status=0
+    for ((tenths = 0; tenths < 300; tenths++)); do
+        if grep -q '^tidefs: mounted on ' "$daemon_log"; then return; fi
+        if ! kill -0 "$daemon_pid" 2>/dev/null && ! as_root kill -0 "$daemon_pid" 2>/dev/null; then
+            wait "$daemon_pid" || status=$?
+            daemon_pid=
+            cat -- "$daemon_log" >&2
+            rm -f -- "$daemon_log"
+            die "tidefsd ended with status $status before it mounted; its message stands above."
+        fi
+        sleep 0.1
+    done
+    stop_daemon || true
+    die "tidefsd did not mount within 30 seconds, and was stopped." "Its log above may say why."
+}
+
+command_run() {
+    local dir=${XDG_RUNTIME_DIR:-/tmp}/tidefs-demo
+    if (($#)) && [[ $1 != -- ]]; then
+        dir=$1
+        shift
+    fi
+    if (($#)); then
+        [[ $1 == -- ]] || die "run takes one directory; options for tidefsd go after \`--\`."
+        shift
+    fi
+    ensure_rust
+    ensure_packages "${run_needs[@]}"
+    check_fuse_device
+    need_sudo "mounting with passthrough"
+
+    note "building tidefsd and tidefs, optimised; the first time takes a few minutes."
+    (cd "$root" && cargo build --release --locked -p tidefs -p tidefs-cli --bin tidefsd --bin tidefs </dev/null)
+
+    # A mount point whose daemon died cannot be made or looked into; tidefsd itself replaces such a mount.
+    dir=$(realpath -sm -- "$dir")
+    mkdir -p -- "$dir" 2>/dev/null || grep -qF -- " $dir fuse.tidefs " /proc/self/mounts ||
+        die "cannot make the directory $dir." "Name another one: packaging/dev.sh run DIR"
+
+    if ! am_root; then
+        note "mounting with passthrough needs CAP_SYS_ADMIN, so tidefsd runs under sudo."
+        sudo -v
+    fi
+    daemon_log=$(mktemp)
+    trap on_interrupt INT TERM
+    trap 'stop_daemon || true' EXIT
+    # The daemon must hold nothing below a mount as its working directory, so it starts in /.
+    local as_daemon=()
+    am_root || as_daemon=(sudo --)
+    (cd / && exec ${as_daemon[@]+"${as_daemon[@]}"} "$target_dir/release/tidefsd" "$dir" \
+        -o on_stop=discard "$@") >"$daemon_log" </dev/null &
+    daemon_pid=$!
+    wait_until_mounted
+
+    say
+    demonstrate "$dir"
+    say
+    say "tidefs is mounted on $dir. Every file you write below a directory of it is a key."
+    say "What it does: $(am_root || printf 'sudo ')$target_dir/release/tidefs status $dir"
+    say "To stop: press Ctrl-C here, or kill -TERM $$. The cached objects are then discarded."
+
+    local status=0
+    wait "$daemon_pid" || status=$?
+    daemon_pid=
+    rm -f -- "$daemon_log"
+    if ((status != 0)); then die "tidefsd ended with status $status; its log above says why."; fi
+    note "tidefsd has unmounted $dir and ended."
+}
+
+# Writes a block the way engines do, reads it back, and shows what tidefs knows about it.
+demonstrate() {
+    local space=$1/demo quoted
+    mkdir -p -- "$space"
+    quoted=$(printf '%q' "$space")
+    show "dd if=/dev/urandom of=$quoted/.block.tmp bs=4M count=1 status=none && sha256sum <$quoted/.block.tmp && mv $quoted/.block.tmp $quoted/block"
+    show "sha256sum <$quoted/block"
+    show "getfattr --absolute-names -n user.tidefs.tier $quoted/block && getfattr --absolute-names -n user.tidefs.checksum $quoted/block"
+}
+
+# --- test -----------------------------------------------------------------------------------------------------
+
+step_names=()
+step_seconds=()
+run_log=
+
+# Runs a named step, times it, and ends the script at its failure.
+step() {
+    local name=$1 began=$SECONDS status
+    shift
+    say "== $name"
+    # In a subshell of its own, so that the first failing command of a step ends it: bash ignores `set -e` left
+    # of `||` and inside `if`.
+    set +e
+    (set -e; "$@") </dev/null
+    status=$?
+    set -e
+    if ((status != 0)); then
+        summary
+        say "failed: $name (status $status, after $((SECONDS - began)) s). Later steps were not run."
+        exit "$status"
+    fi
+    step_names+=("$name")
+    step_seconds+=("$((SECONDS - began))")
+}
+
+summary() {
+    local index
+    say
+    for index in "${!step_names[@]}"; do
+        printf '%6d s  %s\n' "${step_seconds[index]}" "${step_names[index]}"
+    done
+}
+
+# Where tests mount: below the build folder, and in temporary directories made with this exact prefix. The
+# private tmpfs of a daemon lies below its state directory, in a folder named after its mount point.
+test_mount_prefixes() {
+    local temporary=${TMPDIR:-/tmp}
+    temporary=${temporary%/}
+    local instance=${temporary#/}
+    printf '%s\n' "$target_dir/tmp/" "$temporary/tidefs-test-" "/run/tidefs/${instance//\//-}-tidefs-test-"
+}
+
+# Mount points of this machine below those prefixes, the innermost first.
+test_mounts() {
+    local prefixes point prefix
+    mapfile -t prefixes < <(test_mount_prefixes)
+    while read -r _ _ _ _ point _; do
+        point=$(printf '%b' "$point") # mountinfo writes a space as \040
+        for prefix in "${prefixes[@]}"; do
+            if [[ $point == "$prefix"* ]]; then printf '%s\n' "$point"; fi
+        done
+    done </proc/self/mountinfo | sort -r
+}
+
+# Detaches what the tests of this run left mounted. A clean run leaves nothing, so each line is worth a look.
+unmount_leftovers() {
+    local point
+    while IFS= read -r point; do
+        if [[ $'\n'$mounted_before$'\n' == *$'\n'"$point"$'\n'* ]]; then continue; fi
+        note "a test left $point mounted; detaching it."
+        # --no-canonicalize: looking into a mount whose daemon hangs would hang this script too.
+        if am_root; then umount --lazy --no-canonicalize -- "$point" || true
+        else sudo -n umount --lazy --no-canonicalize -- "$point" || fusermount3 -uz -- "$point" || true; fi
+    done < <(test_mounts)
+    if [[ -n $run_log ]]; then rm -f -- "$run_log"; fi
+}
+
+check_scripts() {
+    local script
+    for script in packaging/*.sh .ci/run; do bash -n "$script"; done
+    if command -v shellcheck >/dev/null; then
+        shellcheck packaging/*.sh .ci/run
+    else
+        note "shellcheck is not installed: the scripts were only parsed."
+    fi
+}
+
+check_typos() {
+    if command -v typos >/dev/null; then typos; else note "typos is not installed: spelling was not checked."; fi
+}
+
+check_licences() {
+    if cargo deny --version >/dev/null 2>&1; then
+        cargo deny --offline check bans licenses sources
+    else
+        note "cargo-deny is not installed: licences and sources of dependencies were not checked."
+    fi
+}
+
+check_docs() {
+    export RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings"
+    # The library of the daemon and the program of the CLI are both called tidefs, and so would be their pages: one
+    # after the other, and the library last, so that its pages stay.
+    cargo doc -p tidefs-cli --no-deps --document-private-items --locked
+    cargo doc --workspace --exclude tidefs-cli --no-deps --document-private-items --locked
+}
+
+have_nextest() { cargo nextest --version >/dev/null 2>&1; }
+
+build_tests() {
+    if have_nextest; then
+        cargo nextest run --workspace --locked --no-run
+    else
+        cargo test --workspace --locked --no-run
+    fi
+}
+
+# Runs the tests and keeps their output, so that the runner's closing line can be shown once more at the end.
+run_tests() {
+    local profile=default
+    if [[ ${CI:-} == true ]]; then profile=ci; fi
+    if have_nextest; then
+        cargo nextest run --workspace --locked --profile "$profile" "$@" 2>&1 | tee "$run_log"
+    else
+        note "cargo-nextest is not installed: using cargo test, which has no limit on the time of a test."
+        cargo test --workspace --locked --lib --bins --tests --no-fail-fast "$@" -- --test-threads=2 2>&1 |
+            tee "$run_log"
+    fi
+}
+
+# Only root mounts with passthrough: let cargo start the test programs, and nothing else, through sudo.
+run_test_programs_as_root() {
+    am_root && return
+    need_sudo "mounting in tests"
+    local triple
+    triple=$(cd "$root" && rustc -vV | sed -n 's/^host: //p')
+    triple=${triple//-/_}
+    note "the tests mount filesystems, so the test programs run under sudo."
+    sudo -v
+    export "CARGO_TARGET_${triple^^}_RUNNER=sudo --preserve-env --"
+}
+
+command_test() {
+    cd "$root"
+    ensure_rust
+    ensure_packages "${test_needs[@]}"
+    ensure_python_clients
+    check_fuse_device
+    run_test_programs_as_root
+    export TIDEFS_TEST_PYTHON=$python_env/bin/python3
+    export CARGO_TERM_PROGRESS_WHEN=never
+
+    run_log=$(mktemp)
+    mounted_before=$(test_mounts)
+    readonly mounted_before
+    trap unmount_leftovers EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+
+    if (($#)); then
+        step "tests named $*" run_tests "$@"
+    else
+        # The order is by time to the first failure, not by importance.
+        step "formatting (cargo fmt)" cargo fmt --all -- --check
+        step "scripts" check_scripts
+        step "spelling (typos)" check_typos
+        step "licences (cargo deny)" check_licences
+        step "lints (clippy)" cargo clippy --workspace --all-targets --locked -- -D warnings
+        step "documentation builds (cargo doc)" check_docs
+        step "building the tests" build_tests
+        step "examples in the documentation (doc tests)" cargo test --workspace --locked --doc --quiet
+        step "tests" run_tests
+    fi
+    summary
+    grep -E '^ *Summary \[|^test result:' "$run_log" || true
+}
+
+case ${1:-help} in
+    run) shift && command_run "$@" ;;
+    test) shift && command_test "$@" ;;
+    deps) command_deps ;;
+    help | -h | --help) usage ;;
+    *)
+        usage >&2
+        die "unknown command \`$1\`."
+        ;;
+esac

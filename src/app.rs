@@ -1,0 +1,429 @@
+//! The composition root: the one place that names the concrete parts and puts them together.
+//!
+//! A start goes: configuration -> lock -> memory tier -> recovery -> mount -> control socket -> "mounted". A stop
+//! goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
+
+use std::fmt::Display;
+use std::fs::{self, DirBuilder};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
+use tidefs_control_api::lock::{InstanceLock, LockError};
+use tidefs_control_api::mounts::{self, MountTable};
+use tidefs_engine::time::SystemClock;
+use tidefs_engine::types::ByteCount;
+
+use crate::config::{
+    Config, DaemonArgs, Effective, ExitStatus, Host, HugePages as HugePagesChoice, LogFormat, OnStop,
+    Passthrough, Sources,
+};
+use crate::control::{ControlServer, DaemonFacts, DaemonOperations};
+use crate::datapath::{Datapath, EvictionSettings, Settings};
+use crate::fuse::{ControlFiles, MountError, Session, SessionSettings};
+use crate::namespace::{Attributes, nanos_of};
+use crate::telemetry::Telemetry;
+use crate::tier::eviction::EvictionParameters;
+use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
+use crate::tier::scratch::Scratch;
+
+/// How long a stop waits for programs to close their files.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// How often expired objects are looked for.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A failure of the daemon as a whole, with the status it ends with.
+#[derive(Debug)]
+struct Failure {
+    status: ExitStatus,
+    message: String,
+}
+
+impl Failure {
+    fn new(status: ExitStatus, message: impl Display) -> Self {
+        Self { status, message: message.to_string() }
+    }
+}
+
+/// Runs the daemon until it is told to stop. Returns its exit status; errors were told on stderr.
+#[must_use]
+pub fn run(arguments: &DaemonArgs) -> ExitStatus {
+    match serve(arguments) {
+        Ok(()) => ExitStatus::Done,
+        Err(failure) => {
+            // Nothing can be done about a closed stderr.
+            let _ = writeln!(io::stderr(), "tidefsd: {}", failure.message);
+            failure.status
+        }
+    }
+}
+
+fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
+    let table = MountTable::read().map_err(|error| {
+        Failure::new(ExitStatus::Environment, format!("cannot read the mount table: {error}; mount /proc"))
+    })?;
+    let mount_dir = table
+        .resolve(&arguments.mount_dir)
+        .map_err(|error| mount_point_failure(&arguments.mount_dir, &error))?;
+    let host = Host::of_this_process().map_err(|error| Failure::new(ExitStatus::Environment, error))?;
+    let effective = Config::load(&Sources::of_process(arguments, mount_dir.clone(), host))
+        .map_err(|errors| Failure::new(ExitStatus::Configuration, errors))?;
+    if arguments.check_config {
+        println!(
+            "the configuration is sound: {} settings, instance {}",
+            effective.entries.len(),
+            effective.instance
+        );
+        return Ok(());
+    }
+    start_logging(&effective.config);
+    for ignored in &effective.ignored_options {
+        tracing::info!(option = ?ignored, "a mount option means nothing here and is ignored");
+    }
+    raise_descriptor_limit();
+    let lock = take_lock(&effective, &mount_dir)?;
+    clear_stale_mount(&lock, &table, &mount_dir)?;
+    check_mount_point(&mount_dir)?;
+    let stop = StopSignal::install()?;
+    Daemon::start(effective, &mount_dir)?.run_until(&stop)
+}
+
+fn mount_point_failure(directory: &Path, error: &io::Error) -> Failure {
+    let directory = directory.display();
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => format!("make it with `mkdir -p {directory}`"),
+        io::ErrorKind::NotADirectory => "a mount point is a directory: choose another".to_owned(),
+        io::ErrorKind::PermissionDenied => "run as a user who may enter it".to_owned(),
+        _ => "choose another directory".to_owned(),
+    };
+    Failure::new(ExitStatus::MountPoint, format!("cannot mount on `{directory}`: {error}; {hint}"))
+}
+
+/// Takes the lock of this mount point, so that one daemon serves it.
+fn take_lock(effective: &Effective, mount_dir: &Path) -> Result<InstanceLock, Failure> {
+    let directory = &effective.state.directory;
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|error| {
+        let text = format!(
+            "cannot make the state directory `{}`: {error}; choose a writable one with -o state_dir=DIR",
+            directory.display()
+        );
+        Failure::new(ExitStatus::Environment, text)
+    })?;
+    InstanceLock::acquire(&effective.state.lock).map_err(|error| match error {
+        LockError::Held { .. } => Failure::new(
+            ExitStatus::MountPoint,
+            format!("`{}` is in use: {error}; stop it with `tidefs umount {0}`", mount_dir.display()),
+        ),
+        other => Failure::new(ExitStatus::Environment, other),
+    })
+}
+
+/// Removes what a daemon that died left mounted. The lock is ours, so whoever mounted it is gone.
+fn clear_stale_mount(lock: &InstanceLock, table: &MountTable, mount_dir: &Path) -> Result<(), Failure> {
+    let is_ours = |table: &MountTable| table.at(mount_dir).is_some_and(mounts::Mount::is_tidefs);
+    if is_ours(table) && !lock.had_predecessor() {
+        let text = format!(
+            "`{}` is a tidefs mount of another state directory; unmount it there (`umount {0}`), or start with its \
+             -o state_dir=DIR",
+            mount_dir.display()
+        );
+        return Err(Failure::new(ExitStatus::MountPoint, text));
+    }
+    while MountTable::read()
+        .ok()
+        .as_ref()
+        .unwrap_or(table)
+        .at(mount_dir)
+        .is_some_and(mounts::Mount::is_tidefs)
+    {
+        eprintln!(
+            "tidefsd: `{}` is the stale mount of a daemon that died; replacing it",
+            mount_dir.display()
+        );
+        mounts::detach(mount_dir).map_err(|error| {
+            let text = format!(
+                "the stale mount on `{}` cannot be removed: {error}; unmount it with `umount -l {0}`",
+                mount_dir.display()
+            );
+            Failure::new(ExitStatus::MountPoint, text)
+        })?;
+    }
+    Ok(())
+}
+
+fn check_mount_point(mount_dir: &Path) -> Result<(), Failure> {
+    let other = MountTable::read().ok().and_then(|table| table.at(mount_dir).cloned());
+    if let Some(other) = other.filter(|_| mount_dir != Path::new("/")) {
+        let text = format!(
+            "`{}` is in use: a filesystem of type {} is mounted there; unmount it or choose another directory",
+            mount_dir.display(),
+            other.fstype
+        );
+        return Err(Failure::new(ExitStatus::MountPoint, text));
+    }
+    match fs::metadata(mount_dir) {
+        Ok(metadata) if metadata.is_dir() => Ok(()),
+        Ok(_) => Err(mount_point_failure(mount_dir, &io::Error::from(io::ErrorKind::NotADirectory))),
+        Err(error) => Err(mount_point_failure(mount_dir, &error)),
+    }
+}
+
+fn start_logging(config: &Config) {
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(config.log.level.to_env_filter()).with_writer(io::stderr);
+    // Failing means that somebody installed a logger before us, which then stays.
+    let _ = match config.log.format {
+        LogFormat::Text => builder.with_ansi(false).with_target(false).try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+}
+
+/// One descriptor per open file: as many as the system allows.
+fn raise_descriptor_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!(soft, hard, %error, "the limit of open files could not be raised");
+    }
+}
+
+/// SIGTERM and SIGINT, as a flag and a sleeping thread's wake-up.
+#[derive(Debug)]
+struct StopSignal;
+
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn note_signal(signal: i32) {
+    SIGNAL.store(signal, Ordering::Relaxed);
+}
+
+impl StopSignal {
+    fn install() -> Result<Self, Failure> {
+        let action = SigAction::new(SigHandler::Handler(note_signal), SaFlags::empty(), SigSet::empty());
+        for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+            crate::ffi::install(signal, &action).map_err(|error| {
+                Failure::new(ExitStatus::Environment, format!("cannot catch {signal}: {error}"))
+            })?;
+        }
+        Ok(Self)
+    }
+
+    fn is_set(&self) -> bool {
+        SIGNAL.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// The running parts.
+#[derive(Debug)]
+struct Daemon {
+    datapath: Arc<Datapath>,
+    session: Session,
+    control: Option<ControlServer>,
+    threads: Vec<JoinHandle<()>>,
+    stopping: Arc<AtomicBool>,
+    mount_dir: PathBuf,
+    effective: Arc<Effective>,
+}
+
+impl Daemon {
+    fn start(effective: Effective, mount_dir: &Path) -> Result<Self, Failure> {
+        let config = &effective.config;
+        let tier = MemoryTier::open(&MemoryConfig {
+            directory: effective.state.memory.clone(),
+            capacity: config.memory.capacity,
+            huge_pages: match config.memory.huge_pages {
+                HugePagesChoice::Auto => HugePages::Auto,
+                HugePagesChoice::Never => HugePages::Never,
+            },
+        })
+        .map_err(|error| Failure::new(ExitStatus::Environment, error))?;
+        let telemetry = Arc::new(Telemetry::default());
+        let scratch = Scratch::new(config.scratch.dir.clone(), config.scratch.capacity);
+        let clock = Arc::new(SystemClock::default());
+        let datapath =
+            Arc::new(Datapath::new(tier, scratch, clock, settings_of(config), Arc::clone(&telemetry)));
+        let recovered = datapath.recover().map_err(|error| Failure::new(ExitStatus::Failed, error))?;
+        if recovered.objects + recovered.removed + recovered.corrupt > 0 {
+            tracing::info!(
+                objects = recovered.objects,
+                bytes = %recovered.bytes,
+                directories = recovered.directories,
+                removed = recovered.removed,
+                corrupt = recovered.corrupt,
+                "took over what an earlier daemon sealed"
+            );
+        }
+        let effective = Arc::new(effective);
+        let operations = Arc::new(DaemonOperations::new(
+            Arc::clone(&datapath),
+            Arc::clone(&effective),
+            mount_dir.to_owned(),
+        ));
+        let files = ControlFiles::new(operations.control_files());
+        let session = Session::start(
+            &datapath,
+            Arc::new(files),
+            &session_settings(&effective.config, mount_dir),
+            &telemetry,
+        )
+        .map_err(|error| {
+            let status = match error {
+                MountError::NoDevice { .. } | MountError::NoPassthrough { .. } => ExitStatus::Environment,
+                MountError::Refused { .. } => ExitStatus::MountPoint,
+                MountError::Handshake { .. } | MountError::Thread(_) => ExitStatus::Failed,
+            };
+            if effective.config.runtime.on_stop == OnStop::Discard {
+                // Nothing was served, so what cannot be freed here is an empty tmpfs.
+                let _ = datapath.tier().discard();
+            }
+            Failure::new(status, error)
+        })?;
+        let facts = session.facts();
+        operations.set_facts(DaemonFacts {
+            passthrough: facts.passthrough,
+            passthrough_reason: facts.passthrough_reason.clone(),
+            threads: u32::try_from(facts.threads).unwrap_or(u32::MAX),
+            kernel_abi: facts.kernel_abi.clone(),
+            flags: facts.flags.clone(),
+            started_at: SystemTime::now(),
+        });
+        if let Some(reason) = &session.facts().passthrough_reason {
+            tracing::warn!(
+                reason,
+                "files are served by the daemon, not by the kernel: expect a third of the speed"
+            );
+        }
+        let control = match ControlServer::start(&effective.state.control_socket, operations) {
+            Ok(control) => Some(control),
+            Err(error) => {
+                tracing::warn!(%error, "the admin socket is not available; `tidefs status` and the like will not work");
+                None
+            }
+        };
+        let stopping = Arc::new(AtomicBool::new(false));
+        let threads = start_background(&datapath, &stopping)?;
+        Ok(Self { datapath, session, control, threads, stopping, mount_dir: mount_dir.to_owned(), effective })
+    }
+
+    /// Says that the mount is up, serves until a signal or an unmount from outside, and stops.
+    fn run_until(self, stop: &StopSignal) -> Result<(), Failure> {
+        println!("tidefs: mounted on {}", self.mount_dir.display());
+        let _ = io::stdout().flush();
+        // Without a service manager there is nobody to tell.
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        while !stop.is_set() && !self.session.is_over() {
+            self.datapath.expire();
+            self.datapath.bound_kernel_inodes();
+            thread::sleep(HOUSEKEEPING_INTERVAL);
+        }
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        self.stop()
+    }
+
+    fn stop(self) -> Result<(), Failure> {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.session.stop(STOP_PATIENCE);
+        if let Some(control) = self.control {
+            control.stop();
+        }
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("a background thread had panicked");
+            }
+        }
+        let usage = self.datapath.tier().usage().ok();
+        match self.effective.config.runtime.on_stop {
+            OnStop::Discard => {
+                self.datapath.tier().discard().map_err(|error| Failure::new(ExitStatus::Failed, error))?
+            }
+            OnStop::Keep => {
+                if let Some(used) = usage.map(|usage| usage.used).filter(|used| *used > ByteCount::ZERO) {
+                    eprintln!(
+                        "tidefsd: keeps {used} of objects in memory for the next start; free them with `tidefs umount {} --discard`",
+                        self.mount_dir.display()
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn start_background(
+    datapath: &Arc<Datapath>,
+    stopping: &Arc<AtomicBool>,
+) -> Result<Vec<JoinHandle<()>>, Failure> {
+    let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
+        thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(body)
+            .map_err(|error| Failure::new(ExitStatus::Failed, format!("cannot start a thread: {error}")))
+    };
+    let (keeper, keeps) = (Arc::clone(datapath), Arc::clone(stopping));
+    let (checker, checks) = (Arc::clone(datapath), Arc::clone(stopping));
+    let queue = datapath.start_checking();
+    let headroom = spawn(
+        "headroom",
+        Box::new(move || {
+            crate::ffi::raise_priority();
+            keeper.keep_headroom(|| keeps.load(Ordering::Relaxed));
+        }),
+    )?;
+    datapath.set_keeper(headroom.thread().clone());
+    Ok(vec![
+        headroom,
+        spawn(
+            "checksums",
+            Box::new(move || {
+                crate::ffi::lower_priority();
+                checker.check_in_background(&queue, || checks.load(Ordering::Relaxed));
+            }),
+        )?,
+    ])
+}
+
+fn settings_of(config: &Config) -> Settings {
+    let mut parameters = EvictionParameters::default();
+    parameters.leaf_bonus.bonus = config.eviction.bonus;
+    parameters.leaf_bonus.hits_max = u8::try_from(config.eviction.bonus_hits_max).unwrap_or(u8::MAX);
+    parameters.leaf_bonus.ghost_factor = config.eviction.ghost_factor;
+    let patterns = config.names.temporary.clone();
+    Settings {
+        capacity: config.memory.capacity,
+        packed_max: config.memory.packed_max,
+        write_headroom: config.memory.write_headroom,
+        scratch_min: config.scratch.min,
+        is_temporary: Box::new(move |name| patterns.matches(name)),
+        kernel_inodes_max: config.fuse.cached_inodes_max,
+        deadline: Duration::from_millis(config.runtime.deadline_ms),
+        eviction: EvictionSettings { policy: config.eviction.policy.as_str().to_owned(), parameters },
+        root: Attributes::new(
+            config.root.mode.0,
+            config.root.uid,
+            config.root.gid,
+            nanos_of(SystemTime::now()),
+        ),
+    }
+}
+
+fn session_settings(config: &Config, mount_dir: &Path) -> SessionSettings {
+    SessionSettings {
+        directory: mount_dir.to_owned(),
+        threads: config.fuse.threads,
+        allow_other: config.fuse.allow_other,
+        exec: config.fuse.exec,
+        passthrough: config.fuse.passthrough != Passthrough::Never,
+        passthrough_required: config.fuse.passthrough == Passthrough::Always,
+        entry_ttl: Duration::from_secs(config.fuse.entry_ttl_s),
+        negative_ttl: Duration::from_secs(config.fuse.negative_ttl_s),
+        max_background: config.fuse.max_background,
+    }
+}

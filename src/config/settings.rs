@@ -1,0 +1,337 @@
+//! The settings: each one declared once.
+//!
+//! A declaration reads
+//! ```text
+//! /// What it does, its unit, and why one would change it.
+//! name: Type {
+//!     default: expression, "how it is computed";   // the text only if the expression uses the host
+//!     range: Range::between(least, most);
+//!     alias: "short";                              // a short name that `-o` takes too
+//!     example: "8GiB";
+//! }
+//! ```
+//! Changing one changes `docs/CONFIGURATION.md`; a test says so and prints the new text.
+//!
+//! Limits: see each range. A value outside of its range is an error before anything is mounted.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use tidefs_engine::types::ByteCount;
+
+use super::choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough};
+use super::host::Host;
+use super::instance::MountPlace;
+use super::log_filter::LogFilter;
+use super::merge::Given;
+use super::mode::FileMode;
+use super::patterns::NamePatterns;
+use super::schema::{Range, Setting, read_within, settings};
+use super::value::SettingValue;
+
+/// A cache below this holds too few segments to be one.
+const CAPACITY_MIN: ByteCount = ByteCount::mib(32);
+/// One year: longer lives than any mount.
+const TTL_S_MAX: u64 = 365 * 24 * 3600;
+/// Scratch files that are smaller than a segment gain nothing from the disk.
+const SCRATCH_MIN_MIN: ByteCount = ByteCount::mib(1);
+
+settings! {
+    |host, mount|
+
+    /// Shared memory that holds the objects.
+    memory: MemorySettings {
+        /// Bytes of shared memory that the cache may hold, file contents and their page rounding included. The
+        /// cache evicts to stay below. Raise it to cache more; the memory is taken as it is used, never swapped,
+        /// and not available to other programs.
+        capacity: ByteCount {
+            default: default_capacity(host.memory_usable),
+                "1/8 of the memory of the machine, or of the limit of its control group if that is less";
+            range: Range::at_least(CAPACITY_MIN);
+            alias: "capacity";
+            example: "64GiB";
+        }
+
+        /// Objects below this size are packed many to a segment and served by the daemon through the page cache of
+        /// the kernel; others have a segment each and are served by passthrough. `0` packs nothing. Raise it when
+        /// millions of small files waste memory by rounding up to whole pages.
+        packed_max: ByteCount {
+            default: ByteCount::kib(32);
+            range: Range::between(ByteCount::ZERO, ByteCount::mib(1));
+            alias: "packed_max";
+            example: "64KiB";
+        }
+
+        /// Free bytes that are kept ahead of writers whose final size is not known yet. Raise it when many fast
+        /// writers start at once and wait for room; lower it to use more of a small cache. At most half of
+        /// `memory.capacity`.
+        write_headroom: ByteCount {
+            default: default_headroom(capacity), "`memory.capacity` / 32, within `16MiB` and `1GiB`";
+            range: Range::at_least(ByteCount::mib(1));
+            example: "256MiB";
+        }
+
+        /// Whether segments ask the kernel for huge pages, which make mapping and pinning 30 to 50 times
+        /// cheaper. `never` is for hosts on which huge pages are scarce and needed elsewhere.
+        huge_pages: HugePages {
+            default: HugePages::Auto;
+            range: Range::any();
+            example: "never";
+        }
+    }
+
+    /// How the mount talks to the kernel.
+    fuse: FuseSettings {
+        /// Whether the kernel serves large objects without asking the daemon (Linux 6.9, CAP_SYS_ADMIN). `auto`
+        /// uses it where it can and warns where it cannot, `always` refuses to start without it, `never` is for
+        /// tests and comparisons.
+        passthrough: Passthrough {
+            default: Passthrough::Auto;
+            range: Range::any();
+            alias: "passthrough";
+            example: "always";
+        }
+
+        /// Threads that answer the kernel. Lower it to leave CPUs to the inference engine.
+        threads: usize {
+            default: host.cpus.clamp(1, 64), "number of CPUs of the daemon, at most `64`";
+            range: Range::between(1, 64);
+            alias: "threads";
+            example: "8";
+        }
+
+        /// Whether other users than the one who runs the daemon may use the mount. Without root it also needs
+        /// `user_allow_other` in `/etc/fuse.conf`.
+        allow_other: bool {
+            default: host.is_root(), "`true` as root, else `false`";
+            range: Range::any();
+            alias: "allow_other";
+            example: "true";
+        }
+
+        /// Whether programs in the mount may be executed; `-o noexec` is the same as `false`. Set it to `false`
+        /// where several users share the mount.
+        exec: bool {
+            default: true;
+            range: Range::any();
+            example: "false";
+        }
+
+        /// Seconds for which the kernel may answer from a name or attribute it has seen. The daemon withdraws
+        /// what it changes itself, so this bounds the memory of idle entries, not the age of answers.
+        entry_ttl_s: u64 {
+            default: 3600;
+            range: Range::between(0, TTL_S_MAX);
+            example: "600";
+        }
+
+        /// Seconds for which the kernel may remember that a name does not exist. A name that appears is withdrawn
+        /// at once. `0` sends each probe to the daemon, which costs microseconds instead of half of one.
+        negative_ttl_s: u64 {
+            default: 3600;
+            range: Range::between(0, TTL_S_MAX);
+            example: "60";
+        }
+
+        /// Asynchronous requests that the kernel may have waiting at once. Raise it for clients that keep many
+        /// io_uring or libaio requests in flight without passthrough.
+        max_background: u16 {
+            default: 256;
+            range: Range::between(1, u16::MAX);
+            example: "1024";
+        }
+
+        /// Inodes of this mount that the kernel may hold, at about 1.1 KiB of kernel memory each. Above it the
+        /// daemon asks the kernel to drop idle ones. Lower it on hosts with little memory beside the cache.
+        cached_inodes_max: u64 {
+            default: 4_000_000;
+            range: Range::between(1024, 1_000_000_000);
+            example: "1000000";
+        }
+    }
+
+    /// What names mean.
+    names: NamesSettings {
+        /// Shell patterns (`*`, `?`, `[a-z]`) of temporary names: files that their writer will rename. They are
+        /// matched against the last part of the path. Add the pattern of a client that the defaults do not know.
+        /// A list: an array in a file, elsewhere one text with `:` between the patterns.
+        temporary: NamePatterns {
+            default: NamePatterns::temporary();
+            range: Range::any();
+            example: "*.tmp:*.partial";
+        }
+    }
+
+    /// Which objects leave when the cache is full.
+    eviction: EvictionSettings {
+        /// The order in which objects leave. `leaf_bonus` evicts the end of a chain before its start and keeps
+        /// what was used often; `lru` and `s3fifo` are for workloads without chains. The attribute
+        /// `user.tidefs.policy` sets it for one namespace.
+        policy: EvictionPolicy {
+            default: EvictionPolicy::LeafBonus;
+            range: Range::any();
+            alias: "policy";
+            example: "lru";
+        }
+
+        /// How many times the number of cached objects the cache remembers by key after they left, so that one
+        /// that returns counts as used before. About 24 bytes each. `0` remembers none.
+        ghost_factor: u32 {
+            default: 8;
+            range: Range::between(0, 64);
+            example: "4";
+        }
+
+        /// How much one use extends the life of an object under `leaf_bonus`, as a part of the cache's turnover.
+        /// `0` is plain recency. Raise it when the same prompts return all day.
+        bonus: f64 {
+            default: 1.0;
+            range: Range::between(0.0, 8.0);
+            example: "0.5";
+        }
+
+        /// Uses beyond this number extend the life of an object no further, so that what was popular once can
+        /// leave.
+        bonus_hits_max: u32 {
+            default: 2;
+            range: Range::between(1, 255);
+            example: "4";
+        }
+    }
+
+    /// Files that are rewritten in place for hours: they live on disk and are never shared or sealed.
+    scratch: ScratchSettings {
+        /// A file becomes scratch when it is given this size before it is written. Raise it when objects of that
+        /// size are to be cached; lower it when a client's slot files are smaller.
+        min: ByteCount {
+            default: ByteCount::gib(1);
+            range: Range::at_least(SCRATCH_MIN_MIN);
+            alias: "scratch_min";
+            example: "4GiB";
+        }
+
+        /// Directory for scratch files, one for each mount. Point it at a fast disk.
+        dir: PathBuf {
+            default: default_scratch_dir(host, &mount.instance),
+                "`/var/lib/tidefs/<instance>/scratch` as root, else `$XDG_STATE_HOME/tidefs/<instance>/scratch`";
+            range: Range::any();
+            example: "/mnt/nvme/tidefs";
+        }
+
+        /// Bytes of disk that scratch files may hold together. Lower it when other programs need the disk.
+        capacity: ByteCount {
+            default: default_scratch_capacity(host, mount, &dir), "3/4 of the free space of that disk at start";
+            range: Range::any();
+            example: "500GiB";
+        }
+    }
+
+    /// The daemon itself.
+    runtime: RuntimeSettings {
+        /// Directory for the state of mounts: lock, admin socket and the memory that outlives the daemon, each in
+        /// a subdirectory `<instance>`. Tools must be told when it is not the default.
+        state_dir: PathBuf {
+            default: default_state_dir(host),
+                "`/run/tidefs` as root, else `$XDG_RUNTIME_DIR/tidefs`";
+            range: Range::any();
+            alias: "state_dir";
+            example: "/run/tidefs";
+        }
+
+        /// What a clean stop does with the cached objects. `keep` leaves them in memory, where the next start
+        /// finds them; `discard` gives the memory back.
+        on_stop: OnStop {
+            default: OnStop::Keep;
+            range: Range::any();
+            alias: "on_stop";
+            example: "discard";
+        }
+
+        /// Milliseconds that a request may wait for room before it is told that there is none. Raise it when
+        /// writers would rather wait than skip a store.
+        deadline_ms: u64 {
+            default: 5000;
+            range: Range::between(10, 600_000);
+            example: "1000";
+        }
+    }
+
+    /// The top directory of the mount.
+    root: RootSettings {
+        /// Its permissions, in octal. `1777` lets each user make namespaces of their own; `0755` leaves that to
+        /// the owner.
+        mode: FileMode {
+            default: FileMode(if host.is_root() { 0o1777 } else { 0o700 }), "`1777` as root, else `0700`";
+            range: Range::between(FileMode(0), FileMode::ALL_BITS);
+            example: "0755";
+        }
+
+        /// Its owner, a numeric user id. Set it to the user of the inference engine when only that one may make
+        /// namespaces.
+        uid: u32 {
+            default: host.uid, "user id of the daemon";
+            range: Range::between(0, ID_MAX);
+            example: "1000";
+        }
+
+        /// Its group, a numeric group id.
+        gid: u32 {
+            default: host.gid, "group id of the daemon";
+            range: Range::between(0, ID_MAX);
+            example: "1000";
+        }
+    }
+
+    /// What the daemon writes to its standard error.
+    log: LogSettings {
+        /// What is logged: `error`, `warn`, `info`, `debug` or `trace`, or a filter per part of the program such
+        /// as `info,tidefs::fuse=debug`.
+        level: LogFilter {
+            default: LogFilter::info();
+            range: Range::any();
+            alias: "log";
+            example: "debug";
+        }
+
+        /// `text` for people, `json` for collectors.
+        format: LogFormat {
+            default: LogFormat::Text;
+            range: Range::any();
+            example: "json";
+        }
+    }
+}
+
+/// The largest id; the one above is `(uid_t) -1`, which the kernel takes for `leave as it is`.
+const ID_MAX: u32 = u32::MAX - 1;
+
+fn default_capacity(memory: ByteCount) -> ByteCount {
+    let eighth = memory.get() / 8;
+    ByteCount(eighth - eighth % ByteCount::mib(1).get()).max(CAPACITY_MIN)
+}
+
+fn default_headroom(capacity: ByteCount) -> ByteCount {
+    ByteCount(capacity.get() / 32).clamp(ByteCount::mib(16), ByteCount::gib(1))
+}
+
+fn default_scratch_dir(host: &Host, instance: &str) -> PathBuf {
+    let base = if host.is_root() { PathBuf::from("/var/lib") } else { host.state_home.clone() };
+    base.join("tidefs").join(instance).join("scratch")
+}
+
+/// Three quarters of what is free. Zero if that cannot be learnt or `dir` is in the mount, where nobody may look;
+/// `validate` turns both into errors.
+fn default_scratch_capacity(host: &Host, mount: &MountPlace, dir: &Path) -> ByteCount {
+    let free = if mount.contains(dir) { None } else { (host.free_space)(dir) };
+    let free = free.unwrap_or(ByteCount::ZERO).get();
+    let part = free / 4 * 3;
+    ByteCount(part - part % ByteCount::mib(1).get())
+}
+
+/// Where a user has no runtime directory this is never used: `validate` asks for the setting.
+fn default_state_dir(host: &Host) -> PathBuf {
+    match &host.runtime_dir {
+        Some(runtime_dir) if !host.is_root() => runtime_dir.join("tidefs"),
+        _ => PathBuf::from("/run/tidefs"),
+    }
+}

@@ -1,0 +1,322 @@
+//! Routes to operations: decode, check, call on a blocking thread, encode.
+
+use std::ops::ControlFlow;
+use std::pin::Pin as StdPin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Query as AxumQuery, Request, State};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use hyper::body::Frame;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tidefs_control_api::{
+    ApiError, ErrorBody, ErrorCode, EvictRequest, KeyPath, ListQuery, PathQuery, PinRequest, VerifyEvent,
+    VerifyRequest, routes,
+};
+use tokio::sync::{Semaphore, mpsc};
+use tracing::{debug, error, info};
+
+use super::Operations;
+
+/// Longest request body; the longest request names one path of 4096 bytes, each escaped to four.
+pub(super) const BODY_MAX: usize = 64 << 10;
+
+/// Time for a whole answer; a verification, which streams, only has to start in it.
+pub(super) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Lines of a verification on their way to a slow reader. Progress beyond is left out.
+const VERIFY_LINES_MAX: usize = 64;
+
+/// What each handler has at hand.
+#[derive(Clone, Debug)]
+struct Control {
+    operations: Arc<dyn Operations>,
+    /// One permit: two verifications would only slow each other and the mount.
+    verify_turn: Arc<Semaphore>,
+}
+
+/// All routes, answered by `operations`.
+pub(super) fn router(operations: Arc<dyn Operations>) -> Router {
+    let control = Control { operations, verify_turn: Arc::new(Semaphore::new(1)) };
+    Router::new()
+        .route(routes::STATUS, get(status))
+        .route(routes::LIST, get(list))
+        .route(routes::STAT, get(stat))
+        .route(routes::WHY, get(why))
+        .route(routes::EVICT, post(evict))
+        .route(routes::PIN, post(pin))
+        .route(routes::VERIFY, post(verify))
+        .route(routes::CONFIG, get(config))
+        .route(routes::METRICS, get(metrics))
+        .route(routes::HEALTH, get(health))
+        .fallback(no_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .layer(middleware::from_fn(within_deadline))
+        .with_state(control)
+}
+
+/// The router for callers that are not answered.
+pub(super) fn refusing_router() -> Router {
+    Router::new().fallback(async || {
+        Refusal::from(
+            ApiError::new(ErrorCode::Forbidden, "only root and the daemon's own user are answered")
+                .next_step("run the command with sudo"),
+        )
+    })
+}
+
+async fn status(State(control): State<Control>, _: Query<NoQuery>) -> Reply {
+    control.call(|operations| operations.status()).await
+}
+
+async fn list(State(control): State<Control>, Query(query): Query<ListQuery>) -> Reply {
+    check_path(&query.path)?;
+    query.limit()?;
+    control.call(move |operations| operations.list(&query)).await
+}
+
+async fn stat(State(control): State<Control>, Query(query): Query<PathQuery>) -> Reply {
+    check_path(&query.path)?;
+    control.call(move |operations| operations.stat(&query.path)).await
+}
+
+async fn why(State(control): State<Control>, Query(query): Query<PathQuery>) -> Reply {
+    check_path(&query.path)?;
+    control.call(move |operations| operations.why(&query.path)).await
+}
+
+async fn evict(
+    State(control): State<Control>,
+    _: Query<NoQuery>,
+    Json(request): Json<EvictRequest>,
+) -> Reply {
+    let target = request.target()?;
+    if let Some(path) = &request.path {
+        check_path(path)?;
+    }
+    let reply = control.call(move |operations| {
+        let evicted = operations.evict(&target, request.force)?;
+        info!(
+            ?target,
+            force = request.force,
+            objects = evicted.objects.0,
+            bytes = evicted.bytes.0,
+            "evicted"
+        );
+        Ok(evicted)
+    });
+    reply.await
+}
+
+async fn pin(State(control): State<Control>, _: Query<NoQuery>, Json(request): Json<PinRequest>) -> Reply {
+    check_path(&request.path)?;
+    request.validate()?;
+    let reply = control.call(move |operations| {
+        let pinned = operations.pin(&request)?;
+        info!(object = %request.path, pin = %request.pin, ttl_s = request.ttl_s, "pinned");
+        Ok(pinned)
+    });
+    reply.await
+}
+
+async fn config(State(control): State<Control>, _: Query<NoQuery>) -> Reply {
+    control.call(|operations| operations.config()).await
+}
+
+async fn metrics(State(control): State<Control>, _: Query<NoQuery>) -> Reply {
+    let text = control.run(|operations| operations.metrics()).await?;
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, content_type)], text).into_response())
+}
+
+async fn health(_: Query<NoQuery>) -> Response {
+    "ok\n".into_response()
+}
+
+/// Streams the verification. The blocking thread never waits for the reader before the last line, so a reader
+/// that stops reading does not stop the verification.
+async fn verify(
+    State(control): State<Control>,
+    _: Query<NoQuery>,
+    Json(request): Json<VerifyRequest>,
+) -> Reply {
+    if let Some(path) = &request.path {
+        check_path(path)?;
+    }
+    let Ok(turn) = Arc::clone(&control.verify_turn).try_acquire_owned() else {
+        return Err(ApiError::new(ErrorCode::Conflict, "another verification is going on")
+            .next_step("wait until it is done, or end it by ending the command that asked for it")
+            .into());
+    };
+    let (sender, receiver) = mpsc::channel(VERIFY_LINES_MAX);
+    tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        let mut progress = |progress| match sender.try_send(line(&VerifyEvent::Progress(progress))) {
+            Err(mpsc::error::TrySendError::Closed(_)) => ControlFlow::Break(()),
+            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => ControlFlow::Continue(()),
+        };
+        let last = match control.operations.verify(request.path.as_ref(), &mut progress) {
+            Ok(summary) => VerifyEvent::Summary(summary),
+            Err(error) => VerifyEvent::Error(error),
+        };
+        if sender.blocking_send(line(&last)).is_err() {
+            debug!("the caller of a verification left before its end");
+        }
+    });
+    let body = Body::new(LinesBody { receiver });
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+}
+
+async fn no_route(request: Request) -> Refusal {
+    ApiError::new(ErrorCode::NotFound, format!("no route {}", request.uri().path()))
+        .next_step("the tools and the daemon may be of different versions: compare `tidefs --version`")
+        .into()
+}
+
+async fn wrong_method(request: Request) -> Refusal {
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    ApiError::new(ErrorCode::MethodNotAllowed, message).into()
+}
+
+async fn within_deadline(request: Request, next: Next) -> Response {
+    let route = request.uri().path().to_owned();
+    match tokio::time::timeout(DEADLINE, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            error!(route, "no answer within the deadline");
+            Refusal::from(
+                ApiError::new(ErrorCode::Timeout, format!("no answer within {} s", DEADLINE.as_secs()))
+                    .next_step("look at the daemon's log; it may be overloaded or stuck"),
+            )
+            .into_response()
+        }
+    }
+}
+
+impl Control {
+    /// Runs `operation` on a blocking thread. A panic in it is an error of this one request.
+    async fn run<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&dyn Operations) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let operations = Arc::clone(&self.operations);
+        match tokio::task::spawn_blocking(move || operation(operations.as_ref())).await {
+            Ok(result) => Ok(result?),
+            Err(join_error) => {
+                error!(error = %join_error, "an operation of the admin API did not end");
+                Err(ApiError::new(ErrorCode::Internal, "the operation failed inside the daemon")
+                    .next_step("look at the daemon's log")
+                    .into())
+            }
+        }
+    }
+
+    async fn call<T: Serialize + Send + 'static>(
+        &self,
+        operation: impl FnOnce(&dyn Operations) -> Result<T, ApiError> + Send + 'static,
+    ) -> Reply {
+        let value = self.run(operation).await?;
+        Ok(axum::Json(value).into_response())
+    }
+}
+
+type Reply = Result<Response, Refusal>;
+
+/// An error on its way out.
+#[derive(Debug)]
+struct Refusal(ApiError);
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status =
+            StatusCode::from_u16(self.0.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        debug!(%status, error = %self.0, "refused");
+        (status, axum::Json(ErrorBody { error: self.0 })).into_response()
+    }
+}
+
+fn check_path(path: &KeyPath) -> Result<(), Refusal> {
+    match path.to_bytes() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(ApiError::new(ErrorCode::BadRequest, error.to_string()).into()),
+    }
+}
+
+/// The query of a route that takes none; each key in it is an error.
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoQuery {}
+
+/// A query, whose faults are told in our own form.
+struct Query<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        match AxumQuery::try_from_uri(&parts.uri) {
+            Ok(AxumQuery(query)) => Ok(Self(query)),
+            Err(rejection) => Err(ApiError::new(ErrorCode::BadRequest, rejection.body_text()).into()),
+        }
+    }
+}
+
+/// A body, whose faults are told in our own form. JSON whatever the content type says: nobody else can ask.
+struct Json<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        let body = Bytes::from_request(request, state).await.map_err(|rejection| {
+            let code = match rejection.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => ErrorCode::TooLarge,
+                _ => ErrorCode::BadRequest,
+            };
+            ApiError::new(code, rejection.body_text())
+        })?;
+        serde_json::from_slice(&body).map(Self).map_err(|error| {
+            ApiError::new(ErrorCode::BadRequest, format!("the body is not what this route takes: {error}"))
+                .into()
+        })
+    }
+}
+
+fn line(event: &VerifyEvent) -> Bytes {
+    // Numbers, text and lists: there is nothing in an event that JSON cannot say.
+    let mut line = serde_json::to_vec(event).expect("an event has a JSON form");
+    line.push(b'\n');
+    line.into()
+}
+
+/// A body that is what comes out of a channel.
+struct LinesBody {
+    receiver: mpsc::Receiver<Bytes>,
+}
+
+impl HttpBody for LinesBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: StdPin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.receiver.poll_recv(context).map(|line| line.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}

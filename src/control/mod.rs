@@ -1,0 +1,100 @@
+//! The admin socket: HTTP over a unix socket, for the CLI and for whoever has `curl --unix-socket`.
+//!
+//! This side decodes, checks who asks and keeps time; what is done is behind [`Operations`], which the datapath
+//! implements. Nothing here is on the path of a read.
+//!
+//! Invariants
+//! - Root and the daemon's own user are answered, everybody else is told 403 and nothing more.
+//! - A request is refused as a whole or done as a whole: parts that are not understood are errors.
+//! - The socket's folder has mode 0700, the socket 0600, before the first request is accepted.
+//!
+//! Limits: `server::CONNECTIONS_MAX` connections (further ones wait), `handlers::BODY_MAX` bytes of request,
+//! `handlers::DEADLINE` for an answer, `server::HEADER_DEADLINE` for a request's head.
+//! Threads: one, `control`, runs the runtime; operations run on its few blocking threads, never on it.
+
+mod credentials;
+mod handlers;
+mod operations;
+mod server;
+
+use std::fmt;
+use std::ops::ControlFlow;
+
+use tidefs_control_api::{
+    ApiError, EffectiveConfig, EvictTarget, Evicted, KeyPath, List, ListQuery, ObjectStat, PinRequest,
+    Pinned, Status, VerifyProgress, VerifySummary, Why,
+};
+
+pub use operations::{DaemonFacts, DaemonOperations};
+pub use server::{ControlServer, StartError};
+
+/// What the admin API can ask of the daemon; one method a route.
+///
+/// Methods block and are quick (well below the deadline of `handlers::DEADLINE`), but for [`Self::verify`].
+/// Paths were checked: [`KeyPath::to_bytes`] does not fail on them. Errors carry the code that the caller sees;
+/// [`ApiError::no_object`] is the one for a key that is not here.
+pub trait Operations: fmt::Debug + Send + Sync + 'static {
+    /// The daemon at a glance.
+    ///
+    /// # Errors
+    /// [`tidefs_control_api::ErrorCode::Unavailable`] while it starts or stops.
+    fn status(&self) -> Result<Status, ApiError>;
+
+    /// Objects below a directory, in the order asked for. `query.limit()` does not fail.
+    ///
+    /// # Errors
+    /// No such directory; a cursor that is not one of ours.
+    fn list(&self, query: &ListQuery) -> Result<List, ApiError>;
+
+    /// The facts of one object or directory.
+    ///
+    /// # Errors
+    /// [`ApiError::no_object`].
+    fn stat(&self, path: &KeyPath) -> Result<ObjectStat, ApiError>;
+
+    /// What became of a key. That it is not here is an answer, not an error.
+    ///
+    /// # Errors
+    /// Only the daemon's own.
+    fn why(&self, path: &KeyPath) -> Result<Why, ApiError>;
+
+    /// Evicts what `target` names, pinned objects only if `force`.
+    ///
+    /// # Errors
+    /// Nothing fits `target`; a glob that is not one. What stays although it fits is told in the answer.
+    fn evict(&self, target: &EvictTarget, force: bool) -> Result<Evicted, ApiError>;
+
+    /// Pins or frees an object or directory. `request.validate()` does not fail.
+    ///
+    /// # Errors
+    /// [`ApiError::no_object`].
+    fn pin(&self, request: &PinRequest) -> Result<Pinned, ApiError>;
+
+    /// Compares the bytes of all objects at and below `path` (all, if absent) with their checksums.
+    ///
+    /// Calls `progress` now and then, at least once a second; once it answers `Break`, nobody listens any more
+    /// and the verification ends soon, with any result. At most one runs at a time.
+    ///
+    /// # Errors
+    /// [`ApiError::no_object`]. Corrupt objects are a finding, not an error.
+    fn verify(
+        &self,
+        path: Option<&KeyPath>,
+        progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
+    ) -> Result<VerifySummary, ApiError>;
+
+    /// Every setting with its origin.
+    ///
+    /// # Errors
+    /// Only the daemon's own.
+    fn config(&self) -> Result<EffectiveConfig, ApiError>;
+
+    /// All metrics, as text in the OpenMetrics format.
+    ///
+    /// # Errors
+    /// Only the daemon's own.
+    fn metrics(&self) -> Result<String, ApiError>;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,474 @@
+//! The admin API over the datapath: translates its facts into the API's types.
+
+use std::ffi::OsStr;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use tidefs_control_api::{
+    API_VERSION, ApiError, ChecksumHex, ConfigEntry, ConfigOrigin, Counters, EffectiveConfig, ErrorCode,
+    EvictTarget, Evicted, EvictionStatus, FuseStatus, KeyPath, List, ListEntry, ListQuery, MemoryStatus,
+    NamespaceStatus, ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned, ScratchStatus,
+    SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifySummary, Why,
+};
+use tidefs_engine::types::{ByteCount, ObjectCount};
+
+use super::Operations;
+use crate::config::{Effective, Origin};
+use crate::datapath::{self, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction};
+use crate::namespace::time_of;
+use crate::tier::memory;
+
+/// How far into the order of eviction `stat` looks for an object's rank.
+const RANK_MAX: usize = 100_000;
+/// How often a verification reports.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What is known once the mount is up.
+#[derive(Debug)]
+pub struct DaemonFacts {
+    /// Whether the kernel serves files itself.
+    pub passthrough: bool,
+    /// Why not, if not.
+    pub passthrough_reason: Option<String>,
+    /// Session threads.
+    pub threads: u32,
+    /// Protocol version of the kernel.
+    pub kernel_abi: String,
+    /// Names of the capabilities in force.
+    pub flags: Vec<String>,
+    /// When the daemon started.
+    pub started_at: SystemTime,
+}
+
+/// The daemon, as the admin API sees it.
+#[derive(Debug)]
+pub struct DaemonOperations {
+    datapath: Arc<Datapath>,
+    effective: Arc<Effective>,
+    mount_dir: PathBuf,
+    facts: OnceLock<DaemonFacts>,
+}
+
+/// Name and source of a file of `.tidefs`.
+type ControlFile = (&'static str, Box<dyn Fn() -> String + Send + Sync>);
+
+impl DaemonOperations {
+    /// Operations on `datapath`, which is or will be mounted on `mount_dir`.
+    #[must_use]
+    pub fn new(datapath: Arc<Datapath>, effective: Arc<Effective>, mount_dir: PathBuf) -> Self {
+        Self { datapath, effective, mount_dir, facts: OnceLock::new() }
+    }
+
+    /// Tells what is known now that the mount is up. Once.
+    pub fn set_facts(&self, facts: DaemonFacts) {
+        // A second call would be a bug of the composition root; the first facts stay.
+        let _ = self.facts.set(facts);
+    }
+
+    /// The files of `.tidefs`.
+    #[must_use]
+    pub fn control_files(self: &Arc<Self>) -> Vec<ControlFile> {
+        fn json<T: serde::Serialize>(outcome: Result<T, ApiError>) -> String {
+            let text = match outcome {
+                Ok(value) => serde_json::to_string_pretty(&value),
+                Err(error) => serde_json::to_string_pretty(&error),
+            };
+            text.map_or_else(|error| format!("{{\"error\":\"{error}\"}}\n"), |text| text + "\n")
+        }
+        let (status, metrics, config) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
+        vec![
+            ("status", Box::new(move || json(status.status()))),
+            ("metrics", Box::new(move || metrics.metrics().unwrap_or_else(|error| format!("# {error}\n")))),
+            ("config", Box::new(move || json(config.config()))),
+        ]
+    }
+
+    /// Evicts every file whose path below the mount fits a shell pattern.
+    fn evict_matching(&self, pattern: &str, force: bool) -> Result<OperatorEviction, ApiError> {
+        let glob = globset::Glob::new(pattern)
+            .map_err(|error| ApiError::new(ErrorCode::BadRequest, error.to_string()))?
+            .compile_matcher();
+        let files = self.datapath.files_below(b"").map_err(|error| internal(&error))?;
+        let mut total = OperatorEviction::default();
+        for facts in files.iter().filter(|facts| glob.is_match(OsStr::from_bytes(&facts.path))) {
+            // One that is gone meanwhile needs no eviction.
+            if let Ok(one) = self.datapath.evict_below(&facts.path, force) {
+                total.objects += one.objects;
+                total.bytes = total.bytes.saturating_add(one.bytes);
+                total.stayed.extend(one.stayed);
+            }
+        }
+        Ok(total)
+    }
+
+    fn warnings(&self, overview: &datapath::Overview) -> (Vec<String>, Vec<String>) {
+        let report = &overview.report;
+        let mut memory = Vec::new();
+        if !report.private_mount {
+            memory.push("segments share a tmpfs with others: its space can be taken away".to_owned());
+        }
+        memory.extend(
+            report.refused_options.iter().map(|option| format!("the kernel refused tmpfs option {option}")),
+        );
+        memory.extend(report.page_size_unknown.iter().map(|why| format!("the page size is unknown: {why}")));
+        if report.shrink_pending {
+            memory.push("the memory tier still holds more than its new capacity".to_owned());
+        }
+        let mut all = memory.clone();
+        if let Some(reason) = self.facts.get().and_then(|facts| facts.passthrough_reason.as_ref()) {
+            all.push(format!("files are served by the daemon: {reason}"));
+        }
+        (memory, all)
+    }
+}
+
+fn internal(error: &Error) -> ApiError {
+    ApiError::new(ErrorCode::Internal, error.to_string())
+}
+
+fn refusal(path: &KeyPath, error: &Error) -> ApiError {
+    match error {
+        Error::NoObject | Error::Stale => ApiError::no_object(path),
+        Error::Invalid(_) | Error::Unsupported(_) => ApiError::new(ErrorCode::BadRequest, error.to_string()),
+        other => internal(other),
+    }
+}
+
+fn tier(text: &str) -> Option<Tier> {
+    Some(match text {
+        "memory" => Tier::Memory,
+        "packed" => Tier::Packed,
+        "scratch" => Tier::Scratch,
+        "writing" => Tier::Writing,
+        _ => return None,
+    })
+}
+
+fn pin(pin: Option<memory::Pin>) -> Pin {
+    match pin {
+        Some(memory::Pin::Hard) => Pin::Hard,
+        Some(memory::Pin::Soft { .. }) => Pin::Soft,
+        Some(memory::Pin::None) | None => Pin::None,
+    }
+}
+
+fn stamp(nanos: i64) -> Timestamp {
+    Timestamp(time_of(nanos))
+}
+
+fn bytes_of(path: &KeyPath) -> Result<Vec<u8>, ApiError> {
+    path.to_bytes().map_err(|error| ApiError::new(ErrorCode::BadRequest, error.to_string()))
+}
+
+fn entry_of(facts: &NodeFacts) -> ListEntry {
+    ListEntry {
+        path: KeyPath::from_bytes(&facts.path),
+        size: facts.size,
+        tier: tier(facts.tier).unwrap_or_default(),
+        last_used: Some(stamp(facts.used_at_ns)),
+        sealed_at: facts.sealed_at_ns.map(stamp),
+        hits: facts.uses,
+        pin: pin(facts.policy.pin),
+    }
+}
+
+impl Operations for DaemonOperations {
+    fn status(&self) -> Result<Status, ApiError> {
+        let overview = self.datapath.overview().map_err(|error| internal(&error))?;
+        let telemetry = self.datapath.telemetry();
+        let facts = self.facts.get();
+        let (memory_warnings, warnings) = self.warnings(&overview);
+        let started_at = facts.map_or_else(SystemTime::now, |facts| facts.started_at);
+        Ok(Status {
+            api_version: API_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            mount_point: self.mount_dir.to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            started_at: Timestamp(started_at),
+            uptime_s: started_at.elapsed().unwrap_or_default().as_secs(),
+            capacity: overview.usage.capacity,
+            used: overview.usage.used,
+            free: overview.usage.free,
+            objects: ObjectCount(overview.objects),
+            sealed_bytes: overview.sealed_bytes,
+            unsealed_files: overview.unsealed_files,
+            packed: PackedStatus {
+                objects: overview.packed.objects,
+                bytes: overview.packed.bytes_live,
+                segments: overview.packed.segments,
+                segment_bytes: overview.packed.bytes_allocated,
+            },
+            scratch: ScratchStatus {
+                files: overview.scratch_files,
+                bytes: overview.scratch_used,
+                capacity: Some(overview.scratch_capacity),
+            },
+            eviction: EvictionStatus {
+                policy: overview.policy.to_owned(),
+                evicted_objects: ObjectCount(telemetry.evictions.get()),
+                evicted_bytes: ByteCount(telemetry.evicted_bytes.get()),
+                order_bytes: ByteCount(overview.policy_memory as u64),
+            },
+            fuse: facts.map_or_else(FuseStatus::default, |facts| FuseStatus {
+                passthrough: facts.passthrough,
+                passthrough_reason: facts.passthrough_reason.clone(),
+                threads: facts.threads,
+                kernel_abi: facts.kernel_abi.clone(),
+                flags: facts.flags.clone(),
+            }),
+            memory: MemoryStatus {
+                page_size: overview.report.page_size,
+                private_mount: overview.report.private_mount,
+                warnings: memory_warnings,
+            },
+            counters: Counters {
+                hits: telemetry.hits.get(),
+                misses: telemetry.misses.get(),
+                opens: telemetry.passthrough_opens.get() + telemetry.direct_opens.get(),
+                creates: telemetry.creates.get(),
+            },
+            namespaces: overview
+                .namespaces
+                .into_iter()
+                .map(|facts| NamespaceStatus {
+                    name: String::from_utf8_lossy(&facts.name).into_owned(),
+                    bytes: facts.bytes,
+                    objects: facts.objects,
+                    quota: facts.quota,
+                    floor: facts.floor,
+                    policy: facts.policy.to_owned(),
+                    evicted: ObjectCount(facts.evicted),
+                    hits: facts.hits,
+                    misses: facts.misses,
+                })
+                .collect(),
+            warnings,
+        })
+    }
+
+    fn list(&self, query: &ListQuery) -> Result<List, ApiError> {
+        let limit = usize::try_from(query.limit()?).unwrap_or(usize::MAX);
+        let start: usize = match &query.cursor {
+            None => 0,
+            Some(cursor) => cursor.parse().map_err(|_| {
+                ApiError::new(ErrorCode::BadRequest, format!("`{cursor}` is no cursor of a listing"))
+                    .next_step("pass `next_cursor` of the page before, or none")
+            })?,
+        };
+        let path = bytes_of(&query.path)?;
+        let mut files = self.datapath.files_below(&path).map_err(|error| refusal(&query.path, &error))?;
+        match query.sort {
+            SortOrder::Heat => files.sort_by_key(|facts| std::cmp::Reverse(facts.heat)),
+            SortOrder::Name => files.sort_by(|a, b| a.path.cmp(&b.path)),
+            SortOrder::Size => files.sort_by_key(|facts| std::cmp::Reverse(facts.size)),
+            SortOrder::Age => files.sort_by_key(|facts| facts.sealed_at_ns),
+        }
+        let total = files.len();
+        let entries: Vec<ListEntry> = files.iter().skip(start).take(limit).map(entry_of).collect();
+        let next = start + entries.len();
+        Ok(List {
+            entries,
+            total: ObjectCount(total as u64),
+            next_cursor: (next < total).then(|| next.to_string()),
+        })
+    }
+
+    fn stat(&self, path: &KeyPath) -> Result<ObjectStat, ApiError> {
+        let facts = self.datapath.facts(&bytes_of(path)?).ok_or_else(|| ApiError::no_object(path))?;
+        let now = SystemTime::now();
+        let left = |at_ns: i64| time_of(at_ns).duration_since(now).unwrap_or_default().as_secs();
+        Ok(ObjectStat {
+            path: path.clone(),
+            kind: match facts.kind {
+                Kind::Directory => ObjectKind::Directory,
+                Kind::File => ObjectKind::File,
+            },
+            size: facts.size,
+            version: facts.version,
+            checksum: facts.checksum.map(ChecksumHex),
+            tier: tier(facts.tier),
+            sealed_at: facts.sealed_at_ns.map(stamp),
+            last_used: Some(stamp(facts.used_at_ns)),
+            hits: facts.uses,
+            references: facts.references,
+            pin: pin(facts.policy.pin),
+            priority: i32::from(facts.policy.priority.unwrap_or(0)),
+            ttl_left_s: facts.expires_at_ns.map(left),
+            eviction_rank: self.datapath.eviction_rank(facts.ino, RANK_MAX),
+            segment: facts.segment,
+            ..ObjectStat::default()
+        })
+    }
+
+    fn why(&self, path: &KeyPath) -> Result<Why, ApiError> {
+        let verdict = match self.datapath.fate(&bytes_of(path)?) {
+            Fate::Present { tier: text } => Verdict::Present { tier: tier(text).unwrap_or(Tier::Other) },
+            Fate::BeingWritten { process } => Verdict::BeingWritten { by_pid: process },
+            Fate::Evicted { at_ns, for_whom, reason } => {
+                Verdict::Evicted { at: stamp(at_ns), for_whom, reason: reason.to_owned() }
+            }
+            Fate::Expired { at_ns } => Verdict::Expired { at: stamp(at_ns) },
+            Fate::Deleted { at_ns, process } => Verdict::Deleted { at: stamp(at_ns), by_pid: Some(process) },
+            Fate::Renamed { at_ns, to } => {
+                Verdict::Renamed { at: stamp(at_ns), to: KeyPath::from_bytes(&to) }
+            }
+            Fate::OverQuota { at_ns, directory, quota } => {
+                Verdict::Quota { at: stamp(at_ns), namespace: directory, quota }
+            }
+            Fate::WriterKilled { at_ns, process } => Verdict::WriterDied { at: stamp(at_ns), pid: process },
+            Fate::Corrupt { at_ns } => Verdict::Corrupt { at: stamp(at_ns) },
+            Fate::Unknown { history_is_whole: true } => Verdict::NeverWritten,
+            Fate::Unknown { history_is_whole: false } => {
+                let since = self.facts.get().map_or_else(SystemTime::now, |facts| facts.started_at);
+                Verdict::UnknownHistoryTooOld { since: Timestamp(since) }
+            }
+        };
+        Ok(Why::new(path.clone(), verdict))
+    }
+
+    fn evict(&self, target: &EvictTarget, force: bool) -> Result<Evicted, ApiError> {
+        let outcome = match target {
+            EvictTarget::Path(path) => {
+                self.datapath.evict_below(&bytes_of(path)?, force).map_err(|error| refusal(path, &error))?
+            }
+            EvictTarget::Bytes(bytes) => {
+                let (objects, bytes) = self.datapath.evict_coldest(*bytes);
+                OperatorEviction { objects, bytes, ..OperatorEviction::default() }
+            }
+            EvictTarget::Pattern(pattern) => self.evict_matching(pattern, force)?,
+        };
+        let skipped_objects = ObjectCount(outcome.stayed.len() as u64);
+        let skipped =
+            outcome.stayed.into_iter().take(Evicted::SKIPPED_LISTED_MAX).map(|(path, obstacle)| Skipped {
+                path: KeyPath::from_bytes(&path),
+                reason: match obstacle {
+                    Obstacle::Pinned => SkipReason::Pinned,
+                    Obstacle::Open => SkipReason::Referenced,
+                    Obstacle::Written => SkipReason::BeingWritten,
+                    Obstacle::Scratch => SkipReason::Scratch,
+                },
+            });
+        Ok(Evicted {
+            objects: ObjectCount(outcome.objects),
+            bytes: outcome.bytes,
+            skipped_objects,
+            skipped: skipped.collect(),
+        })
+    }
+
+    fn pin(&self, request: &PinRequest) -> Result<Pinned, ApiError> {
+        request.validate()?;
+        let value = match (request.pin, request.ttl_s) {
+            (Pin::None, _) => None,
+            (Pin::Hard, _) => Some("hard".to_owned()),
+            (Pin::Soft, None) => Some("soft".to_owned()),
+            (Pin::Soft, Some(ttl_s)) => Some(format!("soft:{ttl_s}s")),
+        };
+        let path = bytes_of(&request.path)?;
+        let now =
+            self.datapath.pin(&path, value.as_deref()).map_err(|error| refusal(&request.path, &error))?;
+        Ok(Pinned { path: request.path.clone(), pin: pin(now), ttl_left_s: request.ttl_s })
+    }
+
+    fn verify(
+        &self,
+        path: Option<&KeyPath>,
+        progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
+    ) -> Result<VerifySummary, ApiError> {
+        let started = Instant::now();
+        let root = KeyPath::root();
+        let path = path.unwrap_or(&root);
+        let objects = self.datapath.sealed_below(&bytes_of(path)?).map_err(|error| refusal(path, &error))?;
+        let mut seen =
+            VerifyProgress { total: ObjectCount(objects.len() as u64), ..VerifyProgress::default() };
+        let mut summary = VerifySummary::default();
+        let mut reported = Instant::now();
+        for ino in objects {
+            let path = self.datapath.path_of_ino(ino).unwrap_or_default();
+            let size = self.datapath.getattr(ino).map(|stat| stat.size).unwrap_or_default();
+            match self.datapath.verify_object(ino) {
+                Ok(datapath::Verdict::Sound) => seen.checked_bytes = seen.checked_bytes.saturating_add(size),
+                Ok(datapath::Verdict::Corrupt) => {
+                    seen.corrupt.0 += 1;
+                    if summary.corrupt_paths.len() < tidefs_control_api::verify::CORRUPT_LISTED_MAX {
+                        summary.corrupt_paths.push(KeyPath::from_bytes(&path));
+                    }
+                }
+                // Evicted or rewritten since the list was made.
+                Ok(datapath::Verdict::Skipped) | Err(_) => summary.gone.0 += 1,
+            }
+            seen.checked.0 += 1;
+            if reported.elapsed() >= PROGRESS_INTERVAL {
+                reported = Instant::now();
+                if progress(seen).is_break() {
+                    break;
+                }
+            }
+        }
+        summary.checked = seen.checked;
+        summary.checked_bytes = seen.checked_bytes;
+        summary.corrupt = seen.corrupt;
+        summary.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(summary)
+    }
+
+    fn config(&self) -> Result<EffectiveConfig, ApiError> {
+        let entries = self
+            .effective
+            .entries
+            .iter()
+            .map(|entry| ConfigEntry {
+                key: entry.key.to_owned(),
+                value: entry.value.clone(),
+                default: Some(entry.default.clone()),
+                origin: match &entry.origin {
+                    Origin::Default => ConfigOrigin::Default,
+                    Origin::File { path, line } => ConfigOrigin::File {
+                        path: path.to_string_lossy().into_owned(),
+                        line: line.map(|line| line as u64),
+                    },
+                    Origin::Environment { variable } => {
+                        ConfigOrigin::Environment { variable: variable.clone() }
+                    }
+                    Origin::Flag { flag } => ConfigOrigin::Flag { flag: flag.clone() },
+                },
+            })
+            .collect();
+        Ok(EffectiveConfig { entries })
+    }
+
+    fn metrics(&self) -> Result<String, ApiError> {
+        use std::fmt::Write as _;
+        let overview = self.datapath.overview().map_err(|error| internal(&error))?;
+        let mut text = self.datapath.telemetry().render();
+        let gauges = [
+            ("tidefs_capacity_bytes", "Most bytes of the memory tier.", overview.usage.capacity.get()),
+            ("tidefs_used_bytes", "Bytes of real pages in use.", overview.usage.used.get()),
+            ("tidefs_free_bytes", "Bytes that can still be reserved.", overview.usage.free.get()),
+            ("tidefs_objects", "Sealed objects.", overview.objects),
+            ("tidefs_object_bytes", "Bytes of sealed objects.", overview.sealed_bytes.get()),
+            ("tidefs_unsealed_files", "Files that are being written.", overview.unsealed_files),
+            ("tidefs_packed_objects", "Objects in packed segments.", overview.packed.objects.0),
+            (
+                "tidefs_packed_allocated_bytes",
+                "Bytes of packed segments.",
+                overview.packed.bytes_allocated.get(),
+            ),
+            ("tidefs_scratch_used_bytes", "Bytes of scratch files.", overview.scratch_used.get()),
+            (
+                "tidefs_eviction_memory_bytes",
+                "Heap bytes of the eviction orders.",
+                overview.policy_memory as u64,
+            ),
+        ];
+        for (name, help, value) in gauges {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
+        }
+        text.push_str("# EOF\n");
+        Ok(text)
+    }
+}

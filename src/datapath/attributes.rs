@@ -1,0 +1,84 @@
+//! Owner, mode and times: changed on sealed objects too, and kept across restarts.
+
+use super::{Caller, Datapath, Error, Marks, Phase, SizeChange, Stat};
+use crate::namespace::Ino;
+
+/// What setattr changes. `None` leaves a thing as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttributeChange {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length.
+    pub size: Option<tidefs_engine::types::ByteCount>,
+    /// Last use, in nanoseconds since 1970.
+    pub atime_ns: Option<i64>,
+    /// Last change of the contents, in nanoseconds since 1970.
+    pub mtime_ns: Option<i64>,
+}
+
+impl Datapath {
+    /// Changes attributes of `ino` and returns all of them.
+    ///
+    /// # Errors
+    /// As [`Datapath::change_size`] for a length; [`Error::Io`] when the record cannot be written.
+    pub fn setattr(&self, caller: &Caller, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {
+        if let Some(size) = change.size {
+            self.change_size(caller, ino, SizeChange::Set(size))?;
+        }
+        self.with_room(|| self.set_attributes(ino, change))
+    }
+
+    fn set_attributes(&self, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {
+        let now_ns = self.now_ns();
+        let mut state = self.lock();
+        let slot = state.slot_of(ino)?;
+        let attributes = &mut state.tree.node_mut(slot).attributes;
+        let before = *attributes;
+        attributes.mode = change.mode.map_or(attributes.mode, |mode| mode & 0o7777);
+        attributes.uid = change.uid.unwrap_or(attributes.uid);
+        attributes.gid = change.gid.unwrap_or(attributes.gid);
+        attributes.atime_ns = change.atime_ns.unwrap_or(attributes.atime_ns);
+        attributes.mtime_ns = change.mtime_ns.unwrap_or(attributes.mtime_ns);
+        if change.size.is_some() && change.mtime_ns.is_none() {
+            attributes.mtime_ns = now_ns;
+        }
+        if *attributes != before {
+            attributes.ctime_ns = now_ns;
+            let persisted = if state.tree.directory(slot).is_some() {
+                self.tier.put_directory(&state.directory_record(slot)).map_err(Error::from)
+            } else {
+                self.rewrite_record(&mut state, slot)
+            };
+            if let Err(error) = persisted {
+                state.tree.node_mut(slot).attributes = before;
+                return Err(error);
+            }
+        }
+        if change.mtime_ns.is_some()
+            && let Some(object) = state.object_mut(slot)
+        {
+            object.marks.set(Marks::MTIME_SET, object.phase != Phase::Sealed);
+        }
+        if change.mtime_ns.is_some()
+            && let Some(file) = state.object(slot).and_then(|object| object.file()).cloned()
+        {
+            self.stamp(&file, &state.tree.node(slot).attributes);
+        }
+        let stat = self.stat_of(&state, slot);
+        Ok(stat)
+    }
+
+    /// Gives a backing file that is being written the times that its owner set.
+    pub(super) fn stamp(&self, file: &std::fs::File, attributes: &crate::namespace::Attributes) {
+        let times = std::fs::FileTimes::new()
+            .set_accessed(crate::namespace::time_of(attributes.atime_ns))
+            .set_modified(crate::namespace::time_of(attributes.mtime_ns));
+        if let Err(error) = file.set_times(times) {
+            tracing::debug!(%error, "times of a segment could not be set");
+        }
+    }
+}

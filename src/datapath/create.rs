@@ -1,0 +1,305 @@
+//! Beginning: new files, new directories, and new versions over sealed objects.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use tidefs_engine::types::{ByteCount, FileOffset, SegmentId};
+
+use super::{Caller, Datapath, Error, IoPath, Object, OpenOptions, Opened, Phase, Place, Stat, State};
+use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
+use crate::tier::memory::{DirectoryRecord, PolicyRecord};
+
+/// A hidden version is dropped when its writer does not come back to open it within this time.
+const ABANDONED_AFTER_MS: u64 = 10_000;
+
+/// Part of the capacity that is reserved for one writer at most on the strength of a guess.
+const GUESS_SHARE: u64 = 8;
+
+/// How often a create meets a name that changes under it before it gives up.
+const JOINS_MAX: u32 = 16;
+
+/// Free part of the capacity above which files of unknown size may be written without the daemon: a half.
+const SPARE_SHARE: u64 = 2;
+
+/// A fresh segment with as many pages as its writer is expected to need.
+struct FreshSegment {
+    id: SegmentId,
+    file: Arc<File>,
+    reserved: ByteCount,
+}
+
+impl Datapath {
+    /// Makes a segment for a new file in `directory`, with `expected` bytes allocated if there is room for them.
+    fn fresh_segment(&self, directory: Slot, expected: ByteCount) -> Result<FreshSegment, Error> {
+        let (id, file) = self.tier.create_segment()?;
+        let guess =
+            ByteCount(expected.get().min(self.settings.capacity.get() / GUESS_SHARE)).round_up_to_pages();
+        let mut reserved = ByteCount::ZERO;
+        // Room for the guess, and beyond it the headroom from which a larger file grows. When nothing can be evicted
+        // the file starts with nothing: whoever writes is told then, as POSIX programs expect.
+        let room = self
+            .make_room_in_quota(guess, directory)
+            .and_then(|()| self.make_room(guess.saturating_add(self.settings.write_headroom), directory));
+        if room.is_ok() && guess > ByteCount::ZERO && self.tier.reserve(&file, FileOffset(0), guess).is_ok() {
+            reserved = guess;
+        }
+        Ok(FreshSegment { id, file: Arc::new(file), reserved })
+    }
+
+    /// Whether a file may grow by far more than anybody expects before something has to be evicted.
+    fn has_room_to_spare(&self) -> Result<bool, Error> {
+        Ok(self.tier.usage()?.free >= ByteCount(self.settings.capacity.get() / SPARE_SHARE))
+    }
+
+    /// Creates and opens the file `name` in `parent`, or joins the one that another process is writing.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] when `options.exclusive` and the name is taken, be it hidden; what
+    /// [`open`](Datapath::open) says of a file that exists; [`Error::Io`] when no segment can be made.
+    pub fn create(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        options: OpenOptions,
+    ) -> Result<(Stat, Opened), Error> {
+        let name = Name::new(name)?;
+        self.lock().resent.pop(&caller.thread);
+        for _ in 0..JOINS_MAX {
+            if let Some(joined) = self.join(caller, parent, &name, options)? {
+                return Ok(joined);
+            }
+            if let Some(created) = self.create_absent(caller, parent, &name, mode, options)? {
+                return Ok(created);
+            }
+        }
+        Err(Error::Stale)
+    }
+
+    /// Creates and opens a file under a name that nothing stands under; `None` when something does by now.
+    fn create_absent(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &Name,
+        mode: u32,
+        options: OpenOptions,
+    ) -> Result<Option<(Stat, Opened)>, Error> {
+        let (parent, expected, is_limited) = {
+            let state = self.lock();
+            let parent = state.slot_of(parent)?;
+            state.directory_id(parent)?;
+            (parent, state.expected_size(parent), state.has_quota(parent))
+        };
+        let mut path = self.path_of_new_file(name, options);
+        if path == IoPath::Passthrough && expected.is_none() && (is_limited || !self.has_room_to_spare()?) {
+            // Nobody knows how large it becomes, and there is not much room: each write asks for its own.
+            path = IoPath::Direct;
+        }
+        let guess = if path == IoPath::Passthrough { expected.unwrap_or_default() } else { ByteCount::ZERO };
+        let segment = self.fresh_segment(parent, guess)?;
+        if segment.reserved < guess {
+            // There is no room even for what is expected: who writes is to be told, so the daemon must see it.
+            path = IoPath::Direct;
+        }
+        let mut state = self.lock();
+        if state.tree.child(parent, name.as_bytes()).is_some() {
+            self.free_place(Place::Solo(segment.id));
+            return Ok(None);
+        }
+        let (gid, _) = state.inherited_group(parent, caller.gid);
+        let attributes = Attributes::new(mode, caller.uid, gid, self.now_ns());
+        let mut object = Object::writing(Place::Solo(segment.id));
+        let open = object.open_mut();
+        open.file = Some(segment.file);
+        open.reserved = segment.reserved;
+        let slot = state.tree.make(attributes, Body::File(object));
+        state.tree.attach(slot, parent, name.clone())?;
+        state.tree.reference(slot);
+        state.tree.node_mut(parent).attributes.mtime_ns = attributes.mtime_ns;
+        state.writing.insert(slot);
+        self.telemetry.creates.increment();
+        // Who creates a file is its first writer, though it be open for reading only: its close seals it.
+        let options = OpenOptions { write: true, ..options };
+        let opened = self.open_handle(&mut state, caller, slot, options, path);
+        Ok(Some((self.stat_of(&state, slot), opened)))
+    }
+
+    /// Opens the file that stands under a name that was to be created, or its new version when it must not be
+    /// changed in place. `None` when nothing stands there.
+    fn join(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &Name,
+        options: OpenOptions,
+    ) -> Result<Option<(Stat, Opened)>, Error> {
+        for _ in 0..JOINS_MAX {
+            let existing = {
+                let mut state = self.lock();
+                let parent = state.slot_of(parent)?;
+                state.directory_id(parent)?;
+                let Some(existing) = state.tree.child(parent, name.as_bytes()) else { return Ok(None) };
+                if options.exclusive {
+                    return Err(Error::Exists);
+                }
+                let Some(object) = state.object(existing) else { return Err(Error::IsDirectory) };
+                let next = object.open.as_ref().and_then(|open| open.next_version);
+                let target = if options.write { next.unwrap_or(existing) } else { existing };
+                if state.object(target).is_some_and(|object| object.phase == Phase::Writing) {
+                    let process = state.process(caller, self.clock.monotonic());
+                    state.admit_writer(target, process);
+                }
+                match self.open_locked(&mut state, caller, target, options) {
+                    Err(Error::Stale) => {}
+                    Err(error) => return Err(error),
+                    Ok(opened) => {
+                        state.tree.reference(target);
+                        return Ok(Some((self.stat_of(&state, target), opened)));
+                    }
+                }
+                state.tree.ino(existing)
+            };
+            if options.write {
+                self.begin_version_if_sealed(caller, existing, options.truncate)?;
+            }
+        }
+        Err(Error::Stale)
+    }
+
+    /// Begins a hidden new version over the sealed object in `slot`, which somebody uses, with its bytes unless they
+    /// are to be truncated. The kernel is sent to look the name up again, and its writer finds the new version.
+    pub(super) fn begin_version(&self, caller: &Caller, ino: Ino, truncate: bool) -> Result<(), Error> {
+        let (parent, size) = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            state.object(slot).ok_or(Error::IsDirectory)?;
+            // As it is now: a writer may have gone on after the rename that sealed it.
+            (state.tree.node(slot).parent, self.stat_of(&state, slot).size)
+        };
+        let kept = if truncate { ByteCount::ZERO } else { size };
+        self.make_room_in_quota(kept, parent)?;
+        let (id, file) = self.tier.create_segment()?;
+        let copied = self
+            .reserve(&file, ByteCount::ZERO, kept, parent)
+            .and_then(|()| if kept > ByteCount::ZERO { self.copy_object(ino, &file) } else { Ok(()) });
+        if let Err(error) = copied {
+            self.free_place(Place::Solo(id));
+            return Err(error);
+        }
+        let mut state = self.lock();
+        let now = self.clock.monotonic();
+        let process = state.process(caller, now);
+        let slot = state.slot_of(ino).inspect_err(|_| self.free_place(Place::Solo(id)))?;
+        let attributes = self.stat_of(&state, slot).attributes;
+        let node = state.tree.node(slot);
+        let (parent, name) = (node.parent, node.name.clone());
+        if node.is_detached() {
+            self.free_place(Place::Solo(id));
+            return Err(Error::Stale);
+        }
+        let old = state.object(slot).ok_or(Error::IsDirectory)?;
+        if let Some(next) = old.open.as_ref().and_then(|open| open.next_version) {
+            // Another writer was faster; this one joins in.
+            self.free_place(Place::Solo(id));
+            state.admit_writer(next, process);
+            return Ok(());
+        }
+        let policy = old.policy();
+        self.stamp(&file, &attributes);
+        let mut object = Object::writing(Place::Solo(id));
+        let open = object.open_mut();
+        open.policy = policy;
+        open.file = Some(Arc::new(file));
+        open.reserved = kept.round_up_to_pages();
+        open.supersedes = Some((parent, name));
+        open.writer_processes.push(process);
+        open.expected.push(caller.thread);
+        open.abandoned_at_ms = self.now_ms() + ABANDONED_AFTER_MS;
+        let version = state.tree.make(attributes, Body::File(object));
+        state.writing.insert(version);
+        if let Some(old) = state.object_mut(slot) {
+            old.open_mut().next_version = Some(version);
+        }
+        state.update_hold(slot);
+        self.telemetry.copy_ups.increment();
+        Ok(())
+    }
+
+    /// Makes the directory `name` in `parent`. At the top level that is a namespace.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NotDirectory`], [`Error::Io`] when its record cannot be written.
+    pub fn make_directory(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Stat, Error> {
+        let name = Name::new(name)?;
+        let mut state = self.lock();
+        let parent = state.slot_of(parent)?;
+        state.directory_id(parent)?;
+        if state.tree.child(parent, name.as_bytes()).is_some() {
+            return Err(Error::Exists);
+        }
+        let id = state.next_directory;
+        state.next_directory = tidefs_engine::types::DirectoryId(id.0 + 1);
+        let (gid, marks) = state.inherited_group(parent, caller.gid);
+        let attributes = Attributes::new(mode | marks, caller.uid, gid, self.now_ns());
+        let slot = state.tree.make(attributes, Body::Directory(Box::new(Directory::new(id))));
+        state.tree.attach(slot, parent, name)?;
+        let domain = state.folders.domain(parent);
+        state.folders.insert(slot, PolicyRecord::default(), domain, ByteCount::ZERO);
+        if let Err(error) = self.tier.put_directory(&state.directory_record(slot)) {
+            state.tree.detach(slot);
+            state.drop_if_unused(slot);
+            return Err(error.into());
+        }
+        state.tree.node_mut(parent).attributes.mtime_ns = attributes.mtime_ns;
+        state.tree.reference(slot);
+        Ok(self.stat_of(&state, slot))
+    }
+
+    /// Makes an empty regular file, as mknod(2): created and closed at once, so it is sealed.
+    ///
+    /// # Errors
+    /// As [`Datapath::create`].
+    pub fn make_file(&self, caller: &Caller, parent: Ino, name: &[u8], mode: u32) -> Result<Stat, Error> {
+        let options = OpenOptions { write: true, exclusive: true, ..OpenOptions::default() };
+        let (stat, opened) = self.create(caller, parent, name, mode, options)?;
+        self.flush(caller, opened.handle)?;
+        self.release(opened.handle);
+        self.getattr(stat.ino)
+    }
+}
+
+impl State {
+    /// The group of a new node in `parent`, and the mode bits that a new directory there gets: a set-group-id directory
+    /// hands both down (inode(7)).
+    fn inherited_group(&self, parent: Slot, callers: u32) -> (u32, u32) {
+        let parent = self.tree.node(parent).attributes;
+        let set_group_id = parent.mode & libc::S_ISGID;
+        if set_group_id == 0 { (callers, 0) } else { (parent.gid, set_group_id) }
+    }
+
+    /// What a restart needs to know of a directory.
+    pub(super) fn directory_record(&self, slot: Slot) -> DirectoryRecord {
+        let node = self.tree.node(slot);
+        let id =
+            |slot: Slot| self.tree.directory(slot).map_or_else(Default::default, |directory| directory.id);
+        DirectoryRecord {
+            id: id(slot),
+            parent: id(node.parent),
+            name: node.name.as_bytes().to_vec(),
+            mode: node.attributes.mode,
+            uid: node.attributes.uid,
+            gid: node.attributes.gid,
+            mtime_ns: node.attributes.mtime_ns,
+            ctime_ns: node.attributes.ctime_ns,
+            policy: self.folders.get(slot).map(|folder| folder.policy.clone()).unwrap_or_default(),
+        }
+    }
+}

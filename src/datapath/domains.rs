@@ -1,0 +1,178 @@
+//! Eviction domains: which objects compete with which.
+//!
+//! All objects compete in one order, so that the coldest of the whole cache leaves first, whatever directories a
+//! client spreads its keys over. A directory with a quota, a floor or a policy of its own gets a domain of its own:
+//! its objects are ordered among themselves, and who grows pays (docs/adr/0003-eviction-domains.md).
+
+use tidefs_engine::types::{ByteCount, KeyHash};
+
+use super::State;
+use crate::namespace::Slot;
+use crate::tier::eviction::{Departure, Eviction, EvictionParameters, ObjectSlot, policy_by_name};
+
+/// How eviction is done where no directory says otherwise.
+#[derive(Debug, Clone)]
+pub struct EvictionSettings {
+    /// Name of the policy.
+    pub policy: String,
+    /// Its parameters.
+    pub parameters: EvictionParameters,
+}
+
+/// Index of a domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct DomainId(u32);
+
+impl DomainId {
+    /// The domain of everything that has no other.
+    pub(super) const ROOT: Self = Self(0);
+}
+
+/// Objects that compete with each other.
+#[derive(Debug)]
+pub(super) struct Domain {
+    /// The directory that it is the domain of.
+    pub(super) directory: Slot,
+    /// The order.
+    pub(super) order: Box<dyn Eviction>,
+    /// Bytes of its objects, in whole pages.
+    pub(super) bytes: ByteCount,
+    /// Objects evicted from it.
+    pub(super) evicted: u64,
+}
+
+/// All domains.
+#[derive(Debug)]
+pub(super) struct Domains {
+    all: Vec<Option<Domain>>,
+    settings: EvictionSettings,
+}
+
+pub(super) fn object_slot(slot: Slot) -> ObjectSlot {
+    ObjectSlot(slot.0)
+}
+
+impl Domains {
+    pub(super) fn new(settings: &EvictionSettings) -> Self {
+        let mut domains = Self { all: Vec::new(), settings: settings.clone() };
+        domains.add(Slot::ROOT, None);
+        domains
+    }
+
+    pub(super) fn root(&self) -> DomainId {
+        DomainId::ROOT
+    }
+
+    /// Makes a domain for `directory`, ordered by the policy named `policy` or the default one.
+    pub(super) fn add(&mut self, directory: Slot, policy: Option<&str>) -> DomainId {
+        let name = policy.unwrap_or(&self.settings.policy);
+        let order = policy_by_name(name, &self.settings.parameters)
+            .or_else(|| policy_by_name(&self.settings.policy, &self.settings.parameters))
+            .expect("the configured policy was validated when the daemon started");
+        let domain = Some(Domain { directory, order, bytes: ByteCount::ZERO, evicted: 0 });
+        let free = self.all.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.all.len());
+        if free.is_some() {
+            self.all[index] = domain
+        } else {
+            self.all.push(domain)
+        }
+        DomainId(u32::try_from(index).expect("one domain per directory, and directories are fewer than 2^32"))
+    }
+
+    /// Removes a domain that has no objects any more. The root's stays.
+    pub(super) fn remove(&mut self, id: DomainId) {
+        if id != DomainId::ROOT {
+            self.all[id.0 as usize] = None;
+        }
+    }
+
+    pub(super) fn get(&self, id: DomainId) -> &Domain {
+        self.all[id.0 as usize]
+            .as_ref()
+            .unwrap_or_else(|| self.all[0].as_ref().expect("the root's domain stays"))
+    }
+
+    pub(super) fn get_mut(&mut self, id: DomainId) -> &mut Domain {
+        let index = if self.all[id.0 as usize].is_some() { id.0 as usize } else { 0 };
+        self.all[index].as_mut().expect("the root's domain stays, and others were just seen")
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (DomainId, &Domain)> {
+        self.all.iter().zip(0u32..).filter_map(|(domain, index)| Some((DomainId(index), domain.as_ref()?)))
+    }
+}
+
+impl State {
+    /// The domain in which the object in `slot` competes.
+    pub(super) fn domain_of(&self, slot: Slot) -> DomainId {
+        self.tree.get(slot).map_or(DomainId::ROOT, |node| self.folders.domain(node.parent))
+    }
+
+    /// Enters a sealed or parked object into the order of its domain. `bytes`: what it occupies.
+    pub(super) fn enter_order(
+        &mut self,
+        slot: Slot,
+        key: KeyHash,
+        predecessor: Option<Slot>,
+        bytes: ByteCount,
+    ) {
+        let policy = self.effective_policy(slot);
+        let held = self.is_held(slot);
+        let id = self.domain_of(slot);
+        let predecessor = predecessor.filter(|&other| self.domain_of(other) == id).map(object_slot);
+        let domain = self.domains.get_mut(id);
+        domain.bytes.0 += bytes.0;
+        domain.order.insert(object_slot(slot), key, predecessor, policy.class());
+        if held {
+            domain.order.set_held(object_slot(slot), true);
+        }
+    }
+
+    /// Takes an object out of the order of its domain; it still has its name.
+    pub(super) fn leave_order(&mut self, slot: Slot, bytes: ByteCount, departure: Departure) {
+        let id = self.domain_of(slot);
+        let domain = self.domains.get_mut(id);
+        domain.bytes = domain.bytes.saturating_sub(bytes);
+        domain.order.remove(object_slot(slot), departure);
+    }
+
+    /// Whether an object may not be evicted: it is open, pinned, being replaced, or waits for its rename.
+    fn is_held(&self, slot: Slot) -> bool {
+        let Some(object) = self.object(slot) else { return false };
+        let is_superseded = object.open.as_ref().is_some_and(|open| open.next_version.is_some());
+        object.is_open()
+            || is_superseded
+            || self.awaits_rename(slot)
+            || self.effective_policy(slot).is_hard_pinned()
+    }
+
+    /// The object may not be evicted until [`State::update_hold`].
+    pub(super) fn hold(&mut self, slot: Slot) {
+        let id = self.domain_of(slot);
+        self.domains.get_mut(id).order.set_held(object_slot(slot), true);
+    }
+
+    /// Brings "may not be evicted" up to date after handles or pins changed.
+    pub(super) fn update_hold(&mut self, slot: Slot) {
+        if self.object(slot).is_none() {
+            return;
+        }
+        let held = self.is_held(slot);
+        let id = self.domain_of(slot);
+        self.domains.get_mut(id).order.set_held(object_slot(slot), held);
+    }
+
+    /// Whether the object is a closed temporary file that is still kept for its rename.
+    fn awaits_rename(&self, slot: Slot) -> bool {
+        let until =
+            self.object(slot).and_then(|object| object.open.as_ref()).map(|open| open.abandoned_at_ms);
+        until.is_some_and(|until| self.parked.contains(&(until, slot)))
+    }
+
+    /// Counts a use of an object.
+    pub(super) fn touch(&mut self, slot: Slot) {
+        let id = self.domain_of(slot);
+        self.domains.get_mut(id).order.touch(object_slot(slot));
+    }
+}

@@ -1,0 +1,120 @@
+//! Why a request cannot be served. `src/fuse/errno.rs` holds the one table from here to the kernel's numbers.
+
+use std::io;
+
+use tidefs_engine::types::ByteCount;
+
+use crate::namespace::{NameError, TreeError};
+use crate::tier::memory::MemoryError;
+
+/// An outcome of a file operation that is not a success. A cache miss is [`Error::NoObject`].
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nothing is stored under the name, or nothing that the caller may see.
+    #[error("no such object")]
+    NoObject,
+    /// The name now stands for another version; the kernel looks it up again.
+    #[error("the name stands for another version now")]
+    Stale,
+    /// The name is taken.
+    #[error("the name exists")]
+    Exists,
+    /// A directory was needed.
+    #[error("not a directory")]
+    NotDirectory,
+    /// A file was needed.
+    #[error("is a directory")]
+    IsDirectory,
+    /// The directory has entries.
+    #[error("the directory is not empty")]
+    NotEmpty,
+    /// The name is longer than 255 bytes.
+    #[error("the name is longer than 255 bytes")]
+    NameTooLong,
+    /// An argument means nothing.
+    #[error("invalid argument: {0}")]
+    Invalid(&'static str),
+    /// The cache does not do this.
+    #[error("not supported: {0}")]
+    Unsupported(&'static str),
+    /// The cache never allows this.
+    #[error("not permitted: {0}")]
+    NotPermitted(&'static str),
+    /// The directory's quota is full of what cannot be evicted.
+    #[error("the quota of `{directory}` ({quota}) is full of objects that are open or pinned")]
+    OverQuota {
+        /// Path of the directory that has the quota.
+        directory: String,
+        /// Its slot.
+        slot: crate::namespace::Slot,
+        /// Its quota.
+        quota: ByteCount,
+    },
+    /// Everything left in the cache is open, pinned or protected.
+    #[error("no room for {needed}: everything left in the cache is open, pinned or within a floor")]
+    NothingEvictable {
+        /// What was asked for.
+        needed: ByteCount,
+    },
+    /// Larger than the cache or the scratch space can ever hold.
+    #[error("{size} is more than the {capacity} that can ever be held")]
+    TooLarge {
+        /// What was asked for.
+        size: ByteCount,
+        /// What there is.
+        capacity: ByteCount,
+    },
+    /// The extended attribute is not set.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// The file handle is not one of ours.
+    #[error("not an open handle")]
+    BadHandle,
+    /// The operating system refused something that the cache needs.
+    #[error("{operation}: {source}")]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Wraps an I/O error with what was tried.
+    pub(crate) fn io(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { operation, source }
+    }
+}
+
+impl From<NameError> for Error {
+    fn from(error: NameError) -> Self {
+        match error {
+            NameError::TooLong => Self::NameTooLong,
+            NameError::Invalid => Self::Invalid("the name is empty, a dot, or holds a slash"),
+        }
+    }
+}
+
+impl From<TreeError> for Error {
+    fn from(error: TreeError) -> Self {
+        match error {
+            TreeError::Exists => Self::Exists,
+            TreeError::Loop => Self::Invalid("a directory cannot move below itself"),
+            TreeError::NotDirectory => Self::NotDirectory,
+        }
+    }
+}
+
+impl From<MemoryError> for Error {
+    fn from(error: MemoryError) -> Self {
+        if error.is_full() {
+            return Self::NothingEvictable { needed: ByteCount::ZERO };
+        }
+        if matches!(error, MemoryError::Stale { .. }) {
+            return Self::Stale;
+        }
+        Self::Io { operation: "memory tier", source: io::Error::other(error) }
+    }
+}

@@ -1,0 +1,271 @@
+//! What the cache keeps of each directory: its policy, what is stored below it, and how large its objects are.
+
+use hashbrown::HashMap;
+use tidefs_engine::types::{ByteCount, ObjectCount};
+
+use super::domains::DomainId;
+use super::{Error, Object, State};
+use crate::namespace::{Slot, Tree};
+use crate::tier::eviction::RetentionClass;
+use crate::tier::memory::{Pin, PolicyRecord};
+
+/// Share of a size hint that is forgotten with each smaller object: 1/256.
+const HINT_DECAY: u64 = 256;
+/// Objects that have to be no larger than expected before a directory's sizes count as known again.
+const SURPRISE_MEMORY: u8 = 8;
+
+/// One directory.
+#[derive(Debug, Clone)]
+pub(super) struct Folder {
+    /// Policy set on the directory itself.
+    pub(super) policy: PolicyRecord,
+    /// Who orders the eviction of the objects directly in it.
+    pub(super) domain: DomainId,
+    /// Bytes of sealed objects below it, at any depth, in whole pages.
+    pub(super) bytes: ByteCount,
+    /// Sealed objects below it, at any depth.
+    pub(super) objects: ObjectCount,
+    /// How large the next object written here is expected to be: the decayed maximum of those before.
+    pub(super) size_hint: ByteCount,
+    /// Above zero while objects were recently larger than expected.
+    pub(super) surprises: u8,
+    /// Opens to read below it, counted in top-level directories.
+    pub(super) hits: u64,
+    /// Look-ups that found nothing below it, counted in top-level directories.
+    pub(super) misses: u64,
+}
+
+impl Folder {
+    /// Whether the objects here compete among themselves.
+    pub(super) fn wants_domain(&self) -> bool {
+        self.policy.quota.is_some() || self.policy.floor.is_some() || self.policy.eviction.is_some()
+    }
+}
+
+/// All directories.
+#[derive(Debug)]
+pub(super) struct Folders {
+    by_slot: HashMap<Slot, Folder>,
+}
+
+/// What is in force for an object after inheritance.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct EffectivePolicy {
+    pub(super) record: PolicyRecord,
+}
+
+impl EffectivePolicy {
+    /// The class in which an object is ranked for eviction.
+    pub(super) fn class(&self) -> RetentionClass {
+        if matches!(self.record.pin, Some(Pin::Soft { .. })) {
+            return RetentionClass::SOFT_PIN;
+        }
+        let priority = i16::from(self.record.priority.unwrap_or(0)).clamp(-100, 100);
+        RetentionClass(
+            u8::try_from(i16::from(RetentionClass::NORMAL.0) + priority).unwrap_or(RetentionClass::NORMAL.0),
+        )
+    }
+
+    /// Whether the object is never evicted.
+    pub(super) fn is_hard_pinned(&self) -> bool {
+        matches!(self.record.pin, Some(Pin::Hard))
+    }
+}
+
+impl Folders {
+    pub(super) fn new(root_domain: DomainId) -> Self {
+        let mut folders = Self { by_slot: HashMap::new() };
+        folders.insert(Slot::ROOT, PolicyRecord::default(), root_domain, ByteCount::ZERO);
+        folders
+    }
+
+    pub(super) fn insert(
+        &mut self,
+        slot: Slot,
+        policy: PolicyRecord,
+        domain: DomainId,
+        size_hint: ByteCount,
+    ) {
+        let folder = Folder {
+            policy,
+            domain,
+            bytes: ByteCount::ZERO,
+            objects: ObjectCount(0),
+            size_hint,
+            surprises: 0,
+            hits: 0,
+            misses: 0,
+        };
+        self.by_slot.insert(slot, folder);
+    }
+
+    pub(super) fn remove(&mut self, slot: Slot) {
+        self.by_slot.remove(&slot);
+    }
+
+    pub(super) fn get(&self, slot: Slot) -> Option<&Folder> {
+        self.by_slot.get(&slot)
+    }
+
+    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut Folder> {
+        self.by_slot.get_mut(&slot)
+    }
+
+    /// The domain of the objects directly in `directory`; the root's when the directory is unknown.
+    pub(super) fn domain(&self, directory: Slot) -> DomainId {
+        self.by_slot.get(&directory).map_or(DomainId::ROOT, |folder| folder.domain)
+    }
+
+    /// Learns the size of an object that was sealed in `directory`.
+    pub(super) fn learn_size(&mut self, directory: Slot, size: ByteCount) {
+        if let Some(folder) = self.by_slot.get_mut(&directory) {
+            let faded = folder.size_hint.0 - folder.size_hint.0 / HINT_DECAY;
+            let is_surprise = folder.size_hint > ByteCount::ZERO && size > folder.size_hint;
+            folder.surprises = if is_surprise { SURPRISE_MEMORY } else { folder.surprises.saturating_sub(1) };
+            folder.size_hint = ByteCount(faded.max(size.0));
+        }
+    }
+
+    /// Adds an object to, or takes it from, `directory` and everything above.
+    pub(super) fn account(&mut self, tree: &Tree<Object>, directory: Slot, change: Change) {
+        for ancestor in tree.ancestors(directory) {
+            let Some(folder) = self.by_slot.get_mut(&ancestor) else { continue };
+            match change {
+                Change::Add { bytes, objects } => {
+                    folder.bytes.0 += bytes.0;
+                    folder.objects.0 += objects.0;
+                }
+                Change::Take { bytes, objects } => {
+                    folder.bytes = folder.bytes.saturating_sub(bytes);
+                    folder.objects.0 = folder.objects.0.saturating_sub(objects.0);
+                }
+            }
+        }
+    }
+}
+
+/// A change of what is stored below a directory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Change {
+    Add { bytes: ByteCount, objects: ObjectCount },
+    Take { bytes: ByteCount, objects: ObjectCount },
+}
+
+impl State {
+    /// The policy in force for the node in `slot`: its own settings, else those of the nearest directory above.
+    pub(super) fn effective_policy(&self, slot: Slot) -> EffectivePolicy {
+        let own = self.object(slot).map(Object::policy).unwrap_or_default();
+        let inherited = self.tree.ancestors(slot).filter_map(|ancestor| self.folders.get(ancestor));
+        let record = inherited.fold(own, |mut nearer, folder| {
+            let farther = &folder.policy;
+            nearer.quota = nearer.quota.or(farther.quota);
+            nearer.floor = nearer.floor.or(farther.floor);
+            nearer.ttl_s = nearer.ttl_s.or(farther.ttl_s);
+            nearer.pin = nearer.pin.or(farther.pin);
+            nearer.priority = nearer.priority.or(farther.priority);
+            nearer.scratch = nearer.scratch.or(farther.scratch);
+            if nearer.eviction.is_none() {
+                nearer.eviction.clone_from(&farther.eviction);
+            }
+            nearer
+        });
+        let mut policy = EffectivePolicy { record };
+        if self.unpinned.contains(&slot) && matches!(policy.record.pin, Some(Pin::Soft { .. })) {
+            policy.record.pin = None;
+        }
+        policy
+    }
+
+    /// When the soft pin in force on a sealed object ends: its time counts from the object's last change of policy or
+    /// its seal, which both set ctime.
+    pub(super) fn pin_end_ns(&self, slot: Slot) -> Option<i64> {
+        let Some(Pin::Soft { ttl_s: Some(ttl_s) }) = self.effective_policy(slot).record.pin else {
+            return None;
+        };
+        let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
+        Some(self.tree.get(slot)?.attributes.ctime_ns.saturating_add(ttl_ns))
+    }
+
+    /// Notes when the soft pin of an object ends, after its policy or the object is new.
+    pub(super) fn watch_pin(&mut self, slot: Slot) {
+        self.unpinned.remove(&slot);
+        if self.object(slot).is_some()
+            && let Some(end_ns) = self.pin_end_ns(slot)
+        {
+            self.pin_ends.insert((end_ns, slot));
+        }
+    }
+
+    /// Ends the soft pins whose time is over.
+    pub(super) fn end_pins(&mut self, now_ns: i64) {
+        while let Some(&(end_ns, slot)) = self.pin_ends.first()
+            && end_ns <= now_ns
+        {
+            self.pin_ends.pop_first();
+            // The slot may hold another object by now, or its pin another time.
+            if self.pin_end_ns(slot).is_some_and(|end_ns| end_ns <= now_ns) {
+                self.unpinned.insert(slot);
+                self.refresh_rank(slot);
+            }
+        }
+    }
+
+    /// The nearest directory at or above `directory` whose quota `more` bytes would pass. Directories at and above
+    /// `counted_in` count the bytes already.
+    pub(super) fn quota_in_the_way(
+        &self,
+        directory: Slot,
+        more: ByteCount,
+        counted_in: Option<Slot>,
+    ) -> Option<(Slot, ByteCount)> {
+        let counts = |ancestor: Slot| {
+            counted_in.is_some_and(|counted| self.tree.ancestors(counted).any(|slot| slot == ancestor))
+        };
+        self.tree.ancestors(directory).find_map(|ancestor| {
+            if counts(ancestor) {
+                return None;
+            }
+            let folder = self.folders.get(ancestor)?;
+            let quota = folder.policy.quota?;
+            (folder.bytes.saturating_add(more) > quota).then_some((ancestor, quota))
+        })
+    }
+
+    /// Whether `directory` or one above it has a quota.
+    pub(super) fn has_quota(&self, directory: Slot) -> bool {
+        self.tree
+            .ancestors(directory)
+            .filter_map(|ancestor| self.folders.get(ancestor))
+            .any(|folder| folder.policy.quota.is_some())
+    }
+
+    /// Size that the next object in `directory` is expected to have, `None` when its sizes are not known or vary.
+    ///
+    /// A directory without objects expects what the nearest directory above has.
+    pub(super) fn expected_size(&self, directory: Slot) -> Option<ByteCount> {
+        self.tree
+            .ancestors(directory)
+            .filter_map(|ancestor| self.folders.get(ancestor))
+            .find(|folder| folder.size_hint > ByteCount::ZERO)
+            .filter(|folder| folder.surprises == 0)
+            .map(|folder| folder.size_hint)
+    }
+
+    /// Every node below `top`, itself included.
+    pub(super) fn subtree(&self, top: Slot) -> Vec<Slot> {
+        let mut found = vec![top];
+        let mut next = 0;
+        while let Some(&slot) = found.get(next) {
+            found.extend(
+                self.tree.entries_after(slot, crate::namespace::Cookie::START).map(|(_, child, _)| child),
+            );
+            next += 1;
+        }
+        found
+    }
+
+    /// Whether `slot` is a directory with its bookkeeping, as every directory is.
+    pub(super) fn folder(&self, slot: Slot) -> Result<&Folder, Error> {
+        self.folders.get(slot).ok_or(Error::NotDirectory)
+    }
+}

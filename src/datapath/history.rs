@@ -1,0 +1,86 @@
+//! What became of keys that are gone, so that `why` can answer. The newest 65,536 are remembered, 32 bytes each.
+
+use std::num::NonZeroUsize;
+
+use lru::LruCache;
+use tidefs_engine::types::KeyHash;
+
+const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
+
+/// How an object came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Evicted so that something could be stored in the directory with this key.
+    Evicted {
+        /// Hash of the key of the directory that grew.
+        for_directory: u32,
+    },
+    /// Evicted because its own directory's quota was full.
+    EvictedForQuota,
+    /// Evicted by the operator.
+    EvictedByOperator,
+    /// Its time to live passed.
+    Expired,
+    /// Removed by name.
+    Deleted {
+        /// Process that removed it.
+        process: u32,
+    },
+    /// Its writer was killed before it closed.
+    WriterKilled {
+        /// The writer's process.
+        process: u32,
+    },
+    /// Its bytes did not match its checksum.
+    Corrupt,
+    /// It has another name now.
+    Renamed {
+        /// Its inode number.
+        ino: u64,
+    },
+    /// A write was refused because the quota of the directory was full of what cannot be evicted.
+    OverQuota {
+        /// Slot of the directory that has the quota.
+        directory: u32,
+        /// The quota in bytes.
+        quota: u64,
+    },
+    /// A write was refused because nothing in the cache could be evicted.
+    NoRoom,
+}
+
+/// Endings by key.
+#[derive(Debug)]
+pub(super) struct History {
+    endings: LruCache<KeyHash, (i64, Ending)>,
+    has_forgotten: bool,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { endings: LruCache::new(REMEMBERED_MAX), has_forgotten: false }
+    }
+}
+
+impl History {
+    /// Notes that the object under `key` ended at wall-clock `now_ns`.
+    pub(super) fn note(&mut self, key: KeyHash, now_ns: i64, ending: Ending) {
+        self.has_forgotten |= self.endings.len() == REMEMBERED_MAX.get();
+        self.endings.put(key, (now_ns, ending));
+    }
+
+    /// How the object under `key` ended, and when.
+    pub(super) fn get(&self, key: KeyHash) -> Option<(i64, Ending)> {
+        self.endings.peek(&key).copied()
+    }
+
+    /// The key is stored again.
+    pub(super) fn clear(&mut self, key: KeyHash) {
+        self.endings.pop(&key);
+    }
+
+    /// Whether some endings are older than what is remembered.
+    pub(super) fn has_forgotten(&self) -> bool {
+        self.has_forgotten
+    }
+}

@@ -1,0 +1,434 @@
+//! Looking without touching: what the admin API and `.tidefs` show. Nothing here counts as a use.
+
+use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
+
+use super::history::Ending;
+use super::{Datapath, Error, Kind, Object, Phase, Place, State, key_hash};
+use crate::namespace::{Ino, Slot};
+use crate::tier::eviction::Departure;
+use crate::tier::memory::{MemoryReport, MemoryUsage, PackedUsage, Pin, PolicyRecord};
+
+/// The cache at a glance.
+#[derive(Debug)]
+pub struct Overview {
+    /// Pages of the memory tier.
+    pub usage: MemoryUsage,
+    /// What the memory tier got when it was opened.
+    pub report: MemoryReport,
+    /// Sealed objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub sealed_bytes: ByteCount,
+    /// Files that are being written.
+    pub unsealed_files: u64,
+    /// Packed objects.
+    pub packed: PackedUsage,
+    /// Scratch files.
+    pub scratch_files: u64,
+    /// Scratch bytes in use.
+    pub scratch_used: ByteCount,
+    /// Most scratch bytes.
+    pub scratch_capacity: ByteCount,
+    /// The default eviction policy.
+    pub policy: &'static str,
+    /// Heap bytes of all eviction orders.
+    pub policy_memory: usize,
+    /// Top-level directories.
+    pub namespaces: Vec<NamespaceFacts>,
+}
+
+/// A top-level directory.
+#[derive(Debug)]
+pub struct NamespaceFacts {
+    /// Its name.
+    pub name: Vec<u8>,
+    /// Bytes below it, in whole pages.
+    pub bytes: ByteCount,
+    /// Objects below it.
+    pub objects: ObjectCount,
+    /// Its own quota.
+    pub quota: Option<ByteCount>,
+    /// Its own floor.
+    pub floor: Option<ByteCount>,
+    /// The policy that orders it.
+    pub policy: &'static str,
+    /// Objects evicted from it, when it has an order of its own.
+    pub evicted: u64,
+    /// Opens of objects below it to read.
+    pub hits: u64,
+    /// Look-ups below it that found nothing.
+    pub misses: u64,
+}
+
+/// One file or directory.
+#[derive(Debug)]
+pub struct NodeFacts {
+    /// Inode number.
+    pub ino: Ino,
+    /// Path below the mount.
+    pub path: Vec<u8>,
+    /// Directory or file.
+    pub kind: Kind,
+    /// Length.
+    pub size: ByteCount,
+    /// Which tier, as `user.tidefs.tier` spells it; empty for directories.
+    pub tier: &'static str,
+    /// Order of its seal.
+    pub version: Option<Version>,
+    /// Its checksum, if it was taken.
+    pub checksum: Option<Checksum>,
+    /// When it was sealed, in nanoseconds since 1970.
+    pub sealed_at_ns: Option<i64>,
+    /// When it was last opened or set, in nanoseconds since 1970.
+    pub used_at_ns: i64,
+    /// Clock of its last use, comparable within a domain; larger is more recent.
+    pub heat: Option<u64>,
+    /// Times it was opened to read.
+    pub uses: u64,
+    /// Open handles.
+    pub references: u64,
+    /// Policy in force.
+    pub policy: PolicyRecord,
+    /// When it expires, in nanoseconds since 1970.
+    pub expires_at_ns: Option<i64>,
+    /// Its segment, when it has one of its own.
+    pub segment: Option<SegmentId>,
+}
+
+/// Why an object stayed although an operator asked for its eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Hard-pinned.
+    Pinned,
+    /// Open.
+    Open,
+    /// Not sealed yet.
+    Written,
+    /// A slot file, which is no cached object.
+    Scratch,
+}
+
+/// What an operator's eviction did.
+#[derive(Debug, Default)]
+pub struct OperatorEviction {
+    /// Objects that went.
+    pub objects: u64,
+    /// Bytes they occupied.
+    pub bytes: ByteCount,
+    /// Paths of those that stayed, and why.
+    pub stayed: Vec<(Vec<u8>, Obstacle)>,
+}
+
+/// What became of a key.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is here.
+    Present {
+        /// Its tier.
+        tier: &'static str,
+    },
+    /// It is being written, by the process if that is known.
+    BeingWritten {
+        /// First of its writers.
+        process: Option<u32>,
+    },
+    /// It was evicted.
+    Evicted {
+        /// When.
+        at_ns: i64,
+        /// The directory that grew, if any did.
+        for_whom: Option<String>,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Its time to live passed.
+    Expired {
+        /// When.
+        at_ns: i64,
+    },
+    /// It was removed by name.
+    Deleted {
+        /// When.
+        at_ns: i64,
+        /// By which process.
+        process: u32,
+    },
+    /// It has another name now.
+    Renamed {
+        /// When.
+        at_ns: i64,
+        /// Path below the mount.
+        to: Vec<u8>,
+    },
+    /// A write to it was refused by a quota.
+    OverQuota {
+        /// When.
+        at_ns: i64,
+        /// The directory that has the quota.
+        directory: String,
+        /// The quota.
+        quota: ByteCount,
+    },
+    /// Its writer was killed.
+    WriterKilled {
+        /// When.
+        at_ns: i64,
+        /// The writer.
+        process: u32,
+    },
+    /// Its bytes were damaged.
+    Corrupt {
+        /// When.
+        at_ns: i64,
+    },
+    /// Nothing is known of it. `history_is_whole`: so it was never written.
+    Unknown {
+        /// Whether nothing that happened was forgotten yet.
+        history_is_whole: bool,
+    },
+}
+
+impl Datapath {
+    /// The cache at a glance.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the memory tier cannot be asked.
+    pub fn overview(&self) -> Result<Overview, Error> {
+        let usage = self.tier.usage()?;
+        let state = self.lock();
+        let namespaces = state
+            .tree
+            .entries_after(Slot::ROOT, crate::namespace::Cookie::START)
+            .filter_map(|(_, slot, node)| {
+                let folder = state.folders.get(slot)?;
+                let domain = state.domains.get(folder.domain);
+                Some(NamespaceFacts {
+                    name: node.name.as_bytes().to_vec(),
+                    bytes: folder.bytes,
+                    objects: folder.objects,
+                    quota: folder.policy.quota,
+                    floor: folder.policy.floor,
+                    policy: domain.order.name(),
+                    hits: folder.hits,
+                    misses: folder.misses,
+                    evicted: if domain.directory == slot { domain.evicted } else { 0 },
+                })
+            })
+            .collect();
+        Ok(Overview {
+            usage,
+            report: self.tier.report(),
+            objects: state.sealed_objects,
+            sealed_bytes: state.sealed_bytes,
+            unsealed_files: state.writing.len() as u64,
+            packed: self.tier.packed_usage(),
+            scratch_files: self.scratch.files(),
+            scratch_used: self.scratch.used(),
+            scratch_capacity: self.scratch.capacity(),
+            policy: state.domains.get(state.domains.root()).order.name(),
+            policy_memory: state.domains.iter().map(|(_, domain)| domain.order.memory_bytes()).sum(),
+            namespaces,
+        })
+    }
+
+    /// Facts of the node at `path` below the mount.
+    #[must_use]
+    pub fn facts(&self, path: &[u8]) -> Option<NodeFacts> {
+        let state = self.lock();
+        let slot = state.tree.by_path(path)?;
+        Some(self.facts_of(&state, slot))
+    }
+
+    fn facts_of(&self, state: &State, slot: Slot) -> NodeFacts {
+        let stat = self.stat_of(state, slot);
+        let object = state.object(slot);
+        let sealed = object.filter(|object| object.phase == Phase::Sealed);
+        let domain = state.domains.get(state.domain_of(slot));
+        NodeFacts {
+            ino: stat.ino,
+            path: state.tree.path(slot),
+            kind: stat.kind,
+            size: stat.size,
+            tier: object.map_or("", super::xattrs::tier_text),
+            version: sealed.map(|object| object.version),
+            checksum: sealed.and_then(|object| object.checksum),
+            sealed_at_ns: sealed.map(|_| stat.attributes.ctime_ns),
+            used_at_ns: stat.attributes.atime_ns,
+            heat: domain.order.last_touch(super::domains::object_slot(slot)),
+            uses: object.map_or(0, |object| u64::from(object.uses)),
+            references: object.map_or(0, |object| u64::from(object.readers() + object.writers())),
+            policy: state.effective_policy(slot).record,
+            expires_at_ns: state.expiry_of.get(&slot).copied(),
+            segment: object.and_then(|object| match object.place {
+                Place::Solo(segment) => Some(segment),
+                Place::Packed(_) | Place::Scratch(_) => None,
+            }),
+        }
+    }
+
+    /// Facts of every visible file at and below `path`.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`].
+    pub fn files_below(&self, path: &[u8]) -> Result<Vec<NodeFacts>, Error> {
+        let state = self.lock();
+        let top = state.tree.by_path(path).ok_or(Error::NoObject)?;
+        let is_shown = |&slot: &Slot| state.object(slot).is_some_and(|object| object.phase != Phase::Writing);
+        Ok(state.subtree(top).into_iter().filter(is_shown).map(|slot| self.facts_of(&state, slot)).collect())
+    }
+
+    /// The place of an object in the order of eviction, 0 leaving first, if it is among the next `limit`.
+    #[must_use]
+    pub fn eviction_rank(&self, ino: Ino, limit: usize) -> Option<u64> {
+        let mut state = self.lock();
+        let slot = state.tree.by_ino(ino)?;
+        let id = state.domain_of(slot);
+        let coldest = state.domains.get_mut(id).order.coldest(limit);
+        coldest.iter().position(|object| object.0 == slot.0).map(|rank| rank as u64)
+    }
+
+    /// What became of `path`.
+    #[must_use]
+    pub fn fate(&self, path: &[u8]) -> Fate {
+        let state = self.lock();
+        if let Some(slot) = state.tree.by_path(path) {
+            return match state.object(slot) {
+                Some(object) if object.phase == Phase::Writing => {
+                    Fate::BeingWritten { process: first_writer(object) }
+                }
+                Some(object) => Fate::Present { tier: super::xattrs::tier_text(object) },
+                None => Fate::Present { tier: "directory" },
+            };
+        }
+        let (directory, name) = match path.iter().rposition(|&byte| byte == b'/') {
+            Some(slash) => (&path[..slash], &path[slash + 1..]),
+            None => (&path[..0], path),
+        };
+        let ending = state
+            .tree
+            .by_path(directory)
+            .and_then(|slot| state.tree.directory(slot))
+            .and_then(|directory| state.history.get(key_hash(directory.id, name)));
+        let Some((at_ns, ending)) = ending else {
+            return Fate::Unknown { history_is_whole: !state.history.has_forgotten() };
+        };
+        match ending {
+            Ending::Evicted { for_directory } => Fate::Evicted {
+                at_ns,
+                for_whom: state.tree.get(Slot(for_directory)).map(|_| state.path_text(Slot(for_directory))),
+                reason: "the cache was full and it was the coldest",
+            },
+            Ending::EvictedForQuota => {
+                Fate::Evicted { at_ns, for_whom: None, reason: "the quota of its directory was full" }
+            }
+            Ending::EvictedByOperator => Fate::Evicted {
+                at_ns,
+                for_whom: Some("operator".to_owned()),
+                reason: "it was asked for by command",
+            },
+            Ending::Expired => Fate::Expired { at_ns },
+            Ending::Deleted { process } => Fate::Deleted { at_ns, process },
+            Ending::Renamed { ino } => match state.tree.by_ino(Ino(ino)) {
+                Some(slot) if !state.tree.node(slot).is_detached() => {
+                    Fate::Renamed { at_ns, to: state.tree.path(slot) }
+                }
+                _ => Fate::Unknown { history_is_whole: false },
+            },
+            Ending::OverQuota { directory, quota } => Fate::OverQuota {
+                at_ns,
+                directory: state
+                    .tree
+                    .get(Slot(directory))
+                    .map(|_| state.path_text(Slot(directory)))
+                    .unwrap_or_default(),
+                quota: ByteCount(quota),
+            },
+            Ending::NoRoom => Fate::Evicted {
+                at_ns,
+                for_whom: None,
+                reason: "its write was refused: nothing in the cache could be evicted for it",
+            },
+            Ending::WriterKilled { process } => Fate::WriterKilled { at_ns, process },
+            Ending::Corrupt => Fate::Corrupt { at_ns },
+        }
+    }
+
+    /// Sets, or with `None` removes, the pin of the node at `path`.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`], [`Error::Io`].
+    pub fn pin(&self, path: &[u8], pin: Option<&str>) -> Result<Option<Pin>, Error> {
+        let ino = {
+            let state = self.lock();
+            let slot = state.tree.by_path(path).ok_or(Error::NoObject)?;
+            state.tree.ino(slot)
+        };
+        match self.change_policy(ino, "pin", pin) {
+            Ok(()) | Err(Error::NoAttribute) => {}
+            Err(error) => return Err(error),
+        }
+        let state = self.lock();
+        Ok(state.effective_policy(state.slot_of(ino)?).record.pin)
+    }
+
+    /// Evicts the object at `path`, or all below it: those that nobody uses or has pinned, or all with `force`.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`].
+    pub fn evict_below(&self, path: &[u8], force: bool) -> Result<OperatorEviction, Error> {
+        let mut outcome = OperatorEviction::default();
+        let mut doomed = Vec::new();
+        {
+            let mut state = self.lock();
+            let top = state.tree.by_path(path).ok_or(Error::NoObject)?;
+            let now_ns = self.now_ns();
+            for slot in state.subtree(top) {
+                let Some(object) = state.object(slot) else { continue };
+                let obstacle = match object.phase {
+                    _ if matches!(object.place, Place::Scratch(_)) => Some(Obstacle::Scratch),
+                    Phase::Sealed if force => None,
+                    Phase::Sealed if state.effective_policy(slot).is_hard_pinned() => Some(Obstacle::Pinned),
+                    Phase::Sealed if object.is_open() => Some(Obstacle::Open),
+                    Phase::Sealed => None,
+                    Phase::Writing | Phase::Parked | Phase::Gone => Some(Obstacle::Written),
+                };
+                if let Some(obstacle) = obstacle {
+                    outcome.stayed.push((state.tree.path(slot), obstacle));
+                    continue;
+                }
+                let ending = Some((now_ns, Ending::EvictedByOperator));
+                let gone = state.remove_object(slot, Departure::Evicted, ending);
+                outcome.objects += 1;
+                outcome.bytes = outcome.bytes.saturating_add(super::room::footprint(gone.size));
+                doomed.push(gone);
+            }
+        }
+        doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        Ok(outcome)
+    }
+
+    /// Evicts the coldest objects until `bytes` are freed or nothing is left. Returns how many objects and bytes went.
+    pub fn evict_coldest(&self, bytes: ByteCount) -> (u64, ByteCount) {
+        self.evict_for_operator(bytes)
+    }
+
+    /// Inode numbers of the sealed objects at and below `path`.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`].
+    pub fn sealed_below(&self, path: &[u8]) -> Result<Vec<Ino>, Error> {
+        let top = self.lock().tree.by_path(path).ok_or(Error::NoObject)?;
+        Ok(self.objects_below(top))
+    }
+
+    /// The path of a live inode.
+    #[must_use]
+    pub fn path_of_ino(&self, ino: Ino) -> Option<Vec<u8>> {
+        let state = self.lock();
+        state.tree.by_ino(ino).map(|slot| state.tree.path(slot))
+    }
+}
+
+fn first_writer(object: &Object) -> Option<u32> {
+    object.open.as_ref()?.writer_processes.first().map(|process| process.0)
+}

@@ -1,0 +1,169 @@
+//! Who sees what under a name: the hottest question of all, mostly answered "nothing".
+//!
+//! Hot path: one lock, no system call, unless the name stands for a file that is being written.
+
+use super::{Caller, Datapath, Error, Phase, Stat, State, key_hash};
+use crate::namespace::{Ino, Name, ProcessId, Slot};
+
+/// What a name stands for.
+#[derive(Debug)]
+pub enum Lookup {
+    /// An inode, of which the kernel now holds one reference more.
+    Found {
+        /// Its attributes.
+        stat: Stat,
+        /// Whether the kernel may believe the answer until it is told otherwise.
+        cacheable: bool,
+    },
+    /// Nothing that the caller may see.
+    Absent {
+        /// Whether the kernel may believe that until the name is created through it.
+        cacheable: bool,
+    },
+    /// A writer is just closing the file: ask again when [`Datapath::wait_for_release`] returns.
+    Wait,
+}
+
+enum Visible {
+    Yes(Slot),
+    No,
+    /// A writer is closing; until then there is the version before, if any.
+    Closing(Option<Slot>),
+}
+
+/// Lock files are waited for by name while their writer holds them open (vLLM's hidden states): they are never hidden.
+pub(super) fn is_never_hidden(name: &Name) -> bool {
+    name.as_bytes().ends_with(b".lock")
+}
+
+impl State {
+    /// The process of a caller's thread.
+    pub(super) fn process(&mut self, caller: &Caller, now: std::time::Duration) -> ProcessId {
+        self.processes.process_of(caller.thread, now)
+    }
+
+    /// Whether every process sees the same under the name of `slot`, until the kernel is told otherwise.
+    pub(super) fn is_cacheable(&self, slot: Slot) -> bool {
+        let has_next =
+            |object: &super::Object| object.open.as_ref().is_some_and(|open| open.next_version.is_some());
+        self.object(slot)
+            .is_none_or(|object| object.phase == Phase::Sealed && object.writers() == 0 && !has_next(object))
+    }
+
+    /// A close was announced and did not come.
+    fn stop_expecting_close(&mut self, slot: Slot) {
+        let next = self.object(slot).and_then(|object| object.open.as_ref()?.next_version);
+        for slot in [Some(slot), next].into_iter().flatten() {
+            if let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_mut()) {
+                open.closing = false;
+            }
+        }
+    }
+
+    fn visible(&mut self, caller: &Caller, now: std::time::Duration, slot: Slot) -> Visible {
+        let Some(object) = self.object(slot) else { return Visible::Yes(slot) };
+        let next = object.open.as_ref().and_then(|open| open.next_version);
+        let phase = object.phase;
+        let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
+        if phase == Phase::Writing && !is_never_hidden(&self.tree.node(slot).name) {
+            let process = self.process(caller, now);
+            return match self.object(slot) {
+                Some(object) if object.is_writer(process) => Visible::Yes(slot),
+                _ if is_closing => Visible::Closing(None),
+                _ => Visible::No,
+            };
+        }
+        if let Some(next) = next {
+            let process = self.process(caller, now);
+            if let Some(version) = self.object(next)
+                && version.phase == Phase::Writing
+            {
+                if version.is_writer(process) {
+                    return Visible::Yes(next);
+                }
+                if version.open.as_ref().is_some_and(|open| open.closing) {
+                    return Visible::Closing(Some(slot));
+                }
+            }
+        }
+        Visible::Yes(slot)
+    }
+}
+
+impl Datapath {
+    /// The node that `name` in `parent` stands for, as the caller sees it.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`] when there is none, or it is hidden from the caller.
+    pub(super) fn visible_child(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        parent: Slot,
+        name: &Name,
+    ) -> Result<Slot, Error> {
+        if state.tree.directory(parent).is_none() {
+            return Err(Error::NotDirectory);
+        }
+        let slot = state.tree.child(parent, name.as_bytes()).ok_or(Error::NoObject)?;
+        match state.visible(caller, self.clock.monotonic(), slot) {
+            Visible::Yes(slot) | Visible::Closing(Some(slot)) => Ok(slot),
+            Visible::No | Visible::Closing(None) => Err(Error::NoObject),
+        }
+    }
+
+    /// Looks up `name` in directory `parent`. `may_wait`: whether [`Lookup::Wait`] is an acceptable answer.
+    ///
+    /// # Errors
+    /// [`Error::NameTooLong`], [`Error::Invalid`], [`Error::NotDirectory`], [`Error::Stale`].
+    pub fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8], may_wait: bool) -> Result<Lookup, Error> {
+        let name = Name::new(name)?;
+        let now = self.clock.monotonic();
+        let mut state = self.lock();
+        let directory_ino = parent;
+        let parent = state.slot_of(parent)?;
+        let directory = state.directory_id(parent)?;
+        let Some(child) = state.tree.child(parent, name.as_bytes()) else {
+            state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
+            self.telemetry.misses.increment();
+            let namespace = state.namespace_of(parent);
+            if let Some(folder) = state.folders.get_mut(namespace) {
+                folder.misses += 1;
+            }
+            return Ok(Lookup::Absent { cacheable: true });
+        };
+        if state.expiry_of.get(&child).is_some_and(|&at_ns| at_ns <= self.now_ns()) {
+            drop(state);
+            // What is in use stays, with a later time, so this comes here once.
+            self.expire();
+            return self.lookup(caller, directory_ino, name.as_bytes(), may_wait);
+        }
+        let slot = match state.visible(caller, now, child) {
+            Visible::Closing(_) if may_wait => {
+                self.telemetry.hidden_waits.increment();
+                return Ok(Lookup::Wait);
+            }
+            Visible::Yes(slot) | Visible::Closing(Some(slot)) => slot,
+            hidden @ (Visible::No | Visible::Closing(None)) => {
+                if matches!(hidden, Visible::Closing(_)) {
+                    // It was no last close after all: whoever asks next does not wait for it again.
+                    state.stop_expecting_close(child);
+                }
+                self.telemetry.misses.increment();
+                return Ok(Lookup::Absent { cacheable: false });
+            }
+        };
+        if state.object(slot).is_some() {
+            state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
+        }
+        state.tree.reference(slot);
+        let stat = self.stat_of(&state, slot);
+        Ok(Lookup::Found { stat, cacheable: state.is_cacheable(slot) })
+    }
+
+    /// Waits until some writer's last handle is released, or `limit` passes. Returns whether one was.
+    pub fn wait_for_release(&self, limit: std::time::Duration) -> bool {
+        let mut state = self.lock();
+        !self.released.wait_for(&mut state, limit).timed_out()
+    }
+}

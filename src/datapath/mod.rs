@@ -1,0 +1,343 @@
+//! Whole flows: what happens when a file is looked up, opened, written, sealed, evicted.
+//!
+//! Everything that decides stands under one lock, [`State`]; bytes move outside of it. A flow takes the lock, decides,
+//! changes the tables, lets go, and then does what takes time: frees pages, tells the kernel. A system call on the
+//! private tmpfs that takes about a microsecond (a record, an `fstat`) may be made under the lock; freeing pages,
+//! disk, and messages to the kernel may not.
+//!
+//! Invariants
+//! - What is visible is whole. A file in [`Phase::Writing`] is shown to nobody but its writers.
+//! - A sealed object has all its pages, exactly its length, and a record in its segment.
+//! - Real pages never pass the capacity: the private tmpfs is mounted with that size, and room is made before a
+//!   write is accepted.
+//! - The kernel is told after the tables changed, never before, and never under the lock.
+
+mod attributes;
+mod create;
+mod domains;
+mod error;
+mod folders;
+mod history;
+mod inspect;
+mod listing;
+mod lookup;
+mod object;
+mod open;
+mod recover;
+mod release;
+mod remove;
+mod rename;
+mod room;
+mod seal;
+mod stat;
+mod verify;
+mod write;
+mod xattrs;
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use tidefs_engine::time::Clock;
+use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash, Version};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::namespace::{Attributes, Body, Ino, Name, Processes, Slot, ThreadId, Tree, nanos_of};
+use crate::telemetry::Telemetry;
+use crate::tier::eviction::chain::ChainTracker;
+use crate::tier::memory::MemoryTier;
+use crate::tier::scratch::Scratch;
+
+pub use attributes::AttributeChange;
+pub use domains::EvictionSettings;
+pub use error::Error;
+pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
+pub use listing::Listed;
+pub use lookup::Lookup;
+pub use object::{Marks, Object, Phase, Place};
+pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened};
+pub use recover::Recovered;
+pub use stat::{Kind, SpaceStat, Stat};
+pub use verify::Verdict;
+pub use write::SizeChange;
+pub use xattrs::Presence;
+
+use domains::Domains;
+use folders::Folders;
+use history::History;
+
+/// Who makes a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Thread id in the daemon's pid namespace.
+    pub thread: ThreadId,
+}
+
+/// Tells temporary names from final ones.
+pub type NamePredicate = Box<dyn Fn(&OsStr) -> bool + Send + Sync>;
+
+/// What the datapath needs to know of the configuration.
+pub struct Settings {
+    /// Most bytes of real pages in the memory tier.
+    pub capacity: ByteCount,
+    /// Objects below this size are packed.
+    pub packed_max: ByteCount,
+    /// Free bytes kept ahead of writers that may outgrow what was reserved for them.
+    pub write_headroom: ByteCount,
+    /// A file of at least this size becomes scratch.
+    pub scratch_min: ByteCount,
+    /// Whether a name is temporary: not final until it is renamed.
+    pub is_temporary: NamePredicate,
+    /// Most inodes of ours that the kernel may hold; beyond that it is asked to drop idle ones.
+    pub kernel_inodes_max: u64,
+    /// Longest time a request waits for room.
+    pub deadline: Duration,
+    /// How eviction is done where no directory says otherwise.
+    pub eviction: EvictionSettings,
+    /// Attributes of the mount's root when it is new.
+    pub root: Attributes,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("capacity", &self.capacity)
+            .field("eviction", &self.eviction)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The kernel's caches of names, attributes and backing files, as far as the datapath changes them.
+///
+/// None of the calls may wait for the kernel: it may hold locks for a request that waits for us.
+pub trait KernelCache: Send + Sync + fmt::Debug {
+    /// The name is gone or stands for something else.
+    fn forget_entry(&self, parent: Ino, name: &[u8]);
+    /// Attributes (and cached bytes, for packed objects) of the inode changed.
+    fn forget_attributes(&self, ino: Ino);
+    /// The inode's backing file is not needed for further opens; its pages may go.
+    fn release_backing(&self, ino: Ino);
+}
+
+/// All tables, behind the lock.
+#[derive(Debug)]
+pub struct State {
+    tree: Tree<Object>,
+    folders: Folders,
+    domains: Domains,
+    handles: HashMap<HandleId, Handle>,
+    history: History,
+    chains: ChainTracker,
+    recent: lru::LruCache<KeyHash, Ino>,
+    processes: Processes,
+    /// Objects with a time to live: wall-clock nanoseconds and slot.
+    expiries: BTreeSet<(i64, Slot)>,
+    expiry_of: HashMap<Slot, i64>,
+    /// Soft pins with an end: wall-clock nanoseconds and slot.
+    pin_ends: BTreeSet<(i64, Slot)>,
+    /// Objects whose soft pin has ended.
+    unpinned: HashSet<Slot>,
+    /// Who was just sent to look a name up again, so that it is not sent twice.
+    resent: lru::LruCache<ThreadId, (Name, Duration)>,
+    /// Slots of files that are hidden, for `status` and for dropping abandoned versions.
+    writing: BTreeSet<Slot>,
+    /// Closed temporary files that wait for their rename: monotonic milliseconds until which, and slot.
+    parked: BTreeSet<(u64, Slot)>,
+    /// Where the next look for idle inodes starts.
+    inode_hand: Slot,
+    next_version: Version,
+    next_directory: DirectoryId,
+    next_handle: u64,
+    sealed_bytes: ByteCount,
+    sealed_objects: u64,
+}
+
+/// The cache on one host.
+#[derive(Debug)]
+pub struct Datapath {
+    /// Guards every table. One lock, because a request holds it for about a microsecond and most touch several
+    /// tables (docs/adr/0002-one-lock.md).
+    state: Mutex<State>,
+    /// Signalled when a writer's last handle is released.
+    released: Condvar,
+    tier: MemoryTier,
+    scratch: Arc<Scratch>,
+    clock: Arc<dyn Clock>,
+    settings: Settings,
+    telemetry: Arc<Telemetry>,
+    kernel: OnceLock<Arc<dyn KernelCache>>,
+    passthrough: AtomicBool,
+    /// Passthrough handles that may write, open now: while there are any, free room is watched.
+    passthrough_writers: AtomicU64,
+    /// When the last of them was opened, in monotonic milliseconds.
+    last_writer_ms: AtomicU64,
+    keeper: OnceLock<std::thread::Thread>,
+    verifying: OnceLock<verify::Queue>,
+}
+
+impl Datapath {
+    /// A cache over `tier`, empty until [`Datapath::recover`].
+    #[must_use]
+    pub fn new(
+        tier: MemoryTier,
+        scratch: Arc<Scratch>,
+        clock: Arc<dyn Clock>,
+        settings: Settings,
+        telemetry: Arc<Telemetry>,
+    ) -> Self {
+        let domains = Domains::new(&settings.eviction);
+        let state = State {
+            tree: Tree::new(settings.root),
+            folders: Folders::new(domains.root()),
+            domains,
+            handles: HashMap::new(),
+            history: History::default(),
+            chains: ChainTracker::default(),
+            recent: lru::LruCache::new(RECENT_MAX),
+            processes: Processes::default(),
+            expiries: BTreeSet::new(),
+            expiry_of: HashMap::new(),
+            pin_ends: BTreeSet::new(),
+            unpinned: HashSet::new(),
+            resent: lru::LruCache::new(RESENT_MAX),
+            writing: BTreeSet::new(),
+            parked: BTreeSet::new(),
+            inode_hand: Slot(0),
+            next_version: Version(1),
+            next_directory: DirectoryId(DirectoryId::ROOT.0 + 1),
+            next_handle: 1,
+            sealed_bytes: ByteCount::ZERO,
+            sealed_objects: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            released: Condvar::new(),
+            tier,
+            scratch,
+            clock,
+            settings,
+            telemetry,
+            kernel: OnceLock::new(),
+            passthrough: AtomicBool::new(false),
+            passthrough_writers: AtomicU64::new(0),
+            last_writer_ms: AtomicU64::new(0),
+            keeper: OnceLock::new(),
+            verifying: OnceLock::new(),
+        }
+    }
+
+    /// Connects the kernel's caches, once, when the mount is up. `passthrough`: whether it serves files itself.
+    pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>, passthrough: bool) {
+        self.passthrough.store(passthrough, Ordering::Relaxed);
+        // A second attach would be a bug of the composition root; the first one stays in force.
+        let _ = self.kernel.set(kernel);
+    }
+
+    /// Whether the kernel serves files itself.
+    #[must_use]
+    pub fn is_passthrough(&self) -> bool {
+        self.passthrough.load(Ordering::Relaxed)
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn telemetry(&self) -> &Telemetry {
+        &self.telemetry
+    }
+
+    /// The memory tier below.
+    #[must_use]
+    pub fn tier(&self) -> &MemoryTier {
+        &self.tier
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    fn now_ns(&self) -> i64 {
+        nanos_of(self.clock.wall())
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.clock.monotonic().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn is_temporary(&self, name: &Name) -> bool {
+        (self.settings.is_temporary)(OsStr::from_bytes(name.as_bytes()))
+    }
+}
+
+/// How many threads are remembered that were sent to look a name up again.
+const RESENT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1024).expect("1024 is not zero");
+
+/// How many recently used keys are remembered by hash, to turn a chain's predecessor into an object.
+const RECENT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1 << 16).expect("65536 is not zero");
+
+/// Hash of a key: its directory and its name there. A directory that moves takes the keys of its entries along.
+fn key_hash(directory: DirectoryId, name: &[u8]) -> KeyHash {
+    KeyHash(xxh3_64_with_seed(name, directory.0))
+}
+
+impl State {
+    fn object(&self, slot: Slot) -> Option<&Object> {
+        match &self.tree.get(slot)?.body {
+            Body::File(object) => Some(object),
+            Body::Directory(_) => None,
+        }
+    }
+
+    fn object_mut(&mut self, slot: Slot) -> Option<&mut Object> {
+        self.tree.get(slot)?;
+        match &mut self.tree.node_mut(slot).body {
+            Body::File(object) => Some(object),
+            Body::Directory(_) => None,
+        }
+    }
+
+    fn slot_of(&self, ino: Ino) -> Result<Slot, Error> {
+        self.tree.by_ino(ino).ok_or(Error::Stale)
+    }
+
+    fn directory_id(&self, slot: Slot) -> Result<DirectoryId, Error> {
+        Ok(self.tree.directory(slot).ok_or(Error::NotDirectory)?.id)
+    }
+
+    fn key_of(&self, slot: Slot) -> Option<KeyHash> {
+        let node = self.tree.get(slot)?;
+        let directory = self.tree.directory(node.parent)?;
+        Some(key_hash(directory.id, node.name.as_bytes()))
+    }
+
+    /// The top-level directory above `slot`; the root for what stands directly in it.
+    fn namespace_of(&self, slot: Slot) -> Slot {
+        let mut below = Slot::ROOT;
+        for ancestor in self.tree.ancestors(slot) {
+            if ancestor == Slot::ROOT {
+                break;
+            }
+            below = ancestor;
+        }
+        if self.tree.directory(below).is_some() { below } else { Slot::ROOT }
+    }
+
+    fn take_version(&mut self) -> Version {
+        let version = self.next_version;
+        self.next_version = Version(version.0 + 1);
+        version
+    }
+
+    fn path_text(&self, slot: Slot) -> String {
+        String::from_utf8_lossy(&self.tree.path(slot)).into_owned()
+    }
+}

@@ -1,0 +1,239 @@
+//! What a file is to the cache: where its bytes are, which phase of its life it is in, and who uses it.
+//!
+//! ```text
+//! create ──> Writing ──last writer closes, or rename──> Sealed ──evict, unlink, replace──> Gone
+//!               └─temporary name, last writer closes─> Parked ──rename──> Sealed
+//! ```
+//! A cold sealed object is this struct alone; what only an open file needs hangs in [`OpenState`].
+
+use std::fs::File;
+use std::sync::Arc;
+
+use tidefs_engine::types::{ByteCount, Checksum, SegmentId, Version};
+
+use crate::namespace::{Name, ProcessId, Slot, ThreadId};
+use crate::tier::memory::{PackedExtent, PolicyRecord};
+use crate::tier::scratch::ScratchFile;
+
+/// Where the bytes of a file are.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// A segment of its own in the memory tier.
+    Solo(SegmentId),
+    /// Among other small objects of its namespace.
+    Packed(PackedExtent),
+    /// A slot file on disk: mutable, local, never sealed.
+    Scratch(Arc<ScratchFile>),
+}
+
+/// Stations in the life of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Has writers, or never had its last one leave: hidden from everyone else.
+    Writing,
+    /// A temporary name whose writers closed it: visible here, not yet an object, lost at a restart.
+    Parked,
+    /// Immutable and visible.
+    Sealed,
+    /// Without a name. Bytes live on for those who have it open or mapped.
+    Gone,
+}
+
+/// Facts of a file that are one bit each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks(u8);
+
+impl Marks {
+    /// No writer is left: the bytes cannot change any more.
+    pub const FINAL: Self = Self(1);
+    /// Somebody opened the sealed object to read, so mappings may exist until the kernel forgets the inode.
+    pub const READ: Self = Self(2);
+    /// Somebody opened it to read and write, so a writable mapping may outlive every handle.
+    pub const WRITABLE_MAPPING: Self = Self(4);
+    /// Taken over from an earlier daemon and not checked against its checksum yet.
+    pub const UNVERIFIED: Self = Self(8);
+    /// Has attributes of its own beyond the policy (`user.*` of applications).
+    pub const DECORATED: Self = Self(16);
+
+    /// Its mtime was set by hand while it was written: the seal does not take that of the backing file.
+    pub const MTIME_SET: Self = Self(32);
+
+    /// Whether all bits of `mark` are set.
+    #[must_use]
+    pub fn has(self, mark: Self) -> bool {
+        self.0 & mark.0 == mark.0
+    }
+
+    /// Sets or clears the bits of `mark`.
+    pub fn set(&mut self, mark: Self, on: bool) {
+        if on {
+            self.0 |= mark.0;
+        } else {
+            self.0 &= !mark.0;
+        }
+    }
+}
+
+/// Why a write was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The quota of a directory is full.
+    OverQuota {
+        /// The directory.
+        directory: Slot,
+        /// Its quota.
+        quota: ByteCount,
+    },
+    /// Nothing in the cache can be evicted.
+    NoRoom,
+}
+
+/// What is kept only while a file is open, written, or has a policy of its own.
+#[derive(Debug, Default)]
+pub struct OpenState {
+    /// The backing file, while anyone has the file open.
+    pub file: Option<Arc<File>>,
+    /// Open handles that read only.
+    pub readers: u32,
+    /// Open handles that may write.
+    pub writers: u32,
+    /// Handles among both that the kernel serves by passthrough: while there are any, all must be.
+    pub passthrough: u32,
+    /// Handles that the daemon serves and that may read: they may have mapped the file through the page cache, and
+    /// while one lives the kernel refuses passthrough.
+    pub direct_mappable: u32,
+    /// Processes that see the file while it is hidden.
+    pub writer_processes: Vec<ProcessId>,
+    /// A writer began to close: its RELEASE is on the way, and who looks the file up waits for it.
+    pub closing: bool,
+    /// A writer was killed while it had the file open.
+    pub writer_killed: Option<ProcessId>,
+    /// A write was refused: what is there is not what the writer meant, and is dropped when it closes.
+    pub refused: Option<Refusal>,
+    /// Bytes from the start of the backing file whose pages are allocated.
+    pub reserved: ByteCount,
+    /// A hidden new version that is being written over this sealed object.
+    pub next_version: Option<Slot>,
+    /// Where this hidden version will stand once it is sealed, when an older version stands there now.
+    pub supersedes: Option<(Slot, Name)>,
+    /// Monotonic milliseconds at which a version that nobody came to write is dropped.
+    pub abandoned_at_ms: u64,
+    /// Threads that were sent to look the name up again and open this version: it is not sealed before they come.
+    pub expected: Vec<ThreadId>,
+    /// Whether anybody has had it open for writing.
+    pub was_opened: bool,
+    /// Policy set on this file itself.
+    pub policy: PolicyRecord,
+}
+
+/// A file as the cache knows it.
+#[derive(Debug)]
+pub struct Object {
+    /// Length of a sealed or parked file. While it is written, the backing file knows.
+    pub size: ByteCount,
+    /// Order of its seal.
+    pub version: Version,
+    /// xxh3-64 of its bytes, once taken.
+    pub checksum: Option<Checksum>,
+    /// Where its bytes are.
+    pub place: Place,
+    /// Station in its life.
+    pub phase: Phase,
+    /// One-bit facts.
+    pub marks: Marks,
+    /// Times it was opened to read since it was sealed here or taken over; stops at the largest number.
+    pub uses: u16,
+    /// Present while the file is open, written, or has a policy of its own.
+    pub open: Option<Box<OpenState>>,
+}
+
+impl Object {
+    /// A file that is being written.
+    #[must_use]
+    pub fn writing(place: Place) -> Self {
+        Self {
+            size: ByteCount::ZERO,
+            version: Version::default(),
+            checksum: None,
+            place,
+            phase: Phase::Writing,
+            marks: Marks::default(),
+            uses: 0,
+            open: Some(Box::default()),
+        }
+    }
+
+    /// The open state, made on demand.
+    pub fn open_mut(&mut self) -> &mut OpenState {
+        self.open.get_or_insert_default()
+    }
+
+    /// Handles that may write.
+    #[must_use]
+    pub fn writers(&self) -> u32 {
+        self.open.as_ref().map_or(0, |open| open.writers)
+    }
+
+    /// Handles that only read.
+    #[must_use]
+    pub fn readers(&self) -> u32 {
+        self.open.as_ref().map_or(0, |open| open.readers)
+    }
+
+    /// Whether any handle is open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.writers() + self.readers() > 0
+    }
+
+    /// The backing file while the file is open.
+    #[must_use]
+    pub fn file(&self) -> Option<&Arc<File>> {
+        self.open.as_ref()?.file.as_ref()
+    }
+
+    /// Whether `process` is among those that see the file while it is hidden.
+    #[must_use]
+    pub fn is_writer(&self, process: ProcessId) -> bool {
+        self.open.as_ref().is_some_and(|open| open.writer_processes.contains(&process))
+    }
+
+    /// Policy set on the file itself.
+    #[must_use]
+    pub fn policy(&self) -> PolicyRecord {
+        self.open.as_ref().map(|open| open.policy.clone()).unwrap_or_default()
+    }
+
+    /// Whether its bytes can still be found without an open handle.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        !matches!(self.place, Place::Solo(super::remove::NO_SEGMENT))
+    }
+
+    /// Drops the open state when nothing in it is needed.
+    pub fn settle(&mut self) {
+        let Some(open) = &mut self.open else { return };
+        if open.readers + open.writers > 0 || self.phase == Phase::Writing {
+            return;
+        }
+        open.file = None;
+        if self.phase != Phase::Parked
+            && open.next_version.is_none()
+            && open.policy == PolicyRecord::default()
+        {
+            self.open = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::Node;
+
+    #[test]
+    fn a_cold_object_is_small() {
+        assert!(size_of::<Object>() <= 64, "{}", size_of::<Object>());
+        assert!(size_of::<Node<Object>>() <= 144, "{}", size_of::<Node<Object>>());
+    }
+}

@@ -1,0 +1,433 @@
+//! Opening: which bytes a handle reads, who serves them, and what an open promises to whom.
+//!
+//! Invariants
+//! - A sealed object that somebody has open or may have mapped is never changed in place.
+//! - While a handle of an inode is served by passthrough all of them are, and while one that the daemon serves may
+//!   have mapped the file none is: the kernel refuses the mix with EIO (fs/fuse/iomode.c).
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::room::footprint;
+use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
+use crate::namespace::{Ino, Name, ProcessId, Slot};
+use crate::tier::eviction::Departure;
+
+/// How long a version waits for a thread that was sent to open it.
+const EXPECTED_FOR_MS: u64 = 1000;
+
+/// How long after it was sent to look a name up again a thread is taken to come back for that.
+const RESENT: Duration = Duration::from_secs(1);
+
+/// Identity of an open handle, as the kernel carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HandleId(pub u64);
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// May be read.
+    pub read: bool,
+    /// May be written.
+    pub write: bool,
+    /// Is cut to nothing first.
+    pub truncate: bool,
+    /// Must not exist.
+    pub exclusive: bool,
+}
+
+/// Who moves the bytes of a handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoPath {
+    /// The kernel, from and to the backing file.
+    Passthrough,
+    /// The daemon, request by request, without the page cache.
+    Direct,
+    /// The kernel's page cache, filled by the daemon: packed objects, which never change.
+    Cached,
+}
+
+/// One open file.
+#[derive(Debug)]
+pub struct Handle {
+    pub(super) slot: Slot,
+    pub(super) options: OpenOptions,
+    pub(super) path: IoPath,
+    pub(super) process: ProcessId,
+    /// Whether its close is announced, and was.
+    pub(super) announces_close: bool,
+    pub(super) was_flushed: bool,
+}
+
+/// What an open gives.
+#[derive(Clone, Copy, Debug)]
+pub struct Opened {
+    /// The inode that was opened.
+    pub ino: Ino,
+    /// The handle.
+    pub handle: HandleId,
+    /// Who moves its bytes.
+    pub path: IoPath,
+    /// Whether closing it must be announced: others may be waiting to see the file.
+    pub announces_close: bool,
+}
+
+impl Datapath {
+    /// Opens `ino`.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when the name must be looked up again: the object is gone, hidden, or the writer is to meet
+    /// the new version that was begun for it. [`Error::IsDirectory`], [`Error::NothingEvictable`], [`Error::Io`].
+    pub fn open(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
+        self.verify_before_first_use(ino)?;
+        let mut was_resent = false;
+        let outcome = (|| {
+            let mut state = self.lock();
+            let now = self.clock.monotonic();
+            let resent = state.resent.pop(&caller.thread);
+            let slot = state.slot_of(ino)?;
+            let name = &state.tree.node(slot).name;
+            was_resent =
+                resent.is_some_and(|(resent, at)| resent == *name && now.saturating_sub(at) < RESENT);
+            if self.is_hidden_from(&mut state, caller, slot) {
+                return Err(Error::Stale);
+            }
+            if options.write && was_resent {
+                // The kernel looks a name up again once for each open. The version that this thread was sent to was
+                // sealed by somebody else meanwhile: it goes on in place if nobody uses that one.
+                if state.object(slot).is_some_and(|object| object.phase == Phase::Sealed) {
+                    let in_place = OpenOptions { truncate: false, ..options };
+                    // If somebody does use it, the open below says so once more.
+                    let _ = self.unseal(&mut state, slot, in_place);
+                }
+            }
+            self.open_locked(&mut state, caller, slot, options)
+        })();
+        match outcome {
+            Err(Error::Stale) if was_resent && options.write => self.open_in_place(caller, ino, options),
+            Err(Error::Stale) if was_resent => Err(Error::NoObject), // for a reader that is a miss
+            Err(Error::Stale) => {
+                if options.write {
+                    self.begin_version_if_sealed(caller, ino, options.truncate)?;
+                }
+                let now = self.clock.monotonic();
+                let mut state = self.lock();
+                if let Some(slot) = state.tree.by_ino(ino) {
+                    let name = state.tree.node(slot).name.clone();
+                    state.resent.put(caller.thread, (name, now));
+                }
+                Err(Error::Stale)
+            }
+            other => other,
+        }
+    }
+
+    /// The last resort of a writer who met a third version within a moment: changes it in place if nobody uses it.
+    fn open_in_place(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
+        // A packed object gets a segment that can be written. That it has one already is fine.
+        let _ = self.unpack(ino);
+        let mut state = self.lock();
+        let slot = state.slot_of(ino).map_err(|_| Error::NoObject)?;
+        if state.object(slot).is_some_and(|object| object.phase == Phase::Sealed) {
+            let in_place = OpenOptions { truncate: false, ..options };
+            self.unseal(&mut state, slot, in_place).map_err(|_| Error::NoObject)?;
+        }
+        self.open_locked(&mut state, caller, slot, options).map_err(|error| match error {
+            Error::Stale => Error::NoObject,
+            other => other,
+        })
+    }
+
+    pub(super) fn begin_version_if_sealed(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        truncate: bool,
+    ) -> Result<(), Error> {
+        {
+            let mut state = self.lock();
+            let Some(slot) = state.tree.by_ino(ino) else { return Ok(()) };
+            let Some(object) = state.object(slot) else { return Ok(()) };
+            if object.phase != Phase::Sealed {
+                return Ok(());
+            }
+            if let Some(next) = object.open.as_ref().and_then(|open| open.next_version) {
+                // Somebody writes one already, and the caller joins in.
+                let process = state.process(caller, self.clock.monotonic());
+                state.admit_writer(next, process);
+                if let Some(open) = state.object_mut(next).map(Object::open_mut) {
+                    open.expected.push(caller.thread);
+                    open.abandoned_at_ms = open.abandoned_at_ms.max(self.now_ms() + EXPECTED_FOR_MS);
+                }
+                return Ok(());
+            }
+        }
+        self.begin_version(caller, ino, truncate)
+    }
+
+    /// Opens the file in `slot`, which the caller may see.
+    pub(super) fn open_locked(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        slot: Slot,
+        options: OpenOptions,
+    ) -> Result<Opened, Error> {
+        let object = state.object(slot).ok_or(Error::IsDirectory)?;
+        let is_resumed = options.write && matches!(object.phase, Phase::Sealed | Phase::Parked);
+        match object.phase {
+            // The old version of a name that was replaced after it was looked up can be read to its end.
+            Phase::Gone if !object.is_open() && (options.write || !object.is_readable()) => {
+                return Err(Error::Stale);
+            }
+            Phase::Gone | Phase::Writing => {}
+            Phase::Sealed if options.write => self.unseal(state, slot, options)?,
+            Phase::Parked if options.write => state.reopen_parked(slot),
+            Phase::Sealed | Phase::Parked => {}
+        }
+        let phase = state.object(slot).map(|object| object.phase);
+        if phase == Some(Phase::Sealed) {
+            self.telemetry.hits.increment();
+            let namespace = state.namespace_of(slot);
+            if let Some(folder) = state.folders.get_mut(namespace) {
+                folder.hits += 1;
+            }
+            if let Some(object) = state.object_mut(slot) {
+                object.uses = object.uses.saturating_add(1);
+            }
+            state.touch(slot);
+            if let Some(key) = state.key_of(slot) {
+                state.chains.opened(caller.thread.0, key, self.clock.monotonic());
+            }
+            state.tree.node_mut(slot).attributes.atime_ns = self.now_ns();
+        }
+        let path = self.path_of(state, slot, options);
+        let needs_file = options.write || path == IoPath::Direct || phase != Some(Phase::Sealed);
+        if needs_file {
+            self.open_backing(state, slot)?;
+        }
+        if is_resumed && let Some(file) = state.object(slot).and_then(Object::file).cloned() {
+            // The file shows the time it was given, until it is written.
+            self.stamp(&file, &state.tree.node(slot).attributes);
+            if let Some(object) = state.object_mut(slot) {
+                object.marks.set(Marks::MTIME_SET, false);
+            }
+        }
+        if options.truncate && options.write {
+            self.cut(state, slot)?;
+        }
+        Ok(self.open_handle(state, caller, slot, options, path))
+    }
+
+    /// Takes a sealed object that nobody else uses back to being written, in place.
+    fn unseal(&self, state: &mut State, slot: Slot, options: OpenOptions) -> Result<(), Error> {
+        let Some(object) = state.object(slot) else { return Err(Error::IsDirectory) };
+        let is_used = object.is_open() || object.marks.has(Marks::READ) || !object.marks.has(Marks::FINAL);
+        let is_solo = matches!(object.place, Place::Solo(_));
+        let has_next = object.open.as_ref().is_some_and(|open| open.next_version.is_some());
+        let size = object.size;
+        if is_used || !is_solo || has_next || options.truncate {
+            return Err(Error::Stale);
+        }
+        self.open_backing(state, slot)?;
+        let Some(file) = state.object(slot).and_then(Object::file).cloned() else { return Err(Error::Stale) };
+        self.tier.unseal(&file)?;
+        state.withdraw(slot);
+        if let Some(object) = state.object_mut(slot) {
+            object.open_mut().reserved = size.round_up_to_pages();
+        }
+        self.telemetry.unseals.increment();
+        if let Some(kernel) = self.kernel.get() {
+            let node = state.tree.node(slot);
+            kernel.forget_entry(state.tree.ino(node.parent), node.name.as_bytes());
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the object's backing file is open.
+    pub(super) fn open_backing(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
+        let Some(object) = state.object_mut(slot) else { return Err(Error::IsDirectory) };
+        if let Place::Solo(segment) = object.place
+            && object.file().is_none()
+        {
+            let file = self.tier.open_segment(segment).map_err(|_| Error::Stale)?;
+            object.open_mut().file = Some(Arc::new(file));
+        }
+        Ok(())
+    }
+
+    /// The backing file of `ino`, for the kernel to serve it from.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when there is none any more; [`Error::Unsupported`] for packed objects.
+    pub fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Error> {
+        let state = self.lock();
+        let slot = state.slot_of(ino)?;
+        let object = state.object(slot).ok_or(Error::IsDirectory)?;
+        if let Some(file) = object.file() {
+            return Ok(Arc::clone(file));
+        }
+        match &object.place {
+            Place::Solo(segment) => Ok(Arc::new(self.tier.open_segment(*segment).map_err(|_| Error::Stale)?)),
+            Place::Scratch(scratch) => Ok(Arc::clone(scratch.file())),
+            Place::Packed(_) => Err(Error::Unsupported("packed objects have no backing file")),
+        }
+    }
+
+    /// Who moves the bytes of a file that is being created.
+    ///
+    /// A file opened to read *and* write under a final name may turn out to be a slot file, which lives on disk: the
+    /// daemon serves it, so that it can still be moved there. Everything else goes by passthrough.
+    pub(super) fn path_of_new_file(&self, name: &Name, options: OpenOptions) -> IoPath {
+        let may_become_scratch = options.read && options.write && !self.is_temporary(name);
+        if !self.is_passthrough() || may_become_scratch { IoPath::Direct } else { IoPath::Passthrough }
+    }
+
+    fn path_of(&self, state: &State, slot: Slot, options: OpenOptions) -> IoPath {
+        let Some(object) = state.object(slot) else { return IoPath::Direct };
+        if matches!(object.place, Place::Packed(_)) {
+            return IoPath::Cached;
+        }
+        let (passthrough, mappable) =
+            object.open.as_ref().map_or((0, 0), |open| (open.passthrough, open.direct_mappable));
+        if passthrough > 0 {
+            return IoPath::Passthrough;
+        }
+        if !self.is_passthrough() || mappable > 0 {
+            return IoPath::Direct;
+        }
+        match object.phase {
+            Phase::Writing if !matches!(object.place, Place::Scratch(_)) => {
+                self.path_of_new_file(&state.tree.node(slot).name, options)
+            }
+            _ => IoPath::Passthrough,
+        }
+    }
+
+    /// Enters a handle into the tables. The caller settled every question before.
+    pub(super) fn open_handle(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        slot: Slot,
+        options: OpenOptions,
+        path: IoPath,
+    ) -> Opened {
+        let needs_process = options.write;
+        let process = if needs_process {
+            state.process(caller, self.clock.monotonic())
+        } else {
+            ProcessId(caller.thread.0)
+        };
+        let handle = HandleId(state.next_handle);
+        state.next_handle += 1;
+        let ino = state.tree.ino(slot);
+        let mut announces_close = false;
+        if let Some(object) = state.object_mut(slot) {
+            let is_sealed = object.phase == Phase::Sealed;
+            let is_visible = is_sealed || object.phase == Phase::Parked;
+            announces_close = options.write && object.phase == Phase::Writing;
+            let is_first = !object.is_open();
+            object.marks.set(Marks::READ, object.marks.has(Marks::READ) || is_sealed);
+            if options.write && options.read {
+                object.marks.set(Marks::WRITABLE_MAPPING, true);
+            }
+            let open = object.open_mut();
+            if options.write {
+                open.writers += 1;
+                open.closing = false;
+                open.was_opened = true;
+                open.expected.retain(|&thread| thread != caller.thread);
+                if !open.writer_processes.contains(&process) {
+                    open.writer_processes.push(process);
+                }
+            } else {
+                open.readers += 1;
+            }
+            match path {
+                IoPath::Passthrough => open.passthrough += 1,
+                IoPath::Direct if options.read => open.direct_mappable += 1,
+                IoPath::Direct | IoPath::Cached => {}
+            }
+            if is_first && is_visible {
+                state.update_hold(slot);
+            }
+        }
+        if path == IoPath::Passthrough && options.write {
+            self.count_passthrough_writer(true);
+        }
+        state
+            .handles
+            .insert(handle, Handle { slot, options, path, process, announces_close, was_flushed: false });
+        match path {
+            IoPath::Passthrough => self.telemetry.passthrough_opens.increment(),
+            IoPath::Direct | IoPath::Cached => self.telemetry.direct_opens.increment(),
+        }
+        Opened { ino, handle, path, announces_close }
+    }
+
+    /// The kernel did not take the backing file: the daemon serves the handle itself.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when another handle of the inode is served by passthrough, which cannot be mixed.
+    pub fn fall_back_to_direct(&self, handle: HandleId) -> Result<(), Error> {
+        self.telemetry.passthrough_failures.increment();
+        let mut state = self.lock();
+        let Some(open) = state.handles.get_mut(&handle) else { return Err(Error::BadHandle) };
+        let (slot, options) = (open.slot, open.options);
+        if open.path != IoPath::Passthrough {
+            return Ok(());
+        }
+        open.path = IoPath::Direct;
+        if options.write {
+            self.count_passthrough_writer(false);
+        }
+        self.open_backing(&mut state, slot)?;
+        let Some(open) = state.object_mut(slot).map(Object::open_mut) else { return Err(Error::BadHandle) };
+        open.passthrough -= 1;
+        open.direct_mappable += u32::from(options.read);
+        if open.passthrough > 0 {
+            let source = std::io::Error::other("another handle of the file is served by the kernel");
+            return Err(Error::Io { operation: "open without passthrough", source });
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// `process` sees the hidden file in `slot` from now on.
+    pub(super) fn admit_writer(&mut self, slot: Slot, process: ProcessId) {
+        if let Some(object) = self.object_mut(slot)
+            && !object.is_writer(process)
+        {
+            object.open_mut().writer_processes.push(process);
+        }
+    }
+
+    /// A closed temporary file is written again.
+    fn reopen_parked(&mut self, slot: Slot) {
+        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
+        self.leave_order(slot, footprint(size), Departure::Gone);
+        self.unpark_wait(slot);
+        if let Some(object) = self.object_mut(slot) {
+            object.phase = Phase::Writing;
+            object.marks.set(Marks::FINAL, false);
+        }
+        self.writing.insert(slot);
+    }
+
+    /// A sealed object leaves the order and the accounts, and is hidden again under its name.
+    fn withdraw(&mut self, slot: Slot) {
+        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
+        self.leave_order(slot, footprint(size), Departure::Gone);
+        self.uncount(self.tree.node(slot).parent, size);
+        self.clear_expiry(slot);
+        self.writing.insert(slot);
+        if let Some(object) = self.object_mut(slot) {
+            object.phase = Phase::Writing;
+            object.checksum = None;
+            object.marks.set(Marks::FINAL, false);
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! After a restart: the tables are built again from what the memory tier holds.
+
+use hashbrown::HashMap;
+use tidefs_engine::types::{ByteCount, DirectoryId, Version};
+
+use super::release::PROVISIONAL;
+use super::room::footprint;
+use super::{Datapath, Error, Marks, Object, Phase, Place, State, key_hash};
+use crate::namespace::{Attributes, Body, Directory, Name, Slot};
+use crate::tier::eviction::Departure;
+use crate::tier::memory::{self, DirectoryRecord, ObjectRecord};
+
+/// What a start found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Objects that are served again.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: ByteCount,
+    /// Directories.
+    pub directories: u64,
+    /// Objects that were not sealed, older versions, or without their directory: removed.
+    pub removed: u64,
+    /// Objects or directories whose records could not be read: removed.
+    pub corrupt: u64,
+}
+
+impl Datapath {
+    /// Takes over everything that an earlier daemon sealed in this memory tier. Called once, before the mount.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the tier cannot be listed.
+    pub fn recover(&self) -> Result<Recovered, Error> {
+        let mut directories = Vec::new();
+        let mut objects = Vec::new();
+        let summary = self.tier.recover(&mut |found| match found {
+            memory::Recovered::Directory(record) => directories.push(record),
+            memory::Recovered::Solo { segment, record } => objects.push((Place::Solo(segment), record)),
+            memory::Recovered::Packed { extent, record } => objects.push((Place::Packed(extent), record)),
+        })?;
+        let mut recovered = Recovered {
+            removed: summary.unsealed + summary.superseded,
+            corrupt: summary.corrupt,
+            ..Recovered::default()
+        };
+        let mut state = self.lock();
+        let slots = state.adopt_directories(directories);
+        recovered.directories = slots.len() as u64 - 1;
+        // Coldest first, so that the order of eviction is as it was; a later version of a key replaces an earlier.
+        objects
+            .sort_unstable_by_key(|(_, record)| (record.atime_ns.max(record.sealed_at_ns), record.version));
+        let mut unwanted = Vec::new();
+        objects.retain_mut(|(place, record)| {
+            let is_sound = record.sealed_at_ns != PROVISIONAL || self.confirm(place, record);
+            if !is_sound {
+                recovered.removed += 1;
+                unwanted.push(place.clone());
+            }
+            is_sound
+        });
+        let mut newest: HashMap<(DirectoryId, Vec<u8>), Version> = HashMap::new();
+        for (_, record) in &objects {
+            let version = newest.entry((record.parent, record.name.clone())).or_insert(record.version);
+            *version = (*version).max(record.version);
+        }
+        let mut by_version: HashMap<Version, Slot> = HashMap::with_capacity(objects.len());
+        for (place, record) in objects {
+            state.next_version = state.next_version.max(Version(record.version.0 + 1));
+            let is_newest = newest.get(&(record.parent, record.name.clone())) == Some(&record.version);
+            let parent = slots.get(&record.parent).copied().filter(|_| is_newest);
+            let adopted = parent.zip(Name::new(&record.name).ok()).and_then(|(parent, name)| {
+                let predecessor = record.predecessor.and_then(|version| by_version.get(&version).copied());
+                state.adopt_object(parent, name, place.clone(), &record, predecessor)
+            });
+            let Some(slot) = adopted else {
+                recovered.removed += 1;
+                unwanted.push(place);
+                continue;
+            };
+            by_version.insert(record.version, slot);
+            state.watch_pin(slot);
+            recovered.objects += 1;
+            recovered.bytes = recovered.bytes.saturating_add(record.size);
+            if let Some(ttl_s) = state.effective_policy(slot).record.ttl_s {
+                let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
+                state.set_expiry(slot, record.sealed_at_ns.saturating_add(ttl_ns));
+            }
+        }
+        state.renew_domains();
+        drop(state);
+        unwanted.into_iter().for_each(|place| self.free_place(place));
+        // The cache may have been given less room than it had.
+        let usage = self.tier.usage()?;
+        if usage.used > usage.capacity {
+            self.evict_for_operator(usage.used.saturating_sub(usage.capacity));
+            self.tier.retry_resize()?;
+        }
+        Ok(recovered)
+    }
+}
+
+impl Datapath {
+    /// Makes a provisional record a real one, if the file was not written after it. Returns whether it was not.
+    fn confirm(&self, place: &Place, record: &mut ObjectRecord) -> bool {
+        let Place::Solo(segment) = place else { return false };
+        let Ok(file) = self.tier.open_segment(*segment) else { return false };
+        let is_same = file.metadata().is_ok_and(|metadata| {
+            super::stat::written_at(&metadata) == record.mtime_ns && metadata.len() == record.size.get()
+        });
+        record.sealed_at_ns = record.mtime_ns;
+        is_same && self.tier.trim(&file, record.size).is_ok() && self.tier.seal(&file, record).is_ok()
+    }
+}
+
+impl State {
+    /// Hangs recovered directories into the tree. Returns where each is; those without a parent are left out.
+    fn adopt_directories(&mut self, records: Vec<DirectoryRecord>) -> HashMap<DirectoryId, Slot> {
+        let mut slots = HashMap::new();
+        slots.insert(DirectoryId::ROOT, Slot::ROOT);
+        let mut waiting: HashMap<DirectoryId, Vec<DirectoryRecord>> = HashMap::new();
+        for record in records {
+            self.next_directory = self.next_directory.max(DirectoryId(record.id.0 + 1));
+            if record.id == DirectoryId::ROOT {
+                self.tree.node_mut(Slot::ROOT).attributes = attributes_of(&record);
+                if let Some(folder) = self.folders.get_mut(Slot::ROOT) {
+                    folder.policy = record.policy;
+                }
+            } else {
+                waiting.entry(record.parent).or_default().push(record);
+            }
+        }
+        let mut ready = vec![DirectoryId::ROOT];
+        while let Some(parent) = ready.pop() {
+            for record in waiting.remove(&parent).unwrap_or_default() {
+                let (Ok(name), Some(&parent)) = (Name::new(&record.name), slots.get(&parent)) else {
+                    continue;
+                };
+                let body = Body::Directory(Box::new(Directory::new(record.id)));
+                let slot = self.tree.make(attributes_of(&record), body);
+                if self.tree.attach(slot, parent, name).is_err() {
+                    self.tree.free(slot);
+                    continue;
+                }
+                self.folders.insert(slot, record.policy, self.folders.domain(parent), ByteCount::ZERO);
+                slots.insert(record.id, slot);
+                ready.push(record.id);
+            }
+        }
+        let lost: usize = waiting.values().map(Vec::len).sum();
+        if lost > 0 {
+            tracing::warn!(directories = lost, "directories without a parent were found and are not shown");
+        }
+        slots
+    }
+
+    fn adopt_object(
+        &mut self,
+        parent: Slot,
+        name: Name,
+        place: Place,
+        record: &ObjectRecord,
+        predecessor: Option<Slot>,
+    ) -> Option<Slot> {
+        let attributes = Attributes {
+            mode: record.mode & 0o7777,
+            uid: record.uid,
+            gid: record.gid,
+            atime_ns: record.atime_ns,
+            mtime_ns: record.mtime_ns,
+            ctime_ns: record.ctime_ns,
+        };
+        let mut object = Object::writing(place);
+        object.open = None;
+        object.phase = Phase::Sealed;
+        object.size = record.size;
+        object.version = record.version;
+        object.checksum = record.checksum;
+        object.marks.set(Marks::FINAL, true);
+        object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
+        if record.policy != memory::PolicyRecord::default() {
+            object.open_mut().policy = record.policy.clone();
+        }
+        let key = key_hash(self.tree.directory(parent)?.id, name.as_bytes());
+        let slot = self.tree.make(attributes, Body::File(object));
+        if self.tree.attach(slot, parent, name).is_err() {
+            self.tree.free(slot);
+            return None;
+        }
+        self.count(parent, record.size);
+        self.enter_order(slot, key, predecessor, footprint(record.size));
+        self.folders.learn_size(parent, record.size);
+        Some(slot)
+    }
+
+    /// Gives each directory with a quota, floor or policy of its own its domain, after all policies are known.
+    fn renew_domains(&mut self) {
+        for slot in self.subtree(Slot::ROOT) {
+            if slot != Slot::ROOT && self.folders.get(slot).is_some_and(|folder| folder.wants_domain()) {
+                self.regroup(slot);
+            }
+        }
+    }
+
+    /// Brings the domains of everything at and below `top` in line with the policies in force there.
+    pub(super) fn regroup(&mut self, top: Slot) {
+        for slot in self.subtree(top) {
+            if let Some(folder) = self.folders.get(slot) {
+                let parent_domain = self.folders.domain(self.tree.node(slot).parent);
+                let (own, wants) = (folder.domain, folder.wants_domain());
+                let has = self.domains.get(own).directory == slot;
+                let policy = self.effective_policy(slot).record.eviction;
+                let target = match (wants, has) {
+                    _ if slot == Slot::ROOT => continue,
+                    (true, true)
+                        if self.domains.get(own).order.name()
+                            == policy.as_deref().unwrap_or(self.default_policy()) =>
+                    {
+                        own
+                    }
+                    (true, _) => self.domains.add(slot, policy.as_deref()),
+                    (false, _) => parent_domain,
+                };
+                self.move_entries(slot, target);
+                if has && target != own {
+                    self.domains.remove(own);
+                }
+            } else {
+                self.watch_pin(slot);
+                self.refresh_rank(slot);
+            }
+        }
+    }
+
+    fn default_policy(&self) -> &'static str {
+        self.domains.get(super::domains::DomainId::ROOT).order.name()
+    }
+
+    /// Moves the objects directly in `directory` to another domain. Their recency is lost: they count as just used.
+    fn move_entries(&mut self, directory: Slot, target: super::domains::DomainId) {
+        let ordered: Vec<(Slot, ByteCount)> = self
+            .tree
+            .entries_after(directory, crate::namespace::Cookie::START)
+            .filter_map(|(_, slot, _)| {
+                let object = self.object(slot)?;
+                let is_ordered = object.phase == Phase::Sealed
+                    || (object.phase == Phase::Parked && !matches!(object.place, Place::Scratch(_)));
+                is_ordered.then(|| (slot, footprint(object.size)))
+            })
+            .collect();
+        if self.folders.domain(directory) == target {
+            return;
+        }
+        for &(slot, bytes) in &ordered {
+            self.leave_order(slot, bytes, Departure::Gone);
+        }
+        if let Some(folder) = self.folders.get_mut(directory) {
+            folder.domain = target;
+        }
+        for (slot, bytes) in ordered {
+            if let Some(key) = self.key_of(slot) {
+                self.enter_order(slot, key, None, bytes);
+            }
+        }
+    }
+
+    /// Applies the class and pin in force to one object.
+    pub(super) fn refresh_rank(&mut self, slot: Slot) {
+        let class = self.effective_policy(slot).class();
+        let id = self.domain_of(slot);
+        self.domains.get_mut(id).order.set_class(super::domains::object_slot(slot), class);
+        self.update_hold(slot);
+    }
+}
+
+fn attributes_of(record: &DirectoryRecord) -> Attributes {
+    Attributes {
+        mode: record.mode & 0o7777,
+        uid: record.uid,
+        gid: record.gid,
+        atime_ns: record.mtime_ns,
+        mtime_ns: record.mtime_ns,
+        ctime_ns: record.ctime_ns,
+    }
+}

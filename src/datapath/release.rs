@@ -1,0 +1,300 @@
+//! Closing: the moment at which a file written straight to its final name becomes an object.
+//!
+//! The kernel's RELEASE comes after close(2) has returned, so it may be read after a look-up that a later program
+//! makes. A writer's close is therefore announced first by FLUSH, which close(2) waits for: from then on whoever looks
+//! the hidden file up waits for the RELEASE. FLUSH alone proves nothing, a forked child sends one too.
+
+use std::sync::atomic::Ordering;
+
+use tidefs_engine::types::{ByteCount, Version};
+
+use super::history::Ending;
+use super::object::Refusal;
+use super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Phase, Place, State};
+use crate::namespace::{Slot, WriterFate, writer_fate};
+use crate::tier::eviction::Departure;
+
+/// How long a closed temporary file is kept for its rename, whatever the pressure. After that it may be evicted.
+const PARKED_FOR_MS: u64 = 60_000;
+
+/// `sealed_at_ns` of a record that counts only while its file was not written after it.
+pub(super) const PROVISIONAL: i64 = i64::MIN;
+
+impl Datapath {
+    /// A process closes one of its descriptors of `handle`. Others may remain.
+    ///
+    /// # Errors
+    /// [`Error::BadHandle`].
+    pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
+        let (slot, process, alone) = {
+            let state = self.lock();
+            let handle = state.handles.get(&handle).ok_or(Error::BadHandle)?;
+            let object = state.object(handle.slot).filter(|object| object.phase == Phase::Writing);
+            let Some(object) = object.filter(|_| handle.options.write) else { return Ok(()) };
+            (handle.slot, handle.process, object.writers() == 1)
+        };
+        if let Some(handle) = self.lock().handles.get_mut(&handle) {
+            handle.was_flushed = true;
+        }
+        let fate = writer_fate(caller.thread);
+        if alone && fate == WriterFate::Sound {
+            self.keep_provisionally(handle);
+        }
+        let mut state = self.lock();
+        if let Some(object) = state.object_mut(slot) {
+            let open = object.open_mut();
+            open.closing = true;
+            if fate == WriterFate::Killed {
+                open.writer_killed = Some(process);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a file that is just being closed survive a daemon that dies before the RELEASE comes.
+    ///
+    /// Its segment gets a record that counts at a start only if the file was not written since: another descriptor
+    /// may still be open somewhere. What stands in the way is no error: the file is sealed in a moment anyway.
+    fn keep_provisionally(&self, handle: HandleId) {
+        if !self.make_whole(handle) {
+            return;
+        }
+        let state = self.lock();
+        let Some(slot) = state.handles.get(&handle).map(|handle| handle.slot) else { return };
+        let node = state.tree.node(slot);
+        let Some(object) = state.object(slot) else { return };
+        let claim = object.open.as_ref().and_then(|open| open.supersedes.clone());
+        let (parent, name) = claim.unwrap_or_else(|| (node.parent, node.name.clone()));
+        let (Some(file), Ok(directory)) = (object.file(), state.directory_id(parent)) else { return };
+        let Ok(metadata) = file.metadata() else { return };
+        if self.is_temporary(&name) || !matches!(object.place, Place::Solo(_)) {
+            return;
+        }
+        let mut record = state.object_record(slot, directory, &name);
+        record.version = state.next_version;
+        record.size = ByteCount(metadata.len());
+        record.mtime_ns = super::stat::written_at(&metadata);
+        record.sealed_at_ns = PROVISIONAL;
+        if let Err(error) = self.tier.seal(file, &record) {
+            tracing::debug!(%error, "a closing file got no provisional record");
+        }
+    }
+
+    /// The last descriptor of `handle` is closed.
+    pub fn release(&self, handle: HandleId) {
+        let seals = {
+            let state = self.lock();
+            state.handles.get(&handle).is_some_and(|handle| {
+                handle.options.write
+                    && state.object(handle.slot).is_some_and(|object| {
+                        object.phase == Phase::Writing
+                            && object.writers() == 1
+                            && object
+                                .open
+                                .as_ref()
+                                .is_some_and(|open| open.writer_killed.is_none() && open.refused.is_none())
+                    })
+            })
+        };
+        // Before the lock is taken for good: filling holes may have to evict.
+        let whole = !seals || self.make_whole(handle);
+        let mut afterwards = Afterwards::default();
+        {
+            let mut state = self.lock();
+            self.release_locked(&mut state, handle, whole, &mut afterwards);
+        }
+        self.released.notify_all();
+        self.carry_out(afterwards);
+    }
+
+    fn release_locked(&self, state: &mut State, handle: HandleId, whole: bool, afterwards: &mut Afterwards) {
+        let Some(handle) = state.handles.remove(&handle) else { return };
+        let slot = handle.slot;
+        if handle.path == IoPath::Passthrough && handle.options.write {
+            self.count_passthrough_writer(false);
+        }
+        if state.object(slot).is_none() {
+            return;
+        }
+        let is_empty = self.stat_of(state, slot).size == ByteCount::ZERO;
+        let Some(object) = state.object_mut(slot) else { return };
+        let open = object.open_mut();
+        match handle.path {
+            IoPath::Passthrough => open.passthrough = open.passthrough.saturating_sub(1),
+            IoPath::Direct if handle.options.read => {
+                open.direct_mappable = open.direct_mappable.saturating_sub(1);
+            }
+            IoPath::Direct | IoPath::Cached => {}
+        }
+        if handle.options.write {
+            open.writers = open.writers.saturating_sub(1);
+        } else {
+            open.readers = open.readers.saturating_sub(1);
+        }
+        if handle.announces_close && !handle.was_flushed && is_empty {
+            // Killed inside open(2): the descriptor never came to be, and nobody wrote.
+            open.writer_killed.get_or_insert(handle.process);
+        }
+        let (writers, killed, refused) = (open.writers, open.writer_killed, open.refused);
+        let is_expected = !open.expected.is_empty() && open.abandoned_at_ms > self.now_ms();
+        if handle.options.write && writers == 0 {
+            match object.phase {
+                Phase::Writing if killed.is_some() || refused.is_some() || !whole => {
+                    self.telemetry.discarded_writes.increment();
+                    let key = state.key_of(slot);
+                    afterwards.doomed.push(state.discard_writing(slot));
+                    let ending = match (killed, refused) {
+                        (Some(process), _) => Some(Ending::WriterKilled { process: process.0 }),
+                        (None, Some(Refusal::OverQuota { directory, quota })) => {
+                            Some(Ending::OverQuota { directory: directory.0, quota: quota.get() })
+                        }
+                        (None, Some(Refusal::NoRoom)) => Some(Ending::NoRoom),
+                        (None, None) => None,
+                    };
+                    if let (Some(key), Some(ending)) = (key, ending) {
+                        state.history.note(key, self.now_ns(), ending);
+                    }
+                }
+                Phase::Writing if is_expected => {}
+                Phase::Writing => self.end_writing(state, slot, afterwards),
+                Phase::Sealed => self.finish(state, slot, true, afterwards),
+                Phase::Parked | Phase::Gone => {}
+            }
+        }
+        self.settle_closed(state, slot, afterwards);
+    }
+
+    /// The last writer left a file that was never renamed: it is sealed, or parked when its name is temporary.
+    pub(super) fn end_writing(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
+        if state.object(slot).is_some_and(|object| !object.marks.has(Marks::MTIME_SET)) {
+            let stat = self.stat_of(state, slot);
+            state.tree.node_mut(slot).attributes.mtime_ns = stat.attributes.mtime_ns;
+        }
+        let is_pending = state
+            .object(slot)
+            .and_then(|object| object.open.as_ref())
+            .is_some_and(|open| open.supersedes.is_some());
+        let node = state.tree.node(slot);
+        if node.is_detached() && !is_pending {
+            afterwards.doomed.push(state.discard_writing(slot));
+            return;
+        }
+        if matches!(state.object(slot).map(|object| &object.place), Some(Place::Scratch(_))) {
+            // A slot file with a name stays what it is, visible to whoever looks, in place of what stood there.
+            if let Some((parent, name)) = state.drop_claim(slot) {
+                self.displace(state, parent, &name, slot, false, afterwards);
+                if state.tree.attach(slot, parent, name).is_err() {
+                    afterwards.doomed.push(state.discard_writing(slot));
+                    return;
+                }
+            }
+            state.park(slot, self.stat_of(state, slot).size, self.now_ms());
+            return;
+        }
+        // What was an object once is one again, whatever its name is.
+        let was_sealed = state.object(slot).is_some_and(|object| object.version > Version::default());
+        if !is_pending && !was_sealed && self.is_temporary(&node.name) {
+            let size = self.stat_of(state, slot).size;
+            state.park(slot, size, self.now_ms());
+            return;
+        }
+        if let Err(error) = self.seal(state, slot, afterwards) {
+            tracing::error!(path = state.path_text(slot), %error, "an object could not be sealed and is dropped");
+            self.telemetry.discarded_writes.increment();
+            afterwards.doomed.push(state.discard_writing(slot));
+        }
+    }
+
+    /// Nobody has the file open any more: what only an open file needs goes.
+    fn settle_closed(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
+        let Some(object) = state.object_mut(slot) else { return };
+        if object.is_open() {
+            return;
+        }
+        if object.phase == Phase::Gone {
+            let late = object.place.clone();
+            let ino = state.tree.ino(slot);
+            if let Some(kernel) = self.kernel.get() {
+                // Under the lock, so that no open of this inode comes in between; it does not wait.
+                kernel.release_backing(ino);
+            }
+            if let Some(place) = state.drop_if_unused(slot) {
+                afterwards.places.push(place);
+            } else if let Some(object) = state.object_mut(slot) {
+                object.settle();
+                if matches!(late, Place::Scratch(_)) {
+                    // The name is gone and so is the last user: the blocks go now, not at FORGET.
+                    object.place = Place::Solo(super::remove::NO_SEGMENT);
+                }
+            }
+            return;
+        }
+        object.settle();
+        state.update_hold(slot);
+    }
+
+    pub(super) fn carry_out(&self, afterwards: Afterwards) {
+        afterwards.doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        afterwards.places.into_iter().for_each(|place| self.free_place(place));
+        if let (Some(kernel), true) = (self.kernel.get(), !afterwards.changed.is_empty()) {
+            afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes(ino));
+        }
+        if let Some(kernel) = self.kernel.get() {
+            afterwards.names.iter().for_each(|(parent, name)| kernel.forget_entry(*parent, name.as_bytes()));
+        }
+        for ino in afterwards.unchecked {
+            self.check_later(ino);
+        }
+    }
+
+    /// Passthrough writers that are open, for `status`.
+    #[must_use]
+    pub fn open_passthrough_writers(&self) -> u64 {
+        self.passthrough_writers.load(Ordering::Relaxed)
+    }
+}
+
+/// What is done after the lock is let go.
+#[derive(Debug, Default)]
+pub(super) struct Afterwards {
+    pub(super) doomed: Vec<super::remove::Doomed>,
+    pub(super) places: Vec<Place>,
+    /// Names that the kernel shows to everyone although they stand for something else to one process.
+    pub(super) names: Vec<(crate::namespace::Ino, crate::namespace::Name)>,
+    /// Inodes whose attributes the kernel should ask for again.
+    pub(super) changed: Vec<crate::namespace::Ino>,
+    /// Inodes whose checksum is to be taken when the machine is idle.
+    pub(super) unchecked: Vec<crate::namespace::Ino>,
+}
+
+impl State {
+    /// A temporary name without writers: visible and evictable, but no object yet.
+    fn park(&mut self, slot: Slot, size: tidefs_engine::types::ByteCount, now_ms: u64) {
+        let Some(key) = self.key_of(slot) else { return };
+        if let Some(object) = self.object_mut(slot) {
+            object.phase = Phase::Parked;
+            object.size = size;
+        }
+        self.writing.remove(&slot);
+        if self.object(slot).is_some_and(|object| !matches!(object.place, Place::Scratch(_))) {
+            if let Some(object) = self.object_mut(slot) {
+                object.open_mut().abandoned_at_ms = now_ms + PARKED_FOR_MS;
+            }
+            self.parked.insert((now_ms + PARKED_FOR_MS, slot));
+            self.enter_order(slot, key, None, super::room::footprint(size));
+            self.update_hold(slot);
+        }
+    }
+
+    /// A parked file leaves the order, to be sealed.
+    pub(super) fn unpark(&mut self, slot: Slot) {
+        let Some(object) = self.object(slot) else { return };
+        let size = object.size;
+        self.leave_order(slot, super::room::footprint(size), Departure::Gone);
+        self.unpark_wait(slot);
+        if let Some(object) = self.object_mut(slot) {
+            object.phase = Phase::Writing;
+            object.marks.set(Marks::FINAL, false);
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! How things leave: eviction, unlink, replacement, expiry, a directory's end, and the kernel's FORGET.
+
+use std::sync::atomic::Ordering;
+
+use tidefs_engine::types::{ByteCount, ObjectCount, SegmentId};
+
+use super::folders::Change;
+use super::history::Ending;
+use super::room::footprint;
+use super::{Caller, Datapath, Error, Marks, Phase, Place, State};
+use crate::namespace::{Body, Ino, Name, Node, Slot};
+use crate::tier::eviction::Departure;
+
+/// A pause of writers after which the keeper may be asleep; it watches for a second after the last of them.
+const KEEPER_SLEEPS_AFTER_MS: u64 = 500;
+
+/// Stands for bytes that are freed already. Segment ids start far above it.
+pub(super) const NO_SEGMENT: SegmentId = SegmentId(0);
+
+/// What is left to do, outside the lock, for an object that left the tables.
+#[derive(Debug)]
+pub(super) struct Doomed {
+    /// Bytes to free. `None` while somebody can still read them through the daemon.
+    place: Option<Place>,
+    /// Bytes that are still read, and that a restart must not find.
+    retired: Option<Place>,
+    /// Its length.
+    pub(super) size: ByteCount,
+    ino: Ino,
+    /// Whether the kernel may still show the name.
+    kernel_knows: bool,
+    /// Whether the backing file may be needed by handles that are open, or by opens that are on their way.
+    is_open: bool,
+}
+
+impl State {
+    /// Takes a visible object out of every table and out of its directory. With open handles its node stays,
+    /// without a name, until they are closed and the kernel forgot it.
+    pub(super) fn remove_object(
+        &mut self,
+        slot: Slot,
+        departure: Departure,
+        ending: Option<(i64, Ending)>,
+    ) -> Doomed {
+        let node = self.tree.node(slot);
+        let (parent, kernel_knows) = (node.parent, node.lookups > 0);
+        let is_named = !node.is_detached();
+        let is_replaced = departure == Departure::Gone
+            && ending.is_none()
+            && self.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
+        let ino = self.tree.ino(slot);
+        let key = self.key_of(slot);
+        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
+        match self.object(slot).map(|object| object.phase) {
+            Some(Phase::Sealed) => {
+                self.leave_order(slot, footprint(size), departure);
+                self.uncount(parent, size);
+            }
+            Some(Phase::Parked) => self.leave_order(slot, footprint(size), departure),
+            Some(Phase::Writing | Phase::Gone) | None => {}
+        }
+        self.writing.remove(&slot);
+        self.unpark_wait(slot);
+        self.clear_expiry(slot);
+        self.unpinned.remove(&slot);
+        if departure == Departure::Gone
+            && ending.is_some()
+            && let Some(next) = self.object(slot).and_then(|object| object.open.as_ref()?.next_version)
+            && let Some(next) = self.object_mut(next)
+        {
+            // Deleted while a new version was being written: like a file that is unlinked while open.
+            next.open_mut().supersedes = None;
+        }
+        if let (Some(key), Some((now_ns, ending))) = (key, ending) {
+            self.history.note(key, now_ns, ending);
+        }
+        self.tree.detach(slot);
+        let mut doomed = Doomed {
+            place: None,
+            retired: None,
+            size,
+            ino,
+            kernel_knows: kernel_knows && is_named,
+            is_open: false,
+        };
+        if let Some(object) = self.object_mut(slot) {
+            let was_read = object.marks.has(Marks::READ);
+            object.phase = Phase::Gone;
+            doomed.is_open = object.is_open();
+            // A segment file may lose its name at any time: who has it open or mapped keeps its pages. A packed
+            // object has no file of its own, so its extent stays until nobody can come and read it.
+            //
+            // Who looked a name up just before it was replaced is still to open the old version: its bytes stay until
+            // the kernel forgets the inode, which it does at once when the name is gone and nobody has it open.
+            let lingers = is_replaced && kernel_knows;
+            doomed.is_open |= lingers;
+            let is_packed = matches!(object.place, Place::Packed(_));
+            let keeps = lingers || (is_packed && (doomed.is_open || (kernel_knows && was_read)));
+            doomed.place = (!keeps).then(|| object.place.clone());
+            match object.place {
+                Place::Packed(_) | Place::Solo(_) if keeps => doomed.retired = Some(object.place.clone()),
+                // Freed once, now: the kernel may keep the inode for longer.
+                Place::Packed(_) | Place::Solo(_) if !keeps => object.place = Place::Solo(NO_SEGMENT),
+                _ => {}
+            }
+        }
+        if let Some(late) = self.drop_if_unused(slot)
+            && doomed.place.is_none()
+        {
+            doomed.place = Some(late);
+        }
+        doomed
+    }
+
+    /// Frees the node when it has no name, no handle and no kernel reference. Returns bytes that are still to free.
+    pub(super) fn drop_if_unused(&mut self, slot: Slot) -> Option<Place> {
+        let node = self.tree.get(slot)?;
+        if !node.is_detached() || node.lookups > 0 || slot == Slot::ROOT {
+            return None;
+        }
+        if self.object(slot).is_some_and(|object| object.is_open() || object.phase != Phase::Gone) {
+            return None;
+        }
+        match self.tree.free(slot).body {
+            Body::File(object) => match object.place {
+                Place::Solo(NO_SEGMENT) | Place::Scratch(_) => None,
+                place @ (Place::Solo(_) | Place::Packed(_)) => Some(place),
+            },
+            Body::Directory(_) => {
+                self.folders.remove(slot);
+                None
+            }
+        }
+    }
+
+    /// What stands under one name, whichever of the two `slot` is: the file that everyone sees, and the one that only
+    /// its writers see.
+    pub(super) fn versions_of(&self, slot: Slot) -> (Option<Slot>, Option<Slot>) {
+        let Some(object) = self.object(slot) else { return (None, None) };
+        let next_of = |slot: Slot| self.object(slot)?.open.as_ref()?.next_version;
+        if object.phase != Phase::Writing {
+            return (Some(slot), next_of(slot));
+        }
+        let claim = object.open.as_ref().and_then(|open| open.supersedes.as_ref());
+        let current = claim.and_then(|(parent, name)| self.tree.child(*parent, name.as_bytes()));
+        (current.filter(|&current| next_of(current) == Some(slot)), Some(slot))
+    }
+
+    /// Drops a file that is being written: its name, if it has one, and its claim to replace another version.
+    pub(super) fn discard_writing(&mut self, slot: Slot) -> Doomed {
+        self.drop_claim(slot);
+        self.remove_object(slot, Departure::Gone, None)
+    }
+
+    /// Takes back a hidden version's claim to the name of an older one. Returns that place.
+    pub(super) fn drop_claim(&mut self, slot: Slot) -> Option<(Slot, Name)> {
+        let place = self.object_mut(slot)?.open.as_mut()?.supersedes.take()?;
+        if let Some(old) = self.tree.child(place.0, place.1.as_bytes())
+            && let Some(object) = self.object_mut(old)
+            && object.open.as_ref().is_some_and(|open| open.next_version == Some(slot))
+        {
+            object.open_mut().next_version = None;
+            object.settle();
+            self.update_hold(old);
+        }
+        Some(place)
+    }
+}
+
+impl Datapath {
+    /// Frees the bytes of an object that left the tables and tells the kernel. Never under the lock.
+    pub(super) fn bury(&self, doomed: Doomed) {
+        if let Some(kernel) = self.kernel.get() {
+            if doomed.kernel_knows {
+                // Not the name: that message takes the directory's lock in the kernel, and a daemon that is killed while
+                // it waits for it never dies. With its attributes forgotten, the next stat or open asks us, is told
+                // ESTALE, and looks the name up again.
+                kernel.forget_attributes(doomed.ino);
+            }
+            if !doomed.is_open {
+                kernel.release_backing(doomed.ino);
+            }
+        }
+        if let Some(place) = &doomed.retired {
+            let retired = match place {
+                Place::Packed(extent) => self.tier.retire_packed(*extent),
+                Place::Solo(segment) => {
+                    self.tier.open_segment(*segment).and_then(|file| self.tier.unseal(&file))
+                }
+                Place::Scratch(_) => Ok(()),
+            };
+            match retired {
+                Ok(()) => {}
+                // Whoever read it let go meanwhile.
+                Err(error) if error.is_gone() => {}
+                Err(error) => tracing::error!(%error, "a removed object may come back after a restart"),
+            }
+        }
+        if let Some(place) = doomed.place {
+            self.free_place(place);
+        }
+    }
+
+    /// Frees bytes of the memory tier. Scratch frees itself with its last user.
+    pub(super) fn free_place(&self, place: Place) {
+        match place {
+            Place::Solo(segment) => {
+                if let Err(error) = self.tier.remove_segment(segment) {
+                    tracing::error!(segment = segment.0, %error, "a segment file could not be removed; its memory stays in use");
+                }
+            }
+            Place::Packed(extent) => {
+                if let Err(error) = self.tier.free_packed(extent) {
+                    tracing::error!(%extent, %error, "a packed object could not be freed; its memory stays in use");
+                }
+            }
+            Place::Scratch(_) => {}
+        }
+    }
+
+    /// Removes the file `name` of `parent`, as unlink(2).
+    ///
+    /// # Errors
+    /// [`Error::NoObject`] when the caller sees no such file, [`Error::IsDirectory`].
+    pub fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        let name = Name::new(name)?;
+        let doomed = {
+            let mut state = self.lock();
+            let parent = state.slot_of(parent)?;
+            let slot = self.visible_child(&mut state, caller, parent, &name)?;
+            if state.tree.directory(slot).is_some() {
+                return Err(Error::IsDirectory);
+            }
+            self.telemetry.unlinks.increment();
+            state.tree.node_mut(parent).attributes.mtime_ns = self.now_ns();
+            let (current, next) = state.versions_of(slot);
+            let process = state.process(caller, self.clock.monotonic());
+            let ending = (self.now_ns(), Ending::Deleted { process: process.0 });
+            let next = next.map(|next| state.discard_writing(next));
+            let current = current.map(|slot| state.remove_object(slot, Departure::Gone, Some(ending)));
+            [next, current]
+        };
+        doomed.into_iter().flatten().for_each(|doomed| self.bury(doomed));
+        Ok(())
+    }
+
+    /// Removes the empty directory `name` of `parent`, as rmdir(2).
+    ///
+    /// # Errors
+    /// [`Error::NotEmpty`], also when only hidden files are in it; [`Error::NotDirectory`]; [`Error::NoObject`].
+    pub fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        let name = Name::new(name)?;
+        let mut state = self.lock();
+        let parent = state.slot_of(parent)?;
+        let slot = state.tree.child(parent, name.as_bytes()).ok_or(Error::NoObject)?;
+        let directory = state.tree.directory(slot).ok_or(Error::NotDirectory)?;
+        if !directory.children.is_empty() {
+            return Err(Error::NotEmpty);
+        }
+        let id = directory.id;
+        self.tier.remove_directory(id)?;
+        state.leave_directory(slot);
+        state.tree.node_mut(parent).attributes.mtime_ns = self.now_ns();
+        state.drop_if_unused(slot);
+        Ok(())
+    }
+
+    /// The kernel gives back `count` references to an inode.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        let late = {
+            let mut state = self.lock();
+            let Some(slot) = state.tree.by_ino(ino) else { return };
+            if slot == Slot::ROOT || !state.tree.dereference(slot, count) {
+                return;
+            }
+            if let Some(object) = state.object_mut(slot) {
+                // No open file and no mapping is left: the kernel keeps the inode for either.
+                object.marks.set(Marks::READ, false);
+            }
+            state.drop_if_unused(slot)
+        };
+        if let Some(kernel) = self.kernel.get() {
+            kernel.release_backing(ino);
+        }
+        if let Some(place) = late {
+            self.free_place(place);
+        }
+    }
+
+    /// Removes what is past its time to live, and hidden versions that nobody came to write.
+    pub fn expire(&self) {
+        let now_ns = self.now_ns();
+        let now_ms = self.now_ms();
+        let mut doomed = Vec::new();
+        let mut afterwards = super::release::Afterwards::default();
+        {
+            let mut state = self.lock();
+            while let Some(&(at_ns, slot)) = state.expiries.first()
+                && at_ns <= now_ns
+            {
+                let is_used = |object: &super::Object| {
+                    object.is_open() || object.open.as_ref().is_some_and(|open| open.next_version.is_some())
+                };
+                if state.object(slot).is_some_and(is_used) {
+                    // It goes when it is closed; look again in a second.
+                    state.set_expiry(slot, now_ns + 1_000_000_000);
+                    continue;
+                }
+                self.telemetry.expirations.increment();
+                doomed.push(state.remove_object(slot, Departure::Gone, Some((now_ns, Ending::Expired))));
+            }
+            state.end_pins(now_ns);
+            while let Some(&(until_ms, slot)) = state.parked.first()
+                && until_ms <= now_ms
+            {
+                state.parked.pop_first();
+                state.update_hold(slot);
+            }
+            for slot in state.abandoned(now_ms) {
+                if state
+                    .object(slot)
+                    .and_then(|object| object.open.as_ref())
+                    .is_some_and(|open| open.was_opened)
+                {
+                    // Who was expected did not come; what the others wrote stands.
+                    self.end_writing(&mut state, slot, &mut afterwards);
+                    state.settle_ended(slot);
+                } else {
+                    doomed.push(state.discard_writing(slot));
+                }
+            }
+        }
+        self.carry_out(afterwards);
+        doomed.into_iter().for_each(|doomed| self.bury(doomed));
+    }
+
+    /// Asks the kernel to drop idle inodes while it holds more than are allowed.
+    pub fn bound_kernel_inodes(&self) {
+        const ASKED_AT_ONCE: u64 = 16_384;
+        let names: Vec<(Ino, Name)> = {
+            let mut state = self.lock();
+            let surplus = state.tree.referenced().saturating_sub(self.settings.kernel_inodes_max);
+            if surplus == 0 {
+                return;
+            }
+            let limit = usize::try_from(surplus.min(ASKED_AT_ONCE)).unwrap_or(usize::MAX);
+            let is_idle =
+                |node: &Node<super::Object>| matches!(&node.body, Body::File(object) if !object.is_open());
+            let (idle, next) = state.tree.idle_after(state.inode_hand, limit, is_idle);
+            state.inode_hand = next;
+            let place = |slot: Slot| {
+                (state.tree.ino(state.tree.node(slot).parent), state.tree.node(slot).name.clone())
+            };
+            idle.into_iter().map(place).collect()
+        };
+        if let Some(kernel) = self.kernel.get() {
+            names.iter().for_each(|(parent, name)| kernel.forget_entry(*parent, name.as_bytes()));
+        }
+    }
+
+    /// Passthrough handles that may write and are open.
+    pub(super) fn count_passthrough_writer(&self, opened: bool) {
+        if opened {
+            let others = self.passthrough_writers.fetch_add(1, Ordering::Relaxed);
+            if others == 0
+                && self.last_writer_ms.load(Ordering::Relaxed) + KEEPER_SLEEPS_AFTER_MS < self.now_ms()
+                && let Some(keeper) = self.keeper.get()
+            {
+                keeper.unpark();
+            }
+            self.last_writer_ms.store(self.now_ms(), Ordering::Relaxed);
+        } else {
+            self.passthrough_writers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl State {
+    /// Takes an empty directory's name and its domain away.
+    pub(super) fn leave_directory(&mut self, slot: Slot) {
+        let parent = self.tree.node(slot).parent;
+        let domain = self.folders.domain(slot);
+        if domain != self.folders.domain(parent) {
+            self.domains.remove(domain);
+        }
+        self.tree.detach(slot);
+    }
+
+    /// The file does not wait for a rename any more.
+    pub(super) fn unpark_wait(&mut self, slot: Slot) {
+        let until =
+            self.object(slot).and_then(|object| object.open.as_ref()).map(|open| open.abandoned_at_ms);
+        if let Some(until_ms) = until {
+            self.parked.remove(&(until_ms, slot));
+        }
+    }
+
+    /// Takes a sealed object of `size` in `parent` out of the accounts.
+    pub(super) fn uncount(&mut self, parent: Slot, size: ByteCount) {
+        let change = Change::Take { bytes: footprint(size), objects: ObjectCount(1) };
+        self.folders.account(&self.tree, parent, change);
+        self.sealed_bytes = self.sealed_bytes.saturating_sub(size);
+        self.sealed_objects = self.sealed_objects.saturating_sub(1);
+    }
+
+    /// Enters a sealed object of `size` in `parent` into the accounts.
+    pub(super) fn count(&mut self, parent: Slot, size: ByteCount) {
+        let change = Change::Add { bytes: footprint(size), objects: ObjectCount(1) };
+        self.folders.account(&self.tree, parent, change);
+        self.sealed_bytes = self.sealed_bytes.saturating_add(size);
+        self.sealed_objects += 1;
+    }
+
+    /// Sets the wall-clock time at which an object expires.
+    pub(super) fn set_expiry(&mut self, slot: Slot, at_ns: i64) {
+        self.clear_expiry(slot);
+        self.expiries.insert((at_ns, slot));
+        self.expiry_of.insert(slot, at_ns);
+    }
+
+    /// The object does not expire.
+    pub(super) fn clear_expiry(&mut self, slot: Slot) {
+        if let Some(at_ns) = self.expiry_of.remove(&slot) {
+            self.expiries.remove(&(at_ns, slot));
+        }
+    }
+
+    /// A file without handles needs nothing of what only an open one does.
+    fn settle_ended(&mut self, slot: Slot) {
+        if let Some(object) = self.object_mut(slot) {
+            object.settle();
+        }
+        self.update_hold(slot);
+    }
+
+    /// Hidden versions without a handle that are past the time in which their writer comes back to open them.
+    fn abandoned(&self, now_ms: u64) -> Vec<Slot> {
+        let is_abandoned = |&slot: &Slot| {
+            self.object(slot).is_some_and(|object| {
+                !object.is_open() && object.open.as_ref().is_some_and(|open| open.abandoned_at_ms <= now_ms)
+            })
+        };
+        self.writing.iter().copied().filter(is_abandoned).collect()
+    }
+}

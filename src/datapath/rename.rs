@@ -1,0 +1,308 @@
+//! Rename: the commit point of every client that writes to a temporary name first.
+//!
+//! At the moment it returns, the new name is whole for everybody, whether or not the writer still has its
+//! descriptor open.
+
+use super::history::Ending;
+use super::release::Afterwards;
+use super::room::footprint;
+use super::{Caller, Datapath, Error, Phase, Place, State, key_hash};
+use crate::namespace::{Ino, Name, Slot};
+use crate::tier::eviction::Departure;
+
+impl Datapath {
+    /// Renames `name` in `parent` to `new_name` in `new_parent`, as rename(2), or with `keep_target` as
+    /// `renameat2(RENAME_NOREPLACE)`.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`], [`Error::Exists`], [`Error::IsDirectory`], [`Error::NotDirectory`],
+    /// [`Error::NotEmpty`], [`Error::OverQuota`] of the target, [`Error::NothingEvictable`] when holes of the file
+    /// find no pages.
+    pub fn rename(
+        &self,
+        caller: &Caller,
+        (parent, name): (Ino, &[u8]),
+        (new_parent, new_name): (Ino, &[u8]),
+        keep_target: bool,
+    ) -> Result<(), Error> {
+        let name = Name::new(name)?;
+        let new_name = Name::new(new_name)?;
+        let (slot, size) = {
+            let mut state = self.lock();
+            let parent = state.slot_of(parent)?;
+            let new_parent = state.slot_of(new_parent)?;
+            state.directory_id(new_parent)?;
+            let slot = self.visible_child(&mut state, caller, parent, &name)?;
+            if state.tree.directory(slot).is_some() {
+                return self.rename_directory(&mut state, slot, new_parent, new_name, keep_target);
+            }
+            // What makes room for it must not evict it.
+            state.hold(slot);
+            (slot, self.stat_of(&state, slot).size)
+        };
+        let room = self.fill_holes(slot).and_then(|()| self.room_for_move(slot, size, new_parent, &new_name));
+        if let Err(error) = room {
+            self.lock().update_hold(slot);
+            return Err(error);
+        }
+        let mut afterwards = Afterwards::default();
+        let outcome = self.with_room(|| {
+            self.rename_file(
+                &mut self.lock(),
+                caller,
+                (parent, &name),
+                (new_parent, new_name.clone()),
+                keep_target,
+                &mut afterwards,
+            )
+        });
+        self.lock().update_hold(slot);
+        self.carry_out(afterwards);
+        outcome
+    }
+
+    /// Makes room for a file in the quotas above its new place, where it is not counted already.
+    fn room_for_move(
+        &self,
+        slot: Slot,
+        size: tidefs_engine::types::ByteCount,
+        new_parent: Ino,
+        new_name: &Name,
+    ) -> Result<(), Error> {
+        let (target, counted_in) = {
+            let state = self.lock();
+            let target = state.slot_of(new_parent)?;
+            let is_sealed = state.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
+            if !is_sealed && self.is_temporary(new_name) {
+                return Ok(());
+            }
+            (target, is_sealed.then(|| state.tree.node(slot).parent))
+        };
+        self.make_room_in_quota_beside(footprint(size), target, counted_in)
+    }
+
+    fn rename_file(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        (parent, name): (Ino, &Name),
+        (new_parent, new_name): (Ino, Name),
+        keep_target: bool,
+        afterwards: &mut Afterwards,
+    ) -> Result<(), Error> {
+        let parent = state.slot_of(parent)?;
+        let new_parent = state.slot_of(new_parent)?;
+        let slot = self.visible_child(state, caller, parent, name)?;
+        if parent == new_parent && *name == new_name {
+            return Ok(());
+        }
+        if let Some(target) = state.tree.child(new_parent, new_name.as_bytes()) {
+            if state.tree.directory(target).is_some() {
+                return Err(Error::IsDirectory);
+            }
+            if keep_target {
+                return Err(Error::Exists);
+            }
+        }
+        let now_ns = self.now_ns();
+        state.tree.node_mut(parent).attributes.mtime_ns = now_ns;
+        state.tree.node_mut(new_parent).attributes.mtime_ns = now_ns;
+        let Some(object) = state.object(slot) else { return Err(Error::NoObject) };
+        let is_scratch = matches!(object.place, Place::Scratch(_));
+        let phase = object.phase;
+        if let (Some(current), Some(next)) = state.versions_of(slot)
+            && next == slot
+        {
+            // The version that it was to replace leaves the old name along with it.
+            state.drop_claim(slot);
+            afterwards.doomed.push(state.remove_object(current, Departure::Gone, None));
+        }
+        match phase {
+            Phase::Sealed => self.move_sealed(state, slot, new_parent, new_name, afterwards),
+            _ if is_scratch || self.is_temporary(&new_name) => {
+                self.move_unsealed(state, slot, new_parent, new_name, afterwards)
+            }
+            Phase::Parked => {
+                state.unpark(slot);
+                self.publish(state, slot, new_parent, new_name, Some(caller.thread.0), afterwards)
+            }
+            Phase::Writing | Phase::Gone => {
+                state.drop_claim(slot);
+                self.publish(state, slot, new_parent, new_name, Some(caller.thread.0), afterwards)
+            }
+        }
+    }
+
+    /// A sealed object gets another name.
+    fn move_sealed(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        parent: Slot,
+        name: Name,
+        afterwards: &mut Afterwards,
+    ) -> Result<(), Error> {
+        let directory = state.directory_id(parent)?;
+        let (version, now_ns) = (state.take_version(), self.now_ns());
+        // First, since it may find no room; from two objects of one name a restart takes the one with this version.
+        self.write_record(state, slot, (parent, &name), version, now_ns)?;
+        let size = state.object(slot).map(|object| object.size).unwrap_or_default();
+        let next = state.object(slot).and_then(|object| object.open.as_ref()?.next_version);
+        let heir = self.displace(state, parent, &name, slot, next.is_none(), afterwards);
+        let ttl_before = state.effective_policy(slot).record.ttl_s;
+        state.leave_order(slot, footprint(size), Departure::Gone);
+        state.uncount(state.tree.node(slot).parent, size);
+        if let Some(old_key) = state.key_of(slot) {
+            let ino = state.tree.ino(slot).0;
+            state.history.note(old_key, self.now_ns(), Ending::Renamed { ino });
+        }
+        state.tree.detach(slot);
+        let key = key_hash(directory, name.as_bytes());
+        state.tree.attach(slot, parent, name.clone())?;
+        state.count(parent, size);
+        state.enter_order(slot, key, None, footprint(size));
+        state.history.clear(key);
+        if let Some(next) = next.and_then(|next| state.object_mut(next)) {
+            // Whoever writes a new version of it goes on under the new name.
+            next.open_mut().supersedes = Some((parent, name));
+        }
+        if let Some(next) = next {
+            self.forget_announced_close(state, next);
+        }
+        if heir.is_some()
+            && let Some(object) = state.object_mut(slot)
+        {
+            object.open_mut().next_version = heir;
+        }
+        if state.effective_policy(slot).record.ttl_s != ttl_before {
+            state.renew_expiries(slot);
+        }
+        state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
+        if let Some(object) = state.object_mut(slot) {
+            object.version = version;
+        }
+        if state.tree.node(slot).lookups > 0 {
+            afterwards.changed.push(state.tree.ino(slot));
+        }
+        Ok(())
+    }
+
+    /// The name under which the close of a hidden file was announced is not its name any more: a start must not find
+    /// it there.
+    fn forget_announced_close(&self, state: &State, slot: Slot) {
+        let Some(object) = state.object(slot).filter(|object| object.phase == Phase::Writing) else { return };
+        if let Some(file) = object.file()
+            && let Err(error) = self.tier.unseal(file)
+        {
+            tracing::error!(%error, "a file that moved may be found under its old name after a restart");
+        }
+    }
+
+    /// A file that is no object keeps its phase under another name.
+    fn move_unsealed(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        parent: Slot,
+        name: Name,
+        afterwards: &mut Afterwards,
+    ) -> Result<(), Error> {
+        state.directory_id(parent)?;
+        self.displace(state, parent, &name, slot, false, afterwards);
+        self.forget_announced_close(state, slot);
+        let parked = state
+            .object(slot)
+            .filter(|object| object.phase == Phase::Parked && !matches!(object.place, Place::Scratch(_)))
+            .map(|object| object.size);
+        if let Some(size) = parked {
+            state.leave_order(slot, footprint(size), Departure::Gone);
+        }
+        state.tree.detach(slot);
+        state.tree.attach(slot, parent, name)?;
+        if let (Some(size), Some(key)) = (parked, state.key_of(slot)) {
+            state.enter_order(slot, key, None, footprint(size));
+        }
+        Ok(())
+    }
+
+    /// Removes what stands under a name that `newcomer` is about to take. With `keeps_heir`, a hidden version that was
+    /// to replace what everyone saw is returned, to replace the newcomer; else it is dropped.
+    pub(super) fn displace(
+        &self,
+        state: &mut State,
+        parent: Slot,
+        name: &Name,
+        newcomer: Slot,
+        keeps_heir: bool,
+        afterwards: &mut Afterwards,
+    ) -> Option<Slot> {
+        let old = state.tree.child(parent, name.as_bytes()).filter(|&old| old != newcomer)?;
+        self.telemetry.replacements.increment();
+        let (current, next) = state.versions_of(old);
+        let next = next.filter(|&next| next != newcomer);
+        let heir = next.filter(|_| keeps_heir && current.is_some());
+        if heir.is_some() {
+            afterwards.names.push((state.tree.ino(parent), name.clone()));
+        }
+        if let Some(next) = next.filter(|_| heir.is_none()) {
+            afterwards.doomed.push(state.discard_writing(next));
+        }
+        if let Some(current) = current {
+            afterwards.doomed.push(state.remove_object(current, Departure::Gone, None));
+        }
+        heir
+    }
+
+    fn rename_directory(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        parent: Slot,
+        name: Name,
+        keep_target: bool,
+    ) -> Result<(), Error> {
+        if state.tree.ancestors(parent).any(|ancestor| ancestor == slot) {
+            return Err(Error::Invalid("a directory cannot move below itself"));
+        }
+        if let Some(target) = state.tree.child(parent, name.as_bytes()) {
+            if target == slot {
+                return Ok(());
+            }
+            if keep_target {
+                return Err(Error::Exists);
+            }
+            let directory = state.tree.directory(target).ok_or(Error::NotDirectory)?;
+            if !directory.children.is_empty() {
+                return Err(Error::NotEmpty);
+            }
+            self.tier.remove_directory(directory.id)?;
+            state.leave_directory(target);
+            state.drop_if_unused(target);
+        }
+        let now_ns = self.now_ns();
+        let ttl_before = state.effective_policy(slot).record.ttl_s;
+        state.move_directory(slot, parent, name)?;
+        if state.effective_policy(slot).record.ttl_s != ttl_before {
+            state.renew_expiries(slot);
+        }
+        state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
+        state.tree.node_mut(parent).attributes.mtime_ns = now_ns;
+        self.tier.put_directory(&state.directory_record(slot))?;
+        Ok(())
+    }
+}
+
+impl State {
+    /// Moves a directory with everything below it: what it holds is accounted above its new place.
+    fn move_directory(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), Error> {
+        use super::folders::Change;
+        let (bytes, objects) = self.folder(slot).map(|folder| (folder.bytes, folder.objects))?;
+        let old_parent = self.tree.node(slot).parent;
+        self.tree.detach(slot);
+        self.folders.account(&self.tree, old_parent, Change::Take { bytes, objects });
+        self.tree.attach(slot, parent, name)?;
+        self.folders.account(&self.tree, parent, Change::Add { bytes, objects });
+        self.regroup(slot);
+        Ok(())
+    }
+}

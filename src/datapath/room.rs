@@ -1,0 +1,264 @@
+//! Room: evicting exactly as much as a write needs, before the write is accepted.
+//!
+//! The truth about free pages is the private tmpfs's own count; nothing is summed up by hand. A writer whose size is
+//! known (`ftruncate`, `fallocate`, writes through the daemon, or the size that objects of its directory have) has
+//! its pages allocated beforehand. A passthrough writer that outgrows that is served from the headroom, which the
+//! keeper thread ([`Datapath::keep_headroom`]) restores while such writers are open.
+//!
+//! Limits: a request waits for room at most `runtime.deadline_ms`; an eviction round takes at most `BATCH_MAX`
+//! objects under the lock.
+
+use std::fs::File;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tidefs_engine::types::{ByteCount, FileOffset};
+
+use super::domains::DomainId;
+use super::history::Ending;
+use super::remove::Doomed;
+use super::{Datapath, Error, State};
+use crate::namespace::Slot;
+use crate::tier::eviction::Departure;
+use crate::tier::memory::MemoryUsage;
+
+const BATCH_MAX: usize = 64;
+/// Room that lets any record of a packed object be written: two of the grains in which the tier allocates.
+const RECORD_ROOM: ByteCount = ByteCount::kib(128);
+/// How often free room is looked at while passthrough writers are open: a memory copy fills about 5 MiB in that time.
+const WATCH_INTERVAL: Duration = Duration::from_micros(500);
+/// How long the keeper goes on watching after the last of them closed: the next one is on its way.
+const WATCHED_AFTER_MS: u64 = 1000;
+/// How long the keeper sleeps at most when there are none; the next writer wakes it.
+const IDLE_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a request pauses before it looks again, when everything is open at the moment.
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
+/// How often it does so before it is refused: closes that are on their way have arrived by then.
+const RETRY_MAX: u32 = 10;
+
+/// Pages that an object of `size` occupies.
+pub(super) fn footprint(size: ByteCount) -> ByteCount {
+    size.round_up_to_pages()
+}
+
+impl Datapath {
+    /// Evicts until `needed` bytes are free, for something that grows in `directory`.
+    pub(super) fn make_room(&self, needed: ByteCount, directory: Slot) -> Result<(), Error> {
+        let capacity = self.settings.capacity;
+        if needed > capacity {
+            return Err(Error::TooLarge { size: needed, capacity });
+        }
+        let started = self.clock.monotonic();
+        let mut retries = 0;
+        loop {
+            let usage = self.tier.usage()?;
+            if usage.free >= needed {
+                return Ok(());
+            }
+            let is_late = self.clock.monotonic().saturating_sub(started) > self.settings.deadline;
+            if is_late || self.evict_round(needed.saturating_sub(usage.free), directory) == 0 {
+                retries += 1;
+                if is_late || retries > RETRY_MAX {
+                    self.telemetry.no_room.increment();
+                    return Err(Error::NothingEvictable { needed });
+                }
+                std::thread::sleep(RETRY_PAUSE);
+            }
+        }
+    }
+
+    /// Evicts objects of at least `missing` bytes, or a batch, or what there is. Returns how many went.
+    fn evict_round(&self, missing: ByteCount, directory: Slot) -> usize {
+        let doomed = self.lock().evict(missing, directory, self.now_ns());
+        let count = doomed.len();
+        self.count_evictions(&doomed);
+        doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        count
+    }
+
+    fn count_evictions(&self, doomed: &[Doomed]) {
+        self.telemetry.evictions.add(doomed.len() as u64);
+        self.telemetry.evicted_bytes.add(doomed.iter().map(|doomed| doomed.size.get()).sum());
+    }
+
+    /// Evicts inside the directories whose quota `more` bytes in `directory` would pass.
+    pub(super) fn make_room_in_quota(&self, more: ByteCount, directory: Slot) -> Result<(), Error> {
+        self.make_room_in_quota_beside(more, directory, None)
+    }
+
+    /// As [`Datapath::make_room_in_quota`], for bytes that the directories at and above `counted_in` count already.
+    pub(super) fn make_room_in_quota_beside(
+        &self,
+        more: ByteCount,
+        directory: Slot,
+        counted_in: Option<Slot>,
+    ) -> Result<(), Error> {
+        loop {
+            let doomed = {
+                let mut state = self.lock();
+                let in_the_way = state.quota_in_the_way(directory, more, counted_in);
+                let Some((limited, quota)) = in_the_way else { return Ok(()) };
+                let victim = (more <= quota).then(|| state.victim_below(limited)).flatten();
+                let Some(victim) = victim else {
+                    self.telemetry.over_quota.increment();
+                    return Err(Error::OverQuota {
+                        directory: state.path_text(limited),
+                        slot: limited,
+                        quota,
+                    });
+                };
+                state.evict_object(victim, self.now_ns(), Ending::EvictedForQuota)
+            };
+            self.count_evictions(std::slice::from_ref(&doomed));
+            self.bury(doomed);
+        }
+    }
+
+    /// Does `action`, which writes a record, again once there is room, when it finds none. It changes nothing then.
+    pub(super) fn with_room<T>(&self, mut action: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        for _ in 0..RETRY_MAX {
+            match action() {
+                Err(Error::NothingEvictable { .. }) => self.make_room(RECORD_ROOM, Slot::ROOT)?,
+                outcome => return outcome,
+            }
+        }
+        action()
+    }
+
+    /// Allocates `length` bytes of `file` from `offset`, evicting for them.
+    pub(super) fn reserve(
+        &self,
+        file: &File,
+        offset: ByteCount,
+        length: ByteCount,
+        directory: Slot,
+    ) -> Result<(), Error> {
+        let mut retries = 0;
+        loop {
+            self.make_room(length, directory)?;
+            match self.tier.reserve(file, FileOffset(offset.get()), length) {
+                Err(error) if error.is_full() && retries < RETRY_MAX => retries += 1,
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    /// Evicts bytes or objects at an operator's word. Returns how many objects and bytes went.
+    pub(super) fn evict_for_operator(&self, bytes: ByteCount) -> (u64, ByteCount) {
+        let mut evicted = (0, ByteCount::ZERO);
+        while evicted.1 < bytes {
+            let doomed = {
+                let mut state = self.lock();
+                let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
+                state.evict_object(victim, self.now_ns(), Ending::EvictedByOperator)
+            };
+            evicted = (evicted.0 + 1, evicted.1.saturating_add(footprint(doomed.size)));
+            self.count_evictions(std::slice::from_ref(&doomed));
+            self.bury(doomed);
+        }
+        evicted
+    }
+
+    /// The keeper's loop: restores the headroom while passthrough writers are open, until `is_stopping` says so.
+    ///
+    /// The composition root runs it with real-time priority where it may: it sleeps nearly always, and what it does
+    /// in time is what keeps a writer from a full tmpfs.
+    pub fn keep_headroom(&self, is_stopping: impl Fn() -> bool) {
+        let mut last_writer = self.now_ms();
+        while !is_stopping() {
+            let now_ms = self.now_ms();
+            if self.passthrough_writers.load(Ordering::Relaxed) > 0 {
+                last_writer = now_ms;
+            } else if now_ms.saturating_sub(last_writer) > WATCHED_AFTER_MS {
+                std::thread::park_timeout(IDLE_INTERVAL);
+                if self.passthrough_writers.load(Ordering::Relaxed) > 0 {
+                    last_writer = self.now_ms();
+                }
+                continue;
+            }
+            while let Ok(MemoryUsage { free, .. }) = self.tier.usage() {
+                let missing = self.settings.write_headroom.saturating_sub(free);
+                if missing == ByteCount::ZERO || self.evict_round(missing, Slot::ROOT) == 0 {
+                    break;
+                }
+                self.telemetry.surprise_growth_bytes.add(missing.get());
+            }
+            std::thread::sleep(WATCH_INTERVAL);
+        }
+    }
+
+    /// The keeper's thread, to be woken when a writer comes after a pause.
+    pub fn set_keeper(&self, thread: std::thread::Thread) {
+        // A second keeper would be a bug of the composition root; the first one is woken.
+        let _ = self.keeper.set(thread);
+    }
+}
+
+impl State {
+    /// Evicts objects that occupy at least `missing` bytes, or as many as one batch holds, or all there are.
+    fn evict(&mut self, missing: ByteCount, directory: Slot, now_ns: i64) -> Vec<Doomed> {
+        let mut freed = ByteCount::ZERO;
+        let mut doomed = Vec::new();
+        while freed < missing && doomed.len() < BATCH_MAX {
+            let Some(victim) = self.victim_anywhere(directory) else { break };
+            let evicted = self.evict_object(victim, now_ns, Ending::Evicted { for_directory: directory.0 });
+            freed = freed.saturating_add(footprint(evicted.size));
+            doomed.push(evicted);
+        }
+        doomed
+    }
+
+    /// The object that leaves next when `directory` grows.
+    ///
+    /// Whose domain holds more than its share pays first, the grower before others; then whoever holds most above
+    /// its floor. A floor is never broken for somebody else.
+    fn victim_anywhere(&mut self, directory: Slot) -> Option<Slot> {
+        let grower = self.folders.domain(directory);
+        let count = self.domains.iter().count() as u64;
+        let capacity: u64 = self.domains.iter().map(|(_, domain)| domain.bytes.get()).sum();
+        let fair = capacity / count.max(1);
+        let excess = |state: &Self, id: DomainId, bytes: ByteCount| {
+            let domain = state.domains.get(id);
+            let floor = state.folders.get(domain.directory).and_then(|folder| folder.policy.floor);
+            bytes.get().saturating_sub(floor.map_or(fair, ByteCount::get))
+        };
+        let is_above_floor = |state: &Self, id: DomainId, bytes: ByteCount| {
+            let domain = state.domains.get(id);
+            let floor = state.folders.get(domain.directory).and_then(|folder| folder.policy.floor);
+            id == grower || bytes > floor.unwrap_or(ByteCount::ZERO)
+        };
+        let mut candidates: Vec<(bool, u64, DomainId)> = self
+            .domains
+            .iter()
+            .filter(|&(id, domain)| !domain.order.is_empty() && is_above_floor(self, id, domain.bytes))
+            .map(|(id, domain)| {
+                let excess = excess(self, id, domain.bytes);
+                (id == grower && excess > 0, excess, id)
+            })
+            .collect();
+        candidates.sort_unstable();
+        candidates.into_iter().rev().find_map(|(_, _, id)| self.victim_of(id))
+    }
+
+    fn victim_of(&mut self, id: DomainId) -> Option<Slot> {
+        self.domains.get_mut(id).order.victim().map(|object| Slot(object.0))
+    }
+
+    /// The object that leaves next below `top`, which has a domain of its own.
+    fn victim_below(&mut self, top: Slot) -> Option<Slot> {
+        let mut ids: Vec<DomainId> = self
+            .domains
+            .iter()
+            .filter(|(_, domain)| self.tree.ancestors(domain.directory).any(|ancestor| ancestor == top))
+            .map(|(id, _)| id)
+            .collect();
+        ids.sort_unstable_by_key(|&id| std::cmp::Reverse(self.domains.get(id).bytes));
+        ids.into_iter().find_map(|id| self.victim_of(id))
+    }
+
+    fn evict_object(&mut self, victim: Slot, now_ns: i64, ending: Ending) -> Doomed {
+        let id = self.domain_of(victim);
+        self.domains.get_mut(id).evicted += 1;
+        self.remove_object(victim, Departure::Evicted, Some((now_ns, ending)))
+    }
+}

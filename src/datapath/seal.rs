@@ -1,0 +1,481 @@
+//! Sealing: a written file becomes an immutable, visible object, in one step.
+//!
+//! The step is the record: an xattr of the segment file, written in one system call under the lock. A daemon that
+//! dies before it leaves a segment without a record, which the next start removes; one that dies after it leaves a
+//! whole object. A version replaced by it is recognised at recovery by its smaller version number.
+
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+
+use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, Version};
+
+use super::release::Afterwards;
+use super::room::footprint;
+use super::{Datapath, Error, HandleId, Marks, Object, Phase, Place, State};
+use crate::namespace::{Ino, Name, Slot};
+use crate::tier::memory::{ObjectRecord, PackedExtent};
+
+impl Datapath {
+    /// Makes sure that every byte of the file behind `handle` has its page. Returns whether it has.
+    pub(super) fn make_whole(&self, handle: HandleId) -> bool {
+        let slot = {
+            let state = self.lock();
+            let Some(handle) = state.handles.get(&handle) else { return true };
+            handle.slot
+        };
+        match self.fill_holes(slot).and_then(|()| self.fit_quota(slot)) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, "a file finds no room at its close and is dropped");
+                false
+            }
+        }
+    }
+
+    /// Makes room for a file that is about to be sealed in the quotas above it: others may have filled them since it
+    /// was written, and the daemon sees no passthrough write.
+    fn fit_quota(&self, slot: Slot) -> Result<(), Error> {
+        let (size, directory) = {
+            let state = self.lock();
+            let Some(object) = state.object(slot) else { return Ok(()) };
+            let node = state.tree.node(slot);
+            let claim = object.open.as_ref().and_then(|open| open.supersedes.as_ref());
+            // A temporary name is sealed only when it is that of an object, opened for writing again.
+            let parks = object.version == Version::default() && self.is_temporary(&node.name);
+            let directory = match claim {
+                Some((parent, _)) => *parent,
+                None if node.is_detached() || parks => return Ok(()),
+                None => node.parent,
+            };
+            if matches!(object.place, Place::Scratch(_)) {
+                return Ok(());
+            }
+            (self.stat_of(&state, slot).size, directory)
+        };
+        self.make_room_in_quota(self.uncounted(slot, size), directory)
+    }
+
+    /// Gives every hole of the file in `slot` its pages, and takes away what was reserved beyond its end.
+    pub(super) fn fill_holes(&self, slot: Slot) -> Result<(), Error> {
+        let (file, reserved, directory) = {
+            let state = self.lock();
+            let Some(object) = state.object(slot) else { return Ok(()) };
+            let (Some(open), Place::Solo(_)) = (&object.open, &object.place) else { return Ok(()) };
+            let Some(file) = &open.file else { return Ok(()) };
+            (Arc::clone(file), open.reserved, state.tree.node(slot).parent)
+        };
+        let length = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
+        if reserved > length.round_up_to_pages() {
+            self.tier.trim(&file, length)?;
+            if let Some(open) = self.lock().object_mut(slot).map(Object::open_mut) {
+                open.reserved = open.reserved.min(length.round_up_to_pages());
+            }
+        }
+        if reserved >= length {
+            return Ok(());
+        }
+        let blocks = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.blocks() * 512);
+        if blocks >= length {
+            return Ok(());
+        }
+        let mut attempts = 0;
+        loop {
+            self.make_room(length.saturating_sub(blocks), directory)?;
+            match self.tier.fill_holes(&file, length) {
+                Err(error) if error.is_full() && attempts < 10 => attempts += 1,
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    /// Seals the file in `slot` under the name it has, or the one of the version it supersedes.
+    pub(super) fn seal(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        afterwards: &mut Afterwards,
+    ) -> Result<(), Error> {
+        let (parent, name) = match state.drop_claim(slot) {
+            Some(place) => place,
+            None => (state.tree.node(slot).parent, state.tree.node(slot).name.clone()),
+        };
+        self.publish(state, slot, parent, name, None, afterwards)
+    }
+
+    /// Makes the file in `slot` the object `name` in `parent`, in place of what stood there.
+    ///
+    /// The file is being written, with or without writers left. `thread`: who is asked for chains, when known.
+    pub(super) fn publish(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        parent: Slot,
+        name: Name,
+        thread: Option<u32>,
+        afterwards: &mut Afterwards,
+    ) -> Result<(), Error> {
+        let directory = state.directory_id(parent)?;
+        self.open_backing(state, slot)?;
+        let object = state.object(slot).ok_or(Error::IsDirectory)?;
+        let has_own_mtime = object.marks.has(Marks::MTIME_SET);
+        let file = Arc::clone(object.file().ok_or(Error::Stale)?);
+        let metadata = file.metadata().map_err(Error::io("stat of a segment"))?;
+        let size = ByteCount(metadata.len());
+        let version = state.take_version();
+        let key = super::key_hash(directory, name.as_bytes());
+        let now = self.clock.monotonic();
+        let thread = thread.or_else(|| state.writer_thread(slot));
+        let predecessor = thread
+            .and_then(|thread| state.chains.created(thread, key, now))
+            .and_then(|key| state.recent.get(&key).copied())
+            .and_then(|ino| state.tree.by_ino(ino))
+            .filter(|&other| other != slot);
+        let predecessor_version =
+            predecessor.and_then(|slot| state.object(slot)).map(|object| object.version);
+        let now_ns = self.now_ns();
+        let node = state.tree.node_mut(slot);
+        let written_ns = super::stat::written_ns(&metadata);
+        if has_own_mtime {
+            // Giving pages back was a change of the backing file; what its writer does from now on is another.
+            self.stamp(&file, &node.attributes);
+        } else if node.attributes.mtime_ns < written_ns {
+            node.attributes.mtime_ns = written_ns;
+        }
+        node.attributes.ctime_ns = now_ns;
+        let mut record = state.object_record(slot, directory, &name);
+        record.version = version;
+        record.size = size;
+        record.checksum = None;
+        record.sealed_at_ns = now_ns;
+        record.predecessor = predecessor_version;
+        self.tier.seal(&file, &record)?;
+
+        let heir = self.displace(state, parent, &name, slot, true, afterwards);
+        if state.tree.node(slot).parent != parent || state.tree.node(slot).name != name {
+            state.tree.detach(slot);
+            state.tree.attach(slot, parent, name)?;
+        }
+        state.writing.remove(&slot);
+        if let Some(object) = state.object_mut(slot) {
+            object.phase = Phase::Sealed;
+            object.size = size;
+            object.version = version;
+            object.checksum = None;
+            object.marks.set(Marks::READ, false);
+            object.marks.set(Marks::MTIME_SET, false);
+            let open = object.open_mut();
+            open.next_version = heir;
+            open.closing = false;
+        }
+        state.count(parent, size);
+        state.enter_order(slot, key, predecessor, footprint(size));
+        state.update_hold(slot);
+        state.history.clear(key);
+        let ino = state.tree.ino(slot);
+        state.recent.put(key, ino);
+        state.folders.learn_size(parent, size);
+        if let Some(ttl_s) = state.effective_policy(slot).record.ttl_s {
+            let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
+            state.set_expiry(slot, now_ns.saturating_add(ttl_ns));
+        }
+        state.watch_pin(slot);
+        self.telemetry.seals.increment();
+        self.telemetry.sealed_bytes.add(size.get());
+        if state.object(slot).is_some_and(|object| object.writers() == 0) {
+            self.finish(state, slot, false, afterwards);
+            if let Some(object) = state.object_mut(slot) {
+                object.settle();
+            }
+            state.update_hold(slot);
+        }
+        Ok(())
+    }
+
+    /// The last writer of a sealed object is gone: its bytes are final. `wrote_since`: it may have written after the seal.
+    pub(super) fn finish(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        wrote_since: bool,
+        afterwards: &mut Afterwards,
+    ) {
+        let Some(object) = state.object(slot) else { return };
+        let (before, file) = (object.size, object.file().cloned());
+        let reserved = object.open.as_ref().map(|open| open.reserved).unwrap_or_default();
+        let Some(file) = file else { return };
+        let metadata = file.metadata().ok();
+        let now = metadata.as_ref().map_or(before, |metadata| ByteCount(metadata.len()));
+        let written_ns = metadata.as_ref().map_or(i64::MIN, super::stat::written_ns);
+        if reserved > now.round_up_to_pages()
+            && let Err(error) = self.tier.trim(&file, now)
+        {
+            tracing::warn!(%error, "pages reserved beyond the end of an object could not be freed");
+        }
+        let went_on = wrote_since && state.tree.node(slot).attributes.mtime_ns < written_ns;
+        if now != before || went_on {
+            // The writer went on after the rename through a descriptor it had kept.
+            self.account_growth(state, slot, before, now);
+            if went_on {
+                state.tree.node_mut(slot).attributes.mtime_ns = written_ns;
+            }
+            let directory = state.directory_id(state.tree.node(slot).parent).unwrap_or(DirectoryId::ROOT);
+            let record = state.object_record(slot, directory, &state.tree.node(slot).name.clone());
+            if let Err(error) = self.tier.seal(&file, &record) {
+                tracing::error!(%error, "the record of an object that grew could not be written");
+            }
+        }
+        if let Some(object) = state.object_mut(slot) {
+            object.marks.set(Marks::FINAL, true);
+            object.open_mut().writer_processes.clear();
+            object.open_mut().reserved = ByteCount::ZERO;
+        }
+        let ino = state.tree.ino(slot);
+        let is_packed = self.pack_if_small(state, slot, &file, afterwards);
+        if !is_packed {
+            afterwards.unchecked.push(ino);
+        }
+        if state.tree.node(slot).lookups > 0 {
+            afterwards.changed.push(ino);
+        }
+    }
+
+    fn account_growth(&self, state: &mut State, slot: Slot, before: ByteCount, now: ByteCount) {
+        let parent = state.tree.node(slot).parent;
+        state.uncount(parent, before);
+        state.count(parent, now);
+        let id = state.domain_of(slot);
+        let domain = state.domains.get_mut(id);
+        domain.bytes = domain.bytes.saturating_sub(footprint(before)).saturating_add(footprint(now));
+        if let Some(object) = state.object_mut(slot) {
+            object.size = now;
+        }
+    }
+
+    /// Copies a small object that nobody has open or mapped writable into a packed segment, and frees its own.
+    fn pack_if_small(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        file: &std::fs::File,
+        afterwards: &mut Afterwards,
+    ) -> bool {
+        let Some(object) = state.object(slot) else { return false };
+        let Place::Solo(segment) = object.place else { return false };
+        let is_packable = object.size < self.settings.packed_max
+            && !object.is_open()
+            && object.phase == Phase::Sealed
+            && !object.marks.has(Marks::WRITABLE_MAPPING)
+            && !object.marks.has(Marks::DECORATED);
+        if !is_packable {
+            return false;
+        }
+        match self.pack(state, slot, file) {
+            Ok(extent) => {
+                if let Some(object) = state.object_mut(slot) {
+                    object.place = Place::Packed(extent);
+                }
+                if let Some(kernel) = self.kernel.get() {
+                    kernel.release_backing(state.tree.ino(slot));
+                }
+                afterwards.places.push(Place::Solo(segment));
+                true
+            }
+            Err(error) => {
+                self.telemetry.pack_refusals.increment();
+                tracing::debug!(%error, "a small object keeps its own segment");
+                false
+            }
+        }
+    }
+
+    fn pack(&self, state: &State, slot: Slot, file: &std::fs::File) -> Result<PackedExtent, Error> {
+        let object = state.object(slot).ok_or(Error::IsDirectory)?;
+        let length = usize::try_from(object.size.get()).map_err(|_| Error::Invalid("too large to pack"))?;
+        let mut data = vec![0; length];
+        file.read_exact_at(&mut data, 0).map_err(Error::io("read of a small object"))?;
+        let node = state.tree.node(slot);
+        let directory = state.directory_id(node.parent)?;
+        let namespace = state.directory_id(state.namespace_of(slot))?;
+        let record = state.object_record(slot, directory, &node.name);
+        let extent = self.tier.pack(namespace, &record, &data)?;
+        self.telemetry.packed_bytes.add(length as u64);
+        Ok(extent)
+    }
+
+    /// Gives a packed object that nobody has open a segment of its own.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] while it is open: its readers are served from where it is.
+    pub(super) fn unpack(&self, ino: Ino) -> Result<(), Error> {
+        let (directory, size) = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            (state.tree.node(slot).parent, state.object(slot).map(|object| object.size).unwrap_or_default())
+        };
+        let (segment, file) = self.tier.create_segment()?;
+        let moved = self.reserve(&file, ByteCount::ZERO, size, directory).and_then(|()| {
+            let mut state = self.lock();
+            let slot = state.slot_of(ino)?;
+            let object = state.object(slot).ok_or(Error::IsDirectory)?;
+            let Place::Packed(extent) = object.place else { return Ok(None) };
+            if object.is_open() || object.phase != Phase::Sealed || object.size != size {
+                return Err(Error::Unsupported("attributes of applications on a small object that is open"));
+            }
+            let mut data = vec![0; usize::try_from(size.get()).unwrap_or(0)];
+            let count = self.tier.read_packed(&extent, FileOffset(0), &mut data)?;
+            file.write_all_at(&data[..count], 0).map_err(Error::io("copy of a packed object"))?;
+            let node = state.tree.node(slot);
+            let record = state.object_record(slot, state.directory_id(node.parent)?, &node.name);
+            self.tier.seal(&file, &record)?;
+            if let Some(object) = state.object_mut(slot) {
+                object.place = Place::Solo(segment);
+                object.marks.set(Marks::DECORATED, true);
+            }
+            Ok(Some(extent))
+        });
+        match moved {
+            Ok(Some(extent)) => {
+                self.free_place(Place::Packed(extent));
+                Ok(())
+            }
+            Ok(None) => {
+                self.free_place(Place::Solo(segment));
+                Ok(())
+            }
+            Err(error) => {
+                self.free_place(Place::Solo(segment));
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes the record of a sealed object anew, after its attributes or policy changed.
+    ///
+    /// # Errors
+    /// [`Error::NothingEvictable`] when a packed object finds no room for it; see [`Datapath::with_room`].
+    pub(super) fn rewrite_record(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
+        let Some(object) = state.object(slot).filter(|object| object.phase == Phase::Sealed) else {
+            return Ok(());
+        };
+        let version = object.version;
+        let node = state.tree.node(slot);
+        let (parent, name, ctime_ns) = (node.parent, node.name.clone(), node.attributes.ctime_ns);
+        self.write_record(state, slot, (parent, &name), version, ctime_ns)
+    }
+
+    /// Writes the record that a sealed object has under `name` in `parent`, before it is moved there.
+    ///
+    /// # Errors
+    /// As [`Datapath::rewrite_record`]; then the old record stands.
+    pub(super) fn write_record(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        (parent, name): (Slot, &Name),
+        version: Version,
+        ctime_ns: i64,
+    ) -> Result<(), Error> {
+        let directory = state.directory_id(parent)?;
+        let object = state.object(slot).ok_or(Error::IsDirectory)?;
+        let file = match object.place {
+            Place::Solo(segment) => Some(match object.file() {
+                Some(file) => Arc::clone(file),
+                None => Arc::new(self.tier.open_segment(segment)?),
+            }),
+            Place::Packed(_) | Place::Scratch(_) => None,
+        };
+        if let Some(file) = file.as_ref().filter(|_| !object.marks.has(Marks::FINAL)) {
+            // Its writer may have gone on since the seal.
+            let before = object.size;
+            let now = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
+            self.account_growth(state, slot, before, now);
+        }
+        let mut record = state.object_record(slot, directory, name);
+        record.version = version;
+        record.ctime_ns = ctime_ns;
+        record.sealed_at_ns = ctime_ns;
+        if let Some(file) = file {
+            return Ok(self.tier.seal(&file, &record)?);
+        }
+        let Some(Place::Packed(old)) = state.object(slot).map(|object| object.place.clone()) else {
+            return Ok(());
+        };
+        let namespace = state.directory_id(state.namespace_of(parent))?;
+        let extent = self.tier.rewrite_packed(old, namespace, &record)?;
+        // Readers find the extent in the table, under the lock, so none is on the old one.
+        if let Some(object) = state.object_mut(slot) {
+            object.place = Place::Packed(extent);
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes of the object `ino` into `target`, inside the daemon's host but not its memory where the
+    /// kernel can do it.
+    pub(super) fn copy_object(&self, ino: Ino, target: &std::fs::File) -> Result<(), Error> {
+        let packed = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            let object = state.object(slot).ok_or(Error::IsDirectory)?;
+            match &object.place {
+                Place::Packed(extent) => {
+                    let mut data = vec![0; usize::try_from(object.size.get()).unwrap_or(0)];
+                    let count = self.tier.read_packed(extent, FileOffset(0), &mut data)?;
+                    data.truncate(count);
+                    Some(data)
+                }
+                _ => None,
+            }
+        };
+        if let Some(data) = packed {
+            return target.write_all_at(&data, 0).map_err(Error::io("copy of a packed object"));
+        }
+        let source = self.backing_file(ino)?;
+        let length = source.metadata().map_err(Error::io("stat of a segment"))?.len();
+        copy_range(&source, target, length).map_err(Error::io("copy of an object"))?;
+        self.telemetry.copied_bytes.add(length);
+        Ok(())
+    }
+}
+
+/// Copies `length` bytes between the starts of two files without moving either's position.
+fn copy_range(source: &std::fs::File, target: &std::fs::File, length: u64) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    while offset < length {
+        let wanted = usize::try_from(length - offset).unwrap_or(usize::MAX).min(buffer.len());
+        source.read_exact_at(&mut buffer[..wanted], offset)?;
+        target.write_all_at(&buffer[..wanted], offset)?;
+        offset += wanted as u64;
+    }
+    Ok(())
+}
+
+impl State {
+    /// What a restart needs to know of an object.
+    pub(super) fn object_record(&self, slot: Slot, parent: DirectoryId, name: &Name) -> ObjectRecord {
+        let attributes = self.tree.node(slot).attributes;
+        let object = self.object(slot);
+        ObjectRecord {
+            parent,
+            name: name.as_bytes().to_vec(),
+            version: object.map(|object| object.version).unwrap_or_default(),
+            size: object.map(|object| object.size).unwrap_or_default(),
+            checksum: object.and_then(|object| object.checksum),
+            mode: attributes.mode,
+            uid: attributes.uid,
+            gid: attributes.gid,
+            mtime_ns: attributes.mtime_ns,
+            atime_ns: attributes.atime_ns,
+            ctime_ns: attributes.ctime_ns,
+            sealed_at_ns: attributes.ctime_ns,
+            predecessor: None,
+            policy: object.map(Object::policy).unwrap_or_default(),
+        }
+    }
+
+    /// A process that wrote the file, to stand for the thread when the seal comes with a close.
+    fn writer_thread(&self, slot: Slot) -> Option<u32> {
+        self.object(slot)?.open.as_ref()?.writer_processes.first().map(|process| process.0)
+    }
+}

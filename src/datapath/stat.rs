@@ -1,0 +1,157 @@
+//! Attributes of nodes, and of the space they live in.
+
+use std::os::unix::fs::MetadataExt;
+
+use tidefs_engine::types::ByteCount;
+
+use super::room::footprint;
+use super::{Caller, Datapath, Error, Marks, Phase, Place, State};
+use crate::namespace::{Attributes, Ino, Slot};
+
+/// What kind of node it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A directory.
+    Directory,
+    /// A file.
+    File,
+}
+
+/// Attributes as `stat` shows them.
+#[derive(Clone, Copy, Debug)]
+pub struct Stat {
+    /// Inode number.
+    pub ino: Ino,
+    /// Directory or file.
+    pub kind: Kind,
+    /// Length.
+    pub size: ByteCount,
+    /// Bytes that it occupies.
+    pub occupied: ByteCount,
+    /// Links.
+    pub links: u32,
+    /// Owner, mode and times.
+    pub attributes: Attributes,
+    /// Whether the kernel may believe all this until it is told otherwise.
+    pub is_settled: bool,
+}
+
+/// Space as statfs(2) shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct SpaceStat {
+    /// Capacity of the cache or of the namespace.
+    pub capacity: ByteCount,
+    /// What is free of it.
+    pub free: ByteCount,
+    /// Nodes that exist.
+    pub nodes: u64,
+}
+
+/// When a backing file was last written, in nanoseconds since 1970.
+pub(super) fn written_ns(metadata: &std::fs::Metadata) -> i64 {
+    metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec()
+}
+
+/// When a backing file was last written, in nanoseconds since 1970.
+pub(super) fn written_at(metadata: &std::fs::Metadata) -> i64 {
+    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
+}
+
+impl Datapath {
+    /// Attributes of a live slot. Asks the backing file while the file is written: the daemon sees no passthrough
+    /// write, the file does.
+    pub(super) fn stat_of(&self, state: &State, slot: Slot) -> Stat {
+        let node = state.tree.node(slot);
+        let mut attributes = node.attributes;
+        let ino = state.tree.ino(slot);
+        if let Some(directory) = state.tree.directory(slot) {
+            return Stat {
+                ino,
+                kind: Kind::Directory,
+                size: ByteCount::ZERO,
+                occupied: ByteCount::ZERO,
+                links: 2 + directory.subdirectories,
+                attributes,
+                is_settled: true,
+            };
+        }
+        let Some(object) = state.object(slot) else { unreachable!("a node is a directory or a file") };
+        let (mut size, mut occupied) = (object.size, footprint(object.size));
+        let is_settled = object.phase == Phase::Sealed && object.marks.has(Marks::FINAL);
+        if !is_settled {
+            let file = match &object.place {
+                Place::Scratch(scratch) => Some(scratch.file()),
+                _ => object.file(),
+            };
+            if let Some(metadata) = file.and_then(|file| file.metadata().ok()) {
+                size = ByteCount(metadata.len());
+                occupied = ByteCount(metadata.blocks() * 512);
+                attributes.mtime_ns = attributes.mtime_ns.max(written_ns(&metadata));
+            }
+        }
+        let links = u32::from(!node.is_detached() || object.phase == Phase::Writing);
+        Stat { ino, kind: Kind::File, size, occupied, links, attributes, is_settled }
+    }
+
+    /// Attributes of `ino`.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when the inode is gone.
+    pub fn getattr(&self, ino: Ino) -> Result<Stat, Error> {
+        let state = self.lock();
+        let slot = state.slot_of(ino)?;
+        Ok(self.stat_of(&state, slot))
+    }
+
+    /// Attributes of `ino` for the kernel, which got there by a name that it may believe for too long.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when nothing stands under that name any more and nobody has the file open.
+    pub fn getattr_by_name(&self, ino: Ino) -> Result<Stat, Error> {
+        let state = self.lock();
+        let slot = state.slot_of(ino)?;
+        // The old version of a name that was just replaced is as good an answer as the new one.
+        let is_gone = state
+            .object(slot)
+            .is_some_and(|object| object.phase == Phase::Gone && !object.is_open() && !object.is_readable());
+        // A hidden file is shown: whoever inherited its descriptor asks in the same way.
+        if is_gone {
+            return Err(Error::Stale);
+        }
+        Ok(self.stat_of(&state, slot))
+    }
+
+    /// Space of the namespace that `ino` is in: its nearest quota, else the whole cache.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the memory tier cannot be asked.
+    pub fn statfs(&self, ino: Ino) -> Result<SpaceStat, Error> {
+        let usage = self.tier.usage()?;
+        let state = self.lock();
+        let mut space = SpaceStat {
+            capacity: self.settings.capacity,
+            free: usage.free.min(self.settings.capacity),
+            nodes: state.tree.len() as u64,
+        };
+        let Some(slot) = state.tree.by_ino(ino) else { return Ok(space) };
+        let limited = state.tree.ancestors(slot).find_map(|ancestor| {
+            let folder = state.folders.get(ancestor)?;
+            folder.policy.quota.map(|quota| (quota, folder.bytes))
+        });
+        if let Some((quota, used)) = limited {
+            space.capacity = quota.min(space.capacity);
+            space.free = space.capacity.saturating_sub(used);
+        }
+        Ok(space)
+    }
+
+    /// Whether the caller's process may see `ino` at all.
+    pub(super) fn is_hidden_from(&self, state: &mut State, caller: &Caller, slot: Slot) -> bool {
+        let is_writing = state.object(slot).is_some_and(|object| object.phase == Phase::Writing);
+        if !is_writing || super::lookup::is_never_hidden(&state.tree.node(slot).name) {
+            return false;
+        }
+        let process = state.process(caller, self.clock.monotonic());
+        state.object(slot).is_some_and(|object| !object.is_writer(process))
+    }
+}

@@ -1,0 +1,375 @@
+//! Bytes through the daemon, and changes of length: everything that must find room before it happens.
+//!
+//! Passthrough reads and writes never come here. What does come is written at once into the backing file, whose pages
+//! were allocated first; nothing is buffered.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use tidefs_engine::types::{ByteCount, FileOffset};
+
+use super::object::Refusal;
+use super::room::footprint;
+use super::{Caller, Datapath, Error, HandleId, Marks, Object, Phase, Place, State};
+use crate::namespace::{Ino, Slot};
+use crate::tier::scratch::{ScratchError, ScratchFile};
+
+/// Reservations of a growing file are made this much ahead, so that not every request allocates.
+const RESERVE_STEP: ByteCount = ByteCount::mib(2);
+
+/// How a length changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizeChange {
+    /// ftruncate(2): the file has this length.
+    Set(ByteCount),
+    /// fallocate(2): the range has its pages; the length grows to its end unless `keep_size`.
+    Allocate {
+        /// Start of the range.
+        offset: ByteCount,
+        /// Its length.
+        length: ByteCount,
+        /// `FALLOC_FL_KEEP_SIZE`.
+        keep_size: bool,
+    },
+    /// fallocate(2) with `FALLOC_FL_PUNCH_HOLE`: the range reads as zeros.
+    Punch {
+        /// Start of the range.
+        offset: ByteCount,
+        /// Its length.
+        length: ByteCount,
+    },
+}
+
+enum Target {
+    Segment { file: Arc<File>, reserved: ByteCount, directory: Slot, slot: Slot },
+    Scratch(Arc<ScratchFile>),
+}
+
+impl Datapath {
+    fn target(&self, handle: HandleId) -> Result<Target, Error> {
+        let state = self.lock();
+        let handle = state.handles.get(&handle).ok_or(Error::BadHandle)?;
+        let object = state.object(handle.slot).ok_or(Error::BadHandle)?;
+        if let Place::Scratch(scratch) = &object.place {
+            return Ok(Target::Scratch(Arc::clone(scratch)));
+        }
+        let open = object.open.as_ref().ok_or(Error::BadHandle)?;
+        let file = Arc::clone(open.file.as_ref().ok_or(Error::BadHandle)?);
+        let directory = match &open.supersedes {
+            Some((parent, _)) => *parent,
+            None => state.tree.node(handle.slot).parent,
+        };
+        Ok(Target::Segment { file, reserved: open.reserved, directory, slot: handle.slot })
+    }
+
+    /// Writes all of `data` at `offset`, or nothing.
+    ///
+    /// # Errors
+    /// [`Error::NothingEvictable`], [`Error::OverQuota`], [`Error::TooLarge`] when there is no room;
+    /// [`Error::BadHandle`]; [`Error::Io`].
+    pub fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let outcome = self.write_all(handle, offset, data);
+        if let Err(error) = &outcome {
+            let slot = self.lock().handles.get(&handle).map(|handle| handle.slot);
+            slot.into_iter().for_each(|slot| self.note_refusal(slot, error));
+        }
+        outcome
+    }
+
+    /// Remembers that the file in `slot` is not what its writer meant.
+    pub(super) fn note_refusal(&self, slot: Slot, error: &Error) {
+        let refusal = match error {
+            Error::OverQuota { slot, quota, .. } => Refusal::OverQuota { directory: *slot, quota: *quota },
+            Error::NothingEvictable { .. } | Error::TooLarge { .. } => Refusal::NoRoom,
+            _ => return,
+        };
+        let mut state = self.lock();
+        if let Some(object) = state.object_mut(slot)
+            && object.phase == Phase::Writing
+        {
+            object.open_mut().refused = Some(refusal);
+        }
+    }
+
+    fn write_all(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
+        match self.target(handle)? {
+            Target::Scratch(scratch) => scratch.write_at(data, offset).map_err(scratch_error),
+            Target::Segment { slot, .. } if end >= self.settings.scratch_min => {
+                self.become_scratch(slot)?;
+                match self.target(handle)? {
+                    Target::Scratch(scratch) => scratch.write_at(data, offset).map_err(scratch_error),
+                    Target::Segment { file, .. } => self.write_segment(&file, offset, data),
+                }
+            }
+            Target::Segment { file, reserved, directory, slot } => {
+                if end > reserved {
+                    self.extend_reservation(slot, &file, reserved, end, directory)?;
+                }
+                self.write_segment(&file, offset, data)
+            }
+        }
+    }
+
+    /// Bytes of a file of `length` that no quota counts yet: a quota counts sealed objects, and this file takes the
+    /// place of what stands under its name.
+    pub(super) fn uncounted(&self, slot: Slot, length: ByteCount) -> ByteCount {
+        let state = self.lock();
+        let counted = state
+            .versions_of(slot)
+            .0
+            .and_then(|slot| state.object(slot))
+            .filter(|object| object.phase == Phase::Sealed)
+            .map_or(ByteCount::ZERO, |object| footprint(object.size));
+        footprint(length).saturating_sub(counted)
+    }
+
+    fn write_segment(&self, file: &File, offset: u64, data: &[u8]) -> Result<(), Error> {
+        file.write_all_at(data, offset).map_err(Error::io("write to a segment"))?;
+        self.telemetry.copied_bytes.add(data.len() as u64);
+        Ok(())
+    }
+
+    /// Allocates up to `end`, and a step ahead when there is room for it.
+    fn extend_reservation(
+        &self,
+        slot: Slot,
+        file: &File,
+        reserved: ByteCount,
+        end: ByteCount,
+        directory: Slot,
+    ) -> Result<(), Error> {
+        let missing = end.saturating_sub(reserved).round_up_to_pages();
+        self.make_room_in_quota(self.uncounted(slot, end), directory)?;
+        // Twice what it has, as far as that goes: a small file does not get pages that it never needs.
+        let ahead = missing.saturating_add(reserved.min(RESERVE_STEP));
+        let has_slack = self.tier.usage()?.free >= ahead && ahead.get() < self.settings.capacity.get() / 16;
+        let length = if has_slack { ahead } else { missing };
+        self.reserve(file, reserved, length, directory)?;
+        let mut state = self.lock();
+        if let Some(open) = state.object_mut(slot).map(Object::open_mut) {
+            open.reserved = open.reserved.max(reserved.saturating_add(length));
+        }
+        Ok(())
+    }
+
+    /// Reads up to `target.len()` bytes at `offset`. Returns how many there were: fewer only at the end.
+    ///
+    /// # Errors
+    /// [`Error::BadHandle`], [`Error::Io`].
+    pub fn read(&self, handle: HandleId, offset: u64, target: &mut [u8]) -> Result<usize, Error> {
+        let file = {
+            let state = self.lock();
+            let handle = state.handles.get(&handle).ok_or(Error::BadHandle)?;
+            let object = state.object(handle.slot).ok_or(Error::BadHandle)?;
+            match &object.place {
+                Place::Packed(extent) => {
+                    // Under the lock, so that the extent is not moved meanwhile; at most packed_max bytes.
+                    let count = self.tier.read_packed(extent, FileOffset(offset), target)?;
+                    self.telemetry.packed_read_bytes.add(count as u64);
+                    return Ok(count);
+                }
+                Place::Scratch(scratch) => Arc::clone(scratch.file()),
+                Place::Solo(_) => Arc::clone(object.file().ok_or(Error::BadHandle)?),
+            }
+        };
+        let mut filled = 0;
+        while filled < target.len() {
+            let count = file
+                .read_at(&mut target[filled..], offset + filled as u64)
+                .map_err(Error::io("read of a segment"))?;
+            if count == 0 {
+                break;
+            }
+            filled += count;
+        }
+        self.telemetry.copied_bytes.add(filled as u64);
+        Ok(filled)
+    }
+
+    /// Changes the length or the pages of a file that is being written.
+    ///
+    /// A file that nobody has open for writing is opened for it, changed and closed: a sealed object gets a new
+    /// version of that length, sealed at once.
+    ///
+    /// # Errors
+    /// As [`Datapath::write`]; [`Error::Stale`] when the name must be looked up again.
+    pub fn change_size(&self, caller: &Caller, ino: Ino, change: SizeChange) -> Result<(), Error> {
+        let (slot, is_writing) = {
+            let mut state = self.lock();
+            let slot = state.slot_of(ino)?;
+            if self.is_hidden_from(&mut state, caller, slot) {
+                return Err(Error::Stale);
+            }
+            let object = state.object_mut(slot).ok_or(Error::IsDirectory)?;
+            let is_writing = object.writers() > 0;
+            if is_writing {
+                // Who was sent to open a version has come, to change its length and nothing more.
+                object.open_mut().expected.retain(|&thread| thread != caller.thread);
+                state.resent.pop(&caller.thread);
+            }
+            (slot, is_writing)
+        };
+        if is_writing {
+            return self.change_open_size(slot, change).inspect_err(|error| self.note_refusal(slot, error));
+        }
+        // truncate(2) by name: open, cut, close. The second look-up meets the new version.
+        let options = super::OpenOptions { write: true, ..super::OpenOptions::default() };
+        let opened = self.open(caller, ino, options)?;
+        let slot = opened.ino.slot();
+        let outcome = self.change_open_size(slot, change);
+        if let Err(error) = &outcome
+            && self.lock().versions_of(slot).0.is_some_and(|current| current != slot)
+        {
+            // The version that was begun for this is not sealed over the one that stands.
+            self.note_refusal(slot, error);
+        }
+        self.release(opened.handle);
+        outcome
+    }
+
+    fn change_open_size(&self, slot: Slot, change: SizeChange) -> Result<(), Error> {
+        let end = match change {
+            SizeChange::Set(length) => length,
+            SizeChange::Allocate { offset, length, .. } => offset.saturating_add(length),
+            SizeChange::Punch { .. } => ByteCount::ZERO,
+        };
+        if end >= self.settings.scratch_min {
+            self.become_scratch(slot)?;
+        }
+        let (file, reserved, directory) = {
+            let mut state = self.lock();
+            if let Some(Place::Scratch(scratch)) = state.object(slot).map(|object| &object.place) {
+                let scratch = Arc::clone(scratch);
+                drop(state);
+                return change_scratch(&scratch, change);
+            }
+            self.open_backing(&mut state, slot)?;
+            let object = state.object(slot).ok_or(Error::BadHandle)?;
+            let open = object.open.as_ref().ok_or(Error::BadHandle)?;
+            let directory =
+                open.supersedes.as_ref().map_or(state.tree.node(slot).parent, |(parent, _)| *parent);
+            (Arc::clone(open.file.as_ref().ok_or(Error::BadHandle)?), open.reserved, directory)
+        };
+        if end > reserved && !matches!(change, SizeChange::Punch { .. }) {
+            let missing = end.saturating_sub(reserved).round_up_to_pages();
+            self.make_room_in_quota(self.uncounted(slot, end), directory)?;
+            self.reserve(&file, reserved, missing, directory)?;
+        }
+        self.apply(slot, &file, reserved, change)
+    }
+
+    fn apply(&self, slot: Slot, file: &File, reserved: ByteCount, change: SizeChange) -> Result<(), Error> {
+        let length = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
+        let kept = match change {
+            SizeChange::Set(wanted) => {
+                file.set_len(wanted.get()).map_err(Error::io("ftruncate of a segment"))?;
+                // Cutting frees what lies beyond the new end; growing keeps what was reserved.
+                if wanted < length { wanted } else { reserved.max(wanted) }
+            }
+            SizeChange::Allocate { offset, length: more, keep_size } => {
+                let end = offset.saturating_add(more);
+                if !keep_size && end > length {
+                    file.set_len(end.get()).map_err(Error::io("ftruncate of a segment"))?;
+                }
+                reserved.max(end)
+            }
+            SizeChange::Punch { offset, length: cut } => {
+                let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+                let number = |value: ByteCount| {
+                    i64::try_from(value.get()).map_err(|_| Error::Invalid("an offset is too large"))
+                };
+                fallocate(file, flags, number(offset)?, number(cut)?)
+                    .map_err(|errno| Error::io("punching a hole")(errno.into()))?;
+                // Pages from here on are no longer known to be there.
+                reserved.min(offset)
+            }
+        };
+        let mut state = self.lock();
+        if let Some(object) = state.object_mut(slot) {
+            if object.phase == Phase::Parked
+                && let Ok(metadata) = file.metadata()
+            {
+                object.size = ByteCount(metadata.len());
+            }
+            object.open_mut().reserved = kept.round_up_to_pages();
+        }
+        Ok(())
+    }
+
+    /// Cuts a file that is being opened to nothing. Its pages go back at once.
+    pub(super) fn cut(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
+        let Some(object) = state.object_mut(slot) else { return Err(Error::IsDirectory) };
+        object.open_mut().refused = None;
+        if let Place::Scratch(scratch) = &object.place {
+            return scratch.set_length(ByteCount::ZERO).map_err(scratch_error);
+        }
+        let Some(file) = object.file().cloned() else { return Err(Error::Stale) };
+        file.set_len(0).map_err(Error::io("ftruncate of a segment"))?;
+        object.open_mut().reserved = ByteCount::ZERO;
+        Ok(())
+    }
+
+    /// Moves a file that turns out to be a slot file to disk, with the bytes it has.
+    ///
+    /// A file that the kernel serves by passthrough cannot move any more: it stays in memory as long as that has room.
+    fn become_scratch(&self, slot: Slot) -> Result<(), Error> {
+        let file = {
+            let state = self.lock();
+            let Some(object) = state.object(slot) else { return Err(Error::BadHandle) };
+            let Some(open) = &object.open else { return Err(Error::BadHandle) };
+            if matches!(object.place, Place::Scratch(_))
+                || open.passthrough > 0
+                || object.phase == Phase::Sealed
+            {
+                return Ok(());
+            }
+            open.file.clone()
+        };
+        let scratch = self.scratch.create().map_err(scratch_error)?;
+        if let Some(file) = &file {
+            let length = file.metadata().map_err(Error::io("stat of a segment"))?.len();
+            let mut buffer = vec![0; 1 << 20];
+            let mut offset = 0;
+            while offset < length {
+                let count = file.read_at(&mut buffer, offset).map_err(Error::io("read of a segment"))?;
+                if count == 0 {
+                    break;
+                }
+                scratch.write_at(&buffer[..count], offset).map_err(scratch_error)?;
+                offset += count as u64;
+            }
+            scratch.set_length(ByteCount(length)).map_err(scratch_error)?;
+        }
+        let old = {
+            let mut state = self.lock();
+            let Some(object) = state.object_mut(slot) else { return Err(Error::BadHandle) };
+            let old = std::mem::replace(&mut object.place, Place::Scratch(Arc::new(scratch)));
+            object.marks.set(Marks::FINAL, false);
+            object.open_mut().file = None;
+            object.open_mut().reserved = ByteCount::ZERO;
+            old
+        };
+        self.telemetry.scratch_conversions.increment();
+        self.free_place(old);
+        Ok(())
+    }
+}
+
+fn change_scratch(scratch: &ScratchFile, change: SizeChange) -> Result<(), Error> {
+    match change {
+        SizeChange::Set(length) => scratch.set_length(length),
+        SizeChange::Allocate { offset, length, keep_size } => scratch.grow(offset.get(), length, keep_size),
+        SizeChange::Punch { offset, length } => scratch.punch(offset.get(), length),
+    }
+    .map_err(scratch_error)
+}
+
+fn scratch_error(error: ScratchError) -> Error {
+    match error {
+        ScratchError::Full { needed, .. } => Error::NothingEvictable { needed },
+        ScratchError::Disk { source, .. } => Error::Io { operation: "scratch", source },
+    }
+}

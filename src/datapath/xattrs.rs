@@ -1,0 +1,411 @@
+//! Extended attributes: the control plane of a directory or object, in the hands of whoever owns it.
+//!
+//! `user.tidefs.*` are policy and facts; other `user.*` attributes of applications are kept on the backing file
+//! (objects) or the directory's record file, and go with it.
+
+use std::fmt::Write as _;
+
+use tidefs_engine::types::ByteCount;
+use xattr::FileExt as _;
+
+use super::{Datapath, Error, Marks, Phase, Place, State};
+use crate::namespace::{Ino, Slot};
+use crate::tier::eviction::POLICY_NAMES;
+use crate::tier::memory::{Pin, PolicyRecord};
+
+const PREFIX: &str = "user.tidefs.";
+
+/// Settable names below [`PREFIX`], in the order in which they are listed.
+const SETTABLE: [&str; 7] = ["quota", "floor", "ttl", "pin", "priority", "policy", "scratch"];
+/// Names of facts below [`PREFIX`].
+const FACTS: [&str; 4] = ["tier", "version", "checksum", "why"];
+
+/// Condition under which an attribute is set (setxattr(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// `XATTR_CREATE`: only if it is not there.
+    Absent,
+    /// `XATTR_REPLACE`: only if it is there.
+    Present,
+}
+
+impl Datapath {
+    /// The value of attribute `name` of `ino`.
+    ///
+    /// # Errors
+    /// [`Error::NoAttribute`], [`Error::Stale`], [`Error::Io`].
+    pub fn get_attribute(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Error> {
+        let Ok(name) = std::str::from_utf8(name) else { return Err(Error::NoAttribute) };
+        if let Some(key) = name.strip_prefix(PREFIX) {
+            return self.policy_value(ino, key).map(String::into_bytes);
+        }
+        if !name.starts_with("user.") {
+            return Err(Error::NoAttribute);
+        }
+        self.with_decorations(ino, false, |file| {
+            file.get_xattr(name).map_err(Error::io("attribute of an object"))?.ok_or(Error::NoAttribute)
+        })
+    }
+
+    /// The names of all attributes that `ino` has, policy by inheritance included.
+    ///
+    /// # Errors
+    /// [`Error::Stale`], [`Error::Io`].
+    pub fn list_attributes(&self, ino: Ino) -> Result<Vec<u8>, Error> {
+        let mut names = Vec::new();
+        for key in SETTABLE.iter().chain(&FACTS) {
+            if self.policy_value(ino, key).is_ok() {
+                names.extend_from_slice(PREFIX.as_bytes());
+                names.extend_from_slice(key.as_bytes());
+                names.push(0);
+            }
+        }
+        let own = self.with_decorations(ino, false, |file| {
+            let listed = file.list_xattr().map_err(Error::io("attributes of an object"))?;
+            Ok(listed.map(|name| name.into_encoded_bytes()).collect::<Vec<_>>())
+        });
+        for name in own.unwrap_or_default() {
+            if name.starts_with(b"user.") && !name.starts_with(PREFIX.as_bytes()) {
+                names.extend_from_slice(&name);
+                names.push(0);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Sets attribute `name`.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`] for facts and names outside `user.`; [`Error::Invalid`] for a value that means
+    /// nothing; [`Error::Unsupported`] for an unknown `user.tidefs.` name.
+    pub fn set_attribute(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        only: Option<Presence>,
+    ) -> Result<(), Error> {
+        let name =
+            std::str::from_utf8(name).map_err(|_| Error::Invalid("an attribute's name is not text"))?;
+        if let Some(key) = name.strip_prefix(PREFIX) {
+            let value =
+                std::str::from_utf8(value).map_err(|_| Error::Invalid("the value is not text"))?.trim();
+            match (only, self.has_own_policy(ino, key)?) {
+                (Some(Presence::Absent), true) => return Err(Error::Exists),
+                (Some(Presence::Present), false) => return Err(Error::NoAttribute),
+                _ => {}
+            }
+            return self.change_policy(ino, key, Some(value));
+        }
+        if !name.starts_with("user.") {
+            return Err(Error::Unsupported("attributes outside user."));
+        }
+        self.with_decorations(ino, true, |file| {
+            match (only, file.get_xattr(name).map_err(Error::io("attribute of an object"))?) {
+                (Some(Presence::Absent), Some(_)) => return Err(Error::Exists),
+                (Some(Presence::Present), None) => return Err(Error::NoAttribute),
+                _ => {}
+            }
+            file.set_xattr(name, value).map_err(Error::io("attribute of an object"))
+        })
+    }
+
+    /// Removes attribute `name`; a policy is inherited again.
+    ///
+    /// # Errors
+    /// [`Error::NoAttribute`], [`Error::NotPermitted`].
+    pub fn remove_attribute(&self, ino: Ino, name: &[u8]) -> Result<(), Error> {
+        let Ok(name) = std::str::from_utf8(name) else { return Err(Error::NoAttribute) };
+        if let Some(key) = name.strip_prefix(PREFIX) {
+            return self.change_policy(ino, key, None);
+        }
+        self.with_decorations(ino, false, |file| {
+            file.remove_xattr(name).map_err(|source| match source.raw_os_error() {
+                Some(libc::ENODATA) => Error::NoAttribute,
+                _ => Error::io("attribute of an object")(source),
+            })
+        })
+    }
+
+    /// Runs `action` on the file that keeps the attributes of applications. With `makes`, a packed object gets a
+    /// segment of its own first.
+    fn with_decorations<T>(
+        &self,
+        ino: Ino,
+        makes: bool,
+        action: impl FnOnce(&std::fs::File) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let directory = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            state.tree.directory(slot).map(|directory| directory.id)
+        };
+        if let Some(id) = directory {
+            if makes {
+                let state = self.lock();
+                let slot = state.slot_of(ino)?;
+                self.tier.put_directory(&state.directory_record(slot))?;
+            }
+            let Some(file) = self.tier.open_directory(id)? else { return Err(Error::NoAttribute) };
+            return action(&file);
+        }
+        let is_packed = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            state.object(slot).is_some_and(|object| matches!(object.place, Place::Packed(_)))
+        };
+        if is_packed && !makes {
+            return Err(Error::NoAttribute);
+        }
+        if is_packed {
+            self.unpack(ino)?;
+        }
+        let file = self.backing_file(ino)?;
+        if makes {
+            let mut state = self.lock();
+            let slot = state.slot_of(ino)?;
+            if let Some(object) = state.object_mut(slot) {
+                object.marks.set(Marks::DECORATED, true);
+            }
+        }
+        action(&file)
+    }
+
+    fn policy_value(&self, ino: Ino, key: &str) -> Result<String, Error> {
+        if key == "checksum" {
+            let checksum = self.checksum(ino)?.ok_or(Error::NoAttribute)?;
+            return Ok(format!("xxh3-64:{:016x}", checksum.0));
+        }
+        let state = self.lock();
+        let slot = state.slot_of(ino)?;
+        let policy = state.effective_policy(slot).record;
+        let is_file = state.object(slot).is_some();
+        match key {
+            "quota" => policy.quota.map(|quota| quota.get().to_string()),
+            "floor" => policy.floor.map(|floor| floor.get().to_string()),
+            "ttl" => policy.ttl_s.map(|ttl_s| format!("{ttl_s}s")),
+            "pin" => policy.pin.map(pin_text),
+            "priority" => policy.priority.map(|priority| priority.to_string()),
+            "policy" => Some(state.domains.get(state.domain_for_reading(slot)).order.name().to_owned()),
+            "scratch" => policy.scratch.map(|scratch| scratch.to_string()),
+            "tier" if is_file => state.object(slot).map(|object| tier_text(object).to_owned()),
+            "version" if is_file => state.object(slot).map(|object| object.version.to_string()),
+            "why" if is_file => Some(state.why_text(slot)),
+            _ => None,
+        }
+        .ok_or(Error::NoAttribute)
+    }
+
+    /// Whether a policy is set on the node itself.
+    fn has_own_policy(&self, ino: Ino, key: &str) -> Result<bool, Error> {
+        let state = self.lock();
+        let slot = state.slot_of(ino)?;
+        let mut own = match state.folders.get(slot) {
+            Some(folder) => folder.policy.clone(),
+            None => state.object(slot).map(super::Object::policy).unwrap_or_default(),
+        };
+        // Taking it out of a copy tells whether it was there; what is no policy is refused by the caller's next step.
+        Ok(apply(&mut own, key, None).unwrap_or(false))
+    }
+
+    /// Sets, or with `None` removes, one policy of a directory or object.
+    pub(super) fn change_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
+        if FACTS.contains(&key) {
+            return Err(Error::NotPermitted("this attribute is a fact, not a setting"));
+        }
+        if !SETTABLE.contains(&key) {
+            return Err(Error::Unsupported("no such policy; see docs/SEMANTICS.md for the names"));
+        }
+        self.with_room(|| self.set_own_policy(ino, key, value))
+    }
+
+    fn set_own_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
+        let mut state = self.lock();
+        let slot = state.slot_of(ino)?;
+        let is_directory = state.tree.directory(slot).is_some();
+        if !is_directory && matches!(key, "quota" | "floor" | "policy" | "scratch") {
+            return Err(Error::Invalid("this policy is set on directories"));
+        }
+        let before = match state.folders.get(slot) {
+            Some(folder) => folder.policy.clone(),
+            None => state.object(slot).map(super::Object::policy).unwrap_or_default(),
+        };
+        let mut after = before.clone();
+        let changed = apply(&mut after, key, value)?;
+        if !changed {
+            return Err(Error::NoAttribute);
+        }
+        state.set_policy(slot, after);
+        state.tree.node_mut(slot).attributes.ctime_ns = self.now_ns();
+        let persisted = if is_directory {
+            self.tier.put_directory(&state.directory_record(slot)).map_err(Error::from)
+        } else {
+            self.rewrite_record(&mut state, slot)
+        };
+        if let Err(error) = persisted {
+            state.set_policy(slot, before);
+            return Err(error);
+        }
+        state.regroup(slot);
+        if key == "ttl" {
+            state.renew_expiries(slot);
+        }
+        let quota = state.folders.get(slot).and_then(|folder| folder.policy.quota);
+        drop(state);
+        if key == "quota" && quota.is_some() {
+            // A quota below what is there takes effect by evicting down to it; what cannot go stays.
+            let _ = self.make_room_in_quota(ByteCount::ZERO, slot);
+        }
+        Ok(())
+    }
+}
+
+/// Changes one field. Returns whether there was anything to change.
+fn apply(policy: &mut PolicyRecord, key: &str, value: Option<&str>) -> Result<bool, Error> {
+    fn set<T>(field: &mut Option<T>, value: Option<Result<T, Error>>) -> Result<bool, Error> {
+        match value {
+            Some(value) => *field = Some(value?),
+            None => return Ok(field.take().is_some()),
+        }
+        Ok(true)
+    }
+    let size = |text: &str| text.parse().map_err(|_| Error::Invalid("write a size, for example 64GiB"));
+    match key {
+        "quota" => set(&mut policy.quota, value.map(size)),
+        "floor" => set(&mut policy.floor, value.map(size)),
+        "ttl" => set(&mut policy.ttl_s, value.map(seconds)),
+        "pin" => set(&mut policy.pin, value.map(pin)),
+        "priority" => set(
+            &mut policy.priority,
+            value.map(|text| {
+                text.parse()
+                    .ok()
+                    .filter(|priority: &i8| (-100..=100).contains(priority))
+                    .ok_or(Error::Invalid("write a priority from -100 to 100"))
+            }),
+        ),
+        "policy" => set(
+            &mut policy.eviction,
+            value.map(|text| {
+                POLICY_NAMES
+                    .contains(&text)
+                    .then(|| text.to_owned())
+                    .ok_or(Error::Invalid("write leaf_bonus, lru or s3fifo"))
+            }),
+        ),
+        "scratch" => set(
+            &mut policy.scratch,
+            value.map(|text| text.parse().map_err(|_| Error::Invalid("write true or false"))),
+        ),
+        _ => Err(Error::Unsupported("no such policy")),
+    }
+}
+
+/// `90`, `90s`, `15m`, `2h`, `7d` in seconds.
+fn seconds(text: &str) -> Result<u64, Error> {
+    let error = || Error::Invalid("write a time, for example 90s, 15m, 2h or 7d");
+    let digits = text.trim_end_matches(|last: char| last.is_ascii_alphabetic());
+    let factor = match &text[digits.len()..] {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86400,
+        _ => return Err(error()),
+    };
+    let number: u64 = digits.parse().map_err(|_| error())?;
+    number.checked_mul(factor).ok_or_else(error)
+}
+
+/// `hard`, `soft`, `soft:15m` or `none`.
+fn pin(text: &str) -> Result<Pin, Error> {
+    match text.split_once(':') {
+        None if text == "hard" => Ok(Pin::Hard),
+        None if text == "soft" => Ok(Pin::Soft { ttl_s: None }),
+        None if text == "none" => Ok(Pin::None),
+        Some(("soft", time)) => Ok(Pin::Soft { ttl_s: Some(seconds(time)?) }),
+        _ => Err(Error::Invalid("write hard, soft, soft:TIME or none")),
+    }
+}
+
+fn pin_text(pin: Pin) -> String {
+    let mut text = String::from(match pin {
+        Pin::Hard => "hard",
+        Pin::None => "none",
+        Pin::Soft { .. } => "soft",
+    });
+    if let Pin::Soft { ttl_s: Some(ttl_s) } = pin {
+        // Writing to a String cannot fail.
+        let _ = write!(text, ":{ttl_s}s");
+    }
+    text
+}
+
+/// Which tier an object is in, as `user.tidefs.tier` spells it.
+pub(super) fn tier_text(object: &super::Object) -> &'static str {
+    match (&object.place, object.phase) {
+        (Place::Scratch(_), _) => "scratch",
+        (_, Phase::Writing | Phase::Parked) => "writing",
+        (Place::Packed(_), _) => "packed",
+        (Place::Solo(_), _) => "memory",
+    }
+}
+
+impl State {
+    fn set_policy(&mut self, slot: Slot, policy: PolicyRecord) {
+        if let Some(folder) = self.folders.get_mut(slot) {
+            folder.policy = policy;
+        } else if let Some(object) = self.object_mut(slot) {
+            object.open_mut().policy = policy;
+            object.settle();
+        }
+    }
+
+    /// The domain that orders the objects directly in a directory, or a file among its siblings.
+    fn domain_for_reading(&self, slot: Slot) -> super::domains::DomainId {
+        if self.folders.get(slot).is_some() { self.folders.domain(slot) } else { self.domain_of(slot) }
+    }
+
+    /// Applies a changed time to live to every object at and below `top`, counted from its seal.
+    pub(super) fn renew_expiries(&mut self, top: Slot) {
+        for slot in self.subtree(top) {
+            if self.object(slot).is_none_or(|object| object.phase != Phase::Sealed) {
+                continue;
+            }
+            self.clear_expiry(slot);
+            if let Some(ttl_s) = self.effective_policy(slot).record.ttl_s {
+                let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
+                let sealed_ns = self.tree.node(slot).attributes.ctime_ns;
+                self.set_expiry(slot, sealed_ns.saturating_add(ttl_ns));
+            }
+        }
+    }
+
+    fn why_text(&self, slot: Slot) -> String {
+        let Some(object) = self.object(slot) else { return String::new() };
+        match object.phase {
+            Phase::Writing => {
+                "being written: hidden from others until its last writer closes or renames it".to_owned()
+            }
+            Phase::Parked => "a closed temporary file: becomes an object when it is renamed".to_owned(),
+            Phase::Gone => "without a name: kept for whoever has it open".to_owned(),
+            Phase::Sealed => format!("present in {}", tier_text(object)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_pins_are_read_and_nonsense_is_refused() {
+        assert_eq!(seconds("15m").unwrap(), 900);
+        assert_eq!(seconds("90").unwrap(), 90);
+        for bad in ["", "m", "-1s", "1w", "99999999999999999999d"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+        assert_eq!(pin("soft:2h").unwrap(), Pin::Soft { ttl_s: Some(7200) });
+        assert_eq!(pin_text(pin("soft:2h").unwrap()), "soft:7200s");
+        assert!(pin("firm").is_err());
+    }
+}

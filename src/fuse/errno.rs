@@ -1,0 +1,27 @@
+//! The one table from errors to the kernel's numbers. `docs/SEMANTICS.md` § Errors shows the same.
+
+use fuser::Errno;
+
+use crate::datapath::Error;
+
+/// The number that the caller's system call fails with.
+pub(super) fn errno(error: &Error) -> Errno {
+    match error {
+        Error::NoObject => Errno::ENOENT,           // a miss: the caller recomputes
+        Error::Stale => Errno::ESTALE, // never seen by programs: the kernel looks the name up again
+        Error::Exists => Errno::EEXIST, // the name is taken, be it by a hidden file
+        Error::NotDirectory => Errno::ENOTDIR, // a directory was needed
+        Error::IsDirectory => Errno::EISDIR, // a file was needed
+        Error::NotEmpty => Errno::ENOTEMPTY, // the directory has entries, be they hidden
+        Error::NameTooLong => Errno::ENAMETOOLONG, // more than 255 bytes
+        Error::Invalid(_) => Errno::EINVAL, // an argument means nothing
+        Error::Unsupported(_) => Errno::EOPNOTSUPP, // the cache does not do this
+        Error::NotPermitted(_) => Errno::EPERM, // the cache never allows this
+        Error::OverQuota { .. } => Errno::EDQUOT, // the directory's quota is full of open or pinned objects
+        Error::NothingEvictable { .. } => Errno::ENOSPC, // everything left is open, pinned or within a floor
+        Error::TooLarge { .. } => Errno::EFBIG, // larger than the cache can ever hold
+        Error::NoAttribute => Errno::from_i32(libc::ENODATA), // the attribute is not set
+        Error::BadHandle => Errno::EBADF, // not an open handle
+        Error::Io { .. } => Errno::EIO, // the operating system refused; the log says what
+    }
+}

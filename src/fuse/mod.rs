@@ -1,0 +1,19 @@
+//! The FUSE edge: decodes what the kernel asks, calls the datapath, replies.
+//!
+//! Threads: one session thread per configured CPU, pinned to it, each with its own clone of the device. They answer
+//! inline; a look-up that has to wait for a writer's close is carried on by the `waiter` thread, with its reply.
+//! The daemon never touches a path below its own mount: the kernel would ask the daemon.
+
+mod attributes;
+mod control_files;
+mod dispatch;
+mod errno;
+mod kernel;
+mod mount;
+mod passthrough;
+mod session;
+mod waiter;
+
+pub use control_files::ControlFiles;
+pub use mount::MountError;
+pub use session::{Session, SessionFacts, SessionSettings};

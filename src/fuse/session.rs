@@ -1,0 +1,291 @@
+//! A mounted session: the handshake, the threads, and the way out.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use fuser::{BackgroundSession, Config, InitFlags, KernelConfig, MountOption, SessionACL};
+use nix::mount::{MntFlags, umount2};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use super::attributes::Lifetimes;
+use super::control_files::ControlFiles;
+use super::dispatch::{Dispatcher, REQUEST_MAX, WANTED};
+use super::kernel::Kernel;
+use super::mount::{self, MountError};
+use super::waiter::{self, Waiter};
+use crate::datapath::Datapath;
+
+/// What an operator may choose of a session.
+#[derive(Clone, Debug)]
+pub struct SessionSettings {
+    /// Where to mount.
+    pub directory: PathBuf,
+    /// Session threads.
+    pub threads: usize,
+    /// Whether other users may enter.
+    pub allow_other: bool,
+    /// Whether programs may be run from the mount.
+    pub exec: bool,
+    /// Whether the kernel should serve files itself if it can.
+    pub passthrough: bool,
+    /// Whether it is an error if it cannot.
+    pub passthrough_required: bool,
+    /// How long the kernel may believe names and attributes.
+    pub entry_ttl: Duration,
+    /// How long it may believe that a name stands for nothing.
+    pub negative_ttl: Duration,
+    /// Requests that may be in flight without a caller waiting: releases, readahead, asynchronous I/O.
+    pub max_background: u16,
+}
+
+/// What was agreed with the kernel.
+#[derive(Clone, Debug)]
+pub struct SessionFacts {
+    /// Whether the kernel serves files itself.
+    pub passthrough: bool,
+    /// Why not, if not.
+    pub passthrough_reason: Option<String>,
+    /// Protocol version of the kernel.
+    pub kernel_abi: String,
+    /// Names of the capabilities in force.
+    pub flags: Vec<String>,
+    /// Session threads.
+    pub threads: usize,
+}
+
+/// Outcome of INIT.
+#[derive(Debug)]
+pub(super) struct Handshake {
+    passthrough: Result<(), String>,
+    kernel_abi: String,
+    flags: Vec<String>,
+}
+
+impl Handshake {
+    /// Asks for what we want of what the kernel offers.
+    pub(super) fn negotiate(config: &mut KernelConfig, max_background: u16, wants_passthrough: bool) -> Self {
+        let mut flags = Vec::new();
+        let mut take = |config: &mut KernelConfig, flag: InitFlags| {
+            let taken = config.add_capabilities(flag).is_ok();
+            if taken {
+                flags.extend(flag.iter_names().map(|(name, _)| name.to_owned()));
+            }
+            taken
+        };
+        for flag in WANTED {
+            take(config, flag);
+        }
+        let passthrough = if !wants_passthrough {
+            Err("fuse.passthrough=never".to_owned())
+        } else if !take(config, InitFlags::FUSE_PASSTHROUGH) {
+            Err("this kernel has no FUSE passthrough; it came with Linux 6.9".to_owned())
+        } else if let Err(most) = config.set_max_stack_depth(1) {
+            Err(format!("the kernel stacks at most {most} filesystems"))
+        } else {
+            Ok(())
+        };
+        // Both have a documented range that our constants are in; what is refused stays at the default.
+        let _ = config.set_max_write(REQUEST_MAX);
+        let _ = config.set_max_background(max_background.max(1));
+        let version = config.kernel_abi();
+        Self { passthrough, kernel_abi: format!("{}.{}", version.0, version.1), flags }
+    }
+}
+
+/// A mount that is up. Dropping it without [`Session::stop`] leaves the unmounting to the process's end.
+#[derive(Debug)]
+pub struct Session {
+    background: BackgroundSession,
+    directory: PathBuf,
+    facts: SessionFacts,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+impl Session {
+    /// Mounts `datapath` and starts serving.
+    ///
+    /// # Errors
+    /// [`MountError`], and then nothing is mounted.
+    pub fn start(
+        datapath: &Arc<Datapath>,
+        control: Arc<ControlFiles>,
+        settings: &SessionSettings,
+        telemetry: &Arc<crate::telemetry::Telemetry>,
+    ) -> Result<Self, MountError> {
+        let (kernel, messages) = Kernel::new(Arc::clone(telemetry));
+        let (waiter, arrivals) = Waiter::new();
+        let lifetimes = Lifetimes { settled: settings.entry_ttl, absent: settings.negative_ttl };
+        let handshake = Arc::new(OnceLock::new());
+        let may_register = may_register_backings();
+        let wants_passthrough = settings.passthrough && may_register;
+        let dispatcher = Dispatcher {
+            datapath: Arc::clone(datapath),
+            kernel: Arc::clone(&kernel),
+            control,
+            waiter,
+            lifetimes,
+            max_background: settings.max_background,
+            wants_passthrough,
+            handshake: Arc::clone(&handshake),
+            control_handles: AtomicU64::new(1),
+        };
+        let session = open_session(dispatcher, settings)?;
+        let facts = facts_of(handshake.get(), settings, may_register);
+        if let (true, Some(reason)) = (settings.passthrough_required, &facts.passthrough_reason) {
+            let _ = umount2(&settings.directory, MntFlags::MNT_DETACH);
+            return Err(MountError::NoPassthrough { reason: reason.clone() });
+        }
+        datapath.attach_kernel(kernel, facts.passthrough);
+        let notifier = session.notifier();
+        let counters = Arc::clone(telemetry);
+        let lookups = Arc::clone(datapath);
+        let helpers = vec![
+            helper("notifier", move || messages.run(&notifier, &counters))?,
+            helper("waiter", move || waiter::run(&lookups, lifetimes, &arrivals))?,
+        ];
+        let background = session.spawn().map_err(MountError::Thread)?;
+        Ok(Self { background, directory: settings.directory.clone(), facts, helpers })
+    }
+
+    /// What was agreed with the kernel.
+    #[must_use]
+    pub fn facts(&self) -> &SessionFacts {
+        &self.facts
+    }
+
+    /// Whether the session has ended by itself: somebody unmounted the directory.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.background.guard.is_finished()
+    }
+
+    /// Unmounts and waits at most `patience` until the last open file is closed. Returns whether it was.
+    ///
+    /// Programs that still have files open keep those that the kernel serves; others fail with ENOTCONN.
+    pub fn stop(self, patience: Duration) -> bool {
+        if !self.is_over()
+            && let Err(error) = umount2(&self.directory, MntFlags::MNT_DETACH)
+        {
+            tracing::debug!(%error, "unmounting by umount2 failed");
+            if error == nix::errno::Errno::EPERM {
+                return self.background.umount_and_join().is_ok();
+            }
+        }
+        let deadline = Instant::now() + patience;
+        while !self.background.guard.is_finished() {
+            if Instant::now() >= deadline {
+                tracing::warn!("files are still open below the mount; their programs lose it now");
+                return false;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        drop(self.helpers);
+        match self.background.join() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, "the session ended with an error");
+                false
+            }
+        }
+    }
+}
+
+fn open_session(
+    dispatcher: Dispatcher,
+    settings: &SessionSettings,
+) -> Result<fuser::Session<Dispatcher>, MountError> {
+    let mut config = Config::default();
+    config.n_threads = Some(settings.threads.max(1));
+    config.clone_fd = true;
+    config.acl = if settings.allow_other { SessionACL::All } else { SessionACL::Owner };
+    let directory = settings.directory.clone();
+    let device = mount::open_device()?;
+    match mount::mount_device(&device, &directory, settings.allow_other, settings.exec) {
+        Ok(()) => {
+            let acl = config.acl;
+            fuser::Session::from_fd(dispatcher, mount::into_descriptor(device), acl, config).map_err(
+                |source| {
+                    let _ = umount2(&directory, MntFlags::MNT_DETACH);
+                    MountError::Handshake { directory, source }
+                },
+            )
+        }
+        Err(nix::errno::Errno::EPERM) => {
+            // Not root: the set-uid helper of fuse3 mounts for us.
+            drop(device);
+            config.mount_options = vec![
+                MountOption::FSName("tidefs".to_owned()),
+                MountOption::Subtype("tidefs".to_owned()),
+                MountOption::DefaultPermissions,
+                if settings.exec { MountOption::Exec } else { MountOption::NoExec },
+            ];
+            fuser::Session::new(dispatcher, &directory, &config).map_err(|source| MountError::Refused {
+                hint: mount::hint(&source),
+                directory,
+                source,
+            })
+        }
+        Err(errno) => {
+            let source = io::Error::from(errno);
+            Err(MountError::Refused { hint: mount::hint(&source), directory, source })
+        }
+    }
+}
+
+fn facts_of(handshake: Option<&Handshake>, settings: &SessionSettings, may_register: bool) -> SessionFacts {
+    let reason = match handshake {
+        _ if settings.passthrough && !may_register => {
+            Some("registering backing files needs CAP_SYS_ADMIN, which the daemon does not have".to_owned())
+        }
+        Some(handshake) => handshake.passthrough.clone().err(),
+        None => Some("the kernel did not shake hands".to_owned()),
+    };
+    SessionFacts {
+        passthrough: reason.is_none(),
+        passthrough_reason: reason,
+        kernel_abi: handshake.map(|handshake| handshake.kernel_abi.clone()).unwrap_or_default(),
+        flags: handshake.map(|handshake| handshake.flags.clone()).unwrap_or_default(),
+        threads: settings.threads,
+    }
+}
+
+fn helper(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
+    thread::Builder::new().name(name.to_owned()).spawn(body).map_err(MountError::Thread)
+}
+
+/// Whether the process may register backing files: CAP_SYS_ADMIN, bit 21 of the effective set (capabilities(7)).
+fn may_register_backings() -> bool {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+        .is_some_and(|set| set & 1 << CAP_SYS_ADMIN != 0)
+}
+
+/// Pins a session thread to a CPU of its own, once: with a thread per CPU that is worth a factor of two.
+pub(super) fn pin_this_thread() {
+    thread_local! {
+        static PINNED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    }
+    if PINNED.replace(true) {
+        return;
+    }
+    let index = thread::current()
+        .name()
+        .and_then(|name| name.strip_prefix("fuser-"))
+        .and_then(|index| index.parse::<usize>().ok());
+    let this = Pid::from_raw(0);
+    let (Some(index), Ok(allowed)) = (index, sched_getaffinity(this)) else { return };
+    let cpus: Vec<usize> = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false)).collect();
+    let Some(&cpu) = (!cpus.is_empty()).then(|| &cpus[index % cpus.len()]) else { return };
+    let mut one = CpuSet::new();
+    if one.set(cpu).and_then(|()| sched_setaffinity(this, &one)).is_err() {
+        tracing::debug!(cpu, "a session thread could not be pinned");
+    }
+}

@@ -1,0 +1,14 @@
+//! The tidefs daemon: a KV cache that is a filesystem.
+//!
+//! Read top to bottom as the life of a read: [`fuse`] decodes what the kernel asks, [`datapath`] runs the whole
+//! flow, [`namespace`] knows names and handles, [`tier`] keeps the bytes. [`app`] puts the parts together.
+
+pub mod app;
+pub mod config;
+pub mod control;
+pub mod datapath;
+mod ffi;
+pub mod fuse;
+pub mod namespace;
+pub mod telemetry;
+pub mod tier;

@@ -1,0 +1,371 @@
+//! The table of inodes and the tree of names over it.
+//!
+//! Invariants
+//! - A node with a parent is in that parent's children under its name, once; a node without one is in none.
+//! - A slot is freed when the node has no name, no kernel look-up and no user in the datapath, in that call.
+//! - Generations grow per slot, so an inode number is never given out twice in one life of the daemon.
+
+use tidefs_engine::types::DirectoryId;
+
+use super::directory::{Children, Cookie, Directory};
+use super::node::{Attributes, Body, Ino, Name, Node, Slot};
+
+/// Why a name cannot be used as asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeError {
+    /// The name is taken.
+    Exists,
+    /// A directory would become its own ancestor.
+    Loop,
+    /// The node is no directory.
+    NotDirectory,
+}
+
+enum Entry<F> {
+    Used(Node<F>),
+    Free { generation: u32 },
+}
+
+/// All inodes of the mount. `F` is what a file is.
+pub struct Tree<F> {
+    entries: Vec<Entry<F>>,
+    free: Vec<Slot>,
+    /// Nodes of which the kernel holds a reference, the root not counted.
+    referenced: u64,
+}
+
+impl<F> std::fmt::Debug for Tree<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tree").field("slots", &self.entries.len()).field("free", &self.free.len()).finish()
+    }
+}
+
+impl<F> Tree<F> {
+    /// A tree that holds only its root.
+    #[must_use]
+    pub fn new(root: Attributes) -> Self {
+        let root = Node {
+            generation: 0,
+            parent: Slot::NONE,
+            name: Name::none(),
+            attributes: root,
+            lookups: 1,
+            body: Body::Directory(Box::new(Directory::new(DirectoryId::ROOT))),
+        };
+        Self {
+            entries: vec![Entry::Free { generation: 0 }, Entry::Used(root)],
+            free: Vec::new(),
+            referenced: 0,
+        }
+    }
+
+    fn entry(&self, slot: Slot) -> Option<&Node<F>> {
+        match self.entries.get(slot.0 as usize) {
+            Some(Entry::Used(node)) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// The node that an inode number names, if it still lives.
+    #[must_use]
+    pub fn by_ino(&self, ino: Ino) -> Option<Slot> {
+        self.entry(ino.slot()).filter(|node| node.generation == ino.generation()).map(|_| ino.slot())
+    }
+
+    /// The node in `slot`, if there is one.
+    #[must_use]
+    pub fn get(&self, slot: Slot) -> Option<&Node<F>> {
+        self.entry(slot)
+    }
+
+    /// The node in `slot`, which the caller knows to live.
+    ///
+    /// # Panics
+    /// When the slot is free: a broken invariant of ours, never a user's input.
+    #[must_use]
+    pub fn node(&self, slot: Slot) -> &Node<F> {
+        self.entry(slot).unwrap_or_else(|| panic!("slot {} holds no node", slot.0))
+    }
+
+    /// Like [`Tree::node`], to change it. Name and parent are changed only by the tree itself.
+    ///
+    /// # Panics
+    /// When the slot is free.
+    pub fn node_mut(&mut self, slot: Slot) -> &mut Node<F> {
+        match self.entries.get_mut(slot.0 as usize) {
+            Some(Entry::Used(node)) => node,
+            _ => panic!("slot {} holds no node", slot.0),
+        }
+    }
+
+    /// Inode number of a live slot.
+    #[must_use]
+    pub fn ino(&self, slot: Slot) -> Ino {
+        Ino::new(slot, self.node(slot).generation)
+    }
+
+    /// The directory in `slot`, or `None` when it is a file.
+    #[must_use]
+    pub fn directory(&self, slot: Slot) -> Option<&Directory> {
+        match &self.entry(slot)?.body {
+            Body::Directory(directory) => Some(directory),
+            Body::File(_) => None,
+        }
+    }
+
+    fn children_mut(&mut self, slot: Slot) -> Option<&mut Directory> {
+        match &mut self.node_mut(slot).body {
+            Body::Directory(directory) => Some(directory),
+            Body::File(_) => None,
+        }
+    }
+
+    /// The entry `name` of directory `parent`.
+    #[must_use]
+    pub fn child(&self, parent: Slot, name: &[u8]) -> Option<Slot> {
+        let children: &Children = &self.directory(parent)?.children;
+        children.candidates(name).find(|&slot| self.node(slot).name.as_bytes() == name)
+    }
+
+    /// Entries of `parent` after `cookie`, in cookie order.
+    pub fn entries_after(
+        &self,
+        parent: Slot,
+        cookie: Cookie,
+    ) -> impl Iterator<Item = (Cookie, Slot, &Node<F>)> {
+        self.directory(parent)
+            .into_iter()
+            .flat_map(move |directory| directory.children.after(cookie))
+            .map(|(cookie, slot)| (cookie, slot, self.node(slot)))
+    }
+
+    /// Makes a node without a name.
+    pub fn make(&mut self, attributes: Attributes, body: Body<F>) -> Slot {
+        let node = |generation| Node {
+            generation,
+            parent: Slot::NONE,
+            name: Name::none(),
+            attributes,
+            lookups: 0,
+            body,
+        };
+        if let Some(slot) = self.free.pop() {
+            let entry = &mut self.entries[slot.0 as usize];
+            let Entry::Free { generation } = *entry else { unreachable!("a slot on the free list is free") };
+            *entry = Entry::Used(node(generation));
+            return slot;
+        }
+        let slot = Slot(
+            u32::try_from(self.entries.len()).expect("fewer than 2^32 inodes: each costs over 100 bytes"),
+        );
+        self.entries.push(Entry::Used(node(0)));
+        slot
+    }
+
+    /// Gives a node without a name the name `name` in `parent`.
+    ///
+    /// # Errors
+    /// [`TreeError`] when the name is taken, `parent` is no directory, or lies below the node.
+    pub fn attach(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), TreeError> {
+        if self.directory(parent).is_none() {
+            return Err(TreeError::NotDirectory);
+        }
+        if self.child(parent, name.as_bytes()).is_some() {
+            return Err(TreeError::Exists);
+        }
+        let is_directory = self.directory(slot).is_some();
+        if is_directory && self.ancestors(parent).any(|ancestor| ancestor == slot) {
+            return Err(TreeError::Loop);
+        }
+        if let Some(directory) = self.children_mut(parent) {
+            directory.children.insert(name.as_bytes(), slot);
+            directory.subdirectories += u32::from(is_directory);
+        }
+        let node = self.node_mut(slot);
+        node.parent = parent;
+        node.name = name;
+        Ok(())
+    }
+
+    /// The kernel holds one more reference of the node.
+    pub fn reference(&mut self, slot: Slot) {
+        let lookups = &mut self.node_mut(slot).lookups;
+        *lookups += 1;
+        if *lookups == 1 {
+            self.referenced += 1;
+        }
+    }
+
+    /// The kernel gave `count` references back. Returns whether it holds none any more.
+    pub fn dereference(&mut self, slot: Slot, count: u64) -> bool {
+        let lookups = &mut self.node_mut(slot).lookups;
+        let before = *lookups;
+        *lookups = before.saturating_sub(count);
+        let is_forgotten = *lookups == 0;
+        if is_forgotten && before > 0 {
+            self.referenced = self.referenced.saturating_sub(1);
+        }
+        is_forgotten
+    }
+
+    /// Nodes that the kernel holds: each costs it about a kilobyte.
+    #[must_use]
+    pub fn referenced(&self) -> u64 {
+        self.referenced
+    }
+
+    /// Up to `limit` named nodes from slot `from` on that the kernel holds and `is_idle` says may go, and the slot
+    /// after the last one looked at, which wraps to the first.
+    pub fn idle_after(
+        &self,
+        from: Slot,
+        limit: usize,
+        is_idle: impl Fn(&Node<F>) -> bool,
+    ) -> (Vec<Slot>, Slot) {
+        const LOOKED_AT_MAX: usize = 65_536;
+        let start = usize::try_from(from.0).unwrap_or(0);
+        let mut idle = Vec::new();
+        for (entry, index) in self.entries.iter().skip(start).take(LOOKED_AT_MAX).zip(from.0..) {
+            if idle.len() == limit {
+                return (idle, Slot(index));
+            }
+            if let Entry::Used(node) = entry
+                && node.lookups > 0
+                && !node.is_detached()
+                && is_idle(node)
+            {
+                idle.push(Slot(index));
+            }
+        }
+        let next = from.0.saturating_add(u32::try_from(LOOKED_AT_MAX).unwrap_or(u32::MAX));
+        let wraps = usize::try_from(next).map_or(true, |next| next >= self.entries.len());
+        (idle, if wraps { Slot(0) } else { Slot(next) })
+    }
+
+    /// Takes a node's name away. The node stays, with its last name for messages.
+    pub fn detach(&mut self, slot: Slot) {
+        let parent = self.node(slot).parent;
+        if parent == Slot::NONE {
+            return;
+        }
+        let is_directory = self.directory(slot).is_some();
+        let name = self.node(slot).name.clone();
+        if let Some(directory) = self.children_mut(parent) {
+            directory.children.remove(name.as_bytes(), slot);
+            directory.subdirectories -= u32::from(is_directory);
+        }
+        self.node_mut(slot).parent = Slot::NONE;
+    }
+
+    /// `slot` and the directories above it, nearest first, up to and with the root.
+    pub fn ancestors(&self, slot: Slot) -> impl Iterator<Item = Slot> {
+        std::iter::successors(Some(slot), |&slot| {
+            self.entry(slot).map(|node| node.parent).filter(|&parent| parent != Slot::NONE)
+        })
+    }
+
+    /// The path of a node below the mount, without a leading slash; the root's is empty.
+    #[must_use]
+    pub fn path(&self, slot: Slot) -> Vec<u8> {
+        let mut names: Vec<&[u8]> = self
+            .ancestors(slot)
+            .filter(|&slot| slot != Slot::ROOT)
+            .map(|slot| self.node(slot).name.as_bytes())
+            .collect();
+        names.reverse();
+        names.join(&b'/')
+    }
+
+    /// The node at a path below the mount. Empty components are skipped.
+    #[must_use]
+    pub fn by_path(&self, path: &[u8]) -> Option<Slot> {
+        path.split(|&byte| byte == b'/')
+            .filter(|component| !component.is_empty())
+            .try_fold(Slot::ROOT, |parent, name| self.child(parent, name))
+    }
+
+    /// Frees a node that has no name. Returns what it was.
+    ///
+    /// # Panics
+    /// When it still has a name, or the slot is free.
+    pub fn free(&mut self, slot: Slot) -> Node<F> {
+        let generation = self.node(slot).generation.wrapping_add(1);
+        assert!(self.node(slot).is_detached() && slot != Slot::ROOT, "a node with a name is not freed");
+        let entry = std::mem::replace(&mut self.entries[slot.0 as usize], Entry::Free { generation });
+        self.free.push(slot);
+        match entry {
+            Entry::Used(node) => node,
+            Entry::Free { .. } => unreachable!("checked by node() above"),
+        }
+    }
+
+    /// All live slots, in no order that means anything.
+    pub fn slots(&self) -> impl Iterator<Item = (Slot, &Node<F>)> {
+        self.entries.iter().zip(0u32..).filter_map(|(entry, index)| match entry {
+            Entry::Used(node) => Some((Slot(index), node)),
+            Entry::Free { .. } => None,
+        })
+    }
+
+    /// Number of live nodes, the root included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len() - 1 - self.free.len()
+    }
+
+    /// Never: the root is always there.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text.as_bytes()).unwrap()
+    }
+
+    fn directory(tree: &mut Tree<u8>, parent: Slot, text: &str) -> Slot {
+        let slot =
+            tree.make(Attributes::default(), Body::Directory(Box::new(Directory::new(DirectoryId(9)))));
+        tree.attach(slot, parent, name(text)).unwrap();
+        slot
+    }
+
+    #[test]
+    fn names_resolve_and_paths_are_whole() {
+        let mut tree = Tree::new(Attributes::default());
+        let a = directory(&mut tree, Slot::ROOT, "a");
+        let b = directory(&mut tree, a, "b");
+        let file = tree.make(Attributes::default(), Body::File(1));
+        tree.attach(file, b, name("c")).unwrap();
+        assert_eq!(tree.by_path(b"/a//b/c"), Some(file));
+        assert_eq!(tree.path(file), b"a/b/c");
+        assert_eq!(tree.directory(a).unwrap().subdirectories, 1);
+        assert_eq!(tree.attach(file, a, name("b")), Err(TreeError::Exists));
+    }
+
+    #[test]
+    fn a_directory_does_not_move_below_itself() {
+        let mut tree = Tree::new(Attributes::default());
+        let a = directory(&mut tree, Slot::ROOT, "a");
+        let b = directory(&mut tree, a, "b");
+        tree.detach(a);
+        assert_eq!(tree.attach(a, b, name("a")), Err(TreeError::Loop));
+    }
+
+    #[test]
+    fn a_reused_slot_has_another_inode_number() {
+        let mut tree = Tree::<u8>::new(Attributes::default());
+        let first = tree.make(Attributes::default(), Body::File(1));
+        let old = tree.ino(first);
+        tree.free(first);
+        let second = tree.make(Attributes::default(), Body::File(2));
+        assert_eq!(first, second);
+        assert_eq!(tree.by_ino(old), None);
+        assert_ne!(tree.ino(second), old);
+    }
+}

@@ -1,0 +1,113 @@
+//! Counters of the daemon, one row each: name, what it counts, and the same row in `docs/METRICS.md`.
+//!
+//! Counters are relaxed atomics: a reader sees each of them some moment ago, never torn.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Counts one.
+    pub fn increment(&self) {
+        self.add(1);
+    }
+
+    /// Counts `amount`.
+    pub fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// The count so far.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($($field:ident: $name:literal, $help:literal;)*) => {
+        /// Everything the daemon counts.
+        #[derive(Debug, Default)]
+        pub struct Telemetry {
+            $(#[doc = $help] pub $field: Counter,)*
+        }
+
+        impl Telemetry {
+            /// Name, help and value of each counter.
+            pub fn rows(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$(($name, $help, self.$field.get()),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    hits: "tidefs_hits_total", "Opens of sealed objects to read.";
+    misses: "tidefs_misses_total", "Look-ups that found nothing.";
+    creates: "tidefs_creates_total", "Files created.";
+    seals: "tidefs_seals_total", "Objects sealed.";
+    sealed_bytes: "tidefs_sealed_bytes_total", "Bytes of objects sealed.";
+    evictions: "tidefs_evictions_total", "Objects evicted for room.";
+    evicted_bytes: "tidefs_evicted_bytes_total", "Bytes of objects evicted for room.";
+    expirations: "tidefs_expirations_total", "Objects removed because their ttl passed.";
+    unlinks: "tidefs_unlinks_total", "Objects removed by name.";
+    replacements: "tidefs_replacements_total", "Objects replaced by a newer version.";
+    discarded_writes: "tidefs_discarded_writes_total", "Files dropped because their writer was killed or gave up.";
+    copied_bytes: "tidefs_copied_bytes_total", "Bytes of solo objects that passed through the daemon's memory.";
+    packed_bytes: "tidefs_packed_bytes_total", "Bytes of small objects copied into packed segments.";
+    packed_read_bytes: "tidefs_packed_read_bytes_total", "Bytes of packed objects read through the daemon.";
+    pack_refusals: "tidefs_pack_refusals_total", "Small objects left in segments of their own for lack of room.";
+    copy_ups: "tidefs_copy_ups_total", "New versions begun over sealed objects that are in use.";
+    unseals: "tidefs_unseals_total", "Sealed objects reopened for writing in place.";
+    no_room: "tidefs_no_room_total", "Requests refused because nothing could be evicted.";
+    over_quota: "tidefs_over_quota_total", "Requests refused because a quota is full.";
+    corrupt_objects: "tidefs_corrupt_objects_total", "Objects dropped because their bytes do not match their checksum.";
+    hidden_waits: "tidefs_hidden_waits_total", "Look-ups that waited for a writer's close to arrive.";
+    hidden_wait_timeouts: "tidefs_hidden_wait_timeouts_total", "Such waits that ended without it.";
+    invalidations: "tidefs_invalidations_total", "Names and inodes the kernel was told to forget.";
+    invalidation_failures: "tidefs_invalidation_failures_total", "Such messages the kernel refused.";
+    passthrough_opens: "tidefs_passthrough_opens_total", "Opens served by the kernel from segments.";
+    passthrough_failures: "tidefs_passthrough_failures_total", "Opens served by the daemon because passthrough failed.";
+    direct_opens: "tidefs_direct_opens_total", "Opens served by the daemon.";
+    scratch_conversions: "tidefs_scratch_conversions_total", "Files that became scratch.";
+    surprise_growth_bytes: "tidefs_surprise_growth_bytes_total", "Bytes evicted for writers larger than was reserved for them.";
+}
+
+impl Telemetry {
+    /// The counters in Prometheus text format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        use std::fmt::Write as _;
+        self.rows().fold(String::new(), |mut text, (name, help, value)| {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
+            text
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_md_has_a_row_for_each_counter_and_no_other() {
+        let document = include_str!("../docs/METRICS.md");
+        let (_, table) = document.split_once("## Counters").unwrap();
+        let (table, _) = table.split_once("## Gauges").unwrap();
+        let written: Vec<&str> = table.lines().filter(|line| line.starts_with("| `tidefs_")).collect();
+        let telemetry = Telemetry::default();
+        let expected: Vec<String> =
+            telemetry.rows().map(|(name, help, _)| format!("| `{name}` | {help} |")).collect();
+        assert_eq!(written, expected);
+    }
+
+    #[test]
+    fn rendered_counters_carry_help_type_and_value() {
+        let telemetry = Telemetry::default();
+        telemetry.hits.add(3);
+        assert!(telemetry.render().contains("# TYPE tidefs_hits_total counter\ntidefs_hits_total 3\n"));
+    }
+}

@@ -1,0 +1,440 @@
+//! What a segment file says about itself, so that a restart finds every object by listing the tmpfs.
+//!
+//! A record is `magic, kind, format, postcard body, crc32`. It is small, bounded by [`RECORD_BYTES_MAX`], and
+//! parsed with errors: a record that does not decode costs one object, never the start of the daemon.
+//!
+//! Invariants
+//! - What [`ObjectRecord::encode`] returns, [`ObjectRecord::decode`] reads back equal.
+//! - Format 1 never changes; its golden bytes are in the tests. Another layout is another format number.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tidefs_engine::types::{ByteCount, Checksum, DirectoryId, Version};
+
+/// Most bytes of an encoded record: a name of 255 bytes and every field at its longest fit twice.
+pub const RECORD_BYTES_MAX: usize = 1024;
+
+/// Most bytes of one name, as in `NAME_MAX`.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// Most bytes of the name of an eviction policy.
+const EVICTION_BYTES_MAX: usize = 32;
+
+const MAGIC: [u8; 2] = *b"TD";
+const FORMAT: u8 = 1;
+const HEADER_BYTES: usize = 4;
+const TRAILER_BYTES: usize = 4;
+
+/// What is kept of one sealed object beside its bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectRecord {
+    /// The directory that holds the name.
+    pub parent: DirectoryId,
+    /// The name in it, 1 to 255 bytes, neither `.` nor `..`, without `/` and NUL.
+    pub name: Vec<u8>,
+    /// Order of the seal.
+    pub version: Version,
+    /// Exact length of the object.
+    pub size: ByteCount,
+    /// Over all bytes, once taken.
+    pub checksum: Option<Checksum>,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last change of the bytes, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// Last read, in nanoseconds since 1970, as far as it was noticed.
+    pub atime_ns: i64,
+    /// Last change of the attributes, in nanoseconds since 1970.
+    pub ctime_ns: i64,
+    /// When the object was sealed, in nanoseconds since 1970.
+    pub sealed_at_ns: i64,
+    /// The object before this one in its chain.
+    pub predecessor: Option<Version>,
+    /// What was set on this object itself.
+    pub policy: PolicyRecord,
+}
+
+/// What is kept of one directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryRecord {
+    /// The directory.
+    pub id: DirectoryId,
+    /// The directory above.
+    pub parent: DirectoryId,
+    /// The name in it; empty for [`DirectoryId::ROOT`] only.
+    pub name: Vec<u8>,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last change of the entries, in nanoseconds since 1970.
+    pub mtime_ns: i64,
+    /// Last change of the attributes, in nanoseconds since 1970.
+    pub ctime_ns: i64,
+    /// What was set on this directory itself.
+    pub policy: PolicyRecord,
+}
+
+/// What an operator or a writer has set on one file or directory; `None` means inherited.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyRecord {
+    /// Most bytes below this directory.
+    pub quota: Option<ByteCount>,
+    /// Bytes below this directory that nobody else's growth evicts.
+    pub floor: Option<ByteCount>,
+    /// Life of an object after its seal, in seconds.
+    pub ttl_s: Option<u64>,
+    /// Whether eviction passes over it.
+    pub pin: Option<Pin>,
+    /// Larger stays longer.
+    pub priority: Option<i8>,
+    /// Name of the eviction policy.
+    pub eviction: Option<String>,
+    /// Whether files are scratch.
+    pub scratch: Option<bool>,
+}
+
+/// An order not to evict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pin {
+    /// Not pinned, even if the directory above is.
+    None,
+    /// Evicted last, until the time is over.
+    Soft {
+        /// How long the pin holds, in seconds; for ever without.
+        ttl_s: Option<u64>,
+    },
+    /// Never evicted.
+    Hard,
+}
+
+/// Why bytes are not a record, or a value cannot become one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Fewer bytes than the frame needs.
+    #[error("{length} bytes are too few for a record; the object is dropped and must be written again")]
+    TooShort {
+        /// How many there are.
+        length: usize,
+    },
+    /// More bytes than a record may have.
+    #[error("a record of more than {RECORD_BYTES_MAX} bytes; shorten the name or the policy")]
+    TooLong,
+    /// Not a record, or of the other kind.
+    #[error("the bytes do not start as a record of this kind does; something else wrote them")]
+    Foreign,
+    /// Written by a version of the daemon with another layout.
+    #[error("record format {format} is not known, this daemon writes {FORMAT}; use the daemon that wrote it")]
+    Format {
+        /// The number found.
+        format: u8,
+    },
+    /// The bytes changed since they were written.
+    #[error("the crc32 does not match; the record was damaged")]
+    Damaged,
+    /// The frame is whole, the body is not.
+    #[error("the body does not decode; the record was damaged, or written by a faulty daemon")]
+    Body,
+    /// A field has a value that no object has.
+    #[error("the {field} is not valid; the record was written by a faulty daemon")]
+    Field {
+        /// Which field.
+        field: &'static str,
+    },
+}
+
+impl ObjectRecord {
+    const KIND: u8 = b'o';
+
+    /// The bytes to keep, at most [`RECORD_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// [`RecordError::Field`] for a name or policy that no object may have.
+    pub fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        self.validate()?;
+        encode(Self::KIND, self)
+    }
+
+    /// Reads what [`Self::encode`] wrote.
+    ///
+    /// # Errors
+    /// Every variant of [`RecordError`]; arbitrary bytes are safe to pass.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        let record: Self = decode(Self::KIND, bytes)?;
+        record.validate()?;
+        Ok(record)
+    }
+
+    fn validate(&self) -> Result<(), RecordError> {
+        validate_name(&self.name)?;
+        self.policy.validate()
+    }
+}
+
+impl DirectoryRecord {
+    const KIND: u8 = b'd';
+
+    /// The bytes to keep, at most [`RECORD_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// [`RecordError::Field`] for a name or policy that no directory may have.
+    pub fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        self.validate()?;
+        encode(Self::KIND, self)
+    }
+
+    /// Reads what [`Self::encode`] wrote.
+    ///
+    /// # Errors
+    /// Every variant of [`RecordError`]; arbitrary bytes are safe to pass.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        let record: Self = decode(Self::KIND, bytes)?;
+        record.validate()?;
+        Ok(record)
+    }
+
+    fn validate(&self) -> Result<(), RecordError> {
+        if self.id != DirectoryId::ROOT || !self.name.is_empty() {
+            validate_name(&self.name)?;
+        }
+        self.policy.validate()
+    }
+}
+
+impl PolicyRecord {
+    fn validate(&self) -> Result<(), RecordError> {
+        match &self.eviction {
+            Some(name) if name.is_empty() || name.len() > EVICTION_BYTES_MAX => {
+                Err(RecordError::Field { field: "name of the eviction policy" })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn validate_name(name: &[u8]) -> Result<(), RecordError> {
+    let valid = (1..=NAME_BYTES_MAX).contains(&name.len())
+        && !matches!(name, b"." | b"..")
+        && !name.iter().any(|byte| matches!(byte, 0 | b'/'));
+    if valid { Ok(()) } else { Err(RecordError::Field { field: "name" }) }
+}
+
+fn encode(kind: u8, body: &impl Serialize) -> Result<Vec<u8>, RecordError> {
+    let mut bytes = Vec::with_capacity(256);
+    bytes.extend([MAGIC[0], MAGIC[1], kind, FORMAT]);
+    let mut bytes = postcard::to_extend(body, bytes).map_err(|_| RecordError::Body)?;
+    bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+    if bytes.len() > RECORD_BYTES_MAX { Err(RecordError::TooLong) } else { Ok(bytes) }
+}
+
+fn decode<T: DeserializeOwned>(kind: u8, bytes: &[u8]) -> Result<T, RecordError> {
+    if bytes.len() > RECORD_BYTES_MAX {
+        return Err(RecordError::TooLong);
+    }
+    if bytes.len() < HEADER_BYTES + TRAILER_BYTES {
+        return Err(RecordError::TooShort { length: bytes.len() });
+    }
+    let (framed, trailer) = bytes.split_at(bytes.len() - TRAILER_BYTES);
+    let (header, body) = framed.split_at(HEADER_BYTES);
+    if header[..2] != MAGIC || header[2] != kind {
+        return Err(RecordError::Foreign);
+    }
+    if crc32fast::hash(framed).to_le_bytes() != *trailer {
+        return Err(RecordError::Damaged);
+    }
+    if header[3] != FORMAT {
+        return Err(RecordError::Format { format: header[3] });
+    }
+    match postcard::take_from_bytes(body) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(RecordError::Body),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    //! Shows that records survive a round trip, that any other bytes are refused without a panic, and that
+    //! format 1 still means what it meant.
+
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(in super::super) fn object(name: &[u8], version: u64, size: u64) -> ObjectRecord {
+        ObjectRecord {
+            parent: DirectoryId(7),
+            name: name.to_vec(),
+            version: Version(version),
+            size: ByteCount(size),
+            checksum: Some(Checksum(0x0102_0304_0506_0708)),
+            mode: 0o100_644,
+            uid: 1000,
+            gid: 100,
+            mtime_ns: 1_700_000_000_000_000_001,
+            atime_ns: -1,
+            ctime_ns: 3,
+            sealed_at_ns: 4,
+            predecessor: Some(Version(41)),
+            policy: PolicyRecord {
+                quota: Some(ByteCount::gib(1)),
+                floor: None,
+                ttl_s: Some(60),
+                pin: Some(Pin::Soft { ttl_s: Some(9) }),
+                priority: Some(-3),
+                eviction: Some("lru".to_owned()),
+                scratch: Some(true),
+            },
+        }
+    }
+
+    pub(in super::super) fn directory(id: u64, name: &[u8]) -> DirectoryRecord {
+        DirectoryRecord {
+            id: DirectoryId(id),
+            parent: DirectoryId::ROOT,
+            name: name.to_vec(),
+            mode: 0o040_755,
+            uid: 0,
+            gid: 5,
+            mtime_ns: 1,
+            ctime_ns: 2,
+            policy: PolicyRecord { pin: Some(Pin::None), ..PolicyRecord::default() },
+        }
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn format_1_has_its_golden_bytes() {
+        assert_eq!(hex(&object(b"block.bin", 42, 65536).encode().unwrap()), GOLDEN_OBJECT);
+        assert_eq!(hex(&directory(12, b"ns").encode().unwrap()), GOLDEN_DIRECTORY);
+    }
+
+    const GOLDEN_OBJECT: &str = "54446f010709626c6f636b2e62696e2a80800401888e98a8c0e0808101a48302e807648280d0e2c6bfce972f\
+                                 010608012901808080800400013c0101010901fd01036c72750101d12895c4";
+    const GOLDEN_DIRECTORY: &str = "544464010c01026e73ed8301000502040000000100000000a6663e15";
+
+    #[test]
+    fn the_longest_record_fits() {
+        let mut record = object(&[b'x'; NAME_BYTES_MAX], u64::MAX, u64::MAX);
+        record.parent = DirectoryId(u64::MAX);
+        record.policy.eviction = Some("e".repeat(EVICTION_BYTES_MAX));
+        let encoded = record.encode().unwrap();
+        assert!(encoded.len() < RECORD_BYTES_MAX / 2, "{}", encoded.len());
+        assert_eq!(ObjectRecord::decode(&encoded), Ok(record));
+    }
+
+    #[test]
+    fn names_that_no_file_can_have_are_refused_in_both_directions() {
+        for name in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'x'; 256]] {
+            let record = object(name, 1, 1);
+            assert_eq!(record.encode(), Err(RecordError::Field { field: "name" }));
+            let forged = encode(ObjectRecord::KIND, &record).unwrap();
+            assert_eq!(ObjectRecord::decode(&forged), Err(RecordError::Field { field: "name" }));
+        }
+    }
+
+    #[test]
+    fn only_the_root_has_no_name() {
+        assert!(directory(DirectoryId::ROOT.0, b"").encode().is_ok());
+        assert_eq!(directory(2, b"").encode(), Err(RecordError::Field { field: "name" }));
+    }
+
+    #[test]
+    fn each_damage_has_its_own_error() {
+        let good = object(b"k", 1, 1).encode().unwrap();
+        assert_eq!(ObjectRecord::decode(&good[..7]), Err(RecordError::TooShort { length: 7 }));
+        assert_eq!(ObjectRecord::decode(&[0; RECORD_BYTES_MAX + 1]), Err(RecordError::TooLong));
+        assert_eq!(DirectoryRecord::decode(&good), Err(RecordError::Foreign));
+        let mut later = good[..good.len() - 4].to_vec();
+        later[3] = 2;
+        later.extend(crc32fast::hash(&later).to_le_bytes());
+        assert_eq!(ObjectRecord::decode(&later), Err(RecordError::Format { format: 2 }));
+        let mut longer = good[..good.len() - 4].to_vec();
+        longer.push(0);
+        longer.extend(crc32fast::hash(&longer).to_le_bytes());
+        assert_eq!(ObjectRecord::decode(&longer), Err(RecordError::Body));
+    }
+
+    fn any_policy() -> impl Strategy<Value = PolicyRecord> {
+        let pin = prop_oneof![
+            Just(Pin::None),
+            Just(Pin::Hard),
+            option::of(any::<u64>()).prop_map(|ttl_s| Pin::Soft { ttl_s })
+        ];
+        (
+            option::of(any::<u64>().prop_map(ByteCount)),
+            option::of(any::<u64>().prop_map(ByteCount)),
+            option::of(any::<u64>()),
+            option::of(pin),
+            option::of(any::<i8>()),
+            option::of("[a-z0-9_]{1,32}"),
+            option::of(any::<bool>()),
+        )
+            .prop_map(|(quota, floor, ttl_s, pin, priority, eviction, scratch)| PolicyRecord {
+                quota,
+                floor,
+                ttl_s,
+                pin,
+                priority,
+                eviction,
+                scratch,
+            })
+    }
+
+    fn any_name() -> impl Strategy<Value = Vec<u8>> {
+        vec(any::<u8>(), 1..=NAME_BYTES_MAX).prop_filter("a name", |name| validate_name(name).is_ok())
+    }
+
+    proptest! {
+        #[test]
+        fn an_object_survives_the_round_trip(
+            name in any_name(),
+            policy in any_policy(),
+            numbers in any::<(u64, u64, u64, u32, u32, u32)>(),
+            times in any::<(i64, i64, i64, i64)>(),
+            checksum in option::of(any::<u64>().prop_map(Checksum)),
+            predecessor in option::of(any::<u64>().prop_map(Version)),
+        ) {
+            let (parent, version, size, mode, uid, gid) = numbers;
+            let (mtime_ns, atime_ns, ctime_ns, sealed_at_ns) = times;
+            let record = ObjectRecord {
+                parent: DirectoryId(parent), name, version: Version(version), size: ByteCount(size), checksum,
+                mode, uid, gid, mtime_ns, atime_ns, ctime_ns, sealed_at_ns, predecessor, policy,
+            };
+            prop_assert_eq!(ObjectRecord::decode(&record.encode().unwrap()), Ok(record));
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..2000)) {
+            prop_assert!(ObjectRecord::decode(&bytes).is_err());
+            prop_assert!(DirectoryRecord::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn arbitrary_bodies_in_a_whole_frame_never_panic(body in vec(any::<u8>(), 0..400)) {
+            let mut bytes = [&MAGIC[..], &[ObjectRecord::KIND, FORMAT], &body].concat();
+            bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+            if let Ok(record) = ObjectRecord::decode(&bytes) {
+                prop_assert_eq!(ObjectRecord::decode(&record.encode().unwrap()), Ok(record));
+            }
+        }
+
+        #[test]
+        fn a_flipped_bit_is_noticed(position in 0_usize..1_000_000, bit in 0_u32..8) {
+            let mut bytes = object(b"block.bin", 42, 65536).encode().unwrap();
+            let position = position % bytes.len();
+            bytes[position] ^= 1 << bit;
+            prop_assert!(ObjectRecord::decode(&bytes).is_err());
+        }
+    }
+}

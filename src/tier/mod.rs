@@ -1,0 +1,5 @@
+//! Where bytes live: the memory tier, and who leaves when it is full.
+
+pub mod eviction;
+pub mod memory;
+pub mod scratch;

@@ -1,0 +1,42 @@
+//! `tidefs config show`: every setting with its origin.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::common::Mount;
+use super::tool::{json as run_json, text};
+
+fn entry<'a>(config: &'a Value, key: &str) -> Option<&'a Value> {
+    let entries = config["entries"].as_array().expect("entries");
+    entries.iter().find(|entry| entry["key"] == json!(key))
+}
+
+#[test]
+fn config_show_effective_names_each_value_and_its_origin() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let file = folder.path().join("tidefs.toml");
+    fs::write(&file, "[fuse]\nthreads = 2\n[eviction]\npolicy = \"lru\"\n").expect("a file");
+    let config_flag = format!("--config={}", file.display());
+    let mount = Mount::start(&["capacity=96MiB", "eviction.policy=s3fifo", &config_flag]);
+    let config = run_json(&mount, &["config", "show", "--effective"]);
+    let of = |key: &str| entry(&config, key).unwrap_or_else(|| panic!("{key} is not in {config}"));
+    assert_eq!(of("memory.capacity")["value"], json!("96MiB"), "{config}");
+    assert_eq!(of("memory.capacity")["origin"]["kind"], json!("flag"), "{config}");
+    assert_eq!(of("fuse.threads")["value"], json!("2"), "{config}");
+    assert_eq!(of("fuse.threads")["origin"]["kind"], json!("file"), "{config}");
+    let path = of("fuse.threads")["origin"]["path"].as_str().expect("a path").to_owned();
+    assert!(path.ends_with("tidefs.toml"), "{config}");
+    assert_eq!(of("eviction.policy")["value"], json!("s3fifo"), "a flag wins over a file: {config}");
+    assert_eq!(of("eviction.ghost_factor")["origin"]["kind"], json!("default"), "{config}");
+    assert_eq!(of("eviction.ghost_factor")["default"], json!("8"), "{config}");
+    let some = run_json(&mount, &["config", "show"]);
+    assert!(entry(&some, "memory.capacity").is_some(), "what somebody set is shown: {some}");
+    assert!(entry(&some, "eviction.ghost_factor").is_none(), "what nobody set is not: {some}");
+    let human = text(&mount, &["config", "show", "--effective"]);
+    let line = human.lines().find(|line| line.contains("fuse.threads")).expect("a line for each setting");
+    assert!(line.contains('2') && line.contains("tidefs.toml"), "{line}");
+    // the same stands in the mount
+    let inside = fs::read_to_string(mount.join(".tidefs/config")).expect("readable");
+    assert!(inside.contains("96MiB") && inside.contains("s3fifo"), "{inside}");
+}

@@ -1,0 +1,94 @@
+//! `tidefs evict` and `tidefs pin`.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::common::pattern::{assert_same, object};
+use super::common::sys::get_xattr_text;
+use super::common::wait::{HANG, until};
+use super::common::{Mount, Peer};
+use super::tool::{EXIT_NOT_FOUND, argument, fails, json as run_json, text, wrong_usage};
+
+#[test]
+fn evict_takes_an_object_a_directory_a_pattern_or_bytes() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    fs::create_dir_all(place.join("deep/er")).expect("directories");
+    for name in ["a", "b", "deep/c", "deep/er/d", "deep/er/e.bin"] {
+        fs::write(place.join(name), object(1, 100_000)).expect("an object");
+    }
+    let before = mount.usage().used;
+    let evicted = run_json(&mount, &["evict", argument(&place.join("a"))]);
+    assert_eq!(evicted["objects"], json!(1), "{evicted}");
+    assert!(!place.join("a").exists() && place.join("b").exists());
+    assert!(mount.usage().used < before, "the bytes are free at once");
+    let evicted = run_json(&mount, &["evict", "--pattern", "ns/**/*.bin"]);
+    assert_eq!(evicted["objects"], json!(1), "{evicted}");
+    assert!(!place.join("deep/er/e.bin").exists() && place.join("deep/er/d").exists());
+    let evicted = run_json(&mount, &["evict", argument(&place.join("deep"))]);
+    assert_eq!(evicted["objects"], json!(2), "{evicted}");
+    assert!(place.join("deep/er").is_dir(), "directories stay");
+    let human = text(&mount, &["evict", "--bytes", "1KiB"]);
+    assert!(human.contains('1'), "{human}");
+    assert!(!place.join("b").exists());
+    fails(&mount, &["evict", argument(&place.join("a"))], EXIT_NOT_FOUND, "ns/a");
+    wrong_usage(&mount, &["evict", "--bytes", "lots"], "lots");
+}
+
+#[test]
+fn evict_leaves_what_is_pinned_unless_forced_and_keeps_open_bytes_readable() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    for name in ["pinned", "open"] {
+        fs::write(place.join(name), object(1, 100_000)).expect("an object");
+    }
+    run_json(&mount, &["pin", argument(&place.join("pinned")), "--hard"]);
+    let mut peer = Peer::spawn();
+    let handle = peer.open(&place.join("open"), libc::O_RDONLY).expect("open");
+    let evicted = run_json(&mount, &["evict", argument(&place)]);
+    let skipped = evicted["skipped"].to_string();
+    assert!(skipped.contains("ns/pinned") && skipped.contains("pinned"), "{evicted}");
+    assert!(place.join("pinned").exists());
+    assert_same(&peer.read_at(handle, 0, 100_000).expect("read"), &object(1, 100_000), "an open object");
+    run_json(&mount, &["evict", argument(&place.join("pinned")), "--force"]);
+    assert!(!place.join("pinned").exists());
+}
+
+#[test]
+fn a_hard_pin_outlives_pressure_and_none_takes_it_away() {
+    let mount = Mount::start(&["capacity=64MiB", "policy=lru"]);
+    let place = mount.namespace("ns");
+    let press = || {
+        for number in 0..80 {
+            fs::write(place.join(format!("press{number}")), object(number, 1 << 20)).expect("an object");
+        }
+    };
+    let pinned = place.join("pinned");
+    fs::write(&pinned, object(7, 1 << 20)).expect("an object");
+    let answer = run_json(&mount, &["pin", argument(&pinned), "--hard"]);
+    assert_eq!(answer["pin"], json!("hard"), "{answer}");
+    assert_eq!(get_xattr_text(&pinned, "user.tidefs.pin"), "hard", "the attribute and the command are one");
+    press();
+    assert_same(&fs::read(&pinned).expect("it is pinned"), &object(7, 1 << 20), "a pinned object");
+    assert_eq!(run_json(&mount, &["stat", argument(&pinned)])["pin"], json!("hard"));
+    run_json(&mount, &["pin", argument(&pinned), "--none"]);
+    press();
+    press();
+    assert!(!pinned.exists(), "an object without a pin leaves like any other");
+    fails(&mount, &["pin", argument(&pinned), "--hard"], EXIT_NOT_FOUND, "ns/pinned");
+}
+
+#[test]
+fn a_pin_ends_with_its_time() {
+    let mount = Mount::start(&[]);
+    let path = mount.namespace("ns").join("a");
+    fs::write(&path, object(1, 100_000)).expect("an object");
+    run_json(&mount, &["pin", argument(&path), "--soft", "--ttl", "2s"]);
+    let stat = || run_json(&mount, &["stat", argument(&path)]);
+    assert_eq!(stat()["pin"], json!("soft"));
+    assert!(until(HANG, || stat()["pin"] == json!("none")), "{}", stat());
+    std::thread::sleep(Duration::from_millis(10));
+    assert!(path.exists(), "the object stays when its pin ends");
+}

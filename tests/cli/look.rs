@@ -1,0 +1,143 @@
+//! `tidefs status`, `list` and `stat`.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::common::pattern::object;
+use super::common::sys::get_xattr_text;
+use super::common::{Mount, wait};
+use super::tool::{EXIT_NO_DAEMON, EXIT_NOT_FOUND, argument, fails, json as run_json, text, wrong_usage};
+
+fn names(list: &Value) -> Vec<&str> {
+    let entries = list["entries"].as_array().expect("entries");
+    entries.iter().map(|entry| entry["path"].as_str().expect("a path")).collect()
+}
+
+#[test]
+fn status_tells_what_the_daemon_holds() {
+    let mount = Mount::start(&["capacity=64MiB"]);
+    let place = mount.namespace("ns");
+    for number in 0..5 {
+        fs::write(place.join(number.to_string()), object(number, 200_000)).expect("an object");
+    }
+    let status = run_json(&mount, &["status"]);
+    assert_eq!(status["capacity"], json!(64 << 20), "{status}");
+    assert_eq!(status["objects"], json!(5), "{status}");
+    assert_eq!(status["sealed_bytes"], json!(1_000_000), "{status}");
+    assert_eq!(status["mount_point"], json!(argument(mount.path())), "{status}");
+    assert_eq!(status["pid"], json!(mount.pid().as_raw()), "{status}");
+    assert_eq!(status["used"], json!(mount.usage().used), "{status}");
+    assert_eq!(status["namespaces"][0]["name"], json!("ns"), "{status}");
+    assert_eq!(status, run_json(&mount, &["status", "--mount", argument(mount.path())]).with_now(&status));
+    let human = text(&mount, &["status"]);
+    for word in [argument(mount.path()), "64", "MiB", "ns", "passthrough"] {
+        assert!(human.contains(word), "`{word}` is not in:\n{human}");
+    }
+    // the same facts stand in the mount itself
+    let inside: Value =
+        serde_json::from_slice(&fs::read(mount.join(".tidefs/status")).expect("readable")).expect("JSON");
+    assert_eq!(inside["capacity"], status["capacity"]);
+    assert_eq!(inside["objects"], status["objects"]);
+    fails(&mount, &["status", "--mount", "/no/such/mount"], EXIT_NO_DAEMON, "/no/such/mount");
+}
+
+/// Two answers of one daemon differ in what changes by the second.
+trait WithNow {
+    fn with_now(self, other: &Value) -> Value;
+}
+
+impl WithNow for Value {
+    fn with_now(mut self, other: &Value) -> Value {
+        for key in ["uptime_s", "counters"] {
+            self[key] = other[key].clone();
+        }
+        self
+    }
+}
+
+#[test]
+fn list_is_in_the_order_that_is_asked_for() {
+    let mount = Mount::start(&["capacity=64MiB", "policy=lru"]);
+    let place = mount.namespace("ns");
+    let sizes = [("a", 300_000), ("b", 100_000), ("c", 200_000), ("d", 5_000)];
+    for (name, size) in sizes {
+        fs::write(place.join(name), object(1, size)).expect("an object");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for _ in 0..3 {
+        fs::read(place.join("b")).expect("an object");
+    }
+    let by_heat = run_json(&mount, &["list", "--sort=heat"]);
+    assert_eq!(names(&by_heat)[0], "ns/b", "the one that is evicted last comes first: {by_heat}");
+    assert_eq!(by_heat["total"], json!(4), "{by_heat}");
+    assert_eq!(names(&run_json(&mount, &["list", "--sort=name"])), ["ns/a", "ns/b", "ns/c", "ns/d"]);
+    assert_eq!(names(&run_json(&mount, &["list", "--sort=size"])), ["ns/a", "ns/c", "ns/b", "ns/d"]);
+    assert_eq!(names(&run_json(&mount, &["list", "--sort=age"])), ["ns/a", "ns/b", "ns/c", "ns/d"]);
+    assert_eq!(names(&run_json(&mount, &["list", "--sort=size", "--limit", "2"])), ["ns/a", "ns/c"]);
+    let other = mount.namespace("other");
+    fs::write(other.join("e"), object(1, 50_000)).expect("an object");
+    assert_eq!(names(&run_json(&mount, &["list", argument(&other)])), ["other/e"]);
+    let human = text(&mount, &["list", "--sort=name"]);
+    let place_of = |name: &str| human.find(name).unwrap_or_else(|| panic!("{name} is not in:\n{human}"));
+    assert!(place_of("ns/a") < place_of("ns/b") && place_of("ns/b") < place_of("other/e"), "{human}");
+    fails(&mount, &["list", "no-such-folder"], EXIT_NOT_FOUND, "no-such-folder");
+    wrong_usage(&mount, &["list", "--sort=colour"], "colour");
+}
+
+#[test]
+fn list_all_names_every_object_once() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    for number in 0..1500 {
+        fs::write(place.join(format!("{number:04}")), object(number, 100)).expect("an object");
+    }
+    let list = run_json(&mount, &["list", "--all", "--sort=name"]);
+    let wanted: Vec<String> = (0..1500).map(|number| format!("ns/{number:04}")).collect();
+    assert_eq!(names(&list), wanted);
+    assert_eq!(names(&run_json(&mount, &["list"])).len(), 100, "the default limit");
+}
+
+#[test]
+fn stat_tells_all_of_one_object() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    let (large, small) = (place.join("large"), place.join("small"));
+    fs::write(&large, object(1, 1 << 20)).expect("an object");
+    fs::write(&small, object(2, 1000)).expect("an object");
+    for _ in 0..3 {
+        fs::read(&large).expect("an object");
+    }
+    let stat = run_json(&mount, &["stat", argument(&large)]);
+    assert_eq!(stat["path"], json!("ns/large"), "{stat}");
+    assert_eq!(stat["size"], json!(1 << 20), "{stat}");
+    assert_eq!(stat["tier"], json!("memory"), "{stat}");
+    assert_eq!(stat["pin"], json!("none"), "{stat}");
+    assert!(stat["hits"].as_u64() >= Some(3), "{stat}");
+    let checksum = get_xattr_text(&large, "user.tidefs.checksum");
+    assert!(checksum.contains(stat["checksum"].as_str().expect("a checksum")), "{checksum} and {stat}");
+    assert_eq!(run_json(&mount, &["stat", argument(&small)])["tier"], json!("packed"));
+    assert_eq!(run_json(&mount, &["stat", "ns"])["kind"], json!("directory"));
+    assert_eq!(run_json(&mount, &["stat", "ns/large"])["size"], stat["size"], "a key relative to the mount");
+    let human = text(&mount, &["stat", argument(&large)]);
+    for word in ["ns/large", "1 MiB", stat["checksum"].as_str().expect("a checksum")] {
+        assert!(human.replace("1.0 MiB", "1 MiB").contains(word), "`{word}` is not in:\n{human}");
+    }
+    fails(&mount, &["stat", argument(&place.join("missing"))], EXIT_NOT_FOUND, "ns/missing");
+    fails(&mount, &["stat", "/usr/bin"], EXIT_NO_DAEMON, "/usr/bin");
+}
+
+#[test]
+fn a_stopped_daemon_makes_commands_fail_and_not_hang() {
+    let mut mount = Mount::start(&["on_stop=keep"]);
+    fs::write(mount.namespace("ns").join("a"), object(1, 1000)).expect("an object");
+    let sealed = || run_json(&mount, &["status"])["objects"] == json!(1);
+    assert!(wait::until(wait::HANG, sealed));
+    mount.kill9();
+    fails(&mount, &["status", "--mount", argument(mount.path())], EXIT_NO_DAEMON, "gone");
+    let key = mount.path().join("ns/a");
+    fails(&mount, &["stat", argument(&key)], EXIT_NO_DAEMON, "gone");
+    mount.start_daemon();
+    assert_eq!(run_json(&mount, &["status"])["objects"], json!(1));
+}

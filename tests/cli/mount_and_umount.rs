@@ -1,0 +1,198 @@
+//! `tidefs mount`, `tidefs umount`, the helper `mount.tidefs`, mount(8) and a line of fstab.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::common::mount::mounts_below;
+use super::common::pattern::{assert_same, object};
+use super::common::program::{self, Finished};
+use super::common::wait::{HANG, until};
+use super::tool::{EXIT_NO_DAEMON, argument, binary, parse};
+
+/// Longest time for a command.
+const COMMAND: Duration = Duration::from_secs(60);
+
+/// A mount point that no daemon serves yet; what is left on it at the end is taken away.
+struct Place {
+    base: TempDir,
+    point: PathBuf,
+    state: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let (point, state) = (base.path().join("mount"), base.path().join("state"));
+        fs::create_dir(&point).expect("a mount point");
+        fs::create_dir(&state).expect("a state directory");
+        Self { base, point, state }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Finished {
+        let mut command = Command::new(binary());
+        command.args(arguments).arg("--state-dir").arg(&self.state);
+        program::run(&mut command, COMMAND)
+    }
+
+    /// Options of a small cache that keeps all it makes in this place.
+    fn options(&self, more: &str) -> String {
+        format!("capacity=64MiB,scratch.dir={}/scratch{more}", self.base.path().display())
+    }
+
+    /// Kills the daemon of a test that failed; its lock holds its process id.
+    fn end_daemons(&self) {
+        for instance in fs::read_dir(&self.state).into_iter().flatten().flatten() {
+            let pid = fs::read_to_string(instance.path().join("lock")).unwrap_or_default();
+            let Ok(pid) = pid.trim().parse::<i32>() else { continue };
+            if fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "tidefsd") {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+    }
+
+    fn is_mounted(&self) -> bool {
+        mounts_below(&self.point).contains(&self.point)
+    }
+
+    fn works(&self, name: &str) {
+        fs::create_dir_all(self.point.join("ns")).expect("a namespace");
+        let path = self.point.join("ns").join(name);
+        fs::write(&path, object(1, 100_000)).expect("an object");
+        assert_same(&fs::read(&path).expect("the object"), &object(1, 100_000), "a mounted cache");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            let _ = self.run(&["umount", argument(&self.point), "--discard"]);
+        }
+        self.end_daemons();
+        for point in mounts_below(self.base.path()).iter().rev() {
+            let _ = umount2(point.as_path(), MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+#[test]
+fn mount_returns_when_the_mount_answers_and_umount_when_it_is_gone() {
+    let place = Place::new();
+    let mount = ["mount", argument(&place.point), "-o", &place.options("")];
+    place.run(&mount).success("tidefs mount");
+    assert!(place.is_mounted());
+    place.works("kept");
+    place.run(&["umount", argument(&place.point)]).success("tidefs umount");
+    assert!(!place.is_mounted());
+    assert_eq!(fs::read_dir(&place.point).expect("a plain directory").count(), 0);
+    // the objects stay for the next mount
+    place.run(&mount).success("tidefs mount again");
+    assert_same(&fs::read(place.point.join("ns/kept")).expect("it was kept"), &object(1, 100_000), "kept");
+    place.run(&["umount", argument(&place.point), "--discard"]).success("tidefs umount --discard");
+    assert_eq!(
+        mounts_below(place.base.path()),
+        Vec::<PathBuf>::new(),
+        "nothing is mounted, no memory is held"
+    );
+}
+
+#[test]
+fn umount_takes_away_the_mount_of_a_dead_daemon() {
+    let place = Place::new();
+    place.run(&["mount", argument(&place.point), "-o", &place.options("")]).success("tidefs mount");
+    place.works("a");
+    let status = place.run(&["status", "--json"]).success("tidefs status");
+    let pid = parse(&status.output)["pid"].as_i64().expect("a pid");
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid is an i32"));
+    kill(pid, Signal::SIGKILL).expect("kill -9");
+    assert!(until(HANG, || !Path::new(&format!("/proc/{pid}/fd/0")).exists()), "the daemon is gone");
+    place.run(&["umount", argument(&place.point)]).success("tidefs umount of a dead mount");
+    assert!(!place.is_mounted());
+}
+
+#[test]
+fn mount_tells_why_it_did_not_work() {
+    let place = Place::new();
+    let missing = place.base.path().join("missing");
+    let finished = place.run(&["mount", argument(&missing)]);
+    assert!(!finished.status.success() && finished.errors.contains("missing"), "{finished:?}");
+    let finished = place.run(&["mount", argument(&place.point), "-o", "capcity=64MiB"]);
+    assert!(!finished.status.success(), "{finished:?}");
+    assert!(finished.errors.contains("memory.capacity"), "the daemon's reason is passed on: {finished:?}");
+    assert!(!place.is_mounted());
+    let finished = place.run(&["umount", argument(&place.point)]);
+    assert_eq!(finished.status.code(), Some(EXIT_NO_DAEMON), "{finished:?}");
+}
+
+/// A folder that holds `mount.tidefs`, which is the command line tool by another name.
+fn helper_folder(place: &Place) -> PathBuf {
+    let folder = place.base.path().join("sbin");
+    fs::create_dir(&folder).expect("a directory");
+    std::os::unix::fs::symlink(binary(), folder.join("mount.tidefs")).expect("a link");
+    folder
+}
+
+#[test]
+fn the_helper_mounts_in_the_background() {
+    let place = Place::new();
+    let helper = helper_folder(&place).join("mount.tidefs");
+    let state = format!(",state_dir={}", place.state.display());
+    let mut command = Command::new(&helper);
+    // as mount(8) calls it: mount.TYPE SOURCE DIR [-sfnv] -o OPTIONS
+    command.args(["tidefs", argument(&place.point), "-o", &format!("rw,{}", place.options(&state))]);
+    program::run(&mut command, COMMAND).success("mount.tidefs");
+    assert!(place.is_mounted());
+    place.works("a");
+    place.run(&["umount", argument(&place.point), "--discard"]).success("tidefs umount");
+    let mut wrong = Command::new(&helper);
+    wrong.args(["tidefs", argument(&place.point), "-o", &format!("rw,capcity=1GiB{state}")]);
+    let finished = program::run(&mut wrong, COMMAND);
+    assert!(!finished.status.success() && finished.errors.contains("memory.capacity"), "{finished:?}");
+    assert!(!place.is_mounted());
+}
+
+/// Runs a script as root of a mount namespace in which /sbin holds the helper and nothing else.
+///
+/// `$POINT`, `$OPTIONS`, `$STATE`, `$TIDEFS` are set; the script ends its mount itself.
+fn in_a_namespace_with_the_helper(place: &Place, script: &str) -> Finished {
+    let folder = helper_folder(place);
+    let tools = format!("mount --bind {} \"$(readlink -f /sbin)\"\n{script}", folder.display());
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-euc", &tools]);
+    command.env("POINT", &place.point).env("STATE", &place.state).env("TIDEFS", binary());
+    command.env("OPTIONS", place.options(&format!(",state_dir={}", place.state.display())));
+    command.env("PATH", "/usr/bin:/bin");
+    program::run(&mut command, COMMAND)
+}
+
+const USE_AND_UNMOUNT: &str = r#"
+test "$(findmnt -n -o FSTYPE "$POINT")" = fuse.tidefs
+mkdir "$POINT/ns"
+echo content > "$POINT/ns/file"
+test "$(cat "$POINT/ns/file")" = content
+"$TIDEFS" umount "$POINT" --discard --state-dir "$STATE"
+! findmnt -n "$POINT"
+"#;
+
+#[test]
+fn mount_8_finds_the_helper_by_the_type() {
+    let place = Place::new();
+    let script = format!("mount -t tidefs tidefs \"$POINT\" -o \"$OPTIONS\"\n{USE_AND_UNMOUNT}");
+    in_a_namespace_with_the_helper(&place, &script).success("mount -t tidefs");
+}
+
+#[test]
+fn a_line_of_fstab_mounts() {
+    let place = Place::new();
+    let script = format!(
+        "fstab=\"$STATE/../fstab\"\necho \"tidefs $POINT tidefs defaults,nofail,$OPTIONS 0 0\" > \"$fstab\"\n\
+         mount -T \"$fstab\" \"$POINT\"\n{USE_AND_UNMOUNT}"
+    );
+    in_a_namespace_with_the_helper(&place, &script).success("a mount from fstab");
+}

@@ -1,0 +1,13 @@
+//! Real programs on a real mount: the clients' own call orders, their libraries, fio, the usual tools, and a random
+//! exerciser of one file.
+//!
+//! What is run is named by each module. A program that is missing is an error unless the machine cannot have it:
+//! `packaging/dev.sh` installs all of them. `TIDEFS_TEST_DIR=DIR` runs everything on a plain directory instead.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod fio;
+mod fsx;
+mod python;
+mod tools;

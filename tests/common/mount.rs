@@ -1,0 +1,361 @@
+//! One mount of its own for each test: starts the daemon, waits until the mount answers, and takes all of it away.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{env, thread};
+
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::statvfs::statvfs;
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::control::{self, Answer};
+use super::wait;
+
+/// Longest time from the start of the daemon to the line that says that it is mounted.
+const START: Duration = Duration::from_secs(20);
+/// Longest time from SIGTERM to the end of the daemon.
+const STOP: Duration = Duration::from_secs(20);
+/// Capacity of a mount whose test names none.
+const CAPACITY: &str = "256MiB";
+
+/// A mounted tidefs with its daemon, in a temporary directory that also holds the daemon's state.
+#[derive(Debug)]
+pub(crate) struct Mount {
+    base: Option<TempDir>,
+    point: PathBuf,
+    state: PathBuf,
+    arguments: Vec<OsString>,
+    daemon: Option<Child>,
+    bare: bool,
+    failure_expected: bool,
+}
+
+impl Mount {
+    /// Starts a daemon with these `key=value` options on a fresh mount point and returns once the mount answers.
+    ///
+    /// Defaults, each overridden by naming its key: `capacity=256MiB`, `on_stop=discard`, `runtime.state_dir` and
+    /// `scratch.dir` in the temporary directory. An option that starts with `--` is passed on as a flag of the command line.
+    pub(crate) fn start(options: &[&str]) -> Self {
+        let mut mount = Self::prepare(options);
+        mount.start_daemon();
+        mount
+    }
+
+    /// Everything of [`Mount::start`] but the daemon, which [`Mount::start_daemon`] starts.
+    pub(crate) fn prepare(options: &[&str]) -> Self {
+        let bare = env::var_os("TIDEFS_TEST_DIR");
+        let mut builder = tempfile::Builder::new();
+        builder.prefix("tidefs-test-").permissions(fs::Permissions::from_mode(0o755));
+        let base = match &bare {
+            Some(directory) => builder.tempdir_in(directory),
+            None => builder.tempdir(),
+        }
+        .expect("a temporary directory");
+        let (point, state) = (base.path().join("mount"), base.path().join("state"));
+        fs::create_dir(&point).expect("a mount point");
+        fs::create_dir(&state).expect("a state directory");
+        let arguments = command_line(&point, &state, options);
+        let bare = bare.is_some();
+        Self { base: Some(base), point, state, arguments, daemon: None, bare, failure_expected: false }
+    }
+
+    /// Starts the daemon and waits until it says that it is mounted; fails the test with its log when it does not.
+    #[track_caller]
+    pub(crate) fn start_daemon(&mut self) {
+        if self.bare {
+            return;
+        }
+        assert!(self.daemon.is_none(), "the daemon of {} is running already", self.point.display());
+        let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidefsd"));
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        // SAFETY: between fork and exec the closure makes one async-signal-safe system call and allocates nothing.
+        unsafe {
+            command.pre_exec(|| {
+                nix::sys::prctl::set_pdeathsig(Some(Signal::SIGTERM)).map_err(std::io::Error::from)
+            });
+        }
+        let mut child = command.spawn().expect("the daemon starts");
+        let (sender, receiver) = mpsc::channel();
+        let stdout = child.stdout.take().expect("stdout is a pipe");
+        thread::spawn(move || {
+            // Reads to the end, so that the daemon never blocks on its standard output.
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if line.starts_with("tidefs: mounted on") {
+                    let _ = sender.send(());
+                }
+            }
+        });
+        let mounted = receiver.recv_timeout(START).is_ok();
+        self.daemon = Some(child);
+        if !mounted {
+            let status = self.daemon.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            panic!(
+                "the daemon did not mount within {START:?} (exit: {status:?}, arguments {:?})",
+                self.arguments
+            );
+        }
+    }
+
+    /// The mount point.
+    pub(crate) fn path(&self) -> &Path {
+        &self.point
+    }
+
+    /// A path below the mount point.
+    pub(crate) fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.point.join(name)
+    }
+
+    /// The namespace `name` of the mount, made if it is not there.
+    pub(crate) fn namespace(&self, name: &str) -> PathBuf {
+        let path = self.point.join(name);
+        fs::create_dir_all(&path).expect("a namespace");
+        path
+    }
+
+    /// The directory given to the daemon as `runtime.state_dir`.
+    pub(crate) fn state_dir(&self) -> &Path {
+        &self.state
+    }
+
+    /// The state of this mount's instance: the one directory in [`Mount::state_dir`].
+    #[track_caller]
+    pub(crate) fn instance_dir(&self) -> PathBuf {
+        let mut entries = fs::read_dir(&self.state).expect("the state directory");
+        entries.next().expect("an instance directory").expect("a readable entry").path()
+    }
+
+    /// The process id of the running daemon.
+    pub(crate) fn pid(&self) -> Pid {
+        let id = self.daemon.as_ref().expect("the daemon runs").id();
+        Pid::from_raw(i32::try_from(id).expect("a pid is an i32"))
+    }
+
+    /// The directory given to the daemon as `scratch.dir`.
+    pub(crate) fn scratch_dir(&self) -> PathBuf {
+        self.state.with_file_name("scratch")
+    }
+
+    /// Whether this is a plain directory without a daemon (`TIDEFS_TEST_DIR`).
+    pub(crate) fn is_bare(&self) -> bool {
+        self.bare
+    }
+
+    /// Everything that the daemons of this mount wrote to standard error.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// GET of the admin socket.
+    #[track_caller]
+    pub(crate) fn control_get(&self, target: &str) -> Answer {
+        self.control("GET", target, None)
+    }
+
+    /// Any request of the admin socket.
+    #[track_caller]
+    pub(crate) fn control(&self, method: &str, target: &str, body: Option<&str>) -> Answer {
+        let socket = self.instance_dir().join("control.sock");
+        control::request(&socket, method, target, body)
+            .unwrap_or_else(|error| panic!("{method} {target} on {}: {error}", socket.display()))
+    }
+
+    /// Bytes in use and bytes of capacity, as statfs tells them.
+    pub(crate) fn usage(&self) -> Usage {
+        let facts = statvfs(&self.point).expect("statfs answers");
+        let unit = facts.fragment_size();
+        Usage {
+            capacity: facts.blocks() * unit,
+            used: (facts.blocks() - facts.blocks_free()) * unit,
+            available: facts.blocks_available() * unit,
+        }
+    }
+
+    /// Sends a signal to the daemon.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("the daemon can be signalled");
+    }
+
+    /// Stops the daemon with SIGTERM and returns how it ended.
+    #[track_caller]
+    pub(crate) fn stop(&mut self) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
+        let mut child = self.daemon.take().expect("the daemon runs");
+        match wait_for(&mut child, STOP) {
+            Some(status) => status,
+            None => {
+                self.daemon = Some(child);
+                panic!("the daemon did not end within {STOP:?} of SIGTERM");
+            }
+        }
+    }
+
+    /// Kills the daemon as a crash would. The mount point stays, dead: do not touch it from the test's own thread.
+    pub(crate) fn kill9(&mut self) {
+        let mut child = self.daemon.take().expect("the daemon runs");
+        let died = end_by_force(&mut child, &self.point);
+        assert!(died, "the killed daemon does not die: its clients wait for answers that never come");
+    }
+
+    /// Stops the daemon if it runs, checking that it ends well, and starts it again on the same state.
+    ///
+    /// Give `on_stop=keep` to [`Mount::start`] when the objects are to survive a clean stop.
+    #[track_caller]
+    pub(crate) fn restart(&mut self) {
+        if self.bare {
+            return;
+        }
+        if self.daemon.is_some() {
+            let status = self.stop();
+            assert!(status.success(), "the daemon ended with {status} on SIGTERM");
+        }
+        self.start_daemon();
+    }
+
+    /// Says that this test breaks its daemon on purpose: how it ends is no matter.
+    pub(crate) fn expect_failure(&mut self) {
+        self.failure_expected = true;
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.point.with_file_name("log")
+    }
+
+    /// Ends the daemon, by force when it does not end itself; says what was wrong with its end.
+    fn end_daemon(&mut self) -> Result<(), String> {
+        let Some(mut child) = self.daemon.take() else { return Ok(()) };
+        let ended = child.try_wait().ok().flatten();
+        if let Some(status) = ended {
+            return Err(format!("the daemon ended by itself: {status}"));
+        }
+        let id = Pid::from_raw(i32::try_from(child.id()).expect("a pid is an i32"));
+        let _ = kill(id, Signal::SIGCONT);
+        let _ = kill(id, Signal::SIGTERM);
+        match wait_for(&mut child, STOP) {
+            Some(status) if status.success() => match mounts_below(self.base_path()) {
+                left if left.contains(&self.point) => {
+                    Err("the daemon ended with 0 on SIGTERM and left its mount".into())
+                }
+                _ => Ok(()),
+            },
+            Some(status) => Err(format!("the daemon ended with {status} on SIGTERM")),
+            None => {
+                let died = end_by_force(&mut child, &self.point);
+                let wedged = if died { "" } else { " (and did not die before its connection was aborted)" };
+                Err(format!("the daemon did not end within {STOP:?} of SIGTERM and was killed{wedged}"))
+            }
+        }
+    }
+
+    fn base_path(&self) -> &Path {
+        self.point.parent().expect("the mount point has a parent")
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let end = self.end_daemon();
+        for point in mounts_below(self.base_path()).iter().rev() {
+            let _ = umount2(point.as_path(), MntFlags::MNT_DETACH);
+        }
+        let log = self.log();
+        if !mounts_below(self.base_path()).is_empty() {
+            // Removing the directory would remove what is mounted below it.
+            let _ = self.base.take().map(TempDir::keep);
+        }
+        let failed = end.is_err() && !self.failure_expected;
+        if failed || thread::panicking() {
+            let tail = log.len().saturating_sub(20_000);
+            eprintln!("--- log of the daemon ---\n{}\n---", String::from_utf8_lossy(&log.as_bytes()[tail..]));
+        }
+        if let Err(reason) = end
+            && failed
+        {
+            assert!(thread::panicking(), "{reason}");
+            eprintln!("{reason}");
+        }
+    }
+}
+
+/// What statfs says of a mount, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    /// `f_blocks`.
+    pub(crate) capacity: u64,
+    /// `f_blocks - f_bfree`.
+    pub(crate) used: u64,
+    /// `f_bavail`.
+    pub(crate) available: u64,
+}
+
+/// The arguments of the daemon: the mount point, the options given, and the defaults of those not given.
+fn command_line(point: &Path, state: &Path, options: &[&str]) -> Vec<OsString> {
+    let names = |key: &str| options.iter().any(|option| option.split('=').next() == Some(key));
+    let mut pairs: Vec<OsString> = Vec::new();
+    if !names("capacity") {
+        pairs.push(format!("capacity={CAPACITY}").into());
+    }
+    if !names("on_stop") {
+        pairs.push("on_stop=discard".into());
+    }
+    for (key, directory) in [("runtime.state_dir", state), ("scratch.dir", &state.with_file_name("scratch"))]
+    {
+        if !names(key) {
+            let mut pair = OsString::from(key);
+            pair.push("=");
+            pair.push(directory);
+            pairs.push(pair);
+        }
+    }
+    pairs.extend(options.iter().filter(|option| !option.starts_with("--")).map(OsString::from));
+    let mut arguments: Vec<OsString> = vec![point.into()];
+    for pair in pairs {
+        match pair.to_str().and_then(|pair| pair.strip_prefix("capacity=")) {
+            Some(size) => arguments.extend(["--capacity".into(), size.into()]),
+            None => arguments.extend(["-o".into(), pair]),
+        }
+    }
+    arguments.extend(options.iter().filter(|option| option.starts_with("--")).map(OsString::from));
+    arguments
+}
+
+/// Kills a daemon and waits for its end. False when that took an abort of its connection to the kernel.
+///
+/// A thread of a daemon that waits in the kernel for a lock that one of its own clients holds cannot be killed, and
+/// keeps the connection open; a forced unmount aborts the connection, and all wake up.
+fn end_by_force(child: &mut Child, point: &Path) -> bool {
+    let _ = child.kill();
+    if wait_for(child, wait::HANG).is_some() {
+        return true;
+    }
+    let _ = umount2(point, MntFlags::MNT_FORCE);
+    let _ = wait_for(child, wait::HANG);
+    false
+}
+
+/// Waits for the end of a child, at most until `deadline`.
+pub(crate) fn wait_for(child: &mut Child, deadline: Duration) -> Option<ExitStatus> {
+    let mut status = None;
+    wait::until(deadline, || {
+        status = child.try_wait().expect("a child can be waited for");
+        status.is_some()
+    });
+    status
+}
+
+/// The mount points at or below `directory`, outermost first, from the kernel's list and without touching them.
+pub(crate) fn mounts_below(directory: &Path) -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    points.filter(|point| point.starts_with(directory)).collect()
+}

@@ -1,0 +1,264 @@
+//! Attributes of sealed objects: clients touch times to keep what is hot, and probe rights before they read.
+
+use std::fs::{self, File, Permissions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use nix::errno::Errno;
+use nix::fcntl::AT_FDCWD;
+use nix::sys::stat::{UtimensatFlags, futimens, utimensat};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{AccessFlags, access};
+
+use crate::common::modes::in_both_modes;
+use crate::common::pattern;
+use crate::common::sys::failure;
+use crate::common::{Mode, Peer};
+use crate::fixture::{MIB, kv, offset, publish_object};
+
+in_both_modes!(
+    chmod_and_chown_change_a_sealed_object_and_not_its_bytes,
+    utimensat_sets_both_times_of_a_sealed_object,
+    utimensat_with_omit_leaves_the_other_time,
+    utime_to_now_works_and_moves_mtime_forward,
+    times_and_mode_survive_a_rename,
+    times_set_through_an_open_writer_survive_its_close,
+    mtime_is_the_time_of_writing,
+    ctime_moves_with_each_change_of_attributes,
+    access_for_writing_succeeds_on_a_sealed_object,
+    a_created_file_has_the_mode_asked_for_less_the_umask,
+    touching_times_does_not_change_version_or_checksum,
+    fsync_and_its_relatives_succeed,
+    an_empty_file_stays_empty_and_readable,
+    fstat_of_a_growing_file_tells_its_size,
+    attributes_of_another_process_are_seen_at_once,
+);
+
+const EARLY: TimeSpec = TimeSpec::new(1_000_000_000, 123_456_789);
+const LATER: TimeSpec = TimeSpec::new(1_500_000_000, 987_654_321);
+
+fn times(path: &Path) -> ((i64, i64), (i64, i64)) {
+    let facts = fs::metadata(path).expect("stat");
+    ((facts.atime(), facts.atime_nsec()), (facts.mtime(), facts.mtime_nsec()))
+}
+
+fn set_times(path: &Path, atime: TimeSpec, mtime: TimeSpec) {
+    utimensat(AT_FDCWD, path, &atime, &mtime, UtimensatFlags::FollowSymlink).expect("utimensat");
+}
+
+fn chmod_and_chown_change_a_sealed_object_and_not_its_bytes(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [100, MIB] {
+        let path = kv.join(format!("k{length}"));
+        publish_object(&path, 1, length);
+        let reader = File::open(&path).expect("open");
+        fs::set_permissions(&path, Permissions::from_mode(0o640)).expect("chmod");
+        std::os::unix::fs::chown(&path, Some(1234), Some(4321)).expect("chown");
+        let facts = Peer::spawn().stat(&path).expect("stat");
+        assert_eq!((facts.mode & 0o7777, facts.user, facts.group), (0o640, 1234, 4321));
+        assert_eq!(reader.metadata().expect("fstat").mode() & 0o7777, 0o640);
+        assert_eq!(pattern::verify_object(&fs::read(&path).expect("read")), Ok(1));
+    }
+    fs::set_permissions(&kv, Permissions::from_mode(0o750)).expect("chmod of a directory");
+    assert_eq!(fs::metadata(&kv).expect("stat").mode() & 0o7777, 0o750);
+}
+
+fn utimensat_sets_both_times_of_a_sealed_object(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [100, MIB] {
+        let path = kv.join(format!("k{length}"));
+        publish_object(&path, 1, length);
+        set_times(&path, EARLY, LATER);
+        assert_eq!(times(&path), ((1_000_000_000, 123_456_789), (1_500_000_000, 987_654_321)));
+        futimens(File::open(&path).expect("open").as_fd(), &LATER, &EARLY).expect("futimens");
+        assert_eq!(times(&path), ((1_500_000_000, 987_654_321), (1_000_000_000, 123_456_789)));
+    }
+    set_times(&kv, EARLY, LATER);
+    assert_eq!(times(&kv), ((1_000_000_000, 123_456_789), (1_500_000_000, 987_654_321)), "a directory");
+}
+
+fn utimensat_with_omit_leaves_the_other_time(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("key");
+    publish_object(&path, 1, 50_000);
+    set_times(&path, EARLY, EARLY);
+    let before = SystemTime::now() - Duration::from_secs(1);
+    set_times(&path, TimeSpec::UTIME_NOW, TimeSpec::UTIME_OMIT);
+    let facts = fs::metadata(&path).expect("stat");
+    assert!(facts.accessed().expect("atime") >= before, "atime is now");
+    assert_eq!(times(&path).1, (1_000_000_000, 123_456_789), "mtime is kept");
+    set_times(&path, TimeSpec::UTIME_OMIT, LATER);
+    assert!(fs::metadata(&path).expect("stat").accessed().expect("atime") >= before, "atime is kept");
+    assert_eq!(times(&path).1, (1_500_000_000, 987_654_321));
+}
+
+fn utime_to_now_works_and_moves_mtime_forward(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("key");
+    publish_object(&path, 1, 50_000);
+    set_times(&path, EARLY, EARLY);
+    let before = SystemTime::now() - Duration::from_secs(1);
+    set_times(&path, TimeSpec::UTIME_NOW, TimeSpec::UTIME_NOW);
+    assert!(fs::metadata(&path).expect("stat").modified().expect("mtime") >= before);
+    // Another user without any right but to write may do this, and nothing else (utime(2)).
+    fs::set_permissions(&path, Permissions::from_mode(0o666)).expect("chmod");
+    let mut other = Peer::spawn();
+    other.become_user(1234, 1234);
+    other.access(&path, libc::W_OK).expect("the mode lets it write");
+}
+
+fn times_and_mode_survive_a_rename(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    fs::write(kv.join("a.tmp"), pattern::bytes(1, 50_000)).expect("write");
+    fs::set_permissions(kv.join("a.tmp"), Permissions::from_mode(0o604)).expect("chmod");
+    set_times(&kv.join("a.tmp"), EARLY, LATER);
+    fs::rename(kv.join("a.tmp"), kv.join("a")).expect("rename");
+    assert_eq!(times(&kv.join("a")), ((1_000_000_000, 123_456_789), (1_500_000_000, 987_654_321)));
+    assert_eq!(fs::metadata(kv.join("a")).expect("stat").mode() & 0o7777, 0o604);
+}
+
+fn times_set_through_an_open_writer_survive_its_close(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [100, MIB] {
+        let path = kv.join(format!("k{length}"));
+        let file = File::create(&path).expect("create");
+        file.write_all_at(&pattern::bytes(1, length), 0).expect("write");
+        // As `cp -p` and tar do: times last, before close.
+        futimens(file.as_fd(), &EARLY, &LATER).expect("futimens");
+        file.set_permissions(Permissions::from_mode(0o640)).expect("fchmod");
+        drop(file);
+        assert_eq!(times(&path), ((1_000_000_000, 123_456_789), (1_500_000_000, 987_654_321)), "{length}");
+        assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, 0o640);
+    }
+}
+
+fn mtime_is_the_time_of_writing(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [100, MIB] {
+        let path = kv.join(format!("k{length}"));
+        let before = SystemTime::now() - Duration::from_millis(20);
+        publish_object(&path, 1, length);
+        let first = fs::metadata(&path).expect("stat").modified().expect("mtime");
+        assert!(first >= before && first <= SystemTime::now() + Duration::from_millis(20), "{first:?}");
+        std::thread::sleep(Duration::from_millis(30));
+        let file = File::options().write(true).open(&path).expect("open for writing");
+        file.write_all_at(b"again", 20).expect("write");
+        drop(file);
+        let second = fs::metadata(&path).expect("stat").modified().expect("mtime");
+        assert!(second > first, "a rewrite of {length} bytes moves mtime: {first:?} {second:?}");
+    }
+}
+
+fn ctime_moves_with_each_change_of_attributes(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("key");
+    publish_object(&path, 1, 100);
+    let ctime = || {
+        std::thread::sleep(Duration::from_millis(15));
+        let facts = fs::metadata(&path).expect("stat");
+        (facts.ctime(), facts.ctime_nsec())
+    };
+    let first = ctime();
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("chmod");
+    let second = ctime();
+    set_times(&path, EARLY, EARLY);
+    let third = ctime();
+    assert!(first < second && second < third, "{first:?} {second:?} {third:?}");
+}
+
+fn access_for_writing_succeeds_on_a_sealed_object(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("key");
+    publish_object(&path, 1, 50_000);
+    let all = AccessFlags::F_OK | AccessFlags::R_OK | AccessFlags::W_OK;
+    access(&path, all).expect("access(F_OK | R_OK | W_OK)");
+    assert_eq!(access(&path, AccessFlags::X_OK), Err(Errno::EACCES), "it is no program");
+    let mut user = Peer::spawn();
+    std::os::unix::fs::chown(&path, Some(1234), Some(1234)).expect("chown");
+    user.become_user(1234, 1234);
+    user.access(&path, libc::R_OK | libc::W_OK).expect("its owner may write");
+}
+
+fn a_created_file_has_the_mode_asked_for_less_the_umask(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("key");
+    // The umask belongs to the process, so another one asks; a peer inherits ours.
+    let mask = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_retain(0o027));
+    let mut peer = Peer::spawn();
+    nix::sys::stat::umask(mask);
+    let handle = peer.open_with_mode(&path, libc::O_WRONLY | libc::O_CREAT, 0o666).expect("create");
+    peer.close(handle).expect("close");
+    assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, 0o640);
+    peer.mkdir(&kv.join("dir"), 0o777).expect("mkdir");
+    assert_eq!(fs::metadata(kv.join("dir")).expect("stat").mode() & 0o7777, 0o750);
+    let mut options = File::options();
+    drop(options.write(true).create_new(true).mode(0o400).open(kv.join("ro")).expect("create read-only"));
+    assert_eq!(fs::metadata(kv.join("ro")).expect("stat").mode() & 0o7777, 0o400);
+}
+
+fn touching_times_does_not_change_version_or_checksum(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("key");
+    publish_object(&path, 1, 50_000);
+    let facts = |path: &Path| {
+        ["user.tidefs.version", "user.tidefs.checksum"]
+            .map(|name| crate::common::sys::get_xattr_text(path, name))
+    };
+    let before = facts(&path);
+    set_times(&path, EARLY, LATER);
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("chmod");
+    assert_eq!(facts(&path), before);
+}
+
+fn fsync_and_its_relatives_succeed(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [100, MIB] {
+        let path = kv.join(format!("k{length}"));
+        let file = File::create(&path).expect("create");
+        file.write_all_at(&pattern::bytes(1, length), 0).expect("write");
+        file.sync_all().expect("fsync of a file being written");
+        file.sync_data().expect("fdatasync of a file being written");
+        drop(file);
+        let file = File::open(&path).expect("open");
+        file.sync_all().expect("fsync of a sealed object");
+        nix::unistd::syncfs(&file).expect("syncfs");
+    }
+    File::open(&kv).expect("open a directory").sync_all().expect("fsync of a directory");
+}
+
+fn an_empty_file_stays_empty_and_readable(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let mut other = Peer::spawn();
+    drop(File::create(kv.join("key.lock")).expect("create"));
+    assert_eq!(other.stat(&kv.join("key.lock")).expect("stat").size, 0);
+    assert_eq!(other.read(&kv.join("key.lock")).expect("read"), b"");
+    drop(File::create(kv.join("key.lock")).expect("create again, as touch does"));
+    assert_eq!(other.read(&kv.join("key.lock")).expect("read"), b"");
+    assert_eq!(failure(File::create_new(kv.join("key.lock")), "O_EXCL"), Errno::EEXIST);
+}
+
+fn fstat_of_a_growing_file_tells_its_size(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("key");
+    let file = File::create(&path).expect("create");
+    for count in 1..=100 {
+        file.write_all_at(&[7; 5000], offset((count - 1) * 5000)).expect("write");
+        assert_eq!(file.metadata().expect("fstat").len(), offset(count * 5000));
+        assert_eq!(fs::metadata(&path).expect("stat").len(), offset(count * 5000));
+    }
+}
+
+fn attributes_of_another_process_are_seen_at_once(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("key");
+    publish_object(&path, 1, 100);
+    let mut other = Peer::spawn();
+    for mode in [0o600, 0o644, 0o700, 0o640] {
+        other.chmod(&path, mode).expect("chmod");
+        assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, mode);
+    }
+    other.publish(&path, 2, 7000).expect("publish");
+    assert_eq!(fs::metadata(&path).expect("stat").len(), 7000, "the size of a replaced name");
+}

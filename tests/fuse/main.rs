@@ -1,0 +1,25 @@
+//! What a mounted tidefs does with files, seen from outside: each test mounts one and uses it as programs do.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod async_io;
+mod attributes;
+mod concurrent_writers;
+mod eviction;
+mod fixture;
+mod hidden;
+mod listing;
+mod names;
+mod permissions;
+mod publish;
+mod quota;
+mod read_paths;
+mod refused;
+mod rename;
+mod replace;
+mod scratch;
+mod unlink;
+mod whole_mount;
+mod write_paths;
+mod xattrs;

@@ -1,0 +1,218 @@
+//! Who may do what: uid, gid and mode as on any local filesystem, enforced for other users' processes.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use crate::common::modes::in_both_modes;
+use crate::common::pattern;
+use crate::common::{Mode, Mount, Peer};
+use crate::fixture::{kv, publish_object};
+
+in_both_modes!(
+    a_private_file_of_another_user_is_not_opened,
+    a_readable_file_is_read_by_another_user_through_the_kernel,
+    a_private_namespace_hides_everything_below_it,
+    a_group_may_what_the_mode_gives_it,
+    a_file_belongs_to_its_creator,
+    a_directory_without_write_permission_takes_no_names,
+    a_shared_directory_lets_others_replace_and_unlink,
+    a_sticky_directory_protects_the_files_of_others,
+    any_user_may_make_a_namespace_and_no_other_may_remove_it,
+    only_the_owner_changes_mode_and_only_root_the_owner,
+    a_set_group_id_directory_hands_its_group_down,
+    policy_of_another_users_namespace_cannot_be_set,
+    a_handle_opened_before_a_chmod_keeps_its_rights,
+);
+
+const USER: u32 = 54_321;
+const STRANGER: u32 = 54_322;
+const GROUP: u32 = 54_400;
+
+fn user(user: u32, group: u32) -> Peer {
+    let mut peer = Peer::spawn();
+    peer.become_user(user, group);
+    peer
+}
+
+/// A namespace that belongs to [`USER`] and everyone may use as its mode says.
+fn users_namespace(mount: &Mount, name: &str, mode: u32) -> PathBuf {
+    let path = mount.namespace(name);
+    std::os::unix::fs::chown(&path, Some(USER), Some(GROUP)).expect("chown");
+    fs::set_permissions(&path, Permissions::from_mode(mode)).expect("chmod");
+    path
+}
+
+fn owned_file(path: &Path, length: usize, mode: u32) {
+    publish_object(path, 1, length);
+    std::os::unix::fs::chown(path, Some(USER), Some(GROUP)).expect("chown");
+    fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
+}
+
+fn a_private_file_of_another_user_is_not_opened(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [100, 100_000] {
+        let path = kv.join(format!("k{length}"));
+        owned_file(&path, length, 0o600);
+        let mut stranger = user(STRANGER, STRANGER);
+        assert_eq!(stranger.read(&path), Err(Errno::EACCES));
+        assert_eq!(stranger.open(&path, libc::O_RDWR).err(), Some(Errno::EACCES));
+        assert_eq!(stranger.access(&path, libc::R_OK), Err(Errno::EACCES));
+        assert_eq!(stranger.stat(&path).expect("its attributes are no secret").mode & 0o7777, 0o600);
+        let found = user(USER, USER).read(&path).expect("its owner reads it");
+        assert_eq!(pattern::verify_object(&found), Ok(1));
+    }
+}
+
+fn a_readable_file_is_read_by_another_user_through_the_kernel(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [100, 2 << 20] {
+        let path = kv.join(format!("k{length}"));
+        owned_file(&path, length, 0o644);
+        let mut stranger = user(STRANGER, STRANGER);
+        let handle = stranger.open(&path, libc::O_RDONLY).expect("open");
+        let found = stranger.read_at(handle, 0, length + 1).expect("pread");
+        assert_eq!(pattern::verify_object(&found), Ok(1));
+        let map = stranger.map(handle, length, false).expect("mmap");
+        assert_eq!(pattern::verify_object(&stranger.map_read(map, 0, length)), Ok(1));
+        assert_eq!(stranger.open(&path, libc::O_WRONLY).err(), Some(Errno::EACCES));
+    }
+}
+
+fn a_private_namespace_hides_everything_below_it(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let private = users_namespace(&mount, "private", 0o700);
+    owned_file(&private.join("key"), 50_000, 0o666);
+    let (mut owner, mut stranger) = (user(USER, USER), user(STRANGER, STRANGER));
+    owner.read(&private.join("key")).expect("its owner reads it");
+    assert_eq!(stranger.read(&private.join("key")), Err(Errno::EACCES));
+    assert_eq!(stranger.stat(&private.join("key")), Err(Errno::EACCES));
+    assert_eq!(stranger.stat(&private.join("missing")), Err(Errno::EACCES));
+    assert_eq!(stranger.list(&private), Err(Errno::EACCES));
+    assert_eq!(
+        stranger.open(&private.join("new"), libc::O_CREAT | libc::O_WRONLY).err(),
+        Some(Errno::EACCES)
+    );
+}
+
+fn a_group_may_what_the_mode_gives_it(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    owned_file(&kv.join("key"), 50_000, 0o640);
+    let mut member = user(STRANGER, GROUP);
+    member.read(&kv.join("key")).expect("the group may read");
+    assert_eq!(member.open(&kv.join("key"), libc::O_WRONLY).err(), Some(Errno::EACCES));
+    assert_eq!(user(STRANGER, STRANGER).read(&kv.join("key")), Err(Errno::EACCES));
+    fs::set_permissions(kv.join("key"), Permissions::from_mode(0o660)).expect("chmod");
+    let handle = member.open(&kv.join("key"), libc::O_WRONLY).expect("now it may write");
+    member.close(handle).expect("close");
+}
+
+fn a_file_belongs_to_its_creator(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let shared = users_namespace(&mount, "shared", 0o777);
+    let mut stranger = user(STRANGER, GROUP);
+    stranger.publish(&shared.join("key"), 1, 50_000).expect("publish");
+    stranger.mkdir(&shared.join("dir"), 0o755).expect("mkdir");
+    for name in ["key", "dir"] {
+        let facts = fs::metadata(shared.join(name)).expect("stat");
+        assert_eq!((facts.uid(), facts.gid()), (STRANGER, GROUP), "{name}");
+    }
+    let found = stranger.read(&shared.join("key")).expect("read");
+    assert_eq!(pattern::verify_object(&found), Ok(1));
+}
+
+fn a_directory_without_write_permission_takes_no_names(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let closed = users_namespace(&mount, "closed", 0o755);
+    owned_file(&closed.join("key"), 100, 0o666);
+    let mut stranger = user(STRANGER, STRANGER);
+    assert_eq!(stranger.write(&closed.join("new"), 1, 100), Err(Errno::EACCES));
+    assert_eq!(stranger.mkdir(&closed.join("dir"), 0o755), Err(Errno::EACCES));
+    assert_eq!(stranger.unlink(&closed.join("key")), Err(Errno::EACCES));
+    assert_eq!(stranger.rename(&closed.join("key"), &closed.join("moved")), Err(Errno::EACCES));
+    stranger.write(&closed.join("key"), 2, 200).expect("the file itself may be written");
+    assert_eq!(pattern::verify_object(&fs::read(closed.join("key")).expect("read")), Ok(2));
+    let facts = fs::metadata(closed.join("key")).expect("stat");
+    assert_eq!((facts.uid(), facts.mode() & 0o7777), (USER, 0o666), "a new version keeps owner and mode");
+}
+
+fn a_shared_directory_lets_others_replace_and_unlink(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let shared = users_namespace(&mount, "shared", 0o777);
+    owned_file(&shared.join("key"), 50_000, 0o600);
+    let mut stranger = user(STRANGER, STRANGER);
+    stranger.publish(&shared.join("key"), 2, 60_000).expect("replacing needs the directory only");
+    assert_eq!(fs::metadata(shared.join("key")).expect("stat").uid(), STRANGER);
+    owned_file(&shared.join("other"), 100, 0o600);
+    stranger.unlink(&shared.join("other")).expect("and so does unlink");
+}
+
+fn a_sticky_directory_protects_the_files_of_others(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let sticky = mount.namespace("sticky");
+    fs::set_permissions(&sticky, Permissions::from_mode(0o1777)).expect("chmod");
+    owned_file(&sticky.join("key"), 50_000, 0o666);
+    let mut stranger = user(STRANGER, STRANGER);
+    assert_eq!(stranger.unlink(&sticky.join("key")), Err(Errno::EPERM));
+    assert_eq!(stranger.rename(&sticky.join("key"), &sticky.join("moved")), Err(Errno::EPERM));
+    assert_eq!(stranger.publish(&sticky.join("key"), 2, 100), Err(Errno::EPERM));
+    user(USER, USER).unlink(&sticky.join("key")).expect("its owner may");
+}
+
+fn any_user_may_make_a_namespace_and_no_other_may_remove_it(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let path = mount.join("mine");
+    let mut owner = user(USER, USER);
+    owner.mkdir(&path, 0o777).expect("any user may make a namespace");
+    let mut stranger = user(STRANGER, STRANGER);
+    assert_eq!(stranger.rmdir(&path), Err(Errno::EPERM));
+    assert_eq!(stranger.rename(&path, &mount.join("theirs")), Err(Errno::EPERM));
+    assert_eq!(fs::metadata(mount.path()).expect("stat").mode() & 0o7777, 0o1777, "the root is sticky");
+    owner.rmdir(&path).expect("its owner may");
+}
+
+fn only_the_owner_changes_mode_and_only_root_the_owner(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    owned_file(&kv.join("key"), 100, 0o644);
+    let (mut owner, mut stranger) = (user(USER, USER), user(STRANGER, STRANGER));
+    assert_eq!(stranger.chmod(&kv.join("key"), 0o666), Err(Errno::EPERM));
+    assert_eq!(stranger.chown(&kv.join("key"), STRANGER, STRANGER), Err(Errno::EPERM));
+    owner.chmod(&kv.join("key"), 0o600).expect("its owner may change the mode");
+    assert_eq!(owner.chown(&kv.join("key"), STRANGER, STRANGER), Err(Errno::EPERM));
+}
+
+fn a_set_group_id_directory_hands_its_group_down(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let shared = users_namespace(&mount, "shared", 0o2777);
+    let mut stranger = user(STRANGER, STRANGER);
+    stranger.publish(&shared.join("key"), 1, 100).expect("publish");
+    stranger.mkdir(&shared.join("dir"), 0o755).expect("mkdir");
+    assert_eq!(fs::metadata(shared.join("key")).expect("stat").gid(), GROUP);
+    let directory = fs::metadata(shared.join("dir")).expect("stat");
+    assert_eq!((directory.gid(), directory.mode() & 0o7777), (GROUP, 0o2755));
+}
+
+fn policy_of_another_users_namespace_cannot_be_set(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let theirs = users_namespace(&mount, "theirs", 0o755);
+    owned_file(&theirs.join("key"), 100, 0o644);
+    let mut stranger = user(STRANGER, STRANGER);
+    for path in [&theirs, &theirs.join("key")] {
+        let error = stranger.set_xattr(path, "user.tidefs.pin", b"hard").expect_err("not theirs");
+        assert!(matches!(error, Errno::EACCES | Errno::EPERM), "{error}");
+    }
+    user(USER, USER).set_xattr(&theirs, "user.tidefs.pin", b"hard").expect("its owner may");
+}
+
+fn a_handle_opened_before_a_chmod_keeps_its_rights(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    owned_file(&kv.join("key"), 50_000, 0o644);
+    let mut stranger = user(STRANGER, STRANGER);
+    let handle = stranger.open(&kv.join("key"), libc::O_RDONLY).expect("open");
+    fs::set_permissions(kv.join("key"), Permissions::from_mode(0o600)).expect("chmod");
+    let found = stranger.read_at(handle, 0, 50_001).expect("pread");
+    assert_eq!(pattern::verify_object(&found), Ok(1));
+    assert_eq!(stranger.read(&kv.join("key")), Err(Errno::EACCES));
+}

@@ -1,0 +1,190 @@
+//! Limits of a namespace: its quota bounds it, its floor protects it, its ttl empties it.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::statvfs::statvfs;
+
+use crate::common::modes::in_both_modes;
+use crate::common::pattern;
+use crate::common::sys::{errno, set_xattr, sorted_names};
+use crate::common::{Mode, Mount, Peer, wait};
+use crate::fixture::{MIB, offset, publish_object};
+
+in_both_modes!(
+    a_quota_evicts_inside_its_namespace_only,
+    a_quota_is_what_statfs_of_the_namespace_tells,
+    a_quota_lowered_below_usage_evicts_down_to_it,
+    a_quota_full_of_pins_says_edquot,
+    a_floor_protects_a_namespace_from_the_growth_of_others,
+    an_expired_object_is_absent,
+    an_object_lives_until_its_ttl,
+    an_expired_object_is_readable_to_its_end_by_who_has_it_open,
+    namespaces_with_equal_keys_do_not_mix,
+);
+
+fn small(mode: Mode) -> Mount {
+    Mount::start(&mode.options(&["capacity=64MiB"]))
+}
+
+fn set(path: &Path, name: &str, value: &str) {
+    set_xattr(path, name, value.as_bytes()).unwrap_or_else(|error| panic!("{name}={value}: {error}"));
+}
+
+fn fill(directory: &Path, count: usize) {
+    for index in 0..count {
+        publish_object(&directory.join(format!("k{index}")), offset(index), MIB);
+    }
+}
+
+fn bytes_in(directory: &Path) -> u64 {
+    let sizes =
+        sorted_names(directory).into_iter().filter_map(|name| fs::metadata(directory.join(name)).ok());
+    sizes.map(|facts| facts.len()).sum()
+}
+
+fn a_quota_evicts_inside_its_namespace_only(mode: Mode) {
+    let mount = small(mode);
+    let (limited, free) = (mount.namespace("limited"), mount.namespace("free"));
+    set(&limited, "user.tidefs.quota", "16MiB");
+    fill(&free, 16);
+    for index in 0..64 {
+        publish_object(&limited.join(format!("k{index}")), index, MIB);
+        assert!(bytes_in(&limited) <= 16 << 20, "{} bytes below a quota of 16 MiB", bytes_in(&limited));
+    }
+    assert_eq!(sorted_names(&free).len(), 16, "nothing of the other namespace left");
+    assert!(sorted_names(&limited).len() >= 8, "the quota is used: {:?}", sorted_names(&limited));
+    let found = fs::read(limited.join("k63")).expect("the newest is there");
+    assert_eq!(pattern::verify_object(&found), Ok(63));
+}
+
+fn a_quota_is_what_statfs_of_the_namespace_tells(mode: Mode) {
+    let mount = small(mode);
+    let limited = mount.namespace("limited");
+    set(&limited, "user.tidefs.quota", "16MiB");
+    let facts = || statvfs(&limited).expect("statfs");
+    assert_eq!(facts().blocks() * facts().fragment_size(), 16 << 20);
+    let before = facts().blocks_available();
+    fill(&limited, 4);
+    let after = facts().blocks_available();
+    assert!(before - after >= 1024, "4 MiB take {} blocks", before - after);
+    assert_eq!(mount.usage().capacity, 64 << 20, "the whole mount has its own capacity");
+}
+
+fn a_quota_lowered_below_usage_evicts_down_to_it(mode: Mode) {
+    let mount = small(mode);
+    let limited = mount.namespace("limited");
+    fill(&limited, 32);
+    set(&limited, "user.tidefs.quota", "8MiB");
+    publish_object(&limited.join("one more"), 99, MIB);
+    let within = wait::until(wait::HANG, || bytes_in(&limited) <= 8 << 20);
+    assert!(within, "{} bytes below a quota of 8 MiB", bytes_in(&limited));
+    assert_eq!(pattern::verify_object(&fs::read(limited.join("one more")).expect("read")), Ok(99));
+}
+
+fn a_quota_full_of_pins_says_edquot(mode: Mode) {
+    let mount = Mount::start(&mode.options(&["capacity=64MiB", "runtime.deadline_ms=500"]));
+    let (limited, free) = (mount.namespace("limited"), mount.namespace("free"));
+    set(&limited, "user.tidefs.quota", "8MiB");
+    set(&limited, "user.tidefs.pin", "hard");
+    let write = |index: usize| -> std::io::Result<()> {
+        let mut file = File::create(limited.join(format!("k{index}")))?;
+        file.write_all(&pattern::object(offset(index), MIB))?;
+        nix::unistd::close(file).map_err(std::io::Error::from)
+    };
+    let mut written = 0;
+    let error = loop {
+        match write(written) {
+            Ok(()) => written += 1,
+            Err(error) => break errno(&error),
+        }
+        assert!(written <= 8, "{written} MiB pinned below a quota of 8 MiB");
+    };
+    assert_eq!(error, Errno::EDQUOT);
+    assert!(written >= 4, "only {written} MiB of 8 could be pinned");
+    fill(&free, 8);
+    assert_eq!(sorted_names(&free).len(), 8, "others have room");
+}
+
+fn a_floor_protects_a_namespace_from_the_growth_of_others(mode: Mode) {
+    let mount = small(mode);
+    let (kept, growing) = (mount.namespace("kept"), mount.namespace("growing"));
+    set(&kept, "user.tidefs.floor", "16MiB");
+    fill(&kept, 12);
+    fill(&growing, 4 * 64);
+    assert_eq!(sorted_names(&kept).len(), 12, "what is below the floor stays");
+    for index in 0..12 {
+        let found = fs::read(kept.join(format!("k{index}"))).expect("read");
+        assert_eq!(pattern::verify_object(&found), Ok(index));
+    }
+}
+
+fn an_expired_object_is_absent(mode: Mode) {
+    let mount = small(mode);
+    let kv = mount.namespace("kv");
+    let mut other = Peer::spawn();
+    fs::create_dir(kv.join("short")).expect("mkdir");
+    set(&kv.join("short"), "user.tidefs.ttl", "1s");
+    for (name, length) in [("short/large", 200_000), ("short/small", 500), ("stays", 200_000)] {
+        publish_object(&kv.join(name), 1, length);
+        other.stat(&kv.join(name)).expect("it is there at first");
+    }
+    publish_object(&kv.join("own"), 1, 500);
+    set(&kv.join("own"), "user.tidefs.ttl", "1s");
+    for name in ["short/large", "short/small", "own"] {
+        let path = kv.join(name);
+        let gone = wait::until(wait::HANG, || other.stat(&path) == Err(Errno::ENOENT));
+        assert!(gone, "{name} outlives its ttl of 1 s");
+        assert_eq!(other.read(&path), Err(Errno::ENOENT));
+    }
+    other.stat(&kv.join("stays")).expect("an object without ttl stays");
+    publish_object(&kv.join("short/large"), 2, 200_000);
+    assert_eq!(pattern::verify_object(&other.read(&kv.join("short/large")).expect("read")), Ok(2));
+}
+
+fn an_object_lives_until_its_ttl(mode: Mode) {
+    let mount = small(mode);
+    let kv = mount.namespace("kv");
+    set(&kv, "user.tidefs.ttl", "3s");
+    let start = Instant::now();
+    publish_object(&kv.join("key"), 1, 100_000);
+    while start.elapsed() < Duration::from_millis(2500) {
+        let found = fs::read(kv.join("key")).expect("before its ttl");
+        assert_eq!(pattern::verify_object(&found), Ok(1));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(wait::until(wait::HANG, || fs::metadata(kv.join("key")).is_err()));
+}
+
+fn an_expired_object_is_readable_to_its_end_by_who_has_it_open(mode: Mode) {
+    let mount = small(mode);
+    let kv = mount.namespace("kv");
+    set(&kv, "user.tidefs.ttl", "1s");
+    for length in [500, MIB] {
+        publish_object(&kv.join("key"), 1, length);
+        let file = File::open(kv.join("key")).expect("open");
+        std::thread::sleep(Duration::from_millis(2500));
+        let mut bytes = vec![0; length];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).expect("pread");
+        assert_eq!(pattern::verify_object(&bytes), Ok(1));
+    }
+}
+
+fn namespaces_with_equal_keys_do_not_mix(mode: Mode) {
+    let mount = small(mode);
+    let (first, second) = (mount.namespace("first"), mount.namespace("second"));
+    for index in 0..40 {
+        publish_object(&first.join(format!("k{index}")), index, 60_000);
+        publish_object(&second.join(format!("k{index}")), 1000 + index, 60_000);
+    }
+    for index in 0..40 {
+        let read = |directory: &Path| fs::read(directory.join(format!("k{index}"))).expect("read");
+        assert_eq!(pattern::verify_object(&read(&first)), Ok(index));
+        assert_eq!(pattern::verify_object(&read(&second)), Ok(1000 + index));
+    }
+    fs::remove_dir_all(&first).expect("rm -r of one namespace");
+    assert_eq!(sorted_names(&second).len(), 40);
+}

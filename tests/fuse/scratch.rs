@@ -1,0 +1,244 @@
+//! Shape (c): slot files. Gigabytes made at once and rewritten in place for hours; on disk, outside of the capacity.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::common::modes::in_both_modes;
+use crate::common::pattern::{self, assert_same};
+use crate::common::sys::{Aligned, Mapping, sorted_names};
+use crate::common::{Mode, Mount, wait};
+use crate::fixture::{MIB, kv_with, offset};
+
+in_both_modes!(
+    a_slot_file_by_ftruncate_is_rewritten_in_place,
+    a_slot_file_by_fallocate_is_rewritten_in_place,
+    a_slot_file_is_not_counted_against_the_capacity,
+    a_slot_file_unlinked_while_open_stays_usable,
+    the_disk_of_a_slot_file_is_given_back_after_its_unlink_and_close,
+    holes_of_a_slot_file_read_as_zeros,
+    a_slot_file_works_with_o_direct,
+    a_slot_file_can_be_mapped,
+    sixteen_descriptors_of_a_slot_file_see_each_other,
+    a_slot_file_that_was_written_before_it_grew_keeps_its_bytes,
+    a_slot_file_evicts_nothing,
+    a_slot_file_beyond_the_disk_budget_says_enospc,
+);
+
+/// Larger than the memory of the mount.
+const SLOTS: u64 = 2 << 30;
+
+fn create(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path).expect("create")
+}
+
+fn read_back(file: &File, at: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0xEE; length];
+    file.read_exact_at(&mut bytes, at).expect("pread");
+    bytes
+}
+
+/// Rewrites random slots of 1 MiB and checks each before it is written again.
+fn rewrite_slots(file: &File, size: u64, rounds: usize) {
+    let mut random = StdRng::seed_from_u64(1);
+    // Few slots, so that they are met again; far apart, so that the file stays sparse.
+    let places: Vec<u64> = (0..24).map(|slot| slot * (size / 24) / 4096 * 4096).collect();
+    let mut content = vec![None; places.len()];
+    for round in 0..rounds {
+        let slot = random.random_range(0..places.len());
+        let expected = content[slot].map_or_else(|| vec![0; MIB], |seed| pattern::bytes(seed, MIB));
+        assert_same(
+            &read_back(file, places[slot], MIB),
+            &expected,
+            &format!("slot {slot} before round {round}"),
+        );
+        file.write_all_at(&pattern::bytes(offset(round), MIB), places[slot]).expect("pwrite");
+        content[slot] = Some(offset(round));
+    }
+    for (slot, seed) in content.into_iter().enumerate() {
+        if let Some(seed) = seed {
+            assert_same(&read_back(file, places[slot], MIB), &pattern::bytes(seed, MIB), "at the end");
+        }
+    }
+}
+
+fn big(mode: Mode) -> (Mount, std::path::PathBuf) {
+    kv_with(mode, &["scratch.capacity=8GiB"])
+}
+
+fn a_slot_file_by_ftruncate_is_rewritten_in_place(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    let file = create(&kv.join("slots"));
+    file.set_len(SLOTS).expect("ftruncate");
+    assert_eq!(file.metadata().expect("fstat").len(), SLOTS);
+    rewrite_slots(&file, SLOTS, 120);
+    assert_eq!(file.metadata().expect("fstat").len(), SLOTS, "its size stays");
+}
+
+fn a_slot_file_by_fallocate_is_rewritten_in_place(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    let file = create(&kv.join("slots"));
+    let size = 1 << 30;
+    fallocate(&file, FallocateFlags::empty(), 0, size).expect("fallocate");
+    rewrite_slots(&file, u64::try_from(size).expect("positive"), 80);
+}
+
+fn a_slot_file_is_not_counted_against_the_capacity(mode: Mode) {
+    let (mount, kv) = big(mode);
+    let before = mount.usage().used;
+    let file = create(&kv.join("slots"));
+    file.set_len(SLOTS).expect("ftruncate");
+    // More than the capacity of 256 MiB.
+    for index in 0..300 {
+        file.write_all_at(&pattern::bytes(index, MIB), index * 4 * offset(MIB)).expect("pwrite");
+    }
+    let used = mount.usage().used;
+    assert!(used <= before + (16 << 20), "{used} bytes of memory used, {before} before");
+    for index in (0..300).step_by(37) {
+        let found = read_back(&file, index * 4 * offset(MIB), MIB);
+        assert_same(&found, &pattern::bytes(index, MIB), "a slot");
+    }
+}
+
+fn a_slot_file_unlinked_while_open_stays_usable(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    let file = create(&kv.join("slots"));
+    file.set_len(SLOTS).expect("ftruncate");
+    file.write_all_at(b"before", 4096).expect("pwrite");
+    fs::remove_file(kv.join("slots")).expect("unlink");
+    assert_eq!(sorted_names(&kv), Vec::<String>::new());
+    assert_eq!(read_back(&file, 4096, 6), b"before");
+    file.write_all_at(&[0; 6], 4096).expect("pwrite");
+    rewrite_slots(&file, SLOTS, 60);
+}
+
+/// Bytes of disk below a directory, and the number of files.
+fn disk(directory: &Path) -> (u64, usize) {
+    let Ok(entries) = fs::read_dir(directory) else { return (0, 0) };
+    entries.map(|entry| entry.expect("entry")).fold((0, 0), |(bytes, files), entry| {
+        let facts = entry.metadata().expect("stat");
+        if facts.is_dir() {
+            let (more_bytes, more_files) = disk(&entry.path());
+            (bytes + more_bytes, files + more_files)
+        } else {
+            (bytes + facts.blocks() * 512, files + 1)
+        }
+    })
+}
+
+fn the_disk_of_a_slot_file_is_given_back_after_its_unlink_and_close(mode: Mode) {
+    let (mount, kv) = big(mode);
+    let free = || {
+        let facts = nix::sys::statvfs::statvfs(&mount.scratch_dir()).expect("statfs of the disk");
+        facts.blocks_free() * facts.fragment_size()
+    };
+    let file = create(&kv.join("slots"));
+    file.set_len(SLOTS).expect("ftruncate");
+    for index in 0..64 {
+        file.write_all_at(&pattern::bytes(index, MIB), index * offset(MIB)).expect("pwrite");
+    }
+    file.sync_all().expect("fsync");
+    let (held, full) = (disk(&mount.scratch_dir()), free());
+    fs::remove_file(kv.join("slots")).expect("unlink");
+    drop(file);
+    let gone = wait::until(wait::HANG, || disk(&mount.scratch_dir()) == (0, 0));
+    assert!(gone, "left in the scratch directory: {:?}, before {held:?}", disk(&mount.scratch_dir()));
+    let given_back = wait::until(wait::HANG, || free() >= full + (48 << 20));
+    assert!(given_back, "the disk has {} free bytes, {full} before", free());
+}
+
+fn holes_of_a_slot_file_read_as_zeros(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    let file = create(&kv.join("slots"));
+    file.set_len(SLOTS).expect("ftruncate");
+    file.write_all_at(&[1; 10], 100 << 20).expect("pwrite");
+    assert_same(&read_back(&file, 0, MIB), &vec![0; MIB], "the head");
+    let around = read_back(&file, (100 << 20) - 100, 210);
+    assert_same(&around, &[vec![0; 100], vec![1; 10], vec![0; 100]].concat(), "around what was written");
+    assert_same(&read_back(&file, SLOTS - 5000, 5000), &vec![0; 5000], "the tail");
+    assert_eq!(file.read_at(&mut [0; 10], SLOTS).expect("pread"), 0, "behind the end");
+}
+
+fn a_slot_file_works_with_o_direct(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true).custom_flags(libc::O_DIRECT);
+    let file = options.open(kv.join("slots")).expect("create with O_DIRECT");
+    file.set_len(SLOTS).expect("ftruncate");
+    let mut random = StdRng::seed_from_u64(3);
+    for seed in 0..40 {
+        let at = random.random_range(0..SLOTS / 4096 - 300) * 4096;
+        let bytes = pattern::bytes(seed, 256 * 4096);
+        let written = file.write_at(Aligned::from(&bytes).as_ref(), at).expect("direct pwrite");
+        assert_eq!(written, bytes.len());
+        let mut buffer = Aligned::zeroed(bytes.len());
+        assert_eq!(file.read_at(buffer.as_mut(), at).expect("direct pread"), bytes.len());
+        assert_same(buffer.as_ref(), &bytes, "a slot");
+    }
+}
+
+fn a_slot_file_can_be_mapped(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    let file = create(&kv.join("slots"));
+    file.set_len(SLOTS).expect("ftruncate");
+    let mapping = Mapping::shared_writable(&file, 64 * MIB).expect("mmap");
+    mapping.write(10 * MIB + 5, b"stored");
+    assert_eq!(read_back(&file, offset(10 * MIB + 5), 6), b"stored");
+    file.write_all_at(b"written", offset(20 * MIB)).expect("pwrite");
+    assert_eq!(mapping.read(20 * MIB, 7), b"written");
+}
+
+fn sixteen_descriptors_of_a_slot_file_see_each_other(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    let first = create(&kv.join("slots"));
+    first.set_len(SLOTS).expect("ftruncate");
+    let files: Vec<_> = (0..16)
+        .map(|_| OpenOptions::new().read(true).write(true).open(kv.join("slots")).expect("open"))
+        .collect();
+    for (index, file) in files.iter().enumerate() {
+        file.write_all_at(&pattern::bytes(offset(index), 5000), offset(index * 100 * MIB)).expect("pwrite");
+        let reader = &files[(index + 7) % 16];
+        let found = read_back(reader, offset(index * 100 * MIB), 5000);
+        assert_same(&found, &pattern::bytes(offset(index), 5000), "by another descriptor");
+    }
+    drop(first);
+    assert_same(&read_back(&files[3], 0, 5000), &pattern::bytes(0, 5000), "after the first one is closed");
+}
+
+fn a_slot_file_that_was_written_before_it_grew_keeps_its_bytes(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    let file = create(&kv.join("slots"));
+    file.write_all_at(&pattern::bytes(1, 3 * MIB), 0).expect("pwrite while it is small");
+    file.set_len(SLOTS).expect("ftruncate");
+    assert_same(&read_back(&file, 0, 3 * MIB), &pattern::bytes(1, 3 * MIB), "what was there");
+    file.write_all_at(b"after", SLOTS - 5).expect("pwrite at the end");
+    assert_eq!(read_back(&file, SLOTS - 5, 5), b"after");
+    assert_same(&read_back(&file, offset(3 * MIB), 5000), &vec![0; 5000], "the hole behind it");
+}
+
+fn a_slot_file_evicts_nothing(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    for seed in 0..100 {
+        crate::fixture::publish_object(&kv.join(format!("k{seed}")), seed, 2 * MIB);
+    }
+    let file = create(&kv.join("slots"));
+    file.set_len(SLOTS).expect("ftruncate");
+    rewrite_slots(&file, SLOTS, 60);
+    for seed in 0..100 {
+        let found = fs::read(kv.join(format!("k{seed}"))).unwrap_or_else(|error| panic!("k{seed}: {error}"));
+        assert_eq!(pattern::verify_object(&found), Ok(seed));
+    }
+}
+
+fn a_slot_file_beyond_the_disk_budget_says_enospc(mode: Mode) {
+    let (_mount, kv) = kv_with(mode, &["scratch.capacity=1GiB"]);
+    let file = create(&kv.join("slots"));
+    let error = fallocate(&file, FallocateFlags::empty(), 0, 3 << 30).expect_err("three times the budget");
+    assert!(matches!(error, Errno::ENOSPC | Errno::EFBIG | Errno::EDQUOT), "{error}");
+    file.write_all_at(b"the file is still good", 0).expect("pwrite");
+}

@@ -1,0 +1,181 @@
+//! Removing names: what is open or mapped lives on, what is gone gives its bytes back.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use crate::common::modes::in_both_modes;
+use crate::common::pattern::{self, assert_same};
+use crate::common::sys::{Mapping, failure, sorted_names};
+use crate::common::{Mode, Peer, wait};
+use crate::fixture::{MIB, kv, offset, publish_object};
+
+in_both_modes!(
+    an_unlinked_file_stays_readable_for_who_has_it_open,
+    an_unlinked_file_stays_readable_for_who_has_it_mapped,
+    an_unlinked_file_has_no_links,
+    a_file_unlinked_while_written_stays_usable_by_its_writer,
+    a_name_unlinked_while_open_can_be_taken_by_another_file,
+    an_unlinked_hidden_file_never_appears,
+    the_bytes_of_an_unlinked_file_come_back_at_its_last_close,
+    an_unlink_is_seen_by_another_process_at_once,
+    an_unlink_of_a_missing_name_says_enoent,
+    an_unlink_of_a_directory_says_eisdir_and_an_rmdir_of_a_file_enotdir,
+    a_directory_with_a_file_is_not_removed,
+    an_emptied_directory_is_removed,
+);
+
+fn an_unlinked_file_stays_readable_for_who_has_it_open(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [1000, 2 * MIB] {
+        let path = kv.join("key");
+        publish_object(&path, 1, length);
+        let file = File::open(&path).expect("open");
+        fs::remove_file(&path).expect("unlink");
+        let mut bytes = vec![0; length];
+        file.read_exact_at(&mut bytes, 0).expect("pread");
+        assert_eq!(pattern::verify_object(&bytes), Ok(1));
+        assert_eq!(file.metadata().expect("fstat").len(), offset(length));
+    }
+}
+
+fn an_unlinked_file_stays_readable_for_who_has_it_mapped(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [1000, 2 * MIB] {
+        let path = kv.join("key");
+        publish_object(&path, 1, length);
+        let mapping = Mapping::shared(&File::open(&path).expect("open"), length).expect("mmap");
+        fs::remove_file(&path).expect("unlink");
+        // Others of the same size come and would get its memory, if that were free.
+        for seed in 2..10 {
+            publish_object(&kv.join(format!("other{seed}")), seed, length);
+        }
+        assert_eq!(pattern::verify_object(&mapping.bytes()), Ok(1), "{length}");
+    }
+}
+
+fn an_unlinked_file_has_no_links(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    publish_object(&kv.join("key"), 1, 50_000);
+    let file = File::open(kv.join("key")).expect("open");
+    assert_eq!(file.metadata().expect("fstat").nlink(), 1);
+    fs::remove_file(kv.join("key")).expect("unlink");
+    assert_eq!(file.metadata().expect("fstat").nlink(), 0);
+}
+
+fn a_file_unlinked_while_written_stays_usable_by_its_writer(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("slots");
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(&path).expect("create");
+    file.write_all_at(&pattern::bytes(1, MIB), 0).expect("write");
+    fs::remove_file(&path).expect("unlink");
+    assert_same(&read_back(&file, 0, MIB), &pattern::bytes(1, MIB), "what was written before");
+    file.write_all_at(&pattern::bytes(2, 10_000), 5000).expect("rewrite in place");
+    file.write_all_at(&pattern::bytes(3, MIB), offset(3 * MIB)).expect("grow");
+    assert_same(&read_back(&file, 5000, 10_000), &pattern::bytes(2, 10_000), "the rewritten part");
+    assert_same(&read_back(&file, 2 * MIB, MIB), &vec![0; MIB], "the hole");
+    assert_same(&read_back(&file, 3 * MIB, MIB), &pattern::bytes(3, MIB), "the grown part");
+    assert_eq!(file.metadata().expect("fstat").len(), offset(4 * MIB));
+    file.set_len(100).expect("ftruncate");
+    assert_eq!(file.metadata().expect("fstat").len(), 100);
+    assert_eq!(sorted_names(&kv), Vec::<String>::new());
+}
+
+fn read_back(file: &File, at: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0xEE; length];
+    file.read_exact_at(&mut bytes, offset(at)).expect("pread");
+    bytes
+}
+
+fn a_name_unlinked_while_open_can_be_taken_by_another_file(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let path = kv.join("key");
+    publish_object(&path, 1, 100_000);
+    let old = File::open(&path).expect("open");
+    fs::remove_file(&path).expect("unlink");
+    publish_object(&path, 2, 100_000);
+    assert_eq!(pattern::verify_object(&read_back(&old, 0, 100_000)), Ok(1));
+    assert_eq!(pattern::verify_object(&fs::read(&path).expect("read")), Ok(2));
+    drop(old);
+    assert_eq!(pattern::verify_object(&fs::read(&path).expect("read")), Ok(2), "after the old one is closed");
+}
+
+fn an_unlinked_hidden_file_never_appears(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let mut other = Peer::spawn();
+    let path = kv.join("key");
+    let file = File::create(&path).expect("create");
+    file.write_all_at(&pattern::bytes(1, 50_000), 0).expect("write");
+    fs::remove_file(&path).expect("its writer may unlink it");
+    drop(file);
+    assert_eq!(other.stat(&path), Err(Errno::ENOENT));
+    assert_eq!(failure(fs::metadata(&path), "stat of an unlinked file"), Errno::ENOENT);
+}
+
+fn the_bytes_of_an_unlinked_file_come_back_at_its_last_close(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let before = mount.usage().used;
+    publish_object(&kv.join("key"), 1, 16 * MIB);
+    let file = File::open(kv.join("key")).expect("open");
+    fs::remove_file(kv.join("key")).expect("unlink");
+    std::thread::sleep(Duration::from_millis(100));
+    let held = mount.usage().used;
+    assert!(held >= before + offset(16 * MIB), "bytes that are open are in use: {held}, before {before}");
+    drop(file);
+    let given_back = wait::until(wait::HANG, || mount.usage().used <= before);
+    assert!(given_back, "{:?}, before {before}", mount.usage());
+}
+
+fn an_unlink_is_seen_by_another_process_at_once(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let (mut remover, mut other) = (Peer::spawn(), Peer::spawn());
+    for round in 0..500 {
+        let path = kv.join(format!("k{}", round % 10));
+        other.publish(&path, round, 5000).expect("publish");
+        other.stat(&path).expect("stat");
+        remover.unlink(&path).expect("unlink");
+        assert_eq!(other.stat(&path), Err(Errno::ENOENT), "round {round}");
+    }
+}
+
+fn an_unlink_of_a_missing_name_says_enoent(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    assert_eq!(failure(fs::remove_file(kv.join("missing")), "unlink"), Errno::ENOENT);
+    publish_object(&kv.join("key"), 1, 100);
+    fs::remove_file(kv.join("key")).expect("unlink");
+    assert_eq!(failure(fs::remove_file(kv.join("key")), "a second unlink"), Errno::ENOENT);
+    assert_eq!(failure(fs::remove_dir(kv.join("missing")), "rmdir"), Errno::ENOENT);
+}
+
+fn an_unlink_of_a_directory_says_eisdir_and_an_rmdir_of_a_file_enotdir(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    fs::create_dir(kv.join("dir")).expect("mkdir");
+    publish_object(&kv.join("file"), 1, 100);
+    assert_eq!(failure(fs::remove_file(kv.join("dir")), "unlink of a directory"), Errno::EISDIR);
+    assert_eq!(failure(fs::remove_dir(kv.join("file")), "rmdir of a file"), Errno::ENOTDIR);
+}
+
+fn a_directory_with_a_file_is_not_removed(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    fs::create_dir_all(kv.join("a/b")).expect("mkdir");
+    assert_eq!(failure(fs::remove_dir(kv.join("a")), "rmdir"), Errno::ENOTEMPTY);
+    publish_object(&kv.join("a/b/key"), 1, 100);
+    assert_eq!(failure(fs::remove_dir(kv.join("a/b")), "rmdir"), Errno::ENOTEMPTY);
+    assert_eq!(pattern::verify_object(&fs::read(kv.join("a/b/key")).expect("read")), Ok(1));
+}
+
+fn an_emptied_directory_is_removed(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    fs::create_dir(kv.join("dir")).expect("mkdir");
+    publish_object(&kv.join("dir/key"), 1, 100);
+    let mut other = Peer::spawn();
+    other.stat(&kv.join("dir/key")).expect("stat");
+    fs::remove_file(kv.join("dir/key")).expect("unlink");
+    fs::remove_dir(kv.join("dir")).expect("rmdir");
+    assert_eq!(other.stat(&kv.join("dir")), Err(Errno::ENOENT));
+    fs::remove_dir(&kv).expect("an empty namespace can be removed");
+    assert_eq!(sorted_names(mount.path()), Vec::<String>::new());
+}

@@ -1,0 +1,237 @@
+//! The mount as a whole: statfs, locks, and the control files below `.tidefs`.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::statvfs::statvfs;
+
+use crate::common::modes::in_both_modes;
+use crate::common::sys::{failure, sorted_names};
+use crate::common::{Mode, Peer, wait};
+use crate::fixture::{MIB, kv, kv_with, offset, publish_object};
+
+in_both_modes!(
+    statfs_tells_the_capacity_in_blocks_of_4096,
+    statfs_moves_within_50_ms_of_an_unlink,
+    statfs_counts_a_file_that_is_being_written,
+    statfs_is_the_same_on_every_path_of_the_mount,
+    the_mount_is_listed_as_tidefs,
+    an_exclusive_lock_keeps_another_process_out,
+    shared_locks_go_together,
+    a_lock_ends_with_its_holder,
+    record_locks_work_between_processes,
+    status_is_json_and_tells_capacity_and_use,
+    metrics_are_prometheus_text,
+    config_shows_what_was_set,
+    control_files_are_not_listed_and_cannot_be_changed,
+    status_inside_and_at_the_socket_agree,
+    the_mount_answers_quickly_after_start,
+);
+
+fn statfs_tells_the_capacity_in_blocks_of_4096(mode: Mode) {
+    let (mount, _) = kv_with(mode, &["capacity=96MiB"]);
+    let facts = statvfs(mount.path()).expect("statfs");
+    assert_eq!(facts.block_size(), 4096, "f_bsize");
+    assert_eq!(facts.fragment_size(), 4096, "f_frsize");
+    assert_eq!(facts.blocks() * 4096, 96 << 20, "f_blocks");
+    assert!(facts.blocks_available() <= facts.blocks());
+    assert!(facts.blocks_available() * 4096 >= 80 << 20, "an empty cache is nearly all free");
+    assert_eq!(facts.name_max(), 255);
+    assert!(facts.files() > 0 && facts.files_available() > 0, "programs refuse a filesystem without inodes");
+}
+
+fn statfs_moves_within_50_ms_of_an_unlink(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    // The quickest of five: how long the scheduler lets this process wait is not what is judged.
+    let quickest = (0..5).map(|round| {
+        publish_object(&kv.join("key"), round, 32 * MIB);
+        let full = mount.usage();
+        assert!(full.used >= 32 << 20, "{full:?}");
+        fs::remove_file(kv.join("key")).expect("unlink");
+        let start = Instant::now();
+        let moved = wait::until(wait::HANG, || mount.usage().available >= full.available + (31 << 20));
+        assert!(moved, "round {round}: {:?} after {:?}, before {full:?}", mount.usage(), start.elapsed());
+        start.elapsed()
+    });
+    let quickest = quickest.min().expect("five rounds");
+    assert!(quickest <= Duration::from_millis(50), "{quickest:?}");
+}
+
+fn statfs_counts_a_file_that_is_being_written(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let before = mount.usage().used;
+    let file = File::create(kv.join("key")).expect("create");
+    for index in 0..32 {
+        file.write_all_at(&vec![1; MIB], offset(index * MIB)).expect("write");
+    }
+    let counted = wait::until(wait::HANG, || mount.usage().used >= before + (32 << 20));
+    assert!(counted, "{:?}, before {before}", mount.usage());
+}
+
+fn statfs_is_the_same_on_every_path_of_the_mount(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    publish_object(&kv.join("key"), 1, MIB);
+    let total = mount.usage().capacity;
+    for path in [kv.clone(), kv.join("key")] {
+        let facts = statvfs(&path).expect("statfs");
+        assert_eq!(facts.blocks() * 4096, total, "{}", path.display());
+    }
+    let facts = nix::sys::statvfs::fstatvfs(File::open(kv.join("key")).expect("open")).expect("fstatfs");
+    assert_eq!(facts.blocks() * 4096, total);
+}
+
+fn the_mount_is_listed_as_tidefs(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("the table of mounts");
+    let point = mount.path().display().to_string();
+    let line = table.lines().find(|line| line.split(' ').nth(4) == Some(&point)).expect("it is mounted");
+    let tail: Vec<_> = line.split(" - ").nth(1).expect("a tail").split(' ').collect();
+    assert_eq!(tail[..2], ["fuse.tidefs", "tidefs"], "{line}");
+    assert!(tail[2].contains("default_permissions"), "the kernel checks permissions: {line}");
+}
+
+fn an_exclusive_lock_keeps_another_process_out(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    publish_object(&kv.join("key.lock"), 1, 100);
+    let (mut first, mut second) = (Peer::spawn(), Peer::spawn());
+    let a = first.open(&kv.join("key.lock"), libc::O_RDWR).expect("open");
+    let b = second.open(&kv.join("key.lock"), libc::O_RDWR).expect("open");
+    first.flock(a, libc::LOCK_EX).expect("lock");
+    assert_eq!(second.flock(b, libc::LOCK_EX | libc::LOCK_NB), Err(Errno::EWOULDBLOCK));
+    assert_eq!(second.flock(b, libc::LOCK_SH | libc::LOCK_NB), Err(Errno::EWOULDBLOCK));
+    first.flock(a, libc::LOCK_UN).expect("unlock");
+    second.flock(b, libc::LOCK_EX | libc::LOCK_NB).expect("now it is free");
+}
+
+fn shared_locks_go_together(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    fs::write(kv.join("key.lock"), b"").expect("write");
+    let (mut first, mut second) = (Peer::spawn(), Peer::spawn());
+    let a = first.open(&kv.join("key.lock"), libc::O_RDONLY).expect("open");
+    let b = second.open(&kv.join("key.lock"), libc::O_RDONLY).expect("open");
+    first.flock(a, libc::LOCK_SH).expect("lock");
+    second.flock(b, libc::LOCK_SH | libc::LOCK_NB).expect("a second shared lock");
+    assert_eq!(second.flock(b, libc::LOCK_EX | libc::LOCK_NB), Err(Errno::EWOULDBLOCK));
+}
+
+fn a_lock_ends_with_its_holder(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    fs::write(kv.join("key.lock"), b"").expect("write");
+    let mut second = Peer::spawn();
+    let b = second.open(&kv.join("key.lock"), libc::O_RDWR).expect("open");
+    let mut first = Peer::spawn();
+    let a = first.open(&kv.join("key.lock"), libc::O_RDWR).expect("open");
+    first.flock(a, libc::LOCK_EX).expect("lock");
+    assert_eq!(second.flock(b, libc::LOCK_EX | libc::LOCK_NB), Err(Errno::EWOULDBLOCK));
+    first.kill9();
+    let free = wait::until(wait::HANG, || second.flock(b, libc::LOCK_EX | libc::LOCK_NB).is_ok());
+    assert!(free, "the lock of a dead process is held");
+}
+
+fn record_locks_work_between_processes(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    fs::write(kv.join("key.lock"), b"0123456789").expect("write");
+    let (mut first, mut second) = (Peer::spawn(), Peer::spawn());
+    let a = first.open(&kv.join("key.lock"), libc::O_RDWR).expect("open");
+    let b = second.open(&kv.join("key.lock"), libc::O_RDWR).expect("open");
+    first.record_lock(a, libc::F_WRLCK).expect("lock");
+    let error = second.record_lock(b, libc::F_WRLCK).expect_err("while it is locked");
+    assert!(matches!(error, Errno::EAGAIN | Errno::EACCES), "{error}");
+    first.record_lock(a, libc::F_UNLCK).expect("unlock");
+    second.record_lock(b, libc::F_WRLCK).expect("after it is unlocked");
+}
+
+fn status_is_json_and_tells_capacity_and_use(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    publish_object(&kv.join("large"), 1, 3 * MIB);
+    publish_object(&kv.join("small"), 1, 300);
+    let status = || -> serde_json::Value {
+        let text = fs::read_to_string(mount.join(".tidefs/status")).expect("read");
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("no JSON ({error}): {text}"))
+    };
+    let first = status();
+    assert_eq!(first["capacity"], 256 << 20, "{first}");
+    assert_eq!(first["objects"], 2, "{first}");
+    assert_eq!(first["pid"], mount.pid().as_raw(), "{first}");
+    assert_eq!(first["sealed_bytes"], 3 * MIB + 300, "{first}");
+    assert!(first["used"].as_u64().expect("a number") >= 3 << 20, "{first}");
+    if mode == Mode::Direct {
+        assert_eq!(first["fuse"]["passthrough"], false, "{first}");
+    }
+    publish_object(&kv.join("third"), 1, 300);
+    assert_eq!(status()["objects"], 3, "a file that is read again tells what is true now");
+}
+
+fn metrics_are_prometheus_text(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    publish_object(&kv.join("key"), 1, 100_000);
+    fs::read(kv.join("key")).expect("read");
+    let text = fs::read_to_string(mount.join(".tidefs/metrics")).expect("read");
+    assert!(text.lines().filter(|line| line.starts_with("# TYPE tidefs_")).count() >= 10, "{text}");
+    for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+        let value = line.rsplit(' ').next().expect("a value");
+        assert!(value.parse::<f64>().is_ok(), "not a sample: {line}");
+    }
+}
+
+fn config_shows_what_was_set(mode: Mode) {
+    let (mount, _) = kv_with(mode, &["capacity=96MiB", "packed_max=16KiB"]);
+    let text = fs::read_to_string(mount.join(".tidefs/config")).expect("read");
+    assert!(text.contains("96MiB") && text.contains("16KiB"), "{text}");
+    assert!(text.contains("capacity") && text.contains("packed_max") && text.contains("scratch"), "{text}");
+}
+
+fn control_files_are_not_listed_and_cannot_be_changed(mode: Mode) {
+    let (mount, _) = kv(mode);
+    assert_eq!(sorted_names(mount.path()), ["kv"]);
+    let control = mount.join(".tidefs");
+    assert_eq!(sorted_names(&control), ["config", "metrics", "status"]);
+    for name in ["config", "metrics", "status"] {
+        let path = control.join(name);
+        let open = OpenOptions::new().write(true).open(&path);
+        assert_eq!(failure(open, "open for writing"), Errno::EACCES, "{name}");
+        let refused = |error: Errno| matches!(error, Errno::EACCES | Errno::EPERM);
+        assert!(refused(failure(fs::remove_file(&path), "unlink")), "{name}");
+        assert!(refused(failure(fs::rename(&path, mount.join("kv/x")), "rename")), "{name}");
+        assert!(fs::metadata(&path).expect("stat").is_file());
+    }
+    for (what, result) in [
+        ("create", File::create(control.join("new")).map(drop)),
+        ("mkdir", fs::create_dir(control.join("new"))),
+        ("rmdir", fs::remove_dir(&control)),
+        ("rename", fs::rename(&control, mount.join("moved"))),
+        ("rename into it", fs::rename(mount.join("kv"), control.join("kv"))),
+        ("rename over it", fs::rename(mount.join("kv"), &control)),
+    ] {
+        let error = failure(result, what);
+        // Which errno is no matter; the kernel answers some of these itself.
+        let odd = matches!(error, Errno::EIO | Errno::ESTALE | Errno::ENOTCONN);
+        assert!(!odd, "{what} of .tidefs says {error}");
+    }
+    assert_eq!(sorted_names(mount.path()), ["kv"], "nothing has moved");
+    assert_eq!(sorted_names(&control), ["config", "metrics", "status"]);
+}
+
+fn status_inside_and_at_the_socket_agree(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    publish_object(&kv.join("key"), 1, 100_000);
+    let inside: serde_json::Value =
+        serde_json::from_slice(&fs::read(mount.join(".tidefs/status")).expect("read")).expect("JSON");
+    let answer = mount.control_get("/v1/status");
+    assert_eq!(answer.status, 200);
+    let socket = answer.json();
+    for field in ["pid", "capacity", "objects", "mount_point", "version"] {
+        assert_eq!(inside[field], socket[field], "{field}");
+    }
+    assert_eq!(mount.control_get("/healthz").text().trim(), "ok");
+    assert_eq!(mount.control_get("/v1/no-such-thing").status, 404);
+}
+
+fn the_mount_answers_quickly_after_start(mode: Mode) {
+    let start = Instant::now();
+    let (mount, _) = kv(mode);
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?} to start", start.elapsed());
+    assert_eq!(fs::read_dir(mount.path()).expect("list").count(), 1);
+}

@@ -1,0 +1,239 @@
+//! Nonsense and missing things at the start: each gives an error with its cause, a next step and the documented exit
+//! code, mounts nothing and loses nothing.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::common::mount::mounts_below;
+use super::common::pattern::{assert_same, bytes};
+use super::common::sys::{list_xattr, remove_xattr, set_xattr};
+use super::common::{Mount, wait};
+use super::daemon::{EXIT_ENVIRONMENT, EXIT_MOUNT_POINT, EXIT_USAGE, daemon, refused, state_option};
+
+/// A directory with an empty mount point and an empty state directory.
+struct Place {
+    base: TempDir,
+    point: PathBuf,
+    state: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let (point, state) = (base.path().join("mount"), base.path().join("state"));
+        fs::create_dir(&point).expect("a mount point");
+        fs::create_dir(&state).expect("a state directory");
+        Self { base, point, state }
+    }
+
+    fn daemon(&self, arguments: &[&str]) -> Command {
+        let mut command = daemon(&self.point, &self.state);
+        command.args(arguments);
+        command
+    }
+
+    /// Nothing is mounted: neither the mount nor a private memory.
+    fn nothing_is_mounted(&self) {
+        assert_eq!(mounts_below(self.base.path()), Vec::<PathBuf>::new(), "left behind by a refused start");
+    }
+}
+
+#[test]
+fn an_unknown_option_is_refused_and_the_nearest_named() {
+    let place = Place::new();
+    refused(&mut place.daemon(&["-o", "capcity=1GiB"]), EXIT_USAGE, &["capcity", "`memory.capacity`"]);
+    refused(&mut place.daemon(&["-o", "passthru=never"]), EXIT_USAGE, &["passthru", "`fuse.passthrough`"]);
+    refused(&mut place.daemon(&["-o", "on_stp=keep"]), EXIT_USAGE, &["on_stp", "`runtime.on_stop`"]);
+    refused(&mut place.daemon(&["--capcity", "1GiB"]), EXIT_USAGE, &["--capcity", "--capacity"]);
+    place.nothing_is_mounted();
+}
+
+#[test]
+fn an_unknown_key_of_the_file_is_refused_and_the_nearest_named() {
+    let place = Place::new();
+    let file = place.base.path().join("tidefs.toml");
+    let with_file = || place.daemon(&["--config", file.to_str().expect("a path in UTF-8")]);
+    fs::write(&file, "[memory]\ncapasity = \"1GiB\"\n").expect("a file");
+    refused(&mut with_file(), EXIT_USAGE, &["capasity", "`capacity`", "tidefs.toml"]);
+    fs::write(&file, "[memory]\ncapacity = = \n").expect("a file");
+    refused(&mut with_file(), EXIT_USAGE, &["tidefs.toml"]);
+    fs::remove_file(&file).expect("the file is there");
+    refused(&mut with_file(), EXIT_USAGE, &["tidefs.toml"]);
+    place.nothing_is_mounted();
+}
+
+#[test]
+fn a_bad_size_is_refused_with_the_value() {
+    let place = Place::new();
+    refused(&mut place.daemon(&["--capacity", "12parsecs"]), EXIT_USAGE, &["12parsecs", "capacity"]);
+    refused(&mut place.daemon(&["-o", "capacity=-1"]), EXIT_USAGE, &["-1", "capacity"]);
+    refused(&mut place.daemon(&["--capacity", ""]), EXIT_USAGE, &["capacity"]);
+    refused(&mut place.daemon(&["--capacity", "99999999999999999999GiB"]), EXIT_USAGE, &["capacity"]);
+    place.nothing_is_mounted();
+}
+
+#[test]
+fn a_capacity_that_is_too_small_is_refused_with_the_least_one() {
+    let place = Place::new();
+    for size in ["0", "1", "4096", "31MiB"] {
+        refused(&mut place.daemon(&["--capacity", size]), EXIT_USAGE, &["capacity", "at least"]);
+    }
+    place.nothing_is_mounted();
+}
+
+#[test]
+fn all_wrong_settings_are_reported_together() {
+    let place = Place::new();
+    let arguments = ["-o", "capacity=12parsecs,on_stop=maybe,thread=2"];
+    refused(&mut place.daemon(&arguments), EXIT_USAGE, &["12parsecs", "maybe", "fuse.threads"]);
+    place.nothing_is_mounted();
+}
+
+#[test]
+fn a_mount_point_that_cannot_be_one_is_refused() {
+    let place = Place::new();
+    let missing = place.base.path().join("missing");
+    refused(&mut daemon(&missing, &place.state), EXIT_MOUNT_POINT, &["missing", "mkdir"]);
+    let file = place.base.path().join("file");
+    fs::write(&file, "content").expect("a file");
+    refused(&mut daemon(&file, &place.state), EXIT_MOUNT_POINT, &["file", "not a directory"]);
+    assert_eq!(fs::read_to_string(&file).expect("the file is there"), "content");
+    place.nothing_is_mounted();
+}
+
+#[test]
+fn a_mount_point_with_another_filesystem_on_it_is_refused() {
+    let place = Place::new();
+    let script = "mount -t tmpfs elsewhere \"$1\" && exec \"$0\" \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_tidefsd")]);
+    command.arg(&place.point).arg("-o").arg(state_option(&place.state));
+    refused(&mut command, EXIT_MOUNT_POINT, &[place.point.to_str().expect("a path in UTF-8"), "tmpfs"]);
+    place.nothing_is_mounted();
+}
+
+/// Runs the daemon in a mount namespace of its own in which `hide` was done to /dev.
+fn daemon_without_fuse(place: &Place, hide: &str) -> Command {
+    let script = format!("{hide} && exec \"$0\" \"$@\"");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &script, env!("CARGO_BIN_EXE_tidefsd")]);
+    command.arg(&place.point).arg("-o").arg(state_option(&place.state));
+    command
+}
+
+#[test]
+fn without_dev_fuse_the_daemon_says_so() {
+    let place = Place::new();
+    let hidden = "mount -t tmpfs tmpfs /dev";
+    refused(&mut daemon_without_fuse(&place, hidden), EXIT_ENVIRONMENT, &["/dev/fuse", "modprobe fuse"]);
+    let other_device = "mount --bind /dev/null /dev/fuse";
+    refused(&mut daemon_without_fuse(&place, other_device), EXIT_ENVIRONMENT, &["/dev/fuse"]);
+    place.nothing_is_mounted();
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_written_is_named() {
+    let place = Place::new();
+    let file = place.base.path().join("file");
+    fs::write(&file, "content").expect("a file");
+    for state in [file.as_path(), Path::new("/proc/no/such/place")] {
+        let name = state.to_str().expect("a path in UTF-8");
+        refused(&mut daemon(&place.point, state), EXIT_ENVIRONMENT, &[name, "state_dir"]);
+    }
+    place.nothing_is_mounted();
+}
+
+/// The regular files below `directory`.
+fn files_below(directory: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).expect("a readable directory") {
+        let entry = entry.expect("a readable entry");
+        match entry.file_type().expect("a type") {
+            kind if kind.is_dir() => files.extend(files_below(&entry.path())),
+            kind if kind.is_file() => files.push(entry.path()),
+            _ => {}
+        }
+    }
+    files
+}
+
+/// Eight objects, a stop, `damage` to the segment file of one of them, a start: that one is a miss and a warning names
+/// the segment or the key; the others are whole.
+fn only_the_damaged_object_is_lost(damage: impl Fn(&Path)) {
+    let mut mount = Mount::start(&["on_stop=keep"]);
+    let place = mount.namespace("ns");
+    let content = |number: u64| bytes(number, 300_000 + usize::try_from(number).expect("it fits"));
+    for number in 0..8 {
+        fs::write(place.join(format!("object{number}")), content(number)).expect("an object");
+    }
+    assert!(mount.stop().success());
+    let memory = mount.instance_dir().join("memory");
+    let segments = files_below(&memory);
+    let of_object = |segment: &&PathBuf| fs::read(segment).is_ok_and(|found| found == content(3));
+    let segment = segments.iter().find(of_object).expect("object 3 has a segment file that holds its bytes");
+    let name = segment.file_name().expect("a name").as_bytes();
+    damage(segment);
+    let log_before = mount.log().len();
+    mount.start_daemon();
+    for number in (0..8).filter(|&number| number != 3) {
+        let found = fs::read(place.join(format!("object{number}"))).expect("an undamaged object is there");
+        assert_same(&found, &content(number), &format!("object {number}"));
+    }
+    let error = fs::read(place.join("object3")).expect_err("a damaged object is a miss");
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}");
+    let name = String::from_utf8_lossy(name).into_owned();
+    let warned = || {
+        let log = mount.log()[log_before..].to_owned();
+        log.lines().any(|line| line.contains("WARN") && (line.contains(&name) || line.contains("object3")))
+    };
+    assert!(wait::until(wait::HANG, warned), "no warning names {name}:\n{}", &mount.log()[log_before..]);
+    fs::write(place.join("object3"), content(3)).expect("the name can be written again");
+    assert_same(&fs::read(place.join("object3")).expect("it is there"), &content(3), "written again");
+}
+
+#[test]
+fn a_corrupted_segment_attribute_loses_that_object_only() {
+    only_the_damaged_object_is_lost(|segment| {
+        let names = list_xattr(segment).expect("attributes");
+        assert!(!names.is_empty(), "a sealed segment has attributes");
+        for name in names {
+            set_xattr(segment, &name, b"garbage").expect("an attribute can be set");
+        }
+    });
+}
+
+#[test]
+fn a_removed_segment_attribute_loses_that_object_only() {
+    let mut mount = Mount::start(&["on_stop=keep"]);
+    let place = mount.namespace("ns");
+    for number in 0..4_u64 {
+        fs::write(place.join(format!("object{number}")), bytes(number, 200_000)).expect("an object");
+    }
+    assert!(mount.stop().success());
+    let segments = files_below(&mount.instance_dir().join("memory"));
+    let of_object = |segment: &&PathBuf| fs::read(segment).is_ok_and(|found| found == bytes(2, 200_000));
+    let segment = segments.iter().find(of_object).expect("object 2 has a segment file");
+    for name in list_xattr(segment).expect("attributes") {
+        remove_xattr(segment, &name).expect("an attribute can be removed");
+    }
+    mount.start_daemon();
+    for number in [0, 1, 3_u64] {
+        let found =
+            fs::read(place.join(format!("object{number}"))).expect("an object with its attributes is there");
+        assert_same(&found, &bytes(number, 200_000), &format!("object {number}"));
+    }
+    let error = fs::read(place.join("object2")).expect_err("bytes without a seal are not an object");
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}");
+}
+
+#[test]
+fn a_truncated_segment_loses_that_object_only() {
+    only_the_damaged_object_is_lost(|segment| {
+        let file = fs::File::options().write(true).open(segment).expect("the segment can be opened");
+        file.set_len(1000).expect("the segment can be cut");
+    });
+}

@@ -1,0 +1,63 @@
+//! SIGTERM and SIGINT while clients use the mount: it goes away within seconds and the daemon ends with 0.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::common::modes::in_both_modes;
+use super::common::mount::{mounts_below, wait_for};
+use super::common::pattern::{assert_same, object};
+use super::common::{Mode, Mount, Peer};
+
+/// Longest time from the signal to the end of the daemon.
+const STOP: Duration = Duration::from_secs(10);
+
+fn sigterm_ends_a_mount_whose_files_are_open(mode: Mode) {
+    let mut mount = Mount::start(&mode.options(&["on_stop=keep"]));
+    let place = mount.namespace("ns");
+    let (sealed, unsealed) = (place.join("sealed"), place.join("unsealed"));
+    fs::write(&sealed, object(1, 1 << 20)).expect("an object");
+    let mut peer = Peer::spawn();
+    let reader = peer.open(&sealed, libc::O_RDONLY).expect("open");
+    let map = peer.map(reader, 1 << 20, false).expect("mmap");
+    let writer = peer.open(&unsealed, libc::O_RDWR | libc::O_CREAT).expect("create");
+    peer.write_at(writer, 0, &[7; 100_000]).expect("write");
+    let mut dweller = Command::new("sleep")
+        .arg("60")
+        .current_dir(&place)
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("a process that lives in the mount");
+    let began = Instant::now();
+    let status = mount.stop();
+    assert!(status.success(), "the daemon ended with {status}");
+    assert!(began.elapsed() < STOP, "the daemon took {:?}", began.elapsed());
+    assert!(!mounts_below(mount.path()).contains(&mount.path().to_owned()), "the mount is gone");
+    if mode == Mode::Passthrough {
+        assert_same(&peer.map_read(map, 0, 1 << 20), &object(1, 1 << 20), "a mapping outlives the mount");
+    }
+    dweller.kill().expect("the process can be killed");
+    assert!(wait_for(&mut dweller, STOP).is_some(), "a process that lived in the mount can be killed");
+    drop(peer);
+    mount.start_daemon();
+    assert_same(&fs::read(&sealed).expect("the object is back"), &object(1, 1 << 20), "after the next start");
+    assert!(!unsealed.exists(), "what was not sealed is not back");
+}
+
+fn sigint_does_the_same(mode: Mode) {
+    let mut mount = Mount::start(&mode.options(&[]));
+    let place = mount.namespace("ns");
+    fs::write(place.join("a"), b"bytes").expect("an object");
+    mount.expect_failure();
+    let began = Instant::now();
+    mount.signal(Signal::SIGINT);
+    let point = mount.path().to_owned();
+    let gone = || !mounts_below(&point).contains(&point);
+    assert!(super::common::wait::until(STOP, gone), "the mount is gone within {STOP:?} of SIGINT");
+    assert!(began.elapsed() < STOP);
+    assert!(fs::read_dir(&point).expect("the mount point is a plain directory").next().is_none());
+}
+
+in_both_modes!(sigterm_ends_a_mount_whose_files_are_open, sigint_does_the_same);
