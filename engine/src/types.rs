@@ -141,6 +141,42 @@ identity!(
     Checksum(u64)
 );
 
+identity!(
+    /// One daemon of a cluster, the same across its restarts.
+    MemberId(u64)
+);
+identity!(
+    /// Start of a member: grows each time its process starts, so that a restarted peer is not taken for the old one.
+    Incarnation(u64)
+);
+identity!(
+    /// A region that an engine registered. Never used twice by one incarnation.
+    RegionId(u64)
+);
+identity!(
+    /// A NUMA node of this host, as the kernel numbers it.
+    NumaNode(u32)
+);
+identity!(
+    /// A rail of one transport on this host: a NIC, or a path that is used like one.
+    RailId(u16)
+);
+
+/// One process that takes part in transfers: never a host name alone, because a host restarts and a port is reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PeerId {
+    /// Which daemon.
+    pub member: MemberId,
+    /// Which start of it.
+    pub incarnation: Incarnation,
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}.{}", self.member.0, self.incarnation.0)
+    }
+}
+
 impl DirectoryId {
     /// The root of the mount.
     pub const ROOT: Self = Self(1);

@@ -33,6 +33,7 @@ const ENGINE: Layers = Layers {
     layers: &[
         &["types", "error", "config", "metrics", "time", "rng"],
         &["memory", "topology"],
+        &["link"],
         &["transport"],
         &["plan"],
         &["queue"],

@@ -35,6 +35,12 @@ impl Mapping {
         ByteCount(self.map.len() as u64)
     }
 
+    /// First byte of the mapping, for registration with a device and for raw copies while `self` lives.
+    #[must_use]
+    pub fn base(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
     /// Copies bytes out, starting at `offset`. Returns the number copied, less than `target.len()` at the end.
     pub fn read_at(&self, offset: usize, target: &mut [u8]) -> usize {
         let count = self.map.len().saturating_sub(offset).min(target.len());

@@ -1,0 +1,159 @@
+//! Ways to move bytes between registered regions of two processes.
+//!
+//! A [`Transport`] is one way (sockets, shared memory, a fabric); an [`Endpoint`] is its connection to one peer. The
+//! engine cuts transfers into [`Operation`]s and posts them; each ends exactly once through its [`Ticket`].
+//!
+//! Invariants, which `conformance` checks on every implementation and decorator
+//! - A ticket is completed exactly once, and only when nothing can touch the operation's local memory any more.
+//! - A write completes when its bytes are in the target's memory, not when they left this host.
+//! - An operation ends soon after its deadline, after [`Endpoint::cancel`], and after the death of its peer.
+//! - Operations may complete in any order.
+//! - Nothing here panics on what a peer sends.
+//!
+//! The two ends of a transport need to exchange a few bytes before they are connected (an address, a key, a queue
+//! pair's number). They do it over the engine's own authenticated connection to the peer, the *link*, through
+//! [`Exchange`]: so nothing is granted to a peer that has proved nothing.
+
+mod operation;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::memory::Region;
+use crate::types::{ByteCount, NumaNode, PeerId, RailId, RegionId};
+
+pub use operation::{BatchId, Direction, Operation, RemoteSlice, Ticket, TicketSink};
+
+/// A boxed future, so that the traits can be used as objects.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What a transport can do, as data for the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Longest operation that it takes.
+    pub operation_bytes_max: ByteCount,
+    /// Length below which cutting costs more than it gains.
+    pub slice_bytes: ByteCount,
+    /// Operations that one endpoint holds at once; more are left in the caller's queue.
+    pub operations_max: usize,
+    /// Whether it reaches peers of this host only.
+    pub is_local: bool,
+    /// Whether the peer's processor takes part in each operation.
+    pub needs_target_cpu: bool,
+}
+
+/// A NIC, or a path that is used like one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rail {
+    /// Its number on this host, from 0.
+    pub id: RailId,
+    /// Device name, for people: `mlx5_0`, `eth0`, `loopback`.
+    pub name: String,
+    /// NUMA node that it hangs on, where known.
+    pub numa: Option<NumaNode>,
+    /// Rate that the device claims, in bytes per second; 0 where unknown.
+    pub nominal_bytes_per_second: u64,
+}
+
+/// What one rail of an endpoint is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RailLoad {
+    /// Which rail.
+    pub rail: RailId,
+    /// Operations posted and not complete.
+    pub operations: usize,
+    /// Bytes of those operations.
+    pub bytes: u64,
+}
+
+/// Whether an endpoint carries operations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndpointState {
+    /// It does.
+    Ready,
+    /// It failed and takes nothing more; a new one must be made.
+    Failed(Error),
+    /// It was closed here.
+    Closed,
+}
+
+/// The two-sided channel over which the ends of a transport agree before they are connected.
+pub trait Exchange: Send + Sync + fmt::Debug {
+    /// Hands `request` to [`Transport::answer`] of the same transport at the peer, and returns what that said.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with the peer's words; [`Error::PeerGone`], [`Error::DeadlinePassed`].
+    fn ask(&self, request: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>>;
+}
+
+/// One way to move bytes. Made by the transport's own `open`, which says [`Error::Unavailable`] where it cannot be.
+pub trait Transport: Send + Sync + fmt::Debug {
+    /// Short name: `tcp`, `shm`, `libfabric`.
+    fn name(&self) -> &'static str;
+
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The rails of this host that it uses; at least one.
+    fn rails(&self) -> Vec<Rail>;
+
+    /// Makes `region` reachable for connected peers as `id`. Returns what a peer needs to name it: at most 256 bytes,
+    /// which travel with the region's description. An id is registered once at a time.
+    ///
+    /// # Errors
+    /// [`Error::System`] or [`Error::TransportFailed`] when the memory cannot be registered.
+    fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error>;
+
+    /// Withdraws `id`: later operations of peers on it end with [`Error::NoSuchRegion`]. Resolves when no operation of
+    /// a peer touches its memory any more. Unknown ids are ignored.
+    fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()>;
+
+    /// Connects to `peer`, whose engine offers this transport too. Called once at a time for each peer.
+    ///
+    /// # Errors
+    /// [`Error::TransportFailed`], [`Error::PeerGone`], or what `exchange` says. [`Error::Unavailable`] when this
+    /// transport cannot reach that peer at all (another host, for shared memory): it is not tried again.
+    /// # Cancellation
+    /// Dropping the future leaves nothing behind at this end; the other notices by the closed connection.
+    fn connect<'a>(
+        &'a self,
+        peer: PeerId,
+        exchange: &'a dyn Exchange,
+    ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>>;
+
+    /// Answers what `peer`, which has proved itself, asks in its `connect`. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for a request that makes no sense; any error is sent back in words.
+    fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error>;
+
+    /// The link to `peer` is gone: everything that was granted to it is taken back, and its operations end.
+    fn forget(&self, peer: PeerId);
+
+    /// Ends everything. Resolves when no operation can touch memory any more. Idempotent.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// The connection of a transport to one peer.
+pub trait Endpoint: Send + Sync + fmt::Debug {
+    /// Takes operations from the front of `operations` while there is room, and starts them. What is left in the queue
+    /// was not touched. A failed endpoint takes each and completes it with its error. Does not block.
+    fn post(&self, operations: &mut VecDeque<Operation>);
+
+    /// Gives up all operations of `batch`: each completes with [`Error::Cancelled`], unless it ended first, as soon as
+    /// its memory is safe.
+    fn cancel(&self, batch: BatchId);
+
+    /// Whether it carries operations.
+    fn state(&self) -> EndpointState;
+
+    /// What each of its rails is doing.
+    fn load(&self) -> Vec<RailLoad>;
+
+    /// Ends all operations and takes no more. Resolves when none can touch memory any more. Idempotent.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
