@@ -9,6 +9,7 @@
 pub mod error;
 pub mod memory;
 pub mod plan;
+pub mod queue;
 pub mod time;
 pub mod transport;
 pub mod types;

@@ -14,19 +14,23 @@ const LONGEST: Duration = Duration::from_secs(30);
 pub struct CoolDown {
     failures: u32,
     until: Duration,
-    is_tried: bool,
+    /// Somebody was let through after the time, and how that ended is not known yet.
+    is_trial: bool,
 }
 
 impl CoolDown {
     /// An operation on it failed at `now`. Failures that arrive while it is out already are of the same fault.
     pub fn failed(&mut self, now: Duration) {
-        if self.failures > 0 && now < self.until {
+        if self.failures > 0 && now < self.until && !self.is_trial {
             return;
         }
-        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
-        self.until = now + FIRST.saturating_mul(factor).min(LONGEST);
+        self.until = now + Self::time_after(self.failures);
         self.failures = self.failures.saturating_add(1);
-        self.is_tried = false;
+        self.is_trial = false;
+    }
+
+    fn time_after(failures: u32) -> Duration {
+        FIRST.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX)).min(LONGEST)
     }
 
     /// An operation on it succeeded.
@@ -35,14 +39,17 @@ impl CoolDown {
     }
 
     /// Whether a new operation may use it at `now`. After a failure, the first caller past the time gets true and tries
-    /// it; the others get false until that ended.
+    /// it; the others get false until that has ended, or until the same time has passed without word of it.
     pub fn admits(&mut self, now: Duration) -> bool {
         if self.failures == 0 {
             return true;
         }
-        let is_first = now >= self.until && !self.is_tried;
-        self.is_tried |= is_first;
-        is_first
+        if now < self.until {
+            return false;
+        }
+        self.until = now + Self::time_after(self.failures - 1);
+        self.is_trial = true;
+        true
     }
 
     /// Time that is left at `now`; zero when it may be used or tried.
@@ -79,6 +86,7 @@ mod tests {
         rail.failed(ms(0));
         assert!(rail.admits(ms(100)));
         assert!(!rail.admits(ms(100)), "somebody tries it already");
+        assert!(rail.admits(ms(200)), "who tried it never said how it went");
         rail.succeeded();
         assert!(rail.admits(ms(100)) && rail.admits(ms(100)));
         rail.failed(ms(100));
@@ -90,5 +98,8 @@ mod tests {
         let mut rail = CoolDown::default();
         (0..1000).for_each(|_| rail.failed(ms(5)));
         assert_eq!(rail.remaining(ms(5)), ms(100));
+        assert!(rail.admits(ms(105)));
+        (0..1000).for_each(|_| rail.failed(ms(106)));
+        assert_eq!(rail.remaining(ms(106)), ms(200));
     }
 }
