@@ -42,7 +42,8 @@ struct Entry {
     error: Option<Error>,
 }
 
-type FollowUp = Box<dyn FnOnce(&[Result<(), Error>]) + Send>;
+/// What is done with the results before anybody is told.
+pub type FollowUp = Box<dyn FnOnce(&[Result<(), Error>]) + Send>;
 
 struct State {
     entries: Vec<Entry>,
@@ -90,11 +91,12 @@ impl Transfer {
         self.id
     }
 
-    /// `count` slices of `entry` have ended with `result`. Called for each slice exactly once.
-    pub fn slices_ended(&self, entry: usize, count: u32, result: Result<(), Error>) {
+    /// `count` slices of `entry` have ended with `result`. Called for each slice exactly once. Returns whether they were
+    /// the last of all.
+    pub fn slices_ended(&self, entry: usize, count: u32, result: Result<(), Error>) -> bool {
         let is_last = {
             let mut state = self.state.lock();
-            let Some(found) = state.entries.get_mut(entry) else { return };
+            let Some(found) = state.entries.get_mut(entry) else { return false };
             if let Err(error) = result {
                 found.error.get_or_insert(error);
             }
@@ -107,6 +109,7 @@ impl Transfer {
         if is_last {
             self.finish();
         }
+        is_last
     }
 
     /// `entry`, which has not ended, has `count` more slices than was said.
@@ -292,7 +295,11 @@ mod tests {
         let handle = TransferHandle::new(Arc::clone(&transfer), None);
         thread::scope(|scope| {
             for _ in 0..10 {
-                scope.spawn(|| (0..100).for_each(|_| transfer.slices_ended(0, 1, Ok(()))));
+                scope.spawn(|| {
+                    (0..100).for_each(|_| {
+                        transfer.slices_ended(0, 1, Ok(()));
+                    })
+                });
             }
             assert_eq!(handle.wait().entries, [Ok(())]);
             assert_eq!(count.load(Ordering::SeqCst), 1);
