@@ -8,6 +8,7 @@
 
 pub mod error;
 pub mod memory;
+pub mod rng;
 pub mod time;
 pub mod transport;
 pub mod types;

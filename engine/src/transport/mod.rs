@@ -14,7 +14,10 @@
 //! pair's number). They do it over the engine's own authenticated connection to the peer, the *link*, through
 //! [`Exchange`]: so nothing is granted to a peer that has proved nothing.
 
+#[cfg(test)]
+mod conformance;
 mod operation;
+pub mod sim;
 
 use std::collections::VecDeque;
 use std::fmt;
