@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod plan;
 pub mod queue;
 pub mod request;
+pub mod rng;
 pub mod time;
 pub mod transport;
 pub mod types;

@@ -20,6 +20,7 @@ mod wire;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -61,9 +62,13 @@ impl Default for ShmConfig {
     }
 }
 
+/// Version of [`Question`] and [`Reply`].
+const VERSION: u8 = 1;
+
 /// What the initiator asks over the link.
 #[derive(Debug, Serialize, Deserialize)]
 struct Question {
+    version: u8,
     boot_id: [u8; 16],
 }
 
@@ -86,6 +91,7 @@ pub struct ShmTransport {
     runtime: Handle,
     listener: tokio::task::JoinHandle<()>,
     endpoints: Mutex<Vec<Arc<ShmEndpoint>>>,
+    is_closed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -123,13 +129,17 @@ impl ShmTransport {
         let copiers = Copiers::start(config.copy_threads).map_err(unavailable("threads that copy"))?;
         let shared = Arc::new(Shared::default());
         let listener = runtime.spawn(Arc::clone(&shared).accept(listener));
-        let endpoints = Mutex::default();
+        let (endpoints, is_closed) = (Mutex::default(), AtomicBool::new(false));
         let (copiers, runtime) = (Arc::new(copiers), runtime.clone());
-        Ok(Arc::new(Self { shared, boot_id, name, copiers, runtime, listener, endpoints }))
+        Ok(Arc::new(Self { shared, boot_id, name, copiers, runtime, listener, endpoints, is_closed }))
     }
 
     async fn connect_to(&self, peer: PeerId, exchange: &dyn Exchange) -> Result<Arc<dyn Endpoint>, Error> {
-        let question = postcard::to_allocvec(&Question { boot_id: self.boot_id }).unwrap_or_default();
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        let question =
+            postcard::to_allocvec(&Question { version: VERSION, boot_id: self.boot_id }).unwrap_or_default();
         let answer = exchange.ask(question).await?;
         let reply =
             postcard::from_bytes(&answer).map_err(|error| Error::protocol(format!("shm: {error}")))?;
@@ -251,8 +261,19 @@ impl Transport for ShmTransport {
     }
 
     fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
-        let question: Question =
-            postcard::from_bytes(request).map_err(|error| Error::protocol(format!("shm: {error}")))?;
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        let question = match postcard::take_from_bytes::<Question>(request) {
+            Ok((question, [])) if question.version == VERSION => question,
+            Ok((question, [])) => {
+                return Err(Error::protocol(format!("shm: version {}, this is {VERSION}", question.version)));
+            }
+            Ok((_, rest)) => {
+                return Err(Error::protocol(format!("shm: {} bytes follow a question", rest.len())));
+            }
+            Err(error) => return Err(Error::protocol(format!("shm: {error}"))),
+        };
         let reply = if question.boot_id == self.boot_id {
             Reply::Granted { name: self.name.clone(), token: self.shared.grant_token(peer)? }
         } else {
@@ -268,6 +289,7 @@ impl Transport for ShmTransport {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
+            self.is_closed.store(true, Ordering::Release);
             self.listener.abort();
             self.shared.tokens.lock().clear();
             self.shared.owner.close();
@@ -283,5 +305,35 @@ impl Drop for ShmTransport {
     fn drop(&mut self) {
         self.listener.abort();
         self.shared.owner.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance::{Pair, conformance, peer};
+    use super::*;
+
+    fn pair() -> Pair {
+        let open = || ShmTransport::open(ShmConfig { copy_threads: 2 }, &Handle::current()).unwrap();
+        Pair::new(open(), open())
+    }
+
+    conformance!(conforms, super::pair);
+
+    #[derive(Debug)]
+    struct OfAnotherHost;
+
+    impl Exchange for OfAnotherHost {
+        fn ask(&self, _: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
+            let reply = postcard::to_allocvec(&Reply::OtherHost { boot_id: [9; 16] }).unwrap();
+            Box::pin(async { Ok(reply) })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_of_another_host_is_out_of_reach_for_good() {
+        let transport = ShmTransport::open(ShmConfig::default(), &Handle::current()).unwrap();
+        let refused = transport.connect(peer(2), &OfAnotherHost).await.unwrap_err();
+        assert!(matches!(refused, Error::Unavailable { transport: "shm", .. }), "{refused}");
     }
 }
