@@ -213,6 +213,7 @@ impl Datapath {
         open.policy = policy;
         open.file = Some(Arc::new(file));
         open.reserved = kept.round_up_to_pages();
+        open.sized = kept;
         open.supersedes = Some((parent, name));
         open.writer_processes.push(process);
         open.expected.push(caller.thread);

@@ -181,6 +181,8 @@ pub struct Datapath {
     passthrough_writers: AtomicU64,
     /// When the last of them was opened, in monotonic milliseconds.
     last_writer_ms: AtomicU64,
+    /// How often no page was found to be left, each a moment at which a passthrough write may have been cut short.
+    ends_of_room: AtomicU64,
     keeper: OnceLock<std::thread::Thread>,
     verifying: OnceLock<verify::Queue>,
 }
@@ -231,6 +233,7 @@ impl Datapath {
             passthrough: AtomicBool::new(false),
             passthrough_writers: AtomicU64::new(0),
             last_writer_ms: AtomicU64::new(0),
+            ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),
             verifying: OnceLock::new(),
         }

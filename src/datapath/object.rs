@@ -112,6 +112,10 @@ pub struct OpenState {
     pub refused: Option<Refusal>,
     /// Bytes from the start of the backing file whose pages are allocated.
     pub reserved: ByteCount,
+    /// Length that ftruncate(2), fallocate(2) or the version before gave it, with all its pages.
+    pub sized: ByteCount,
+    /// How often there had been no page left when the first of its passthrough handles was opened.
+    pub ends_of_room: u64,
     /// A hidden new version that is being written over this sealed object.
     pub next_version: Option<Slot>,
     /// Where this hidden version will stand once it is sealed, when an older version stands there now.

@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::room::footprint;
@@ -235,7 +236,9 @@ impl Datapath {
         self.tier.unseal(&file)?;
         state.withdraw(slot);
         if let Some(object) = state.object_mut(slot) {
-            object.open_mut().reserved = size.round_up_to_pages();
+            let open = object.open_mut();
+            open.reserved = size.round_up_to_pages();
+            open.sized = size;
         }
         self.telemetry.unseals.increment();
         if let Some(kernel) = self.kernel.get() {
@@ -329,6 +332,7 @@ impl Datapath {
             let is_visible = is_sealed || object.phase == Phase::Parked;
             announces_close = options.write && object.phase == Phase::Writing;
             let is_first = !object.is_open();
+            let is_first_passthrough = object.open.as_ref().is_none_or(|open| open.passthrough == 0);
             object.marks.set(Marks::READ, object.marks.has(Marks::READ) || is_sealed);
             if options.write && options.read {
                 object.marks.set(Marks::WRITABLE_MAPPING, true);
@@ -344,6 +348,9 @@ impl Datapath {
                 }
             } else {
                 open.readers += 1;
+            }
+            if is_first_passthrough {
+                open.ends_of_room = self.ends_of_room.load(Ordering::Relaxed);
             }
             match path {
                 IoPath::Passthrough => open.passthrough += 1,

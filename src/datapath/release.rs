@@ -82,6 +82,16 @@ impl Datapath {
 
     /// The last descriptor of `handle` is closed.
     pub fn release(&self, handle: HandleId) {
+        let passthrough_writer = {
+            let state = self.lock();
+            let handle = state.handles.get(&handle);
+            handle
+                .filter(|handle| handle.options.write && handle.path == IoPath::Passthrough)
+                .map(|handle| handle.slot)
+        };
+        if let Some(slot) = passthrough_writer {
+            self.refuse_if_cut_short(slot);
+        }
         let seals = {
             let state = self.lock();
             state.handles.get(&handle).is_some_and(|handle| {

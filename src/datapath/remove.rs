@@ -203,6 +203,7 @@ impl Datapath {
 
     /// Frees bytes of the memory tier. Scratch frees itself with its last user.
     pub(super) fn free_place(&self, place: Place) {
+        self.watch_for_end_of_room();
         match place {
             Place::Solo(segment) => {
                 if let Err(error) = self.tier.remove_segment(segment) {
@@ -280,6 +281,7 @@ impl Datapath {
             state.drop_if_unused(slot)
         };
         if let Some(kernel) = self.kernel.get() {
+            self.watch_for_end_of_room();
             kernel.release_backing(ino);
         }
         if let Some(place) = late {

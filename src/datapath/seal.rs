@@ -67,6 +67,7 @@ impl Datapath {
         };
         let length = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
         if reserved > length.round_up_to_pages() {
+            self.watch_for_end_of_room();
             self.tier.trim(&file, length)?;
             if let Some(open) = self.lock().object_mut(slot).map(Object::open_mut) {
                 open.reserved = open.reserved.min(length.round_up_to_pages());

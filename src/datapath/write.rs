@@ -287,14 +287,15 @@ impl Datapath {
                 reserved.min(offset)
             }
         };
+        let sized = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
         let mut state = self.lock();
         if let Some(object) = state.object_mut(slot) {
-            if object.phase == Phase::Parked
-                && let Ok(metadata) = file.metadata()
-            {
-                object.size = ByteCount(metadata.len());
+            if object.phase == Phase::Parked {
+                object.size = sized;
             }
-            object.open_mut().reserved = kept.round_up_to_pages();
+            let open = object.open_mut();
+            open.sized = sized;
+            open.reserved = kept.round_up_to_pages();
         }
         Ok(())
     }

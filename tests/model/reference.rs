@@ -622,6 +622,12 @@ impl Model {
         file.refused |= file.phase == Phase::Writing;
     }
 
+    /// Whether a rename of the file to `name` would make an object of what its writer did not mean.
+    pub(crate) fn is_refused(&self, id: FileId, name: &str) -> bool {
+        let file = self.file(id);
+        file.refused && file.phase == Phase::Writing && !file.scratch && !is_temporary(name)
+    }
+
     /// Closes a duplicate of a handle.
     pub(crate) fn flush(&mut self, handle: usize) {
         let handle = self.handles[handle];

@@ -483,16 +483,23 @@ impl<S: System> Run<S> {
         let (source, target) = (self.model.path(from.0, &from.1), self.model.path(to.0, &to.1));
         let moved = self.model.visible(who, self.model.slot(from.0, &from.1));
         let size = moved.map_or(0, |file| self.model.file(file).bytes.len() as u64);
+        let is_refused = moved.is_some_and(|file| self.model.is_refused(file, &to.1));
         let outcome =
             self.call_sparing(Some(&from), &[&to], |system| system.rename(who, &source, &target, keep));
         if let Err(error) = outcome
             && Self::is_refusal(error)
         {
-            self.check_refusal(error, &[&from, &to], to.0, footprint(size));
+            if !is_refused {
+                self.check_refusal(error, &[&from, &to], to.0, footprint(size));
+            }
             return;
         }
         let expected = self.model.rename(who, (from.0, &from.1), (to.0, &to.1), keep);
         assert_eq!(outcome, expected, "rename {source} to {target} by {who}");
+        assert!(
+            outcome.is_err() || !is_refused || from == to,
+            "a file of which a write was refused is an object by its rename to {target}"
+        );
     }
 
     fn rename_directory(&mut self, who: usize, id: DirectoryId, to: Target) {
