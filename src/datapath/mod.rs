@@ -29,6 +29,7 @@ mod remove;
 mod rename;
 mod room;
 mod seal;
+mod slot_file;
 mod stat;
 mod verify;
 mod write;
@@ -181,6 +182,7 @@ pub struct Datapath {
     passthrough_writers: AtomicU64,
     /// When the last of them was opened, in monotonic milliseconds.
     last_writer_ms: AtomicU64,
+    moves: slot_file::Moves,
     /// How often no page was found to be left, each a moment at which a passthrough write may have been cut short.
     ends_of_room: AtomicU64,
     keeper: OnceLock<std::thread::Thread>,
@@ -233,6 +235,7 @@ impl Datapath {
             passthrough: AtomicBool::new(false),
             passthrough_writers: AtomicU64::new(0),
             last_writer_ms: AtomicU64::new(0),
+            moves: slot_file::Moves::default(),
             ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),
             verifying: OnceLock::new(),

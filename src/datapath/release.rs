@@ -126,6 +126,12 @@ impl Datapath {
         if state.object(slot).is_none() {
             return;
         }
+        if handle.options.write
+            && let Some(Place::Scratch(scratch)) = state.object(slot).map(|object| &object.place)
+        {
+            // The kernel may have written it by passthrough.
+            scratch.recount();
+        }
         let is_empty = self.stat_of(state, slot).size == ByteCount::ZERO;
         let Some(object) = state.object_mut(slot) else { return };
         let open = object.open_mut();

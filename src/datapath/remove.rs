@@ -205,6 +205,7 @@ impl Datapath {
     pub(super) fn free_place(&self, place: Place) {
         self.watch_for_end_of_room();
         match place {
+            Place::Solo(NO_SEGMENT) | Place::Scratch(_) => {}
             Place::Solo(segment) => {
                 if let Err(error) = self.tier.remove_segment(segment) {
                     tracing::error!(segment = segment.0, %error, "a segment file could not be removed; its memory stays in use");
@@ -215,7 +216,6 @@ impl Datapath {
                     tracing::error!(%extent, %error, "a packed object could not be freed; its memory stays in use");
                 }
             }
-            Place::Scratch(_) => {}
         }
     }
 
@@ -225,7 +225,7 @@ impl Datapath {
     /// [`Error::NoObject`] when the caller sees no such file, [`Error::IsDirectory`].
     pub fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
         let name = Name::new(name)?;
-        let doomed = {
+        let (doomed, versions) = {
             let mut state = self.lock();
             let parent = state.slot_of(parent)?;
             let slot = self.visible_child(&mut state, caller, parent, &name)?;
@@ -237,11 +237,13 @@ impl Datapath {
             let (current, next) = state.versions_of(slot);
             let process = state.process(caller, self.clock.monotonic());
             let ending = (self.now_ns(), Ending::Deleted { process: process.0 });
+            let versions = [next, current];
             let next = next.map(|next| state.discard_writing(next));
             let current = current.map(|slot| state.remove_object(slot, Departure::Gone, Some(ending)));
-            [next, current]
+            ([next, current], versions)
         };
         doomed.into_iter().flatten().for_each(|doomed| self.bury(doomed));
+        versions.into_iter().flatten().for_each(|slot| self.unlinked_while_written(slot));
         Ok(())
     }
 

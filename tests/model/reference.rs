@@ -32,6 +32,8 @@ pub(crate) struct Policy {
     pub(crate) pin: Option<&'static str>,
     /// Bytes.
     pub(crate) quota: Option<u64>,
+    /// Whether new files below are slot files.
+    pub(crate) scratch: Option<bool>,
 }
 
 /// Station in the life of a file.
@@ -412,7 +414,10 @@ impl Model {
                 Some(hidden) => hidden,
                 None => {
                     let id = self.fresh_id();
-                    self.files.insert(id, File::new(self.now_real_ns));
+                    let above = self.ancestors(directory).into_iter();
+                    let scratch = above.filter_map(|id| self.directories[&id].policy.scratch).next();
+                    let file = File { scratch: scratch == Some(true), ..File::new(self.now_real_ns) };
+                    self.files.insert(id, file);
                     self.set_slot(directory, name, Slot { current: None, next: Some(id) });
                     id
                 }

@@ -519,13 +519,13 @@ impl<S: System> Run<S> {
         let (found, expected) = match setting {
             Setting::Ttl(ttl) => (self.set(who, &path, "ttl", ttl), ttl.is_some() || own.ttl.is_some()),
             Setting::Pin(pin) => (self.set(who, &path, "pin", pin), pin.is_some() || own.pin.is_some()),
-            Setting::Quota(_) => return,
+            Setting::Quota(_) | Setting::Scratch(_) => return,
         };
         if expected {
             let change = |file: &mut File| match setting {
                 Setting::Ttl(ttl) => file.policy.ttl = ttl,
                 Setting::Pin(pin) => file.policy.pin = pin,
-                Setting::Quota(_) => {}
+                Setting::Quota(_) | Setting::Scratch(_) => {}
             };
             self.change_file(who, (directory, name), found, change);
         } else {
@@ -546,6 +546,9 @@ impl<S: System> Run<S> {
                 let found = self.set(who, &path, "quota", bytes);
                 (found, kib.is_some() || own.quota.is_some())
             }
+            Setting::Scratch(scratch) => {
+                (self.set(who, &path, "scratch", scratch), scratch.is_some() || own.scratch.is_some())
+            }
         };
         assert_eq!(found.err(), (!expected).then_some(Errno::ENODATA), "{setting:?} of {path:?}");
         let directory = self.model.directories.get_mut(&id).expect("it lives");
@@ -556,6 +559,7 @@ impl<S: System> Run<S> {
                 directory.policy.quota = kib.map(|kib| kib << 10);
                 directory.excused = false;
             }
+            Setting::Scratch(scratch) => directory.policy.scratch = scratch,
         }
         if expected && matches!(setting, Setting::Ttl(_)) {
             self.model.renew_expiries(id);
