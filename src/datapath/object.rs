@@ -54,9 +54,10 @@ impl Marks {
     pub const UNVERIFIED: Self = Self(8);
     /// Has attributes of its own beyond the policy (`user.*` of applications).
     pub const DECORATED: Self = Self(16);
-
     /// Its mtime was set by hand while it was written: the seal does not take that of the backing file.
     pub const MTIME_SET: Self = Self(32);
+    /// Its checksum was taken.
+    pub const SUMMED: Self = Self(64);
 
     /// Whether all bits of `mark` are set.
     #[must_use]
@@ -137,8 +138,10 @@ pub struct Object {
     pub size: ByteCount,
     /// Order of its seal.
     pub version: Version,
-    /// xxh3-64 of its bytes, once taken.
-    pub checksum: Option<Checksum>,
+    /// When it was sealed, in nanoseconds since 1970: its time to live counts from here.
+    pub sealed_at_ns: i64,
+    /// xxh3-64 of its bytes, if [`Marks::SUMMED`].
+    checksum: Checksum,
     /// Where its bytes are.
     pub place: Place,
     /// Station in its life.
@@ -158,13 +161,26 @@ impl Object {
         Self {
             size: ByteCount::ZERO,
             version: Version::default(),
-            checksum: None,
+            sealed_at_ns: 0,
+            checksum: Checksum(0),
             place,
             phase: Phase::Writing,
             marks: Marks::default(),
             uses: 0,
             open: Some(Box::default()),
         }
+    }
+
+    /// xxh3-64 of its bytes, once taken.
+    #[must_use]
+    pub fn checksum(&self) -> Option<Checksum> {
+        self.marks.has(Marks::SUMMED).then_some(self.checksum)
+    }
+
+    /// Notes the checksum, or with `None` that the bytes may have changed.
+    pub fn set_checksum(&mut self, checksum: Option<Checksum>) {
+        self.marks.set(Marks::SUMMED, checksum.is_some());
+        self.checksum = checksum.unwrap_or(Checksum(0));
     }
 
     /// The open state, made on demand.

@@ -433,7 +433,7 @@ impl State {
         self.writing.insert(slot);
         if let Some(object) = self.object_mut(slot) {
             object.phase = Phase::Writing;
-            object.checksum = None;
+            object.set_checksum(None);
             object.marks.set(Marks::FINAL, false);
         }
     }

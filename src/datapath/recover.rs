@@ -81,10 +81,7 @@ impl Datapath {
             state.watch_pin(slot);
             recovered.objects += 1;
             recovered.bytes = recovered.bytes.saturating_add(record.size);
-            if let Some(ttl_s) = state.effective_policy(slot).record.ttl_s {
-                let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-                state.set_expiry(slot, record.sealed_at_ns.saturating_add(ttl_ns));
-            }
+            state.renew_expiry(slot);
         }
         state.renew_domains();
         drop(state);
@@ -174,7 +171,8 @@ impl State {
         object.phase = Phase::Sealed;
         object.size = record.size;
         object.version = record.version;
-        object.checksum = record.checksum;
+        object.sealed_at_ns = record.sealed_at_ns;
+        object.set_checksum(record.checksum);
         object.marks.set(Marks::FINAL, true);
         object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
         if record.policy != memory::PolicyRecord::default() {

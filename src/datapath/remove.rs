@@ -422,6 +422,15 @@ impl State {
         self.expiry_of.insert(slot, at_ns);
     }
 
+    /// Counts the time to live in force on a sealed object from its seal.
+    pub(super) fn renew_expiry(&mut self, slot: Slot) {
+        self.clear_expiry(slot);
+        if let (Some(ttl_s), Some(object)) = (self.effective_policy(slot).record.ttl_s, self.object(slot)) {
+            let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
+            self.set_expiry(slot, object.sealed_at_ns.saturating_add(ttl_ns));
+        }
+    }
+
     /// The object does not expire.
     pub(super) fn clear_expiry(&mut self, slot: Slot) {
         if let Some(at_ns) = self.expiry_of.remove(&slot) {

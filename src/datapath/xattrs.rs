@@ -371,12 +371,7 @@ impl State {
             if self.object(slot).is_none_or(|object| object.phase != Phase::Sealed) {
                 continue;
             }
-            self.clear_expiry(slot);
-            if let Some(ttl_s) = self.effective_policy(slot).record.ttl_s {
-                let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-                let sealed_ns = self.tree.node(slot).attributes.ctime_ns;
-                self.set_expiry(slot, sealed_ns.saturating_add(ttl_ns));
-            }
+            self.renew_expiry(slot);
         }
     }
 

@@ -85,7 +85,7 @@ pub(crate) struct File {
     pub(crate) policy: Policy,
     /// Length that the books have it with.
     pub(crate) counted: u64,
-    /// When it was sealed, and the last change of its attributes: its time to live counts from one of them.
+    /// When it was sealed, between which moments: its time to live counts from there.
     pub(crate) sealed_ns: (i64, i64),
     /// When it may be gone, and when it must.
     pub(crate) expires_ns: Option<(i64, i64)>,
@@ -506,7 +506,6 @@ impl Model {
 
     /// Changes length or pages.
     pub(crate) fn resize(&mut self, file: FileId, change: Change) {
-        self.changed(file);
         let (now, scratch_min) = (self.now_real_ns, self.scratch_min);
         let file = self.file_mut(file);
         let place = |value: u64| usize::try_from(value).expect("a small length");
@@ -610,12 +609,11 @@ impl Model {
         file.expires_ns = ttl_ns.map(|ttl_ns| (earliest + ttl_ns, latest + ttl_ns));
     }
 
-    /// Attributes of a file changed.
-    pub(crate) fn changed(&mut self, id: FileId) {
+    /// A sealed file may have been opened for writing in place, and sealed again as it was.
+    pub(crate) fn sealed_again(&mut self, id: FileId) {
         let now = self.now_ns;
         let file = self.file_mut(id);
         file.sealed_ns.1 = now;
-        // A restart counts from the last change of the attributes.
         if let Some(expires) = &mut file.expires_ns {
             expires.1 = expires.1.max(expires.0 + (now - file.sealed_ns.0));
         }
@@ -701,7 +699,6 @@ impl Model {
             }
             self.set_slot(to.0, to.1, Slot { current: Some(file), next });
             if is_object {
-                self.changed(file);
                 self.renew_expiry(to.0, file);
             } else if !stays_unsealed {
                 self.seal(to.0, file);
@@ -822,7 +819,6 @@ impl Model {
     ) -> Result<(), Errno> {
         let file = self.visible(who, self.slot(directory, name)).ok_or(Errno::ENOENT)?;
         change(self.file_mut(file));
-        self.changed(file);
         if self.file(file).phase == Phase::Sealed {
             self.renew_expiry(directory, file);
         }

@@ -441,7 +441,7 @@ impl<S: System> Run<S> {
             let seen = self.model.visible(who, slot);
             if let Some(current) = slot.current {
                 // It was opened, and sealed again as it was.
-                self.model.changed(current);
+                self.model.sealed_again(current);
             }
             if let Some(written) = seen.filter(|&file| self.model.file(file).writers > 0) {
                 self.model.refuse(written);
