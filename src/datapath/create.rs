@@ -170,6 +170,7 @@ impl Datapath {
                     let process = state.process(caller, self.clock.monotonic());
                     state.admit_writer(target, process);
                 }
+                let ino = state.tree.ino(existing);
                 match self.open_locked(&mut state, caller, target, options) {
                     Err(Error::Stale) => {}
                     Err(error) => return Err(error),
@@ -178,7 +179,7 @@ impl Datapath {
                         return Ok(Some((self.stat_of(&state, target), opened)));
                     }
                 }
-                state.tree.ino(existing)
+                ino
             };
             if options.write {
                 self.begin_version_if_sealed(caller, existing, options.truncate)?;

@@ -21,6 +21,8 @@ pub struct Overview {
     pub sealed_bytes: ByteCount,
     /// Files that are being written.
     pub unsealed_files: u64,
+    /// Inodes that the kernel holds.
+    pub kernel_inodes: u64,
     /// Packed objects.
     pub packed: PackedUsage,
     /// Scratch files.
@@ -221,6 +223,7 @@ impl Datapath {
             objects: state.sealed_objects,
             sealed_bytes: state.sealed_bytes,
             unsealed_files: state.writing.len() as u64,
+            kernel_inodes: state.tree.referenced(),
             packed: self.tier.packed_usage(),
             scratch_files: self.scratch.files(),
             scratch_used: self.scratch.used(),

@@ -206,6 +206,12 @@ impl Object {
         self.writers() + self.readers() > 0
     }
 
+    /// The hidden version that is written over this object.
+    #[must_use]
+    pub fn next_version(&self) -> Option<Slot> {
+        self.open.as_ref()?.next_version
+    }
+
     /// The backing file while the file is open.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {

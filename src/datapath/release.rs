@@ -255,9 +255,6 @@ impl Datapath {
         if let (Some(kernel), true) = (self.kernel.get(), !afterwards.changed.is_empty()) {
             afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes(ino));
         }
-        if let Some(kernel) = self.kernel.get() {
-            afterwards.names.iter().for_each(|(parent, name)| kernel.forget_entry(*parent, name.as_bytes()));
-        }
         for ino in afterwards.unchecked {
             self.check_later(ino);
         }
@@ -275,8 +272,6 @@ impl Datapath {
 pub(super) struct Afterwards {
     pub(super) doomed: Vec<super::remove::Doomed>,
     pub(super) places: Vec<Place>,
-    /// Names that the kernel shows to everyone although they stand for something else to one process.
-    pub(super) names: Vec<(crate::namespace::Ino, crate::namespace::Name)>,
     /// Inodes whose attributes the kernel should ask for again.
     pub(super) changed: Vec<crate::namespace::Ino>,
     /// Inodes whose checksum is to be taken when the machine is idle.

@@ -172,9 +172,6 @@ impl Datapath {
     pub(super) fn bury(&self, doomed: Doomed) {
         if let Some(kernel) = self.kernel.get() {
             if doomed.kernel_knows {
-                // Not the name: that message takes the directory's lock in the kernel, and a daemon that is killed while
-                // it waits for it never dies. With its attributes forgotten, the next stat or open asks us, is told
-                // ESTALE, and looks the name up again.
                 kernel.forget_attributes(doomed.ino);
             }
             if !doomed.is_open {
@@ -270,11 +267,17 @@ impl Datapath {
 
     /// The kernel gives back `count` references to an inode.
     pub fn forget(&self, ino: Ino, count: u64) {
+        self.watch_for_end_of_room();
         let late = {
             let mut state = self.lock();
             let Some(slot) = state.tree.by_ino(ino) else { return };
             if slot == Slot::ROOT || !state.tree.dereference(slot, count) {
                 return;
+            }
+            if let Some(kernel) = self.kernel.get() {
+                // Under the lock: whoever looks the name up again and opens it has the kernel serve it from one backing
+                // file that is registered anew, and while it is open another one means EIO.
+                kernel.release_backing(ino);
             }
             if let Some(object) = state.object_mut(slot) {
                 // No open file and no mapping is left: the kernel keeps the inode for either.
@@ -282,10 +285,6 @@ impl Datapath {
             }
             state.drop_if_unused(slot)
         };
-        if let Some(kernel) = self.kernel.get() {
-            self.watch_for_end_of_room();
-            kernel.release_backing(ino);
-        }
         if let Some(place) = late {
             self.free_place(place);
         }
@@ -341,7 +340,7 @@ impl Datapath {
     /// Asks the kernel to drop idle inodes while it holds more than are allowed.
     pub fn bound_kernel_inodes(&self) {
         const ASKED_AT_ONCE: u64 = 16_384;
-        let names: Vec<(Ino, Name)> = {
+        let idle: Vec<Ino> = {
             let mut state = self.lock();
             let surplus = state.tree.referenced().saturating_sub(self.settings.kernel_inodes_max);
             if surplus == 0 {
@@ -352,13 +351,10 @@ impl Datapath {
                 |node: &Node<super::Object>| matches!(&node.body, Body::File(object) if !object.is_open());
             let (idle, next) = state.tree.idle_after(state.inode_hand, limit, is_idle);
             state.inode_hand = next;
-            let place = |slot: Slot| {
-                (state.tree.ino(state.tree.node(slot).parent), state.tree.node(slot).name.clone())
-            };
-            idle.into_iter().map(place).collect()
+            idle.into_iter().map(|slot| state.tree.ino(slot)).collect()
         };
         if let Some(kernel) = self.kernel.get() {
-            names.iter().for_each(|(parent, name)| kernel.forget_entry(*parent, name.as_bytes()));
+            kernel.drop_idle(&idle);
         }
     }
 

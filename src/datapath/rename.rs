@@ -256,8 +256,9 @@ impl Datapath {
         let (current, next) = state.versions_of(old);
         let next = next.filter(|&next| next != newcomer);
         let heir = next.filter(|_| keeps_heir && current.is_some());
-        if heir.is_some() {
-            afterwards.names.push((state.tree.ino(parent), name.clone()));
+        if heir.is_some() && state.tree.node(newcomer).lookups > 0 {
+            // The kernel shows it to everyone under its new name, and to one process that stands for the heir.
+            afterwards.changed.push(state.tree.ino(newcomer));
         }
         if let Some(next) = next.filter(|_| heir.is_none()) {
             afterwards.doomed.push(state.discard_writing(next));
