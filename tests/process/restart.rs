@@ -290,3 +290,5 @@ in_both_modes!(
     a_rewrite_cut_by_a_crash_leaves_the_old_version_or_none,
     discard_leaves_nothing_in_memory,
 );
+    let left: Vec<_> = fs::read_dir(mount.state_dir()).expect("the state directory of all mounts").collect();
+    assert!(left.is_empty(), "{left:?}");
