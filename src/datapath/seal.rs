@@ -437,7 +437,7 @@ impl Datapath {
 }
 
 /// Copies `length` bytes between the starts of two files without moving either's position.
-fn copy_range(source: &std::fs::File, target: &std::fs::File, length: u64) -> io::Result<()> {
+pub(super) fn copy_range(source: &std::fs::File, target: &std::fs::File, length: u64) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;
     while offset < length {

@@ -297,6 +297,10 @@ impl Datapath {
             open.sized = sized;
             open.reserved = kept.round_up_to_pages();
         }
+        if !matches!(change, SizeChange::Punch { .. }) {
+            // Of an object whose writer goes on after the rename, this is the length that a restart finds.
+            self.rewrite_record(&mut state, slot)?;
+        }
         Ok(())
     }
 

@@ -260,6 +260,21 @@ impl Datapath {
     }
 }
 
+/// Copies the attributes of applications from one backing file to another.
+pub(super) fn copy_decorations(source: &std::fs::File, target: &std::fs::File) -> Result<(), Error> {
+    let failed = || Error::io("attributes of an object");
+    for name in source.list_xattr().map_err(failed())? {
+        let is_ours = name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
+        if name.as_encoded_bytes().starts_with(b"user.")
+            && !is_ours
+            && let Some(value) = source.get_xattr(&name).map_err(failed())?
+        {
+            target.set_xattr(&name, &value).map_err(failed())?;
+        }
+    }
+    Ok(())
+}
+
 /// Changes one field. Returns whether there was anything to change.
 fn apply(policy: &mut PolicyRecord, key: &str, value: Option<&str>) -> Result<bool, Error> {
     fn set<T>(field: &mut Option<T>, value: Option<Result<T, Error>>) -> Result<bool, Error> {

@@ -825,8 +825,9 @@ impl Model {
         Ok(())
     }
 
-    /// Everything that is not sealed is gone, and every handle. Returns the names of objects that may be gone too: those
-    /// whose length their writers changed after the rename, and had not closed.
+    /// Everything that is not sealed is gone, and every handle. Returns the names of objects whose length their writers
+    /// changed after the rename, and had not closed: what they added since the record was written is not there, and
+    /// there may have been no room to keep the rest.
     pub(crate) fn restart(&mut self) -> Vec<(DirectoryId, String)> {
         self.handles.clear();
         for (directory, name, slot) in self.slots() {
@@ -842,7 +843,6 @@ impl Model {
             slots.filter(|(_, _, slot)| slot.current.is_some_and(|id| is_unfinished(self.file(id))));
         let unfinished = unfinished.map(|(directory, name, _)| (directory, name)).collect();
         for file in self.files.values_mut() {
-            file.counted = file.bytes.len() as u64;
             if file.writers > 0 {
                 // What was written after the seal is there; when, was not noted yet.
                 file.mtime = Mtime::Any;
@@ -852,5 +852,19 @@ impl Model {
         }
         self.renew_expiries(ROOT);
         unfinished
+    }
+
+    /// A restart found the object under this name with `length` bytes.
+    pub(crate) fn found_after_restart(&mut self, directory: DirectoryId, name: &str, length: u64) {
+        let id = self.slot(directory, name).current.expect("an object has its name");
+        let file = self.file_mut(id);
+        let written = file.bytes.len() as u64;
+        assert!(
+            (file.counted.min(written)..=written).contains(&length),
+            "{name} has {length} bytes, and had {} at its rename and {written} at the end",
+            file.counted
+        );
+        file.bytes.truncate(usize::try_from(length).expect("a small length"));
+        file.counted = length;
     }
 }

@@ -220,6 +220,19 @@ fn a_time_to_live_counts_from_the_seal_whatever_changes_meanwhile() {
 }
 
 #[test]
+fn an_object_that_grew_after_its_rename_is_back_as_it_was_renamed() {
+    for length in [1000, 20_000] {
+        let mut run = start();
+        let writer = run.opened(0, "k3.tmp", CREATE);
+        run.written(writer, 0, length);
+        run.renamed(0, "k3.tmp", "k0");
+        run.written(writer, length as u64, 30_000);
+        run.restarted();
+        assert_eq!(run.system.stat(1, "k0").expect("it was sealed").size, length as u64);
+    }
+}
+
+#[test]
 fn a_rename_within_a_full_quota_evicts_nothing() {
     let mut run = start();
     run.quota(100);

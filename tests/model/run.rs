@@ -153,8 +153,9 @@ impl<S: System> Run<S> {
                 self.take_flushed();
                 for (directory, name) in self.model.restart() {
                     let path = self.model.path(directory, &name);
-                    if self.system.stat(WATCHER, &path).is_err() {
-                        self.model.remove_current(directory, &name);
+                    match self.system.stat(WATCHER, &path) {
+                        Ok(facts) => self.model.found_after_restart(directory, &name, facts.size),
+                        Err(_) => self.model.remove_current(directory, &name),
                     }
                 }
                 self.compare();
