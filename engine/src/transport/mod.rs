@@ -15,6 +15,7 @@
 //! [`Exchange`]: so nothing is granted to a peer that has proved nothing.
 
 mod operation;
+pub mod tcp;
 
 use std::collections::VecDeque;
 use std::fmt;
