@@ -14,7 +14,11 @@
 //! pair's number). They do it over the engine's own authenticated connection to the peer, the *link*, through
 //! [`Exchange`]: so nothing is granted to a peer that has proved nothing.
 
+#[cfg(test)]
+mod conformance;
 mod operation;
+pub mod shm;
+pub mod sim;
 pub mod tcp;
 
 use std::collections::VecDeque;

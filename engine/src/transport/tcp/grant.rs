@@ -22,7 +22,7 @@ pub(super) struct Ask {
     pub(super) connections: u8,
 }
 
-/// Gives it, until the link ends or the peer asks again.
+/// Gives it, until the link ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Grant {
     pub(super) version: u8,
@@ -48,9 +48,12 @@ pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Error
     }
 }
 
-/// The grants to all peers, and the connections that came of them.
+/// Grants that one peer may hold: one is in use, others are of endpoints that it closed or that fail.
+const GRANTS_MAX: usize = 4;
+
+/// The grants to all peers, oldest first, and the connections that came of them.
 #[derive(Debug, Default)]
-pub(super) struct Grants(HashMap<PeerId, Given>);
+pub(super) struct Grants(HashMap<PeerId, Vec<Given>>);
 
 #[derive(Debug)]
 struct Given {
@@ -59,22 +62,40 @@ struct Given {
     served: Vec<Arc<Served>>,
 }
 
+impl Given {
+    /// Takes as long for a wrong token.
+    fn is(&self, token: &Token) -> bool {
+        let difference = self.token.iter().zip(token).fold(0, |sum, (a, b)| sum | (a ^ b));
+        std::hint::black_box(difference) == 0
+    }
+
+    fn is_used(&self) -> bool {
+        self.served.iter().any(|served| !served.is_over())
+    }
+
+    fn end(self) {
+        self.served.iter().for_each(|served| served.end());
+    }
+}
+
 impl Grants {
-    /// Grants `connections` to `peer`. What it was granted before ends: it has made something new of itself.
+    /// Grants `connections` to `peer`. Of too many grants, the oldest ends, rather one that is not used.
     pub(super) fn give(&mut self, peer: PeerId, connections: usize) -> Result<Token, Error> {
         let mut token = Token::default();
         fill_random(&mut token)?;
-        self.take_back(peer);
+        let given = self.0.entry(peer).or_default();
+        if given.len() >= GRANTS_MAX {
+            let oldest = given.iter().position(|given| !given.is_used()).unwrap_or(0);
+            given.remove(oldest).end();
+        }
         // While a failed connection is not noticed here yet, its successor is there already.
-        let connections_max = connections * 2;
-        self.0.insert(peer, Given { token, connections_max, served: Vec::new() });
+        given.push(Given { token, connections_max: connections * 2, served: Vec::new() });
         Ok(token)
     }
 
-    /// Whether `peer` has a grant with this token. Takes as long for a wrong one.
+    /// Whether `peer` has a grant with this token.
     pub(super) fn holds(&self, peer: PeerId, token: &Token) -> bool {
-        let difference = |given: &Given| given.token.iter().zip(token).fold(0, |sum, (a, b)| sum | (a ^ b));
-        self.0.get(&peer).is_some_and(|given| std::hint::black_box(difference(given)) == 0)
+        self.0.get(&peer).is_some_and(|given| given.iter().any(|given| given.is(token)))
     }
 
     /// Keeps a connection that `make` makes, if it is still granted.
@@ -84,10 +105,7 @@ impl Grants {
         token: &Token,
         make: impl FnOnce() -> Arc<Served>,
     ) -> Option<Arc<Served>> {
-        if !self.holds(peer, token) {
-            return None;
-        }
-        let given = self.0.get_mut(&peer)?;
+        let given = self.0.get_mut(&peer)?.iter_mut().find(|given| given.is(token))?;
         given.served.retain(|served| !served.is_over());
         if given.served.len() >= given.connections_max {
             return None;
@@ -99,21 +117,18 @@ impl Grants {
 
     /// Ends what was granted to `peer`.
     pub(super) fn take_back(&mut self, peer: PeerId) {
-        for served in self.0.remove(&peer).into_iter().flat_map(|given| given.served) {
-            served.end();
-        }
+        self.0.remove(&peer).into_iter().flatten().for_each(Given::end);
     }
 
     /// Ends everything.
     pub(super) fn take_back_all(&mut self) {
-        for served in self.0.drain().flat_map(|(_, given)| given.served) {
-            served.end();
-        }
+        self.0.drain().flat_map(|(_, given)| given).for_each(Given::end);
     }
 
     /// All connections.
     pub(super) fn served(&self) -> Vec<Arc<Served>> {
-        self.0.values().flat_map(|given| given.served.iter().cloned()).collect()
+        let given = self.0.values().flatten();
+        given.flat_map(|given| given.served.iter().cloned()).collect()
     }
 }
 
@@ -128,16 +143,20 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_for_its_peer_until_it_is_taken_back_or_replaced() {
+    fn a_token_is_good_for_its_peer_until_it_is_taken_back_or_too_old() {
         let mut grants = Grants::default();
         let first = grants.give(peer(1), 4).unwrap();
         assert!(grants.holds(peer(1), &first));
         assert!(!grants.holds(peer(2), &first));
-        let second = grants.give(peer(1), 4).unwrap();
+        for _ in 1..GRANTS_MAX {
+            grants.give(peer(1), 4).unwrap();
+        }
+        assert!(grants.holds(peer(1), &first));
+        let last = grants.give(peer(1), 4).unwrap();
         assert!(!grants.holds(peer(1), &first));
-        assert!(grants.holds(peer(1), &second));
+        assert!(grants.holds(peer(1), &last));
         grants.take_back(peer(1));
-        assert!(!grants.holds(peer(1), &second));
+        assert!(!grants.holds(peer(1), &last));
     }
 
     #[test]

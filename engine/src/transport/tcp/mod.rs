@@ -26,6 +26,8 @@ mod outbox;
 mod registry;
 mod serve;
 mod tasks;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
