@@ -8,7 +8,6 @@
 
 pub mod engine;
 pub mod error;
-#[expect(dead_code, unused_imports, reason = "streams are for the transport that follows")]
 pub mod link;
 pub mod memory;
 pub mod metrics;

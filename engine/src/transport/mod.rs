@@ -19,6 +19,7 @@ mod conformance;
 mod operation;
 pub mod shm;
 pub mod sim;
+pub mod tcp;
 
 use std::collections::VecDeque;
 use std::fmt;

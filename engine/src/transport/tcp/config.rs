@@ -1,0 +1,42 @@
+//! What the transport may use.
+
+use std::time::Duration;
+
+use crate::types::ByteCount;
+
+/// How data connections are made and filled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpConfig {
+    /// Data connections to each peer, 1 to 8. One fills some 25 Gbit/s at most; fewer cost less memory.
+    pub connections: usize,
+    /// Longest operation: short enough for others to pass between, long enough for the header to cost nothing.
+    pub operation_bytes_max: ByteCount,
+    /// Operations of one peer under way.
+    pub operations_max: usize,
+    /// Bytes of one peer under way.
+    pub in_flight_bytes_max: ByteCount,
+    /// Whether each payload is checked with xxh3-64 where it arrives.
+    pub payload_checksum: bool,
+    /// Time for the data connections of a peer to be made.
+    pub connect_timeout: Duration,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            connections: 4,
+            operation_bytes_max: ByteCount::mib(1),
+            operations_max: 1024,
+            in_flight_bytes_max: ByteCount::mib(64),
+            payload_checksum: false,
+            connect_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl TcpConfig {
+    /// The number of connections within its bounds.
+    pub(super) fn lanes(&self) -> usize {
+        self.connections.clamp(1, super::LANES_MAX)
+    }
+}

@@ -1,0 +1,235 @@
+//! The transport that is always there: sockets.
+//!
+//! Each end dials a few data connections to the listener of the other, with a token that it was granted over the link,
+//! and asks over them. A read is answered with bytes straight from the region, which are received straight into their
+//! target; a write carries its bytes along and is acknowledged when they are in the region, and checked if they are.
+//!
+//! Invariants
+//! - A region is named by its id and its registration; one that was withdrawn is never touched again, whatever a peer
+//!   sends, and however slowly.
+//! - An operation that is given up lets go of its memory before it ends: what is left of its payload is dropped, or
+//!   finished from a copy, so that the other operations of its connection go on.
+//! - A connection that fails ends its own operations with an error that may be retried, and is dialled again.
+//!
+//! Limits: [`TcpConfig`]; beyond `operations_max` and `in_flight_bytes_max`, operations stay in the caller's queue.
+//!
+//! Threads: the runtime of the links. Short requests are sent by whoever posts them.
+
+mod config;
+mod endpoint;
+mod ffi;
+mod frame;
+mod grant;
+mod inbox;
+mod lane;
+mod outbox;
+mod registry;
+mod serve;
+mod tasks;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use self::endpoint::{Granted, TcpEndpoint};
+use self::grant::{Ask, Grant, Grants};
+use self::registry::Registry;
+use self::serve::Served;
+use self::tasks::Tasks;
+use super::{BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Rail, Transport};
+use crate::error::Error;
+use crate::link::{Adopter, Links, Stream, Token};
+use crate::memory::Region;
+use crate::types::{ByteCount, PeerId, RailId, RegionId};
+
+pub use config::TcpConfig;
+
+const NAME: &str = "tcp";
+/// Data connections to one peer.
+const LANES_MAX: usize = 8;
+/// Below this, cutting costs more than it gains.
+const SLICE_BYTES: ByteCount = ByteCount::kib(256);
+/// The kernel routes, so all interfaces are one rail.
+const RAIL: RailId = RailId(0);
+/// System calls in one direction before a connection's task looks at the other.
+const TURN: usize = 8;
+
+/// Moves bytes over sockets. See the module's page.
+#[derive(Debug)]
+pub struct Tcp {
+    links: Arc<Links>,
+    config: TcpConfig,
+    registry: Arc<Registry>,
+    /// What peers may do here. Held for a look-up.
+    grants: Mutex<Grants>,
+    /// What was connected from here, to be ended. Held for a look-up.
+    endpoints: Mutex<Vec<(PeerId, Weak<TcpEndpoint>)>>,
+    is_closed: AtomicBool,
+    /// Connections that are served.
+    tasks: Tasks,
+}
+
+impl Tcp {
+    /// Makes the transport. It uses the listener and the runtime of `links`, which it does not close.
+    #[must_use]
+    pub fn open(links: &Arc<Links>, config: TcpConfig) -> Arc<Self> {
+        let tcp = Arc::new(Self {
+            links: Arc::clone(links),
+            config,
+            registry: Arc::default(),
+            grants: Mutex::default(),
+            endpoints: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+            tasks: Tasks::default(),
+        });
+        let weak: Weak<Self> = Arc::downgrade(&tcp);
+        links.add_adopter(weak);
+        tcp
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        if self.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    fn endpoints(&self, is_wanted: impl Fn(PeerId) -> bool) -> Vec<Arc<TcpEndpoint>> {
+        let mut endpoints = self.endpoints.lock();
+        endpoints.retain(|(_, endpoint)| endpoint.strong_count() > 0);
+        let wanted = endpoints.iter().filter(|(peer, _)| is_wanted(*peer));
+        wanted.filter_map(|(_, endpoint)| endpoint.upgrade()).collect()
+    }
+}
+
+impl Adopter for Tcp {
+    fn wants(&self, peer: PeerId, token: &Token) -> bool {
+        self.grants.lock().holds(peer, token)
+    }
+
+    fn adopt(&self, peer: PeerId, token: &Token, stream: Stream) {
+        let make = || Served::new(stream, &self.registry);
+        if let Some(served) = self.grants.lock().add(peer, token, make) {
+            self.tasks.spawn(self.links.runtime(), async move { served.drive().await });
+        }
+    }
+}
+
+impl Transport for Tcp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            operation_bytes_max: self.config.operation_bytes_max,
+            slice_bytes: SLICE_BYTES,
+            operations_max: self.config.operations_max,
+            is_local: false,
+            needs_target_cpu: true,
+        }
+    }
+
+    fn rails(&self) -> Vec<Rail> {
+        vec![Rail { id: RAIL, name: NAME.to_owned(), numa: None, nominal_bytes_per_second: 0 }]
+    }
+
+    fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
+        self.registry.register(id, region).map(|number| number.to_le_bytes().to_vec())
+    }
+
+    fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        let withdrawn = self.registry.withdraw(id);
+        if withdrawn.is_some() {
+            let served = self.grants.lock().served();
+            served.iter().for_each(|served| served.let_go_withdrawn());
+        }
+        Box::pin(async move {
+            if let Some(registration) = withdrawn {
+                registration.wait_idle().await;
+            }
+        })
+    }
+
+    fn connect<'a>(
+        &'a self,
+        peer: PeerId,
+        exchange: &'a dyn Exchange,
+    ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
+        Box::pin(async move {
+            self.check_open()?;
+            let connections = u8::try_from(self.config.lanes()).unwrap_or(u8::MAX);
+            let ask = grant::encode(&Ask { version: grant::VERSION, connections })?;
+            let answer = exchange.ask(ask).await?;
+            let grant: Grant = grant::decode(&answer)?;
+            if grant.version != grant::VERSION {
+                return Err(Error::protocol(format!("version {} was granted", grant.version)));
+            }
+            let granted = Granted {
+                token: grant.token,
+                addresses: grant.addresses,
+                lanes: usize::from(grant.connections).min(self.config.lanes()),
+                operation_bytes_max: grant.operation_bytes_max.min(self.config.operation_bytes_max.get()),
+            };
+            let links = Arc::clone(&self.links);
+            let endpoint = TcpEndpoint::dial(peer, links, self.config.clone(), granted).await?;
+            self.endpoints.lock().push((peer, Arc::downgrade(&endpoint)));
+            if let Err(closed) = self.check_open() {
+                endpoint.end(EndpointState::Closed);
+                return Err(closed);
+            }
+            Ok(endpoint as Arc<dyn Endpoint>)
+        })
+    }
+
+    fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
+        let ask: Ask = grant::decode(request)?;
+        if ask.version < grant::VERSION {
+            let (theirs, ours) = (ask.version.to_string().into(), grant::VERSION.to_string().into());
+            return Err(Error::VersionMismatch { theirs, ours });
+        }
+        let connections = ask.connections.clamp(1, u8::try_from(LANES_MAX).unwrap_or(u8::MAX));
+        let token = {
+            let mut grants = self.grants.lock();
+            // Under the lock that `close` takes after it has set this.
+            self.check_open()?;
+            grants.give(peer, usize::from(connections))?
+        };
+        grant::encode(&Grant {
+            version: grant::VERSION,
+            connections,
+            operation_bytes_max: self.config.operation_bytes_max.get(),
+            token,
+            addresses: self.links.addresses(),
+        })
+    }
+
+    fn forget(&self, peer: PeerId) {
+        self.grants.lock().take_back(peer);
+        for endpoint in self.endpoints(|found| found == peer) {
+            let cause = "the link to it ended".into();
+            endpoint.end(EndpointState::Failed(Error::PeerGone { peer, cause }));
+        }
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.is_closed.store(true, Ordering::Release);
+        self.grants.lock().take_back_all();
+        let endpoints = self.endpoints(|_| true);
+        for endpoint in &endpoints {
+            endpoint.end(EndpointState::Closed);
+        }
+        Box::pin(async move {
+            for endpoint in &endpoints {
+                endpoint.close().await;
+            }
+            self.tasks.wait().await;
+        })
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.grants.lock().take_back_all();
+    }
+}

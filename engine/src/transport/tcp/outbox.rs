@@ -1,0 +1,231 @@
+//! Hot path: frames on their way out of a data connection, payload straight from memory.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+
+use super::ffi::{self, PARTS_MAX, Source};
+use super::frame::{HEADER_BYTES, Header, Reason};
+use super::registry::Lease;
+use crate::link::Stream;
+use crate::memory::MemorySlice;
+
+/// Bytes handed to one system call: enough to make the call cheap, few enough to be done soon.
+const SEND_BYTES: usize = 512 << 10;
+/// Bytes encrypted at once.
+const BOUNCE_BYTES: usize = 16 << 10;
+
+/// What follows a header.
+#[derive(Debug)]
+pub(super) enum Payload {
+    /// Nothing.
+    None,
+    /// Memory, and the right to read it where it is not this side's own.
+    Memory(MemorySlice, Option<Lease>),
+    /// What was left of a payload when its memory had to be let go.
+    Aside(Vec<u8>),
+}
+
+impl Payload {
+    fn length(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Memory(slice, _) => slice.length(),
+            Self::Aside(bytes) => bytes.len(),
+        }
+    }
+
+    fn source(&self, from: usize, length: usize) -> Source<'_> {
+        match self {
+            Self::None => Source::EMPTY,
+            Self::Memory(slice, _) => Source::memory(slice, from, length),
+            Self::Aside(bytes) => {
+                let rest = bytes.get(from..).unwrap_or_default();
+                Source::bytes(&rest[..rest.len().min(length)])
+            }
+        }
+    }
+}
+
+/// A frame to be sent.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    operation: u64,
+    header: [u8; HEADER_BYTES],
+    payload: Payload,
+}
+
+impl Outgoing {
+    pub(super) fn new(header: &Header, payload: Payload) -> Self {
+        Self { operation: header.operation, header: header.bytes(), payload }
+    }
+
+    pub(super) fn operation(&self) -> u64 {
+        self.operation
+    }
+
+    /// Bytes on the wire.
+    pub(super) fn length(&self) -> usize {
+        HEADER_BYTES + self.payload.length()
+    }
+}
+
+/// Frames in order, the first perhaps sent in part.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    frames: VecDeque<Outgoing>,
+    /// Bytes of the first frame that are sent.
+    sent: usize,
+    /// Whether the encryption may hold bytes.
+    is_unflushed: bool,
+}
+
+impl Outbox {
+    pub(super) fn push(&mut self, frame: Outgoing) {
+        self.frames.push_back(frame);
+    }
+
+    pub(super) fn append(&mut self, frames: &mut VecDeque<Outgoing>) {
+        self.frames.append(frames);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.frames.is_empty() && !self.is_unflushed
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Lets go of all memory.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Lets go of the memory of operations that `is_given_up` says. A frame that is sent in part is finished from a
+    /// copy, or the peer would lose its place in the stream.
+    pub(super) fn give_up(&mut self, mut is_given_up: impl FnMut(&Outgoing) -> bool) {
+        let sent = self.sent;
+        let mut is_first = true;
+        self.frames.retain_mut(|frame| {
+            let is_begun = std::mem::take(&mut is_first) && sent > 0;
+            if !is_given_up(frame) {
+                return true;
+            }
+            if is_begun {
+                frame.set_aside();
+            }
+            is_begun
+        });
+    }
+
+    /// Lets go of the memory of registrations that were withdrawn: what was begun is finished from a copy, the rest
+    /// becomes a refusal.
+    pub(super) fn let_go_withdrawn(&mut self) {
+        for (index, frame) in self.frames.iter_mut().enumerate() {
+            let is_withdrawn =
+                matches!(&frame.payload, Payload::Memory(_, Some(lease)) if lease.is_withdrawn());
+            if !is_withdrawn {
+                continue;
+            }
+            let is_begun = index == 0 && self.sent > 0;
+            match Header::parse(&frame.header) {
+                Ok(header) if !is_begun => {
+                    *frame = Outgoing::new(&header.refusal(Reason::NoSuchRegion, 0), Payload::None);
+                }
+                _ => frame.set_aside(),
+            }
+        }
+    }
+
+    /// Sends once; returns whether the socket may take more.
+    ///
+    /// # Errors
+    /// What the socket says, but for `WouldBlock`.
+    pub(super) fn send_some(&mut self, stream: &Stream) -> io::Result<bool> {
+        if self.frames.is_empty() {
+            return self.flush(stream);
+        }
+        let sent = match stream.as_plain() {
+            Some(socket) => self.send_plain(socket),
+            None => self.send_bounced(stream),
+        };
+        match sent {
+            Ok(count) => {
+                self.advance(count);
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
+        match stream.try_flush() {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            flushed => {
+                self.is_unflushed = flushed.is_err();
+                Ok(false)
+            }
+        }
+    }
+
+    fn send_plain(&self, socket: &tokio::net::TcpStream) -> io::Result<usize> {
+        let mut parts = [Source::EMPTY; PARTS_MAX];
+        let (mut count, mut room, mut skip) = (0, SEND_BYTES, self.sent);
+        for frame in self.frames.iter().take(PARTS_MAX / 2) {
+            let header = frame.header.get(skip..).unwrap_or_default();
+            let payload = frame.payload.source(skip.saturating_sub(HEADER_BYTES), room);
+            skip = 0;
+            for part in [Source::bytes(header), payload] {
+                if part.length() > 0 {
+                    parts[count] = part;
+                    count += 1;
+                }
+            }
+            room = room.saturating_sub(payload.length());
+            if room == 0 {
+                break;
+            }
+        }
+        ffi::send(socket, &parts[..count])
+    }
+
+    /// Copies a piece out of the memory, because the encryption takes slices.
+    fn send_bounced(&mut self, stream: &Stream) -> io::Result<usize> {
+        let Some(frame) = self.frames.front() else { return Ok(0) };
+        self.is_unflushed = true;
+        if let Some(rest) = frame.header.get(self.sent..).filter(|rest| !rest.is_empty()) {
+            return stream.try_write(&[IoSlice::new(rest)]);
+        }
+        let from = self.sent - HEADER_BYTES;
+        let mut bounce = [0; BOUNCE_BYTES];
+        let count = BOUNCE_BYTES.min(frame.payload.length() - from);
+        match &frame.payload {
+            Payload::None => return Ok(0),
+            Payload::Aside(bytes) => bounce[..count].copy_from_slice(&bytes[from..][..count]),
+            Payload::Memory(slice, _) => {
+                slice.region().read_at(slice.offset() + from as u64, &mut bounce[..count]);
+            }
+        }
+        stream.try_write(&[IoSlice::new(&bounce[..count])])
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.sent += count;
+        while let Some(first) = self.frames.front().filter(|first| self.sent >= first.length()) {
+            self.sent -= first.length();
+            self.frames.pop_front();
+        }
+    }
+}
+
+impl Outgoing {
+    /// Copies the payload, so that its memory can be let go.
+    fn set_aside(&mut self) {
+        if let Payload::Memory(slice, _) = &self.payload {
+            let mut bytes = vec![0; slice.length()];
+            slice.region().read_at(slice.offset(), &mut bytes);
+            self.payload = Payload::Aside(bytes);
+        }
+    }
+}

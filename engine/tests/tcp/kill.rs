@@ -1,0 +1,112 @@
+//! A peer process that is killed while payload moves in both directions.
+//!
+//! The peer is this test binary again, told by its environment to serve a region until it is killed.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tidefs_engine::error::Error;
+use tidefs_engine::transport::Direction;
+
+use crate::common::{Batch, Node, Shared, peer};
+
+const SERVE: &str = "TIDEFS_TEST_SERVE";
+const MIB: u64 = 1 << 20;
+const LENGTH: u64 = 32 * MIB;
+
+/// Not a test of its own: what the peer process runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serve_until_killed() {
+    if std::env::var_os(SERVE).is_none() {
+        return;
+    }
+    let node = Node::start(2);
+    let shared = node.share(1, LENGTH, 2);
+    let key: Vec<String> = shared.key.iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("serving {} {}", node.links.addresses()[0], key.concat());
+    // Its parent kills it; should that have died, it ends by itself.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+}
+
+/// Kills the process at the end of a test, however that ends.
+struct Peer {
+    child: Child,
+    address: SocketAddr,
+    key: Vec<u8>,
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // Killed before, perhaps.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn start_peer() -> Peer {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "kill::serve_until_killed", "--nocapture", "--test-threads=1"])
+        .env(SERVE, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    for line in output.lines() {
+        let line = line.unwrap();
+        let Some((_, told)) = line.split_once("serving ") else { continue };
+        let (address, key) = told.split_once(' ').unwrap();
+        let key = (0..key.len() / 2).map(|at| u8::from_str_radix(&key[at * 2..][..2], 16).unwrap()).collect();
+        return Peer { child, address: address.parse().unwrap(), key };
+    }
+    panic!("the peer process ended before it served");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_killed_under_transfers_of_both_directions_ends_each_once() {
+    let mut served = start_peer();
+    let a = Node::start(1);
+    let endpoint = a.connect(peer(2), &[served.address]).await;
+    let near = [a.share(1, LENGTH, 3), a.share(2, LENGTH, 4)];
+    let far = Shared {
+        region: std::sync::Arc::clone(&near[0].region),
+        id: tidefs_engine::types::RegionId(1),
+        key: served.key.clone().into(),
+    };
+    let batch = || {
+        let mut batch = Batch::new();
+        for index in 0..32 {
+            batch.add(Direction::Read, near[0].slice(index * MIB, MIB), far.at(index * MIB));
+            batch.add(Direction::Write, near[1].slice(index * MIB, MIB), far.at(index * MIB));
+        }
+        batch
+    };
+    let (before, under_way) = tokio::task::block_in_place(|| {
+        let mut before = batch();
+        before.post(&endpoint);
+        before.expect_done();
+        let mut under_way = batch();
+        under_way.post(&endpoint);
+        served.child.kill().unwrap();
+        served.child.wait().unwrap();
+        (before, under_way)
+    });
+    drop(before);
+    let results = tokio::task::block_in_place(|| under_way.results());
+    let is_told = |result: &Result<(), Error>| match result {
+        Ok(()) => true,
+        Err(error) => matches!(error, Error::PeerGone { .. } | Error::TransportFailed { .. }),
+    };
+    assert!(results.iter().all(is_told), "{results:?}");
+    // What is posted now ends too, and long before its deadline.
+    near[0].fill(9);
+    let begin = Instant::now();
+    let mut late = batch();
+    tokio::task::block_in_place(|| {
+        late.post(&endpoint);
+        assert!(late.results().iter().all(Result::is_err));
+    });
+    assert!(begin.elapsed() < Duration::from_secs(20));
+    assert!(near[0].holds(9), "something was stored after the end");
+}

@@ -1,0 +1,9 @@
+//! The TCP transport over real links and sockets: contents, faults of the way, and peers that are killed.
+//!
+//! Each test starts the two ends in this process, or one of them in another, on ports of the kernel's choice. Time
+//! limits are there to end a test that hangs; no test is decided by how fast something is.
+
+mod common;
+mod faults;
+mod kill;
+mod transfers;
