@@ -2,6 +2,8 @@
 
 mod mapping;
 mod region;
+mod words;
 
 pub use mapping::Mapping;
 pub use region::{Access, MemorySlice, PageKind, Region};
+pub use words::SharedWords;

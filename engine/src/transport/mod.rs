@@ -17,6 +17,7 @@
 #[cfg(test)]
 mod conformance;
 mod operation;
+pub mod shm;
 pub mod sim;
 
 use std::collections::VecDeque;
