@@ -6,8 +6,15 @@
 //! Imports go one way: `engine -> {request, batch} -> queue -> plan -> transport -> {memory, topology} -> {types, error,
 //! config, time, rng}`; nothing here imports from the daemon.
 
+pub mod engine;
 pub mod error;
+#[expect(dead_code, unused_imports, reason = "streams are for the transport that follows")]
+pub mod link;
 pub mod memory;
+pub mod metrics;
+pub mod plan;
+pub mod queue;
+pub mod request;
 pub mod rng;
 pub mod time;
 pub mod transport;

@@ -249,11 +249,11 @@ impl Filesystem for Dispatcher {
         }
     }
 
-    fn getattr(&self, _request: &Request, number: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, request: &Request, number: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
         if ControlFiles::owns(number) {
             return reply.attr(&self.lifetimes.settled, &self.control.attributes(number));
         }
-        self.reply_attr(self.datapath.getattr_by_name(ino(number)), "getattr", reply);
+        self.reply_attr(self.datapath.getattr_by_name(&caller(request), ino(number)), "getattr", reply);
     }
 
     fn setattr(

@@ -32,6 +32,8 @@ pub(crate) struct Policy {
     pub(crate) pin: Option<&'static str>,
     /// Bytes.
     pub(crate) quota: Option<u64>,
+    /// Whether new files below are slot files.
+    pub(crate) scratch: Option<bool>,
 }
 
 /// Station in the life of a file.
@@ -83,7 +85,7 @@ pub(crate) struct File {
     pub(crate) policy: Policy,
     /// Length that the books have it with.
     pub(crate) counted: u64,
-    /// When it was sealed, and the last change of its attributes: its time to live counts from one of them.
+    /// When it was sealed, between which moments: its time to live counts from there.
     pub(crate) sealed_ns: (i64, i64),
     /// When it may be gone, and when it must.
     pub(crate) expires_ns: Option<(i64, i64)>,
@@ -412,7 +414,10 @@ impl Model {
                 Some(hidden) => hidden,
                 None => {
                     let id = self.fresh_id();
-                    self.files.insert(id, File::new(self.now_real_ns));
+                    let above = self.ancestors(directory).into_iter();
+                    let scratch = above.filter_map(|id| self.directories[&id].policy.scratch).next();
+                    let file = File { scratch: scratch == Some(true), ..File::new(self.now_real_ns) };
+                    self.files.insert(id, file);
                     self.set_slot(directory, name, Slot { current: None, next: Some(id) });
                     id
                 }
@@ -501,7 +506,6 @@ impl Model {
 
     /// Changes length or pages.
     pub(crate) fn resize(&mut self, file: FileId, change: Change) {
-        self.changed(file);
         let (now, scratch_min) = (self.now_real_ns, self.scratch_min);
         let file = self.file_mut(file);
         let place = |value: u64| usize::try_from(value).expect("a small length");
@@ -605,12 +609,11 @@ impl Model {
         file.expires_ns = ttl_ns.map(|ttl_ns| (earliest + ttl_ns, latest + ttl_ns));
     }
 
-    /// Attributes of a file changed.
-    pub(crate) fn changed(&mut self, id: FileId) {
+    /// A sealed file may have been opened for writing in place, and sealed again as it was.
+    pub(crate) fn sealed_again(&mut self, id: FileId) {
         let now = self.now_ns;
         let file = self.file_mut(id);
         file.sealed_ns.1 = now;
-        // A restart counts from the last change of the attributes.
         if let Some(expires) = &mut file.expires_ns {
             expires.1 = expires.1.max(expires.0 + (now - file.sealed_ns.0));
         }
@@ -620,6 +623,12 @@ impl Model {
     pub(crate) fn refuse(&mut self, id: FileId) {
         let file = self.file_mut(id);
         file.refused |= file.phase == Phase::Writing;
+    }
+
+    /// Whether a rename of the file to `name` would make an object of what its writer did not mean.
+    pub(crate) fn is_refused(&self, id: FileId, name: &str) -> bool {
+        let file = self.file(id);
+        file.refused && file.phase == Phase::Writing && !file.scratch && !is_temporary(name)
     }
 
     /// Closes a duplicate of a handle.
@@ -690,7 +699,6 @@ impl Model {
             }
             self.set_slot(to.0, to.1, Slot { current: Some(file), next });
             if is_object {
-                self.changed(file);
                 self.renew_expiry(to.0, file);
             } else if !stays_unsealed {
                 self.seal(to.0, file);
@@ -811,15 +819,15 @@ impl Model {
     ) -> Result<(), Errno> {
         let file = self.visible(who, self.slot(directory, name)).ok_or(Errno::ENOENT)?;
         change(self.file_mut(file));
-        self.changed(file);
         if self.file(file).phase == Phase::Sealed {
             self.renew_expiry(directory, file);
         }
         Ok(())
     }
 
-    /// Everything that is not sealed is gone, and every handle. Returns the names of objects that may be gone too: those
-    /// whose length their writers changed after the rename, and had not closed.
+    /// Everything that is not sealed is gone, and every handle. Returns the names of objects whose length their writers
+    /// changed after the rename, and had not closed: what they added since the record was written is not there, and
+    /// there may have been no room to keep the rest.
     pub(crate) fn restart(&mut self) -> Vec<(DirectoryId, String)> {
         self.handles.clear();
         for (directory, name, slot) in self.slots() {
@@ -835,7 +843,6 @@ impl Model {
             slots.filter(|(_, _, slot)| slot.current.is_some_and(|id| is_unfinished(self.file(id))));
         let unfinished = unfinished.map(|(directory, name, _)| (directory, name)).collect();
         for file in self.files.values_mut() {
-            file.counted = file.bytes.len() as u64;
             if file.writers > 0 {
                 // What was written after the seal is there; when, was not noted yet.
                 file.mtime = Mtime::Any;
@@ -845,5 +852,19 @@ impl Model {
         }
         self.renew_expiries(ROOT);
         unfinished
+    }
+
+    /// A restart found the object under this name with `length` bytes.
+    pub(crate) fn found_after_restart(&mut self, directory: DirectoryId, name: &str, length: u64) {
+        let id = self.slot(directory, name).current.expect("an object has its name");
+        let file = self.file_mut(id);
+        let written = file.bytes.len() as u64;
+        assert!(
+            (file.counted.min(written)..=written).contains(&length),
+            "{name} has {length} bytes, and had {} at its rename and {written} at the end",
+            file.counted
+        );
+        file.bytes.truncate(usize::try_from(length).expect("a small length"));
+        file.counted = length;
     }
 }

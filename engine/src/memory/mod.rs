@@ -2,8 +2,6 @@
 
 mod mapping;
 mod region;
-mod words;
 
 pub use mapping::Mapping;
 pub use region::{Access, MemorySlice, PageKind, Region};
-pub use words::SharedWords;

@@ -1,52 +1,358 @@
-//! The connection to one peer, as the engine holds it.
+//! The initiator's side: the peer's regions, mapped, and operations on them.
+//!
+//! Invariants
+//! - Memory of the peer is touched only between `enter` and `leave` of its word.
+//! - An operation on a region that is not mapped yet waits for the owner's answer; there is one question for each region.
+//! - When the connection ends, so does everything that waits; a copy that runs ends by itself, in memory that stays mapped.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
-use super::line::Line;
-use crate::transport::{BatchId, BoxFuture, Endpoint, EndpointState, Operation, RailLoad};
-use crate::types::RailId;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
 
-/// A connection; it ends when the value is dropped.
+use super::copier::Copiers;
+use super::ffi::Words;
+use super::socket::Socket;
+use super::wire::{PACKET, Packet};
+use super::{NAME, OPERATIONS_MAX};
+use crate::error::Error;
+use crate::memory::{Access, MemorySlice, Region};
+use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
+use crate::types::{ByteCount, PeerId, RailId, RegionId};
+
+/// Longest copy that the caller of `post` does by itself.
+const INLINE_MAX: usize = 2 << 20;
+
+/// A region of the peer, mapped here.
+#[derive(Debug)]
+struct Mapped {
+    region: Arc<Region>,
+    is_writable: bool,
+    word: usize,
+}
+
+enum Entry {
+    Mapped(Arc<Mapped>),
+    /// The owner was asked; these wait for its answer.
+    Asked(Vec<Operation>),
+}
+
+struct State {
+    regions: HashMap<RegionId, Entry>,
+    end: Option<EndpointState>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("regions", &self.regions.len()).field("end", &self.end).finish()
+    }
+}
+
+/// The connection to one owner of memory on this host.
 #[derive(Debug)]
 pub(super) struct ShmEndpoint {
-    line: Arc<Line>,
+    me: Weak<Self>,
+    peer: PeerId,
+    words: Words,
+    copiers: Arc<Copiers>,
+    /// Guards the mappings and what waits for one; never held while bytes are copied.
+    state: Mutex<State>,
+    questions: mpsc::UnboundedSender<RegionId>,
+    /// Operations taken and not complete.
+    taken: AtomicUsize,
+    taken_bytes: AtomicUsize,
+    is_failed: AtomicBool,
+    idle: Notify,
+    stop: Notify,
+}
+
+/// One copy, ready to run.
+#[derive(Debug)]
+pub(super) struct Copy {
+    operation: Operation,
+    theirs: Arc<Mapped>,
+    endpoint: Arc<ShmEndpoint>,
+}
+
+impl Copy {
+    /// Copies, and ends the operation.
+    pub(super) fn run(self) {
+        let Self { operation, theirs, endpoint } = self;
+        let result = endpoint.copy(&operation, &theirs);
+        endpoint.end(operation, result);
+    }
 }
 
 impl ShmEndpoint {
-    pub(super) fn new(line: Arc<Line>) -> Self {
-        Self { line }
+    /// An endpoint on `socket`, on which the owner has said welcome. Its task runs on `runtime`.
+    pub(super) fn start(
+        runtime: &Handle,
+        peer: PeerId,
+        socket: Socket,
+        words: Words,
+        copiers: Arc<Copiers>,
+    ) -> Arc<Self> {
+        // Bounded by the operations that are taken: one question for each at most.
+        let (questions, asked) = mpsc::unbounded_channel();
+        let endpoint = Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            peer,
+            words,
+            copiers,
+            state: Mutex::new(State { regions: HashMap::new(), end: None }),
+            questions,
+            taken: AtomicUsize::new(0),
+            taken_bytes: AtomicUsize::new(0),
+            is_failed: AtomicBool::new(false),
+            idle: Notify::new(),
+            stop: Notify::new(),
+        });
+        runtime.spawn(Arc::clone(&endpoint).talk(socket, asked));
+        endpoint
+    }
+
+    async fn talk(self: Arc<Self>, socket: Socket, mut asked: mpsc::UnboundedReceiver<RegionId>) {
+        let ended = self.listen(&socket, &mut asked).await;
+        let cause = match ended {
+            Ok(()) => "it closed its end".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        self.fail(EndpointState::Failed(Error::PeerGone { peer: self.peer, cause: cause.into() }));
+    }
+
+    async fn listen(&self, socket: &Socket, asked: &mut mpsc::UnboundedReceiver<RegionId>) -> io::Result<()> {
+        let mut packet = [0; PACKET];
+        loop {
+            tokio::select! {
+                () = self.stop.notified() => return Ok(()),
+                Some(id) = asked.recv() => socket.send(&Packet::Map { id }.encode(), None).await?,
+                received = socket.receive(&mut packet) => {
+                    let (count, descriptor) = received?;
+                    if count == 0 {
+                        return Ok(());
+                    }
+                    match (Packet::decode(&packet[..count]), descriptor) {
+                        (Some(Packet::Mapped { id, length, is_writable, word }), Some(descriptor)) => {
+                            let access = if is_writable { Access::ReadWrite } else { Access::Read };
+                            let region = Region::of_descriptor(descriptor, length, access)?;
+                            let word = usize::try_from(word).map_err(|_| io::ErrorKind::InvalidData)?;
+                            self.mapped(id, Mapped { region: Arc::new(region), is_writable, word });
+                        }
+                        (Some(Packet::Unknown { id } | Packet::Revoked { id }), None) => self.unmapped(id),
+                        (Some(Packet::Exhausted { .. }), None) => {
+                            let cause = "this connection has granted as many regions as it can; a new one is made";
+                            self.fail(EndpointState::Failed(Error::transport(NAME, cause)));
+                            return Ok(());
+                        }
+                        _ => return Err(io::ErrorKind::InvalidData.into()),
+                    }
+                }
+            }
+        }
+    }
+
+    fn mapped(&self, id: RegionId, mapped: Mapped) {
+        let mapped = Arc::new(mapped);
+        let waiting = {
+            let mut state = self.state.lock();
+            if state.end.is_some() {
+                return;
+            }
+            match state.regions.insert(id, Entry::Mapped(Arc::clone(&mapped))) {
+                Some(Entry::Asked(waiting)) => waiting,
+                Some(Entry::Mapped(_)) | None => Vec::new(),
+            }
+        };
+        let Some(endpoint) = self.me.upgrade() else { return };
+        self.copiers.push(waiting.into_iter().map(|operation| Copy {
+            operation,
+            theirs: Arc::clone(&mapped),
+            endpoint: Arc::clone(&endpoint),
+        }));
+    }
+
+    /// The owner has no such region, any more. Dropping the mapping gives the memory back.
+    fn unmapped(&self, id: RegionId) {
+        let entry = self.state.lock().regions.remove(&id);
+        if let Some(Entry::Asked(waiting)) = entry {
+            waiting
+                .into_iter()
+                .for_each(|operation| self.end(operation, Err(Error::NoSuchRegion { region: id })));
+        }
+    }
+
+    /// Ends everything that waits, once.
+    fn fail(&self, end: EndpointState) {
+        let (entries, error) = {
+            let mut state = self.state.lock();
+            if state.end.is_some() {
+                return;
+            }
+            self.is_failed.store(true, Ordering::Release);
+            let error = match &end {
+                EndpointState::Failed(error) => error.clone(),
+                EndpointState::Ready | EndpointState::Closed => Error::Closed,
+            };
+            state.end = Some(end);
+            (std::mem::take(&mut state.regions), error)
+        };
+        for entry in entries.into_values() {
+            if let Entry::Asked(waiting) = entry {
+                waiting.into_iter().for_each(|operation| self.end(operation, Err(error.clone())));
+            }
+        }
+    }
+
+    /// What a failed endpoint says to every operation.
+    fn error(&self) -> Option<Error> {
+        match &self.state.lock().end {
+            None => None,
+            Some(EndpointState::Failed(error)) => Some(error.clone()),
+            Some(EndpointState::Ready | EndpointState::Closed) => Some(Error::Closed),
+        }
+    }
+
+    fn copy(&self, operation: &Operation, theirs: &Mapped) -> Result<(), Error> {
+        if self.is_failed.load(Ordering::Acquire) {
+            return Err(self.error().unwrap_or(Error::Closed));
+        }
+        if Instant::now() >= operation.deadline {
+            return Err(Error::DeadlinePassed);
+        }
+        let id = operation.remote.region;
+        let length = ByteCount(operation.local.length() as u64);
+        let remote = MemorySlice::new(&theirs.region, id, operation.remote.offset, length)?;
+        if operation.direction == Direction::Write && !theirs.is_writable {
+            return Err(Error::ReadOnly { region: id });
+        }
+        if !self.words.enter(theirs.word) {
+            return Err(Error::NoSuchRegion { region: id });
+        }
+        match operation.direction {
+            Direction::Read => operation.local.copy_from(&remote),
+            Direction::Write => remote.copy_from(&operation.local),
+        }
+        self.words.leave(theirs.word);
+        // Who died under a copy may have left half of an older write; its bytes count for nothing.
+        if self.is_failed.load(Ordering::Acquire) {
+            Err(self.error().unwrap_or(Error::Closed))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn end(&self, operation: Operation, result: Result<(), Error>) {
+        let length = operation.local.length();
+        // Before the completion, which may post the next one.
+        self.taken_bytes.fetch_sub(length, Ordering::AcqRel);
+        let was_last = self.taken.fetch_sub(1, Ordering::AcqRel) == 1;
+        operation.complete(result);
+        if was_last {
+            self.idle.notify_waiters();
+        }
+    }
+
+    /// Finds the mapping for `operation`, or lets it wait for one.
+    fn prepare(self: &Arc<Self>, operation: Operation) -> Option<Copy> {
+        let id = operation.remote.region;
+        let mut state = self.state.lock();
+        if state.end.is_some() {
+            drop(state);
+            let error = self.error().unwrap_or(Error::Closed);
+            self.end(operation, Err(error));
+            return None;
+        }
+        match state.regions.get_mut(&id) {
+            Some(Entry::Mapped(mapped)) => {
+                let theirs = Arc::clone(mapped);
+                drop(state);
+                Some(Copy { operation, theirs, endpoint: Arc::clone(self) })
+            }
+            Some(Entry::Asked(waiting)) => {
+                waiting.push(operation);
+                None
+            }
+            None => {
+                state.regions.insert(id, Entry::Asked(vec![operation]));
+                drop(state);
+                // The receiver lives as long as the task, whose end fails the endpoint and what waits in it.
+                let _ = self.questions.send(id);
+                None
+            }
+        }
     }
 }
 
 impl Endpoint for ShmEndpoint {
     fn post(&self, operations: &mut VecDeque<Operation>) {
-        self.line.post(operations);
+        let Some(me) = self.me.upgrade() else { return };
+        let was_idle = self.taken.load(Ordering::Acquire) == 0;
+        let mut first = None;
+        let mut others = Vec::new();
+        while self.taken.load(Ordering::Acquire) < OPERATIONS_MAX
+            && let Some(operation) = operations.pop_front()
+        {
+            self.taken.fetch_add(1, Ordering::AcqRel);
+            self.taken_bytes.fetch_add(operation.local.length(), Ordering::AcqRel);
+            if let Some(copy) = me.prepare(operation) {
+                let is_inline = was_idle && first.is_none() && copy.operation.local.length() <= INLINE_MAX;
+                if is_inline { first = Some(copy) } else { others.push(copy) }
+            }
+        }
+        if !others.is_empty() {
+            self.copiers.push(others);
+        }
+        if let Some(copy) = first {
+            copy.run();
+        }
     }
 
     fn cancel(&self, batch: BatchId) {
-        self.line.cancel(batch);
+        let mut cancelled = Vec::new();
+        for entry in self.state.lock().regions.values_mut() {
+            if let Entry::Asked(waiting) = entry {
+                let is_of_batch = |operation: &Operation| operation.ticket.batch() == batch;
+                let (taken, kept) = std::mem::take(waiting).into_iter().partition(is_of_batch);
+                *waiting = kept;
+                let taken: Vec<Operation> = taken;
+                cancelled.extend(taken);
+            }
+        }
+        // Copies that wait for a thread end by themselves, within the time of those before them.
+        cancelled.into_iter().for_each(|operation| self.end(operation, Err(Error::Cancelled)));
     }
 
     fn state(&self) -> EndpointState {
-        self.line.state()
+        if !self.is_failed.load(Ordering::Acquire) {
+            return EndpointState::Ready;
+        }
+        self.state.lock().end.clone().unwrap_or(EndpointState::Ready)
     }
 
     fn load(&self) -> Vec<RailLoad> {
-        let (operations, bytes) = self.line.load();
-        vec![RailLoad { rail: RailId(0), operations, bytes }]
+        let bytes = self.taken_bytes.load(Ordering::Relaxed) as u64;
+        vec![RailLoad { rail: RailId(0), operations: self.taken.load(Ordering::Relaxed), bytes }]
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            self.line.end(EndpointState::Closed);
-            self.line.drained().await;
+        Box::pin(async {
+            self.fail(EndpointState::Closed);
+            self.stop.notify_one();
+            loop {
+                let idle = self.idle.notified();
+                tokio::pin!(idle);
+                idle.as_mut().enable();
+                if self.taken.load(Ordering::Acquire) == 0 {
+                    return;
+                }
+                idle.await;
+            }
         })
-    }
-}
-
-impl Drop for ShmEndpoint {
-    fn drop(&mut self) {
-        self.line.end(EndpointState::Closed);
     }
 }

@@ -1,52 +1,155 @@
-//! What owns the descriptors that the kernel hands out on a unix socket.
+//! The words by which an owner takes memory back: shared by two processes, touched only atomically. And descriptors that
+//! the kernel has just made for this process.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, FromRawFd as _, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, accept4, recvmsg, sendmsg};
+use memmap2::{MmapOptions, MmapRaw};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use tokio::io::unix::AsyncFd;
 
-/// Sends `bytes` as one message, with `descriptor` if there is one. Does not block.
-pub(super) fn send(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    descriptor: Option<BorrowedFd<'_>>,
-) -> nix::Result<()> {
-    let raw: Vec<RawFd> = descriptor.iter().map(AsRawFd::as_raw_fd).collect();
-    let rights = [ControlMessage::ScmRights(&raw)];
-    let control = if raw.is_empty() { &[][..] } else { &rights[..] };
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None).map(|_| ())
+/// Set while the owner lets the peer touch the region; the other bits count the copies under way.
+const GRANTED: u64 = 1 << 63;
+/// Bytes of one word.
+const WORD: usize = size_of::<u64>();
+/// Words of one page.
+pub(super) const WORDS_PER_PAGE: usize = 4096 / WORD;
+
+/// One word for each grant of a connection. A word of zero, so also one in a hole of the file, is no grant.
+#[derive(Debug)]
+pub(super) struct Words {
+    map: MmapRaw,
+    file: File,
 }
 
-/// Receives one message into `bytes`, and the descriptor that came with it. Returns its length, 0 at the end. A
-/// longer message is cut, surplus descriptors are closed. Does not block.
-pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<(usize, Option<OwnedFd>)> {
-    let mut space = nix::cmsg_space!([RawFd; 1]);
-    let mut slices = [IoSliceMut::new(bytes)];
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = recvmsg::<()>(socket.as_raw_fd(), &mut slices, Some(&mut space), flags)?;
-    let mut received = Vec::new();
-    for control in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(descriptors) = control {
-            // SAFETY: unix(7): the descriptors of SCM_RIGHTS are new in this process, so nobody else owns them.
-            received.extend(descriptors.into_iter().map(|raw| unsafe { OwnedFd::from_raw_fd(raw) }));
+impl Words {
+    /// Room for `count` words, of which only the pages in use take memory.
+    pub(super) fn new(count: usize) -> io::Result<Self> {
+        let file = File::from(memfd_create(c"tidefs-grants", MFdFlags::MFD_CLOEXEC)?);
+        file.set_len((count * WORD) as u64)?;
+        Self::map(file)
+    }
+
+    /// Maps the words that the owner passed.
+    pub(super) fn of_descriptor(descriptor: OwnedFd) -> io::Result<Self> {
+        Self::map(File::from(descriptor))
+    }
+
+    fn map(file: File) -> io::Result<Self> {
+        let length = usize::try_from(file.metadata()?.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if length == 0 || !length.is_multiple_of(WORD) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self { map: MmapOptions::new().len(length).map_raw(&file)?, file })
+    }
+
+    /// The file, to be passed to the peer.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.map.len() / WORD
+    }
+
+    fn word(&self, index: usize) -> Option<&AtomicU64> {
+        if index >= self.count() {
+            return None;
+        }
+        // SAFETY: `index` is inside the mapping, which `self` keeps; mappings are page-aligned, so the word is aligned.
+        // Both processes touch it only by atomic operations. The file is never shortened: only its owner holds it
+        // beside the peer, and neither calls ftruncate after `new`. A peer that broke this rule would cause a SIGBUS
+        // here; peers have proved the cluster key and run as the same user.
+        Some(unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(index * WORD).cast()) })
+    }
+
+    /// Owner: lets the peer touch what the word stands for.
+    pub(super) fn grant(&self, index: usize) {
+        if let Some(word) = self.word(index) {
+            word.store(GRANTED, Ordering::Release);
         }
     }
-    Ok((message.bytes, received.into_iter().next()))
+
+    /// Owner: no new copy begins. Returns how many are under way.
+    pub(super) fn revoke(&self, index: usize) -> u64 {
+        self.word(index).map_or(0, |word| word.fetch_and(!GRANTED, Ordering::AcqRel) & !GRANTED)
+    }
+
+    /// Owner: copies under way.
+    pub(super) fn copies(&self, index: usize) -> u64 {
+        self.word(index).map_or(0, |word| word.load(Ordering::Acquire) & !GRANTED)
+    }
+
+    /// Owner: gives the memory of a page back in which nothing is granted any more.
+    pub(super) fn release_page(&self, page: usize) -> io::Result<()> {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let from = i64::try_from(page * WORDS_PER_PAGE * WORD).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Ok(fallocate(self.file.as_fd(), flags, from, 4096)?)
+    }
+
+    /// Peer: begins a copy. False when the grant is gone; then nothing may be touched.
+    pub(super) fn enter(&self, index: usize) -> bool {
+        let Some(word) = self.word(index) else { return false };
+        let is_granted = word.fetch_add(1, Ordering::AcqRel) & GRANTED != 0;
+        if !is_granted {
+            word.fetch_sub(1, Ordering::AcqRel);
+        }
+        is_granted
+    }
+
+    /// Peer: the copy has ended.
+    pub(super) fn leave(&self, index: usize) {
+        if let Some(word) = self.word(index) {
+            word.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
 }
 
-/// Accepts a connection of `listener`. Does not block.
-pub(super) fn accept(listener: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let accepted = accept4(listener.as_raw_fd(), flags)?;
-    // SAFETY: accept(2) returned a descriptor that is new in this process, so nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(accepted) })
+/// Takes a descriptor that accept4(2) or recvmsg(2) has just returned.
+pub(super) fn own(descriptor: RawFd) -> OwnedFd {
+    // SAFETY: the callers, both in `socket`, pass what the kernel has just installed for this process, once; nobody else
+    // knows the number.
+    unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
 
-/// Puts `socket` under the watch of the runtime that the caller is in.
+/// Lets the current runtime watch a socket.
 pub(super) fn watch(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: `OwnedFd` gives the same open descriptor for as long as it lives, which is as long as the `AsyncFd`.
-    let watched = unsafe { AsyncFd::register(socket) };
-    watched.map_err(io::Error::from)
+    // SAFETY: `register` asks that the descriptor stays open and the same for as long as it is registered. An `OwnedFd`
+    // that nobody else holds is closed only when the `AsyncFd` drops it, after deregistering it.
+    unsafe { AsyncFd::register(socket) }.map_err(io::Error::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_begins_only_under_a_grant_and_is_counted_to_its_end() {
+        let owner = Words::new(1024).unwrap();
+        let peer = Words::of_descriptor(owner.file().try_clone().unwrap().into()).unwrap();
+        assert!(!peer.enter(700), "not granted yet");
+        owner.grant(700);
+        assert!(peer.enter(700) && peer.enter(700));
+        assert_eq!(owner.revoke(700), 2);
+        assert!(!peer.enter(700));
+        peer.leave(700);
+        assert_eq!(owner.copies(700), 1);
+        peer.leave(700);
+        assert_eq!(owner.copies(700), 0);
+        assert!(!peer.enter(1024), "no such word");
+    }
+
+    #[test]
+    fn a_page_that_was_given_back_grants_nothing() {
+        let owner = Words::new(2 * WORDS_PER_PAGE).unwrap();
+        owner.grant(3);
+        owner.grant(WORDS_PER_PAGE);
+        owner.release_page(0).unwrap();
+        assert!(!owner.enter(3));
+        assert!(owner.enter(WORDS_PER_PAGE));
+    }
 }

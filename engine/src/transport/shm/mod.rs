@@ -1,195 +1,223 @@
-//! Memory of two processes of one host: each maps what the other registered, and who submits copies.
+//! Peers of one host: their memory is mapped here, and an operation is a copy by the initiator's processor.
 //!
-//! A region's file is passed as a descriptor over a unix socket, once for each peer, and mapped there. An operation is
-//! then a memory copy by the initiator; the peer's processor has no part in it.
+//! The owner passes the files of its regions as descriptors over a local socket, whose random name it grants over the
+//! link. Beside them it shares one word for each grant: the initiator counts its copies there, and the owner withdraws
+//! it, so that a region can be given back while peers have it mapped. A peer that dies leaves its socket, which ends all
+//! that it was granted.
 //!
-//! Peers are of one host when they were booted together (`/proc/sys/kernel/random/boot_id`, exchanged over the link) and
-//! see the same abstract sockets. Every other peer is [`Error::Unavailable`], so that another transport takes it.
+//! Limits: regions without a file cannot be passed; the same user, or root, at both ends; the same network namespace,
+//! because the socket's name is of that. Where one of these fails the transport says so, and the next one is used.
 //!
-//! Taking memory back: each mapped region has a count in memory that both processes share. The initiator holds the count
-//! up while it copies; the owner sets its top bit, after which none starts, and waits until it is down. An initiator that
-//! was killed has closed its socket, and its counts are no longer waited for. One that is stopped (SIGSTOP) in a copy is
-//! waited for, since it will go on copying.
-//!
-//! Limits
-//! - Regions have a file behind them ([`Region::file`]); others are refused.
-//! - A peer is a process of the same user, or of root: it could keep what it mapped.
-//! - [`attached::SLOTS`] regions of one peer are mapped at once; more end with [`Error::Busy`].
+//! Threads: one runtime task for each connection at either end, and a small pool that copies (see `copier`).
 
-mod attached;
-mod copy;
+mod copier;
 mod endpoint;
 mod ffi;
-mod line;
-mod message;
-mod owner;
+mod grants;
 mod socket;
+mod wire;
 
-use std::fmt;
+use std::collections::HashMap;
 use std::io;
-use std::num::NonZero;
-use std::sync::{Arc, Weak};
-use std::thread::available_parallelism;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
 
+use copier::Copiers;
+use endpoint::ShmEndpoint;
+use ffi::Words;
+use grants::Owner;
+use socket::{Listener, Socket};
+use wire::{PACKET, Packet, Token};
+
+use super::{BoxFuture, Capabilities, Endpoint, Exchange, Rail, Transport};
 use crate::error::Error;
-use crate::memory::{Region, SharedWords};
-use crate::transport::{BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Rail, Transport};
+use crate::link::{BootId, fill_random};
+use crate::memory::Region;
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
 
-use attached::SLOTS;
-use copy::CopyPool;
-use endpoint::ShmEndpoint;
-use line::{Line, OPERATIONS_MAX};
-use message::{Answer, Frame, Host, Token, decode_request, encode_request};
-use owner::Owner;
-use socket::{Listener, Socket};
-
 const NAME: &str = "shm";
+/// Operations that one endpoint holds.
+const OPERATIONS_MAX: usize = 1024;
+/// Connections that were granted over the link and did not come yet.
+const TOKENS_MAX: usize = 1024;
+/// Time in which a granted connection has to come, and in which it has to show its token.
+const TOKEN_LIFE: Duration = Duration::from_secs(10);
 
-/// How long the owner may take to welcome a connection that it granted.
-const WELCOME_MAX: Duration = Duration::from_secs(5);
-
-/// How copies are made.
+/// How the transport works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShmOptions {
-    /// Threads that copy, at least 1.
+pub struct ShmConfig {
+    /// Threads that copy. Default: half of the processors, at least 1 and at most 8.
     pub copy_threads: usize,
-    /// Length of the parts into which a copy is cut, for several threads and to give it up in between.
-    pub part_bytes: ByteCount,
-    /// Bytes that one `post` copies itself, when nothing waits: a short copy takes less time than waking a thread.
-    pub inline_bytes: ByteCount,
 }
 
-impl Default for ShmOptions {
+impl Default for ShmConfig {
     fn default() -> Self {
-        let processors = available_parallelism().map_or(1, NonZero::get);
-        Self {
-            copy_threads: (processors / 2).clamp(1, 4),
-            part_bytes: ByteCount::mib(1),
-            inline_bytes: ByteCount::kib(64),
-        }
+        Self { copy_threads: thread::available_parallelism().map_or(1, |count| count.get() / 2).clamp(1, 8) }
     }
 }
 
-/// Shared memory between the processes of this host.
+/// Version of [`Question`] and [`Reply`].
+const VERSION: u8 = 1;
+
+/// What the initiator asks over the link.
+#[derive(Debug, Serialize, Deserialize)]
+struct Question {
+    version: u8,
+    boot_id: [u8; 16],
+}
+
+/// What the owner answers.
+#[derive(Debug, Serialize, Deserialize)]
+enum Reply {
+    /// Come to this abstract socket with this token.
+    Granted { name: Vec<u8>, token: Token },
+    /// The two run on different hosts.
+    OtherHost { boot_id: [u8; 16] },
+}
+
+/// The transport of one process.
+#[derive(Debug)]
 pub struct ShmTransport {
-    host: Host,
-    owner: Arc<Owner>,
-    socket_name: Vec<u8>,
-    pool: Arc<CopyPool>,
-    inline_bytes: usize,
+    shared: Arc<Shared>,
+    boot_id: [u8; 16],
+    name: Vec<u8>,
+    copiers: Arc<Copiers>,
     runtime: Handle,
-    listening: JoinHandle<()>,
-    /// Connections that were made here, and whether more may be.
-    lines: Mutex<Lines>,
+    listener: tokio::task::JoinHandle<()>,
+    endpoints: Mutex<Vec<Arc<ShmEndpoint>>>,
+    is_closed: AtomicBool,
 }
 
-#[derive(Default)]
-struct Lines {
-    made: Vec<Weak<Line>>,
-    is_closed: bool,
-}
-
-impl fmt::Debug for ShmTransport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShmTransport").field("host", &self.host).finish_non_exhaustive()
-    }
+#[derive(Debug, Default)]
+struct Shared {
+    owner: Owner,
+    /// Tokens that were granted, to whom and when.
+    tokens: Mutex<HashMap<Token, (PeerId, Instant)>>,
 }
 
 impl ShmTransport {
-    /// Opens the transport. Its connections are served on `runtime`, which has its I/O and time drivers.
+    /// Listens on a socket with a random name.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] where this host has no boot id; [`Error::System`].
-    pub fn open(options: ShmOptions, runtime: &Handle) -> Result<Arc<Self>, Error> {
-        let host = Host::here().map_err(|error| Error::Unavailable {
-            transport: NAME,
-            looked_for: "/proc/sys/kernel/random/boot_id".into(),
-            cause: error.to_string().into(),
-        })?;
-        Self::open_on(host, options, runtime)
-    }
-
-    fn open_on(host: Host, options: ShmOptions, runtime: &Handle) -> Result<Arc<Self>, Error> {
-        let to_usize = |bytes: ByteCount| usize::try_from(bytes.get()).unwrap_or(usize::MAX);
-        let _inside = runtime.enter();
-        let socket_name = Token::random().map_err(|error| Error::system("/dev/urandom", &error))?.to_name();
-        let listener = Listener::bind(&socket_name);
-        let listener = listener.map_err(|error| Error::system("an abstract unix socket", &error))?;
-        let pool = CopyPool::start(options.copy_threads, to_usize(options.part_bytes));
-        let pool = pool.map_err(|error| Error::system("a thread that copies", &error))?;
-        let owner = Arc::new(Owner::default());
-        let listening = runtime.spawn(Arc::clone(&owner).listen(listener));
-        Ok(Arc::new(Self {
-            host,
-            owner,
-            socket_name,
-            pool: Arc::new(pool),
-            inline_bytes: to_usize(options.inline_bytes),
-            runtime: runtime.clone(),
-            listening,
-            lines: Mutex::default(),
-        }))
-    }
-
-    /// Connects to the socket that the peer named, on the transport's own runtime.
-    async fn greet(&self, token: Token, name: Vec<u8>) -> Result<(Socket, SharedWords), Error> {
-        // Dropping the set ends the task.
-        let mut greeting = JoinSet::new();
-        let greet = async move { tokio::time::timeout(WELCOME_MAX, greet(token, &name)).await };
-        greeting.spawn_on(greet, &self.runtime);
-        match greeting.join_next().await {
-            Some(Ok(Ok(Ok(welcome)))) => Ok(welcome),
-            Some(Ok(Ok(Err(error)))) => Err(Error::transport(NAME, format!("the peer's socket: {error}"))),
-            Some(Ok(Err(_))) => Err(Error::transport(NAME, "the peer does not answer on its socket")),
-            Some(Err(_)) | None => Err(Error::Closed),
+    /// [`Error::Unavailable`] when this host has no boot id, sockets or threads for it.
+    pub fn open(config: ShmConfig, runtime: &Handle) -> Result<Arc<Self>, Error> {
+        let unavailable = |looked_for: &'static str| {
+            move |error: io::Error| Error::Unavailable {
+                transport: NAME,
+                looked_for: looked_for.into(),
+                cause: error.to_string().into(),
+            }
+        };
+        let boot_id = BootId::of_this_host().0;
+        if boot_id == [0; 16] {
+            let missing =
+                io::Error::other("the kernel does not tell it, so peers of this host cannot be recognised");
+            return Err(unavailable("/proc/sys/kernel/random/boot_id")(missing));
         }
+        let mut random = [0; 16];
+        fill_random(&mut random)?;
+        let name: Vec<u8> = [&b"tidefs-shm-"[..], &random].concat();
+        let inside = runtime.enter();
+        let listener = Listener::bind(&name).map_err(unavailable("an abstract unix socket"))?;
+        drop(inside);
+        let copiers = Copiers::start(config.copy_threads).map_err(unavailable("threads that copy"))?;
+        let shared = Arc::new(Shared::default());
+        let listener = runtime.spawn(Arc::clone(&shared).accept(listener));
+        let (endpoints, is_closed) = (Mutex::default(), AtomicBool::new(false));
+        let (copiers, runtime) = (Arc::new(copiers), runtime.clone());
+        Ok(Arc::new(Self { shared, boot_id, name, copiers, runtime, listener, endpoints, is_closed }))
     }
 
-    /// Follows a connection, unless the transport was closed meanwhile.
-    fn adopt(&self, peer: PeerId, socket: Socket, words: SharedWords) -> Result<Arc<Line>, Error> {
-        let (sender, outbox) = mpsc::unbounded_channel();
-        let line = Line::new(peer, words, sender, Arc::clone(&self.pool), self.inline_bytes);
-        let mut lines = self.lines.lock();
-        if lines.is_closed {
+    async fn connect_to(&self, peer: PeerId, exchange: &dyn Exchange) -> Result<Arc<dyn Endpoint>, Error> {
+        if self.is_closed.load(Ordering::Acquire) {
             return Err(Error::Closed);
         }
-        lines.made.retain(|line| line.strong_count() > 0);
-        lines.made.push(Arc::downgrade(&line));
-        drop(self.runtime.spawn(Arc::clone(&line).follow(socket, outbox)));
-        Ok(line)
-    }
-
-    fn lines(&self) -> Vec<Arc<Line>> {
-        self.lines.lock().made.iter().filter_map(Weak::upgrade).collect()
+        let question =
+            postcard::to_allocvec(&Question { version: VERSION, boot_id: self.boot_id }).unwrap_or_default();
+        let answer = exchange.ask(question).await?;
+        let reply =
+            postcard::from_bytes(&answer).map_err(|error| Error::protocol(format!("shm: {error}")))?;
+        let (name, token) = match reply {
+            Reply::Granted { name, token } => (name, token),
+            Reply::OtherHost { boot_id } => {
+                return Err(Error::Unavailable {
+                    transport: NAME,
+                    looked_for: format!("peer {peer} on this host, boot {:02x?}", &self.boot_id[..4]).into(),
+                    cause: format!("it runs on another, boot {:02x?}", &boot_id[..4]).into(),
+                });
+            }
+        };
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied => Error::Unavailable {
+                transport: NAME,
+                looked_for: format!("the abstract socket of peer {peer}").into(),
+                cause: format!("{error}: it is in another network namespace, or of another user").into(),
+            },
+            _ => Error::transport(NAME, error.to_string()),
+        };
+        let socket = {
+            let _inside = self.runtime.enter();
+            Socket::connect(&name).map_err(failed)?
+        };
+        socket.send(&token, None).await.map_err(failed)?;
+        let mut packet = [0; PACKET];
+        let words = match socket.receive(&mut packet).await.map_err(failed)? {
+            (count, Some(words)) if Packet::decode(&packet[..count]) == Some(Packet::Welcome) => words,
+            _ => return Err(Error::transport(NAME, "the peer did not welcome the token that it granted")),
+        };
+        let words = Words::of_descriptor(words).map_err(failed)?;
+        let endpoint = ShmEndpoint::start(&self.runtime, peer, socket, words, Arc::clone(&self.copiers));
+        let mut endpoints = self.endpoints.lock();
+        endpoints.retain(|other| other.state() == super::EndpointState::Ready);
+        endpoints.push(Arc::clone(&endpoint));
+        Ok(endpoint)
     }
 }
 
-/// Connects to `name`, shows the token, and receives the counts.
-async fn greet(token: Token, name: &[u8]) -> io::Result<(Socket, SharedWords)> {
-    let socket = Socket::connect(name)?;
-    check_user(socket.peer_user()?).map_err(io::Error::other)?;
-    socket.send(Frame::Hello(token), None).await?;
-    match socket.receive().await? {
-        Some((Frame::Welcome, Some(words))) => Ok((socket, SharedWords::of_descriptor(words, SLOTS)?)),
-        Some(_) => Err(io::Error::from(io::ErrorKind::InvalidData)),
-        None => Err(io::Error::from(io::ErrorKind::ConnectionReset)),
+impl Shared {
+    async fn accept(self: Arc<Self>, listener: Listener) {
+        loop {
+            match listener.accept().await {
+                Ok(socket) => drop(tokio::spawn(Arc::clone(&self).greet(socket))),
+                Err(error) => {
+                    tracing::warn!(%error, "shm: a connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
     }
-}
 
-/// Only a process of the same user, or of root, is let in: it may keep what it maps.
-fn check_user(user: u32) -> Result<(), Error> {
-    let ours = nix::unistd::geteuid().as_raw();
-    if user == ours || user == 0 {
-        return Ok(());
+    async fn greet(self: Arc<Self>, socket: Socket) {
+        let mut token = Token::default();
+        let first = tokio::time::timeout(TOKEN_LIFE, socket.receive(&mut token)).await;
+        let is_whole = matches!(first, Ok(Ok((count, None))) if count == token.len());
+        let granted = self.tokens.lock().remove(&token).filter(|_| is_whole);
+        let Some((peer, _)) = granted else {
+            tracing::warn!("shm: a connection without a valid token was closed");
+            return;
+        };
+        if let Err(error) = self.owner.serve(peer, socket).await {
+            tracing::debug!(%peer, %error, "shm: a connection has ended");
+        }
     }
-    Err(Error::Refused { cause: format!("user {user} is neither root nor {ours}").into() })
+
+    fn grant_token(&self, peer: PeerId) -> Result<Token, Error> {
+        let mut token = Token::default();
+        fill_random(&mut token)?;
+        let mut tokens = self.tokens.lock();
+        tokens.retain(|_, (_, granted)| granted.elapsed() < TOKEN_LIFE);
+        if tokens.len() >= TOKENS_MAX {
+            return Err(Error::Busy { what: "the list of granted shm connections" });
+        }
+        tokens.insert(token, (peer, Instant::now()));
+        Ok(token)
+    }
 }
 
 impl Transport for ShmTransport {
@@ -199,7 +227,7 @@ impl Transport for ShmTransport {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            operation_bytes_max: ByteCount::mib(64),
+            operation_bytes_max: ByteCount::gib(1),
             slice_bytes: ByteCount::mib(1),
             operations_max: OPERATIONS_MAX,
             is_local: true,
@@ -212,11 +240,16 @@ impl Transport for ShmTransport {
     }
 
     fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
-        self.owner.register(id, region).map(|()| Vec::new())
+        if region.file().is_none() {
+            let cause = "the region has no file, and only a file can be passed to another process";
+            return Err(Error::System { what: "register memory for shm", cause: cause.into() });
+        }
+        self.shared.owner.add(id, region);
+        Ok(Vec::new())
     }
 
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
-        Box::pin(self.owner.unregister(id))
+        Box::pin(self.shared.owner.remove(id))
     }
 
     fn connect<'a>(
@@ -224,54 +257,45 @@ impl Transport for ShmTransport {
         peer: PeerId,
         exchange: &'a dyn Exchange,
     ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
-        Box::pin(async move {
-            if self.lines.lock().is_closed {
-                return Err(Error::Closed);
-            }
-            let answer = exchange.ask(encode_request(&self.host)).await?;
-            let (token, name) = match Answer::decode(&answer)? {
-                Answer::Granted(token, name) => (token, name),
-                Answer::OtherHost(host) => {
-                    let looked_for = format!("peer {peer} on this host ({})", self.host);
-                    let cause = format!("it runs on another, or in another network namespace ({host})");
-                    let (looked_for, cause) = (looked_for.into(), cause.into());
-                    return Err(Error::Unavailable { transport: NAME, looked_for, cause });
-                }
-            };
-            let (socket, words) = self.greet(token, name).await?;
-            let line = self.adopt(peer, socket, words)?;
-            Ok(Arc::new(ShmEndpoint::new(line)) as Arc<dyn Endpoint>)
-        })
+        Box::pin(self.connect_to(peer, exchange))
     }
 
     fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
-        if decode_request(request)? != self.host {
-            return Ok(Answer::OtherHost(self.host.clone()).encode());
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
         }
-        let token = Token::random().map_err(|error| Error::system("/dev/urandom", &error))?;
-        self.owner.grant(peer, token)?;
-        Ok(Answer::Granted(token, self.socket_name.clone()).encode())
+        let question = match postcard::take_from_bytes::<Question>(request) {
+            Ok((question, [])) if question.version == VERSION => question,
+            Ok((question, [])) => {
+                return Err(Error::protocol(format!("shm: version {}, this is {VERSION}", question.version)));
+            }
+            Ok((_, rest)) => {
+                return Err(Error::protocol(format!("shm: {} bytes follow a question", rest.len())));
+            }
+            Err(error) => return Err(Error::protocol(format!("shm: {error}"))),
+        };
+        let reply = if question.boot_id == self.boot_id {
+            Reply::Granted { name: self.name.clone(), token: self.shared.grant_token(peer)? }
+        } else {
+            Reply::OtherHost { boot_id: self.boot_id }
+        };
+        postcard::to_allocvec(&reply).map_err(|error| Error::protocol(error.to_string()))
     }
 
     fn forget(&self, peer: PeerId) {
-        self.owner.forget(peer);
-        let gone = Error::PeerGone { peer, cause: "the link to it is gone".into() };
-        for line in self.lines().iter().filter(|line| line.peer() == peer) {
-            line.end(EndpointState::Failed(gone.clone()));
-        }
+        self.shared.tokens.lock().retain(|_, (granted, _)| *granted != peer);
+        self.shared.owner.forget(peer);
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            self.lines.lock().is_closed = true;
-            let lines = self.lines();
-            for line in &lines {
-                line.end(EndpointState::Closed);
-            }
-            self.listening.abort();
-            self.owner.close().await;
-            for line in &lines {
-                line.drained().await;
+        Box::pin(async {
+            self.is_closed.store(true, Ordering::Release);
+            self.listener.abort();
+            self.shared.tokens.lock().clear();
+            self.shared.owner.close();
+            let endpoints = std::mem::take(&mut *self.endpoints.lock());
+            for endpoint in endpoints {
+                endpoint.close().await;
             }
         })
     }
@@ -279,12 +303,37 @@ impl Transport for ShmTransport {
 
 impl Drop for ShmTransport {
     fn drop(&mut self) {
-        self.listening.abort();
-        for line in self.lines() {
-            line.end(EndpointState::Closed);
-        }
+        self.listener.abort();
+        self.shared.owner.close();
     }
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::super::conformance::{Pair, conformance, peer};
+    use super::*;
+
+    fn pair() -> Pair {
+        let open = || ShmTransport::open(ShmConfig { copy_threads: 2 }, &Handle::current()).unwrap();
+        Pair::new(open(), open())
+    }
+
+    conformance!(conforms, super::pair);
+
+    #[derive(Debug)]
+    struct OfAnotherHost;
+
+    impl Exchange for OfAnotherHost {
+        fn ask(&self, _: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
+            let reply = postcard::to_allocvec(&Reply::OtherHost { boot_id: [9; 16] }).unwrap();
+            Box::pin(async { Ok(reply) })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_of_another_host_is_out_of_reach_for_good() {
+        let transport = ShmTransport::open(ShmConfig::default(), &Handle::current()).unwrap();
+        let refused = transport.connect(peer(2), &OfAnotherHost).await.unwrap_err();
+        assert!(matches!(refused, Error::Unavailable { transport: "shm", .. }), "{refused}");
+    }
+}

@@ -1,49 +1,57 @@
-//! The unix socket between two processes of a host: whole messages of fixed length, in order, with descriptors.
+//! Sequenced-packet sockets in the abstract namespace, which pass descriptors.
+//!
+//! The name is random and was told over the link; it is of the network namespace, so peers in two containers of one
+//! host reach each other only when they share that.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen,
-    shutdown, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    accept4, bind, connect, getsockopt, listen, recvmsg, sendmsg, socket, sockopt,
 };
+use nix::unistd::Uid;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::ffi;
-use super::message::{FRAME_BYTES, Frame};
-
 /// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 64;
 
 fn new_socket() -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     Ok(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?)
 }
 
-/// Where others connect: a name in the abstract namespace, which ends with the socket.
+/// Waits for connections.
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: AsyncFd<OwnedFd>,
 }
 
 impl Listener {
-    /// Listens at `name`. Called inside a runtime.
+    /// Listens on the abstract `name`. Called inside the runtime.
     pub(super) fn bind(name: &[u8]) -> io::Result<Self> {
         let socket = new_socket()?;
         bind(socket.as_raw_fd(), &UnixAddr::new_abstract(name)?)?;
         listen(&socket, Backlog::new(BACKLOG)?)?;
-        Ok(Self { socket: ffi::watch(socket)? })
+        Ok(Self { socket: super::ffi::watch(socket)? })
     }
 
-    /// The next connection.
+    /// The next connection of a process of this user or of root.
     pub(super) async fn accept(&self) -> io::Result<Socket> {
         loop {
-            let mut ready = self.socket.readable().await?;
-            let accepted =
-                ready.try_io(|listener| ffi::accept(listener.get_ref().as_fd()).map_err(io::Error::from));
-            if let Ok(accepted) = accepted {
-                return Socket::new(accepted?);
+            let descriptor = self
+                .socket
+                .async_io(Interest::READABLE, |socket| {
+                    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+                    Ok(accept4(socket.as_raw_fd(), flags)?)
+                })
+                .await?;
+            let socket = Socket::new(super::ffi::own(descriptor))?;
+            if socket.is_trusted() {
+                return Ok(socket);
             }
+            tracing::warn!("a process of another user asked for memory and was sent away");
         }
     }
 }
@@ -55,60 +63,66 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    fn new(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self { socket: ffi::watch(socket)? })
+    fn new(descriptor: OwnedFd) -> io::Result<Self> {
+        Ok(Self { socket: super::ffi::watch(descriptor)? })
     }
 
-    /// Connects to the listener `name`. Called inside a runtime; does not wait.
+    /// Connects to the abstract `name`. Called inside the runtime.
     pub(super) fn connect(name: &[u8]) -> io::Result<Self> {
         let socket = new_socket()?;
         connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name)?)?;
         Self::new(socket)
     }
 
-    /// The user that the process at the other end had when it connected or listened.
-    pub(super) fn peer_user(&self) -> io::Result<u32> {
-        Ok(getsockopt(self.socket.get_ref(), sockopt::PeerCredentials)?.uid())
+    /// Whether the other end runs as this user, or as root.
+    pub(super) fn is_trusted(&self) -> bool {
+        let Ok(credentials) = getsockopt(&self.socket.as_fd(), sockopt::PeerCredentials) else {
+            return false;
+        };
+        let user = Uid::from_raw(credentials.uid());
+        user.is_root() || user == Uid::effective()
     }
 
-    /// Sends one message.
-    pub(super) async fn send(&self, frame: Frame, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        loop {
-            let mut ready = self.socket.writable().await?;
-            let sent = ready.try_io(|socket| {
-                ffi::send(socket.get_ref().as_fd(), &frame.to_bytes(), descriptor).map_err(io::Error::from)
-            });
-            if let Ok(sent) = sent {
-                return sent;
-            }
-        }
+    /// Sends one packet, with a descriptor when there is one.
+    pub(super) async fn send(&self, packet: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let raw: Option<[RawFd; 1]> = descriptor.map(|descriptor| [descriptor.as_raw_fd()]);
+        self.socket
+            .async_io(Interest::WRITABLE, |socket| {
+                let rights = raw.as_ref().map(|raw| ControlMessage::ScmRights(raw));
+                let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+                let sent = sendmsg::<()>(
+                    socket.as_raw_fd(),
+                    &[IoSlice::new(packet)],
+                    rights.as_slice(),
+                    flags,
+                    None,
+                )?;
+                if sent == packet.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+            })
+            .await
     }
 
-    /// Receives one message; `None` when the other end is closed.
-    ///
-    /// # Errors
-    /// `InvalidData` for a message of another length.
-    pub(super) async fn receive(&self) -> io::Result<Option<(Frame, Option<OwnedFd>)>> {
-        // One byte more than a message, so that a longer one is seen.
-        let mut bytes = [0; FRAME_BYTES + 1];
-        loop {
-            let mut ready = self.socket.readable().await?;
-            let received = ready
-                .try_io(|socket| ffi::receive(socket.get_ref().as_fd(), &mut bytes).map_err(io::Error::from));
-            let Ok(received) = received else { continue };
-            let (length, descriptor) = received?;
-            if length == 0 {
-                return Ok(None);
-            }
-            let frame = Frame::from_bytes(&bytes[..length]);
-            let frame = frame.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-            return Ok(Some((frame, descriptor)));
-        }
-    }
-
-    /// Tells the other end that nothing more comes; what it sends is still received.
-    pub(super) fn finish(&self) {
-        // It fails only when the other end is gone, which `receive` says.
-        let _ = shutdown(self.socket.get_ref().as_raw_fd(), Shutdown::Write);
+    /// Receives one packet of at most `packet.len()` bytes. Zero bytes: the other end is gone.
+    pub(super) async fn receive(&self, packet: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+        self.socket
+            .async_io(Interest::READABLE, |socket| {
+                let mut space = nix::cmsg_space!([RawFd; 4]);
+                let mut parts = [IoSliceMut::new(packet)];
+                let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+                let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
+                let mut passed = Vec::new();
+                for part in message.cmsgs()? {
+                    if let ControlMessageOwned::ScmRights(descriptors) = part {
+                        passed.extend(descriptors.into_iter().map(super::ffi::own));
+                    }
+                }
+                // A peer that passes more than one, or cuts its packet, breaks the protocol; what it passed is closed.
+                let is_cut = message.flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC);
+                if passed.len() > 1 || is_cut {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+                Ok((message.bytes, passed.pop()))
+            })
+            .await
     }
 }

@@ -88,6 +88,15 @@ pub(crate) enum Error {
         #[source]
         source: io::Error,
     },
+    /// The transfer engine refused.
+    #[error("{action}")]
+    Engine {
+        /// What was done.
+        action: String,
+        /// What it said.
+        #[source]
+        source: tidefs_engine::error::Error,
+    },
     /// A measurement that proves the set-up wrong, so that its numbers would mean nothing.
     #[error("{0}")]
     Invalid(String),
@@ -97,6 +106,11 @@ impl Error {
     /// A failed operation on `path`, to be given to `map_err`.
     pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File { action, path: path.to_owned(), source }
+    }
+
+    /// A refusal of the transfer engine, to be given to `map_err`.
+    pub(crate) fn engine(action: impl Into<String>) -> impl FnOnce(tidefs_engine::error::Error) -> Self {
+        move |source| Self::Engine { action: action.into(), source }
     }
 
     /// A failed call that has no path, to be given to `map_err`.

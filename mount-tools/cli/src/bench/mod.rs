@@ -1,6 +1,7 @@
 //! `tidefs bench`: what the mount reaches, measured against the machine it runs on.
 //!
-//! `local` compares a mount with a private tmpfs, `replay` sends a trace of requests through a mount. A bare
+//! `local` compares a mount with a private tmpfs, `replay` sends a trace of requests through a mount, `transfer`
+//! measures the transfer engine between processes. A bare
 //! number of a shared machine says little, so every number comes as a ratio to a baseline that was measured
 //! within the same second, with the spread over the rounds.
 //!
@@ -20,6 +21,7 @@ mod mount;
 mod replay;
 mod report;
 mod statistics;
+mod transfer;
 
 use std::process::ExitCode;
 
@@ -42,6 +44,8 @@ enum BenchCommand {
     Local(Box<local::LocalArgs>),
     /// Replay a trace of requests through a mount and compare its hit ratio with exact LRU.
     Replay(replay::ReplayArgs),
+    /// Measure the transfer engine against plain sockets and memcpy, on this host or between two.
+    Transfer(transfer::TransferArgs),
 }
 
 /// Runs one bench. The exit code is 0 when it ran, 1 when it could not, and 3 when `--check` was given and a
@@ -53,6 +57,7 @@ pub(crate) fn run(args: BenchArgs) -> ExitCode {
     let outcome = match args.command {
         BenchCommand::Local(args) => local::run(&args),
         BenchCommand::Replay(args) => replay::run(&args),
+        BenchCommand::Transfer(args) => transfer::run(&args),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -134,7 +134,7 @@ impl Row {
 }
 
 /// `64KiB` rather than `64.0 KiB`: sizes of a bench are whole.
-fn short_size(size: ByteCount) -> String {
+pub(crate) fn short_size(size: ByteCount) -> String {
     let bytes = size.get();
     match (bytes % (1 << 20), bytes % (1 << 10)) {
         (0, _) => format!("{}MiB", bytes >> 20),

@@ -1,0 +1,120 @@
+//! Which transports an engine uses, and their opening: the only place that names them all.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Parts;
+use crate::error::Error;
+use crate::transport::Transport;
+use crate::transport::shm::{ShmConfig, ShmTransport};
+
+/// A transport of this crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportName {
+    /// Memory of peers on this host, mapped.
+    Shm,
+}
+
+impl TransportName {
+    /// All, the best first.
+    pub const ALL: [Self; 1] = [Self::Shm];
+
+    /// The name as it is written in options.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+        }
+    }
+
+    fn open(self, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
+        Ok(match self {
+            Self::Shm => ShmTransport::open(ShmConfig::default(), &parts.runtime)?,
+        })
+    }
+}
+
+impl fmt::Display for TransportName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Which transports to open. Written `auto`, or as names with commas, the best first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// All that this host has. One that is missing is left out, and said so.
+    #[default]
+    Auto,
+    /// Exactly these. One that is missing is an error.
+    Named(Vec<TransportName>),
+}
+
+/// A text that names no transports.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no transport: write auto, or some of {} with commas, the best first", known())]
+pub struct ParseTransportError {
+    text: String,
+}
+
+fn known() -> String {
+    TransportName::ALL.map(TransportName::as_str).join(", ")
+}
+
+impl FromStr for TransportChoice {
+    type Err = ParseTransportError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.trim() == "auto" {
+            return Ok(Self::Auto);
+        }
+        let name = |text: &str| {
+            let found = TransportName::ALL.into_iter().find(|name| name.as_str() == text.trim());
+            found.ok_or_else(|| ParseTransportError { text: text.trim().to_owned() })
+        };
+        text.split(',').map(name).collect::<Result<_, _>>().map(Self::Named)
+    }
+}
+
+/// Opens what `choice` names, the best first.
+///
+/// # Errors
+/// [`Error::Unavailable`] for a named transport that this host does not have: it says what was looked for, and where.
+/// With [`TransportChoice::Auto`] only when there is none at all.
+pub fn open_transports(choice: &TransportChoice, parts: &Parts) -> Result<Vec<Arc<dyn Transport>>, Error> {
+    match choice {
+        TransportChoice::Named(names) => names.iter().map(|name| name.open(parts)).collect(),
+        TransportChoice::Auto => {
+            let mut opened = Vec::new();
+            let mut refusal = None;
+            for name in TransportName::ALL {
+                match name.open(parts) {
+                    Ok(transport) => opened.push(transport),
+                    Err(error) => {
+                        tracing::info!(transport = %name, %error, "left out");
+                        refusal = Some(error);
+                    }
+                }
+            }
+            refusal.filter(|_| opened.is_empty()).map_or(Ok(opened), Err)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_auto_or_names_in_order() {
+        assert_eq!("auto".parse(), Ok(TransportChoice::Auto));
+        let named = TransportChoice::Named(vec![TransportName::Shm, TransportName::Shm]);
+        assert_eq!("shm, shm".parse(), Ok(named));
+        let error = "shm,carrier-pigeon".parse::<TransportChoice>().unwrap_err().to_string();
+        assert!(error.contains("`carrier-pigeon`") && error.contains("some of shm"), "{error}");
+    }
+}

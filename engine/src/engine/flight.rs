@@ -1,0 +1,324 @@
+//! Hot path: one submission under way: its requests, the slices they were cut into, and what becomes of each.
+//!
+//! Invariants
+//! - Each slice is with at most one transport at a time; it is tried elsewhere only after its ticket came back.
+//! - After the flight was given up, no slice is started; those that are with a transport come back cancelled.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::Inner;
+use super::peer::RemoteRegion;
+use crate::error::Error;
+use crate::memory::MemorySlice;
+use crate::plan::slice::{self, Limits, Slice};
+use crate::queue::{Lane, Priority, Transfer};
+use crate::request::RemotePlace;
+use crate::transport::{BatchId, Direction, Operation, RemoteSlice, Ticket, TicketSink};
+use crate::types::{ByteCount, RailId};
+
+/// Why a flight was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    DeadlinePassed = 1,
+    Cancelled = 2,
+}
+
+/// A request whose local range was found and checked.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    pub(super) direction: Direction,
+    pub(super) local: MemorySlice,
+    pub(super) remote: RemotePlace,
+    /// Index of the request in the batch.
+    pub(super) entry: usize,
+}
+
+/// Where a slice is under way.
+#[derive(Debug)]
+struct Route {
+    lane: Arc<Lane>,
+    rail: RailId,
+    began: Instant,
+}
+
+#[derive(Debug)]
+struct Piece {
+    /// Index in `requests`.
+    request: usize,
+    slice: Slice,
+    attempts: u32,
+    route: Option<Route>,
+}
+
+/// A submission under way.
+pub(super) struct Flight {
+    me: Weak<Self>,
+    engine: Weak<Inner>,
+    transfer: Arc<Transfer>,
+    deadline: Instant,
+    priority: Priority,
+    requests: Vec<Resolved>,
+    /// A ticket's index is an index in here.
+    pieces: Mutex<Vec<Piece>>,
+    /// An [`Ending`], or 0.
+    ending: AtomicU8,
+    given_up: Notify,
+}
+
+impl fmt::Debug for Flight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flight")
+            .field("id", &self.id())
+            .field("requests", &self.requests.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Flight {
+    pub(super) fn new(
+        engine: &Arc<Inner>,
+        transfer: Arc<Transfer>,
+        deadline: Instant,
+        priority: Priority,
+        requests: Vec<Resolved>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            engine: Arc::downgrade(engine),
+            transfer,
+            deadline,
+            priority,
+            requests,
+            pieces: Mutex::default(),
+            ending: AtomicU8::new(0),
+            given_up: Notify::new(),
+        })
+    }
+
+    pub(super) fn id(&self) -> BatchId {
+        self.transfer.id()
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    pub(super) fn requests(&self) -> &[Resolved] {
+        &self.requests
+    }
+
+    fn ending(&self) -> Option<Ending> {
+        match self.ending.load(Ordering::Acquire) {
+            1 => Some(Ending::DeadlinePassed),
+            2 => Some(Ending::Cancelled),
+            _ => None,
+        }
+    }
+
+    /// Resolves when the flight is given up.
+    pub(super) async fn given_up(&self) {
+        loop {
+            let notified = self.given_up.notified();
+            if self.ending().is_some() {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// Starts no more slices, and ends those that are under way as soon as their memory is safe.
+    pub(super) fn give_up(&self, ending: Ending) {
+        let is_first =
+            self.ending.compare_exchange(0, ending as u8, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if !is_first {
+            return;
+        }
+        self.given_up.notify_waiters();
+        let mut lanes: Vec<Arc<Lane>> = Vec::new();
+        for route in self.pieces.lock().iter().filter_map(|piece| piece.route.as_ref()) {
+            if !lanes.iter().any(|lane| Arc::ptr_eq(lane, &route.lane)) {
+                lanes.push(Arc::clone(&route.lane));
+            }
+        }
+        for lane in lanes {
+            for operation in lane.cancel(self.id()) {
+                operation.complete(Err(Error::Cancelled));
+            }
+        }
+    }
+
+    /// The error that the caller sees: one that comes from giving up names the reason.
+    fn as_seen(&self, error: Error) -> Error {
+        match (self.ending(), &error) {
+            (Some(Ending::DeadlinePassed), Error::Cancelled) => Error::DeadlinePassed,
+            _ => error,
+        }
+    }
+
+    /// The request at `index` has no slice with a transport and gets none.
+    pub(super) fn refuse(&self, index: usize, error: Error) {
+        let error = self.ending().map_or(error, |ending| match ending {
+            Ending::DeadlinePassed => Error::DeadlinePassed,
+            Ending::Cancelled => Error::Cancelled,
+        });
+        self.end_slice(self.requests[index].entry, Err(error));
+    }
+
+    fn end_slice(&self, entry: usize, result: Result<(), Error>) {
+        let is_last = self.transfer.slices_ended(entry, 1, result);
+        if is_last && let Some(engine) = self.engine.upgrade() {
+            engine.deadlines.remove(self);
+        }
+    }
+
+    /// Cuts the request at `index` for `lane` and makes its operations. The request, which has one open slice, has as many
+    /// as there are operations afterwards; the caller pushes them. No operations when it was refused.
+    pub(super) fn launch(
+        self: &Arc<Self>,
+        engine: &Inner,
+        index: usize,
+        lane: &Arc<Lane>,
+        region: &RemoteRegion,
+    ) -> Vec<Operation> {
+        let request = &self.requests[index];
+        if let Err(error) = region.check(request.direction, request.remote, request.local.length()) {
+            self.refuse(index, error);
+            return Vec::new();
+        }
+        let limits = Limits {
+            slice_bytes: lane.capabilities().slice_bytes.get(),
+            operation_bytes_max: lane.capabilities().operation_bytes_max.get(),
+            local_chunk_bytes: None,
+            remote_chunk_bytes: None,
+        };
+        let length = request.local.length() as u64;
+        let slices: Vec<Slice> =
+            slice::cut(length, request.local.offset(), request.remote.offset, limits).collect();
+        if !engine.admit_operations(slices.len()) {
+            self.refuse(index, Error::Busy { what: "the engine's queue of operations" });
+            return Vec::new();
+        }
+        self.transfer.slices_added(request.entry, u32::try_from(slices.len() - 1).unwrap_or(u32::MAX));
+        let mut pieces = self.pieces.lock();
+        let operation = |slice: Slice| {
+            let piece = pieces.len();
+            let rail = lane.take_rail(slice.length);
+            let route = Some(Route { lane: Arc::clone(lane), rail, began: Instant::now() });
+            pieces.push(Piece { request: index, slice, attempts: 1, route });
+            self.operation(piece, request, slice, rail, region.key(lane.transport()))
+        };
+        slices.into_iter().map(operation).collect()
+    }
+
+    fn operation(
+        self: &Arc<Self>,
+        piece: usize,
+        request: &Resolved,
+        slice: Slice,
+        rail: RailId,
+        key: Arc<[u8]>,
+    ) -> Operation {
+        let as_usize = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        Operation {
+            direction: request.direction,
+            local: request.local.part(as_usize(slice.from), as_usize(slice.length)),
+            remote: RemoteSlice {
+                region: request.remote.region,
+                key,
+                offset: request.remote.offset + slice.from,
+            },
+            rail,
+            deadline: self.deadline,
+            ticket: Ticket::new(
+                Arc::clone(self) as Arc<dyn TicketSink>,
+                self.id(),
+                u32::try_from(piece).unwrap_or(u32::MAX),
+            ),
+        }
+    }
+
+    /// Makes the operation of a slice that came back with an error again, for `lane`.
+    pub(super) fn relaunch(
+        self: &Arc<Self>,
+        piece: usize,
+        lane: &Arc<Lane>,
+        region: &RemoteRegion,
+    ) -> Operation {
+        let (request, slice, rail) = {
+            let mut pieces = self.pieces.lock();
+            let found = &mut pieces[piece];
+            let rail = lane.take_rail(found.slice.length);
+            found.attempts += 1;
+            found.route = Some(Route { lane: Arc::clone(lane), rail, began: Instant::now() });
+            (&self.requests[found.request], found.slice, rail)
+        };
+        self.operation(piece, request, slice, rail, region.key(lane.transport()))
+    }
+
+    /// Hands operations to their lane, unless the flight was given up meanwhile.
+    pub(super) fn push(&self, lane: &Lane, operations: Vec<Operation>) {
+        if self.ending().is_some() {
+            operations.into_iter().for_each(|operation| operation.complete(Err(Error::Cancelled)));
+            return;
+        }
+        lane.push(self.priority, operations);
+        if self.ending().is_some() {
+            // Given up between the two looks: the operations may have come after the cancelling.
+            lane.cancel(self.id())
+                .into_iter()
+                .for_each(|operation| operation.complete(Err(Error::Cancelled)));
+        }
+    }
+
+    /// The slice `piece`, which is not with a transport, is given up with `error`.
+    pub(super) fn abandon(&self, piece: usize, error: Error) {
+        let request = self.pieces.lock()[piece].request;
+        self.refuse(request, error);
+    }
+
+    /// Index of the request that `piece` is a slice of.
+    pub(super) fn request_of(&self, piece: usize) -> usize {
+        self.pieces.lock()[piece].request
+    }
+}
+
+impl TicketSink for Flight {
+    fn completed(&self, index: u32, result: Result<(), Error>) {
+        let piece = usize::try_from(index).unwrap_or(usize::MAX);
+        let (request, slice, attempts, route) = {
+            let mut pieces = self.pieces.lock();
+            let found = &mut pieces[piece];
+            (found.request, found.slice, found.attempts, found.route.take())
+        };
+        let request = &self.requests[request];
+        let engine = self.engine.upgrade();
+        if let Some(route) = &route {
+            route.lane.ended(route.rail, slice.length, route.began, result.is_ok());
+        }
+        if let (Some(engine), Some(route)) = (&engine, &route) {
+            let length = ByteCount(slice.length);
+            engine.note_end(request.remote, &route.lane, request.direction, length, result.as_ref().err());
+        }
+        match (result, &engine, self.me.upgrade()) {
+            (Err(error), Some(engine), Some(me))
+                if error.is_retryable() && self.ending().is_none() && engine.may_retry(attempts) =>
+            {
+                tracing::debug!(peer = %request.remote.peer, attempts, %error, "a slice is tried again");
+                engine.retry(me, piece, error);
+            }
+            (result, ..) => self.end_slice(request.entry, result.map_err(|error| self.as_seen(error))),
+        }
+        if let Some(engine) = &engine {
+            engine.release_operation();
+        }
+        if let Some(route) = route {
+            route.lane.pump();
+        }
+    }
+}

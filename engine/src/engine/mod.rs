@@ -1,0 +1,495 @@
+//! The engine: registers memory, connects peers, moves bytes, carries messages.
+//!
+//! The life of a submission: [`Engine::submit`] finds the local ranges; where the way to the peer is open and its region
+//! known, slices are cut and posted on the caller's thread, else a task opens the way first; each slice ends through its
+//! ticket in [`flight`], which tries it again elsewhere or counts it; the handle resolves with the last.
+//!
+//! Invariants
+//! - Each request ends once, soon after its deadline at the latest, and only when nothing can touch its memory.
+//! - Operations to one incarnation of a peer are never sent to another.
+//! - A fallback to another transport is a warning and a count, never silent.
+//!
+//! Limits: `operations_max` slices under way in all; a request beyond that ends with [`Error::Busy`].
+//!
+//! Threads: callers' threads, the runtime's, and those of the transports; no lock is held while a transport is called.
+
+mod choice;
+mod deadlines;
+mod descriptor;
+mod flight;
+mod messages;
+mod peer;
+mod regions;
+mod status;
+mod ways;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use tokio::runtime::Handle;
+
+use crate::error::Error;
+use crate::link::{Channel, LinkConfig, Links};
+use crate::memory::Region;
+use crate::metrics::Metrics;
+use crate::queue::transfer::FollowUp;
+use crate::queue::{Lane, Transfer, TransferHandle};
+use crate::request::{Batch, RemotePlace, Request};
+use crate::transport::{BatchId, Direction, Operation, Transport};
+use crate::types::{ByteCount, PeerId, RegionId};
+
+use deadlines::Deadlines;
+use flight::{Ending, Flight, Resolved};
+use messages::Events;
+use peer::Peer;
+use regions::Regions;
+
+pub use crate::link::Answer;
+pub use choice::{ParseTransportError, TransportChoice, TransportName, open_transports};
+pub use descriptor::{PeerDescriptor, RegionDescriptor};
+pub use messages::{FIRST_FREE_CHANNEL, Messages, NoMessages, TRANSFER_DONE};
+pub use status::{EngineStatus, PeerStatus, WayStatus};
+
+/// Longest notification that a batch carries.
+const NOTIFY_BYTES_MAX: usize = 64 << 10;
+
+/// How an engine behaves.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Who this process is.
+    pub me: PeerId,
+    /// Where it listens and how connections are proved.
+    pub link: LinkConfig,
+    /// Slices under way or waiting, in all. Default: 65,536.
+    pub operations_max: usize,
+    /// Times a slice is tried, the first included. Default: 4.
+    pub attempts_max: u32,
+    /// Longest time for one attempt to connect to a peer. Default: 5 s.
+    pub connect_timeout: Duration,
+}
+
+impl EngineConfig {
+    /// The defaults for `me`.
+    #[must_use]
+    pub fn new(me: PeerId) -> Self {
+        Self {
+            me,
+            link: LinkConfig::default(),
+            operations_max: 65_536,
+            attempts_max: 4,
+            connect_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What a transport may need when it is opened.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// Runs the engine's tasks.
+    pub runtime: Handle,
+    /// The engine's connections.
+    pub links: Arc<Links>,
+}
+
+/// Moves bytes between registered regions of this process and others. Cheap to clone; all clones are one engine.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    config: EngineConfig,
+    runtime: Handle,
+    links: Arc<Links>,
+    transports: Vec<Arc<dyn Transport>>,
+    names: Vec<&'static str>,
+    regions: Regions,
+    /// Read for each submission, written when a peer is seen for the first time.
+    peers: RwLock<HashMap<PeerId, Arc<Peer>>>,
+    deadlines: Arc<Deadlines>,
+    /// Slices under way or waiting.
+    operations: AtomicUsize,
+    metrics: Metrics,
+    began: Instant,
+    is_closed: AtomicBool,
+    /// Ended with the engine.
+    watcher: Mutex<Option<tokio::task::JoinHandle<()>>>,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("me", &self.config.me)
+            .field("transports", &self.names)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Starts listening. `open` makes the transports, the best first; `messages` answers what peers ask.
+    ///
+    /// # Errors
+    /// [`Error::System`] when it cannot listen; what `open` says.
+    pub fn start(
+        runtime: Handle,
+        config: EngineConfig,
+        messages: Arc<dyn Messages>,
+        open: impl FnOnce(&Parts) -> Result<Vec<Arc<dyn Transport>>, Error>,
+    ) -> Result<Self, Error> {
+        let inner_of_events = Arc::new(OnceLock::new());
+        let events = Arc::new(Events::new(Arc::clone(&inner_of_events), messages));
+        let links = Links::start(runtime.clone(), config.link.clone(), config.me, events)?;
+        let transports = open(&Parts { runtime: runtime.clone(), links: Arc::clone(&links) })?;
+        let deadlines = Arc::new(Deadlines::default());
+        let watcher = runtime.spawn(Arc::clone(&deadlines).watch());
+        let inner = Arc::new(Inner {
+            names: transports.iter().map(|transport| transport.name()).collect(),
+            regions: Regions::new(),
+            peers: RwLock::default(),
+            operations: AtomicUsize::new(0),
+            metrics: Metrics::default(),
+            began: Instant::now(),
+            is_closed: AtomicBool::new(false),
+            watcher: Mutex::new(Some(watcher)),
+            config,
+            runtime,
+            links,
+            transports,
+            deadlines,
+        });
+        // Set once, here.
+        let _ = inner_of_events.set(Arc::downgrade(&inner));
+        Ok(Self { inner })
+    }
+
+    /// How to reach this engine.
+    #[must_use]
+    pub fn descriptor(&self) -> PeerDescriptor {
+        PeerDescriptor {
+            id: self.inner.config.me,
+            addresses: self.inner.links.addresses(),
+            transports: self.inner.names.iter().map(|&name| name.to_owned()).collect(),
+        }
+    }
+
+    /// Addresses that it listens on.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.inner.links.addresses()
+    }
+
+    /// Makes `region` usable in requests, here and by connected peers.
+    ///
+    /// # Errors
+    /// When no transport can register it: what the last of them says.
+    pub fn register(&self, region: &Arc<Region>) -> Result<RegionId, Error> {
+        self.inner.regions.register(&self.inner.transports, region)
+    }
+
+    /// Withdraws a region. Resolves when no peer touches its memory any more; requests of this process that are under
+    /// way keep it mapped by themselves. Unknown ids are ignored.
+    pub async fn unregister(&self, region: RegionId) {
+        self.inner.regions.unregister(&self.inner.transports, region).await;
+    }
+
+    /// Describes a registered region to peers, which may [`Self::import`] it and save a round trip.
+    #[must_use]
+    pub fn describe(&self, region: RegionId) -> Option<RegionDescriptor> {
+        self.inner.regions.describe(region)
+    }
+
+    /// Takes note of a region of `peer`, as its engine described it.
+    pub fn import(&self, peer: PeerId, region: RegionDescriptor) {
+        self.inner.peer(peer).remember(region.id, region.into());
+    }
+
+    /// Opens the best way to a peer, so that the first request does not wait for it. Does nothing that is done already.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::Unproven`], [`Error::VersionMismatch`]; [`Error::PeerGone`] when another
+    /// incarnation answers; [`Error::Unavailable`] when the two have no transport in common.
+    /// # Cancellation
+    /// Dropping the future leaves the connection as far as it came.
+    pub async fn connect(&self, peer: &PeerDescriptor, deadline: Instant) -> Result<(), Error> {
+        let known = self.inner.peer(peer.id);
+        known.addresses.lock().clone_from(&peer.addresses);
+        self.inner.link(&known, deadline).await?;
+        self.inner.open_way(&known, |_| true, deadline).await.map(|_| ())
+    }
+
+    /// Starts to move what the batch asks for. Never blocks; what cannot be done is told by the handle.
+    #[must_use]
+    pub fn submit(&self, batch: Batch) -> TransferHandle {
+        self.inner.submit(batch)
+    }
+
+    /// Asks `peer`, and returns its answer.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with the peer's words; [`Error::PeerGone`], [`Error::DeadlinePassed`], [`Error::Busy`],
+    /// [`Error::TooLarge`].
+    /// # Cancellation
+    /// Dropping the future abandons the answer; the peer may still have acted.
+    pub async fn call(
+        &self,
+        peer: PeerId,
+        channel: Channel,
+        body: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, Error> {
+        let peer = self.inner.peer(peer);
+        self.inner.link(&peer, deadline).await?.call(channel, body, deadline).await
+    }
+
+    /// Tells a connected peer something, without an answer.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`] when it is not connected; [`Error::Busy`], [`Error::TooLarge`].
+    pub fn notify(&self, peer: PeerId, channel: Channel, body: Vec<u8>) -> Result<(), Error> {
+        let gone = || Error::PeerGone { peer, cause: "not connected".into() };
+        self.inner.links.link(peer).ok_or_else(gone)?.notify(channel, body)
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    /// Ends everything. Resolves when no operation can touch memory any more. Idempotent.
+    pub async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+impl Inner {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn peer(&self, id: PeerId) -> Arc<Peer> {
+        if let Some(peer) = self.peers.read().get(&id) {
+            return Arc::clone(peer);
+        }
+        let mut peers = self.peers.write();
+        Arc::clone(peers.entry(id).or_insert_with(|| Arc::new(Peer::new(id, self.transports.len()))))
+    }
+
+    fn submit(self: &Arc<Self>, batch: Batch) -> TransferHandle {
+        let Batch { requests, deadline, priority, notify } = batch;
+        let id = BatchId::next();
+        let too_long =
+            notify.as_ref().filter(|bytes| bytes.len() > NOTIFY_BYTES_MAX).map(|bytes| Error::TooLarge {
+                what: "the notification of a batch",
+                length: ByteCount(bytes.len() as u64),
+                limit: ByteCount(NOTIFY_BYTES_MAX as u64),
+            });
+        let follow_up = Some(self.when_done(&requests, notify));
+        let transfer = Transfer::new(id, requests.iter().map(|_| 1), follow_up);
+        let mut resolved = Vec::with_capacity(requests.len());
+        for (entry, request) in requests.into_iter().enumerate() {
+            let stores = request.direction == Direction::Read;
+            let local = match &too_long {
+                Some(error) => Err(error.clone()),
+                None if self.is_closed.load(Ordering::Acquire) => Err(Error::Closed),
+                None => {
+                    self.regions.slice(request.local.region, request.local.offset, request.length, stores)
+                }
+            };
+            match local {
+                Ok(local) => {
+                    resolved.push(Resolved {
+                        direction: request.direction,
+                        local,
+                        remote: request.remote,
+                        entry,
+                    });
+                }
+                Err(error) => {
+                    transfer.slices_ended(entry, 1, Err(error));
+                }
+            }
+        }
+        let flight = Flight::new(self, Arc::clone(&transfer), deadline, priority, resolved);
+        let canceller = Canceller { engine: Arc::downgrade(self), flight: Arc::downgrade(&flight) };
+        if !flight.requests().is_empty() {
+            self.deadlines.add(&flight);
+            self.start(&flight);
+        }
+        TransferHandle::new(transfer, Some(Arc::new(canceller)))
+    }
+
+    /// What is done when all of a batch has ended: it is counted, and when all of it has succeeded, each of its peers is
+    /// sent the notification.
+    fn when_done(self: &Arc<Self>, requests: &[Request], notify: Option<Vec<u8>>) -> FollowUp {
+        let mut peers: Vec<PeerId> = match notify {
+            Some(_) => requests.iter().map(|request| request.remote.peer).collect(),
+            None => Vec::new(),
+        };
+        peers.sort_unstable();
+        peers.dedup();
+        let engine = Arc::downgrade(self);
+        Box::new(move |results| {
+            let Some(engine) = engine.upgrade() else { return };
+            let failed = results.iter().filter(|result| result.is_err()).count() as u64;
+            let late = results.iter().filter(|result| **result == Err(Error::DeadlinePassed)).count() as u64;
+            engine.metrics.requests_succeeded_total.add(results.len() as u64 - failed);
+            engine.metrics.requests_failed_total.add(failed);
+            engine.metrics.deadlines_passed_total.add(late);
+            let Some(bytes) = notify.filter(|_| failed == 0) else { return };
+            for peer in peers {
+                let sent = engine.links.link(peer).map(|link| link.notify(TRANSFER_DONE, bytes.clone()));
+                if let Some(Err(error)) = sent {
+                    tracing::warn!(%peer, %error, "a peer is not told that a transfer is done");
+                }
+            }
+        })
+    }
+
+    /// Posts what can be posted at once, and opens the way for the rest in a task for each peer.
+    fn start(self: &Arc<Self>, flight: &Arc<Flight>) {
+        let mut ready: Vec<(Arc<Lane>, Vec<Operation>)> = Vec::new();
+        let mut waiting: HashMap<PeerId, Vec<usize>> = HashMap::new();
+        let mut last: Option<(PeerId, Arc<Peer>)> = None;
+        for (index, request) in flight.requests().iter().enumerate() {
+            let id = request.remote.peer;
+            let peer = match &last {
+                Some((same, peer)) if *same == id => Arc::clone(peer),
+                _ => last.insert((id, self.peer(id))).1.clone(),
+            };
+            let known = peer.region(request.remote.region);
+            let open = known.and_then(|region| Some((peer.ready_lane(&self.names, &region)?.1, region)));
+            match open {
+                Some((lane, region)) => {
+                    let operations = flight.launch(self, index, &lane, &region);
+                    match ready.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
+                        Some((_, list)) => list.extend(operations),
+                        None => ready.push((lane, operations)),
+                    }
+                }
+                None => waiting.entry(id).or_default().push(index),
+            }
+        }
+        for (lane, operations) in ready {
+            flight.push(&lane, operations);
+        }
+        for (peer, indices) in waiting {
+            let (engine, flight) = (Arc::clone(self), Arc::clone(flight));
+            self.runtime.spawn(async move { engine.open_and_post(&flight, peer, indices).await });
+        }
+    }
+
+    /// Tries a slice again, by the best way that is open then.
+    fn retry(self: &Arc<Self>, flight: Arc<Flight>, piece: usize, error: Error) {
+        self.metrics.slices_retried_total.add(1);
+        // Counted again when it is posted again; the caller lets go of the count of the attempt that ended.
+        self.operations.fetch_add(1, Ordering::Relaxed);
+        let engine = Arc::clone(self);
+        self.runtime.spawn(async move {
+            if let Err(reason) = engine.repost(&flight, piece).await {
+                engine.release_operation();
+                // The first error says more than that there was no time left for a second attempt.
+                let shown = if reason == Error::DeadlinePassed { error } else { reason };
+                flight.abandon(piece, shown);
+            }
+        });
+    }
+
+    fn may_retry(&self, attempts: u32) -> bool {
+        attempts < self.config.attempts_max && !self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Counts `count` more slices, if there is room for them.
+    fn admit_operations(&self, count: usize) -> bool {
+        let before = self.operations.fetch_add(count, Ordering::Relaxed);
+        let fits = before.saturating_add(count) <= self.config.operations_max;
+        if !fits {
+            self.operations.fetch_sub(count, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    fn release_operation(&self) {
+        self.operations.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A slice came back from `lane`.
+    fn note_end(
+        &self,
+        place: RemotePlace,
+        lane: &Arc<Lane>,
+        direction: Direction,
+        length: ByteCount,
+        error: Option<&Error>,
+    ) {
+        let Some(error) = error else {
+            let counter = match direction {
+                Direction::Read => &self.metrics.read_bytes_total,
+                Direction::Write => &self.metrics.written_bytes_total,
+            };
+            counter.add(length.get());
+            self.with_way(place.peer, lane, |way| way.succeeded());
+            return;
+        };
+        match error {
+            Error::NoSuchRegion { region } => self.peer(place.peer).forget_region(*region),
+            Error::TransportFailed { .. } => {
+                tracing::warn!(peer = %place.peer, transport = lane.transport(), %error, "a slice came back");
+                self.with_way(place.peer, lane, |way| way.failed(self.now()));
+            }
+            _ => {}
+        }
+    }
+
+    fn with_way(&self, peer: PeerId, lane: &Lane, act: impl FnOnce(&peer::Way)) {
+        let index = self.names.iter().position(|&name| name == lane.transport());
+        let peers = self.peers.read();
+        if let (Some(peer), Some(index)) = (peers.get(&peer), index) {
+            act(&peer.ways[index]);
+        }
+    }
+
+    async fn close(&self) {
+        if self.is_closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.links.close().await;
+        for transport in &self.transports {
+            transport.close().await;
+        }
+        if let Some(watcher) = self.watcher.lock().take() {
+            watcher.abort();
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(watcher) = self.watcher.get_mut().take() {
+            watcher.abort();
+        }
+    }
+}
+
+/// What a handle gives up its flight with.
+#[derive(Debug)]
+struct Canceller {
+    engine: std::sync::Weak<Inner>,
+    flight: std::sync::Weak<Flight>,
+}
+
+impl crate::queue::transfer::Cancel for Canceller {
+    fn cancel(&self, _: &Transfer) {
+        if let Some(flight) = self.flight.upgrade() {
+            if let Some(engine) = self.engine.upgrade() {
+                engine.deadlines.remove(&flight);
+            }
+            flight.give_up(Ending::Cancelled);
+        }
+    }
+}

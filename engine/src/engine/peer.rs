@@ -1,0 +1,290 @@
+//! Another process: its link, one way to it for each transport, and what is known of its regions.
+//!
+//! The ways stand in the order of the engine's transports, the best first. A way that fails is out for a time that grows
+//! ([`CoolDown`]); the next one carries what it would have carried.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lru::LruCache;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::descriptor::RegionDescriptor;
+use crate::error::Error;
+use crate::plan::cool_down::CoolDown;
+use crate::queue::Lane;
+use crate::request::RemotePlace;
+use crate::transport::{Direction, EndpointState};
+use crate::types::{ByteCount, PeerId, RegionId};
+
+/// Descriptions that are kept of one peer's regions.
+const REGIONS_KEPT: NonZeroUsize = NonZeroUsize::new(16_384).expect("not zero");
+
+/// A peer's region as this process knows it.
+#[derive(Debug)]
+pub(super) struct RemoteRegion {
+    length: ByteCount,
+    is_writable: bool,
+    keys: HashMap<String, Arc<[u8]>>,
+}
+
+impl From<RegionDescriptor> for RemoteRegion {
+    fn from(descriptor: RegionDescriptor) -> Self {
+        let RegionDescriptor { length, is_writable, keys, .. } = descriptor;
+        Self { length, is_writable, keys: keys.into_iter().map(|(name, key)| (name, key.into())).collect() }
+    }
+}
+
+impl RemoteRegion {
+    /// Whether its owner registered it with `transport`.
+    pub(super) fn is_on(&self, transport: &str) -> bool {
+        self.keys.contains_key(transport)
+    }
+
+    /// What `transport` needs to name it.
+    pub(super) fn key(&self, transport: &str) -> Arc<[u8]> {
+        self.keys.get(transport).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn check(&self, direction: Direction, place: RemotePlace, length: usize) -> Result<(), Error> {
+        let length = ByteCount(length as u64);
+        let is_inside = place.offset.checked_add(length.get()).is_some_and(|end| end <= self.length.get());
+        match direction {
+            _ if !is_inside => Err(Error::OutOfRange {
+                region: place.region,
+                offset: place.offset,
+                length,
+                region_length: self.length,
+            }),
+            Direction::Write if !self.is_writable => Err(Error::ReadOnly { region: place.region }),
+            Direction::Read | Direction::Write => Ok(()),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Connection {
+    None,
+    /// Somebody connects; the peer's `changed` tells when that has ended.
+    Connecting,
+    Ready(Arc<Lane>),
+    /// This transport cannot reach that peer.
+    Impossible(Error),
+}
+
+#[derive(Debug)]
+struct WayState {
+    connection: Connection,
+    cool_down: CoolDown,
+}
+
+/// One transport's way to a peer.
+#[derive(Debug)]
+pub(super) struct Way {
+    state: Mutex<WayState>,
+    /// Whether the cool-down has anything to forget, so that success costs no lock.
+    is_troubled: AtomicBool,
+}
+
+/// What to do about a way.
+#[derive(Debug)]
+pub(super) enum Step {
+    Use(Arc<Lane>),
+    /// The caller connects, and says how it went; the others wait.
+    Connect,
+    Wait,
+    /// Out for this long.
+    Out(Duration),
+    Impossible(Error),
+    /// The connection has failed and was taken out; its endpoint is to be closed.
+    Failed(Arc<Lane>),
+}
+
+impl Way {
+    fn new() -> Self {
+        let state = WayState { connection: Connection::None, cool_down: CoolDown::default() };
+        Self { state: Mutex::new(state), is_troubled: AtomicBool::new(false) }
+    }
+
+    /// The lane, when it is ready and nothing speaks against it.
+    pub(super) fn ready(&self) -> Option<Arc<Lane>> {
+        if self.is_troubled.load(Ordering::Relaxed) {
+            return None;
+        }
+        match &self.state.lock().connection {
+            Connection::Ready(lane) if lane.endpoint().state() == EndpointState::Ready => {
+                Some(Arc::clone(lane))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_impossible(&self) -> bool {
+        matches!(self.state.lock().connection, Connection::Impossible(_))
+    }
+
+    pub(super) fn step(&self, now: Duration) -> Step {
+        let mut state = self.state.lock();
+        let WayState { connection, cool_down } = &mut *state;
+        match connection {
+            Connection::Impossible(error) => Step::Impossible(error.clone()),
+            Connection::Connecting => Step::Wait,
+            Connection::Ready(lane) if lane.endpoint().state() != EndpointState::Ready => {
+                let lane = Arc::clone(lane);
+                *connection = Connection::None;
+                cool_down.failed(now);
+                self.is_troubled.store(true, Ordering::Relaxed);
+                Step::Failed(lane)
+            }
+            _ if !cool_down.admits(now) => Step::Out(cool_down.remaining(now)),
+            Connection::Ready(lane) => Step::Use(Arc::clone(lane)),
+            Connection::None => {
+                *connection = Connection::Connecting;
+                Step::Connect
+            }
+        }
+    }
+
+    /// How a connect that [`Step::Connect`] asked for has ended.
+    pub(super) fn connected(&self, result: Result<Arc<Lane>, Error>, now: Duration) {
+        let mut state = self.state.lock();
+        state.connection = match result {
+            Ok(lane) => {
+                state.cool_down.succeeded();
+                self.is_troubled.store(false, Ordering::Relaxed);
+                Connection::Ready(lane)
+            }
+            Err(error @ Error::Unavailable { .. }) => Connection::Impossible(error),
+            Err(Error::Cancelled) => Connection::None,
+            Err(_) => {
+                state.cool_down.failed(now);
+                self.is_troubled.store(true, Ordering::Relaxed);
+                Connection::None
+            }
+        };
+    }
+
+    pub(super) fn succeeded(&self) {
+        if self.is_troubled.swap(false, Ordering::Relaxed) {
+            self.state.lock().cool_down.succeeded();
+        }
+    }
+
+    pub(super) fn failed(&self, now: Duration) {
+        self.is_troubled.store(true, Ordering::Relaxed);
+        self.state.lock().cool_down.failed(now);
+    }
+
+    /// Forgets the connection and the past. Returns the lane, to be closed.
+    pub(super) fn reset(&self) -> Option<Arc<Lane>> {
+        let mut state = self.state.lock();
+        state.cool_down.succeeded();
+        self.is_troubled.store(false, Ordering::Relaxed);
+        match std::mem::replace(&mut state.connection, Connection::None) {
+            Connection::Ready(lane) => Some(lane),
+            // Who connects reports to nobody: the state is `None` already, and is overwritten with the result.
+            Connection::None | Connection::Connecting | Connection::Impossible(_) => None,
+        }
+    }
+
+    /// The lane, for `status`.
+    pub(super) fn lane(&self) -> Option<Arc<Lane>> {
+        match &self.state.lock().connection {
+            Connection::Ready(lane) => Some(Arc::clone(lane)),
+            _ => None,
+        }
+    }
+
+    /// In words, for `status`.
+    pub(super) fn describe(&self, now: Duration) -> String {
+        let state = self.state.lock();
+        match &state.connection {
+            Connection::None if self.is_troubled.load(Ordering::Relaxed) => {
+                format!("failed, tried again in {} ms", state.cool_down.remaining(now).as_millis())
+            }
+            Connection::None => "not connected".to_owned(),
+            Connection::Connecting => "connecting".to_owned(),
+            Connection::Ready(lane) => match lane.endpoint().state() {
+                EndpointState::Ready => "ready".to_owned(),
+                EndpointState::Failed(error) => format!("failed: {error}"),
+                EndpointState::Closed => "closed".to_owned(),
+            },
+            Connection::Impossible(error) => format!("not possible: {error}"),
+        }
+    }
+}
+
+/// Another process.
+pub(super) struct Peer {
+    pub(super) id: PeerId,
+    pub(super) addresses: Mutex<Vec<SocketAddr>>,
+    pub(super) ways: Vec<Way>,
+    /// A way's state has changed.
+    pub(super) changed: Notify,
+    /// What its regions are, as far as asked.
+    regions: Mutex<LruCache<RegionId, Arc<RemoteRegion>>>,
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer").field("id", &self.id).field("ways", &self.ways).finish_non_exhaustive()
+    }
+}
+
+impl Peer {
+    pub(super) fn new(id: PeerId, transports: usize) -> Self {
+        Self {
+            id,
+            addresses: Mutex::default(),
+            ways: (0..transports).map(|_| Way::new()).collect(),
+            changed: Notify::new(),
+            // Grows with use: an idle peer costs no table.
+            regions: Mutex::new(LruCache::unbounded()),
+        }
+    }
+
+    /// The description of `region`, if it is known.
+    pub(super) fn region(&self, region: RegionId) -> Option<Arc<RemoteRegion>> {
+        self.regions.lock().get(&region).cloned()
+    }
+
+    pub(super) fn remember(&self, id: RegionId, region: RemoteRegion) -> Arc<RemoteRegion> {
+        let region = Arc::new(region);
+        let mut regions = self.regions.lock();
+        if regions.len() >= REGIONS_KEPT.get() {
+            regions.pop_lru();
+        }
+        regions.put(id, Arc::clone(&region));
+        region
+    }
+
+    pub(super) fn forget_region(&self, id: RegionId) {
+        self.regions.lock().pop(&id);
+    }
+
+    pub(super) fn forget_regions(&self) {
+        self.regions.lock().clear();
+    }
+
+    /// The best way that is open without waiting, for a region on the transports that `is_on` tells.
+    pub(super) fn ready_lane(
+        &self,
+        transports: &[&str],
+        region: &RemoteRegion,
+    ) -> Option<(usize, Arc<Lane>)> {
+        for (index, way) in self.ways.iter().enumerate() {
+            if !region.is_on(transports[index]) || way.is_impossible() {
+                continue;
+            }
+            // A better way that is not ready is worth the detour through `Inner::lane`.
+            return way.ready().map(|lane| (index, lane));
+        }
+        None
+    }
+}

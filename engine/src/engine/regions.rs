@@ -1,0 +1,103 @@
+//! The regions of this process, each registered with every transport.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+
+use super::descriptor::RegionDescriptor;
+use crate::error::Error;
+use crate::memory::{Access, MemorySlice, Region};
+use crate::transport::Transport;
+use crate::types::{ByteCount, RegionId};
+
+#[derive(Debug)]
+struct Registered {
+    region: Arc<Region>,
+    keys: Vec<(&'static str, Vec<u8>)>,
+}
+
+/// All regions of an engine.
+#[derive(Debug)]
+pub(super) struct Regions {
+    next: AtomicU64,
+    /// Read for each request, written when a region comes or goes.
+    registered: RwLock<HashMap<RegionId, Arc<Registered>>>,
+}
+
+impl Regions {
+    pub(super) fn new() -> Self {
+        Self { next: AtomicU64::new(1), registered: RwLock::default() }
+    }
+
+    /// Registers `region` with each transport. One that cannot is left out with a warning, as long as another can.
+    pub(super) fn register(
+        &self,
+        transports: &[Arc<dyn Transport>],
+        region: &Arc<Region>,
+    ) -> Result<RegionId, Error> {
+        let id = RegionId(self.next.fetch_add(1, Ordering::Relaxed));
+        let mut keys = Vec::with_capacity(transports.len());
+        let mut refusal = None;
+        for transport in transports {
+            match transport.register(id, region) {
+                Ok(key) => keys.push((transport.name(), key)),
+                Err(error) => {
+                    tracing::warn!(transport = transport.name(), region = %id, length = %region.length(), %error,
+                        "a region cannot be reached by this transport");
+                    refusal = Some(error);
+                }
+            }
+        }
+        match refusal {
+            Some(error) if keys.is_empty() => Err(error),
+            _ => {
+                let registered = Arc::new(Registered { region: Arc::clone(region), keys });
+                self.registered.write().insert(id, registered);
+                Ok(id)
+            }
+        }
+    }
+
+    /// Withdraws a region. Resolves when no peer touches its memory any more.
+    pub(super) async fn unregister(&self, transports: &[Arc<dyn Transport>], id: RegionId) {
+        if self.registered.write().remove(&id).is_none() {
+            return;
+        }
+        for transport in transports {
+            transport.unregister(id).await;
+        }
+    }
+
+    /// A range that this process reads from or, with `stores`, writes to.
+    pub(super) fn slice(
+        &self,
+        id: RegionId,
+        offset: u64,
+        length: ByteCount,
+        stores: bool,
+    ) -> Result<MemorySlice, Error> {
+        let registered = self.registered.read();
+        let found = registered.get(&id).ok_or(Error::NoSuchRegion { region: id })?;
+        if stores && !found.region.is_writable() {
+            return Err(Error::ReadOnly { region: id });
+        }
+        MemorySlice::new(&found.region, id, offset, length)
+    }
+
+    pub(super) fn describe(&self, id: RegionId) -> Option<RegionDescriptor> {
+        let registered = self.registered.read();
+        let found = registered.get(&id)?;
+        Some(RegionDescriptor {
+            id,
+            length: found.region.length(),
+            is_writable: found.region.access() == Access::ReadWrite,
+            keys: found.keys.iter().map(|(name, key)| ((*name).to_owned(), key.clone())).collect(),
+        })
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.registered.read().len()
+    }
+}

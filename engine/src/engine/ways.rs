@@ -1,0 +1,307 @@
+//! Opens the way to a peer: link, transport, description of its regions; and posts what waited for it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Inner;
+use super::descriptor::{Bytes, Describe, Described, Exchanged};
+use super::flight::Flight;
+use super::messages::{DESCRIBE, EXCHANGE};
+use super::peer::{Peer, RemoteRegion, Step};
+use crate::error::Error;
+use crate::link::Link;
+use crate::queue::Lane;
+use crate::transport::{BoxFuture, Exchange, Operation};
+use crate::types::{PeerId, RegionId};
+
+/// Regions that are described in one message.
+const DESCRIBED_AT_ONCE: usize = 256;
+
+impl Inner {
+    /// The link to `peer`, made when there is none.
+    pub(super) async fn link(&self, peer: &Peer, deadline: Instant) -> Result<Arc<Link>, Error> {
+        if let Some(link) = self.links.link(peer.id) {
+            return Ok(link);
+        }
+        let addresses = peer.addresses.lock().clone();
+        if addresses.is_empty() {
+            return Err(Error::PeerGone {
+                peer: peer.id,
+                cause: "no address of it is known; connect first".into(),
+            });
+        }
+        let deadline = deadline.min(Instant::now() + self.config.connect_timeout);
+        self.links.connect(peer.id, &addresses, deadline).await
+    }
+
+    /// The best way to `peer` among the transports that `usable` names, opened when it is not. Returns its index too.
+    pub(super) async fn open_way(
+        &self,
+        peer: &Arc<Peer>,
+        usable: impl Fn(&str) -> bool,
+        deadline: Instant,
+    ) -> Result<(usize, Arc<Lane>), Error> {
+        loop {
+            let changed = peer.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            match self.look_for_way(peer, &usable, deadline).await? {
+                Found::Way(index, lane) => return Ok((index, lane)),
+                Found::Again => {}
+                Found::Wait(longest) => {
+                    let until = longest.map_or(deadline, |longest| deadline.min(Instant::now() + longest));
+                    let _ = tokio::time::timeout_at(until.into(), changed).await;
+                    if Instant::now() >= deadline {
+                        return Err(Error::DeadlinePassed);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn look_for_way(
+        &self,
+        peer: &Arc<Peer>,
+        usable: &impl Fn(&str) -> bool,
+        deadline: Instant,
+    ) -> Result<Found, Error> {
+        let mut soonest: Option<Duration> = None;
+        let mut refusal = None;
+        for (index, way) in peer.ways.iter().enumerate() {
+            let name = self.names[index];
+            if !usable(name) {
+                continue;
+            }
+            match way.step(self.now()) {
+                Step::Use(lane) => {
+                    if soonest.is_some() {
+                        self.metrics.slices_fallen_back_total.add(1);
+                    }
+                    return Ok(Found::Way(index, lane));
+                }
+                Step::Connect => {
+                    self.connect_way(peer, index, deadline).await?;
+                    return Ok(Found::Again);
+                }
+                Step::Wait => return Ok(Found::Wait(None)),
+                Step::Out(remaining) => {
+                    soonest = Some(soonest.map_or(remaining, |known| known.min(remaining)))
+                }
+                Step::Impossible(error) => refusal = Some(error),
+                Step::Failed(lane) => {
+                    self.metrics.endpoints_failed_total.add(1);
+                    tracing::warn!(peer = %peer.id, transport = name, state = ?lane.endpoint().state(),
+                        "a connection failed; another transport is used until it is back");
+                    self.runtime.spawn(async move { lane.endpoint().close().await });
+                    return Ok(Found::Again);
+                }
+            }
+        }
+        match (soonest, refusal) {
+            (Some(remaining), _) => Ok(Found::Wait(Some(remaining))),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(Error::Unavailable {
+                transport: "any",
+                looked_for: self.names.join(", ").into(),
+                cause: format!("peer {} registered the region with none of them", peer.id).into(),
+            }),
+        }
+    }
+
+    /// Connects one way. An error is of the peer as a whole; a failure of the transport is noted in the way.
+    async fn connect_way(&self, peer: &Arc<Peer>, index: usize, deadline: Instant) -> Result<(), Error> {
+        // Whatever becomes of this future, who waits for the way is told.
+        let guard = Connecting { engine: self, peer, index, is_done: false };
+        let deadline = deadline.min(Instant::now() + self.config.connect_timeout);
+        let link = match self.link(peer, deadline).await {
+            Ok(link) => link,
+            Err(error) => {
+                guard.done(Err(Error::Cancelled));
+                return Err(error);
+            }
+        };
+        let transport = &self.transports[index];
+        let exchange = LinkExchange { link, transport: transport.name(), deadline };
+        let connected = tokio::time::timeout_at(deadline.into(), transport.connect(peer.id, &exchange)).await;
+        let connected = connected.unwrap_or(Err(Error::DeadlinePassed)).map(|endpoint| {
+            // No distance is known yet: which memory a transfer uses decides it, and the plan takes equal rails as equal.
+            let rails = transport.rails().into_iter().map(|rail| (rail, 0));
+            Arc::new(Lane::new(transport.name(), transport.capabilities(), rails, endpoint))
+        });
+        if let Err(error) = &connected {
+            self.metrics.connects_failed_total.add(1);
+            let name = transport.name();
+            if matches!(error, Error::Unavailable { .. }) {
+                tracing::debug!(peer = %peer.id, transport = name, %error, "not a way to this peer");
+            } else {
+                tracing::warn!(peer = %peer.id, transport = name, %error, "a transport cannot connect");
+            }
+        }
+        guard.done(connected);
+        Ok(())
+    }
+
+    /// What `peer` says of its region; asked when it is not known.
+    async fn remote_region(
+        &self,
+        peer: &Peer,
+        id: RegionId,
+        deadline: Instant,
+    ) -> Result<Arc<RemoteRegion>, Error> {
+        if peer.region(id).is_none() {
+            self.describe_regions(peer, &[id], deadline).await?;
+        }
+        peer.region(id).ok_or(Error::NoSuchRegion { region: id })
+    }
+
+    async fn describe_regions(&self, peer: &Peer, ids: &[RegionId], deadline: Instant) -> Result<(), Error> {
+        let link = self.link(peer, deadline).await?;
+        let answer = link.call(DESCRIBE, Describe { regions: ids.to_vec() }.to_bytes(), deadline).await?;
+        let described = Described::from_bytes(&answer)?;
+        for region in described.regions.into_iter().flatten() {
+            if ids.contains(&region.id) {
+                peer.remember(region.id, region.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the way for the requests `indices` of `flight`, all to one peer, and posts them.
+    pub(super) async fn open_and_post(
+        self: &Arc<Self>,
+        flight: &Arc<Flight>,
+        peer: PeerId,
+        indices: Vec<usize>,
+    ) {
+        let peer = self.peer(peer);
+        let mut left = indices;
+        let work = self.post_in_order(flight, &peer, &mut left);
+        let result = tokio::select! {
+            result = work => result,
+            () = flight.given_up() => Err(Error::Cancelled),
+        };
+        if let Err(error) = result {
+            left.into_iter().for_each(|index| flight.refuse(index, error.clone()));
+        }
+    }
+
+    /// Takes each request out of `left` that was posted or refused. An error concerns those that are left.
+    async fn post_in_order(
+        self: &Arc<Self>,
+        flight: &Arc<Flight>,
+        peer: &Arc<Peer>,
+        left: &mut Vec<usize>,
+    ) -> Result<(), Error> {
+        let deadline = flight.deadline();
+        let region_of = |index: usize| flight.requests()[index].remote.region;
+        let mut unknown: Vec<RegionId> =
+            left.iter().map(|&index| region_of(index)).filter(|&id| peer.region(id).is_none()).collect();
+        unknown.sort_unstable();
+        unknown.dedup();
+        for some in unknown.chunks(DESCRIBED_AT_ONCE) {
+            self.describe_regions(peer, some, deadline).await?;
+        }
+        let mut ready: Vec<(Arc<Lane>, Vec<Operation>)> = Vec::new();
+        while let Some(&index) = left.last() {
+            let launched = match self.remote_region(peer, region_of(index), deadline).await {
+                Ok(region) => {
+                    let way = self.open_way(peer, |name| region.is_on(name), deadline).await;
+                    way.map(|(_, lane)| (flight.launch(self, index, &lane, &region), lane))
+                }
+                Err(error) => Err(error),
+            };
+            left.pop();
+            match launched {
+                Ok((operations, lane)) => match ready.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane))
+                {
+                    Some((_, list)) => list.extend(operations),
+                    None => ready.push((lane, operations)),
+                },
+                Err(error) => flight.refuse(index, error),
+            }
+        }
+        ready.into_iter().for_each(|(lane, operations)| flight.push(&lane, operations));
+        Ok(())
+    }
+
+    /// Posts a slice again that came back with an error.
+    pub(super) async fn repost(self: &Arc<Self>, flight: &Arc<Flight>, piece: usize) -> Result<(), Error> {
+        let place = flight.requests()[flight.request_of(piece)].remote;
+        let peer = self.peer(place.peer);
+        let work = async {
+            let region = self.remote_region(&peer, place.region, flight.deadline()).await?;
+            let (_, lane) = self.open_way(&peer, |name| region.is_on(name), flight.deadline()).await?;
+            Ok((region, lane))
+        };
+        let (region, lane) = tokio::select! {
+            found = work => found?,
+            () = flight.given_up() => return Err(Error::Cancelled),
+        };
+        let operation = flight.relaunch(piece, &lane, &region);
+        flight.push(&lane, vec![operation]);
+        Ok(())
+    }
+
+    /// The link to a peer is gone: all that hung on it ends.
+    pub(super) fn lose(&self, id: PeerId) {
+        let Some(peer) = self.peers.read().get(&id).cloned() else { return };
+        self.transports.iter().for_each(|transport| transport.forget(id));
+        for lane in peer.ways.iter().filter_map(super::peer::Way::reset) {
+            self.runtime.spawn(async move { lane.endpoint().close().await });
+        }
+        peer.forget_regions();
+        peer.changed.notify_waiters();
+    }
+}
+
+/// What looking for a way came to.
+enum Found {
+    Way(usize, Arc<Lane>),
+    /// Something changed; look again.
+    Again,
+    /// Nothing is to be had before something changes, or before this time has passed.
+    Wait(Option<Duration>),
+}
+
+/// Somebody is connecting a way: says so to the way when it is over, dropped futures included.
+struct Connecting<'a> {
+    engine: &'a Inner,
+    peer: &'a Peer,
+    index: usize,
+    is_done: bool,
+}
+
+impl Connecting<'_> {
+    fn done(mut self, result: Result<Arc<Lane>, Error>) {
+        self.report(result);
+    }
+
+    fn report(&mut self, result: Result<Arc<Lane>, Error>) {
+        self.is_done = true;
+        self.peer.ways[self.index].connected(result, self.engine.now());
+        self.peer.changed.notify_waiters();
+    }
+}
+
+impl Drop for Connecting<'_> {
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.report(Err(Error::Cancelled));
+        }
+    }
+}
+
+/// The link as a transport's two ends use it.
+#[derive(Debug)]
+struct LinkExchange {
+    link: Arc<Link>,
+    transport: &'static str,
+    deadline: Instant,
+}
+
+impl Exchange for LinkExchange {
+    fn ask(&self, request: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
+        let body = Exchanged { transport: self.transport.to_owned(), request }.to_bytes();
+        self.link.call(EXCHANGE, body, self.deadline)
+    }
+}

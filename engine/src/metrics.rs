@@ -1,0 +1,81 @@
+//! Counters of the engine, as data; who embeds it gives them their names.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counters since the engine started.
+        #[derive(Debug, Default)]
+        pub struct Metrics {
+            $($(#[$doc])* pub $name: Counter,)*
+        }
+
+        /// The values of [`Metrics`] at one moment.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct MetricsSnapshot {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Metrics {
+            /// All values now.
+            #[must_use]
+            pub fn snapshot(&self) -> MetricsSnapshot {
+                MetricsSnapshot { $($name: self.$name.get(),)* }
+            }
+        }
+    };
+}
+
+counters!(
+    /// Bytes that arrived here by reads.
+    read_bytes_total,
+    /// Bytes that arrived at peers by writes.
+    written_bytes_total,
+    /// Requests that succeeded.
+    requests_succeeded_total,
+    /// Requests that ended with an error, deadlines included.
+    requests_failed_total,
+    /// Requests that were given up at their deadline.
+    deadlines_passed_total,
+    /// Slices that were tried again after an error.
+    slices_retried_total,
+    /// Slices that went by another transport than the best that the peer has in common with this host.
+    slices_fallen_back_total,
+    /// Connections of a transport that could not be made.
+    connects_failed_total,
+    /// Connections of a transport that failed while they were used.
+    endpoints_failed_total,
+);
+
+/// A number that grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `count`.
+    pub fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Its value.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_has_every_value() {
+        let metrics = Metrics::default();
+        metrics.read_bytes_total.add(5);
+        metrics.read_bytes_total.add(2);
+        let wanted = MetricsSnapshot { read_bytes_total: 7, ..MetricsSnapshot::default() };
+        assert_eq!(metrics.snapshot(), wanted);
+    }
+}

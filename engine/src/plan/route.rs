@@ -1,0 +1,135 @@
+//! Hot path: spreads slices over rails so that all are done at the same time.
+//!
+//! Each slice goes to the rail that would finish it first: (bytes waiting there + its own) / rate. The rate is measured
+//! ([`Rate`]); before that, what the device claims. A far rail is charged for its distance, so that it is used only when
+//! the near ones are busy.
+
+use crate::types::RailId;
+
+/// A rail as the plan sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RailView {
+    /// Which one.
+    pub id: RailId,
+    /// Bytes posted and not complete.
+    pub waiting_bytes: u64,
+    /// Bytes per second, measured or claimed; 0 where unknown.
+    pub bytes_per_second: u64,
+    /// Distance from the local memory, as NUMA distances go: 10 is local, 20 is twice as far; 0 where unknown.
+    pub distance: u32,
+}
+
+/// Rate that is assumed where nothing is known; the value matters only against other rails, which then have it too.
+const ASSUMED_RATE: u64 = 1 << 30;
+/// Distance of memory on the same node, by the ACPI specification's table of distances.
+const LOCAL_DISTANCE: u32 = 10;
+
+impl RailView {
+    /// Nanoseconds until `length` more bytes would be done.
+    fn finish_ns(&self, length: u64) -> u128 {
+        let rate = if self.bytes_per_second == 0 { ASSUMED_RATE } else { self.bytes_per_second };
+        let far = u128::from(self.distance.max(LOCAL_DISTANCE));
+        let bytes = u128::from(self.waiting_bytes.saturating_add(length));
+        bytes * 1_000_000_000 * far / u128::from(LOCAL_DISTANCE) / u128::from(rate)
+    }
+}
+
+/// The rail for a slice of `length` bytes, which is then counted as waiting there. `None` without rails.
+pub fn choose(rails: &mut [RailView], length: u64) -> Option<RailId> {
+    let best = rails.iter_mut().min_by_key(|rail| (rail.finish_ns(length), rail.id))?;
+    best.waiting_bytes = best.waiting_bytes.saturating_add(length);
+    Some(best.id)
+}
+
+/// Measured rate of a rail: an exponentially weighted mean over the bytes that it carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rate {
+    bytes_per_second: f64,
+}
+
+impl Rate {
+    /// Weight of one more sample.
+    const WEIGHT: f64 = 0.125;
+
+    /// Counts `bytes` that took `nanos` while the rail had nothing else to do, or its share of the time.
+    #[expect(clippy::cast_precision_loss, reason = "a mean of rates needs no 53rd bit")]
+    pub fn sample(&mut self, bytes: u64, nanos: u64) {
+        if nanos == 0 || bytes == 0 {
+            return;
+        }
+        let found = bytes as f64 * 1e9 / nanos as f64;
+        let weight = if self.bytes_per_second == 0.0 { 1.0 } else { Self::WEIGHT };
+        self.bytes_per_second += weight * (found - self.bytes_per_second);
+    }
+
+    /// Bytes per second; 0 before the first sample.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate is finite and not negative"
+    )]
+    pub fn bytes_per_second(&self) -> u64 {
+        self.bytes_per_second as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rail(id: u16, bytes_per_second: u64, distance: u32) -> RailView {
+        RailView { id: RailId(id), waiting_bytes: 0, bytes_per_second, distance }
+    }
+
+    fn spread(rails: &mut [RailView], slices: usize) -> Vec<u64> {
+        (0..slices).for_each(|_| assert!(choose(rails, 1 << 20).is_some()));
+        rails.iter().map(|rail| rail.waiting_bytes >> 20).collect()
+    }
+
+    #[test]
+    fn rails_get_slices_in_proportion_to_their_rate() {
+        let mut rails = [rail(0, 100 << 20, 10), rail(1, 300 << 20, 10)];
+        assert_eq!(spread(&mut rails, 400), [100, 300]);
+    }
+
+    #[test]
+    fn a_far_rail_is_used_only_when_the_near_one_is_busy() {
+        let mut rails = [rail(0, 1 << 30, 10), rail(1, 1 << 30, 20)];
+        assert_eq!(choose(&mut rails, 1 << 20), Some(RailId(0)));
+        assert_eq!(spread(&mut rails, 299), [200, 100]);
+    }
+
+    #[test]
+    fn without_rails_there_is_no_choice_and_unknown_rates_are_equal() {
+        assert_eq!(choose(&mut [], 1), None);
+        assert_eq!(spread(&mut [rail(0, 0, 0), rail(1, 0, 0)], 10), [5, 5]);
+    }
+
+    #[test]
+    fn a_rate_follows_what_is_measured() {
+        let mut rate = Rate::default();
+        rate.sample(1000, 1_000_000_000);
+        assert_eq!(rate.bytes_per_second(), 1000);
+        rate.sample(0, 5);
+        rate.sample(5, 0);
+        assert_eq!(rate.bytes_per_second(), 1000);
+        (0..100).for_each(|_| rate.sample(500, 1_000_000_000));
+        assert!((500..=501).contains(&rate.bytes_per_second()));
+    }
+
+    proptest! {
+        #[test]
+        fn no_rail_finishes_later_than_one_slice_after_the_first(
+            rates in proptest::collection::vec(1_u64 << 20..1 << 36, 1..8), slices in 1_usize..300,
+        ) {
+            let mut rails: Vec<_> = (0_u16..).zip(&rates).map(|(id, &rate)| rail(id, rate, 10)).collect();
+            spread(&mut rails, slices);
+            let first_free = rails.iter().map(|rail| rail.finish_ns(1 << 20)).min().unwrap();
+            for rail in &rails {
+                prop_assert!(rail.waiting_bytes == 0 || rail.finish_ns(0) <= first_free, "{:?}", rails);
+            }
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! Hot path: the way to one peer by one transport: its endpoint, and the operations that wait for room in it.
+//!
+//! Invariants
+//! - One thread at a time hands operations to the endpoint; another that wants to leaves word, and the first goes on.
+//!   So an endpoint may complete operations inside `post`, and their completion may come back here.
+//! - Higher priority goes first; within a priority, first come, first served.
+//! - What waits here has not been touched by the endpoint, and can be taken back at once.
+//!
+//! Limit: how much may wait is bounded by the engine, which counts the operations of all lanes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::plan::route::{self, RailView, Rate};
+use crate::transport::{BatchId, Capabilities, Endpoint, Operation, Rail};
+use crate::types::RailId;
+
+/// Which submissions go first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Priority {
+    /// Repair, prefetch: nobody waits for it.
+    Background,
+    /// The usual.
+    #[default]
+    Normal,
+    /// A reader waits for it.
+    Urgent,
+}
+
+const PRIORITIES: usize = 3;
+
+#[derive(Debug)]
+struct RailState {
+    rail: Rail,
+    distance: u32,
+    rate: Rate,
+    waiting_bytes: u64,
+    operations: usize,
+    last_end: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// By priority, the most urgent last.
+    operations: [VecDeque<Operation>; PRIORITIES],
+    /// Whether one of the queues is with the endpoint at the moment.
+    is_posting: bool,
+    /// Given up while a queue was with the endpoint.
+    cancelled: Vec<BatchId>,
+}
+
+/// The way to one peer by one transport.
+#[derive(Debug)]
+pub struct Lane {
+    transport: &'static str,
+    capabilities: Capabilities,
+    endpoint: Arc<dyn Endpoint>,
+    /// Operations that wait for room.
+    waiting: Mutex<Waiting>,
+    /// Calls of `pump` that have not been served.
+    turns: AtomicUsize,
+    /// What the plan knows of each rail.
+    rails: Mutex<Vec<RailState>>,
+}
+
+/// One rail of a lane, for `status`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RailStatus {
+    /// Device name.
+    pub name: String,
+    /// Operations under way.
+    pub operations: usize,
+    /// Bytes of them.
+    pub waiting_bytes: u64,
+    /// Measured rate; 0 before the first operation.
+    pub bytes_per_second: u64,
+}
+
+impl Lane {
+    /// A lane over `endpoint`, whose transport has these `rails`, each with its distance from this host's memory.
+    #[must_use]
+    pub fn new(
+        transport: &'static str,
+        capabilities: Capabilities,
+        rails: impl IntoIterator<Item = (Rail, u32)>,
+        endpoint: Arc<dyn Endpoint>,
+    ) -> Self {
+        let last_end = Instant::now();
+        let state = |(rail, distance)| RailState {
+            rail,
+            distance,
+            rate: Rate::default(),
+            waiting_bytes: 0,
+            operations: 0,
+            last_end,
+        };
+        let rails = Mutex::new(rails.into_iter().map(state).collect());
+        Self {
+            transport,
+            capabilities,
+            endpoint,
+            waiting: Mutex::default(),
+            turns: AtomicUsize::new(0),
+            rails,
+        }
+    }
+
+    /// Name of its transport.
+    #[must_use]
+    pub fn transport(&self) -> &'static str {
+        self.transport
+    }
+
+    /// What its transport can do.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Its connection.
+    #[must_use]
+    pub fn endpoint(&self) -> &Arc<dyn Endpoint> {
+        &self.endpoint
+    }
+
+    /// The rail for an operation of `length` bytes, which is then counted there until [`Self::ended`].
+    pub fn take_rail(&self, length: u64) -> RailId {
+        let mut rails = self.rails.lock();
+        let chosen = if let [only] = rails.as_slice() {
+            only.rail.id
+        } else {
+            let view = |state: &RailState| RailView {
+                id: state.rail.id,
+                waiting_bytes: state.waiting_bytes,
+                bytes_per_second: match state.rate.bytes_per_second() {
+                    0 => state.rail.nominal_bytes_per_second,
+                    measured => measured,
+                },
+                distance: state.distance,
+            };
+            let mut views: Vec<_> = rails.iter().map(view).collect();
+            route::choose(&mut views, length).unwrap_or_default()
+        };
+        if let Some(state) = rails.iter_mut().find(|state| state.rail.id == chosen) {
+            state.waiting_bytes += length;
+            state.operations += 1;
+        }
+        chosen
+    }
+
+    /// An operation of `length` bytes that was queued at `began` has left `rail`. `moved`: its bytes arrived.
+    pub fn ended(&self, rail: RailId, length: u64, began: Instant, moved: bool) {
+        let mut rails = self.rails.lock();
+        let Some(state) = rails.iter_mut().find(|state| state.rail.id == rail) else { return };
+        state.waiting_bytes = state.waiting_bytes.saturating_sub(length);
+        state.operations = state.operations.saturating_sub(1);
+        if moved {
+            // While others are under way, an operation has the rail from the end of the one before it.
+            let now = Instant::now();
+            let alone = now.saturating_duration_since(began.max(state.last_end));
+            state.rate.sample(length, u64::try_from(alone.as_nanos()).unwrap_or(u64::MAX));
+            state.last_end = now;
+        }
+    }
+
+    /// Adds operations and starts what has room.
+    pub fn push(&self, priority: Priority, operations: impl IntoIterator<Item = Operation>) {
+        self.waiting.lock().operations[priority as usize].extend(operations);
+        self.pump();
+    }
+
+    /// Starts what has room. Called when something was added, and when an operation ended.
+    pub fn pump(&self) {
+        if self.turns.fetch_add(1, Ordering::AcqRel) > 0 {
+            return;
+        }
+        let mut served = 1;
+        loop {
+            self.pump_once();
+            let before = self.turns.fetch_sub(served, Ordering::AcqRel);
+            if before == served {
+                return;
+            }
+            served = before - served;
+        }
+    }
+
+    fn pump_once(&self) {
+        for priority in (0..PRIORITIES).rev() {
+            let mut operations = {
+                let mut waiting = self.waiting.lock();
+                waiting.is_posting = true;
+                std::mem::take(&mut waiting.operations[priority])
+            };
+            if !operations.is_empty() {
+                self.endpoint.post(&mut operations);
+            }
+            let is_full = !operations.is_empty();
+            let cancelled = self.put_back(priority, operations);
+            cancelled.into_iter().for_each(|operation| operation.complete(Err(Error::Cancelled)));
+            if is_full {
+                return;
+            }
+        }
+    }
+
+    /// Returns what the endpoint had no room for to the head of its queue, but for what was given up meanwhile.
+    fn put_back(&self, priority: usize, mut left: VecDeque<Operation>) -> Vec<Operation> {
+        let mut waiting = self.waiting.lock();
+        waiting.is_posting = false;
+        let cancelled = std::mem::take(&mut waiting.cancelled);
+        left.append(&mut waiting.operations[priority]);
+        let taken = cancelled.into_iter().flat_map(|batch| take_batch(&mut left, batch)).collect();
+        waiting.operations[priority] = left;
+        taken
+    }
+
+    /// Gives up all operations of `batch`. Those that wait are handed back; the endpoint ends the others.
+    #[must_use]
+    pub fn cancel(&self, batch: BatchId) -> Vec<Operation> {
+        let taken = {
+            let mut waiting = self.waiting.lock();
+            if waiting.is_posting {
+                waiting.cancelled.push(batch);
+            }
+            waiting.operations.iter_mut().flat_map(|operations| take_batch(operations, batch)).collect()
+        };
+        self.endpoint.cancel(batch);
+        taken
+    }
+
+    /// What its rails are doing.
+    #[must_use]
+    pub fn rails(&self) -> Vec<RailStatus> {
+        let status = |state: &RailState| RailStatus {
+            name: state.rail.name.clone(),
+            operations: state.operations,
+            waiting_bytes: state.waiting_bytes,
+            bytes_per_second: state.rate.bytes_per_second(),
+        };
+        self.rails.lock().iter().map(status).collect()
+    }
+}
+
+/// Takes the operations of `batch` out of a queue.
+fn take_batch(operations: &mut VecDeque<Operation>, batch: BatchId) -> Vec<Operation> {
+    if !operations.iter().any(|operation| operation.ticket.batch() == batch) {
+        return Vec::new();
+    }
+    let (taken, kept): (VecDeque<_>, VecDeque<_>) =
+        std::mem::take(operations).into_iter().partition(|operation| operation.ticket.batch() == batch);
+    *operations = kept;
+    taken.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use crate::memory::{Access, MemorySlice, PageKind, Region};
+    use crate::transport::{BoxFuture, Direction, EndpointState, RailLoad, RemoteSlice, Ticket, TicketSink};
+    use crate::types::{ByteCount, RegionId};
+
+    /// Has room for `room` operations and keeps them until told to end them.
+    #[derive(Debug)]
+    struct Narrow {
+        room: usize,
+        held: Mutex<VecDeque<Operation>>,
+        posted: Mutex<Vec<u32>>,
+        /// Ends what it is given at once, inside `post`.
+        is_immediate: bool,
+    }
+
+    impl Endpoint for Narrow {
+        fn post(&self, operations: &mut VecDeque<Operation>) {
+            while self.held.lock().len() < self.room
+                && let Some(operation) = operations.pop_front()
+            {
+                self.posted.lock().push(operation.ticket.index());
+                if self.is_immediate {
+                    operation.complete(Ok(()));
+                } else {
+                    self.held.lock().push_back(operation);
+                }
+            }
+        }
+
+        fn cancel(&self, batch: BatchId) {
+            let taken = take_batch(&mut self.held.lock(), batch);
+            taken.into_iter().for_each(|operation| operation.complete(Err(Error::Cancelled)));
+        }
+
+        fn state(&self) -> EndpointState {
+            EndpointState::Ready
+        }
+
+        fn load(&self) -> Vec<RailLoad> {
+            Vec::new()
+        }
+
+        fn close(&self) -> BoxFuture<'_, ()> {
+            Box::pin(async {})
+        }
+    }
+
+    #[derive(Debug, Default)]
+    struct Ends {
+        results: Mutex<Vec<(u32, Result<(), Error>)>>,
+        lane: Mutex<Option<Arc<Lane>>>,
+    }
+
+    impl TicketSink for Ends {
+        fn completed(&self, index: u32, result: Result<(), Error>) {
+            self.results.lock().push((index, result));
+            let lane = self.lane.lock().clone();
+            if let Some(lane) = lane {
+                lane.pump();
+            }
+        }
+    }
+
+    struct Stand {
+        endpoint: Arc<Narrow>,
+        lane: Arc<Lane>,
+        ends: Arc<Ends>,
+        memory: MemorySlice,
+    }
+
+    fn stand(room: usize, is_immediate: bool) -> Stand {
+        let endpoint =
+            Arc::new(Narrow { room, held: Mutex::default(), posted: Mutex::default(), is_immediate });
+        let capabilities = Capabilities {
+            operation_bytes_max: ByteCount(4096),
+            slice_bytes: ByteCount(4096),
+            operations_max: room,
+            is_local: true,
+            needs_target_cpu: false,
+        };
+        let rail = Rail { id: RailId(0), name: "test".into(), numa: None, nominal_bytes_per_second: 0 };
+        let lane = Lane::new("test", capabilities, [(rail, 10)], Arc::clone(&endpoint) as Arc<dyn Endpoint>);
+        let lane = Arc::new(lane);
+        let ends = Arc::new(Ends::default());
+        *ends.lane.lock() = Some(Arc::clone(&lane));
+        let region = Arc::new(Region::anonymous(ByteCount(4096), PageKind::Base, Access::Read).unwrap());
+        let memory = MemorySlice::new(&region, RegionId(1), 0, ByteCount(1)).unwrap();
+        Stand { endpoint, lane, ends, memory }
+    }
+
+    impl Stand {
+        fn operation(&self, batch: BatchId, index: u32) -> Operation {
+            Operation {
+                direction: Direction::Read,
+                local: self.memory.clone(),
+                remote: RemoteSlice { region: RegionId(2), key: Arc::from([]), offset: 0 },
+                rail: RailId(0),
+                deadline: Instant::now() + Duration::from_secs(60),
+                ticket: Ticket::new(Arc::clone(&self.ends) as Arc<dyn TicketSink>, batch, index),
+            }
+        }
+
+        fn end_one(&self) {
+            let operation = self.endpoint.held.lock().pop_front().unwrap();
+            operation.complete(Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_has_no_room_waits_and_the_urgent_goes_first() {
+        let stand = stand(1, false);
+        let batch = BatchId::next();
+        stand.lane.push(Priority::Normal, (0..3).map(|index| stand.operation(batch, index)));
+        stand.lane.push(Priority::Background, [stand.operation(batch, 10)]);
+        stand.lane.push(Priority::Urgent, [stand.operation(batch, 20)]);
+        (0..5).for_each(|_| stand.end_one());
+        assert_eq!(*stand.endpoint.posted.lock(), [0, 20, 1, 2, 10]);
+    }
+
+    #[test]
+    fn an_endpoint_may_end_operations_inside_post() {
+        let stand = stand(1, true);
+        let batch = BatchId::next();
+        stand.lane.push(Priority::Normal, (0..10_000).map(|index| stand.operation(batch, index)));
+        assert_eq!(stand.ends.results.lock().len(), 10_000);
+    }
+
+    #[test]
+    fn a_cancelled_batch_leaves_the_queue_and_the_endpoint() {
+        let stand = stand(1, false);
+        let (first, second) = (BatchId::next(), BatchId::next());
+        stand.lane.push(Priority::Normal, (0..3).map(|index| stand.operation(first, index)));
+        stand.lane.push(Priority::Normal, [stand.operation(second, 9)]);
+        let taken = stand.lane.cancel(first);
+        assert_eq!(taken.iter().map(|operation| operation.ticket.index()).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(*stand.ends.results.lock(), [(0, Err(Error::Cancelled))]);
+        stand.end_one();
+        assert_eq!(*stand.endpoint.posted.lock(), [0, 9]);
+        drop(taken);
+        assert_eq!(stand.ends.results.lock().len(), 4, "each ended once");
+    }
+
+    #[test]
+    fn a_rail_counts_what_is_under_way_and_its_rate() {
+        let stand = stand(1, false);
+        let began = Instant::now();
+        assert_eq!(stand.lane.take_rail(1000), RailId(0));
+        assert_eq!(stand.lane.rails()[0].waiting_bytes, 1000);
+        std::thread::sleep(Duration::from_millis(1));
+        stand.lane.ended(RailId(0), 1000, began, true);
+        let rails = stand.lane.rails();
+        assert_eq!((rails[0].waiting_bytes, rails[0].operations), (0, 0));
+        assert!((1..=1_000_000).contains(&rails[0].bytes_per_second), "{rails:?}");
+    }
+}

@@ -1,0 +1,339 @@
+//! Hot path: counts the slices of one submission to their end, and tells who waits.
+//!
+//! Invariants
+//! - It ends when the last slice of every entry has ended; so nothing can touch any of its memory then.
+//! - An entry's result is `Ok`, or the first error among its slices.
+//! - It ends once: who waits is woken once, and the follow-up runs once, before anybody is woken.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::Error;
+use crate::transport::BatchId;
+
+/// What became of a submission.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// One result for each request, in the order of the batch.
+    pub entries: Vec<Result<(), Error>>,
+    /// Time from submission to the end.
+    pub elapsed: Duration,
+}
+
+impl Report {
+    /// The first error, if there is one.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn into_result(self) -> Result<(), Error> {
+        self.entries.into_iter().collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    open_slices: u32,
+    error: Option<Error>,
+}
+
+/// What is done with the results before anybody is told.
+pub type FollowUp = Box<dyn FnOnce(&[Result<(), Error>]) + Send>;
+
+struct State {
+    entries: Vec<Entry>,
+    open_entries: usize,
+    follow_up: Option<FollowUp>,
+    waker: Option<Waker>,
+    report: Option<Report>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("open_entries", &self.open_entries).finish_non_exhaustive()
+    }
+}
+
+/// One submission, shared between who waits for it and what ends it.
+#[derive(Debug)]
+pub struct Transfer {
+    id: BatchId,
+    began: Instant,
+    /// Guards all of it; a short critical section for each slice.
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+impl Transfer {
+    /// A submission whose entry `i` has `slices[i]` slices, none of which is zero. `follow_up` is called with the
+    /// results when all have ended, before anybody who waits is told. Without entries it has ended at once.
+    #[must_use]
+    pub fn new(id: BatchId, slices: impl IntoIterator<Item = u32>, follow_up: Option<FollowUp>) -> Arc<Self> {
+        let entries: Vec<Entry> =
+            slices.into_iter().map(|open_slices| Entry { open_slices, error: None }).collect();
+        let state = State { open_entries: entries.len(), entries, follow_up, waker: None, report: None };
+        let transfer =
+            Arc::new(Self { id, began: Instant::now(), state: Mutex::new(state), ended: Condvar::new() });
+        if transfer.state.lock().open_entries == 0 {
+            transfer.finish();
+        }
+        transfer
+    }
+
+    /// Its name among the operations.
+    #[must_use]
+    pub fn id(&self) -> BatchId {
+        self.id
+    }
+
+    /// `count` slices of `entry` have ended with `result`. Called for each slice exactly once. Returns whether they were
+    /// the last of all.
+    pub fn slices_ended(&self, entry: usize, count: u32, result: Result<(), Error>) -> bool {
+        let is_last = {
+            let mut state = self.state.lock();
+            let Some(found) = state.entries.get_mut(entry) else { return false };
+            if let Err(error) = result {
+                found.error.get_or_insert(error);
+            }
+            debug_assert!(found.open_slices >= count, "a slice ended twice");
+            found.open_slices = found.open_slices.saturating_sub(count);
+            let is_entry_done = found.open_slices == 0 && count > 0;
+            state.open_entries -= usize::from(is_entry_done);
+            is_entry_done && state.open_entries == 0
+        };
+        if is_last {
+            self.finish();
+        }
+        is_last
+    }
+
+    /// `entry`, which has not ended, has `count` more slices than was said.
+    pub fn slices_added(&self, entry: usize, count: u32) {
+        if let Some(found) = self.state.lock().entries.get_mut(entry) {
+            debug_assert!(found.open_slices > 0, "an entry that has ended gets no more slices");
+            found.open_slices += count;
+        }
+    }
+
+    /// Slices that have not ended.
+    #[must_use]
+    pub fn open_slices(&self) -> u64 {
+        self.state.lock().entries.iter().map(|entry| u64::from(entry.open_slices)).sum()
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.state.lock().report.is_some()
+    }
+
+    fn finish(&self) {
+        let (entries, follow_up) = {
+            let mut state = self.state.lock();
+            let result = |entry: Entry| entry.error.map_or(Ok(()), Err);
+            let entries: Vec<_> = std::mem::take(&mut state.entries).into_iter().map(result).collect();
+            (entries, state.follow_up.take())
+        };
+        if let Some(follow_up) = follow_up {
+            follow_up(&entries);
+        }
+        let waker = {
+            let mut state = self.state.lock();
+            state.report = Some(Report { entries, elapsed: self.began.elapsed() });
+            state.waker.take()
+        };
+        self.ended.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Gives up a submission; what the engine lends to a handle.
+pub trait Cancel: Send + Sync + fmt::Debug {
+    /// Every slice of `transfer` ends soon, with [`Error::Cancelled`] unless it ended before.
+    fn cancel(&self, transfer: &Transfer);
+}
+
+/// Waits for one submission: as a future, or by blocking.
+///
+/// Dropping it cancels what has not ended; the engine keeps the memory until nothing can touch it any more.
+#[derive(Debug)]
+pub struct TransferHandle {
+    transfer: Arc<Transfer>,
+    canceller: Option<Arc<dyn Cancel>>,
+}
+
+impl TransferHandle {
+    /// The handle of `transfer`, which `canceller` can give up.
+    #[must_use]
+    pub fn new(transfer: Arc<Transfer>, canceller: Option<Arc<dyn Cancel>>) -> Self {
+        Self { transfer, canceller }
+    }
+
+    /// Gives up what has not ended. The handle still resolves, when the memory is safe.
+    pub fn cancel(&self) {
+        if let Some(canceller) = &self.canceller
+            && !self.transfer.is_ended()
+        {
+            canceller.cancel(&self.transfer);
+        }
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.transfer.is_ended()
+    }
+
+    /// Lets the submission go on by itself; nobody learns how it ends.
+    pub fn detach(mut self) {
+        self.canceller = None;
+    }
+
+    /// Blocks until it has ended, which is soon after its deadline at the latest. Not for async code.
+    #[must_use]
+    pub fn wait(self) -> Report {
+        let mut state = self.transfer.state.lock();
+        loop {
+            if let Some(report) = state.report.take() {
+                // Dropping the handle asks whether it has ended.
+                state.report = Some(Report { entries: Vec::new(), elapsed: report.elapsed });
+                return report;
+            }
+            self.transfer.ended.wait(&mut state);
+        }
+    }
+
+    /// Blocks for at most `time`. Gives the handle back when it has not ended by then.
+    ///
+    /// # Errors
+    /// The handle itself.
+    pub fn wait_for(self, time: Duration) -> Result<Report, Self> {
+        let until = Instant::now() + time;
+        {
+            let mut state = self.transfer.state.lock();
+            while state.report.is_none() {
+                if self.transfer.ended.wait_until(&mut state, until).timed_out() {
+                    break;
+                }
+            }
+        }
+        if self.is_ended() { Ok(self.wait()) } else { Err(self) }
+    }
+}
+
+impl Future for TransferHandle {
+    type Output = Report;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Report> {
+        let mut state = self.transfer.state.lock();
+        match state.report.take() {
+            Some(report) => {
+                state.report = Some(Report { entries: Vec::new(), elapsed: report.elapsed });
+                Poll::Ready(report)
+            }
+            None => {
+                state.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for TransferHandle {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::thread;
+
+    fn transfer(slices: &[u32]) -> Arc<Transfer> {
+        Transfer::new(BatchId::next(), slices.iter().copied(), None)
+    }
+
+    #[test]
+    fn it_ends_with_its_last_slice_and_keeps_the_first_error_of_each_entry() {
+        let transfer = transfer(&[2, 1, 1]);
+        let handle = TransferHandle::new(Arc::clone(&transfer), None);
+        transfer.slices_ended(0, 1, Ok(()));
+        transfer.slices_ended(1, 1, Err(Error::Cancelled));
+        transfer.slices_ended(2, 1, Ok(()));
+        assert!(!handle.is_ended());
+        assert_eq!(transfer.open_slices(), 1);
+        let handle = handle.wait_for(Duration::ZERO).unwrap_err();
+        transfer.slices_ended(0, 1, Err(Error::Closed));
+        assert_eq!(handle.wait().entries, [Err(Error::Closed), Err(Error::Cancelled), Ok(())]);
+    }
+
+    #[test]
+    fn a_submission_without_entries_has_ended() {
+        assert_eq!(TransferHandle::new(transfer(&[]), None).wait().entries, []);
+    }
+
+    #[test]
+    fn the_follow_up_runs_once_and_before_anybody_is_told() {
+        let count = Arc::new(AtomicU32::new(0));
+        let follow_up = {
+            let count = Arc::clone(&count);
+            Box::new(move |entries: &[Result<(), Error>]| {
+                assert_eq!(entries, [Ok(())]);
+                count.fetch_add(1, Ordering::SeqCst);
+            })
+        };
+        let transfer = Transfer::new(BatchId::next(), [1000], Some(follow_up));
+        let handle = TransferHandle::new(Arc::clone(&transfer), None);
+        thread::scope(|scope| {
+            for _ in 0..10 {
+                scope.spawn(|| {
+                    (0..100).for_each(|_| {
+                        transfer.slices_ended(0, 1, Ok(()));
+                    })
+                });
+            }
+            assert_eq!(handle.wait().entries, [Ok(())]);
+            assert_eq!(count.load(Ordering::SeqCst), 1);
+        });
+    }
+
+    #[test]
+    fn a_task_that_awaits_it_is_woken() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let transfer = transfer(&[1]);
+        let handle = TransferHandle::new(Arc::clone(&transfer), None);
+        let ender = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            transfer.slices_ended(0, 1, Ok(()));
+        });
+        assert_eq!(runtime.block_on(handle).into_result(), Ok(()));
+        ender.join().unwrap();
+    }
+
+    #[test]
+    fn dropping_a_handle_cancels_and_detaching_does_not() {
+        #[derive(Debug, Default)]
+        struct Count(AtomicU32);
+        impl Cancel for Count {
+            fn cancel(&self, _: &Transfer) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let count = Arc::new(Count::default());
+        let handle = |transfer| TransferHandle::new(transfer, Some(Arc::clone(&count) as Arc<dyn Cancel>));
+        drop(handle(transfer(&[1])));
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+        handle(transfer(&[1])).detach();
+        drop(handle(transfer(&[])));
+        assert_eq!(count.0.load(Ordering::SeqCst), 1);
+    }
+}
