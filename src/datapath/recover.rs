@@ -137,7 +137,7 @@ impl Datapath {
         let Place::Solo(segment) = place else { return false };
         let Ok(file) = self.tier.open_segment(*segment) else { return false };
         let is_same = file.metadata().is_ok_and(|metadata| {
-            super::stat::written_at(&metadata) == record.mtime_ns && metadata.len() == record.size.get()
+            super::stat::written_ns(&metadata) == record.mtime_ns && metadata.len() == record.size.get()
         });
         record.sealed_at_ns = record.mtime_ns;
         is_same && self.tier.trim(&file, record.size).is_ok() && self.tier.seal(&file, record).is_ok()

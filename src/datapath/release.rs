@@ -73,7 +73,7 @@ impl Datapath {
         let mut record = state.object_record(slot, directory, &name);
         record.version = state.next_version;
         record.size = ByteCount(metadata.len());
-        record.mtime_ns = super::stat::written_at(&metadata);
+        record.mtime_ns = super::stat::written_ns(&metadata);
         record.sealed_at_ns = PROVISIONAL;
         if let Err(error) = self.tier.seal(file, &record) {
             tracing::debug!(%error, "a closing file got no provisional record");

@@ -49,11 +49,6 @@ pub struct SpaceStat {
 
 /// When a backing file was last written, in nanoseconds since 1970.
 pub(super) fn written_ns(metadata: &std::fs::Metadata) -> i64 {
-    metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec()
-}
-
-/// When a backing file was last written, in nanoseconds since 1970.
-pub(super) fn written_at(metadata: &std::fs::Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 

@@ -7,30 +7,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tempfile::TempDir;
-
 use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, bytes};
+use super::common::place::{Place, files_below};
 use super::common::sys::{get_xattr, list_xattr, remove_xattr, set_xattr};
 use super::common::{Mount, wait};
 use super::daemon::{EXIT_ENVIRONMENT, EXIT_MOUNT_POINT, EXIT_USAGE, daemon, refused, state_option};
 
-/// A directory with an empty mount point and an empty state directory.
-struct Place {
-    base: TempDir,
-    point: PathBuf,
-    state: PathBuf,
-}
-
 impl Place {
-    fn new() -> Self {
-        let base = tempfile::tempdir().expect("a temporary directory");
-        let (point, state) = (base.path().join("mount"), base.path().join("state"));
-        fs::create_dir(&point).expect("a mount point");
-        fs::create_dir(&state).expect("a state directory");
-        Self { base, point, state }
-    }
-
     fn daemon(&self, arguments: &[&str]) -> Command {
         let mut command = daemon(&self.point, &self.state);
         command.args(arguments);
@@ -146,20 +130,6 @@ fn a_state_directory_that_cannot_be_written_is_named() {
         refused(&mut daemon(&place.point, state), EXIT_ENVIRONMENT, &[name, "state_dir"]);
     }
     place.nothing_is_mounted();
-}
-
-/// The regular files below `directory`.
-fn files_below(directory: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory).expect("a readable directory") {
-        let entry = entry.expect("a readable entry");
-        match entry.file_type().expect("a type") {
-            kind if kind.is_dir() => files.extend(files_below(&entry.path())),
-            kind if kind.is_file() => files.push(entry.path()),
-            _ => {}
-        }
-    }
-    files
 }
 
 /// Eight objects, a stop, `damage` to the segment file of one of them, a start: that one is a miss and a warning names
