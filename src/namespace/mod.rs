@@ -5,6 +5,7 @@
 
 mod directory;
 mod node;
+mod ordered_set;
 mod processes;
 mod tree;
 
