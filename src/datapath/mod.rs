@@ -316,7 +316,7 @@ impl State {
     fn key_of(&self, slot: Slot) -> Option<KeyHash> {
         let node = self.tree.get(slot)?;
         let directory = self.tree.directory(node.parent)?;
-        Some(key_hash(directory.id, node.name.as_bytes()))
+        Some(key_hash(directory.id, self.tree.name(slot).as_bytes()))
     }
 
     /// The top-level directory above `slot`; the root for what stands directly in it.

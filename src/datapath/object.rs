@@ -4,12 +4,13 @@
 //! create ──> Writing ──last writer closes, or rename──> Sealed ──evict, unlink, replace──> Gone
 //!               └─temporary name, last writer closes─> Parked ──rename──> Sealed
 //! ```
-//! A cold sealed object is this struct alone; what only an open file needs hangs in [`OpenState`].
+//! A cold sealed object is this struct alone; what only an open file needs hangs in [`OpenState`], and what nobody
+//! asks for on the way of a read, as its checksum, stays in its record.
 
 use std::fs::File;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, Checksum, SegmentId, Version};
+use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
 use crate::namespace::{Name, ProcessId, Slot, ThreadId};
 use crate::tier::memory::{PackedExtent, PolicyRecord};
@@ -133,8 +134,6 @@ pub struct Object {
     pub size: ByteCount,
     /// Order of its seal.
     pub version: Version,
-    /// xxh3-64 of its bytes, once taken.
-    pub checksum: Option<Checksum>,
     /// Where its bytes are.
     pub place: Place,
     /// Station in its life.
@@ -154,7 +153,6 @@ impl Object {
         Self {
             size: ByteCount::ZERO,
             version: Version::default(),
-            checksum: None,
             place,
             phase: Phase::Writing,
             marks: Marks::default(),
@@ -233,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_cold_object_is_small() {
-        assert!(size_of::<Object>() <= 64, "{}", size_of::<Object>());
-        assert!(size_of::<Node<Object>>() <= 144, "{}", size_of::<Node<Object>>());
+        assert!(size_of::<Object>() <= 48, "{}", size_of::<Object>());
+        assert!(size_of::<Node<Object>>() <= 104, "{}", size_of::<Node<Object>>());
     }
 }

@@ -87,9 +87,8 @@ impl Datapath {
             let now = self.clock.monotonic();
             let resent = state.resent.pop(&caller.thread);
             let slot = state.slot_of(ino)?;
-            let name = &state.tree.node(slot).name;
-            was_resent =
-                resent.is_some_and(|(resent, at)| resent == *name && now.saturating_sub(at) < RESENT);
+            was_resent = resent
+                .is_some_and(|(name, at)| now.saturating_sub(at) < RESENT && name == state.tree.name(slot));
             if self.is_hidden_from(&mut state, caller, slot) {
                 return Err(Error::Stale);
             }
@@ -114,7 +113,7 @@ impl Datapath {
                 let now = self.clock.monotonic();
                 let mut state = self.lock();
                 if let Some(slot) = state.tree.by_ino(ino) {
-                    let name = state.tree.node(slot).name.clone();
+                    let name = state.tree.name(slot);
                     state.resent.put(caller.thread, (name, now));
                 }
                 Err(Error::Stale)
@@ -240,7 +239,7 @@ impl Datapath {
         self.telemetry.unseals.increment();
         if let Some(kernel) = self.kernel.get() {
             let node = state.tree.node(slot);
-            kernel.forget_entry(state.tree.ino(node.parent), node.name.as_bytes());
+            kernel.forget_entry(state.tree.ino(node.parent), state.tree.name(slot).as_bytes());
         }
         Ok(())
     }
@@ -299,7 +298,7 @@ impl Datapath {
         }
         match object.phase {
             Phase::Writing if !matches!(object.place, Place::Scratch(_)) => {
-                self.path_of_new_file(&state.tree.node(slot).name, options)
+                self.path_of_new_file(&state.tree.name(slot), options)
             }
             _ => IoPath::Passthrough,
         }
@@ -426,7 +425,6 @@ impl State {
         self.writing.insert(slot);
         if let Some(object) = self.object_mut(slot) {
             object.phase = Phase::Writing;
-            object.checksum = None;
             object.marks.set(Marks::FINAL, false);
         }
     }

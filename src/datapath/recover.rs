@@ -6,7 +6,7 @@ use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 use super::release::PROVISIONAL;
 use super::room::footprint;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State, key_hash};
-use crate::namespace::{Attributes, Body, Directory, Name, Slot};
+use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{self, DirectoryRecord, ObjectRecord};
 
@@ -162,7 +162,7 @@ impl State {
         predecessor: Option<Slot>,
     ) -> Option<Slot> {
         let attributes = Attributes {
-            mode: record.mode & 0o7777,
+            mode: permissions(record.mode),
             uid: record.uid,
             gid: record.gid,
             atime_ns: record.atime_ns,
@@ -174,7 +174,6 @@ impl State {
         object.phase = Phase::Sealed;
         object.size = record.size;
         object.version = record.version;
-        object.checksum = record.checksum;
         object.marks.set(Marks::FINAL, true);
         object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
         if record.policy != memory::PolicyRecord::default() {
@@ -274,7 +273,7 @@ impl State {
 
 fn attributes_of(record: &DirectoryRecord) -> Attributes {
     Attributes {
-        mode: record.mode & 0o7777,
+        mode: permissions(record.mode),
         uid: record.uid,
         gid: record.gid,
         atime_ns: record.mtime_ns,

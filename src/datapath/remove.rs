@@ -348,9 +348,7 @@ impl Datapath {
                 |node: &Node<super::Object>| matches!(&node.body, Body::File(object) if !object.is_open());
             let (idle, next) = state.tree.idle_after(state.inode_hand, limit, is_idle);
             state.inode_hand = next;
-            let place = |slot: Slot| {
-                (state.tree.ino(state.tree.node(slot).parent), state.tree.node(slot).name.clone())
-            };
+            let place = |slot: Slot| (state.tree.ino(state.tree.node(slot).parent), state.tree.name(slot));
             idle.into_iter().map(place).collect()
         };
         if let Some(kernel) = self.kernel.get() {
