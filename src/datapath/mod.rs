@@ -23,6 +23,7 @@ mod listing;
 mod lookup;
 mod object;
 mod open;
+mod recent;
 mod recover;
 mod release;
 mod remove;
@@ -71,6 +72,7 @@ pub use xattrs::Presence;
 use domains::Domains;
 use folders::Folders;
 use history::History;
+use recent::Recent;
 
 /// Who makes a request.
 #[derive(Clone, Copy, Debug)]
@@ -138,7 +140,7 @@ pub struct State {
     handles: HashMap<HandleId, Handle>,
     history: History,
     chains: ChainTracker,
-    recent: lru::LruCache<KeyHash, Ino>,
+    recent: Recent,
     processes: Processes,
     /// Objects with a time to live: wall-clock nanoseconds and slot.
     expiries: BTreeSet<(i64, Slot)>,
@@ -203,7 +205,7 @@ impl Datapath {
             handles: HashMap::new(),
             history: History::default(),
             chains: ChainTracker::default(),
-            recent: lru::LruCache::new(RECENT_MAX),
+            recent: Recent::default(),
             processes: Processes::default(),
             expiries: BTreeSet::new(),
             expiry_of: HashMap::new(),
@@ -280,9 +282,6 @@ impl Datapath {
 
 /// How many threads are remembered that were sent to look a name up again.
 const RESENT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1024).expect("1024 is not zero");
-
-/// How many recently used keys are remembered by hash, to turn a chain's predecessor into an object.
-const RECENT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1 << 16).expect("65536 is not zero");
 
 /// Hash of a key: its directory and its name there. A directory that moves takes the keys of its entries along.
 fn key_hash(directory: DirectoryId, name: &[u8]) -> KeyHash {

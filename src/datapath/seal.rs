@@ -128,7 +128,7 @@ impl Datapath {
         let thread = thread.or_else(|| state.writer_thread(slot));
         let predecessor = thread
             .and_then(|thread| state.chains.created(thread, key, now))
-            .and_then(|key| state.recent.get(&key).copied())
+            .and_then(|key| state.recent.get(key))
             .and_then(|ino| state.tree.by_ino(ino))
             .filter(|&other| other != slot);
         let predecessor_version =
