@@ -88,6 +88,7 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
         tracing::info!(option = ?ignored, "a mount option means nothing here and is ignored");
     }
     raise_descriptor_limit();
+    crate::ffi::keep_tables_in_mappings();
     let lock = take_lock(&effective, &mount_dir)?;
     clear_stale_mount(&lock, &table, &mount_dir)?;
     check_mount_point(&mount_dir)?;

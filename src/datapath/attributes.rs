@@ -1,7 +1,7 @@
 //! Owner, mode and times: changed on sealed objects too, and kept across restarts.
 
 use super::{Caller, Datapath, Error, Marks, Phase, SizeChange, Stat};
-use crate::namespace::Ino;
+use crate::namespace::{Ino, permissions};
 
 /// What setattr changes. `None` leaves a thing as it is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,7 +38,7 @@ impl Datapath {
         let slot = state.slot_of(ino)?;
         let attributes = &mut state.tree.node_mut(slot).attributes;
         let before = *attributes;
-        attributes.mode = change.mode.map_or(attributes.mode, |mode| mode & 0o7777);
+        attributes.mode = change.mode.map_or(attributes.mode, permissions);
         attributes.uid = change.uid.unwrap_or(attributes.uid);
         attributes.gid = change.gid.unwrap_or(attributes.gid);
         attributes.atime_ns = change.atime_ns.unwrap_or(attributes.atime_ns);

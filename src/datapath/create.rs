@@ -214,7 +214,7 @@ impl Datapath {
         let slot = state.slot_of(ino).inspect_err(|_| self.free_place(Place::Solo(id)))?;
         let attributes = self.stat_of(&state, slot).attributes;
         let node = state.tree.node(slot);
-        let (parent, name) = (node.parent, node.name.clone());
+        let (parent, name) = (node.parent, state.tree.name(slot));
         if node.is_detached() {
             self.free_place(Place::Solo(id));
             return Err(Error::Stale);
@@ -302,7 +302,7 @@ impl State {
     /// hands both down (inode(7)).
     fn inherited_group(&self, parent: Slot, callers: u32) -> (u32, u32) {
         let parent = self.tree.node(parent).attributes;
-        let set_group_id = parent.mode & libc::S_ISGID;
+        let set_group_id = u32::from(parent.mode) & libc::S_ISGID;
         if set_group_id == 0 { (callers, 0) } else { (parent.gid, set_group_id) }
     }
 
@@ -314,8 +314,8 @@ impl State {
         DirectoryRecord {
             id: id(slot),
             parent: id(node.parent),
-            name: node.name.as_bytes().to_vec(),
-            mode: node.attributes.mode,
+            name: self.tree.name(slot).as_bytes().to_vec(),
+            mode: node.attributes.mode.into(),
             uid: node.attributes.uid,
             gid: node.attributes.gid,
             mtime_ns: node.attributes.mtime_ns,

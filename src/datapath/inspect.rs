@@ -77,7 +77,7 @@ pub struct NodeFacts {
     pub tier: &'static str,
     /// Order of its seal.
     pub version: Option<Version>,
-    /// Its checksum, if it was taken.
+    /// Its checksum, if it was taken; only [`Datapath::facts`] looks for it.
     pub checksum: Option<Checksum>,
     /// When it was sealed, in nanoseconds since 1970.
     pub sealed_at_ns: Option<i64>,
@@ -201,11 +201,11 @@ impl Datapath {
         let namespaces = state
             .tree
             .entries_after(Slot::ROOT, crate::namespace::Cookie::START)
-            .filter_map(|(_, slot, node)| {
+            .filter_map(|(_, slot, _)| {
                 let folder = state.folders.get(slot)?;
                 let domain = state.domains.get(folder.domain);
                 Some(NamespaceFacts {
-                    name: node.name.as_bytes().to_vec(),
+                    name: state.tree.name(slot).as_bytes().to_vec(),
                     bytes: folder.bytes,
                     objects: folder.objects,
                     quota: folder.policy.quota,
@@ -239,7 +239,11 @@ impl Datapath {
     pub fn facts(&self, path: &[u8]) -> Option<NodeFacts> {
         let state = self.lock();
         let slot = state.tree.by_path(path)?;
-        Some(self.facts_of(&state, slot))
+        let mut facts = self.facts_of(&state, slot);
+        let object = state.object(slot).filter(|object| object.phase == Phase::Sealed);
+        // One that cannot be read is no reason to tell nothing.
+        facts.checksum = object.and_then(|object| self.recorded_checksum(object).ok().flatten());
+        Some(facts)
     }
 
     fn facts_of(&self, state: &State, slot: Slot) -> NodeFacts {
@@ -254,7 +258,7 @@ impl Datapath {
             size: stat.size,
             tier: object.map_or("", super::xattrs::tier_text),
             version: sealed.map(|object| object.version),
-            checksum: sealed.and_then(Object::checksum),
+            checksum: None,
             sealed_at_ns: sealed.map(|object| object.sealed_at_ns),
             used_at_ns: stat.attributes.atime_ns,
             heat: domain.order.last_touch(super::domains::object_slot(slot)),

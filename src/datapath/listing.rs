@@ -56,7 +56,7 @@ impl Datapath {
                 }
                 let entry = Listed {
                     cookie,
-                    name: state.tree.node(child).name.clone(),
+                    name: state.tree.name(child),
                     stat: self.stat_of(&state, child),
                     cacheable: state.is_cacheable(child),
                 };

@@ -65,7 +65,7 @@ impl State {
         let next = object.open.as_ref().and_then(|open| open.next_version);
         let phase = object.phase;
         let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
-        if phase == Phase::Writing && !is_never_hidden(&self.tree.node(slot).name) {
+        if phase == Phase::Writing && !is_never_hidden(&self.tree.name(slot)) {
             let process = self.process(caller, now);
             return match self.object(slot) {
                 Some(object) if object.is_writer(process) => Visible::Yes(slot),

@@ -23,6 +23,7 @@ mod listing;
 mod lookup;
 mod object;
 mod open;
+mod recent;
 mod recover;
 mod release;
 mod remove;
@@ -73,6 +74,7 @@ pub use xattrs::Presence;
 use domains::Domains;
 use folders::Folders;
 use history::History;
+use recent::Recent;
 
 /// Who makes a request.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +144,7 @@ pub struct State {
     handles: HashMap<HandleId, Handle>,
     history: History,
     chains: ChainTracker,
-    recent: lru::LruCache<KeyHash, Ino>,
+    recent: Recent,
     processes: Processes,
     /// Objects with a time to live: wall-clock nanoseconds and slot.
     expiries: BTreeSet<(i64, Slot)>,
@@ -210,7 +212,7 @@ impl Datapath {
             handles: HashMap::new(),
             history: History::default(),
             chains: ChainTracker::default(),
-            recent: lru::LruCache::new(RECENT_MAX),
+            recent: Recent::default(),
             processes: Processes::default(),
             expiries: BTreeSet::new(),
             expiry_of: HashMap::new(),
@@ -290,9 +292,6 @@ impl Datapath {
 /// How many threads are remembered that were sent to look a name up again.
 const RESENT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1024).expect("1024 is not zero");
 
-/// How many recently used keys are remembered by hash, to turn a chain's predecessor into an object.
-const RECENT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1 << 16).expect("65536 is not zero");
-
 /// Hash of a key: its directory and its name there. A directory that moves takes the keys of its entries along.
 fn key_hash(directory: DirectoryId, name: &[u8]) -> KeyHash {
     KeyHash(xxh3_64_with_seed(name, directory.0))
@@ -325,7 +324,7 @@ impl State {
     fn key_of(&self, slot: Slot) -> Option<KeyHash> {
         let node = self.tree.get(slot)?;
         let directory = self.tree.directory(node.parent)?;
-        Some(key_hash(directory.id, node.name.as_bytes()))
+        Some(key_hash(directory.id, self.tree.name(slot).as_bytes()))
     }
 
     /// The top-level directory above `slot`; the root for what stands directly in it.

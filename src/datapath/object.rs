@@ -4,12 +4,13 @@
 //! create ──> Writing ──last writer closes, or rename──> Sealed ──evict, unlink, replace──> Gone
 //!               └─temporary name, last writer closes─> Parked ──rename──> Sealed
 //! ```
-//! A cold sealed object is this struct alone; what only an open file needs hangs in [`OpenState`].
+//! A cold sealed object is this struct alone; what only an open file needs hangs in [`OpenState`], and what nobody
+//! asks for on the way of a read, as its checksum, stays in its record.
 
 use std::fs::File;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, Checksum, SegmentId, Version};
+use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
 use crate::namespace::{Name, ProcessId, Slot, ThreadId};
 use crate::tier::memory::{PackedExtent, PolicyRecord};
@@ -56,8 +57,6 @@ impl Marks {
     pub const DECORATED: Self = Self(16);
     /// Its mtime was set by hand while it was written: the seal does not take that of the backing file.
     pub const MTIME_SET: Self = Self(32);
-    /// Its checksum was taken.
-    pub const SUMMED: Self = Self(64);
 
     /// Whether all bits of `mark` are set.
     #[must_use]
@@ -140,8 +139,6 @@ pub struct Object {
     pub version: Version,
     /// When it was sealed, in nanoseconds since 1970: its time to live counts from here.
     pub sealed_at_ns: i64,
-    /// xxh3-64 of its bytes, if [`Marks::SUMMED`].
-    checksum: Checksum,
     /// Where its bytes are.
     pub place: Place,
     /// Station in its life.
@@ -162,25 +159,12 @@ impl Object {
             size: ByteCount::ZERO,
             version: Version::default(),
             sealed_at_ns: 0,
-            checksum: Checksum(0),
             place,
             phase: Phase::Writing,
             marks: Marks::default(),
             uses: 0,
             open: Some(Box::default()),
         }
-    }
-
-    /// xxh3-64 of its bytes, once taken.
-    #[must_use]
-    pub fn checksum(&self) -> Option<Checksum> {
-        self.marks.has(Marks::SUMMED).then_some(self.checksum)
-    }
-
-    /// Notes the checksum, or with `None` that the bytes may have changed.
-    pub fn set_checksum(&mut self, checksum: Option<Checksum>) {
-        self.marks.set(Marks::SUMMED, checksum.is_some());
-        self.checksum = checksum.unwrap_or(Checksum(0));
     }
 
     /// The open state, made on demand.
@@ -259,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_cold_object_is_small() {
-        assert!(size_of::<Object>() <= 64, "{}", size_of::<Object>());
-        assert!(size_of::<Node<Object>>() <= 144, "{}", size_of::<Node<Object>>());
+        assert!(size_of::<Object>() <= 48, "{}", size_of::<Object>());
+        assert!(size_of::<Node<Object>>() <= 104, "{}", size_of::<Node<Object>>());
     }
 }

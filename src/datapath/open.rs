@@ -86,9 +86,8 @@ impl Datapath {
             let now = self.clock.monotonic();
             let resent = state.resent.pop(&caller.thread);
             let slot = state.slot_of(ino)?;
-            let name = &state.tree.node(slot).name;
-            was_resent =
-                resent.is_some_and(|(resent, at)| resent == *name && now.saturating_sub(at) < RESENT);
+            was_resent = resent
+                .is_some_and(|(name, at)| now.saturating_sub(at) < RESENT && name == state.tree.name(slot));
             if self.is_hidden_from(&mut state, caller, slot)
                 || (!was_resent && self.writes_next_version(&mut state, caller, slot))
             {
@@ -115,7 +114,7 @@ impl Datapath {
                 let now = self.clock.monotonic();
                 let mut state = self.lock();
                 if let Some(slot) = state.tree.by_ino(ino) {
-                    let name = state.tree.node(slot).name.clone();
+                    let name = state.tree.name(slot);
                     state.resent.put(caller.thread, (name, now));
                 }
                 Err(Error::Stale)
@@ -271,7 +270,7 @@ impl Datapath {
         }
         match object.phase {
             Phase::Writing if !matches!(object.place, Place::Scratch(_)) => {
-                self.path_of_new_file(&state.tree.node(slot).name, options)
+                self.path_of_new_file(&state.tree.name(slot), options)
             }
             _ => IoPath::Passthrough,
         }

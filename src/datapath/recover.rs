@@ -7,8 +7,8 @@ use super::release::PROVISIONAL;
 use super::room::footprint;
 use super::seal::copy_range;
 use super::xattrs::copy_decorations;
-use super::{Datapath, Error, Marks, Object, Phase, Place, State, key_hash};
-use crate::namespace::{Attributes, Body, Directory, Name, Slot};
+use super::{Datapath, Error, Marks, Object, Phase, Place, State};
+use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{self, DirectoryRecord, ObjectRecord};
 
@@ -27,79 +27,72 @@ pub struct Recovered {
     pub corrupt: u64,
 }
 
+/// A recovered object that has its name but no place in the order of eviction yet: that needs all of them.
+#[derive(Debug)]
+struct Adopted {
+    /// When it was last used, or sealed, in nanoseconds since 1970.
+    used_at_ns: i64,
+    version: Version,
+    predecessor: Option<Version>,
+    slot: Slot,
+}
+
+/// A start in progress. What is kept for an object until the end is small: there are millions.
+#[derive(Debug, Default)]
+struct Takeover {
+    /// Where each directory is, once all were told.
+    slots: HashMap<DirectoryId, Slot>,
+    adopted: Vec<Adopted>,
+    unwanted: Vec<Place>,
+}
+
 impl Datapath {
     /// Takes over everything that an earlier daemon sealed in this memory tier. Called once, before the mount.
     ///
     /// # Errors
     /// [`Error::Io`] when the tier cannot be listed.
     pub fn recover(&self) -> Result<Recovered, Error> {
+        let mut state = self.lock();
         let mut directories = Vec::new();
-        let mut objects = Vec::new();
         let mut grown = Vec::new();
+        let mut takeover = Takeover::default();
+        let mut take_over = |state: &mut State, directories: &mut Vec<_>, place, record| {
+            // The tier tells all directories before the first object.
+            state.adopt_directories(std::mem::take(directories), &mut takeover.slots);
+            self.take_over(state, &mut takeover, place, record);
+        };
         let summary = self.tier.recover(&mut |found| match found {
             memory::Recovered::Directory(record) => directories.push(record),
-            memory::Recovered::Solo { segment, record } => objects.push((Place::Solo(segment), record)),
+            memory::Recovered::Solo { segment, record } => {
+                take_over(&mut state, &mut directories, Place::Solo(segment), record);
+            }
             memory::Recovered::Grown { segment, record } => grown.push((segment, record)),
-            memory::Recovered::Packed { extent, record } => objects.push((Place::Packed(extent), record)),
+            memory::Recovered::Packed { extent, record } => {
+                take_over(&mut state, &mut directories, Place::Packed(extent), record);
+            }
         })?;
-        let mut recovered = Recovered {
-            removed: summary.unsealed + summary.superseded,
-            corrupt: summary.corrupt,
-            ..Recovered::default()
-        };
+        state.adopt_directories(directories, &mut takeover.slots);
+        let mut dropped = 0;
+        let mut outgrown = Vec::with_capacity(grown.len());
         for (segment, record) in grown {
             match self.as_it_was_sealed(segment, &record) {
-                Ok(place) => objects.push((place, record)),
+                Ok(place) => self.take_over(&mut state, &mut takeover, place, record),
                 Err(error) => {
-                    recovered.removed += 1;
+                    dropped += 1;
                     tracing::warn!(segment = segment.0, %error, "an object that was being written on is dropped");
                 }
             }
-            self.free_place(Place::Solo(segment));
+            outgrown.push(Place::Solo(segment));
         }
-        let mut state = self.lock();
-        let slots = state.adopt_directories(directories);
-        recovered.directories = slots.len() as u64 - 1;
-        // Coldest first, so that the order of eviction is as it was; a later version of a key replaces an earlier.
-        objects
-            .sort_unstable_by_key(|(_, record)| (record.atime_ns.max(record.sealed_at_ns), record.version));
-        let mut unwanted = Vec::new();
-        objects.retain_mut(|(place, record)| {
-            let is_sound = record.sealed_at_ns != PROVISIONAL || self.confirm(place, record);
-            if !is_sound {
-                recovered.removed += 1;
-                unwanted.push(place.clone());
-            }
-            is_sound
-        });
-        let mut newest: HashMap<(DirectoryId, Vec<u8>), Version> = HashMap::new();
-        for (_, record) in &objects {
-            let version = newest.entry((record.parent, record.name.clone())).or_insert(record.version);
-            *version = (*version).max(record.version);
-        }
-        let mut by_version: HashMap<Version, Slot> = HashMap::with_capacity(objects.len());
-        for (place, record) in objects {
-            state.next_version = state.next_version.max(Version(record.version.0 + 1));
-            let is_newest = newest.get(&(record.parent, record.name.clone())) == Some(&record.version);
-            let parent = slots.get(&record.parent).copied().filter(|_| is_newest);
-            let adopted = parent.zip(Name::new(&record.name).ok()).and_then(|(parent, name)| {
-                let predecessor = record.predecessor.and_then(|version| by_version.get(&version).copied());
-                state.adopt_object(parent, name, place.clone(), &record, predecessor)
-            });
-            let Some(slot) = adopted else {
-                recovered.removed += 1;
-                unwanted.push(place);
-                continue;
-            };
-            by_version.insert(record.version, slot);
-            state.watch_pin(slot);
-            recovered.objects += 1;
-            recovered.bytes = recovered.bytes.saturating_add(record.size);
-            state.renew_expiry(slot);
-        }
-        state.renew_domains();
+        let mut recovered = Recovered {
+            directories: takeover.slots.len() as u64 - 1,
+            removed: summary.unsealed + summary.superseded + takeover.unwanted.len() as u64 + dropped,
+            corrupt: summary.corrupt,
+            ..Recovered::default()
+        };
+        state.order_adopted(takeover.adopted, &mut recovered);
         drop(state);
-        unwanted.into_iter().for_each(|place| self.free_place(place));
+        takeover.unwanted.into_iter().chain(outgrown).for_each(|place| self.free_place(place));
         // The cache may have been given less room than it had.
         let usage = self.tier.usage()?;
         if usage.used > usage.capacity {
@@ -107,6 +100,32 @@ impl Datapath {
             self.tier.retry_resize()?;
         }
         Ok(recovered)
+    }
+
+    /// Gives one object its name, or notes that it is not wanted.
+    fn take_over(&self, state: &mut State, takeover: &mut Takeover, place: Place, mut record: ObjectRecord) {
+        if record.sealed_at_ns == PROVISIONAL && !self.confirm(&place, &mut record) {
+            takeover.unwanted.push(place);
+            return;
+        }
+        state.next_version = state.next_version.max(Version(record.version.0 + 1));
+        let target = takeover.slots.get(&record.parent).copied().zip(Name::new(&record.name).ok());
+        let Some((parent, name)) = target else {
+            takeover.unwanted.push(place);
+            return;
+        };
+        match state.adopt_object(parent, name, place, &record) {
+            Ok((slot, older)) => {
+                takeover.unwanted.extend(older);
+                takeover.adopted.push(Adopted {
+                    used_at_ns: record.atime_ns.max(record.sealed_at_ns),
+                    version: record.version,
+                    predecessor: record.predecessor,
+                    slot,
+                });
+            }
+            Err(older) => takeover.unwanted.push(older),
+        }
     }
 }
 
@@ -145,9 +164,12 @@ impl Datapath {
 }
 
 impl State {
-    /// Hangs recovered directories into the tree. Returns where each is; those without a parent are left out.
-    fn adopt_directories(&mut self, records: Vec<DirectoryRecord>) -> HashMap<DirectoryId, Slot> {
-        let mut slots = HashMap::new();
+    /// Hangs recovered directories into the tree, with their domains, and notes where each is; those without a parent
+    /// are left out.
+    fn adopt_directories(&mut self, records: Vec<DirectoryRecord>, slots: &mut HashMap<DirectoryId, Slot>) {
+        if records.is_empty() && !slots.is_empty() {
+            return;
+        }
         slots.insert(DirectoryId::ROOT, Slot::ROOT);
         let mut waiting: HashMap<DirectoryId, Vec<DirectoryRecord>> = HashMap::new();
         for record in records {
@@ -182,19 +204,22 @@ impl State {
         if lost > 0 {
             tracing::warn!(directories = lost, "directories without a parent were found and are not shown");
         }
-        slots
+        self.renew_domains();
     }
 
+    /// Hangs a recovered object into the tree. Returns where, and the bytes of an older version that stood there.
+    ///
+    /// # Errors
+    /// The place of the object itself, when a later version or a directory has its name.
     fn adopt_object(
         &mut self,
         parent: Slot,
         name: Name,
         place: Place,
         record: &ObjectRecord,
-        predecessor: Option<Slot>,
-    ) -> Option<Slot> {
+    ) -> Result<(Slot, Option<Place>), Place> {
         let attributes = Attributes {
-            mode: record.mode & 0o7777,
+            mode: permissions(record.mode),
             uid: record.uid,
             gid: record.gid,
             atime_ns: record.atime_ns,
@@ -207,22 +232,47 @@ impl State {
         object.size = record.size;
         object.version = record.version;
         object.sealed_at_ns = record.sealed_at_ns;
-        object.set_checksum(record.checksum);
         object.marks.set(Marks::FINAL, true);
         object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
         if record.policy != memory::PolicyRecord::default() {
             object.open_mut().policy = record.policy.clone();
         }
-        let key = key_hash(self.tree.directory(parent)?.id, name.as_bytes());
-        let slot = self.tree.make(attributes, Body::File(object));
-        if self.tree.attach(slot, parent, name).is_err() {
-            self.tree.free(slot);
-            return None;
+        if let Some(slot) = self.tree.child(parent, name.as_bytes()) {
+            return match self.object_mut(slot) {
+                Some(older) if older.version < object.version => {
+                    let older = std::mem::replace(older, object);
+                    self.tree.node_mut(slot).attributes = attributes;
+                    Ok((slot, Some(older.place)))
+                }
+                _ => Err(object.place),
+            };
         }
-        self.count(parent, record.size);
-        self.enter_order(slot, key, predecessor, footprint(record.size));
-        self.folders.learn_size(parent, record.size);
-        Some(slot)
+        let slot = self.tree.make(attributes, Body::File(object));
+        self.tree.attach(slot, parent, name).expect("the name is free and its directory was just found");
+        Ok((slot, None))
+    }
+
+    /// Enters adopted objects into the orders of eviction and the accounts: coldest first, so that the order is as it
+    /// was.
+    fn order_adopted(&mut self, mut adopted: Vec<Adopted>, recovered: &mut Recovered) {
+        adopted.sort_unstable_by_key(|one| (one.used_at_ns, one.version));
+        let mut by_version: HashMap<Version, Slot> = HashMap::with_capacity(adopted.len());
+        for one in adopted {
+            let slot = one.slot;
+            let is_newest = |object: &&Object| object.version == one.version;
+            let Some(size) = self.object(slot).filter(is_newest).map(|object| object.size) else { continue };
+            let Some(key) = self.key_of(slot) else { continue };
+            let parent = self.tree.node(slot).parent;
+            let predecessor = one.predecessor.and_then(|version| by_version.get(&version).copied());
+            by_version.insert(one.version, slot);
+            self.count(parent, size);
+            self.enter_order(slot, key, predecessor, footprint(size));
+            self.folders.learn_size(parent, size);
+            self.watch_pin(slot);
+            self.renew_expiry(slot);
+            recovered.objects += 1;
+            recovered.bytes = recovered.bytes.saturating_add(size);
+        }
     }
 
     /// Gives each directory with a quota, floor or policy of its own its domain, after all policies are known.
@@ -307,7 +357,7 @@ impl State {
 
 fn attributes_of(record: &DirectoryRecord) -> Attributes {
     Attributes {
-        mode: record.mode & 0o7777,
+        mode: permissions(record.mode),
         uid: record.uid,
         gid: record.gid,
         atime_ns: record.mtime_ns,

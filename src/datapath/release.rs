@@ -64,7 +64,7 @@ impl Datapath {
         let node = state.tree.node(slot);
         let Some(object) = state.object(slot) else { return };
         let claim = object.open.as_ref().and_then(|open| open.supersedes.clone());
-        let (parent, name) = claim.unwrap_or_else(|| (node.parent, node.name.clone()));
+        let (parent, name) = claim.unwrap_or_else(|| (node.parent, state.tree.name(slot)));
         let (Some(file), Ok(directory)) = (object.file(), state.directory_id(parent)) else { return };
         let Ok(metadata) = file.metadata() else { return };
         if self.is_temporary(&name) || !matches!(object.place, Place::Solo(_)) {
@@ -209,7 +209,7 @@ impl Datapath {
         }
         // What was an object once is one again, whatever its name is.
         let was_sealed = state.object(slot).is_some_and(|object| object.version > Version::default());
-        if !is_pending && !was_sealed && self.is_temporary(&node.name) {
+        if !is_pending && !was_sealed && self.is_temporary(&state.tree.name(slot)) {
             let size = self.stat_of(state, slot).size;
             state.park(slot, size, self.now_ms());
             return;

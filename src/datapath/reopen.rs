@@ -65,7 +65,6 @@ impl Datapath {
         state.writing.insert(slot);
         if let Some(object) = state.object_mut(slot) {
             object.phase = Phase::Writing;
-            object.set_checksum(None);
             object.marks.set(Marks::FINAL, false);
             let open = object.open_mut();
             open.reserved = size.round_up_to_pages();
@@ -81,7 +80,7 @@ impl Datapath {
     fn renew_inode(&self, state: &mut State, caller: &Caller, slot: Slot) {
         let process = state.process(caller, self.clock.monotonic());
         let (ino, attributes) = (state.tree.ino(slot), state.tree.node(slot).attributes);
-        let (parent, name) = (state.tree.node(slot).parent, state.tree.node(slot).name.clone());
+        let (parent, name) = (state.tree.node(slot).parent, state.tree.name(slot));
         let Some(old) = state.object_mut(slot) else { return };
         let mut object = Object::writing(std::mem::replace(&mut old.place, Place::Solo(NO_SEGMENT)));
         object.version = old.version;

@@ -42,7 +42,7 @@ impl Datapath {
             let node = state.tree.node(slot);
             let claim = object.open.as_ref().and_then(|open| open.supersedes.as_ref());
             // A temporary name is sealed only when it is that of an object, opened for writing again.
-            let parks = object.version == Version::default() && self.is_temporary(&node.name);
+            let parks = object.version == Version::default() && self.is_temporary(&state.tree.name(slot));
             let directory = match claim {
                 Some((parent, _)) => *parent,
                 None if node.is_detached() || parks => return Ok(()),
@@ -99,7 +99,7 @@ impl Datapath {
     ) -> Result<(), Error> {
         let (parent, name) = match state.drop_claim(slot) {
             Some(place) => place,
-            None => (state.tree.node(slot).parent, state.tree.node(slot).name.clone()),
+            None => (state.tree.node(slot).parent, state.tree.name(slot)),
         };
         self.publish(state, slot, parent, name, None, afterwards)
     }
@@ -129,7 +129,7 @@ impl Datapath {
         let thread = thread.or_else(|| state.writer_thread(slot));
         let predecessor = thread
             .and_then(|thread| state.chains.created(thread, key, now))
-            .and_then(|key| state.recent.get(&key).copied())
+            .and_then(|key| state.recent.get(key))
             .and_then(|ino| state.tree.by_ino(ino))
             .filter(|&other| other != slot);
         let predecessor_version =
@@ -147,13 +147,12 @@ impl Datapath {
         let mut record = state.object_record(slot, directory, &name);
         record.version = version;
         record.size = size;
-        record.checksum = None;
         record.sealed_at_ns = now_ns;
         record.predecessor = predecessor_version;
         self.tier.seal(&file, &record)?;
 
         let heir = self.displace(state, parent, &name, slot, true, afterwards);
-        if state.tree.node(slot).parent != parent || state.tree.node(slot).name != name {
+        if state.tree.node(slot).parent != parent || state.tree.name(slot) != name {
             state.tree.detach(slot);
             state.tree.attach(slot, parent, name)?;
         }
@@ -163,7 +162,6 @@ impl Datapath {
             object.size = size;
             object.version = version;
             object.sealed_at_ns = now_ns;
-            object.set_checksum(None);
             object.marks.set(Marks::READ, false);
             object.marks.set(Marks::MTIME_SET, false);
             let open = object.open_mut();
@@ -219,7 +217,7 @@ impl Datapath {
                 state.tree.node_mut(slot).attributes.mtime_ns = written_ns;
             }
             let directory = state.directory_id(state.tree.node(slot).parent).unwrap_or(DirectoryId::ROOT);
-            let record = state.object_record(slot, directory, &state.tree.node(slot).name.clone());
+            let record = state.object_record(slot, directory, &state.tree.name(slot));
             if let Err(error) = self.tier.seal(&file, &record) {
                 tracing::error!(%error, "the record of an object that grew could not be written");
             }
@@ -296,7 +294,7 @@ impl Datapath {
         let node = state.tree.node(slot);
         let directory = state.directory_id(node.parent)?;
         let namespace = state.directory_id(state.namespace_of(slot))?;
-        let record = state.object_record(slot, directory, &node.name);
+        let record = state.object_record(slot, directory, &state.tree.name(slot));
         let extent = self.tier.pack(namespace, &record, &data)?;
         self.telemetry.packed_bytes.add(length as u64);
         Ok(extent)
@@ -325,7 +323,9 @@ impl Datapath {
             let count = self.tier.read_packed(&extent, FileOffset(0), &mut data)?;
             file.write_all_at(&data[..count], 0).map_err(Error::io("copy of a packed object"))?;
             let node = state.tree.node(slot);
-            let record = state.object_record(slot, state.directory_id(node.parent)?, &node.name);
+            let mut record =
+                state.object_record(slot, state.directory_id(node.parent)?, &state.tree.name(slot));
+            record.checksum = self.recorded_checksum(object)?;
             self.tier.seal(&file, &record)?;
             if let Some(object) = state.object_mut(slot) {
                 object.place = Place::Solo(segment);
@@ -359,7 +359,7 @@ impl Datapath {
         };
         let version = object.version;
         let node = state.tree.node(slot);
-        let (parent, name, ctime_ns) = (node.parent, node.name.clone(), node.attributes.ctime_ns);
+        let (parent, name, ctime_ns) = (node.parent, state.tree.name(slot), node.attributes.ctime_ns);
         self.write_record(state, slot, (parent, &name), version, ctime_ns)
     }
 
@@ -390,7 +390,10 @@ impl Datapath {
             let now = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
             self.account_growth(state, slot, before, now);
         }
+        let checksum = state.object(slot).map(|object| self.recorded_checksum(object));
         let mut record = state.object_record(slot, directory, name);
+        // A record that cannot be read is written anew; its checksum is taken again when somebody asks.
+        record.checksum = checksum.and_then(Result::ok).flatten();
         record.version = version;
         record.ctime_ns = ctime_ns;
         if let Some(file) = file {
@@ -450,7 +453,7 @@ pub(super) fn copy_range(source: &std::fs::File, target: &std::fs::File, length:
 }
 
 impl State {
-    /// What a restart needs to know of an object.
+    /// What a restart needs to know of an object, but the checksum, which only its record has.
     pub(super) fn object_record(&self, slot: Slot, parent: DirectoryId, name: &Name) -> ObjectRecord {
         let attributes = self.tree.node(slot).attributes;
         let object = self.object(slot);
@@ -459,8 +462,8 @@ impl State {
             name: name.as_bytes().to_vec(),
             version: object.map(|object| object.version).unwrap_or_default(),
             size: object.map(|object| object.size).unwrap_or_default(),
-            checksum: object.and_then(Object::checksum),
-            mode: attributes.mode,
+            checksum: None,
+            mode: attributes.mode.into(),
             uid: attributes.uid,
             gid: attributes.gid,
             mtime_ns: attributes.mtime_ns,

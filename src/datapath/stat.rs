@@ -155,7 +155,7 @@ impl Datapath {
     /// Whether the caller's process may see `ino` at all.
     pub(super) fn is_hidden_from(&self, state: &mut State, caller: &Caller, slot: Slot) -> bool {
         let is_writing = state.object(slot).is_some_and(|object| object.phase == Phase::Writing);
-        if !is_writing || super::lookup::is_never_hidden(&state.tree.node(slot).name) {
+        if !is_writing || super::lookup::is_never_hidden(&state.tree.name(slot)) {
             return false;
         }
         let process = state.process(caller, self.clock.monotonic());

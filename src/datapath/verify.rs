@@ -12,7 +12,7 @@ use std::time::Duration;
 use tidefs_engine::types::{ByteCount, Checksum};
 
 use super::history::Ending;
-use super::{Datapath, Error, Marks, Phase, Place};
+use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{checksum_bytes, checksum_file};
@@ -72,26 +72,52 @@ impl Datapath {
             if object.phase != Phase::Sealed || !object.marks.has(Marks::FINAL) {
                 return Ok(None);
             }
-            if let Some(checksum) = object.checksum() {
-                return Ok(Some(checksum));
+            if let Some(taken) = self.recorded_checksum(object)? {
+                return Ok(Some(taken));
             }
         }
         let (taken, version) = self.compute(ino)?;
-        let mut state = self.lock();
+        let state = self.lock();
         let slot = state.slot_of(ino)?;
         let is_same = state
             .object(slot)
             .is_some_and(|object| object.version == version && object.marks.has(Marks::FINAL));
         if is_same {
-            let is_solo = state.object(slot).is_some_and(|object| matches!(object.place, Place::Solo(_)));
-            if is_solo {
-                if let Some(object) = state.object_mut(slot) {
-                    object.set_checksum(Some(taken));
-                }
-                self.rewrite_record(&mut state, slot)?;
-            }
+            self.record_checksum(&state, slot, taken)?;
         }
         Ok(Some(taken))
+    }
+
+    /// Adds the checksum that was taken of a final object with a segment of its own to its record.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn record_checksum(&self, state: &State, slot: Slot, checksum: Checksum) -> Result<(), Error> {
+        let Some(object) = state.object(slot) else { return Ok(()) };
+        let Place::Solo(segment) = object.place else { return Ok(()) };
+        let node = state.tree.node(slot);
+        let mut record = state.object_record(slot, state.directory_id(node.parent)?, &state.tree.name(slot));
+        record.checksum = Some(checksum);
+        Ok(match object.file() {
+            Some(file) => self.tier.seal(file, &record),
+            None => self.tier.seal(&self.tier.open_segment(segment)?, &record),
+        }?)
+    }
+
+    /// The checksum in the record of a sealed object, if it was taken.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the record cannot be read.
+    pub(super) fn recorded_checksum(&self, object: &Object) -> Result<Option<Checksum>, Error> {
+        let record = match &object.place {
+            Place::Packed(extent) => Some(self.tier.packed_record(extent)?),
+            Place::Solo(segment) => match object.file() {
+                Some(file) => self.tier.read_record(file)?,
+                None => self.tier.read_record(&self.tier.open_segment(*segment)?)?,
+            },
+            Place::Scratch(_) => None,
+        };
+        Ok(record.and_then(|record| record.checksum))
     }
 
     /// Computes the checksum of the bytes as they are.
@@ -141,13 +167,8 @@ impl Datapath {
             if object.phase != Phase::Sealed || !object.marks.has(Marks::FINAL) {
                 return Ok(Verdict::Skipped);
             }
-            match &object.place {
-                // A packed object carries its checksum with its bytes; reading its record compares them.
-                Place::Packed(extent) => {
-                    self.tier.packed_record(extent).ok().and_then(|record| record.checksum)
-                }
-                _ => object.checksum(),
-            }
+            // A record that cannot be read has no checksum to compare with.
+            self.recorded_checksum(object).ok().flatten()
         };
         let Some(expected) = expected else {
             self.checksum(ino)?;

@@ -41,7 +41,7 @@ pub(super) fn file_attr(stat: &Stat) -> FileAttr {
         ctime: time_of(stat.attributes.ctime_ns),
         crtime: time_of(stat.attributes.ctime_ns),
         kind: kind_of(stat.kind),
-        perm: u16::try_from(stat.attributes.mode & 0o7777).unwrap_or(0),
+        perm: stat.attributes.mode,
         nlink: stat.links,
         uid: stat.attributes.uid,
         gid: stat.attributes.gid,

@@ -1,17 +1,16 @@
 //! A directory's entries, ordered by a hash of their names.
 //!
-//! One ordered set serves look-up and listing: an entry is 8 bytes, and its place in the order is its cookie.
+//! One ordered set serves look-up and listing: an entry is one number, and that number is its cookie.
 //! The cookie of an entry never changes while the entry exists, so a listing that is continued after other
 //! entries came and went shows every entry that stayed exactly once.
 //!
 //! Limits: 2^32 entries; names whose 31-bit hashes collide are told apart by their slots.
 
-use std::collections::BTreeSet;
-
 use tidefs_engine::types::DirectoryId;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::node::Slot;
+use super::ordered_set::OrderedSet;
 
 /// Place of an entry in its directory's order, and where a listing continues. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +37,7 @@ fn hash_of(name: &[u8]) -> u64 {
 /// The entries of one directory.
 #[derive(Debug, Default)]
 pub struct Children {
-    ordered: BTreeSet<u64>,
+    ordered: OrderedSet,
 }
 
 impl Children {
@@ -49,20 +48,20 @@ impl Children {
 
     /// Takes an entry out. Returns whether it was there.
     pub fn remove(&mut self, name: &[u8], slot: Slot) -> bool {
-        self.ordered.remove(&Cookie::new(name, slot).0)
+        self.ordered.remove(Cookie::new(name, slot).0)
     }
 
     /// Slots whose names hash like `name`; the caller compares the names.
     pub fn candidates(&self, name: &[u8]) -> impl Iterator<Item = Slot> {
         let first = hash_of(name) << 32;
-        self.ordered.range(first..=first | u64::from(u32::MAX)).map(|&cookie| Cookie(cookie).slot())
+        self.ordered.range(first..=first | u64::from(u32::MAX)).map(|cookie| Cookie(cookie).slot())
     }
 
     /// Entries after `cookie`, in order.
     pub fn after(&self, cookie: Cookie) -> impl Iterator<Item = (Cookie, Slot)> {
         self.ordered
-            .range(cookie.0.saturating_add(1)..)
-            .map(|&cookie| (Cookie(cookie), Cookie(cookie).slot()))
+            .range(cookie.0.saturating_add(1)..=u64::MAX)
+            .map(|cookie| (Cookie(cookie), Cookie(cookie).slot()))
     }
 
     /// Number of entries.
@@ -74,7 +73,7 @@ impl Children {
     /// Whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ordered.is_empty()
+        self.len() == 0
     }
 }
 

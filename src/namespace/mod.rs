@@ -4,11 +4,15 @@
 //! free of tiers. All of it is plain data behind one lock that the datapath owns; nothing here does I/O.
 
 mod directory;
+mod names;
 mod node;
+mod ordered_set;
 mod processes;
 mod tree;
 
 pub use directory::{Children, Cookie, Directory};
-pub use node::{Attributes, Body, Ino, NAME_LENGTH_MAX, Name, NameError, Node, Slot, nanos_of, time_of};
+pub use node::{
+    Attributes, Body, Ino, NAME_LENGTH_MAX, Name, NameError, Node, Slot, nanos_of, permissions, time_of,
+};
 pub use processes::{ProcessId, Processes, ThreadId, WriterFate, writer_fate};
 pub use tree::{Tree, TreeError};

@@ -8,6 +8,7 @@
 use tidefs_engine::types::DirectoryId;
 
 use super::directory::{Children, Cookie, Directory};
+use super::names::{Encoded, NameRef, Names};
 use super::node::{Attributes, Body, Ino, Name, Node, Slot};
 
 /// Why a name cannot be used as asked.
@@ -29,6 +30,7 @@ enum Entry<F> {
 /// All inodes of the mount. `F` is what a file is.
 pub struct Tree<F> {
     entries: Vec<Entry<F>>,
+    names: Names,
     free: Vec<Slot>,
     /// Nodes of which the kernel holds a reference, the root not counted.
     referenced: u64,
@@ -47,13 +49,14 @@ impl<F> Tree<F> {
         let root = Node {
             generation: 0,
             parent: Slot::NONE,
-            name: Name::none(),
+            name: NameRef::NONE,
             attributes: root,
             lookups: 1,
             body: Body::Directory(Box::new(Directory::new(DirectoryId::ROOT))),
         };
         Self {
             entries: vec![Entry::Free { generation: 0 }, Entry::Used(root)],
+            names: Names::new(),
             free: Vec::new(),
             referenced: 0,
         }
@@ -124,7 +127,14 @@ impl<F> Tree<F> {
     #[must_use]
     pub fn child(&self, parent: Slot, name: &[u8]) -> Option<Slot> {
         let children: &Children = &self.directory(parent)?.children;
-        children.candidates(name).find(|&slot| self.node(slot).name.as_bytes() == name)
+        let encoded = Encoded::of(name);
+        children.candidates(name).find(|&slot| self.names.is(self.node(slot).name, &encoded))
+    }
+
+    /// The name of a live node: where it stands, or where it stood last.
+    #[must_use]
+    pub fn name(&self, slot: Slot) -> Name {
+        self.names.get(self.node(slot).name)
     }
 
     /// Entries of `parent` after `cookie`, in cookie order.
@@ -144,7 +154,7 @@ impl<F> Tree<F> {
         let node = |generation| Node {
             generation,
             parent: Slot::NONE,
-            name: Name::none(),
+            name: NameRef::NONE,
             attributes,
             lookups: 0,
             body,
@@ -181,6 +191,8 @@ impl<F> Tree<F> {
             directory.children.insert(name.as_bytes(), slot);
             directory.subdirectories += u32::from(is_directory);
         }
+        self.names.release(self.node(slot).name);
+        let name = self.names.store(&name);
         let node = self.node_mut(slot);
         node.parent = parent;
         node.name = name;
@@ -249,7 +261,7 @@ impl<F> Tree<F> {
             return;
         }
         let is_directory = self.directory(slot).is_some();
-        let name = self.node(slot).name.clone();
+        let name = self.name(slot);
         if let Some(directory) = self.children_mut(parent) {
             directory.children.remove(name.as_bytes(), slot);
             directory.subdirectories -= u32::from(is_directory);
@@ -267,13 +279,10 @@ impl<F> Tree<F> {
     /// The path of a node below the mount, without a leading slash; the root's is empty.
     #[must_use]
     pub fn path(&self, slot: Slot) -> Vec<u8> {
-        let mut names: Vec<&[u8]> = self
-            .ancestors(slot)
-            .filter(|&slot| slot != Slot::ROOT)
-            .map(|slot| self.node(slot).name.as_bytes())
-            .collect();
+        let mut names: Vec<Name> =
+            self.ancestors(slot).filter(|&slot| slot != Slot::ROOT).map(|slot| self.name(slot)).collect();
         names.reverse();
-        names.join(&b'/')
+        names.iter().map(Name::as_bytes).collect::<Vec<_>>().join(&b'/')
     }
 
     /// The node at a path below the mount. Empty components are skipped.
@@ -294,7 +303,10 @@ impl<F> Tree<F> {
         let entry = std::mem::replace(&mut self.entries[slot.0 as usize], Entry::Free { generation });
         self.free.push(slot);
         match entry {
-            Entry::Used(node) => node,
+            Entry::Used(mut node) => {
+                self.names.release(std::mem::replace(&mut node.name, NameRef::NONE));
+                node
+            }
             Entry::Free { .. } => unreachable!("checked by node() above"),
         }
     }

@@ -148,7 +148,7 @@ impl Logic {
                 let facts = Facts {
                     is_directory: stat.kind == Kind::Directory,
                     size: stat.size.get(),
-                    mode: stat.attributes.mode,
+                    mode: stat.attributes.mode.into(),
                     mtime_ns: Some(stat.attributes.mtime_ns),
                 };
                 Ok((stat.ino, stat.kind, facts))

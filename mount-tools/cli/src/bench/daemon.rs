@@ -2,14 +2,15 @@
 //!
 //! Invariants
 //! - A started daemon is stopped when its value is dropped, and killed when it does not stop in time.
-//! - It discards its objects when it stops (`on_stop=discard`), so that no memory stays taken.
+//! - It discards its objects when it stops (`on_stop=discard`), so that no memory stays taken, unless it is told to
+//!   keep them for [`Daemon::restart`].
 //! - The thread that starts it outlives it: its death is what stops the daemon when the bench is killed.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,7 @@ const LOG_LINES: usize = 20;
 pub(crate) struct Daemon {
     child: Child,
     mount: PathBuf,
-    directory: TempDir,
+    directory: Arc<TempDir>,
 }
 
 impl Daemon {
@@ -45,9 +46,36 @@ impl Daemon {
     pub(crate) fn start(binary: &Path, capacity: ByteCount, options: &[String]) -> Result<Self, Error> {
         let fail = || Error::system::<std::io::Error>("make a directory for a daemon");
         let directory = TempDir::with_prefix("tidefs-bench-").map_err(fail())?;
+        fs::create_dir(directory.path().join("mount")).map_err(fail())?;
+        Self::spawn(Arc::new(directory), binary, capacity, options)
+    }
+
+    /// Stops the daemon, which was started with `on_stop=keep`, and starts another on what it left. Returns it and how
+    /// long it took from its start until it was mounted.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`].
+    pub(crate) fn restart(
+        self,
+        binary: &Path,
+        capacity: ByteCount,
+        options: &[String],
+    ) -> Result<(Self, Duration), Error> {
+        let directory = Arc::clone(&self.directory);
+        drop(self);
+        let started = Instant::now();
+        Ok((Self::spawn(directory, binary, capacity, options)?, started.elapsed()))
+    }
+
+    fn spawn(
+        directory: Arc<TempDir>,
+        binary: &Path,
+        capacity: ByteCount,
+        options: &[String],
+    ) -> Result<Self, Error> {
         let mount = directory.path().join("mount");
-        fs::create_dir(&mount).map_err(fail())?;
-        let log = File::create(directory.path().join("log")).map_err(fail())?;
+        let log = File::create(directory.path().join("log"))
+            .map_err(Error::system::<std::io::Error>("make the log of a daemon"))?;
         let mut command = Command::new(binary);
         command.arg(&mount).arg("--capacity").arg(capacity.get().to_string());
         // Its state lies beside its mount, so that nothing of it stays behind.

@@ -88,6 +88,9 @@ pub(crate) struct LocalArgs {
     /// Small objects of the packed part; 0 leaves it out.
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     packed_objects: u64,
+    /// Only the packed part: memory for each small object, listing, restart.
+    #[arg(long, conflicts_with_all = ["mount", "self_check"])]
+    packed_only: bool,
     /// The tidefsd to start. Default: the one beside this program.
     #[arg(long, value_name = "PATH")]
     daemon: Option<PathBuf>,
@@ -212,8 +215,16 @@ pub(super) fn run(args: &LocalArgs) -> Result<bool, Error> {
     let machine = Machine::here();
     enter_private_namespace()?;
     let mut notes = Vec::new();
-    let subject = Subject::new(args, &mut notes)?;
-    let rows = measure_all(args, &subject, &mut notes)?;
+    let mut rows = Vec::new();
+    if !args.packed_only {
+        let subject = Subject::new(args, &mut notes)?;
+        rows.extend(measure_all(args, &subject, &mut notes)?);
+    }
+    if args.mount.is_none() && !args.self_check && args.packed_objects > 0 {
+        let objects = if args.quick { args.packed_objects.min(50_000) } else { args.packed_objects };
+        let binary = daemon::binary(args.daemon.as_deref())?;
+        rows.extend(packed::measure(&binary, &args.options, objects)?);
+    }
     let name = if args.self_check { "a second tmpfs" } else { "a tidefs mount" };
     let report = Report {
         machine,
@@ -292,11 +303,6 @@ fn measure_all(args: &LocalArgs, subject: &Subject, notes: &mut Vec<String>) -> 
     place_this_thread(&bench.cpus)?;
     bench.progress.finish_and_clear();
     std::fs::remove_dir(&mount).map_err(Error::file("remove the directory", &mount))?;
-    if subject.direct.is_some() && args.packed_objects > 0 {
-        let objects = if args.quick { args.packed_objects.min(50_000) } else { args.packed_objects };
-        let binary = daemon::binary(args.daemon.as_deref())?;
-        rows.extend(packed::measure(&binary, &args.options, objects)?);
-    }
     Ok(rows)
 }
 

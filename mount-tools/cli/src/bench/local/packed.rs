@@ -1,4 +1,5 @@
-//! Many small objects: what each costs the daemon beyond its bytes, and how long listing and probing them takes.
+//! Many small objects: what each costs the daemon beyond its bytes, and how long listing and probing them takes, and a
+//! restart.
 //!
 //! The memory is the growth of the daemon's anonymous pages; the bytes of objects are shared memory and not in
 //! it. What the kernel keeps for a cached name is the kernel's and not in it either.
@@ -47,7 +48,8 @@ pub(super) fn measure(binary: &Path, options: &[String], count: u64) -> Result<V
         let advice = "give a smaller --packed-objects";
         return Err(Error::Memory { what: "the packed part", needed, available, advice });
     }
-    let daemon = Daemon::start(binary, capacity, options)?;
+    let keep: Vec<_> = options.iter().cloned().chain(["on_stop=keep".to_owned()]).collect();
+    let daemon = Daemon::start(binary, capacity, &keep)?;
     let directory = make_directory(daemon.mount(), NAMESPACE)?;
     let before = daemon::anonymous_memory(daemon.pid())?;
     let started = Instant::now();
@@ -57,6 +59,10 @@ pub(super) fn measure(binary: &Path, options: &[String], count: u64) -> Result<V
     let growth = after.saturating_sub(before).get() as f64 / count as f64;
     let listings = (0..LISTINGS).map(|_| list(&directory, count)).collect::<Result<Vec<_>, Error>>()?;
     let probe = probe(&directory, count)?;
+    let (daemon, restart) = daemon.restart(binary, capacity, options)?;
+    let restarted = daemon::anonymous_memory(daemon.pid())?;
+    // The kernel knows none of the names now.
+    let cold = list(&directory, count)?;
     let plain = |case: String, unit, value: Option<Spread>, target| Row {
         case,
         size: Some(SIZE),
@@ -84,7 +90,25 @@ pub(super) fn measure(binary: &Path, options: &[String], count: u64) -> Result<V
             Spread::of(&listings),
             (count >= 1_000_000).then_some(Target::AtMost(5.0)),
         ),
+        plain(
+            format!("packed: list {count} names after the restart"),
+            Unit::Seconds,
+            Some(Spread::single(cold)),
+            (count >= 1_000_000).then_some(Target::AtMost(5.0)),
+        ),
         plain("packed: stat, random names".to_owned(), Unit::Microseconds, Some(Spread::single(probe)), None),
+        plain(
+            format!("packed: restart with {count}"),
+            Unit::Seconds,
+            Some(Spread::single(restart.as_secs_f64())),
+            None,
+        ),
+        plain(
+            "packed: memory for each after the restart".to_owned(),
+            Unit::Bytes,
+            Some(Spread::single(restarted.saturating_sub(before).get() as f64 / count as f64)),
+            Some(Target::AtMost(200.0)),
+        ),
     ];
     let create = plain(
         "packed: create an object".to_owned(),
