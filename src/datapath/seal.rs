@@ -128,7 +128,10 @@ impl Datapath {
         let now = self.clock.monotonic();
         let thread = thread.or_else(|| state.writer_thread(slot));
         let predecessor = thread
-            .and_then(|thread| state.chains.created(thread, key, now))
+            .and_then(|thread| {
+                let before = state.chains.created(thread, key, now);
+                before.filter(|_| state.chains.walks(thread) || state.chains.was_probed(key))
+            })
             .and_then(|key| state.recent.get(&key).copied())
             .and_then(|ino| state.tree.by_ino(ino))
             .filter(|&other| other != slot);
