@@ -119,11 +119,16 @@ impl Datapath {
     pub fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8], may_wait: bool) -> Result<Lookup, Error> {
         let name = Name::new(name)?;
         let now = self.clock.monotonic();
+        // A writer's look-up before it creates or renames its file: no block of a chain, and no miss if absent.
+        let is_temporary = self.is_temporary(&name);
         let mut state = self.lock();
         let directory_ino = parent;
         let parent = state.slot_of(parent)?;
         let directory = state.directory_id(parent)?;
         let Some(child) = state.tree.child(parent, name.as_bytes()) else {
+            if is_temporary {
+                return Ok(Lookup::Absent { cacheable: true });
+            }
             state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
             self.telemetry.misses.increment();
             let namespace = state.namespace_of(parent);
@@ -153,7 +158,7 @@ impl Datapath {
                 return Ok(Lookup::Absent { cacheable: false });
             }
         };
-        if state.object(slot).is_some() {
+        if !is_temporary && state.object(slot).is_some() {
             state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
         }
         state.tree.reference(slot);

@@ -58,6 +58,9 @@ impl Marks {
     /// Its mtime was set by hand while it was written: the seal does not take that of the backing file.
     pub const MTIME_SET: Self = Self(32);
 
+    /// Was never final, so the kernel was told no attributes that it may believe for any time.
+    pub const FRESH: Self = Self(64);
+
     /// Whether all bits of `mark` are set.
     #[must_use]
     pub fn has(self, mark: Self) -> bool {
@@ -161,7 +164,7 @@ impl Object {
             sealed_at_ns: 0,
             place,
             phase: Phase::Writing,
-            marks: Marks::default(),
+            marks: Marks::FRESH,
             uses: 0,
             open: Some(Box::default()),
         }

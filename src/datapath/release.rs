@@ -11,7 +11,7 @@ use tidefs_engine::types::{ByteCount, Version};
 use super::history::Ending;
 use super::object::Refusal;
 use super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Phase, Place, State};
-use crate::namespace::{Slot, WriterFate, writer_fate};
+use crate::namespace::{Name, Slot, WriterFate, writer_fate};
 use crate::tier::eviction::Departure;
 
 /// How long a closed temporary file is kept for its rename, whatever the pressure. After that it may be evicted.
@@ -56,18 +56,25 @@ impl Datapath {
     /// Its segment gets a record that counts at a start only if the file was not written since: another descriptor
     /// may still be open somewhere. What stands in the way is no error: the file is sealed in a moment anyway.
     fn keep_provisionally(&self, handle: HandleId) {
-        if !self.make_whole(handle) {
+        let place_of = |state: &State| {
+            let slot = state.handles.get(&handle)?.slot;
+            let node = state.tree.node(slot);
+            let claim = state.object(slot)?.open.as_ref().and_then(|open| open.supersedes.clone());
+            Some((slot, claim.unwrap_or_else(|| (node.parent, state.tree.name(slot)))))
+        };
+        let is_kept = |name: &Name| !self.is_temporary(name);
+        // Asked before the work: nothing is kept of a temporary file, and this is the path of every client that renames.
+        if !place_of(&self.lock()).is_some_and(|(_, (_, name))| is_kept(&name)) || !self.make_whole(handle) {
             return;
         }
         let state = self.lock();
-        let Some(slot) = state.handles.get(&handle).map(|handle| handle.slot) else { return };
-        let node = state.tree.node(slot);
+        let Some((slot, (parent, name))) = place_of(&state).filter(|(_, (_, name))| is_kept(name)) else {
+            return;
+        };
         let Some(object) = state.object(slot) else { return };
-        let claim = object.open.as_ref().and_then(|open| open.supersedes.clone());
-        let (parent, name) = claim.unwrap_or_else(|| (node.parent, state.tree.name(slot)));
         let (Some(file), Ok(directory)) = (object.file(), state.directory_id(parent)) else { return };
         let Ok(metadata) = file.metadata() else { return };
-        if self.is_temporary(&name) || !matches!(object.place, Place::Solo(_)) {
+        if !matches!(object.place, Place::Solo(_)) {
             return;
         }
         let mut record = state.object_record(slot, directory, &name);
@@ -132,7 +139,8 @@ impl Datapath {
             // The kernel may have written it by passthrough.
             scratch.recount();
         }
-        let is_empty = self.stat_of(state, slot).size == ByteCount::ZERO;
+        let was_announced = !handle.announces_close || handle.was_flushed;
+        let was_never_written = !was_announced && self.stat_of(state, slot).size == ByteCount::ZERO;
         let Some(object) = state.object_mut(slot) else { return };
         let open = object.open_mut();
         match handle.path {
@@ -147,7 +155,7 @@ impl Datapath {
         } else {
             open.readers = open.readers.saturating_sub(1);
         }
-        if handle.announces_close && !handle.was_flushed && is_empty {
+        if was_never_written {
             // Killed inside open(2): the descriptor never came to be, and nobody wrote.
             open.writer_killed.get_or_insert(handle.process);
         }
@@ -182,8 +190,8 @@ impl Datapath {
 
     /// The last writer left a file that was never renamed: it is sealed, or parked when its name is temporary.
     pub(super) fn end_writing(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
+        let stat = self.stat_of(state, slot);
         if state.object(slot).is_some_and(|object| !object.marks.has(Marks::MTIME_SET)) {
-            let stat = self.stat_of(state, slot);
             state.tree.node_mut(slot).attributes.mtime_ns = stat.attributes.mtime_ns;
         }
         let is_pending = state
@@ -204,14 +212,13 @@ impl Datapath {
                     return;
                 }
             }
-            state.park(slot, self.stat_of(state, slot).size, self.now_ms());
+            state.park(slot, stat.size, self.now_ms());
             return;
         }
         // What was an object once is one again, whatever its name is.
         let was_sealed = state.object(slot).is_some_and(|object| object.version > Version::default());
         if !is_pending && !was_sealed && self.is_temporary(&state.tree.name(slot)) {
-            let size = self.stat_of(state, slot).size;
-            state.park(slot, size, self.now_ms());
+            state.park(slot, stat.size, self.now_ms());
             return;
         }
         if let Err(error) = self.seal(state, slot, afterwards) {

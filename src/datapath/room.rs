@@ -28,6 +28,10 @@ const BATCH_MAX: usize = 64;
 const RECORD_ROOM: ByteCount = ByteCount::kib(128);
 /// How often free room is looked at while passthrough writers are open: a memory copy fills about 5 MiB in that time.
 const WATCH_INTERVAL: Duration = Duration::from_micros(500);
+/// Bytes a second that all writers together are taken to write at most: the memory of a large machine.
+const WRITE_RATE_MAX: u64 = 256 << 30;
+/// How long the keeper pauses at most however much is free.
+const WATCH_INTERVAL_MAX: Duration = Duration::from_millis(20);
 /// How long the keeper goes on watching after the last of them closed: the next one is on its way.
 const WATCHED_AFTER_MS: u64 = 1000;
 /// How long the keeper sleeps at most when there are none; the next writer wakes it.
@@ -40,6 +44,12 @@ const RETRY_MAX: u32 = 10;
 /// Pages that an object of `size` occupies.
 pub(super) fn footprint(size: ByteCount) -> ByteCount {
     size.round_up_to_pages()
+}
+
+/// How long the keeper may look away when `spare` bytes are free beyond the headroom: writers cannot fill them sooner.
+fn watch_interval(spare: ByteCount) -> Duration {
+    let filled_in_ms = spare.get() / (WRITE_RATE_MAX / 1000);
+    Duration::from_millis(filled_in_ms).clamp(WATCH_INTERVAL, WATCH_INTERVAL_MAX)
 }
 
 impl Datapath {
@@ -208,17 +218,19 @@ impl Datapath {
                 }
                 continue;
             }
+            let mut spare = ByteCount::ZERO;
             while let Ok(MemoryUsage { free, .. }) = self.tier.usage() {
                 if free < PAGE {
                     self.ends_of_room.fetch_add(1, Ordering::Relaxed);
                 }
+                spare = free.saturating_sub(self.settings.write_headroom);
                 let missing = self.settings.write_headroom.saturating_sub(free);
                 if missing == ByteCount::ZERO || self.evict_round(missing, Slot::ROOT) == 0 {
                     break;
                 }
                 self.telemetry.surprise_growth_bytes.add(missing.get());
             }
-            std::thread::sleep(WATCH_INTERVAL);
+            std::thread::sleep(watch_interval(spare));
         }
     }
 
@@ -295,5 +307,20 @@ impl State {
         let id = self.domain_of(victim);
         self.domains.get_mut(id).evicted += 1;
         self.remove_object(victim, Departure::Evicted, Some((now_ns, ending)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keeper_looks_again_before_writers_can_fill_what_is_free() {
+        for spare in [0, 1, 200 << 20, 1 << 30, 5 << 30, 1 << 40].map(ByteCount) {
+            let pause = watch_interval(spare);
+            assert!((WATCH_INTERVAL..=WATCH_INTERVAL_MAX).contains(&pause), "{spare}: {pause:?}");
+            let written = u128::from(WRITE_RATE_MAX) * pause.as_nanos() / 1_000_000_000;
+            assert!(pause == WATCH_INTERVAL || written <= u128::from(spare.get()), "{spare}: {pause:?}");
+        }
     }
 }

@@ -65,7 +65,8 @@ impl Datapath {
             let Some(file) = &open.file else { return Ok(()) };
             (Arc::clone(file), open.reserved, state.tree.node(slot).parent)
         };
-        let length = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
+        let metadata = file.metadata().map_err(Error::io("stat of a segment"))?;
+        let length = ByteCount(metadata.len());
         if reserved > length.round_up_to_pages() {
             self.watch_for_end_of_room();
             self.tier.trim(&file, length)?;
@@ -76,7 +77,7 @@ impl Datapath {
         if reserved >= length {
             return Ok(());
         }
-        let blocks = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.blocks() * 512);
+        let blocks = ByteCount(metadata.blocks() * 512);
         if blocks >= length {
             return Ok(());
         }
@@ -128,7 +129,10 @@ impl Datapath {
         let now = self.clock.monotonic();
         let thread = thread.or_else(|| state.writer_thread(slot));
         let predecessor = thread
-            .and_then(|thread| state.chains.created(thread, key, now))
+            .and_then(|thread| {
+                let before = state.chains.created(thread, key, now);
+                before.filter(|_| state.chains.walks(thread) || state.chains.was_probed(key))
+            })
             .and_then(|key| state.recent.get(key))
             .and_then(|ino| state.tree.by_ino(ino))
             .filter(|&other| other != slot);
@@ -222,8 +226,10 @@ impl Datapath {
                 tracing::error!(%error, "the record of an object that grew could not be written");
             }
         }
+        let is_fresh = state.object(slot).is_some_and(|object| object.marks.has(Marks::FRESH));
         if let Some(object) = state.object_mut(slot) {
             object.marks.set(Marks::FINAL, true);
+            object.marks.set(Marks::FRESH, false);
             object.open_mut().writer_processes.clear();
             object.open_mut().reserved = ByteCount::ZERO;
         }
@@ -232,7 +238,7 @@ impl Datapath {
         if !is_packed {
             afterwards.unchecked.push(ino);
         }
-        if state.tree.node(slot).lookups > 0 {
+        if !is_fresh && state.tree.node(slot).lookups > 0 {
             afterwards.changed.push(ino);
         }
     }

@@ -7,6 +7,7 @@
 //! believed for `BELIEF` only.
 
 use std::fs;
+use std::io::Read;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -85,8 +86,12 @@ pub fn writer_fate(thread: ThreadId) -> WriterFate {
 ///
 /// `statm` takes no lock of the task. Nearly everything else in /proc and process_vm_readv(2) wait for an exec(2) of the
 /// task to end, and that exec may be waiting for this very answer: it closes files, too.
+///
+/// Hot path: each close of a writer waits for it. One read, of as much as is needed.
 fn has_memory(thread: ThreadId) -> bool {
-    fs::read_to_string(format!("/proc/{}/statm", thread.0)).is_ok_and(|text| !text.starts_with("0 "))
+    let mut start = [0; 2];
+    let read = fs::File::open(format!("/proc/{}/statm", thread.0)).and_then(|mut file| file.read(&mut start));
+    read.is_ok_and(|count| count > 0) && start != *b"0 "
 }
 
 fn fate_in(stat: &str) -> WriterFate {

@@ -23,6 +23,7 @@ in_both_modes!(
     pages_really_taken_stay_within_the_capacity,
     what_was_written_last_is_still_there,
     what_is_read_again_and_again_survives,
+    a_chain_published_by_temporary_names_loses_its_end_first,
     under_lru_exactly_the_oldest_leave,
     no_more_leaves_than_room_is_needed,
     an_evicted_key_says_enoent_and_can_be_written_again,
@@ -167,6 +168,27 @@ fn what_is_read_again_and_again_survives(mode: Mode) {
             }
         }
     }
+}
+
+/// Probes the blocks of a chain and publishes them in order, as clients do. Returns their paths.
+fn publish_chain(directory: &Path, name: &str, length: usize) -> Vec<std::path::PathBuf> {
+    let blocks: Vec<_> = (0..length).map(|block| directory.join(format!("{name}{block}"))).collect();
+    assert!(!blocks.iter().any(|block| exists(block)), "{name} is new");
+    for (seed, block) in blocks.iter().enumerate() {
+        publish_object(block, offset(seed), MIB);
+    }
+    blocks
+}
+
+fn a_chain_published_by_temporary_names_loses_its_end_first(mode: Mode) {
+    let (_mount, kv) = small(mode);
+    let length = CAPACITY_MIB * 5 / 8;
+    let chain = publish_chain(&kv, "old", length);
+    publish_chain(&kv, "new", length);
+    let left: Vec<bool> = chain.iter().map(|block| exists(block)).collect();
+    let prefix = left.iter().take_while(|&&left| left).count();
+    assert!((1..length).contains(&prefix), "some of the older chain is left, and some is not: {left:?}");
+    assert!(!left[prefix..].contains(&true), "a block without the ones before it is of no use: {left:?}");
 }
 
 fn under_lru_exactly_the_oldest_leave(mode: Mode) {

@@ -48,6 +48,8 @@ struct Client {
     run: Option<Run>,
     /// It probes whole requests before it creates, so a single probe of a new key is a request of one block.
     probes_ahead: bool,
+    /// It opened an object or probed several in a row: it walks chains, and does not only write.
+    walks: bool,
 }
 
 /// The last open or create.
@@ -112,6 +114,7 @@ impl ChainTracker {
             Some(run) => {
                 let before = std::mem::replace(&mut run.last, key);
                 run.len = run.len.saturating_add(1);
+                state.walks = true;
                 let neighbours = self.keys.get_or_insert_mut(key, Neighbours::default);
                 neighbours.probed_before = Some((before, client));
             }
@@ -124,6 +127,20 @@ impl ChainTracker {
         let client = self.clients.get_or_insert_mut(client, Client::default);
         client.past = Past::Opened(key);
         client.run = None;
+        client.walks = true;
+    }
+
+    /// Whether `client` was seen to walk chains. What one that only writes creates in a row may have nothing to do with
+    /// each other, and linking it would keep the oldest and let the newest go.
+    #[must_use]
+    pub fn walks(&self, client: u32) -> bool {
+        self.clients.peek(&client).is_some_and(|client| client.walks)
+    }
+
+    /// Whether anybody probed `key` right after another one: engines often probe in one thread and write in others.
+    #[must_use]
+    pub fn was_probed(&self, key: KeyHash) -> bool {
+        self.keys.peek(&key).is_some_and(|neighbours| neighbours.probed_before.is_some())
     }
 
     /// `client` made `key` visible. Returns the key before it in its chain, if it seems to have one.
@@ -322,6 +339,19 @@ mod tests {
         }
         assert_eq!(tracker.clients.len(), CLIENTS_MAX);
         assert_eq!(tracker.keys.len(), KEYS_MAX);
+    }
+
+    #[test]
+    fn a_client_walks_once_it_opened_or_probed_two_keys_in_a_row() {
+        let mut walk = Walk::new();
+        walk.announce_and_create(10..20);
+        assert!(!walk.0.walks(1), "the look-up of the name that is then created is no walk");
+        walk.probe(10..12);
+        assert!(walk.0.walks(1));
+        walk.1 = 2;
+        assert!(!walk.0.walks(2), "another client's walk says nothing");
+        walk.open([10]);
+        assert!(walk.0.walks(2));
     }
 
     #[test]
