@@ -34,6 +34,8 @@ use crate::tier::scratch::Scratch;
 
 /// How long a stop waits for programs to close their files.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// How often a start makes its state directory anew when another daemon's end removes it.
+const LOCK_ATTEMPTS_MAX: u32 = 3;
 /// How often expired objects are looked for.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -90,7 +92,22 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     clear_stale_mount(&lock, &table, &mount_dir)?;
     check_mount_point(&mount_dir)?;
     let stop = StopSignal::install()?;
-    Daemon::start(effective, &mount_dir)?.run_until(&stop)
+    let leaves_nothing = effective.config.runtime.on_stop == OnStop::Discard;
+    let state = effective.state.clone();
+    let outcome = Daemon::start(effective, &mount_dir).and_then(|daemon| daemon.run_until(&stop));
+    if leaves_nothing && !state.memory.exists() {
+        remove_state(&state.lock, &state.directory, &lock);
+    }
+    outcome
+}
+
+/// Removes the state directory of this mount, which holds nothing but the lock any more. While that is held nobody else
+/// starts here; who waits for it finds that it is gone, and makes a new one.
+fn remove_state(file: &Path, directory: &Path, _held: &InstanceLock) {
+    let removed = fs::remove_file(file).and_then(|()| fs::remove_dir(directory));
+    if let Err(error) = removed {
+        tracing::debug!(directory = %directory.display(), %error, "the state directory stays");
+    }
 }
 
 fn mount_point_failure(directory: &Path, error: &io::Error) -> Failure {
@@ -107,21 +124,31 @@ fn mount_point_failure(directory: &Path, error: &io::Error) -> Failure {
 /// Takes the lock of this mount point, so that one daemon serves it.
 fn take_lock(effective: &Effective, mount_dir: &Path) -> Result<InstanceLock, Failure> {
     let directory = &effective.state.directory;
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.map_err(|error| {
-        let text = format!(
-            "cannot make the state directory `{}`: {error}; choose a writable one with -o state_dir=DIR",
-            directory.display()
-        );
-        Failure::new(ExitStatus::Environment, text)
-    })?;
-    InstanceLock::acquire(&effective.state.lock).map_err(|error| match error {
-        LockError::Held { .. } => Failure::new(
-            ExitStatus::MountPoint,
-            format!("`{}` is in use: {error}; stop it with `tidefs umount {0}`", mount_dir.display()),
-        ),
-        other => Failure::new(ExitStatus::Environment, other),
-    })
+    let mut attempts = 0;
+    loop {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.map_err(|error| {
+            let text = format!(
+                "cannot make the state directory `{}`: {error}; choose a writable one with -o state_dir=DIR",
+                directory.display()
+            );
+            Failure::new(ExitStatus::Environment, text)
+        })?;
+        match InstanceLock::acquire(&effective.state.lock) {
+            // A daemon that ended just now took the directory away.
+            Err(LockError::Io { source, .. })
+                if source.kind() == io::ErrorKind::NotFound && attempts < LOCK_ATTEMPTS_MAX =>
+            {
+                attempts += 1;
+            }
+            Err(error @ LockError::Held { .. }) => {
+                let text =
+                    format!("`{}` is in use: {error}; stop it with `tidefs umount {0}`", mount_dir.display());
+                return Err(Failure::new(ExitStatus::MountPoint, text));
+            }
+            outcome => return outcome.map_err(|error| Failure::new(ExitStatus::Environment, error)),
+        }
+    }
 }
 
 /// Removes what a daemon that died left mounted. The lock is ours, so whoever mounted it is gone.

@@ -66,8 +66,10 @@ counters! {
     corrupt_objects: "tidefs_corrupt_objects_total", "Objects dropped because their bytes do not match their checksum.";
     hidden_waits: "tidefs_hidden_waits_total", "Look-ups that waited for a writer's close to arrive.";
     hidden_wait_timeouts: "tidefs_hidden_wait_timeouts_total", "Such waits that ended without it.";
-    invalidations: "tidefs_invalidations_total", "Names and inodes the kernel was told to forget.";
+    invalidations: "tidefs_invalidations_total", "Inodes whose attributes the kernel was told to forget.";
+    invalidations_coalesced: "tidefs_invalidations_coalesced_total", "Such messages that were waiting already.";
     invalidation_failures: "tidefs_invalidation_failures_total", "Such messages the kernel refused.";
+    inode_prunes: "tidefs_inode_prunes_total", "Idle inodes the kernel was asked to drop.";
     passthrough_opens: "tidefs_passthrough_opens_total", "Opens served by the kernel from segments.";
     passthrough_failures: "tidefs_passthrough_failures_total", "Opens served by the daemon because passthrough failed.";
     direct_opens: "tidefs_direct_opens_total", "Opens served by the daemon.";

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 
 const LENGTH: u64 = 8 << 20;
 /// What reaches another host.
-const SOCKETS: &str = "shm";
+const SOCKETS: &str = "tcp";
 
 /// Answers with what it was asked, and keeps what it was told.
 #[derive(Debug, Default)]
@@ -113,7 +113,7 @@ impl End {
 
 /// Every fact holds whatever carries the bytes.
 fn by_each_transport(fact: impl Fn(&Runtime, &str)) {
-    for transports in ["shm", "auto"] {
+    for transports in ["tcp", "shm", "auto"] {
         fact(&runtime(), transports);
     }
 }
@@ -305,6 +305,16 @@ fn a_passed_deadline_and_a_dropped_handle_end_a_batch() {
 }
 
 #[test]
+fn without_a_common_transport_the_error_names_what_was_looked_for() {
+    let runtime = runtime();
+    let (here, there) = (end(&runtime, SOCKETS), end(&runtime, "shm"));
+    let refused = runtime
+        .block_on(here.engine.connect(&there.engine.descriptor(), Instant::now() + Duration::from_secs(2)));
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("tcp"), "{text}");
+}
+
+#[test]
 fn the_status_tells_links_ways_and_rates() {
     let runtime = runtime();
     let (here, there) = (end(&runtime, "auto"), end(&runtime, "auto"));
@@ -314,7 +324,7 @@ fn the_status_tells_links_ways_and_rates() {
     let status = here.engine.status();
     let peer = &status.peers[0];
     assert!(peer.is_linked && peer.peer == there.id.to_string(), "{status:?}");
-    assert_eq!(peer.ways.iter().map(|way| way.transport.as_str()).collect::<Vec<_>>(), ["shm"]);
+    assert_eq!(peer.ways.iter().map(|way| way.transport.as_str()).collect::<Vec<_>>(), ["shm", "tcp"]);
     assert_eq!(peer.ways[0].state, "ready");
     assert!(peer.ways[0].rails[0].bytes_per_second > 0);
     assert_eq!((status.metrics.read_bytes_total, status.metrics.requests_succeeded_total), (1 << 20, 1));

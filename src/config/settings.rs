@@ -142,7 +142,8 @@ settings! {
         }
 
         /// Inodes of this mount that the kernel may hold, at about 1.1 KiB of kernel memory each. Above it the
-        /// daemon asks the kernel to drop idle ones. Lower it on hosts with little memory beside the cache.
+        /// daemon asks the kernel to drop idle ones, which Linux does from 6.18 on; before, it drops them by itself when
+        /// memory is short. Lower it on hosts with little memory beside the cache.
         cached_inodes_max: u64 {
             default: 4_000_000;
             range: Range::between(1024, 1_000_000_000);

@@ -451,6 +451,7 @@ impl Operations for DaemonOperations {
             ("tidefs_objects", "Sealed objects.", overview.objects),
             ("tidefs_object_bytes", "Bytes of sealed objects.", overview.sealed_bytes.get()),
             ("tidefs_unsealed_files", "Files that are being written.", overview.unsealed_files),
+            ("tidefs_kernel_inodes", "Inodes that the kernel holds.", overview.kernel_inodes),
             ("tidefs_packed_objects", "Objects in packed segments.", overview.packed.objects.0),
             (
                 "tidefs_packed_allocated_bytes",

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, FileOffset, SegmentId};
+use tidefs_engine::types::{ByteCount, FileOffset};
 
 use super::{Caller, Datapath, Error, IoPath, Object, OpenOptions, Opened, Phase, Place, Stat, State};
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
@@ -21,16 +21,16 @@ const JOINS_MAX: u32 = 16;
 /// Free part of the capacity above which files of unknown size may be written without the daemon: a half.
 const SPARE_SHARE: u64 = 2;
 
-/// A fresh segment with as many pages as its writer is expected to need.
-struct FreshSegment {
-    id: SegmentId,
-    file: Arc<File>,
+/// What a new file is made of: a segment with as many pages as its writer is expected to need, or a slot file.
+struct Backing {
+    place: Place,
+    file: Option<Arc<File>>,
     reserved: ByteCount,
 }
 
 impl Datapath {
     /// Makes a segment for a new file in `directory`, with `expected` bytes allocated if there is room for them.
-    fn fresh_segment(&self, directory: Slot, expected: ByteCount) -> Result<FreshSegment, Error> {
+    fn fresh_segment(&self, directory: Slot, expected: ByteCount) -> Result<Backing, Error> {
         let (id, file) = self.tier.create_segment()?;
         let guess =
             ByteCount(expected.get().min(self.settings.capacity.get() / GUESS_SHARE)).round_up_to_pages();
@@ -43,7 +43,7 @@ impl Datapath {
         if room.is_ok() && guess > ByteCount::ZERO && self.tier.reserve(&file, FileOffset(0), guess).is_ok() {
             reserved = guess;
         }
-        Ok(FreshSegment { id, file: Arc::new(file), reserved })
+        Ok(Backing { place: Place::Solo(id), file: Some(Arc::new(file)), reserved })
     }
 
     /// Whether a file may grow by far more than anybody expects before something has to be evicted.
@@ -86,34 +86,53 @@ impl Datapath {
         mode: u32,
         options: OpenOptions,
     ) -> Result<Option<(Stat, Opened)>, Error> {
-        let (parent, expected, is_limited) = {
+        let (parent, expected, is_limited, is_scratch) = {
             let state = self.lock();
             let parent = state.slot_of(parent)?;
             state.directory_id(parent)?;
-            (parent, state.expected_size(parent), state.has_quota(parent))
+            let is_scratch = state.effective_policy(parent).record.scratch == Some(true);
+            (parent, state.expected_size(parent), state.has_quota(parent), is_scratch)
         };
+        if is_scratch {
+            // Served by the daemon, which counts what it takes of the disk.
+            let backing = Backing { place: self.fresh_slot_file()?, file: None, reserved: ByteCount::ZERO };
+            return self.enter_new_file(caller, parent, name, mode, options, (backing, IoPath::Direct));
+        }
         let mut path = self.path_of_new_file(name, options);
         if path == IoPath::Passthrough && expected.is_none() && (is_limited || !self.has_room_to_spare()?) {
             // Nobody knows how large it becomes, and there is not much room: each write asks for its own.
             path = IoPath::Direct;
         }
         let guess = if path == IoPath::Passthrough { expected.unwrap_or_default() } else { ByteCount::ZERO };
-        let segment = self.fresh_segment(parent, guess)?;
-        if segment.reserved < guess {
+        let backing = self.fresh_segment(parent, guess)?;
+        if backing.reserved < guess {
             // There is no room even for what is expected: who writes is to be told, so the daemon must see it.
             path = IoPath::Direct;
         }
+        self.enter_new_file(caller, parent, name, mode, options, (backing, path))
+    }
+
+    /// Enters a new file into the tables, open; `None`, and its backing is freed, when something has its name by now.
+    fn enter_new_file(
+        &self,
+        caller: &Caller,
+        parent: Slot,
+        name: &Name,
+        mode: u32,
+        options: OpenOptions,
+        (backing, path): (Backing, IoPath),
+    ) -> Result<Option<(Stat, Opened)>, Error> {
         let mut state = self.lock();
         if state.tree.child(parent, name.as_bytes()).is_some() {
-            self.free_place(Place::Solo(segment.id));
+            self.free_place(backing.place);
             return Ok(None);
         }
         let (gid, _) = state.inherited_group(parent, caller.gid);
         let attributes = Attributes::new(mode, caller.uid, gid, self.now_ns());
-        let mut object = Object::writing(Place::Solo(segment.id));
+        let mut object = Object::writing(backing.place);
         let open = object.open_mut();
-        open.file = Some(segment.file);
-        open.reserved = segment.reserved;
+        open.file = backing.file;
+        open.reserved = backing.reserved;
         let slot = state.tree.make(attributes, Body::File(object));
         state.tree.attach(slot, parent, name.clone())?;
         state.tree.reference(slot);
@@ -151,6 +170,7 @@ impl Datapath {
                     let process = state.process(caller, self.clock.monotonic());
                     state.admit_writer(target, process);
                 }
+                let ino = state.tree.ino(existing);
                 match self.open_locked(&mut state, caller, target, options) {
                     Err(Error::Stale) => {}
                     Err(error) => return Err(error),
@@ -159,7 +179,7 @@ impl Datapath {
                         return Ok(Some((self.stat_of(&state, target), opened)));
                     }
                 }
-                state.tree.ino(existing)
+                ino
             };
             if options.write {
                 self.begin_version_if_sealed(caller, existing, options.truncate)?;
@@ -213,6 +233,7 @@ impl Datapath {
         open.policy = policy;
         open.file = Some(Arc::new(file));
         open.reserved = kept.round_up_to_pages();
+        open.sized = kept;
         open.supersedes = Some((parent, name));
         open.writer_processes.push(process);
         open.expected.push(caller.thread);

@@ -21,6 +21,8 @@ pub struct Overview {
     pub sealed_bytes: ByteCount,
     /// Files that are being written.
     pub unsealed_files: u64,
+    /// Inodes that the kernel holds.
+    pub kernel_inodes: u64,
     /// Packed objects.
     pub packed: PackedUsage,
     /// Scratch files.
@@ -221,6 +223,7 @@ impl Datapath {
             objects: state.sealed_objects,
             sealed_bytes: state.sealed_bytes,
             unsealed_files: state.writing.len() as u64,
+            kernel_inodes: state.tree.referenced(),
             packed: self.tier.packed_usage(),
             scratch_files: self.scratch.files(),
             scratch_used: self.scratch.used(),
@@ -251,8 +254,8 @@ impl Datapath {
             size: stat.size,
             tier: object.map_or("", super::xattrs::tier_text),
             version: sealed.map(|object| object.version),
-            checksum: sealed.and_then(|object| object.checksum),
-            sealed_at_ns: sealed.map(|_| stat.attributes.ctime_ns),
+            checksum: sealed.and_then(Object::checksum),
+            sealed_at_ns: sealed.map(|object| object.sealed_at_ns),
             used_at_ns: stat.attributes.atime_ns,
             heat: domain.order.last_touch(super::domains::object_slot(slot)),
             uses: object.map_or(0, |object| u64::from(object.uses)),

@@ -27,8 +27,10 @@ mod recover;
 mod release;
 mod remove;
 mod rename;
+mod reopen;
 mod room;
 mod seal;
+mod slot_file;
 mod stat;
 mod verify;
 mod write;
@@ -117,14 +119,16 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// The kernel's caches of names, attributes and backing files, as far as the datapath changes them.
+/// The kernel's caches of attributes, inodes and backing files, as far as the datapath changes them.
 ///
-/// None of the calls may wait for the kernel: it may hold locks for a request that waits for us.
+/// None of the calls may wait for the kernel: it may hold locks for a request that waits for us. That is also why none
+/// is about a name.
 pub trait KernelCache: Send + Sync + fmt::Debug {
-    /// The name is gone or stands for something else.
-    fn forget_entry(&self, parent: Ino, name: &[u8]);
-    /// Attributes (and cached bytes, for packed objects) of the inode changed.
+    /// Attributes of the inode changed, or its name stands for something else: the kernel asks when it needs them, and
+    /// looks the name up again when it is told that the inode is stale.
     fn forget_attributes(&self, ino: Ino);
+    /// Nobody uses these inodes: the kernel may drop them.
+    fn drop_idle(&self, inos: &[Ino]);
     /// The inode's backing file is not needed for further opens; its pages may go.
     fn release_backing(&self, ino: Ino);
 }
@@ -181,6 +185,9 @@ pub struct Datapath {
     passthrough_writers: AtomicU64,
     /// When the last of them was opened, in monotonic milliseconds.
     last_writer_ms: AtomicU64,
+    moves: slot_file::Moves,
+    /// How often no page was found to be left, each a moment at which a passthrough write may have been cut short.
+    ends_of_room: AtomicU64,
     keeper: OnceLock<std::thread::Thread>,
     verifying: OnceLock<verify::Queue>,
 }
@@ -231,6 +238,8 @@ impl Datapath {
             passthrough: AtomicBool::new(false),
             passthrough_writers: AtomicU64::new(0),
             last_writer_ms: AtomicU64::new(0),
+            moves: slot_file::Moves::default(),
+            ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),
             verifying: OnceLock::new(),
         }

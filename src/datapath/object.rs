@@ -54,9 +54,10 @@ impl Marks {
     pub const UNVERIFIED: Self = Self(8);
     /// Has attributes of its own beyond the policy (`user.*` of applications).
     pub const DECORATED: Self = Self(16);
-
     /// Its mtime was set by hand while it was written: the seal does not take that of the backing file.
     pub const MTIME_SET: Self = Self(32);
+    /// Its checksum was taken.
+    pub const SUMMED: Self = Self(64);
 
     /// Whether all bits of `mark` are set.
     #[must_use]
@@ -112,6 +113,10 @@ pub struct OpenState {
     pub refused: Option<Refusal>,
     /// Bytes from the start of the backing file whose pages are allocated.
     pub reserved: ByteCount,
+    /// Length that ftruncate(2), fallocate(2) or the version before gave it, with all its pages.
+    pub sized: ByteCount,
+    /// How often there had been no page left when the first of its passthrough handles was opened.
+    pub ends_of_room: u64,
     /// A hidden new version that is being written over this sealed object.
     pub next_version: Option<Slot>,
     /// Where this hidden version will stand once it is sealed, when an older version stands there now.
@@ -133,8 +138,10 @@ pub struct Object {
     pub size: ByteCount,
     /// Order of its seal.
     pub version: Version,
-    /// xxh3-64 of its bytes, once taken.
-    pub checksum: Option<Checksum>,
+    /// When it was sealed, in nanoseconds since 1970: its time to live counts from here.
+    pub sealed_at_ns: i64,
+    /// xxh3-64 of its bytes, if [`Marks::SUMMED`].
+    checksum: Checksum,
     /// Where its bytes are.
     pub place: Place,
     /// Station in its life.
@@ -154,13 +161,26 @@ impl Object {
         Self {
             size: ByteCount::ZERO,
             version: Version::default(),
-            checksum: None,
+            sealed_at_ns: 0,
+            checksum: Checksum(0),
             place,
             phase: Phase::Writing,
             marks: Marks::default(),
             uses: 0,
             open: Some(Box::default()),
         }
+    }
+
+    /// xxh3-64 of its bytes, once taken.
+    #[must_use]
+    pub fn checksum(&self) -> Option<Checksum> {
+        self.marks.has(Marks::SUMMED).then_some(self.checksum)
+    }
+
+    /// Notes the checksum, or with `None` that the bytes may have changed.
+    pub fn set_checksum(&mut self, checksum: Option<Checksum>) {
+        self.marks.set(Marks::SUMMED, checksum.is_some());
+        self.checksum = checksum.unwrap_or(Checksum(0));
     }
 
     /// The open state, made on demand.
@@ -184,6 +204,12 @@ impl Object {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.writers() + self.readers() > 0
+    }
+
+    /// The hidden version that is written over this object.
+    #[must_use]
+    pub fn next_version(&self) -> Option<Slot> {
+        self.open.as_ref()?.next_version
     }
 
     /// The backing file while the file is open.

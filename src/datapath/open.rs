@@ -7,15 +7,14 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
-use crate::tier::eviction::Departure;
 
 /// How long a version waits for a thread that was sent to open it.
-const EXPECTED_FOR_MS: u64 = 1000;
+pub(super) const EXPECTED_FOR_MS: u64 = 1000;
 
 /// How long after it was sent to look a name up again a thread is taken to come back for that.
 const RESENT: Duration = Duration::from_secs(1);
@@ -90,7 +89,9 @@ impl Datapath {
             let name = &state.tree.node(slot).name;
             was_resent =
                 resent.is_some_and(|(resent, at)| resent == *name && now.saturating_sub(at) < RESENT);
-            if self.is_hidden_from(&mut state, caller, slot) {
+            if self.is_hidden_from(&mut state, caller, slot)
+                || (!was_resent && self.writes_next_version(&mut state, caller, slot))
+            {
                 return Err(Error::Stale);
             }
             if options.write && was_resent {
@@ -99,7 +100,7 @@ impl Datapath {
                 if state.object(slot).is_some_and(|object| object.phase == Phase::Sealed) {
                     let in_place = OpenOptions { truncate: false, ..options };
                     // If somebody does use it, the open below says so once more.
-                    let _ = self.unseal(&mut state, slot, in_place);
+                    let _ = self.unseal_in_place(&mut state, slot, in_place);
                 }
             }
             self.open_locked(&mut state, caller, slot, options)
@@ -131,7 +132,7 @@ impl Datapath {
         let slot = state.slot_of(ino).map_err(|_| Error::NoObject)?;
         if state.object(slot).is_some_and(|object| object.phase == Phase::Sealed) {
             let in_place = OpenOptions { truncate: false, ..options };
-            self.unseal(&mut state, slot, in_place).map_err(|_| Error::NoObject)?;
+            self.unseal_in_place(&mut state, slot, in_place).map_err(|_| Error::NoObject)?;
         }
         self.open_locked(&mut state, caller, slot, options).map_err(|error| match error {
             Error::Stale => Error::NoObject,
@@ -175,14 +176,14 @@ impl Datapath {
         options: OpenOptions,
     ) -> Result<Opened, Error> {
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
-        let is_resumed = options.write && matches!(object.phase, Phase::Sealed | Phase::Parked);
+        let is_resumed = options.write && object.phase == Phase::Parked;
         match object.phase {
             // The old version of a name that was replaced after it was looked up can be read to its end.
             Phase::Gone if !object.is_open() && (options.write || !object.is_readable()) => {
                 return Err(Error::Stale);
             }
             Phase::Gone | Phase::Writing => {}
-            Phase::Sealed if options.write => self.unseal(state, slot, options)?,
+            Phase::Sealed if options.write => self.unseal(state, caller, slot, options)?,
             Phase::Parked if options.write => state.reopen_parked(slot),
             Phase::Sealed | Phase::Parked => {}
         }
@@ -207,42 +208,13 @@ impl Datapath {
         if needs_file {
             self.open_backing(state, slot)?;
         }
-        if is_resumed && let Some(file) = state.object(slot).and_then(Object::file).cloned() {
-            // The file shows the time it was given, until it is written.
-            self.stamp(&file, &state.tree.node(slot).attributes);
-            if let Some(object) = state.object_mut(slot) {
-                object.marks.set(Marks::MTIME_SET, false);
-            }
+        if is_resumed {
+            self.resume_times(state, slot);
         }
         if options.truncate && options.write {
             self.cut(state, slot)?;
         }
         Ok(self.open_handle(state, caller, slot, options, path))
-    }
-
-    /// Takes a sealed object that nobody else uses back to being written, in place.
-    fn unseal(&self, state: &mut State, slot: Slot, options: OpenOptions) -> Result<(), Error> {
-        let Some(object) = state.object(slot) else { return Err(Error::IsDirectory) };
-        let is_used = object.is_open() || object.marks.has(Marks::READ) || !object.marks.has(Marks::FINAL);
-        let is_solo = matches!(object.place, Place::Solo(_));
-        let has_next = object.open.as_ref().is_some_and(|open| open.next_version.is_some());
-        let size = object.size;
-        if is_used || !is_solo || has_next || options.truncate {
-            return Err(Error::Stale);
-        }
-        self.open_backing(state, slot)?;
-        let Some(file) = state.object(slot).and_then(Object::file).cloned() else { return Err(Error::Stale) };
-        self.tier.unseal(&file)?;
-        state.withdraw(slot);
-        if let Some(object) = state.object_mut(slot) {
-            object.open_mut().reserved = size.round_up_to_pages();
-        }
-        self.telemetry.unseals.increment();
-        if let Some(kernel) = self.kernel.get() {
-            let node = state.tree.node(slot);
-            kernel.forget_entry(state.tree.ino(node.parent), node.name.as_bytes());
-        }
-        Ok(())
     }
 
     /// Makes sure that the object's backing file is open.
@@ -329,6 +301,7 @@ impl Datapath {
             let is_visible = is_sealed || object.phase == Phase::Parked;
             announces_close = options.write && object.phase == Phase::Writing;
             let is_first = !object.is_open();
+            let is_first_passthrough = object.open.as_ref().is_none_or(|open| open.passthrough == 0);
             object.marks.set(Marks::READ, object.marks.has(Marks::READ) || is_sealed);
             if options.write && options.read {
                 object.marks.set(Marks::WRITABLE_MAPPING, true);
@@ -344,6 +317,9 @@ impl Datapath {
                 }
             } else {
                 open.readers += 1;
+            }
+            if is_first_passthrough {
+                open.ends_of_room = self.ends_of_room.load(Ordering::Relaxed);
             }
             match path {
                 IoPath::Passthrough => open.passthrough += 1,
@@ -402,32 +378,6 @@ impl State {
             && !object.is_writer(process)
         {
             object.open_mut().writer_processes.push(process);
-        }
-    }
-
-    /// A closed temporary file is written again.
-    fn reopen_parked(&mut self, slot: Slot) {
-        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
-        self.leave_order(slot, footprint(size), Departure::Gone);
-        self.unpark_wait(slot);
-        if let Some(object) = self.object_mut(slot) {
-            object.phase = Phase::Writing;
-            object.marks.set(Marks::FINAL, false);
-        }
-        self.writing.insert(slot);
-    }
-
-    /// A sealed object leaves the order and the accounts, and is hidden again under its name.
-    fn withdraw(&mut self, slot: Slot) {
-        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
-        self.leave_order(slot, footprint(size), Departure::Gone);
-        self.uncount(self.tree.node(slot).parent, size);
-        self.clear_expiry(slot);
-        self.writing.insert(slot);
-        if let Some(object) = self.object_mut(slot) {
-            object.phase = Phase::Writing;
-            object.checksum = None;
-            object.marks.set(Marks::FINAL, false);
         }
     }
 }

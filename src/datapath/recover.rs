@@ -1,10 +1,12 @@
 //! After a restart: the tables are built again from what the memory tier holds.
 
 use hashbrown::HashMap;
-use tidefs_engine::types::{ByteCount, DirectoryId, Version};
+use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, SegmentId, Version};
 
 use super::release::PROVISIONAL;
 use super::room::footprint;
+use super::seal::copy_range;
+use super::xattrs::copy_decorations;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State, key_hash};
 use crate::namespace::{Attributes, Body, Directory, Name, Slot};
 use crate::tier::eviction::Departure;
@@ -33,9 +35,11 @@ impl Datapath {
     pub fn recover(&self) -> Result<Recovered, Error> {
         let mut directories = Vec::new();
         let mut objects = Vec::new();
+        let mut grown = Vec::new();
         let summary = self.tier.recover(&mut |found| match found {
             memory::Recovered::Directory(record) => directories.push(record),
             memory::Recovered::Solo { segment, record } => objects.push((Place::Solo(segment), record)),
+            memory::Recovered::Grown { segment, record } => grown.push((segment, record)),
             memory::Recovered::Packed { extent, record } => objects.push((Place::Packed(extent), record)),
         })?;
         let mut recovered = Recovered {
@@ -43,6 +47,16 @@ impl Datapath {
             corrupt: summary.corrupt,
             ..Recovered::default()
         };
+        for (segment, record) in grown {
+            match self.as_it_was_sealed(segment, &record) {
+                Ok(place) => objects.push((place, record)),
+                Err(error) => {
+                    recovered.removed += 1;
+                    tracing::warn!(segment = segment.0, %error, "an object that was being written on is dropped");
+                }
+            }
+            self.free_place(Place::Solo(segment));
+        }
         let mut state = self.lock();
         let slots = state.adopt_directories(directories);
         recovered.directories = slots.len() as u64 - 1;
@@ -81,10 +95,7 @@ impl Datapath {
             state.watch_pin(slot);
             recovered.objects += 1;
             recovered.bytes = recovered.bytes.saturating_add(record.size);
-            if let Some(ttl_s) = state.effective_policy(slot).record.ttl_s {
-                let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-                state.set_expiry(slot, record.sealed_at_ns.saturating_add(ttl_ns));
-            }
+            state.renew_expiry(slot);
         }
         state.renew_domains();
         drop(state);
@@ -100,12 +111,33 @@ impl Datapath {
 }
 
 impl Datapath {
+    /// Copies an object, as long as it was at its seal, out of a segment to which its writer has added since: the writer
+    /// may live, and so may whoever has mapped it, so the segment itself is neither kept nor cut.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`] when it was not sealed, or what stands in the way of a copy.
+    fn as_it_was_sealed(&self, segment: SegmentId, record: &ObjectRecord) -> Result<Place, Error> {
+        if record.sealed_at_ns == PROVISIONAL {
+            return Err(Error::NoObject);
+        }
+        let source = self.tier.open_segment(segment)?;
+        let (id, target) = self.tier.create_segment()?;
+        let copied = (|| {
+            self.tier.reserve(&target, FileOffset(0), record.size)?;
+            copy_range(&source, &target, record.size.get()).map_err(Error::io("copy of an object"))?;
+            target.set_len(record.size.get()).map_err(Error::io("ftruncate of a segment"))?;
+            copy_decorations(&source, &target)?;
+            Ok(self.tier.seal(&target, record)?)
+        })();
+        copied.map(|()| Place::Solo(id)).inspect_err(|_: &Error| self.free_place(Place::Solo(id)))
+    }
+
     /// Makes a provisional record a real one, if the file was not written after it. Returns whether it was not.
     fn confirm(&self, place: &Place, record: &mut ObjectRecord) -> bool {
         let Place::Solo(segment) = place else { return false };
         let Ok(file) = self.tier.open_segment(*segment) else { return false };
         let is_same = file.metadata().is_ok_and(|metadata| {
-            super::stat::written_at(&metadata) == record.mtime_ns && metadata.len() == record.size.get()
+            super::stat::written_ns(&metadata) == record.mtime_ns && metadata.len() == record.size.get()
         });
         record.sealed_at_ns = record.mtime_ns;
         is_same && self.tier.trim(&file, record.size).is_ok() && self.tier.seal(&file, record).is_ok()
@@ -174,7 +206,8 @@ impl State {
         object.phase = Phase::Sealed;
         object.size = record.size;
         object.version = record.version;
-        object.checksum = record.checksum;
+        object.sealed_at_ns = record.sealed_at_ns;
+        object.set_checksum(record.checksum);
         object.marks.set(Marks::FINAL, true);
         object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
         if record.policy != memory::PolicyRecord::default() {

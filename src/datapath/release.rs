@@ -73,7 +73,7 @@ impl Datapath {
         let mut record = state.object_record(slot, directory, &name);
         record.version = state.next_version;
         record.size = ByteCount(metadata.len());
-        record.mtime_ns = super::stat::written_at(&metadata);
+        record.mtime_ns = super::stat::written_ns(&metadata);
         record.sealed_at_ns = PROVISIONAL;
         if let Err(error) = self.tier.seal(file, &record) {
             tracing::debug!(%error, "a closing file got no provisional record");
@@ -82,6 +82,16 @@ impl Datapath {
 
     /// The last descriptor of `handle` is closed.
     pub fn release(&self, handle: HandleId) {
+        let passthrough_writer = {
+            let state = self.lock();
+            let handle = state.handles.get(&handle);
+            handle
+                .filter(|handle| handle.options.write && handle.path == IoPath::Passthrough)
+                .map(|handle| handle.slot)
+        };
+        if let Some(slot) = passthrough_writer {
+            self.refuse_if_cut_short(slot);
+        }
         let seals = {
             let state = self.lock();
             state.handles.get(&handle).is_some_and(|handle| {
@@ -115,6 +125,12 @@ impl Datapath {
         }
         if state.object(slot).is_none() {
             return;
+        }
+        if handle.options.write
+            && let Some(Place::Scratch(scratch)) = state.object(slot).map(|object| &object.place)
+        {
+            // The kernel may have written it by passthrough.
+            scratch.recount();
         }
         let is_empty = self.stat_of(state, slot).size == ByteCount::ZERO;
         let Some(object) = state.object_mut(slot) else { return };
@@ -239,9 +255,6 @@ impl Datapath {
         if let (Some(kernel), true) = (self.kernel.get(), !afterwards.changed.is_empty()) {
             afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes(ino));
         }
-        if let Some(kernel) = self.kernel.get() {
-            afterwards.names.iter().for_each(|(parent, name)| kernel.forget_entry(*parent, name.as_bytes()));
-        }
         for ino in afterwards.unchecked {
             self.check_later(ino);
         }
@@ -259,8 +272,6 @@ impl Datapath {
 pub(super) struct Afterwards {
     pub(super) doomed: Vec<super::remove::Doomed>,
     pub(super) places: Vec<Place>,
-    /// Names that the kernel shows to everyone although they stand for something else to one process.
-    pub(super) names: Vec<(crate::namespace::Ino, crate::namespace::Name)>,
     /// Inodes whose attributes the kernel should ask for again.
     pub(super) changed: Vec<crate::namespace::Ino>,
     /// Inodes whose checksum is to be taken when the machine is idle.

@@ -172,9 +172,6 @@ impl Datapath {
     pub(super) fn bury(&self, doomed: Doomed) {
         if let Some(kernel) = self.kernel.get() {
             if doomed.kernel_knows {
-                // Not the name: that message takes the directory's lock in the kernel, and a daemon that is killed while
-                // it waits for it never dies. With its attributes forgotten, the next stat or open asks us, is told
-                // ESTALE, and looks the name up again.
                 kernel.forget_attributes(doomed.ino);
             }
             if !doomed.is_open {
@@ -203,7 +200,9 @@ impl Datapath {
 
     /// Frees bytes of the memory tier. Scratch frees itself with its last user.
     pub(super) fn free_place(&self, place: Place) {
+        self.watch_for_end_of_room();
         match place {
+            Place::Solo(NO_SEGMENT) | Place::Scratch(_) => {}
             Place::Solo(segment) => {
                 if let Err(error) = self.tier.remove_segment(segment) {
                     tracing::error!(segment = segment.0, %error, "a segment file could not be removed; its memory stays in use");
@@ -214,7 +213,6 @@ impl Datapath {
                     tracing::error!(%extent, %error, "a packed object could not be freed; its memory stays in use");
                 }
             }
-            Place::Scratch(_) => {}
         }
     }
 
@@ -224,7 +222,7 @@ impl Datapath {
     /// [`Error::NoObject`] when the caller sees no such file, [`Error::IsDirectory`].
     pub fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<(), Error> {
         let name = Name::new(name)?;
-        let doomed = {
+        let (doomed, versions) = {
             let mut state = self.lock();
             let parent = state.slot_of(parent)?;
             let slot = self.visible_child(&mut state, caller, parent, &name)?;
@@ -236,11 +234,13 @@ impl Datapath {
             let (current, next) = state.versions_of(slot);
             let process = state.process(caller, self.clock.monotonic());
             let ending = (self.now_ns(), Ending::Deleted { process: process.0 });
+            let versions = [next, current];
             let next = next.map(|next| state.discard_writing(next));
             let current = current.map(|slot| state.remove_object(slot, Departure::Gone, Some(ending)));
-            [next, current]
+            ([next, current], versions)
         };
         doomed.into_iter().flatten().for_each(|doomed| self.bury(doomed));
+        versions.into_iter().flatten().for_each(|slot| self.unlinked_while_written(slot));
         Ok(())
     }
 
@@ -267,11 +267,17 @@ impl Datapath {
 
     /// The kernel gives back `count` references to an inode.
     pub fn forget(&self, ino: Ino, count: u64) {
+        self.watch_for_end_of_room();
         let late = {
             let mut state = self.lock();
             let Some(slot) = state.tree.by_ino(ino) else { return };
             if slot == Slot::ROOT || !state.tree.dereference(slot, count) {
                 return;
+            }
+            if let Some(kernel) = self.kernel.get() {
+                // Under the lock: whoever looks the name up again and opens it has the kernel serve it from one backing
+                // file that is registered anew, and while it is open another one means EIO.
+                kernel.release_backing(ino);
             }
             if let Some(object) = state.object_mut(slot) {
                 // No open file and no mapping is left: the kernel keeps the inode for either.
@@ -279,9 +285,6 @@ impl Datapath {
             }
             state.drop_if_unused(slot)
         };
-        if let Some(kernel) = self.kernel.get() {
-            kernel.release_backing(ino);
-        }
         if let Some(place) = late {
             self.free_place(place);
         }
@@ -337,7 +340,7 @@ impl Datapath {
     /// Asks the kernel to drop idle inodes while it holds more than are allowed.
     pub fn bound_kernel_inodes(&self) {
         const ASKED_AT_ONCE: u64 = 16_384;
-        let names: Vec<(Ino, Name)> = {
+        let idle: Vec<Ino> = {
             let mut state = self.lock();
             let surplus = state.tree.referenced().saturating_sub(self.settings.kernel_inodes_max);
             if surplus == 0 {
@@ -348,13 +351,10 @@ impl Datapath {
                 |node: &Node<super::Object>| matches!(&node.body, Body::File(object) if !object.is_open());
             let (idle, next) = state.tree.idle_after(state.inode_hand, limit, is_idle);
             state.inode_hand = next;
-            let place = |slot: Slot| {
-                (state.tree.ino(state.tree.node(slot).parent), state.tree.node(slot).name.clone())
-            };
-            idle.into_iter().map(place).collect()
+            idle.into_iter().map(|slot| state.tree.ino(slot)).collect()
         };
         if let Some(kernel) = self.kernel.get() {
-            names.iter().for_each(|(parent, name)| kernel.forget_entry(*parent, name.as_bytes()));
+            kernel.drop_idle(&idle);
         }
     }
 
@@ -416,6 +416,15 @@ impl State {
         self.clear_expiry(slot);
         self.expiries.insert((at_ns, slot));
         self.expiry_of.insert(slot, at_ns);
+    }
+
+    /// Counts the time to live in force on a sealed object from its seal.
+    pub(super) fn renew_expiry(&mut self, slot: Slot) {
+        self.clear_expiry(slot);
+        if let (Some(ttl_s), Some(object)) = (self.effective_policy(slot).record.ttl_s, self.object(slot)) {
+            let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
+            self.set_expiry(slot, object.sealed_at_ns.saturating_add(ttl_ns));
+        }
     }
 
     /// The object does not expire.

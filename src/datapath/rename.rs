@@ -3,7 +3,10 @@
 //! At the moment it returns, the new name is whole for everybody, whether or not the writer still has its
 //! descriptor open.
 
+use tidefs_engine::types::ByteCount;
+
 use super::history::Ending;
+use super::object::Refusal;
 use super::release::Afterwards;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Phase, Place, State, key_hash};
@@ -27,7 +30,7 @@ impl Datapath {
     ) -> Result<(), Error> {
         let name = Name::new(name)?;
         let new_name = Name::new(new_name)?;
-        let (slot, size) = {
+        let (slot, size, is_passthrough) = {
             let mut state = self.lock();
             let parent = state.slot_of(parent)?;
             let new_parent = state.slot_of(new_parent)?;
@@ -38,8 +41,13 @@ impl Datapath {
             }
             // What makes room for it must not evict it.
             state.hold(slot);
-            (slot, self.stat_of(&state, slot).size)
+            let open = state.object(slot).and_then(|object| object.open.as_ref());
+            let is_passthrough = open.is_some_and(|open| open.passthrough > 0);
+            (slot, self.stat_of(&state, slot).size, is_passthrough)
         };
+        if is_passthrough {
+            self.refuse_if_cut_short(slot);
+        }
         let room = self.fill_holes(slot).and_then(|()| self.room_for_move(slot, size, new_parent, &new_name));
         if let Err(error) = room {
             self.lock().update_hold(slot);
@@ -65,7 +73,7 @@ impl Datapath {
     fn room_for_move(
         &self,
         slot: Slot,
-        size: tidefs_engine::types::ByteCount,
+        size: ByteCount,
         new_parent: Ino,
         new_name: &Name,
     ) -> Result<(), Error> {
@@ -104,12 +112,19 @@ impl Datapath {
                 return Err(Error::Exists);
             }
         }
-        let now_ns = self.now_ns();
-        state.tree.node_mut(parent).attributes.mtime_ns = now_ns;
-        state.tree.node_mut(new_parent).attributes.mtime_ns = now_ns;
         let Some(object) = state.object(slot) else { return Err(Error::NoObject) };
         let is_scratch = matches!(object.place, Place::Scratch(_));
         let phase = object.phase;
+        let refused = object.open.as_ref().and_then(|open| open.refused);
+        if let (Phase::Writing, Some(refusal), false) =
+            (phase, refused, is_scratch || self.is_temporary(&new_name))
+        {
+            // A write to it failed, or was cut short: what is there is no object, whether or not its writer looked.
+            return Err(state.error_of(refusal));
+        }
+        let now_ns = self.now_ns();
+        state.tree.node_mut(parent).attributes.mtime_ns = now_ns;
+        state.tree.node_mut(new_parent).attributes.mtime_ns = now_ns;
         if let (Some(current), Some(next)) = state.versions_of(slot)
             && next == slot
         {
@@ -241,8 +256,9 @@ impl Datapath {
         let (current, next) = state.versions_of(old);
         let next = next.filter(|&next| next != newcomer);
         let heir = next.filter(|_| keeps_heir && current.is_some());
-        if heir.is_some() {
-            afterwards.names.push((state.tree.ino(parent), name.clone()));
+        if heir.is_some() && state.tree.node(newcomer).lookups > 0 {
+            // The kernel shows it to everyone under its new name, and to one process that stands for the heir.
+            afterwards.changed.push(state.tree.ino(newcomer));
         }
         if let Some(next) = next.filter(|_| heir.is_none()) {
             afterwards.doomed.push(state.discard_writing(next));
@@ -293,6 +309,17 @@ impl Datapath {
 }
 
 impl State {
+    /// What a write was refused with, once more.
+    fn error_of(&self, refusal: Refusal) -> Error {
+        match refusal {
+            Refusal::OverQuota { directory, quota } => {
+                let path = self.tree.get(directory).map(|_| self.path_text(directory));
+                Error::OverQuota { directory: path.unwrap_or_default(), slot: directory, quota }
+            }
+            Refusal::NoRoom => Error::NothingEvictable { needed: ByteCount::ZERO },
+        }
+    }
+
     /// Moves a directory with everything below it: what it holds is accounted above its new place.
     fn move_directory(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), Error> {
         use super::folders::Change;

@@ -12,12 +12,13 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tidefs_engine::types::{ByteCount, FileOffset};
+use tidefs_engine::types::{ByteCount, FileOffset, PAGE};
 
 use super::domains::DomainId;
 use super::history::Ending;
+use super::object::Refusal;
 use super::remove::Doomed;
-use super::{Datapath, Error, State};
+use super::{Datapath, Error, Phase, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
 use crate::tier::memory::MemoryUsage;
@@ -114,6 +115,37 @@ impl Datapath {
         }
     }
 
+    /// Looks whether there is no page left, before pages are given back or a file is sealed: a passthrough write that
+    /// found none was cut short, which only its writer was told.
+    pub(super) fn watch_for_end_of_room(&self) {
+        if self.passthrough_writers.load(Ordering::Relaxed) > 0
+            && self.tier.usage().is_ok_and(|usage| usage.free < PAGE)
+        {
+            self.ends_of_room.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Refuses the file in `slot` as if the daemon had served it, if the kernel may have cut a write to it short: it
+    /// reaches beyond what was reserved for it, and there was no page left since it was opened.
+    pub(super) fn refuse_if_cut_short(&self, slot: Slot) {
+        self.watch_for_end_of_room();
+        let ends = self.ends_of_room.load(Ordering::Relaxed);
+        let mut state = self.lock();
+        let Some(object) = state.object_mut(slot).filter(|object| object.phase == Phase::Writing) else {
+            return;
+        };
+        let Some(open) = object.open.as_mut().filter(|open| open.passthrough > 0) else { return };
+        if open.ends_of_room == ends || open.refused.is_some() {
+            return;
+        }
+        let length = open.file.as_ref().and_then(|file| file.metadata().ok()).map(|metadata| metadata.len());
+        let length = ByteCount(length.unwrap_or(0));
+        let has_outgrown = length > open.reserved || (length == open.reserved && length != open.sized);
+        if length > ByteCount::ZERO && has_outgrown {
+            open.refused = Some(Refusal::NoRoom);
+        }
+    }
+
     /// Does `action`, which writes a record, again once there is room, when it finds none. It changes nothing then.
     pub(super) fn with_room<T>(&self, mut action: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         for _ in 0..RETRY_MAX {
@@ -177,6 +209,9 @@ impl Datapath {
                 continue;
             }
             while let Ok(MemoryUsage { free, .. }) = self.tier.usage() {
+                if free < PAGE {
+                    self.ends_of_room.fetch_add(1, Ordering::Relaxed);
+                }
                 let missing = self.settings.write_headroom.saturating_sub(free);
                 if missing == ByteCount::ZERO || self.evict_round(missing, Slot::ROOT) == 0 {
                     break;

@@ -67,6 +67,7 @@ impl Datapath {
         };
         let length = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
         if reserved > length.round_up_to_pages() {
+            self.watch_for_end_of_room();
             self.tier.trim(&file, length)?;
             if let Some(open) = self.lock().object_mut(slot).map(Object::open_mut) {
                 open.reserved = open.reserved.min(length.round_up_to_pages());
@@ -161,7 +162,8 @@ impl Datapath {
             object.phase = Phase::Sealed;
             object.size = size;
             object.version = version;
-            object.checksum = None;
+            object.sealed_at_ns = now_ns;
+            object.set_checksum(None);
             object.marks.set(Marks::READ, false);
             object.marks.set(Marks::MTIME_SET, false);
             let open = object.open_mut();
@@ -175,10 +177,7 @@ impl Datapath {
         let ino = state.tree.ino(slot);
         state.recent.put(key, ino);
         state.folders.learn_size(parent, size);
-        if let Some(ttl_s) = state.effective_policy(slot).record.ttl_s {
-            let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-            state.set_expiry(slot, now_ns.saturating_add(ttl_ns));
-        }
+        state.renew_expiry(slot);
         state.watch_pin(slot);
         self.telemetry.seals.increment();
         self.telemetry.sealed_bytes.add(size.get());
@@ -394,7 +393,6 @@ impl Datapath {
         let mut record = state.object_record(slot, directory, name);
         record.version = version;
         record.ctime_ns = ctime_ns;
-        record.sealed_at_ns = ctime_ns;
         if let Some(file) = file {
             return Ok(self.tier.seal(&file, &record)?);
         }
@@ -439,7 +437,7 @@ impl Datapath {
 }
 
 /// Copies `length` bytes between the starts of two files without moving either's position.
-fn copy_range(source: &std::fs::File, target: &std::fs::File, length: u64) -> io::Result<()> {
+pub(super) fn copy_range(source: &std::fs::File, target: &std::fs::File, length: u64) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;
     while offset < length {
@@ -461,14 +459,14 @@ impl State {
             name: name.as_bytes().to_vec(),
             version: object.map(|object| object.version).unwrap_or_default(),
             size: object.map(|object| object.size).unwrap_or_default(),
-            checksum: object.and_then(|object| object.checksum),
+            checksum: object.and_then(Object::checksum),
             mode: attributes.mode,
             uid: attributes.uid,
             gid: attributes.gid,
             mtime_ns: attributes.mtime_ns,
             atime_ns: attributes.atime_ns,
             ctime_ns: attributes.ctime_ns,
-            sealed_at_ns: attributes.ctime_ns,
+            sealed_at_ns: object.map(|object| object.sealed_at_ns).unwrap_or_default(),
             predecessor: None,
             policy: object.map(Object::policy).unwrap_or_default(),
         }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use tidefs_engine::types::ByteCount;
 
 use super::room::footprint;
-use super::{Caller, Datapath, Error, Marks, Phase, Place, State};
+use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Ino, Slot};
 
 /// What kind of node it is.
@@ -49,11 +49,6 @@ pub struct SpaceStat {
 
 /// When a backing file was last written, in nanoseconds since 1970.
 pub(super) fn written_ns(metadata: &std::fs::Metadata) -> i64 {
-    metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec()
-}
-
-/// When a backing file was last written, in nanoseconds since 1970.
-pub(super) fn written_at(metadata: &std::fs::Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
@@ -77,8 +72,10 @@ impl Datapath {
         }
         let Some(object) = state.object(slot) else { unreachable!("a node is a directory or a file") };
         let (mut size, mut occupied) = (object.size, footprint(object.size));
-        let is_settled = object.phase == Phase::Sealed && object.marks.has(Marks::FINAL);
-        if !is_settled {
+        let is_final = object.phase == Phase::Sealed && object.marks.has(Marks::FINAL);
+        // While it is rewritten, its name stands for another file to some.
+        let is_settled = is_final && object.next_version().is_none();
+        if !is_final {
             let file = match &object.place {
                 Place::Scratch(scratch) => Some(scratch.file()),
                 _ => object.file(),
@@ -106,16 +103,18 @@ impl Datapath {
     /// Attributes of `ino` for the kernel, which got there by a name that it may believe for too long.
     ///
     /// # Errors
-    /// [`Error::Stale`] when nothing stands under that name any more and nobody has the file open.
-    pub fn getattr_by_name(&self, ino: Ino) -> Result<Stat, Error> {
-        let state = self.lock();
+    /// [`Error::Stale`] when nothing stands under that name any more, or another file to the caller, and nobody has this
+    /// one open.
+    pub fn getattr_by_name(&self, caller: &Caller, ino: Ino) -> Result<Stat, Error> {
+        let mut state = self.lock();
         let slot = state.slot_of(ino)?;
         // The old version of a name that was just replaced is as good an answer as the new one.
         let is_gone = state
             .object(slot)
             .is_some_and(|object| object.phase == Phase::Gone && !object.is_open() && !object.is_readable());
         // A hidden file is shown: whoever inherited its descriptor asks in the same way.
-        if is_gone {
+        let is_open = state.object(slot).is_some_and(Object::is_open);
+        if is_gone || (!is_open && self.writes_next_version(&mut state, caller, slot)) {
             return Err(Error::Stale);
         }
         Ok(self.stat_of(&state, slot))
@@ -143,6 +142,14 @@ impl Datapath {
             space.free = space.capacity.saturating_sub(used);
         }
         Ok(space)
+    }
+
+    /// Whether the caller's process writes the next version of the file in `slot`, and is to meet that under its name.
+    pub(super) fn writes_next_version(&self, state: &mut State, caller: &Caller, slot: Slot) -> bool {
+        let Some(next) = state.object(slot).and_then(Object::next_version) else { return false };
+        let process = state.process(caller, self.clock.monotonic());
+        let next = state.object(next).filter(|next| next.phase == Phase::Writing);
+        next.is_some_and(|next| next.is_writer(process))
     }
 
     /// Whether the caller's process may see `ino` at all.

@@ -72,8 +72,8 @@ impl Datapath {
             if object.phase != Phase::Sealed || !object.marks.has(Marks::FINAL) {
                 return Ok(None);
             }
-            if object.checksum.is_some() {
-                return Ok(object.checksum);
+            if let Some(checksum) = object.checksum() {
+                return Ok(Some(checksum));
             }
         }
         let (taken, version) = self.compute(ino)?;
@@ -86,7 +86,7 @@ impl Datapath {
             let is_solo = state.object(slot).is_some_and(|object| matches!(object.place, Place::Solo(_)));
             if is_solo {
                 if let Some(object) = state.object_mut(slot) {
-                    object.checksum = Some(taken);
+                    object.set_checksum(Some(taken));
                 }
                 self.rewrite_record(&mut state, slot)?;
             }
@@ -146,7 +146,7 @@ impl Datapath {
                 Place::Packed(extent) => {
                     self.tier.packed_record(extent).ok().and_then(|record| record.checksum)
                 }
-                _ => object.checksum,
+                _ => object.checksum(),
             }
         };
         let Some(expected) = expected else {

@@ -12,9 +12,10 @@ use tidefs_engine::types::{ByteCount, FileOffset};
 
 use super::object::Refusal;
 use super::room::footprint;
-use super::{Caller, Datapath, Error, HandleId, Marks, Object, Phase, Place, State};
+use super::slot_file::{change_scratch, scratch_error};
+use super::{Caller, Datapath, Error, HandleId, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
-use crate::tier::scratch::{ScratchError, ScratchFile};
+use crate::tier::scratch::ScratchFile;
 
 /// Reservations of a growing file are made this much ahead, so that not every request allocates.
 const RESERVE_STEP: ByteCount = ByteCount::mib(2);
@@ -95,15 +96,13 @@ impl Datapath {
 
     fn write_all(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<(), Error> {
         let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
+        let slot = self.lock().handles.get(&handle).ok_or(Error::BadHandle)?.slot;
+        if end >= self.settings.scratch_min {
+            self.become_scratch(slot)?;
+        }
+        let _stays = self.stays_where_it_is(slot);
         match self.target(handle)? {
             Target::Scratch(scratch) => scratch.write_at(data, offset).map_err(scratch_error),
-            Target::Segment { slot, .. } if end >= self.settings.scratch_min => {
-                self.become_scratch(slot)?;
-                match self.target(handle)? {
-                    Target::Scratch(scratch) => scratch.write_at(data, offset).map_err(scratch_error),
-                    Target::Segment { file, .. } => self.write_segment(&file, offset, data),
-                }
-            }
             Target::Segment { file, reserved, directory, slot } => {
                 if end > reserved {
                     self.extend_reservation(slot, &file, reserved, end, directory)?;
@@ -239,6 +238,7 @@ impl Datapath {
         if end >= self.settings.scratch_min {
             self.become_scratch(slot)?;
         }
+        let _stays = self.stays_where_it_is(slot);
         let (file, reserved, directory) = {
             let mut state = self.lock();
             if let Some(Place::Scratch(scratch)) = state.object(slot).map(|object| &object.place) {
@@ -287,14 +287,19 @@ impl Datapath {
                 reserved.min(offset)
             }
         };
+        let sized = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
         let mut state = self.lock();
         if let Some(object) = state.object_mut(slot) {
-            if object.phase == Phase::Parked
-                && let Ok(metadata) = file.metadata()
-            {
-                object.size = ByteCount(metadata.len());
+            if object.phase == Phase::Parked {
+                object.size = sized;
             }
-            object.open_mut().reserved = kept.round_up_to_pages();
+            let open = object.open_mut();
+            open.sized = sized;
+            open.reserved = kept.round_up_to_pages();
+        }
+        if !matches!(change, SizeChange::Punch { .. }) {
+            // Of an object whose writer goes on after the rename, this is the length that a restart finds.
+            self.rewrite_record(&mut state, slot)?;
         }
         Ok(())
     }
@@ -310,66 +315,5 @@ impl Datapath {
         file.set_len(0).map_err(Error::io("ftruncate of a segment"))?;
         object.open_mut().reserved = ByteCount::ZERO;
         Ok(())
-    }
-
-    /// Moves a file that turns out to be a slot file to disk, with the bytes it has.
-    ///
-    /// A file that the kernel serves by passthrough cannot move any more: it stays in memory as long as that has room.
-    fn become_scratch(&self, slot: Slot) -> Result<(), Error> {
-        let file = {
-            let state = self.lock();
-            let Some(object) = state.object(slot) else { return Err(Error::BadHandle) };
-            let Some(open) = &object.open else { return Err(Error::BadHandle) };
-            if matches!(object.place, Place::Scratch(_))
-                || open.passthrough > 0
-                || object.phase == Phase::Sealed
-            {
-                return Ok(());
-            }
-            open.file.clone()
-        };
-        let scratch = self.scratch.create().map_err(scratch_error)?;
-        if let Some(file) = &file {
-            let length = file.metadata().map_err(Error::io("stat of a segment"))?.len();
-            let mut buffer = vec![0; 1 << 20];
-            let mut offset = 0;
-            while offset < length {
-                let count = file.read_at(&mut buffer, offset).map_err(Error::io("read of a segment"))?;
-                if count == 0 {
-                    break;
-                }
-                scratch.write_at(&buffer[..count], offset).map_err(scratch_error)?;
-                offset += count as u64;
-            }
-            scratch.set_length(ByteCount(length)).map_err(scratch_error)?;
-        }
-        let old = {
-            let mut state = self.lock();
-            let Some(object) = state.object_mut(slot) else { return Err(Error::BadHandle) };
-            let old = std::mem::replace(&mut object.place, Place::Scratch(Arc::new(scratch)));
-            object.marks.set(Marks::FINAL, false);
-            object.open_mut().file = None;
-            object.open_mut().reserved = ByteCount::ZERO;
-            old
-        };
-        self.telemetry.scratch_conversions.increment();
-        self.free_place(old);
-        Ok(())
-    }
-}
-
-fn change_scratch(scratch: &ScratchFile, change: SizeChange) -> Result<(), Error> {
-    match change {
-        SizeChange::Set(length) => scratch.set_length(length),
-        SizeChange::Allocate { offset, length, keep_size } => scratch.grow(offset.get(), length, keep_size),
-        SizeChange::Punch { offset, length } => scratch.punch(offset.get(), length),
-    }
-    .map_err(scratch_error)
-}
-
-fn scratch_error(error: ScratchError) -> Error {
-    match error {
-        ScratchError::Full { needed, .. } => Error::NothingEvictable { needed },
-        ScratchError::Disk { source, .. } => Error::Io { operation: "scratch", source },
     }
 }

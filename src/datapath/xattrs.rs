@@ -260,6 +260,21 @@ impl Datapath {
     }
 }
 
+/// Copies the attributes of applications from one backing file to another.
+pub(super) fn copy_decorations(source: &std::fs::File, target: &std::fs::File) -> Result<(), Error> {
+    let failed = || Error::io("attributes of an object");
+    for name in source.list_xattr().map_err(failed())? {
+        let is_ours = name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
+        if name.as_encoded_bytes().starts_with(b"user.")
+            && !is_ours
+            && let Some(value) = source.get_xattr(&name).map_err(failed())?
+        {
+            target.set_xattr(&name, &value).map_err(failed())?;
+        }
+    }
+    Ok(())
+}
+
 /// Changes one field. Returns whether there was anything to change.
 fn apply(policy: &mut PolicyRecord, key: &str, value: Option<&str>) -> Result<bool, Error> {
     fn set<T>(field: &mut Option<T>, value: Option<Result<T, Error>>) -> Result<bool, Error> {
@@ -371,12 +386,7 @@ impl State {
             if self.object(slot).is_none_or(|object| object.phase != Phase::Sealed) {
                 continue;
             }
-            self.clear_expiry(slot);
-            if let Some(ttl_s) = self.effective_policy(slot).record.ttl_s {
-                let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-                let sealed_ns = self.tree.node(slot).attributes.ctime_ns;
-                self.set_expiry(slot, sealed_ns.saturating_add(ttl_ns));
-            }
+            self.renew_expiry(slot);
         }
     }
 

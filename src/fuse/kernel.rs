@@ -1,37 +1,53 @@
-//! What the datapath says to the kernel: names and attributes to forget, backing files to let go.
+//! What the datapath says to the kernel: attributes to forget, idle inodes to drop, backing files to let go.
 //!
-//! Messages about names take the directory's lock in the kernel, which may be held for a request that waits for us.
-//! So they go through a queue to a thread that serves no requests. Backing files are closed at once: that waits for
+//! No message takes a directory's lock. A message about a *name* would (FUSE_NOTIFY_INVAL_ENTRY): a client may hold that
+//! lock while it waits for our answer, and a daemon that is killed inside such a message waits for the client for ever,
+//! and the client for it. So a name that stands for something else is told through its old inode: with its attributes
+//! forgotten the next stat or open asks us, is told ESTALE, and looks the name up again.
+//!
+//! Messages go through a queue to a thread that serves no requests. Backing files are closed at once: that waits for
 //! nothing.
 //!
-//! Limits: the queue is bounded; when it is full the message is dropped and counted, and the kernel learns of the
-//! change when the entry's lifetime ends or the next open says ESTALE.
+//! Limits: an inode waits at most once in each queue, so nothing is ever dropped and the queues are bounded by the
+//! number of inodes that the kernel holds.
 
-use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use fuser::{BackingId, INodeNo, Notifier};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::datapath::KernelCache;
 use crate::namespace::Ino;
 use crate::telemetry::Telemetry;
 
-const QUEUE_MAX: usize = 1 << 17;
+/// `FUSE_NOTIFY_PRUNE` of linux/fuse.h, from protocol 7.45 (Linux 6.18) on.
+const NOTIFY_PRUNE: i32 = 9;
+/// Inodes in one such message.
+const PRUNED_AT_ONCE: usize = 512;
 
-#[derive(Debug)]
-enum Message {
-    Entry { parent: Ino, name: Box<[u8]> },
-    Attributes { ino: Ino },
+/// What waits to be told.
+#[derive(Debug, Default)]
+struct Pending {
+    attributes: HashSet<Ino>,
+    idle: HashSet<Ino>,
+    is_closed: bool,
+}
+
+/// The queue between those who tell and the thread that sends.
+#[derive(Debug, Default)]
+struct Queue {
+    /// Taken for a set look-up by whoever changes a name, and by the sender to take all there is.
+    pending: Mutex<Pending>,
+    arrived: Condvar,
 }
 
 /// The kernel's side of this mount.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    messages: SyncSender<Message>,
+    queue: Arc<Queue>,
     /// Backing files registered with the kernel, one per inode. A mutex: taken per open, for a map look-up.
     backings: Mutex<HashMap<Ino, Arc<BackingId>>>,
     telemetry: Arc<Telemetry>,
@@ -39,22 +55,13 @@ pub(super) struct Kernel {
 
 /// The queue's other end, for the thread that sends.
 #[derive(Debug)]
-pub(super) struct Messages(Receiver<Message>);
+pub(super) struct Messages(Arc<Queue>);
 
 impl Kernel {
     pub(super) fn new(telemetry: Arc<Telemetry>) -> (Arc<Self>, Messages) {
-        let (sender, receiver) = sync_channel(QUEUE_MAX);
-        let kernel = Self { messages: sender, backings: Mutex::new(HashMap::new()), telemetry };
-        (Arc::new(kernel), Messages(receiver))
-    }
-
-    fn send(&self, message: Message) {
-        match self.messages.try_send(message) {
-            Ok(()) => self.telemetry.invalidations.increment(),
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                self.telemetry.invalidation_failures.increment();
-            }
-        }
+        let queue = Arc::new(Queue::default());
+        let kernel = Self { queue: Arc::clone(&queue), backings: Mutex::new(HashMap::new()), telemetry };
+        (Arc::new(kernel), Messages(queue))
     }
 
     /// The backing file registered for `ino`.
@@ -66,8 +73,8 @@ impl Kernel {
     pub(super) fn register(
         &self,
         ino: Ino,
-        register: impl FnOnce() -> std::io::Result<BackingId>,
-    ) -> std::io::Result<Arc<BackingId>> {
+        register: impl FnOnce() -> io::Result<BackingId>,
+    ) -> io::Result<Arc<BackingId>> {
         let mut backings = self.backings.lock();
         if let Some(backing) = backings.get(&ino) {
             return Ok(Arc::clone(backing));
@@ -79,12 +86,18 @@ impl Kernel {
 }
 
 impl KernelCache for Kernel {
-    fn forget_entry(&self, parent: Ino, name: &[u8]) {
-        self.send(Message::Entry { parent, name: name.into() });
+    fn forget_attributes(&self, ino: Ino) {
+        if self.queue.pending.lock().attributes.insert(ino) {
+            self.telemetry.invalidations.increment();
+            self.queue.arrived.notify_one();
+        } else {
+            self.telemetry.invalidations_coalesced.increment();
+        }
     }
 
-    fn forget_attributes(&self, ino: Ino) {
-        self.send(Message::Attributes { ino });
+    fn drop_idle(&self, inos: &[Ino]) {
+        self.queue.pending.lock().idle.extend(inos);
+        self.queue.arrived.notify_one();
     }
 
     fn release_backing(&self, ino: Ino) {
@@ -93,21 +106,94 @@ impl KernelCache for Kernel {
     }
 }
 
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        self.queue.pending.lock().is_closed = true;
+        self.queue.arrived.notify_one();
+    }
+}
+
 impl Messages {
-    /// Sends messages until the mount is gone and the queue is closed.
-    pub(super) fn run(self, notifier: &Notifier, telemetry: &Telemetry) {
-        while let Ok(message) = self.0.recv() {
-            let sent = match &message {
-                Message::Entry { parent, name } => {
-                    notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name))
+    /// Sends messages until the mount is gone and the queue is closed. `device`: the mount's own descriptor, for what
+    /// `notifier` cannot say; there is none where another program mounted for us.
+    pub(super) fn run(self, notifier: &Notifier, mut device: Option<File>, telemetry: &Telemetry) {
+        loop {
+            let Pending { attributes, idle, .. } = {
+                let mut pending = self.0.pending.lock();
+                while pending.attributes.is_empty() && pending.idle.is_empty() {
+                    if pending.is_closed {
+                        return;
+                    }
+                    self.0.arrived.wait(&mut pending);
                 }
-                // A negative offset means attributes alone; bytes of packed objects never change under an inode.
-                Message::Attributes { ino } => notifier.inval_inode(INodeNo(ino.0), -1, 0),
+                // What changes from here on waits for the next round.
+                let is_closed = pending.is_closed;
+                std::mem::replace(&mut *pending, Pending { is_closed, ..Pending::default() })
             };
-            if let Err(error) = sent {
-                telemetry.invalidation_failures.increment();
-                tracing::debug!(?message, %error, "the kernel did not take an invalidation");
+            for ino in attributes {
+                // A negative offset means attributes alone; bytes of packed objects never change under an inode.
+                if let Err(error) = notifier.inval_inode(INodeNo(ino.0), -1, 0) {
+                    telemetry.invalidation_failures.increment();
+                    tracing::debug!(ino = ino.0, %error, "the kernel did not take an invalidation");
+                }
+            }
+            let idle: Vec<Ino> = idle.into_iter().collect();
+            for some in idle.chunks(PRUNED_AT_ONCE) {
+                let Some(open) = &mut device else { break };
+                // The kernel takes a message whole or not at all.
+                match open.write_all(&prune_message(some)) {
+                    Ok(()) => telemetry.inode_prunes.add(some.len() as u64),
+                    Err(error) => {
+                        tracing::info!(
+                            %error,
+                            "this kernel drops no inodes at our word (Linux 6.18 does): fuse.cached_inodes_max has \
+                             no effect, and it drops idle ones by itself when memory is short"
+                        );
+                        device = None;
+                    }
+                }
             }
         }
+    }
+}
+
+/// `struct fuse_out_header` and `struct fuse_notify_prune_out` of linux/fuse.h, then the inode numbers.
+fn prune_message(inos: &[Ino]) -> Vec<u8> {
+    const HEADER_BYTES: usize = 16;
+    const BODY_BYTES: usize = 16;
+    let length = HEADER_BYTES + BODY_BYTES + size_of::<u64>() * inos.len();
+    let mut message = Vec::with_capacity(length);
+    message.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
+    message.extend(NOTIFY_PRUNE.to_ne_bytes());
+    message.extend(0_u64.to_ne_bytes()); // unique: not an answer
+    message.extend(u32::try_from(inos.len()).unwrap_or(u32::MAX).to_ne_bytes());
+    message.extend([0; 12]); // padding and spare
+    inos.iter().for_each(|ino| message.extend(ino.0.to_ne_bytes()));
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_waits_once_however_often_it_changes() {
+        let telemetry = Arc::new(Telemetry::default());
+        let (kernel, messages) = Kernel::new(Arc::clone(&telemetry));
+        for _ in 0..1000 {
+            kernel.forget_attributes(Ino(7));
+        }
+        kernel.forget_attributes(Ino(8));
+        assert_eq!(messages.0.pending.lock().attributes.len(), 2);
+        assert_eq!((telemetry.invalidations.get(), telemetry.invalidations_coalesced.get()), (2, 999));
+    }
+
+    #[test]
+    fn a_message_to_prune_is_as_long_as_it_says() {
+        let message = prune_message(&[Ino(1), Ino(2)]);
+        assert_eq!(message.len(), 48);
+        assert_eq!(message[..8], [48_u32.to_ne_bytes(), 9_i32.to_ne_bytes()].concat());
+        assert_eq!(message[16..20], 2_u32.to_ne_bytes());
+        assert_eq!(message[40..], 2_u64.to_ne_bytes());
     }
 }

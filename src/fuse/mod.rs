@@ -10,6 +10,7 @@ mod dispatch;
 mod errno;
 mod kernel;
 mod mount;
+mod ops;
 mod passthrough;
 mod session;
 mod waiter;

@@ -1,5 +1,6 @@
 //! A mounted session: the handshake, the threads, and the way out.
 
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
@@ -134,7 +135,7 @@ impl Session {
             handshake: Arc::clone(&handshake),
             control_handles: AtomicU64::new(1),
         };
-        let session = open_session(dispatcher, settings)?;
+        let (session, device) = open_session(dispatcher, settings)?;
         let facts = facts_of(handshake.get(), settings, may_register);
         if let (true, Some(reason)) = (settings.passthrough_required, &facts.passthrough_reason) {
             let _ = umount2(&settings.directory, MntFlags::MNT_DETACH);
@@ -145,7 +146,7 @@ impl Session {
         let counters = Arc::clone(telemetry);
         let lookups = Arc::clone(datapath);
         let helpers = vec![
-            helper("notifier", move || messages.run(&notifier, &counters))?,
+            helper("notifier", move || messages.run(&notifier, device, &counters))?,
             helper("waiter", move || waiter::run(&lookups, lifetimes, &arrivals))?,
         ];
         let background = session.spawn().map_err(MountError::Thread)?;
@@ -195,10 +196,11 @@ impl Session {
     }
 }
 
+/// Mounts. Returns the session, and a descriptor of its device where we opened that ourselves.
 fn open_session(
     dispatcher: Dispatcher,
     settings: &SessionSettings,
-) -> Result<fuser::Session<Dispatcher>, MountError> {
+) -> Result<(fuser::Session<Dispatcher>, Option<File>), MountError> {
     let mut config = Config::default();
     config.n_threads = Some(settings.threads.max(1));
     config.clone_fd = true;
@@ -208,12 +210,13 @@ fn open_session(
     match mount::mount_device(&device, &directory, settings.allow_other, settings.exec) {
         Ok(()) => {
             let acl = config.acl;
-            fuser::Session::from_fd(dispatcher, mount::into_descriptor(device), acl, config).map_err(
-                |source| {
-                    let _ = umount2(&directory, MntFlags::MNT_DETACH);
-                    MountError::Handshake { directory, source }
-                },
-            )
+            // Without it the kernel is not asked to drop inodes, which it also does by itself.
+            let again = device.try_clone().ok();
+            let session = fuser::Session::from_fd(dispatcher, mount::into_descriptor(device), acl, config);
+            session.map(|session| (session, again)).map_err(|source| {
+                let _ = umount2(&directory, MntFlags::MNT_DETACH);
+                MountError::Handshake { directory, source }
+            })
         }
         Err(nix::errno::Errno::EPERM) => {
             // Not root: the set-uid helper of fuse3 mounts for us.
@@ -224,7 +227,8 @@ fn open_session(
                 MountOption::DefaultPermissions,
                 if settings.exec { MountOption::Exec } else { MountOption::NoExec },
             ];
-            fuser::Session::new(dispatcher, &directory, &config).map_err(|source| MountError::Refused {
+            let session = fuser::Session::new(dispatcher, &directory, &config);
+            session.map(|session| (session, None)).map_err(|source| MountError::Refused {
                 hint: mount::hint(&source),
                 directory,
                 source,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fuser::ReplyEntry;
 
 use super::attributes::Lifetimes;
-use super::dispatch::reply_lookup;
+use super::ops::names::reply_lookup;
 use crate::datapath::{Caller, Datapath, Lookup};
 use crate::namespace::Ino;
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tempfile::TempDir;
 
 use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, object};
+use super::common::place::Place;
 use super::common::program::{self, Finished};
 use super::common::wait::{HANG, until};
 use super::tool::{EXIT_NO_DAEMON, argument, binary, parse};
@@ -20,19 +20,19 @@ use super::tool::{EXIT_NO_DAEMON, argument, binary, parse};
 const COMMAND: Duration = Duration::from_secs(60);
 
 /// A mount point that no daemon serves yet; what is left on it at the end is taken away.
-struct Place {
-    base: TempDir,
-    point: PathBuf,
-    state: PathBuf,
+struct Unmounted(Place);
+
+impl std::ops::Deref for Unmounted {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.0
+    }
 }
 
-impl Place {
+impl Unmounted {
     fn new() -> Self {
-        let base = tempfile::tempdir().expect("a temporary directory");
-        let (point, state) = (base.path().join("mount"), base.path().join("state"));
-        fs::create_dir(&point).expect("a mount point");
-        fs::create_dir(&state).expect("a state directory");
-        Self { base, point, state }
+        Self(Place::new())
     }
 
     fn run(&self, arguments: &[&str]) -> Finished {
@@ -69,7 +69,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Unmounted {
     fn drop(&mut self) {
         if self.is_mounted() {
             let _ = self.run(&["umount", argument(&self.point), "--discard"]);
@@ -83,7 +83,7 @@ impl Drop for Place {
 
 #[test]
 fn mount_returns_when_the_mount_answers_and_umount_when_it_is_gone() {
-    let place = Place::new();
+    let place = Unmounted::new();
     let mount = ["mount", argument(&place.point), "-o", &place.options("")];
     place.run(&mount).success("tidefs mount");
     assert!(place.is_mounted());
@@ -104,7 +104,7 @@ fn mount_returns_when_the_mount_answers_and_umount_when_it_is_gone() {
 
 #[test]
 fn umount_takes_away_the_mount_of_a_dead_daemon() {
-    let place = Place::new();
+    let place = Unmounted::new();
     place.run(&["mount", argument(&place.point), "-o", &place.options("")]).success("tidefs mount");
     place.works("a");
     let status = place.run(&["status", "--json"]).success("tidefs status");
@@ -118,7 +118,7 @@ fn umount_takes_away_the_mount_of_a_dead_daemon() {
 
 #[test]
 fn mount_tells_why_it_did_not_work() {
-    let place = Place::new();
+    let place = Unmounted::new();
     let missing = place.base.path().join("missing");
     let finished = place.run(&["mount", argument(&missing)]);
     assert!(!finished.status.success() && finished.errors.contains("missing"), "{finished:?}");
@@ -131,7 +131,7 @@ fn mount_tells_why_it_did_not_work() {
 }
 
 /// A folder that holds `mount.tidefs`, which is the command line tool by another name.
-fn helper_folder(place: &Place) -> PathBuf {
+fn helper_folder(place: &Unmounted) -> PathBuf {
     let folder = place.base.path().join("sbin");
     fs::create_dir(&folder).expect("a directory");
     std::os::unix::fs::symlink(binary(), folder.join("mount.tidefs")).expect("a link");
@@ -140,7 +140,7 @@ fn helper_folder(place: &Place) -> PathBuf {
 
 #[test]
 fn the_helper_mounts_in_the_background() {
-    let place = Place::new();
+    let place = Unmounted::new();
     let helper = helper_folder(&place).join("mount.tidefs");
     let state = format!(",state_dir={}", place.state.display());
     let mut command = Command::new(&helper);
@@ -160,7 +160,7 @@ fn the_helper_mounts_in_the_background() {
 /// Runs a script as root of a mount namespace in which /sbin holds the helper and nothing else.
 ///
 /// `$POINT`, `$OPTIONS`, `$STATE`, `$TIDEFS` are set; the script ends its mount itself.
-fn in_a_namespace_with_the_helper(place: &Place, script: &str) -> Finished {
+fn in_a_namespace_with_the_helper(place: &Unmounted, script: &str) -> Finished {
     let folder = helper_folder(place);
     let tools = format!("mount --bind {} \"$(readlink -f /sbin)\"\n{script}", folder.display());
     let mut command = Command::new("unshare");
@@ -182,14 +182,14 @@ test "$(cat "$POINT/ns/file")" = content
 
 #[test]
 fn mount_8_finds_the_helper_by_the_type() {
-    let place = Place::new();
+    let place = Unmounted::new();
     let script = format!("mount -t tidefs tidefs \"$POINT\" -o \"$OPTIONS\"\n{USE_AND_UNMOUNT}");
     in_a_namespace_with_the_helper(&place, &script).success("mount -t tidefs");
 }
 
 #[test]
 fn a_line_of_fstab_mounts() {
-    let place = Place::new();
+    let place = Unmounted::new();
     let script = format!(
         "fstab=\"$STATE/../fstab\"\necho \"tidefs $POINT tidefs defaults,nofail,$OPTIONS 0 0\" > \"$fstab\"\n\
          mount -T \"$fstab\" \"$POINT\"\n{USE_AND_UNMOUNT}"

@@ -2,27 +2,14 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
 use super::common::Mount;
 use super::common::pattern::{assert_same, object};
+use super::common::place::files_below;
 use super::common::sys::get_xattr_text;
 use super::tool::{argument, json as run_json, parse, text, tidefs};
-
-fn files_below(directory: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory).expect("a readable directory") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            files.extend(files_below(&path));
-        } else {
-            files.push(path);
-        }
-    }
-    files
-}
 
 #[test]
 fn verify_passes_what_is_whole() {

@@ -27,6 +27,7 @@ pub(crate) mod mount;
 pub(crate) mod pattern;
 pub(crate) mod peer;
 mod peer_process;
+pub(crate) mod place;
 pub(crate) mod program;
 pub(crate) mod sys;
 pub(crate) mod wait;

@@ -19,6 +19,7 @@ use crate::fixture::{kv, publish_object};
 in_both_modes!(
     every_name_is_listed_once_with_any_size_of_buffer,
     names_that_stay_are_listed_once_while_others_come_and_go,
+    a_listing_takes_no_memory_for_its_names,
     a_saved_position_goes_on_where_it_was,
     a_position_survives_the_removal_of_everything_before_it,
     a_rewound_directory_shows_what_is_new,
@@ -100,6 +101,31 @@ fn names_that_stay_are_listed_once_while_others_come_and_go(mode: Mode) {
         done.store(true, Ordering::Relaxed);
         churn.join().expect("the churn ends well");
     });
+}
+
+/// The most memory that a process ever had, and what it has, in KiB (proc_pid_status(5)).
+fn resident_kib(pid: nix::unistd::Pid) -> (u64, u64) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon lives");
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a field of status");
+        line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number of KiB")
+    };
+    (field("VmHWM:"), field("VmRSS:"))
+}
+
+fn a_listing_takes_no_memory_for_its_names(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    fill(&kv, 50_000);
+    // Once before, so that what is kept of each thread is there.
+    assert_eq!(list(&kv, 32_768).len(), 50_000);
+    // 5 starts the peak anew (proc_pid_clear_refs(5)).
+    fs::write(format!("/proc/{}/clear_refs", mount.pid()), "5").expect("root may");
+    let (_, before) = resident_kib(mount.pid());
+    assert_eq!(list(&kv, 32_768).len(), 50_000);
+    let (peak, _) = resident_kib(mount.pid());
+    let grown = peak.saturating_sub(before);
+    // Names and attributes of all 50,000 at once would be 5 MiB and more.
+    assert!(grown < 2048, "a listing of 50,000 names took {grown} KiB beside {before}");
 }
 
 /// Moves the position of an open directory.

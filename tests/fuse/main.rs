@@ -8,6 +8,7 @@ mod attributes;
 mod concurrent_writers;
 mod eviction;
 mod fixture;
+mod full;
 mod hidden;
 mod listing;
 mod names;

@@ -11,8 +11,8 @@ use rand::{Rng, SeedableRng};
 
 use crate::common::modes::in_both_modes;
 use crate::common::pattern::{self, assert_same};
-use crate::common::sys::{Aligned, Mapping, sorted_names};
-use crate::common::{Mode, Mount, wait};
+use crate::common::sys::{Aligned, Mapping, get_xattr_text, set_xattr, sorted_names};
+use crate::common::{Mode, Mount, Peer, wait};
 use crate::fixture::{MIB, kv_with, offset};
 
 in_both_modes!(
@@ -28,6 +28,10 @@ in_both_modes!(
     a_slot_file_that_was_written_before_it_grew_keeps_its_bytes,
     a_slot_file_evicts_nothing,
     a_slot_file_beyond_the_disk_budget_says_enospc,
+    files_made_below_a_directory_with_the_scratch_policy_are_slot_files,
+    a_file_unlinked_while_it_is_written_moves_to_disk,
+    a_file_with_a_temporary_name_unlinked_while_it_is_written_stays_whole,
+    writers_of_a_file_that_becomes_a_slot_file_lose_nothing,
 );
 
 /// Larger than the memory of the mount.
@@ -241,4 +245,127 @@ fn a_slot_file_beyond_the_disk_budget_says_enospc(mode: Mode) {
     let error = fallocate(&file, FallocateFlags::empty(), 0, 3 << 30).expect_err("three times the budget");
     assert!(matches!(error, Errno::ENOSPC | Errno::EFBIG | Errno::EDQUOT), "{error}");
     file.write_all_at(b"the file is still good", 0).expect("pwrite");
+}
+
+fn scratch_bytes(mount: &Mount) -> u64 {
+    mount.control_get("/v1/status").json()["scratch"]["bytes"].as_u64().expect("a number of bytes")
+}
+
+fn files_made_below_a_directory_with_the_scratch_policy_are_slot_files(mode: Mode) {
+    let (mount, kv) = big(mode);
+    let before = mount.usage().used;
+    let deep = kv.join("slots/of/a/client");
+    fs::create_dir_all(&deep).expect("mkdir");
+    set_xattr(&kv.join("slots"), "user.tidefs.scratch", b"true").expect("setxattr");
+    let tier = |path: &Path| get_xattr_text(path, "user.tidefs.tier");
+    // More than the capacity of 256 MiB, in files far below the size at which others become scratch.
+    for index in 0..10 {
+        let file = create(&deep.join(format!("slot{index}")));
+        file.write_all_at(&pattern::bytes(index, 40 * MIB), 0).expect("pwrite");
+    }
+    assert!(mount.usage().used <= before + (1 << 20), "{:?}, {before} before", mount.usage());
+    assert!(scratch_bytes(&mount) >= 400 << 20, "{} bytes on disk", scratch_bytes(&mount));
+    for index in 0..10 {
+        let path = deep.join(format!("slot{index}"));
+        assert_eq!(tier(&path), "scratch");
+        let found = Peer::spawn().read(&path).expect("read by another process");
+        assert_same(&found, &pattern::bytes(index, 40 * MIB), "a slot file that was closed");
+        let file = OpenOptions::new().read(true).write(true).open(&path).expect("open again");
+        file.write_all_at(b"rewritten in place", 10 << 20).expect("pwrite");
+        assert_eq!(read_back(&file, 10 << 20, 18), b"rewritten in place");
+    }
+    fs::write(deep.join("a.tmp"), b"bytes").expect("write");
+    fs::rename(deep.join("a.tmp"), deep.join("a")).expect("rename");
+    assert_eq!(tier(&deep.join("a")), "scratch", "a rename makes no object of a slot file");
+    set_xattr(&deep, "user.tidefs.scratch", b"false").expect("setxattr");
+    fs::write(deep.join("object"), pattern::bytes(1, MIB)).expect("write");
+    assert_eq!(tier(&deep.join("object")), "memory", "the nearest directory decides");
+    fs::remove_dir_all(kv.join("slots")).expect("rm -r");
+    assert!(
+        wait::until(wait::HANG, || scratch_bytes(&mount) == 0),
+        "{} bytes are left",
+        scratch_bytes(&mount)
+    );
+}
+
+fn a_file_unlinked_while_it_is_written_moves_to_disk(mode: Mode) {
+    let (mount, kv) = big(mode);
+    let before = mount.usage().used;
+    let file = create(&kv.join("slots"));
+    file.write_all_at(&pattern::bytes(1, 8 * MIB), 0).expect("pwrite");
+    assert!(mount.usage().used >= before + (8 << 20), "it begins in memory: {:?}", mount.usage());
+    fs::remove_file(kv.join("slots")).expect("unlink");
+    assert!(mount.usage().used < before + (1 << 20), "{:?}, {before} before", mount.usage());
+    assert_same(&read_back(&file, 0, 8 * MIB), &pattern::bytes(1, 8 * MIB), "what was there");
+    for index in 0..300 {
+        file.write_all_at(&pattern::bytes(index, MIB), index * offset(MIB)).expect("pwrite");
+    }
+    assert!(mount.usage().used < before + (1 << 20), "{:?}, {before} before", mount.usage());
+    for index in (0..300).step_by(37) {
+        assert_same(&read_back(&file, index * offset(MIB), MIB), &pattern::bytes(index, MIB), "a slot");
+    }
+    drop(file);
+    assert!(
+        wait::until(wait::HANG, || scratch_bytes(&mount) == 0),
+        "{} bytes are left",
+        scratch_bytes(&mount)
+    );
+}
+
+fn a_file_with_a_temporary_name_unlinked_while_it_is_written_stays_whole(mode: Mode) {
+    let (mount, kv) = big(mode);
+    let before = mount.usage().used;
+    let file = create(&kv.join("slots.tmp"));
+    file.write_all_at(&pattern::bytes(1, 32 * MIB), 0).expect("pwrite");
+    fs::remove_file(kv.join("slots.tmp")).expect("unlink");
+    let used = mount.usage().used;
+    let has_passthrough = mount.control_get("/v1/status").json()["fuse"]["passthrough"] == true;
+    // What the kernel serves cannot move: it is counted, and not evicted.
+    assert_eq!(used >= before + (32 << 20), has_passthrough, "{used} bytes, {before} before");
+    for seed in 0..300 {
+        crate::fixture::publish_object(&kv.join(format!("k{seed}")), seed, 2 * MIB);
+    }
+    let usage = mount.usage();
+    assert!(usage.used <= usage.capacity, "{usage:?}");
+    assert_same(&read_back(&file, 0, 32 * MIB), &pattern::bytes(1, 32 * MIB), "under pressure");
+    file.write_all_at(b"it can still be written", 5 << 20).expect("pwrite");
+    assert_eq!(read_back(&file, 5 << 20, 23), b"it can still be written");
+}
+
+fn writers_of_a_file_that_becomes_a_slot_file_lose_nothing(mode: Mode) {
+    let (_mount, kv) = kv_with(mode, &["scratch.capacity=8GiB", "scratch_min=32MiB"]);
+    const PIECE: usize = 16 * 1024;
+    for round in 0..6 {
+        let path = kv.join(format!("slots{round}"));
+        let file = create(&path);
+        file.write_all_at(&vec![1; 16 * MIB], 0).expect("pwrite");
+        std::thread::scope(|scope| {
+            for lane in 0..4_u64 {
+                let file = &file;
+                scope.spawn(move || {
+                    // The kernel lets no pwrite run beside an ftruncate or unlink; the pages of a mapping it does.
+                    let mapping = Mapping::shared_writable(file, 16 * MIB).expect("mmap");
+                    for piece in (0..1024).filter(|piece| piece % 4 == lane) {
+                        let at = usize::try_from(piece).expect("a small number") * PIECE;
+                        mapping.write(at, &pattern::bytes(piece, PIECE));
+                        if piece % 64 < 4 {
+                            mapping.sync().expect("msync");
+                        }
+                    }
+                });
+            }
+            let (file, path) = (&file, &path);
+            scope.spawn(move || {
+                if round % 2 == 0 {
+                    file.set_len(64 << 20).expect("ftruncate beyond scratch_min");
+                } else {
+                    fs::remove_file(path).expect("unlink");
+                }
+            });
+        });
+        for piece in 0..1024 {
+            let found = read_back(&file, piece * offset(PIECE), PIECE);
+            assert_same(&found, &pattern::bytes(piece, PIECE), &format!("piece {piece} of round {round}"));
+        }
+    }
 }

@@ -224,14 +224,19 @@ fn ftruncate_up_and_down_leaves_no_old_bytes(mode: Mode) {
     });
 }
 
+/// A file of this length, mapped to be written; nothing can be mapped of an empty one.
+fn sized_and_mapped(path: &Path, length: usize) -> Option<(File, Mapping)> {
+    let file = create(path);
+    file.set_len(offset(length)).expect("ftruncate");
+    (length > 0).then(|| {
+        let mapping = Mapping::shared_writable(&file, length).expect("mmap");
+        (file, mapping)
+    })
+}
+
 fn a_shared_mapping(mode: Mode) {
     at_every_size(mode, |path, bytes| {
-        let file = create(path);
-        file.set_len(offset(bytes.len())).expect("ftruncate");
-        if bytes.is_empty() {
-            return;
-        }
-        let mapping = Mapping::shared_writable(&file, bytes.len()).expect("mmap");
+        let Some((_file, mapping)) = sized_and_mapped(path, bytes.len()) else { return };
         for (index, piece) in bytes.chunks(300_007).enumerate().collect::<Vec<_>>().into_iter().rev() {
             mapping.write(index * 300_007, piece);
         }
@@ -241,12 +246,7 @@ fn a_shared_mapping(mode: Mode) {
 
 fn a_shared_mapping_and_pwrites_together(mode: Mode) {
     at_every_size(mode, |path, bytes| {
-        let file = create(path);
-        file.set_len(offset(bytes.len())).expect("ftruncate");
-        if bytes.is_empty() {
-            return;
-        }
-        let mapping = Mapping::shared_writable(&file, bytes.len()).expect("mmap");
+        let Some((file, mapping)) = sized_and_mapped(path, bytes.len()) else { return };
         for (index, piece) in bytes.chunks(7777).enumerate() {
             let at = index * 7777;
             if index % 2 == 0 {

@@ -30,17 +30,19 @@ in_both_modes!(
 );
 
 /// Settings of a directory with two values each.
-const SETTINGS: [(&str, &str, &str); 6] = [
+const SETTINGS: [(&str, &str, &str); 7] = [
     ("user.tidefs.quota", "64MiB", "32MiB"),
     ("user.tidefs.floor", "16MiB", "8MiB"),
     ("user.tidefs.ttl", "1h", "2h"),
     ("user.tidefs.pin", "hard", "soft"),
     ("user.tidefs.priority", "1", "2"),
     ("user.tidefs.policy", "lru", "s3fifo"),
+    ("user.tidefs.scratch", "true", "false"),
 ];
 
 /// Settings that hold for objects too.
-const INHERITED: [&str; 3] = ["user.tidefs.ttl", "user.tidefs.pin", "user.tidefs.priority"];
+const INHERITED: [&str; 4] =
+    ["user.tidefs.ttl", "user.tidefs.pin", "user.tidefs.priority", "user.tidefs.scratch"];
 
 fn set(path: &Path, name: &str, value: &str) {
     set_xattr(path, name, value.as_bytes()).unwrap_or_else(|error| panic!("{name}={value}: {error}"));
@@ -152,8 +154,10 @@ fn unknown_names_of_ours_are_refused(mode: Mode) {
 fn directory_policies_are_refused_on_files(mode: Mode) {
     let (_mount, kv) = kv(mode);
     publish_object(&kv.join("key"), 1, 100);
-    for name in ["user.tidefs.quota", "user.tidefs.floor", "user.tidefs.policy"] {
-        let value = if name.ends_with("policy") { "lru" } else { "16MiB" };
+    for (name, value, _) in SETTINGS {
+        if matches!(name, "user.tidefs.ttl" | "user.tidefs.pin" | "user.tidefs.priority") {
+            continue;
+        }
         let error =
             set_xattr(&kv.join("key"), name, value.as_bytes()).expect_err("it means nothing on a file");
         assert_eq!(error, Errno::EINVAL, "{name}");

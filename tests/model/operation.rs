@@ -46,6 +46,8 @@ pub(crate) enum Setting {
     Pin(Option<&'static str>),
     /// `user.tidefs.quota` in KiB; for directories.
     Quota(Option<u64>),
+    /// `user.tidefs.scratch`; for directories.
+    Scratch(Option<bool>),
 }
 
 /// One step.
@@ -154,8 +156,9 @@ fn setting(for_directory: bool) -> impl Strategy<Value = Setting> {
     ]
     .prop_map(Setting::Pin);
     let quota = prop_oneof![3 => (4..600_u64).prop_map(Some), 1 => Just(None)].prop_map(Setting::Quota);
+    let scratch = prop_oneof![2 => any::<bool>().prop_map(Some), 1 => Just(None)].prop_map(Setting::Scratch);
     if for_directory {
-        prop_oneof![1 => ttl, 1 => pin, 2 => quota].boxed()
+        prop_oneof![2 => ttl, 2 => pin, 4 => quota, 1 => scratch].boxed()
     } else {
         prop_oneof![ttl, pin].boxed()
     }

@@ -198,6 +198,41 @@ fn an_object_that_moves_into_a_directory_takes_its_time_to_live() {
 }
 
 #[test]
+fn a_time_to_live_counts_from_the_seal_whatever_changes_meanwhile() {
+    let seconds = |seconds| Op::Advance { seconds, expires: false };
+    let ttl = |ttl| Op::DirectoryPolicy { who: 0, directory: Pick(0), setting: Setting::Ttl(Some(ttl)) };
+    for length in [1000, 20_000] {
+        let mut run = start();
+        run.step(&ttl(30));
+        run.stored(0, "k0", length);
+        run.step(&seconds(4));
+        run.step(&Op::Chmod { who: 0, target: at("k0"), mode: 0o600 });
+        run.step(&Op::Utimens { who: 0, target: at("k0"), mtime_ns: 1_000_000_000 });
+        run.renamed(0, "k0", "k1");
+        run.step(&seconds(2));
+        run.restarted();
+        run.step(&ttl(10));
+        run.step(&seconds(3));
+        assert!(run.seen(1, "k1"), "9 s after its seal");
+        run.step(&seconds(2));
+        assert!(!run.seen(1, "k1"), "11 s after its seal, 7 after the last change of its attributes");
+    }
+}
+
+#[test]
+fn an_object_that_grew_after_its_rename_is_back_as_it_was_renamed() {
+    for length in [1000, 20_000] {
+        let mut run = start();
+        let writer = run.opened(0, "k3.tmp", CREATE);
+        run.written(writer, 0, length);
+        run.renamed(0, "k3.tmp", "k0");
+        run.written(writer, length as u64, 30_000);
+        run.restarted();
+        assert_eq!(run.system.stat(1, "k0").expect("it was sealed").size, length as u64);
+    }
+}
+
+#[test]
 fn a_rename_within_a_full_quota_evicts_nothing() {
     let mut run = start();
     run.quota(100);

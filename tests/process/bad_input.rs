@@ -3,33 +3,18 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tempfile::TempDir;
-
 use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, bytes};
-use super::common::sys::{list_xattr, remove_xattr, set_xattr};
+use super::common::place::{Place, files_below};
+use super::common::sys::{get_xattr, list_xattr, remove_xattr, set_xattr};
 use super::common::{Mount, wait};
 use super::daemon::{EXIT_ENVIRONMENT, EXIT_MOUNT_POINT, EXIT_USAGE, daemon, refused, state_option};
 
-/// A directory with an empty mount point and an empty state directory.
-struct Place {
-    base: TempDir,
-    point: PathBuf,
-    state: PathBuf,
-}
-
 impl Place {
-    fn new() -> Self {
-        let base = tempfile::tempdir().expect("a temporary directory");
-        let (point, state) = (base.path().join("mount"), base.path().join("state"));
-        fs::create_dir(&point).expect("a mount point");
-        fs::create_dir(&state).expect("a state directory");
-        Self { base, point, state }
-    }
-
     fn daemon(&self, arguments: &[&str]) -> Command {
         let mut command = daemon(&self.point, &self.state);
         command.args(arguments);
@@ -147,20 +132,6 @@ fn a_state_directory_that_cannot_be_written_is_named() {
     place.nothing_is_mounted();
 }
 
-/// The regular files below `directory`.
-fn files_below(directory: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory).expect("a readable directory") {
-        let entry = entry.expect("a readable entry");
-        match entry.file_type().expect("a type") {
-            kind if kind.is_dir() => files.extend(files_below(&entry.path())),
-            kind if kind.is_file() => files.push(entry.path()),
-            _ => {}
-        }
-    }
-    files
-}
-
 /// Eight objects, a stop, `damage` to the segment file of one of them, a start: that one is a miss and a warning names
 /// the segment or the key; the others are whole.
 fn only_the_damaged_object_is_lost(damage: impl Fn(&Path)) {
@@ -168,7 +139,10 @@ fn only_the_damaged_object_is_lost(damage: impl Fn(&Path)) {
     let place = mount.namespace("ns");
     let content = |number: u64| bytes(number, 300_000 + usize::try_from(number).expect("it fits"));
     for number in 0..8 {
-        fs::write(place.join(format!("object{number}")), content(number)).expect("an object");
+        let path = place.join(format!("object{number}"));
+        fs::write(&path, content(number)).expect("an object");
+        // Asked for, so that it is taken before the stop.
+        get_xattr(&path, "user.tidefs.checksum").expect("a checksum");
     }
     assert!(mount.stop().success());
     let memory = mount.instance_dir().join("memory");
@@ -188,7 +162,8 @@ fn only_the_damaged_object_is_lost(damage: impl Fn(&Path)) {
     let name = String::from_utf8_lossy(name).into_owned();
     let warned = || {
         let log = mount.log()[log_before..].to_owned();
-        log.lines().any(|line| line.contains("WARN") && (line.contains(&name) || line.contains("object3")))
+        let is_loud = |line: &str| line.contains("WARN") || line.contains("ERROR");
+        log.lines().any(|line| is_loud(line) && (line.contains(&name) || line.contains("object3")))
     };
     assert!(wait::until(wait::HANG, warned), "no warning names {name}:\n{}", &mount.log()[log_before..]);
     fs::write(place.join("object3"), content(3)).expect("the name can be written again");
@@ -228,6 +203,14 @@ fn a_removed_segment_attribute_loses_that_object_only() {
     }
     let error = fs::read(place.join("object2")).expect_err("bytes without a seal are not an object");
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}");
+}
+
+#[test]
+fn bytes_that_changed_while_no_daemon_ran_lose_that_object_only() {
+    only_the_damaged_object_is_lost(|segment| {
+        let file = fs::File::options().write(true).open(segment).expect("the segment can be opened");
+        file.write_all_at(b"another byte", 150_000).expect("memory that fails");
+    });
 }
 
 #[test]

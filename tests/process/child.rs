@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{fault, worker};
+use super::{fault, invalidations, worker};
 
 /// Tells the test binary which role it plays.
 const ROLE: &str = "TIDEFS_TEST_ROLE";
@@ -53,6 +53,7 @@ fn tell(report: &impl Serialize) {
 fn a_child_plays_its_role() {
     match env::var(ROLE).as_deref() {
         Ok("fault writer") => tell(&fault::write_until_the_mount_dies(&orders())),
+        Ok("invalidator") => tell(&invalidations::work_until_the_mount_dies(&orders())),
         Ok("stress") => tell(&worker::write_and_read(&orders())),
         Ok("mortal") => worker::write_until_killed(&orders()),
         Ok(role) => panic!("no such role: {role}"),

@@ -13,6 +13,7 @@ mod big_write;
 mod child;
 mod daemon;
 mod fault;
+mod invalidations;
 mod restart;
 mod restart_speed;
 mod shutdown;

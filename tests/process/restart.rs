@@ -271,6 +271,34 @@ fn a_rewrite_cut_by_a_crash_leaves_the_old_version_or_none(mode: Mode) {
     assert_same(&found, &content(0), "object 0");
 }
 
+/// The writer goes on after the rename, and outlives the daemon: what it adds is not in the object, and who has mapped
+/// the longer file keeps all of it.
+fn what_was_renamed_survives_a_kill_though_its_writer_goes_on(mode: Mode) {
+    let mut mount = Mount::start(&mode.options(&["on_stop=keep"]));
+    let place = mount.namespace("ns");
+    let content = bytes(5, 700_000);
+    let mut writer = Peer::spawn();
+    let handle = writer.open(&place.join("a.tmp"), libc::O_RDWR | libc::O_CREAT).expect("create");
+    writer.write_at(handle, 0, &content[..300_001]).expect("write");
+    writer.set_xattr(&place.join("a.tmp"), "user.application", b"kept").expect("setxattr");
+    writer.rename(&place.join("a.tmp"), &place.join("a")).expect("rename");
+    writer.write_at(handle, 300_001, &content[300_001..]).expect("write on");
+    let map = writer.map(handle, content.len(), false).expect("mmap");
+    let shown = writer.map_read(map, 0, content.len());
+    assert_same(&shown, &content, "before the daemon is killed");
+    mount.kill9();
+    mount.start_daemon();
+    let found = fs::read(place.join("a")).expect("what was renamed is back");
+    assert_same(&found, &content[..300_001], "as it was at the rename");
+    assert_eq!(get_xattr(&place.join("a"), "user.application").expect("getxattr"), b"kept");
+    if mount.control_get("/v1/status").json()["fuse"]["passthrough"] == serde_json::json!(true) {
+        assert_same(&writer.map_read(map, 0, content.len()), &content, "a mapping outlives the daemon");
+        writer.write_at(handle, 0, &[0xEE; 1000]).expect("so does the descriptor");
+        let found = fs::read(place.join("a")).expect("the object");
+        assert_same(&found, &content[..300_001], "what its old writer does is not in the object any more");
+    }
+}
+
 fn discard_leaves_nothing_in_memory(mode: Mode) {
     let mut mount = Mount::start(&mode.options(&["on_stop=discard"]));
     fs::write(mount.namespace("ns").join("a"), bytes(1, 1 << 20)).expect("an object");
@@ -278,6 +306,8 @@ fn discard_leaves_nothing_in_memory(mode: Mode) {
     assert!(mount.stop().success());
     assert_eq!(mounts_below(mount.state_dir()), Vec::<PathBuf>::new(), "no memory mount is left");
     assert_eq!(mounts_below(mount.path()), Vec::<PathBuf>::new(), "the mount is gone");
+    let left: Vec<_> = fs::read_dir(mount.state_dir()).expect("the state directory of all mounts").collect();
+    assert!(left.is_empty(), "{left:?}");
     mount.start_daemon();
     assert_eq!(shown_below(mount.path()), BTreeMap::new(), "nothing is back");
 }
@@ -288,5 +318,6 @@ in_both_modes!(
     a_stopped_daemon_finds_all_that_was_sealed_and_nothing_else,
     a_restart_in_the_other_mode_finds_the_same_objects,
     a_rewrite_cut_by_a_crash_leaves_the_old_version_or_none,
+    what_was_renamed_survives_a_kill_though_its_writer_goes_on,
     discard_leaves_nothing_in_memory,
 );

@@ -1,7 +1,8 @@
-//! A daemon that is stopped (SIGSTOP): the kernel goes on serving what is open, at full speed.
+//! A daemon that is stopped (SIGSTOP), or killed: the kernel goes on serving what is open, at full speed.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -52,18 +53,21 @@ fn rate(mut work: impl FnMut(usize)) -> f64 {
     f64::from(calls) / began.elapsed().as_secs_f64()
 }
 
-#[test]
-fn open_objects_are_served_at_full_speed_while_the_daemon_is_stopped() {
-    let mount = Mount::start(&[]);
+/// Whether the kernel serves what is open; says so when it does not.
+fn has_passthrough(mount: &Mount) -> bool {
     let status = mount.control_get("/v1/status").json();
-    if status["fuse"]["passthrough"] != serde_json::json!(true) {
-        let reason = status["fuse"]["passthrough_reason"].clone();
+    let has = status["fuse"]["passthrough"] == serde_json::json!(true);
+    if !has {
+        let reason = &status["fuse"]["passthrough_reason"];
         eprintln!(
             "SKIPPED: this machine has no FUSE passthrough ({reason}), so the daemon serves every read"
         );
-        return;
     }
-    let place = mount.namespace("ns");
+    has
+}
+
+/// Writes the objects and holds them open and mapped.
+fn hold(place: &Path) -> Held {
     let hold = |number: u64| {
         let path = place.join(number.to_string());
         fs::write(&path, object(number, SIZE)).expect("an object");
@@ -71,7 +75,38 @@ fn open_objects_are_served_at_full_speed_while_the_daemon_is_stopped() {
         let map = Mapping::shared(&file, SIZE).expect("mmap");
         (file, map, object(number, SIZE))
     };
-    let held = Held { objects: (0..OBJECTS).map(hold).collect() };
+    Held { objects: (0..OBJECTS).map(hold).collect() }
+}
+
+#[test]
+fn descriptors_and_mappings_outlive_a_killed_daemon() {
+    let mut mount = Mount::start(&["on_stop=keep"]);
+    if !has_passthrough(&mount) {
+        return;
+    }
+    let held = hold(&mount.namespace("ns"));
+    mount.kill9();
+    let checked = within(HANG, move || {
+        held.rates();
+        held
+    });
+    let held = checked.expect("reads and mappings go on without a daemon");
+    mount.start_daemon();
+    within(HANG, move || held.rates()).expect("they go on beside the next daemon, until they are closed");
+    for number in 0..OBJECTS {
+        let found = fs::read(mount.join("ns").join(number.to_string())).expect("the object is back");
+        assert_same(&found, &object(number, SIZE), "by the next daemon");
+    }
+}
+
+#[test]
+fn open_objects_are_served_at_full_speed_while_the_daemon_is_stopped() {
+    let mount = Mount::start(&[]);
+    if !has_passthrough(&mount) {
+        return;
+    }
+    let place = mount.namespace("ns");
+    let held = hold(&place);
     let before = held.rates();
     mount.signal(Signal::SIGSTOP);
     assert!(until(HANG, || is_stopped(mount.pid().as_raw())), "SIGSTOP stops the daemon");

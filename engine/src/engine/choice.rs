@@ -10,6 +10,7 @@ use super::Parts;
 use crate::error::Error;
 use crate::transport::Transport;
 use crate::transport::shm::{ShmConfig, ShmTransport};
+use crate::transport::tcp::{TcpConfig, TcpTransport};
 
 /// A transport of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,23 +18,27 @@ use crate::transport::shm::{ShmConfig, ShmTransport};
 pub enum TransportName {
     /// Memory of peers on this host, mapped.
     Shm,
+    /// Sockets; always there.
+    Tcp,
 }
 
 impl TransportName {
     /// All, the best first.
-    pub const ALL: [Self; 1] = [Self::Shm];
+    pub const ALL: [Self; 2] = [Self::Shm, Self::Tcp];
 
     /// The name as it is written in options.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Shm => "shm",
+            Self::Tcp => "tcp",
         }
     }
 
     fn open(self, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
         Ok(match self {
             Self::Shm => ShmTransport::open(ShmConfig::default(), &parts.runtime)?,
+            Self::Tcp => TcpTransport::open(&parts.links, TcpConfig::default()),
         })
     }
 }
@@ -112,9 +117,9 @@ mod tests {
     #[test]
     fn a_choice_is_auto_or_names_in_order() {
         assert_eq!("auto".parse(), Ok(TransportChoice::Auto));
-        let named = TransportChoice::Named(vec![TransportName::Shm, TransportName::Shm]);
-        assert_eq!("shm, shm".parse(), Ok(named));
-        let error = "shm,carrier-pigeon".parse::<TransportChoice>().unwrap_err().to_string();
-        assert!(error.contains("`carrier-pigeon`") && error.contains("some of shm"), "{error}");
+        let named = TransportChoice::Named(vec![TransportName::Tcp, TransportName::Shm]);
+        assert_eq!("tcp, shm".parse(), Ok(named));
+        let error = "tcp,carrier-pigeon".parse::<TransportChoice>().unwrap_err().to_string();
+        assert!(error.contains("`carrier-pigeon`") && error.contains("some of shm, tcp"), "{error}");
     }
 }

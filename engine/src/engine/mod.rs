@@ -218,6 +218,9 @@ impl Engine {
     pub async fn connect(&self, peer: &PeerDescriptor, deadline: Instant) -> Result<(), Error> {
         let known = self.inner.peer(peer.id);
         known.addresses.lock().clone_from(&peer.addresses);
+        for (name, way) in self.inner.names.iter().zip(&known.ways) {
+            way.offered(name, peer.transports.iter().any(|offered| offered == name), peer.id);
+        }
         self.inner.link(&known, deadline).await?;
         self.inner.open_way(&known, |_| true, deadline).await.map(|_| ())
     }

@@ -181,6 +181,22 @@ impl Way {
         self.state.lock().cool_down.failed(now);
     }
 
+    /// The peer's descriptor says whether it has this transport at all.
+    pub(super) fn offered(&self, transport: &'static str, is_offered: bool, peer: PeerId) {
+        let mut state = self.state.lock();
+        match (&state.connection, is_offered) {
+            (Connection::Impossible(_), true) => state.connection = Connection::None,
+            (Connection::None, false) => {
+                state.connection = Connection::Impossible(Error::Unavailable {
+                    transport,
+                    looked_for: format!("the same transport at peer {peer}").into(),
+                    cause: "it does not offer it".into(),
+                });
+            }
+            _ => {}
+        }
+    }
+
     /// Forgets the connection and the past. Returns the lane, to be closed.
     pub(super) fn reset(&self) -> Option<Arc<Lane>> {
         let mut state = self.state.lock();

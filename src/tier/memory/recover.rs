@@ -34,6 +34,13 @@ pub enum Recovered {
         /// What it is.
         record: ObjectRecord,
     },
+    /// An object in a segment that its writer, who still had it open, made longer after the record was written.
+    Grown {
+        /// The segment.
+        segment: SegmentId,
+        /// What it was.
+        record: ObjectRecord,
+    },
     /// An object among others.
     Packed {
         /// Where it lies.
@@ -124,9 +131,13 @@ pub(super) fn recover(
         }
     }
     for segment in listing.segments {
-        if let Some(record) = recovery.solo(segment)? {
+        if let Some((record, has_grown)) = recovery.solo(segment)? {
             recovery.summary.solo += 1;
-            visit(Recovered::Solo { segment, record });
+            visit(if has_grown {
+                Recovered::Grown { segment, record }
+            } else {
+                Recovered::Solo { segment, record }
+            });
         }
     }
     let mut summary = recovery.summary;
@@ -184,14 +195,16 @@ impl Recovery<'_> {
         self.keep(entry, found)
     }
 
-    fn solo(&mut self, segment: SegmentId) -> Result<Option<ObjectRecord>, MemoryError> {
+    /// The record of a segment, and whether the file is longer than it says.
+    fn solo(&mut self, segment: SegmentId) -> Result<Option<(ObjectRecord, bool)>, MemoryError> {
         let entry = Entry::Segment(segment);
         let found = match self.value(entry) {
             Ok(Some(value)) => {
                 let size = u64::try_from(self.space.stat(&entry.to_string())?.st_size).unwrap_or(0);
                 ObjectRecord::decode(value.bytes()).map_err(Damage::from).and_then(|record| {
-                    if record.size.get() == size {
-                        Ok(Some(record))
+                    if record.size.get() <= size {
+                        let has_grown = record.size.get() < size;
+                        Ok(Some((record, has_grown)))
                     } else {
                         Err(Damage::Size { file: ByteCount(size), record: record.size })
                     }

@@ -122,11 +122,16 @@ fn discard(instance: &Instance) -> Result<(), CliError> {
     let failed = |step: &str, error: &io::Error| {
         CliError::system(format!("cannot {step} {}", instance.dir().display()), error)
     };
-    let _lock = InstanceLock::acquire(&instance.lock()).map_err(|error| match &error {
-        LockError::Held { .. } => CliError::new(Exit::Failed, error.to_string())
-            .next_step("a daemon just started on it; unmount again"),
-        LockError::Io { source, .. } => failed("lock", source),
-    })?;
+    let _lock = match InstanceLock::acquire(&instance.lock()) {
+        Ok(lock) => lock,
+        // The daemon that just ended took all of it away.
+        Err(LockError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(LockError::Io { source, .. }) => return Err(failed("lock", &source)),
+        Err(error @ LockError::Held { .. }) => {
+            return Err(CliError::new(Exit::Failed, error.to_string())
+                .next_step("a daemon just started on it; unmount again"));
+        }
+    };
     while let Some(mount) = mount_table()?.below(instance.dir()).next() {
         mounts::detach(&mount.mount_point).map_err(|error| failed("free the memory of", &error))?;
     }

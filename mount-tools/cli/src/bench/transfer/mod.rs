@@ -51,13 +51,13 @@ const ROUND_TRIPS: usize = 2_000;
 /// Arguments of `tidefs bench transfer`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  tidefs bench transfer\n  tidefs bench transfer --transports shm --sizes 1MiB --depth 16\n\n\
+    after_help = "Examples:\n  tidefs bench transfer\n  tidefs bench transfer --transports tcp --sizes 1MiB --depth 16\n\n\
                         Between two hosts:\n  first$  tidefs bench transfer --target --listen [::]:7411\n  \
                         second$ tidefs bench transfer --connect OFFER   # the line that the first printed"
 )]
 pub(crate) struct TransferArgs {
     /// Transports to measure, each by itself.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "shm")]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "tcp,shm")]
     transports: Vec<String>,
     /// Sizes of the requests.
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "4KiB,64KiB,1MiB,16MiB,64MiB")]

@@ -1,0 +1,133 @@
+//! Reopening what was closed, to go on writing it where it is: sealed objects that nobody uses, and temporary files.
+//!
+//! A sealed object that is rewritten is hidden, while the kernel may still show its inode under its name to everyone.
+//! To take the name from it without the directory's lock, the bytes move to a new inode: who comes by the old one is
+//! told that it is stale and looks the name up again, and only its writers find the new one.
+
+use super::open::EXPECTED_FOR_MS;
+use super::remove::NO_SEGMENT;
+use super::room::footprint;
+use super::{Caller, Datapath, Error, Marks, Object, OpenOptions, Phase, Place, State};
+use crate::namespace::{Body, Slot};
+use crate::tier::eviction::Departure;
+
+impl Datapath {
+    /// Takes a sealed object that nobody else uses back to being written, without a copy.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when a new version must be begun for it, or when the kernel must look the name up again to find
+    /// the inode that the caller is to write.
+    pub(super) fn unseal(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        slot: Slot,
+        options: OpenOptions,
+    ) -> Result<(), Error> {
+        self.withdraw(state, slot, options)?;
+        if state.tree.node(slot).lookups == 0 {
+            return Ok(()); // the kernel shows it to nobody
+        }
+        self.renew_inode(state, caller, slot);
+        Err(Error::Stale)
+    }
+
+    /// As [`Datapath::unseal`], for a writer whom the kernel does not send to look the name up once more. Others may be
+    /// shown attributes of the hidden object, and are told that it is absent when they open it.
+    pub(super) fn unseal_in_place(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        options: OpenOptions,
+    ) -> Result<(), Error> {
+        self.withdraw(state, slot, options)?;
+        if let Some(kernel) = self.kernel.get() {
+            kernel.forget_attributes(state.tree.ino(slot));
+        }
+        Ok(())
+    }
+
+    /// Takes a sealed object out of the order and the accounts: it is hidden again under its name.
+    fn withdraw(&self, state: &mut State, slot: Slot, options: OpenOptions) -> Result<(), Error> {
+        let Some(object) = state.object(slot) else { return Err(Error::IsDirectory) };
+        let is_used = object.is_open() || object.marks.has(Marks::READ) || !object.marks.has(Marks::FINAL);
+        let is_solo = matches!(object.place, Place::Solo(_));
+        let size = object.size;
+        if is_used || !is_solo || object.next_version().is_some() || options.truncate {
+            return Err(Error::Stale);
+        }
+        self.open_backing(state, slot)?;
+        let Some(file) = state.object(slot).and_then(Object::file).cloned() else { return Err(Error::Stale) };
+        self.tier.unseal(&file)?;
+        state.leave_order(slot, footprint(size), Departure::Gone);
+        state.uncount(state.tree.node(slot).parent, size);
+        state.clear_expiry(slot);
+        state.writing.insert(slot);
+        if let Some(object) = state.object_mut(slot) {
+            object.phase = Phase::Writing;
+            object.set_checksum(None);
+            object.marks.set(Marks::FINAL, false);
+            let open = object.open_mut();
+            open.reserved = size.round_up_to_pages();
+            open.sized = size;
+        }
+        self.resume_times(state, slot);
+        self.telemetry.unseals.increment();
+        Ok(())
+    }
+
+    /// Gives the hidden file in `slot`, which nobody has open, a new inode under its name. The caller is its writer, and
+    /// is expected to come for it; when it does not, the object is sealed again as it was.
+    fn renew_inode(&self, state: &mut State, caller: &Caller, slot: Slot) {
+        let process = state.process(caller, self.clock.monotonic());
+        let (ino, attributes) = (state.tree.ino(slot), state.tree.node(slot).attributes);
+        let (parent, name) = (state.tree.node(slot).parent, state.tree.node(slot).name.clone());
+        let Some(old) = state.object_mut(slot) else { return };
+        let mut object = Object::writing(std::mem::replace(&mut old.place, Place::Solo(NO_SEGMENT)));
+        object.version = old.version;
+        object.marks = old.marks;
+        object.open = old.open.take();
+        old.phase = Phase::Gone;
+        let open = object.open_mut();
+        open.writer_processes.push(process);
+        open.expected.push(caller.thread);
+        open.abandoned_at_ms = self.now_ms() + EXPECTED_FOR_MS;
+        open.was_opened = true;
+        let renewed = state.tree.make(attributes, Body::File(object));
+        state.writing.remove(&slot);
+        state.writing.insert(renewed);
+        state.unpinned.remove(&slot);
+        state.tree.detach(slot);
+        state
+            .tree
+            .attach(renewed, parent, name)
+            .expect("the name was just given up, below a directory that holds it");
+        if let Some(kernel) = self.kernel.get() {
+            kernel.forget_attributes(ino);
+            kernel.release_backing(ino);
+        }
+    }
+
+    /// The backing file shows the time that the file had, until it is written.
+    pub(super) fn resume_times(&self, state: &mut State, slot: Slot) {
+        let Some(file) = state.object(slot).and_then(Object::file).cloned() else { return };
+        self.stamp(&file, &state.tree.node(slot).attributes);
+        if let Some(object) = state.object_mut(slot) {
+            object.marks.set(Marks::MTIME_SET, false);
+        }
+    }
+}
+
+impl State {
+    /// A closed temporary file is written again.
+    pub(super) fn reopen_parked(&mut self, slot: Slot) {
+        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
+        self.leave_order(slot, footprint(size), Departure::Gone);
+        self.unpark_wait(slot);
+        if let Some(object) = self.object_mut(slot) {
+            object.phase = Phase::Writing;
+            object.marks.set(Marks::FINAL, false);
+        }
+        self.writing.insert(slot);
+    }
+}

@@ -1,0 +1,160 @@
+//! Slot files: how a file comes to live on disk, by its directory's policy, its size, or its unlink.
+//!
+//! Only a file that the daemon serves can move: a handle that the kernel serves by passthrough stays with the backing
+//! file it was opened with (docs/adr/0005-slot-files-are-served-by-the-daemon-first.md).
+//!
+//! Invariants
+//! - No byte is written to a file while it moves: writers hold the file where it is, a move waits for them.
+//!
+//! Limits: an unlinked file moves while it has at most `COPIED_MAX` bytes; a larger one stays in memory.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockReadGuard};
+use tidefs_engine::types::ByteCount;
+
+use super::write::SizeChange;
+use super::{Datapath, Error, Marks, Phase, Place, State};
+use crate::namespace::Slot;
+use crate::tier::scratch::{ScratchError, ScratchFile};
+
+/// Most bytes that an unlink copies: about 20 ms of a disk's time.
+const COPIED_MAX: ByteCount = ByteCount::mib(64);
+
+/// Files share these locks by their slot, so that none has one of its own.
+const LOCKS: usize = 16;
+
+/// Keeps files where they are while they are written.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    /// Guards the place of the files of some slots: read by those that write, written by a move.
+    locks: [RwLock<()>; LOCKS],
+}
+
+impl Moves {
+    fn of(&self, slot: Slot) -> &RwLock<()> {
+        &self.locks[usize::try_from(slot.0).unwrap_or(0) % LOCKS]
+    }
+}
+
+impl Datapath {
+    /// The file in `slot` does not move until the guard is dropped.
+    pub(super) fn stays_where_it_is(&self, slot: Slot) -> RwLockReadGuard<'_, ()> {
+        self.moves.of(slot).read()
+    }
+
+    /// A new file for a directory whose policy says that all are slot files.
+    pub(super) fn fresh_slot_file(&self) -> Result<Place, Error> {
+        let scratch = self.scratch.create().map_err(scratch_error)?;
+        self.telemetry.scratch_conversions.increment();
+        Ok(Place::Scratch(Arc::new(scratch)))
+    }
+
+    /// Moves a file that turns out to be a slot file to disk, with the bytes it has.
+    ///
+    /// A file that the kernel serves by passthrough cannot move any more: it stays in memory as long as that has room.
+    pub(super) fn become_scratch(&self, slot: Slot) -> Result<(), Error> {
+        if matches!(self.lock().movable(slot)?, Movable::Not) {
+            return Ok(());
+        }
+        let moving = self.moves.of(slot).write();
+        let old = loop {
+            let file = match self.lock().movable(slot)? {
+                Movable::Not => return Ok(()),
+                Movable::From(file) => file,
+            };
+            let scratch = self.scratch.create().map_err(scratch_error)?;
+            let length = copy(&file, &scratch)?;
+            let mut state = self.lock();
+            // Who opened it meanwhile may have cut it, or has the kernel serve it.
+            if !matches!(state.movable(slot)?, Movable::From(_)) || length_of(&file)? != length {
+                continue;
+            }
+            let object = state.object_mut(slot).ok_or(Error::BadHandle)?;
+            object.marks.set(Marks::FINAL, false);
+            object.open_mut().file = None;
+            object.open_mut().reserved = ByteCount::ZERO;
+            break std::mem::replace(&mut object.place, Place::Scratch(Arc::new(scratch)));
+        };
+        drop(moving);
+        self.telemetry.scratch_conversions.increment();
+        self.free_place(old);
+        Ok(())
+    }
+
+    /// Moves a file to disk that lost its name while somebody has it open for writing: it will never be an object.
+    ///
+    /// What stands in the way is no error of the unlink: the file then stays in memory, counted, until it is closed.
+    pub(super) fn unlinked_while_written(&self, slot: Slot) {
+        let is_small = {
+            let state = self.lock();
+            let Some(object) = state.object(slot).filter(|object| object.writers() > 0) else { return };
+            let length = object.file().and_then(|file| file.metadata().ok()).map(|metadata| metadata.len());
+            object.phase == Phase::Gone && length.is_some_and(|length| ByteCount(length) <= COPIED_MAX)
+        };
+        if is_small && let Err(error) = self.become_scratch(slot) {
+            tracing::warn!(%error, "an unlinked file that is being written stays in memory");
+        }
+    }
+}
+
+/// Whether a file can move to disk.
+enum Movable {
+    /// It cannot, or is there already.
+    Not,
+    /// It can, with the bytes of this backing file.
+    From(Arc<File>),
+}
+
+impl State {
+    fn movable(&self, slot: Slot) -> Result<Movable, Error> {
+        let object = self.object(slot).ok_or(Error::BadHandle)?;
+        let open = object.open.as_ref().ok_or(Error::BadHandle)?;
+        let is_fixed =
+            !matches!(object.place, Place::Solo(_)) || open.passthrough > 0 || object.phase == Phase::Sealed;
+        if is_fixed {
+            return Ok(Movable::Not);
+        }
+        Ok(Movable::From(Arc::clone(open.file.as_ref().ok_or(Error::BadHandle)?)))
+    }
+}
+
+fn length_of(file: &File) -> Result<u64, Error> {
+    Ok(file.metadata().map_err(Error::io("stat of a segment"))?.len())
+}
+
+/// Copies all bytes of a segment; what is a hole there is written as zeros. Returns how many there are.
+fn copy(file: &File, scratch: &ScratchFile) -> Result<u64, Error> {
+    let length = length_of(file)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    while offset < length {
+        let count = file.read_at(&mut buffer, offset).map_err(Error::io("read of a segment"))?;
+        if count == 0 {
+            break;
+        }
+        scratch.write_at(&buffer[..count], offset).map_err(scratch_error)?;
+        offset += count as u64;
+    }
+    scratch.set_length(ByteCount(length)).map_err(scratch_error)?;
+    Ok(length)
+}
+
+/// Changes the length or the pages of a slot file.
+pub(super) fn change_scratch(scratch: &ScratchFile, change: SizeChange) -> Result<(), Error> {
+    match change {
+        SizeChange::Set(length) => scratch.set_length(length),
+        SizeChange::Allocate { offset, length, keep_size } => scratch.grow(offset.get(), length, keep_size),
+        SizeChange::Punch { offset, length } => scratch.punch(offset.get(), length),
+    }
+    .map_err(scratch_error)
+}
+
+pub(super) fn scratch_error(error: ScratchError) -> Error {
+    match error {
+        ScratchError::Full { needed, .. } => Error::NothingEvictable { needed },
+        ScratchError::Disk { source, .. } => Error::Io { operation: "scratch", source },
+    }
+}

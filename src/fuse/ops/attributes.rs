@@ -1,0 +1,86 @@
+//! Attributes of files, and of the whole mount.
+//!
+//! Hot path: getattr.
+
+use std::time::SystemTime;
+
+use fuser::{Errno, INodeNo, ReplyAttr, ReplyStatfs, Request, TimeOrNow};
+use tidefs_engine::types::{ByteCount, PAGE};
+
+use super::{Dispatcher, caller, fail};
+use crate::datapath::{AttributeChange, Error, Stat};
+use crate::fuse::attributes::{file_attr, ino};
+use crate::fuse::control_files::ControlFiles;
+use crate::namespace::{NAME_LENGTH_MAX, nanos_of};
+
+fn reply_attr(
+    dispatcher: &Dispatcher,
+    outcome: Result<Stat, Error>,
+    operation: &'static str,
+    reply: ReplyAttr,
+) {
+    match outcome {
+        Ok(stat) => reply.attr(&dispatcher.lifetimes.attributes(&stat), &file_attr(&stat)),
+        Err(error) => reply.error(fail(operation, &error)),
+    }
+}
+
+pub(in crate::fuse) fn getattr(
+    dispatcher: &Dispatcher,
+    request: &Request,
+    number: INodeNo,
+    reply: ReplyAttr,
+) {
+    if ControlFiles::owns(number) {
+        return reply.attr(&dispatcher.lifetimes.settled, &dispatcher.control.attributes(number));
+    }
+    let outcome = dispatcher.datapath.getattr_by_name(&caller(request), ino(number));
+    reply_attr(dispatcher, outcome, "getattr", reply);
+}
+
+/// What setattr changes, from what the kernel sends.
+pub(in crate::fuse) fn change_of(
+    (mode, uid, gid, size): (Option<u32>, Option<u32>, Option<u32>, Option<u64>),
+    (atime, mtime): (Option<TimeOrNow>, Option<TimeOrNow>),
+) -> AttributeChange {
+    let nanos = |time: TimeOrNow| match time {
+        TimeOrNow::SpecificTime(time) => nanos_of(time),
+        TimeOrNow::Now => nanos_of(SystemTime::now()),
+    };
+    AttributeChange {
+        mode,
+        uid,
+        gid,
+        size: size.map(ByteCount),
+        atime_ns: atime.map(nanos),
+        mtime_ns: mtime.map(nanos),
+    }
+}
+
+pub(in crate::fuse) fn setattr(
+    dispatcher: &Dispatcher,
+    request: &Request,
+    number: INodeNo,
+    change: &AttributeChange,
+    reply: ReplyAttr,
+) {
+    if ControlFiles::owns(number) {
+        return reply.error(Errno::EPERM);
+    }
+    let outcome = dispatcher.datapath.setattr(&caller(request), ino(number), change);
+    reply_attr(dispatcher, outcome, "setattr", reply);
+}
+
+pub(in crate::fuse) fn statfs(dispatcher: &Dispatcher, number: INodeNo, reply: ReplyStatfs) {
+    match dispatcher.datapath.statfs(ino(number)) {
+        Ok(space) => {
+            let blocks = space.capacity.get() / PAGE.get();
+            let free = space.free.get() / PAGE.get();
+            let page = u32::try_from(PAGE.get()).unwrap_or(4096);
+            let name_length = u32::try_from(NAME_LENGTH_MAX).unwrap_or(255);
+            // A node costs no page of its own, so as many more can be made as there are free pages.
+            reply.statfs(blocks, free, free, space.nodes + free, free, page, name_length, page);
+        }
+        Err(error) => reply.error(fail("statfs", &error)),
+    }
+}

@@ -1,0 +1,70 @@
+//! Bytes that the daemon serves itself, and changes of length.
+
+use std::cell::RefCell;
+
+use fuser::{Errno, FileHandle, INodeNo, ReplyData, ReplyEmpty, ReplyWrite, Request};
+use tidefs_engine::types::ByteCount;
+
+use super::{Dispatcher, caller, fail, reply_done};
+use crate::datapath::{HandleId, SizeChange};
+use crate::fuse::attributes::ino;
+use crate::fuse::control_files::ControlFiles;
+
+thread_local! {
+    /// Reads that the daemon serves land here before they go to the kernel.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(in crate::fuse) fn read(
+    dispatcher: &Dispatcher,
+    number: INodeNo,
+    handle: FileHandle,
+    offset: u64,
+    size: u32,
+    reply: ReplyData,
+) {
+    let length = usize::try_from(size).unwrap_or(0);
+    if ControlFiles::owns(number) {
+        return reply.data(&dispatcher.control.read(handle.0, offset, length));
+    }
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < length {
+            buffer.resize(length, 0);
+        }
+        match dispatcher.datapath.read(HandleId(handle.0), offset, &mut buffer[..length]) {
+            Ok(count) => reply.data(&buffer[..count]),
+            Err(error) => reply.error(fail("read", &error)),
+        }
+    });
+}
+
+pub(in crate::fuse) fn write(
+    dispatcher: &Dispatcher,
+    handle: FileHandle,
+    offset: u64,
+    data: &[u8],
+    reply: ReplyWrite,
+) {
+    match dispatcher.datapath.write(HandleId(handle.0), offset, data) {
+        Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+        Err(error) => reply.error(fail("write", &error)),
+    }
+}
+
+pub(in crate::fuse) fn fallocate(
+    dispatcher: &Dispatcher,
+    request: &Request,
+    number: INodeNo,
+    (offset, length): (u64, u64),
+    mode: i32,
+    reply: ReplyEmpty,
+) {
+    let (offset, length) = (ByteCount(offset), ByteCount(length));
+    let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+    let change = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+        0 => SizeChange::Allocate { offset, length, keep_size },
+        libc::FALLOC_FL_PUNCH_HOLE if keep_size => SizeChange::Punch { offset, length },
+        _ => return reply.error(Errno::EOPNOTSUPP),
+    };
+    reply_done(dispatcher.datapath.change_size(&caller(request), ino(number), change), "fallocate", reply);
+}

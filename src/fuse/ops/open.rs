@@ -1,0 +1,124 @@
+//! Opening and closing.
+//!
+//! Hot path: open, create, release.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fuser::{
+    Errno, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyCreate, ReplyEmpty,
+    ReplyOpen, Request,
+};
+
+use super::{Dispatcher, caller, fail, is_reserved, reply_done};
+use crate::datapath::{HandleId, OpenOptions};
+use crate::fuse::attributes::{file_attr, ino};
+use crate::fuse::control_files::ControlFiles;
+use crate::fuse::passthrough;
+
+fn options(flags: i32) -> OpenOptions {
+    let mode = OpenFlags(flags).acc_mode();
+    let write = !matches!(mode, OpenAccMode::O_RDONLY);
+    OpenOptions {
+        read: !matches!(mode, OpenAccMode::O_WRONLY),
+        write,
+        truncate: write && flags & libc::O_TRUNC != 0,
+        exclusive: flags & libc::O_EXCL != 0,
+    }
+}
+
+pub(in crate::fuse) fn open(
+    dispatcher: &Dispatcher,
+    request: &Request,
+    number: INodeNo,
+    flags: OpenFlags,
+    reply: ReplyOpen,
+) {
+    let Dispatcher { control, datapath, kernel, .. } = dispatcher;
+    if ControlFiles::owns(number) {
+        if options(flags.0).write {
+            return reply.error(Errno::EACCES);
+        }
+        let handle = dispatcher.control_handles.fetch_add(1, Ordering::Relaxed);
+        return if control.open(number, handle) {
+            reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH);
+        } else {
+            reply.error(Errno::EISDIR);
+        };
+    }
+    let opened = datapath.open(&caller(request), ino(number), options(flags.0));
+    let answered = opened.and_then(|opened| {
+        passthrough::answer(datapath, kernel, &reply, &opened).map(|answer| (opened, answer))
+    });
+    match answered {
+        Ok((opened, answer)) => {
+            let handle = FileHandle(opened.handle.0);
+            match answer.backing {
+                Some(backing) => reply.opened_passthrough(handle, answer.flags, &backing),
+                None => reply.opened(handle, answer.flags),
+            }
+        }
+        Err(error) => reply.error(fail("open", &error)),
+    }
+}
+
+/// `mode`: permissions, the umask taken off.
+pub(in crate::fuse) fn create(
+    dispatcher: &Dispatcher,
+    request: &Request,
+    (parent, name): (INodeNo, &OsStr),
+    mode: u32,
+    flags: i32,
+    reply: ReplyCreate,
+) {
+    if ControlFiles::owns(parent) || is_reserved(parent, name) {
+        return reply.error(Errno::EPERM);
+    }
+    let Dispatcher { datapath, kernel, .. } = dispatcher;
+    let created = datapath.create(&caller(request), ino(parent), name.as_bytes(), mode, options(flags));
+    let answered = created.and_then(|(stat, opened)| {
+        passthrough::answer(datapath, kernel, &reply, &opened).map(|answer| (stat, opened, answer))
+    });
+    match answered {
+        Ok((stat, opened, answer)) => {
+            let (attributes, handle) = (file_attr(&stat), FileHandle(opened.handle.0));
+            let (ttl, generation) = (Duration::ZERO, Generation(0));
+            match answer.backing {
+                Some(backing) => {
+                    reply.created_passthrough(&ttl, &attributes, generation, handle, answer.flags, &backing);
+                }
+                None => reply.created(&ttl, &attributes, generation, handle, answer.flags),
+            }
+        }
+        Err(error) => reply.error(fail("create", &error)),
+    }
+}
+
+pub(in crate::fuse) fn flush(
+    dispatcher: &Dispatcher,
+    request: &Request,
+    number: INodeNo,
+    handle: FileHandle,
+    reply: ReplyEmpty,
+) {
+    if ControlFiles::owns(number) {
+        return reply.ok();
+    }
+    reply_done(dispatcher.datapath.flush(&caller(request), HandleId(handle.0)), "flush", reply);
+}
+
+pub(in crate::fuse) fn release(
+    dispatcher: &Dispatcher,
+    number: INodeNo,
+    handle: FileHandle,
+    reply: ReplyEmpty,
+) {
+    if ControlFiles::owns(number) {
+        dispatcher.control.release(handle.0);
+    } else {
+        dispatcher.datapath.release(HandleId(handle.0));
+    }
+    reply.ok();
+}

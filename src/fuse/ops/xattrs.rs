@@ -1,0 +1,79 @@
+//! Extended attributes.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr};
+
+use super::{Dispatcher, fail, reply_done};
+use crate::datapath::{Error, Presence};
+use crate::fuse::attributes::ino;
+use crate::fuse::control_files::ControlFiles;
+
+/// Answers with a value, its size when that is asked for, or ERANGE when it does not fit.
+fn reply_value(outcome: Result<Vec<u8>, Error>, size: u32, reply: ReplyXattr) {
+    match outcome {
+        Ok(value) => {
+            let length = u32::try_from(value.len()).unwrap_or(u32::MAX);
+            match size {
+                0 => reply.size(length),
+                _ if length > size => reply.error(Errno::ERANGE),
+                _ => reply.data(&value),
+            }
+        }
+        Err(error) => reply.error(fail("xattr", &error)),
+    }
+}
+
+pub(in crate::fuse) fn getxattr(
+    dispatcher: &Dispatcher,
+    number: INodeNo,
+    name: &OsStr,
+    size: u32,
+    reply: ReplyXattr,
+) {
+    if ControlFiles::owns(number) || !name.as_bytes().starts_with(b"user.") {
+        return reply.error(Errno::from_i32(libc::ENODATA));
+    }
+    reply_value(dispatcher.datapath.get_attribute(ino(number), name.as_bytes()), size, reply);
+}
+
+pub(in crate::fuse) fn listxattr(dispatcher: &Dispatcher, number: INodeNo, size: u32, reply: ReplyXattr) {
+    let names = if ControlFiles::owns(number) {
+        Ok(Vec::new())
+    } else {
+        dispatcher.datapath.list_attributes(ino(number))
+    };
+    reply_value(names, size, reply);
+}
+
+pub(in crate::fuse) fn setxattr(
+    dispatcher: &Dispatcher,
+    number: INodeNo,
+    (name, value): (&OsStr, &[u8]),
+    flags: i32,
+    reply: ReplyEmpty,
+) {
+    if ControlFiles::owns(number) {
+        return reply.error(Errno::EPERM);
+    }
+    let only = match flags {
+        libc::XATTR_CREATE => Some(Presence::Absent),
+        libc::XATTR_REPLACE => Some(Presence::Present),
+        _ => None,
+    };
+    let outcome = dispatcher.datapath.set_attribute(ino(number), name.as_bytes(), value, only);
+    reply_done(outcome, "setxattr", reply);
+}
+
+pub(in crate::fuse) fn removexattr(
+    dispatcher: &Dispatcher,
+    number: INodeNo,
+    name: &OsStr,
+    reply: ReplyEmpty,
+) {
+    if ControlFiles::owns(number) {
+        return reply.error(Errno::EPERM);
+    }
+    reply_done(dispatcher.datapath.remove_attribute(ino(number), name.as_bytes()), "removexattr", reply);
+}

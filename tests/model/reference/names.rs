@@ -1,0 +1,167 @@
+//! Names: given, moved and taken away, and the attributes and policies that files have by them.
+
+use super::{BTreeMap, Directory, DirectoryId, Entry, Errno, File, Model, Phase, Policy, Slot, is_temporary};
+
+impl Model {
+    /// Renames a file.
+    pub(crate) fn rename(
+        &mut self,
+        who: usize,
+        from: (DirectoryId, &str),
+        to: (DirectoryId, &str),
+        keep: bool,
+    ) -> Result<(), Errno> {
+        let source = self.slot(from.0, from.1);
+        let file = self.visible(who, source).ok_or(Errno::ENOENT)?;
+        let target = match self.entry(to.0, to.1) {
+            Some(Entry::Directory(_)) if keep => return Err(Errno::EEXIST),
+            Some(Entry::Directory(_)) => return Err(Errno::EISDIR),
+            Some(Entry::File(slot)) => slot,
+            None => Slot::default(),
+        };
+        if keep && target != Slot::default() {
+            return Err(Errno::EEXIST);
+        }
+        if from == to {
+            return Ok(());
+        }
+        let was_current = source.current == Some(file);
+        let stays_unsealed = self.file(file).scratch || is_temporary(to.1);
+        let is_object = self.file(file).phase == Phase::Sealed;
+        self.set_slot(from.0, from.1, Slot::default());
+        self.bury(target.current);
+        if was_current {
+            // Whoever rewrites it goes on under the new name; else whoever rewrites what stood there does.
+            let heir = target.next.filter(|_| target.current.is_some() && (is_object || !stays_unsealed));
+            let next = source.next.or(heir);
+            if target.next != next {
+                self.bury(target.next);
+            }
+            self.set_slot(to.0, to.1, Slot { current: Some(file), next });
+            if is_object {
+                self.renew_expiry(to.0, file);
+            } else if !stays_unsealed {
+                self.seal(to.0, file);
+            }
+            return Ok(());
+        }
+        self.bury(source.current);
+        if stays_unsealed {
+            self.file_mut(file).flushed = None;
+            self.bury(target.next);
+            self.set_slot(to.0, to.1, Slot { current: None, next: Some(file) });
+            return Ok(());
+        }
+        let heir = target.next.filter(|_| target.current.is_some());
+        if heir.is_none() {
+            self.bury(target.next);
+        }
+        self.set_slot(to.0, to.1, Slot { current: Some(file), next: heir });
+        self.seal(to.0, file);
+        Ok(())
+    }
+
+    /// Unlinks a name.
+    pub(crate) fn unlink(&mut self, who: usize, (directory, name): (DirectoryId, &str)) -> Result<(), Errno> {
+        if let Some(Entry::Directory(_)) = self.entry(directory, name) {
+            return Err(Errno::EISDIR);
+        }
+        let slot = self.slot(directory, name);
+        self.visible(who, slot).ok_or(Errno::ENOENT)?;
+        self.set_slot(directory, name, Slot::default());
+        self.bury(slot.current);
+        self.bury(slot.next);
+        Ok(())
+    }
+
+    /// Makes a directory.
+    pub(crate) fn mkdir(&mut self, directory: DirectoryId, name: &str) -> Result<(), Errno> {
+        if self.entry(directory, name).is_some() {
+            return Err(Errno::EEXIST);
+        }
+        let id = self.fresh_id();
+        let made = Directory {
+            parent: directory,
+            entries: BTreeMap::new(),
+            mode: 0o755,
+            policy: Policy::default(),
+            excused: false,
+        };
+        self.directories.insert(id, made);
+        let above = self.directories.get_mut(&directory).expect("a directory that lives");
+        above.entries.insert(name.to_owned(), Entry::Directory(id));
+        Ok(())
+    }
+
+    /// Removes a directory other than the root.
+    pub(crate) fn rmdir(&mut self, id: DirectoryId) -> Result<(), Errno> {
+        if !self.directories[&id].entries.is_empty() {
+            return Err(Errno::ENOTEMPTY);
+        }
+        self.detach_directory(id);
+        self.directories.remove(&id);
+        Ok(())
+    }
+
+    pub(super) fn detach_directory(&mut self, id: DirectoryId) {
+        let parent = self.directories[&id].parent;
+        let above = self.directories.get_mut(&parent).expect("a directory that lives");
+        above.entries.retain(|_, entry| *entry != Entry::Directory(id));
+    }
+
+    /// Renames a directory other than the root.
+    pub(crate) fn rename_directory(
+        &mut self,
+        id: DirectoryId,
+        (to, name): (DirectoryId, &str),
+    ) -> Result<(), Errno> {
+        if self.ancestors(to).contains(&id) {
+            return Err(Errno::EINVAL);
+        }
+        match self.entry(to, name) {
+            Some(Entry::Directory(same)) if same == id => return Ok(()),
+            Some(Entry::Directory(other)) if !self.directories[&other].entries.is_empty() => {
+                return Err(Errno::ENOTEMPTY);
+            }
+            Some(Entry::Directory(other)) => self.rmdir(other)?,
+            Some(Entry::File(_)) => return Err(Errno::ENOTDIR),
+            None => {}
+        }
+        self.detach_directory(id);
+        self.directories.get_mut(&id).expect("it lives").parent = to;
+        let above = self.directories.get_mut(&to).expect("a directory that lives");
+        above.entries.insert(name.to_owned(), Entry::Directory(id));
+        for ancestor in self.ancestors(to) {
+            self.directories.get_mut(&ancestor).expect("it lives").excused = true;
+        }
+        self.renew_expiries(id);
+        Ok(())
+    }
+
+    /// Counts every time to live below a directory anew.
+    pub(crate) fn renew_expiries(&mut self, top: DirectoryId) {
+        for (directory, _, slot) in self.slots() {
+            if let Some(file) = slot.current
+                && self.ancestors(directory).contains(&top)
+                && self.file(file).phase == Phase::Sealed
+            {
+                self.renew_expiry(directory, file);
+            }
+        }
+    }
+
+    /// chmod, utimensat or a policy of a file.
+    pub(crate) fn change_file(
+        &mut self,
+        who: usize,
+        (directory, name): (DirectoryId, &str),
+        change: impl FnOnce(&mut File),
+    ) -> Result<(), Errno> {
+        let file = self.visible(who, self.slot(directory, name)).ok_or(Errno::ENOENT)?;
+        change(self.file_mut(file));
+        if self.file(file).phase == Phase::Sealed {
+            self.renew_expiry(directory, file);
+        }
+        Ok(())
+    }
+}
