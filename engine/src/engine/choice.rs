@@ -10,7 +10,7 @@ use super::Parts;
 use crate::error::Error;
 use crate::transport::Transport;
 use crate::transport::shm::{ShmConfig, ShmTransport};
-use crate::transport::tcp::{Tcp, TcpConfig};
+use crate::transport::tcp::{TcpConfig, TcpTransport};
 
 /// A transport of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl TransportName {
     fn open(self, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
         Ok(match self {
             Self::Shm => ShmTransport::open(ShmConfig::default(), &parts.runtime)?,
-            Self::Tcp => Tcp::open(&parts.links, TcpConfig::default()),
+            Self::Tcp => TcpTransport::open(&parts.links, TcpConfig::default()),
         })
     }
 }

@@ -6,5 +6,6 @@
 mod calls;
 mod common;
 mod faults;
+mod idle;
 mod proof;
 mod tls;

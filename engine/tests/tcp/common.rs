@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use tidefs_engine::error::Error;
 use tidefs_engine::link::{Answer, Channel, ClusterKey, Link, LinkConfig, LinkEvents, Links};
 use tidefs_engine::memory::{Access, MemorySlice, PageKind, Region};
-use tidefs_engine::transport::tcp::{Tcp, TcpConfig};
+use tidefs_engine::transport::tcp::{TcpConfig, TcpTransport};
 use tidefs_engine::transport::{
     BatchId, BoxFuture, Direction, Endpoint, Exchange, Operation, RemoteSlice, Ticket, TicketSink, Transport,
 };
@@ -20,10 +20,10 @@ const TRANSPORT: Channel = Channel(1);
 
 /// Hands what the link says to the transport, as the engine does.
 #[derive(Debug, Default)]
-struct Router(OnceLock<Weak<Tcp>>);
+struct Router(OnceLock<Weak<TcpTransport>>);
 
 impl Router {
-    fn tcp(&self) -> Option<Arc<Tcp>> {
+    fn tcp(&self) -> Option<Arc<TcpTransport>> {
         self.0.get()?.upgrade()
     }
 }
@@ -66,7 +66,7 @@ pub(crate) fn peer(member: u64) -> PeerId {
 pub(crate) struct Node {
     pub(crate) me: PeerId,
     pub(crate) links: Arc<Links>,
-    pub(crate) tcp: Arc<Tcp>,
+    pub(crate) tcp: Arc<TcpTransport>,
 }
 
 impl Node {
@@ -83,7 +83,7 @@ impl Node {
         };
         let router = Arc::clone(&events) as Arc<dyn LinkEvents>;
         let links = Links::start(Handle::current(), link, peer(member), router).unwrap();
-        let tcp = Tcp::open(&links, config);
+        let tcp = TcpTransport::open(&links, config);
         events.0.set(Arc::downgrade(&tcp)).unwrap();
         Self { me: peer(member), links, tcp }
     }

@@ -201,7 +201,6 @@ impl Lane {
                 let interest =
                     if is_sent { Interest::READABLE } else { Interest::READABLE | Interest::WRITABLE };
                 let ready = tokio::select! {
-                    biased;
                     () = self.wake.notified() => continue,
                     ready = self.stream.ready(interest) => ready,
                 };

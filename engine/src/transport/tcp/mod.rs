@@ -59,7 +59,7 @@ const TURN: usize = 8;
 
 /// Moves bytes over sockets. See the module's page.
 #[derive(Debug)]
-pub struct Tcp {
+pub struct TcpTransport {
     links: Arc<Links>,
     config: TcpConfig,
     registry: Arc<Registry>,
@@ -72,7 +72,7 @@ pub struct Tcp {
     tasks: Tasks,
 }
 
-impl Tcp {
+impl TcpTransport {
     /// Makes the transport. It uses the listener and the runtime of `links`, which it does not close.
     #[must_use]
     pub fn open(links: &Arc<Links>, config: TcpConfig) -> Arc<Self> {
@@ -102,7 +102,7 @@ impl Tcp {
     }
 }
 
-impl Adopter for Tcp {
+impl Adopter for TcpTransport {
     fn wants(&self, peer: PeerId, token: &Token) -> bool {
         self.grants.lock().holds(peer, token)
     }
@@ -115,7 +115,7 @@ impl Adopter for Tcp {
     }
 }
 
-impl Transport for Tcp {
+impl Transport for TcpTransport {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -228,7 +228,7 @@ impl Transport for Tcp {
     }
 }
 
-impl Drop for Tcp {
+impl Drop for TcpTransport {
     fn drop(&mut self) {
         self.grants.lock().take_back_all();
     }

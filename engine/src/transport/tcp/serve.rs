@@ -74,6 +74,8 @@ impl Served {
             let has_room = requests.outbox.len() < ANSWERS_MAX;
             let is_readable = if holds_more && has_room {
                 tokio::task::yield_now().await;
+                requests.outbox.let_go_withdrawn();
+                inbox.give_up(is_withdrawn);
                 true
             } else {
                 let interest = match (has_room, requests.outbox.is_empty()) {
@@ -82,7 +84,6 @@ impl Served {
                     (false, false) => Interest::WRITABLE,
                 };
                 tokio::select! {
-                    biased;
                     () = self.wake.notified() => {
                         requests.outbox.let_go_withdrawn();
                         inbox.give_up(is_withdrawn);

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, Runtime};
 
-use super::{Tcp, TcpConfig};
+use super::{TcpConfig, TcpTransport};
 use crate::error::Error;
 use crate::link::{Answer, Channel, Link, LinkConfig, LinkEvents, Links};
 use crate::transport::Transport;
@@ -31,7 +31,7 @@ impl LinkEvents for NoLinks {
 fn side(number: u64, runtime: Handle, config: TcpConfig) -> Side {
     let link = LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() };
     let links = Links::start(runtime, link, peer(number), Arc::new(NoLinks)).unwrap();
-    Side { peer: peer(number), transport: Tcp::open(&links, config) as Arc<dyn Transport> }
+    Side { peer: peer(number), transport: TcpTransport::open(&links, config) as Arc<dyn Transport> }
 }
 
 /// Two ends; all threads of the second are blocked to hold operations back.
