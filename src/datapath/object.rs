@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_cold_object_is_small() {
-        assert!(size_of::<Object>() <= 48, "{}", size_of::<Object>());
-        assert!(size_of::<Node<Object>>() <= 104, "{}", size_of::<Node<Object>>());
+        assert!(size_of::<Object>() <= 56, "{}", size_of::<Object>());
+        assert!(size_of::<Node<Object>>() <= 112, "{}", size_of::<Node<Object>>());
     }
 }

@@ -79,6 +79,13 @@ fn growth_after_the_rename_is_in_the_object_once_the_writer_closed(mode: Mode) {
     assert_same(&other.read(&name).expect("read"), &bytes, "after close");
 }
 
+/// The checksum of a file that this process has just closed: the kernel announces the last close a moment after it.
+fn checksum_of(path: &Path) -> String {
+    let has_one = || crate::common::sys::get_xattr(path, "user.tidefs.checksum").is_ok();
+    assert!(crate::common::wait::until(crate::common::wait::HANG, has_one), "no checksum of {}", path.display());
+    get_xattr_text(path, "user.tidefs.checksum")
+}
+
 fn the_version_changes_when_a_writer_kept_open_writes_after_the_rename(mode: Mode) {
     let (_mount, kv) = kv(mode);
     let (temporary, name) = (kv.join("a.tmp"), kv.join("a"));
@@ -88,14 +95,14 @@ fn the_version_changes_when_a_writer_kept_open_writes_after_the_rename(mode: Mod
         fs::rename(&temporary, &name).expect("rename");
         file.write_all_at(&pattern::bytes(round + 10, 4096), 0).expect("write");
         drop(file);
-        let first = get_xattr_text(&name, "user.tidefs.checksum");
+        let first = checksum_of(&name);
         // The same bytes written in one go must have the same checksum: it was taken after the last write.
         let again = kv.join("again");
         let expected = fs::read(&name).expect("read");
         fs::write(&again, &expected).expect("write");
         assert_eq!(
             first,
-            get_xattr_text(&again, "user.tidefs.checksum"),
+            checksum_of(&again),
             "the checksum is that of the final bytes"
         );
     }
