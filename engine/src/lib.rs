@@ -16,5 +16,6 @@ pub mod queue;
 pub mod request;
 pub mod rng;
 pub mod time;
+pub mod topology;
 pub mod transport;
 pub mod types;

@@ -16,6 +16,7 @@
 
 #[cfg(test)]
 mod conformance;
+pub mod layer;
 mod operation;
 pub mod shm;
 pub mod sim;

@@ -67,6 +67,11 @@ pub(crate) enum Command {
                             tidefs umount /mnt/kv --discard  # and give the memory back"
     )]
     Umount(UmountArgs),
+    /// Show the NUMA nodes and NICs of this host, and how near they are to each other
+    #[command(
+        after_help = "Examples:\n  tidefs topology\n  tidefs topology --json | jq '.nics[] | {name, numa}'"
+    )]
+    Topology(TopologyArgs),
     /// Print the completions of a shell
     #[command(after_help = "Example:\n  tidefs completions bash > /etc/bash_completion.d/tidefs")]
     Completions(CompletionsArgs),
@@ -90,6 +95,7 @@ impl Command {
             Self::Config(ConfigCommand::Show(args)) => args.select.common.json,
             Self::Mount(args) => args.common.json,
             Self::Umount(args) => args.common.json,
+            Self::Topology(args) => args.json,
             Self::Completions(args) => args.json,
             Self::Manpages(args) => args.json,
             Self::Bench(_) => false,
@@ -298,6 +304,16 @@ pub(crate) struct UmountArgs {
     pub(crate) timeout: u64,
     #[command(flatten)]
     pub(crate) common: Common,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopologyArgs {
+    /// Where sysfs is, for example a copy of another host's
+    #[arg(long, value_name = "DIR", default_value = "/sys", value_hint = ValueHint::DirPath)]
+    pub(crate) sys: PathBuf,
+    /// Print one JSON document instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

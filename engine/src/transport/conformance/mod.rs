@@ -13,7 +13,7 @@ mod transfers;
 
 pub(crate) use failures::*;
 pub(crate) use memory::*;
-pub(crate) use scene::{Pair, Scene, Side, pattern, peer};
+pub(crate) use scene::{Batch, Pair, Scene, Side, pattern, peer};
 pub(crate) use transfers::*;
 
 /// Makes a module `$name` with one test for each fact, run on pairs from `$make_pair`, a `fn() -> Pair`.

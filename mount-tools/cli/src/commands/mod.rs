@@ -8,6 +8,7 @@ mod mount;
 mod object;
 mod pin;
 mod status;
+mod topology;
 mod umount;
 mod verify;
 
@@ -31,6 +32,7 @@ pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError
         Command::Config(ConfigCommand::Show(args)) => config::show(&args, output)?,
         Command::Mount(args) => mount::run(args, output)?,
         Command::Umount(args) => umount::run(&args, output)?,
+        Command::Topology(args) => topology::run(&args, output)?,
         Command::Completions(args) => generate::completions(&args, output)?,
         Command::Manpages(args) => generate::manpages(&args, output)?,
     }

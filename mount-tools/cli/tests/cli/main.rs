@@ -8,4 +8,5 @@ mod fake_daemon;
 mod host;
 mod mounting;
 mod queries;
+mod topology;
 mod unmounting;

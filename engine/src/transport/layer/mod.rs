@@ -1,0 +1,157 @@
+//! Decorators: a transport around a transport, with the same promises, which the suite checks on each of them.
+//!
+//! - [`throttle`] limits bytes per second;
+//! - [`checksum`] compares both ends after each operation;
+//! - [`record`] remembers what was done;
+//! - [`fault`] delays, loses, fails and changes operations, decided by a seed.
+//!
+//! They nest: what one hands down, the next may change again. An operation keeps its batch through all of them.
+
+pub mod checksum;
+pub mod fault;
+mod hold;
+pub mod record;
+pub mod throttle;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{BoxFuture, Capabilities, Endpoint, Exchange, Operation, Rail, Ticket, TicketSink, Transport};
+use crate::error::Error;
+use crate::memory::Region;
+use crate::types::{PeerId, RegionId};
+
+/// What a decorator does with each connection that the transport below makes.
+trait Wrap: Send + Sync + fmt::Debug {
+    /// A connection to `peer` around `inner`.
+    fn wrap(&self, peer: PeerId, inner: Arc<dyn Endpoint>) -> Arc<dyn Endpoint>;
+
+    /// The link to `peer` is gone; the transport below knows.
+    fn forget(&self, _peer: PeerId) {}
+
+    /// The transport below was closed. Resolves when this layer touches no memory either.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+/// A transport whose connections are wrapped, and which is else the one below.
+#[derive(Debug)]
+struct Layer<W> {
+    inner: Arc<dyn Transport>,
+    wrap: W,
+}
+
+impl<W: Wrap> Transport for Layer<W> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn rails(&self) -> Vec<Rail> {
+        self.inner.rails()
+    }
+
+    fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
+        self.inner.register(id, region)
+    }
+
+    fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.inner.unregister(id)
+    }
+
+    fn connect<'a>(
+        &'a self,
+        peer: PeerId,
+        exchange: &'a dyn Exchange,
+    ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
+        Box::pin(async move { Ok(self.wrap.wrap(peer, self.inner.connect(peer, exchange).await?)) })
+    }
+
+    fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
+        self.inner.answer(peer, request)
+    }
+
+    fn forget(&self, peer: PeerId) {
+        self.inner.forget(peer);
+        self.wrap.forget(peer);
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.inner.close().await;
+            self.wrap.close().await;
+        })
+    }
+}
+
+/// What happens when an operation ends below: it ends the ticket, now or later.
+type Then = Box<dyn FnOnce(Ticket, Result<(), Error>) + Send>;
+
+/// Stands between an operation below and the ticket above.
+struct Relay(Mutex<Option<(Ticket, Then)>>);
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Relay(..)")
+    }
+}
+
+impl TicketSink for Relay {
+    fn completed(&self, _index: u32, result: Result<(), Error>) {
+        let taken = self.0.lock().take();
+        if let Some((ticket, then)) = taken {
+            then(ticket, result);
+        }
+    }
+}
+
+/// Operations that are wrapped at once; what has no room below is unwrapped again.
+const WRAPPED_MAX: usize = 64;
+
+/// Posts to `inner`, with `then` of each operation called at its end. What `inner` has no room for is left in
+/// `operations` as it was.
+fn post_relayed(
+    inner: &dyn Endpoint,
+    operations: &mut VecDeque<Operation>,
+    mut then: impl FnMut(&Operation) -> Then,
+) {
+    while !operations.is_empty() {
+        let mut relays = VecDeque::new();
+        let mut wrapped = VecDeque::new();
+        for operation in operations.drain(..operations.len().min(WRAPPED_MAX)) {
+            let (operation, relay) = wrap(operation, &mut then);
+            wrapped.push_back(operation);
+            relays.push_back(relay);
+        }
+        inner.post(&mut wrapped);
+        let is_full = !wrapped.is_empty();
+        while let (Some(operation), Some(relay)) = (wrapped.pop_back(), relays.pop_back()) {
+            let taken = relay.0.lock().take();
+            if let Some((ticket, _)) = taken {
+                operations.push_front(Operation { ticket, ..operation });
+            }
+        }
+        if is_full {
+            return;
+        }
+    }
+}
+
+fn wrap(operation: Operation, then: &mut impl FnMut(&Operation) -> Then) -> (Operation, Arc<Relay>) {
+    let (batch, index) = (operation.ticket.batch(), operation.ticket.index());
+    let then = then(&operation);
+    let Operation { direction, local, remote, rail, deadline, ticket } = operation;
+    let relay = Arc::new(Relay(Mutex::new(Some((ticket, then)))));
+    let ticket = Ticket::new(Arc::clone(&relay) as Arc<dyn TicketSink>, batch, index);
+    (Operation { direction, local, remote, rail, deadline, ticket }, relay)
+}
+
+#[cfg(test)]
+mod tests;
