@@ -7,6 +7,8 @@
 //! config, time, rng}`; nothing here imports from the daemon.
 
 pub mod error;
+#[expect(dead_code, unused_imports, reason = "streams are for the transport that follows")]
+pub mod link;
 pub mod memory;
 pub mod plan;
 pub mod queue;

@@ -3,9 +3,14 @@
 //! Values are parsed at the edge (`64GiB`) and carried as these types inside.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+/// A boxed future, so that traits with asynchronous methods can be used as objects.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A length in bytes, on the wire, on disk or in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

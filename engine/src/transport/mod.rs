@@ -18,18 +18,14 @@ mod operation;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::error::Error;
 use crate::memory::Region;
 use crate::types::{ByteCount, NumaNode, PeerId, RailId, RegionId};
 
+pub use crate::types::BoxFuture;
 pub use operation::{BatchId, Direction, Operation, RemoteSlice, Ticket, TicketSink};
-
-/// A boxed future, so that the traits can be used as objects.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What a transport can do, as data for the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,137 @@
+//! Connections that are made from here: for links, which are kept, and for streams, which are handed out.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpStream;
+
+use super::handshake::{Identity, Token, Verdict};
+use super::stream::Stream;
+use super::{Link, Links, greet, socket};
+use crate::error::Error;
+use crate::types::PeerId;
+
+/// How an attempt to make a link ended, once it has.
+pub(super) type Dialled = Option<Result<Arc<Link>, Error>>;
+
+/// Shortest and longest pause before a peer that says "duplicate" is dialled again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+
+impl Links {
+    /// Dials until there is a link to `peer`, by either end.
+    pub(super) async fn dial_link(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Arc<Link>, Error> {
+        let deadline = Instant::now() + self.config.connect_timeout;
+        let mut pause = PAUSE.0;
+        loop {
+            if let Some(link) = self.registered(peer) {
+                if link.is_up() {
+                    return Ok(link);
+                }
+                link.wait_ended().await;
+            }
+            let (stream, identity, verdict) = self.dial_any(peer, addresses, None, deadline).await?;
+            match verdict {
+                Verdict::Welcome => return self.register(stream, identity),
+                Verdict::Duplicate if Instant::now() + pause < deadline => {
+                    drop(stream);
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+                Verdict::Duplicate | Verdict::UnknownToken | Verdict::Unwanted => {
+                    let cause = "it does not take the connection".into();
+                    return Err(Error::PeerGone { peer, cause });
+                }
+            }
+        }
+    }
+
+    /// Makes a stream of bytes to `peer`, which granted `token`. `addresses` are where it says that it listens.
+    ///
+    /// # Errors
+    /// As [`Links::connect`]; [`Error::Refused`] when the token is not valid any more.
+    pub(crate) async fn dial_stream(
+        &self,
+        peer: PeerId,
+        addresses: &[SocketAddr],
+        token: Token,
+        deadline: Instant,
+    ) -> Result<Stream, Error> {
+        let link = self.link(peer);
+        let seen = link.as_ref().map(|link| link.remote());
+        let mut candidates = socket::candidates(addresses, seen.map(|remote| remote.ip()));
+        // A link that was dialled shows an address that certainly leads there.
+        if let Some(remote) = link.filter(|link| link.is_dialled()).and(seen) {
+            candidates.retain(|address| *address != remote);
+            candidates.insert(0, remote);
+        }
+        let (stream, _, verdict) = self.dial_any(peer, &candidates, Some(token), deadline).await?;
+        match verdict {
+            Verdict::Welcome => Ok(stream),
+            Verdict::UnknownToken => Err(Error::Refused { cause: "the grant was withdrawn".into() }),
+            Verdict::Duplicate | Verdict::Unwanted => {
+                Err(Error::PeerGone { peer, cause: "it does not take the connection".into() })
+            }
+        }
+    }
+
+    /// Tries the addresses in turn. An error that says more than "nobody is there" is kept.
+    async fn dial_any(
+        &self,
+        peer: PeerId,
+        addresses: &[SocketAddr],
+        token: Option<Token>,
+        deadline: Instant,
+    ) -> Result<(Stream, Identity, Verdict), Error> {
+        let me = self.identity(token);
+        let mut kept: Option<Error> = None;
+        for (index, &address) in addresses.iter().enumerate() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let share = left / u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
+            let error = match tokio::time::timeout(share, self.dial_one(peer, address, &me)).await {
+                Ok(Ok(dialled)) => return Ok(dialled),
+                Ok(Err(error)) => error,
+                Err(_) => Error::Unreachable {
+                    address: address.to_string().into(),
+                    cause: format!("no answer within {} ms", share.as_millis()).into(),
+                },
+            };
+            let says_more = !matches!(error, Error::Unreachable { .. });
+            if says_more || kept.as_ref().is_none_or(|kept| matches!(kept, Error::Unreachable { .. })) {
+                kept = Some(error);
+            }
+        }
+        Err(kept.unwrap_or_else(|| Error::Unreachable {
+            address: peer.to_string().into(),
+            cause: "no address of it is known".into(),
+        }))
+    }
+
+    async fn dial_one(
+        &self,
+        peer: PeerId,
+        address: SocketAddr,
+        me: &Identity,
+    ) -> Result<(Stream, Identity, Verdict), Error> {
+        let unreachable = |error: io::Error| Error::Unreachable {
+            address: address.to_string().into(),
+            cause: error.to_string().into(),
+        };
+        let socket = TcpStream::connect(address).await.map_err(unreachable)?;
+        socket::prepare(&socket, self.config.silence_max).map_err(unreachable)?;
+        let stream = match &self.encryption {
+            Some(encryption) => {
+                let session = encryption.dialled().map_err(unreachable)?;
+                let unproven = |error: io::Error| Error::Unproven {
+                    peer_address: address.to_string().into(),
+                    cause: format!("no encryption: {error}").into(),
+                };
+                Stream::encrypted(socket, session).await.map_err(unproven)?
+            }
+            None => Stream::plain(socket),
+        };
+        let (identity, verdict) = greet::introduce(&stream, &self.prover, me, peer).await?;
+        Ok((stream, identity, verdict))
+    }
+}

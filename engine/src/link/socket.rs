@@ -1,0 +1,102 @@
+//! Sockets as links want them: listening on both families, and noticing a peer that fell silent.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::TcpStream;
+
+/// Connections that wait in the kernel to be accepted.
+const BACKLOG: i32 = 1024;
+/// Keepalive probes without an answer that end a connection.
+const PROBES: u32 = 2;
+
+/// Listens on each of `wanted`. A `[::]` on a host without IPv6 becomes `0.0.0.0`.
+pub(super) fn listen(wanted: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
+    let mut listeners = Vec::with_capacity(wanted.len());
+    for &address in wanted {
+        let has_twin = wanted.contains(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())));
+        let listener = match bind(address, has_twin) {
+            Err(error) if is_absent_family(&error) && address.ip().is_unspecified() && !has_twin => {
+                bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())), false)
+            }
+            bound => bound,
+        };
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
+        listeners.push(listener.map_err(named)?);
+    }
+    Ok(listeners)
+}
+
+fn is_absent_family(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
+}
+
+fn bind(address: SocketAddr, is_v6_only: bool) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(is_v6_only)?;
+    }
+    // A restarted engine takes its port back although old connections are still in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Sets what every connection has: no delay for small frames, and an end after `silence_max` without a sign of the
+/// other side, whether bytes are under way (`TCP_USER_TIMEOUT`) or not (keepalive).
+pub(super) fn prepare(socket: &TcpStream, silence_max: Duration) -> io::Result<()> {
+    let socket = SockRef::from(socket);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_user_timeout(Some(silence_max))?;
+    let step = (silence_max / (PROBES + 1)).max(Duration::from_secs(1));
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(step).with_interval(step).with_retries(PROBES))
+}
+
+/// Where to dial a peer that says it listens at `told` and was last seen at `seen`: an address that means "any" is
+/// replaced by the one it was seen at, and that host comes first.
+pub(super) fn candidates(told: &[SocketAddr], seen: Option<IpAddr>) -> Vec<SocketAddr> {
+    let seen = seen.map(|ip| ip.to_canonical());
+    let mut found: Vec<SocketAddr> = Vec::with_capacity(told.len());
+    for address in told {
+        let ip = match seen {
+            Some(seen) if address.ip().is_unspecified() => seen,
+            _ => address.ip(),
+        };
+        let address = SocketAddr::new(ip, address.port());
+        if !found.contains(&address) {
+            found.push(address);
+        }
+    }
+    found.sort_by_key(|address| Some(address.ip().to_canonical()) != seen);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_becomes_where_the_peer_was_seen_and_that_host_comes_first() {
+        let told: Vec<SocketAddr> =
+            ["10.0.0.1:7", "[::]:8", "10.0.0.2:9", "0.0.0.0:8"].map(|text| text.parse().unwrap()).to_vec();
+        let seen = Some("::ffff:10.0.0.2".parse().unwrap());
+        let found: Vec<String> = candidates(&told, seen).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.0.0.2:8", "10.0.0.2:9", "10.0.0.1:7"]);
+        assert_eq!(candidates(&told, None), told);
+    }
+
+    #[test]
+    fn one_port_serves_both_families_by_one_socket_or_by_two() {
+        let one = listen(&["[::]:0".parse().unwrap()]).unwrap();
+        let port = one[0].local_addr().unwrap().port();
+        assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+        drop(one);
+        let both = [format!("[::]:{port}"), format!("0.0.0.0:{port}")].map(|text| text.parse().unwrap());
+        let two = listen(&both).unwrap();
+        assert_eq!(two.len(), 2);
+    }
+}

@@ -1,0 +1,206 @@
+//! Encryption of one stream: TLS 1.3 with certificates of both ends.
+//!
+//! The session keeps its own buffers and is driven by the same calls as a plain socket, so that everything above is
+//! written once. Plain bytes wait in it at most for [`BUFFER_BYTES`].
+
+use std::fmt;
+use std::fs;
+use std::io::{self, IoSlice, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use tokio::net::TcpStream;
+
+use super::TlsConfig;
+use crate::error::Error;
+
+/// Plain bytes that a session takes before it has sent the last.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// What makes sessions: the files of [`TlsConfig`], read once.
+pub(super) struct Encryption {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    name: ServerName<'static>,
+}
+
+impl fmt::Debug for Encryption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Encryption").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Encryption {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] with the file and what is wrong with it.
+    pub(super) fn open(config: &TlsConfig) -> Result<Self, Error> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&config.authority)? {
+            roots.add(certificate).map_err(|error| unusable(&config.authority, &error))?;
+        }
+        let roots = Arc::new(roots);
+        let chain = certificates(&config.certificate)?;
+        let key = || PrivateKeyDer::from_pem_file(&config.key).map_err(|error| unusable(&config.key, &error));
+        let name = ServerName::try_from(config.name.clone())
+            .map_err(|error| unusable(Path::new(&config.name), &error))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let versions = [&rustls::version::TLS13];
+        let wrong_pair = |error: rustls::Error| unusable(&config.certificate, &error);
+        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&versions)
+            .map_err(wrong_pair)?
+            .with_root_certificates(Arc::clone(&roots))
+            .with_client_auth_cert(chain.clone(), key()?)
+            .map_err(wrong_pair)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .build()
+            .map_err(|error| unusable(&config.authority, &error))?;
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&versions)
+            .map_err(wrong_pair)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key()?)
+            .map_err(wrong_pair)?;
+        // Connections live long, so nothing is gained by resuming one.
+        server.send_tls13_tickets = 0;
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
+    }
+
+    /// The session of the end that dialled.
+    pub(super) fn dialled(&self) -> io::Result<Session> {
+        let connection = ClientConnection::new(Arc::clone(&self.client), self.name.clone());
+        Ok(Session::new(connection.map_err(io::Error::other)?.into()))
+    }
+
+    /// The session of the end that accepted.
+    pub(super) fn accepted(&self) -> io::Result<Session> {
+        let connection = ServerConnection::new(Arc::clone(&self.server));
+        Ok(Session::new(connection.map_err(io::Error::other)?.into()))
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let text = fs::read(path).map_err(|error| unusable(path, &error))?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) => Err(unusable(path, &"there is no certificate in it")),
+        Err(error) => Err(unusable(path, &error)),
+    }
+}
+
+fn unusable(path: &Path, cause: &dyn fmt::Display) -> Error {
+    let looked_for = path.display().to_string().into();
+    Error::Unavailable { transport: "tls", looked_for, cause: cause.to_string().into() }
+}
+
+/// One encrypted stream.
+pub(super) struct Session {
+    /// Guards the state of the encryption; held for system calls that do not wait.
+    connection: Mutex<Connection>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Session(..)")
+    }
+}
+
+/// A socket that is read and written without waiting.
+struct Nonblocking<'a>(&'a TcpStream);
+
+impl Read for Nonblocking<'_> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        self.0.try_read(target)
+    }
+}
+
+impl Write for Nonblocking<'_> {
+    fn write(&mut self, source: &[u8]) -> io::Result<usize> {
+        self.0.try_write(source)
+    }
+
+    fn write_vectored(&mut self, sources: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_write_vectored(sources)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Session {
+    fn new(mut connection: Connection) -> Self {
+        connection.set_buffer_limit(Some(BUFFER_BYTES));
+        Self { connection: Mutex::new(connection) }
+    }
+
+    pub(super) fn wants_write(&self) -> bool {
+        self.connection.lock().wants_write()
+    }
+
+    /// Goes on with the handshake; `WouldBlock` until it is done.
+    pub(super) fn shake_hands(&self, socket: &TcpStream) -> io::Result<()> {
+        let mut connection = self.connection.lock();
+        while connection.is_handshaking() {
+            flush(&mut connection, socket)?;
+            if connection.is_handshaking() {
+                receive(&mut connection, socket)?;
+            }
+        }
+        flush(&mut connection, socket)
+    }
+
+    pub(super) fn try_read(&self, socket: &TcpStream, target: &mut [u8]) -> io::Result<usize> {
+        let mut connection = self.connection.lock();
+        loop {
+            match connection.reader().read(target) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // A peer that was killed says no farewell: the end of the stream, as on a plain socket.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            receive(&mut connection, socket)?;
+        }
+    }
+
+    pub(super) fn try_write(&self, socket: &TcpStream, sources: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut connection = self.connection.lock();
+        flush(&mut connection, socket)?;
+        let count = connection.writer().write_vectored(sources)?;
+        match flush(&mut connection, socket) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(count),
+        }
+    }
+
+    pub(super) fn try_flush(&self, socket: &TcpStream) -> io::Result<()> {
+        flush(&mut self.connection.lock(), socket)
+    }
+}
+
+/// Sends what is encrypted; `WouldBlock` when some is left.
+fn flush(connection: &mut Connection, socket: &TcpStream) -> io::Result<()> {
+    while connection.wants_write() {
+        connection.write_tls(&mut Nonblocking(socket))?;
+    }
+    Ok(())
+}
+
+/// Receives once and decrypts.
+fn receive(connection: &mut Connection, socket: &TcpStream) -> io::Result<()> {
+    connection.read_tls(&mut Nonblocking(socket))?;
+    let outcome = connection.process_new_packets();
+    if outcome.is_err() {
+        // The alert that tells the peer why.
+        let _ = flush(connection, socket);
+    }
+    outcome.map(drop).map_err(io::Error::other)
+}
