@@ -14,6 +14,7 @@
 //! pair's number). They do it over the engine's own authenticated connection to the peer, the *link*, through
 //! [`Exchange`]: so nothing is granted to a peer that has proved nothing.
 
+pub mod libfabric;
 mod operation;
 
 use std::collections::VecDeque;
