@@ -1,10 +1,13 @@
 //! Two ends of the transport, and operations whose ends can be waited for.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use tidefs_engine::error::Error;
 use tidefs_engine::memory::{Access, MemorySlice, PageKind, Region};
 use tidefs_engine::transport::libfabric::{Fabric, FabricConfig};
@@ -27,14 +30,80 @@ pub(crate) fn config() -> FabricConfig {
     }
 }
 
+/// The strict provider's file, where libfabric finds it. Set up before the library is used for the first time.
+fn prepare() -> &'static Path {
+    static FOLDER: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (folder, file) = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let built = std::env::current_exe().unwrap().with_file_name("libfabric_strict.so");
+        let file = folder.path().join("libstrict-fi.so");
+        std::os::unix::fs::symlink(&built, &file).unwrap();
+        assert!(file.exists(), "{} was not built", built.display());
+        // SAFETY: the first thing that any test here does; no other thread of this process reads the environment yet
+        // but those of tests that wait for this same cell.
+        unsafe { std::env::set_var("FI_PROVIDER_PATH", folder.path()) };
+        (folder, file)
+    });
+    let _ = folder;
+    file
+}
+
 /// Opens one end. `None`, with the reason on standard output, where there is no libfabric.
 pub(crate) fn open() -> Option<Arc<Fabric>> {
+    open_with(&config())
+}
+
+/// The same over the strict provider.
+pub(crate) fn open_strict() -> Option<Arc<Fabric>> {
+    open_with(&FabricConfig { provider: Some("strict".to_owned()), address: None, ..config() })
+}
+
+fn open_with(config: &FabricConfig) -> Option<Arc<Fabric>> {
+    prepare();
     if let Err(error) = libfabric_sys::Library::open() {
         println!("skipped: {error} (Debian: libfabric1)");
         return None;
     }
     // The library is there, so a provider that is not is a failure.
-    Some(Arc::new(Fabric::open(&config()).unwrap()))
+    Some(Arc::new(Fabric::open(config).unwrap()))
+}
+
+/// A function of the strict provider, in the copy that libfabric has loaded.
+fn strict_symbol(name: &CStr) -> *mut c_void {
+    let file = CString::new(prepare().as_os_str().as_encoded_bytes()).unwrap();
+    // SAFETY: names end with zeros; the library stays loaded, since its handle is never closed.
+    let symbol = unsafe { libc::dlsym(libc::dlopen(file.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
+    assert!(!symbol.is_null());
+    symbol
+}
+
+/// Makes every endpoint of the strict provider swallow what is sent to it, or answer again.
+pub(crate) fn silence(is_silent: bool) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_silence")) };
+    set(i32::from(is_silent));
+}
+
+/// What rules of the strict provider were broken since the last call.
+pub(crate) fn violations() -> String {
+    type Take = unsafe extern "C" fn(*mut c_char, usize) -> usize;
+    // SAFETY: the signature of the provider's function.
+    let take: Take = unsafe { std::mem::transmute(strict_symbol(c"strict_violations")) };
+    let mut text = vec![0_u8; 1 << 16];
+    // SAFETY: the buffer has as many bytes as are said.
+    let length = unsafe { take(text.as_mut_ptr().cast(), text.len()) };
+    String::from_utf8_lossy(&text[..length]).into_owned()
+}
+
+/// The strict provider is one for the whole process: its tests go one after the other, where they share a process.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock()
+}
+
+pub(crate) fn expect_no_violation() {
+    let broken = violations();
+    assert!(broken.is_empty(), "rules of the strict provider were broken:\n{broken}");
 }
 
 pub(crate) fn peer(number: u64) -> PeerId {
@@ -132,11 +201,12 @@ impl Run {
         let sink: Arc<dyn TicketSink> = Arc::new(Sink(sender));
         let batch = BatchId::next();
         let deadline = Instant::now() + within;
+        let rails = endpoint.load().len();
         let operation = |(index, &(direction, from, to, length)): (usize, &Piece)| Operation {
             direction,
             local: MemorySlice::new(&local.region, local.id, from, ByteCount(length)).unwrap(),
             remote: RemoteSlice { region: remote.id, key: Arc::clone(&remote.key), offset: to },
-            rail: RailId(0),
+            rail: RailId(u16::try_from(index % rails).unwrap()),
             deadline,
             ticket: Ticket::new(Arc::clone(&sink), batch, u32::try_from(index).unwrap()),
         };
@@ -148,11 +218,16 @@ impl Run {
     /// Waits for all ends; posts what did not fit before. Each operation ends exactly once.
     pub(crate) fn wait(mut self) -> Vec<Result<(), Error>> {
         let mut ends: Vec<Option<Result<(), Error>>> = vec![None; self.count];
-        for _ in 0..self.count {
-            let (index, result) = self.results.recv_timeout(PATIENCE).expect("an operation does not end");
+        let give_up = Instant::now() + PATIENCE;
+        while ends.iter().any(Option::is_none) {
+            // Another run may have had all the room before; its ends are not told here.
+            self.endpoint.post(&mut self.rest);
+            let Ok((index, result)) = self.results.recv_timeout(Duration::from_millis(20)) else {
+                assert!(Instant::now() < give_up, "an operation does not end: {ends:?}");
+                continue;
+            };
             let before = ends[index as usize].replace(result);
             assert!(before.is_none(), "operation {index} ended twice");
-            self.endpoint.post(&mut self.rest);
         }
         ends.into_iter().map(Option::unwrap).collect()
     }
@@ -168,6 +243,10 @@ pub(crate) struct Pair {
 impl Pair {
     pub(crate) fn open() -> Option<Self> {
         Some(Self::of(open()?, open()?))
+    }
+
+    pub(crate) fn open_strict() -> Option<Self> {
+        Some(Self::of(open_strict()?, open_strict()?))
     }
 
     pub(crate) fn of(near: Arc<Fabric>, far: Arc<Fabric>) -> Self {

@@ -341,6 +341,12 @@ impl Domain {
 
     /// Starts or ends a job; gives it back when the provider has no room.
     fn start(&mut self, job: Job) -> Option<Job> {
+        // Checked here, on the thread that removes addresses: a post may race with the peer's being forgotten, and
+        // some providers crash on an address that is gone.
+        if let Err(error) = job.connection.check() {
+            job.complete(Err(error));
+            return None;
+        }
         let local = &job.operation.local;
         if local.length() == 0 {
             // There is nothing to move, and providers differ in what they make of it.
@@ -408,20 +414,22 @@ impl Domain {
         });
     }
 
-    /// Closes the endpoint, so that no memory is touched any more, and opens another.
+    /// Closes the endpoint, so that no memory is touched any more, and opens another. Only then are the jobs ended:
+    /// who is told of that may connect again at once, with the new address.
     fn reopen(&mut self, cause: &str) {
         tracing::warn!(cause, "opening the endpoint of a NIC again");
         let error = Error::transport(NAME, format!("its endpoint was closed: {cause}"));
-        self.end_all(&error);
         for connection in std::mem::take(&mut self.connections).iter().filter_map(Weak::upgrade) {
             connection.fail(&error);
         }
+        let ended = self.close_port(&error);
         // Registrations stay: they belong to the domain. Where they are bound to the endpoint they are lost.
         if self.nic.facts().mr_mode & fi::FI_MR_ENDPOINT != 0 {
             self.rebind_regions();
         } else if let Err(failure) = self.open_port() {
             tracing::warn!(error = %failure, "the endpoint of a NIC stays closed");
         }
+        ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 
     fn rebind_regions(&mut self) {
@@ -442,26 +450,25 @@ impl Domain {
         }
     }
 
-    /// Closes the endpoint and ends every job: what was given up with its own error, others with `error`.
-    fn end_all(&mut self, error: &Error) {
+    /// Closes the endpoint. Returns every job with the error that ends it: its own when it was given up, else `error`.
+    fn close_port(&mut self, error: &Error) -> Vec<(Job, Error)> {
         self.port = None;
         self.scratch = None;
         self.known.clear();
         self.is_blocked = false;
         self.free = (0..self.settings.slots).rev().collect();
-        let flights: Vec<Flight> = self.flights.iter_mut().filter_map(Option::take).collect();
-        for flight in flights {
+        let in_flight = self.flights.iter_mut().filter_map(Option::take).map(|flight| {
             let own = flight.given_up.map(|(own, _)| own);
-            flight.job.complete(Err(own.unwrap_or_else(|| error.clone())));
-        }
-        for job in std::mem::take(&mut self.waiting) {
-            job.complete(Err(error.clone()));
-        }
+            (flight.job, own.unwrap_or_else(|| error.clone()))
+        });
+        let waiting = self.waiting.drain(..).map(|job| (job, error.clone()));
+        in_flight.chain(waiting).collect()
     }
 
     /// Ends everything.
     pub(super) fn close(&mut self) {
-        self.end_all(&Error::Closed);
+        let ended = self.close_port(&Error::Closed);
         self.regions.clear();
+        ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 }

@@ -50,6 +50,15 @@ impl Connection {
         self.state.lock().clone()
     }
 
+    /// Whether operations may start, or why not.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match &*self.state.lock() {
+            EndpointState::Ready => Ok(()),
+            EndpointState::Failed(error) => Err(error.clone()),
+            EndpointState::Closed => Err(Error::Closed),
+        }
+    }
+
     /// It takes nothing more. The first cause stays.
     pub(super) fn fail(&self, error: &Error) {
         let mut state = self.state.lock();
@@ -138,16 +147,9 @@ impl Endpoint for FabricEndpoint {
         let mut jobs: Vec<Vec<Job>> = self.rails.iter().map(|_| Vec::new()).collect();
         while self.connection.operations.load(Ordering::Acquire) < self.operations_max {
             let Some(operation) = operations.pop_front() else { break };
-            match self.connection.state() {
-                EndpointState::Ready => {}
-                EndpointState::Failed(error) => {
-                    operation.complete(Err(error));
-                    continue;
-                }
-                EndpointState::Closed => {
-                    operation.complete(Err(Error::Closed));
-                    continue;
-                }
+            if let Err(error) = self.connection.check() {
+                operation.complete(Err(error));
+                continue;
             }
             let rail = usize::from(operation.rail.0) % self.rails.len();
             match locate(&operation, rail % self.peer_rails) {

@@ -264,9 +264,10 @@ impl Fabric {
         Err(unavailable(looked_for, format!("it uses {}", greeting.provider)))
     }
 
-    async fn greet(&self, exchange: &dyn Exchange) -> Result<Greeting, Error> {
-        let own =
-            Greeting { is_ready: true, provider: self.provider.clone(), addresses: self.own_addresses() };
+    /// Tells the peer `addresses`, which are ours, until it knows them. Returns what it told us.
+    async fn greet(&self, addresses: &[Vec<u8>], exchange: &dyn Exchange) -> Result<Greeting, Error> {
+        let (provider, addresses) = (self.provider.clone(), addresses.to_vec());
+        let own = Greeting { is_ready: true, provider, addresses };
         for _ in 0..GREETINGS_MAX {
             let reply = Greeting::decode(&exchange.ask(own.encode()).await?)?;
             self.check_greeting(&reply)?;
@@ -334,14 +335,24 @@ impl Transport for Fabric {
         exchange: &'a dyn Exchange,
     ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
         Box::pin(async move {
-            let greeting = self.greet(exchange).await?;
-            let connection = Arc::new(Connection::new(peer, self.nics.len()));
-            let mut rails = Vec::with_capacity(self.nics.len());
-            let answers = self.introduce(peer, &greeting.addresses, Some(&connection));
-            for (nic, answer) in self.nics.iter().zip(answers) {
-                let slot = answer.await.unwrap_or(Err(Error::Closed))?;
-                rails.push((Arc::clone(&nic.progress), slot));
-            }
+            let mut own = self.own_addresses();
+            let (greeting, connection, rails) = loop {
+                let greeting = self.greet(&own, exchange).await?;
+                let connection = Arc::new(Connection::new(peer, self.nics.len()));
+                let mut rails = Vec::with_capacity(self.nics.len());
+                let answers = self.introduce(peer, &greeting.addresses, Some(&connection));
+                for (nic, answer) in self.nics.iter().zip(answers) {
+                    let slot = answer.await.unwrap_or(Err(Error::Closed))?;
+                    rails.push((Arc::clone(&nic.progress), slot));
+                }
+                // An endpoint that was opened again meanwhile has another address than the peer knows; one that is
+                // opened again from now on fails the connection.
+                let now = self.own_addresses();
+                if now == own {
+                    break (greeting, connection, rails);
+                }
+                own = now;
+            };
             let operations_max = self.capabilities.operations_max;
             let peer_rails = greeting.addresses.len();
             let endpoint = FabricEndpoint::new(connection, rails, peer_rails, operations_max);
