@@ -10,6 +10,11 @@
 //! One endpoint, completion queue and address vector for each NIC, shared by all peers: a peer costs a place in the
 //! vector. Rail `i` of this host talks to rail `i` of the peer, modulo their number.
 //!
+//! libfabric keeps registrations in a cache of its own, for programs that register the same memory again and again: a
+//! withdrawn region then stays within reach of peers that know its key, on verbs and on EFA. The engine registers each
+//! segment once and needs no such cache, so the process is to be started with [`REGISTRATION_CACHE`]; `open` warns where
+//! it is not. It is not set here: the environment of a process with several threads cannot be changed safely.
+//!
 //! Limits: 29 NICs; one provider at a time; host memory only.
 
 mod domain;
@@ -62,6 +67,9 @@ const OPERATIONS_MAX: usize = 128;
 /// How often a peer is asked whether it knows our addresses, and the pause between.
 const GREETINGS_MAX: usize = 200;
 const GREETING_PAUSE: Duration = Duration::from_millis(5);
+
+/// Variable and value that turn libfabric's cache of registrations off, see fi_mr(3).
+pub const REGISTRATION_CACHE: (&str, &str) = ("FI_MR_CACHE_MAX_COUNT", "0");
 
 /// How the transport is opened.
 #[derive(Clone, Debug)]
@@ -196,6 +204,7 @@ impl Fabric {
                 fabric.open_nic(offer, config, &wish)?;
             }
         }
+        fabric.warn_of_cache();
         let longest = fabric.capabilities.operation_bytes_max;
         fabric.capabilities.slice_bytes = fabric.capabilities.slice_bytes.min(longest);
         tracing::info!(provider = %fabric.provider, rails = fabric.rails.len(), "libfabric is open");
@@ -231,6 +240,19 @@ impl Fabric {
         });
         self.nics.push(NicHandle { progress, name });
         Ok(())
+    }
+
+    /// Says so when a region that is withdrawn may stay within reach.
+    fn warn_of_cache(&self) {
+        let (variable, value) = REGISTRATION_CACHE;
+        let is_off = std::env::var(variable).is_ok_and(|set| set == value);
+        // Providers that move bytes with the processor look a key up for each operation, and cache nothing.
+        if self.uses_addresses && !is_off {
+            tracing::warn!(
+                provider = %self.provider,
+                "start with {variable}={value}: withdrawn regions stay within reach of peers that know their keys"
+            );
+        }
     }
 
     fn own_addresses(&self) -> Vec<Vec<u8>> {
