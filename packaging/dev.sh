@@ -66,6 +66,7 @@ readonly test_needs=(
     'fio:fio:tests reads and writes by libaio, io_uring and mmap with verification'
     'jq:jq:tests and scripts read the JSON of the tools with it'
     'python3:python3:runs the tests with real Python clients'
+    '/usr/include/rdma/fabric.h:libfabric-dev:brings libfabric, which tests of transfers use, and its headers'
 )
 
 # The first line of `cargo --version` that Cargo.toml accepts, for example 1.95.
@@ -102,6 +103,7 @@ ensure_packages() {
     local row name package reason packages=()
     for row in "$@"; do
         IFS=: read -r name package reason <<<"$row"
+        [[ $name == /* && -e $name ]] && continue
         # /sbin is not on every user's PATH.
         PATH=$PATH:/usr/sbin:/sbin command -v "$name" >/dev/null && continue
         note "$name is missing: it $reason (package $package)."

@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 
 use nix::errno::Errno;
 
@@ -82,7 +83,11 @@ fn growth_after_the_rename_is_in_the_object_once_the_writer_closed(mode: Mode) {
 /// The checksum of a file that this process has just closed: the kernel announces the last close a moment after it.
 fn checksum_of(path: &Path) -> String {
     let has_one = || crate::common::sys::get_xattr(path, "user.tidefs.checksum").is_ok();
-    assert!(crate::common::wait::until(crate::common::wait::HANG, has_one), "no checksum of {}", path.display());
+    assert!(
+        crate::common::wait::until(crate::common::wait::HANG, has_one),
+        "no checksum of {}",
+        path.display()
+    );
     get_xattr_text(path, "user.tidefs.checksum")
 }
 
@@ -100,11 +105,7 @@ fn the_version_changes_when_a_writer_kept_open_writes_after_the_rename(mode: Mod
         let again = kv.join("again");
         let expected = fs::read(&name).expect("read");
         fs::write(&again, &expected).expect("write");
-        assert_eq!(
-            first,
-            checksum_of(&again),
-            "the checksum is that of the final bytes"
-        );
+        assert_eq!(first, checksum_of(&again), "the checksum is that of the final bytes");
     }
 }
 

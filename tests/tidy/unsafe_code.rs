@@ -9,10 +9,21 @@ const ALLOWED: &[(&str, &str)] = &[(
     "the counting allocator that measures what an order of eviction costs",
 )];
 
+/// Folders whose whole matter is a foreign interface, each with its reason.
+const FOREIGN: &[(&str, &str)] = &[
+    (
+        "engine/libfabric-sys/src/",
+        "declarations of libfabric's C interface, and the calls through its tables",
+    ),
+    ("engine/libfabric-strict/src/", "a provider of libfabric: the other side of the same interface"),
+];
+
 /// Lines of `unsafe` blocks, functions, traits, implementations and foreign blocks.
 fn unsafe_lines(lexed: &Lexed<'_>) -> Vec<(usize, bool)> {
     let is_unsafe = |(index, token): (usize, &crate::lexer::Token<'_>)| {
-        let next = lexed.text(index + 1);
+        // `unsafe extern "C" fn` is a function or its type; only a block of foreign declarations makes a claim.
+        let is_foreign_fn = lexed.text(index + 1) == "extern" && lexed.text(index + 3) == "fn";
+        let next = if is_foreign_fn { "fn" } else { lexed.text(index + 1) };
         // A function or a trait states a demand, in its documentation; the others make a claim.
         let is_claim = matches!(next, "{" | "impl" | "extern");
         let is_demand = matches!(next, "fn" | "trait");
@@ -27,6 +38,7 @@ fn may_hold_unsafe(path: &str, allowed: &[(&str, &str)]) -> bool {
         || path.ends_with("/memory.rs")
         || path.starts_with("tests/")
         || path.contains("/tests/")
+        || FOREIGN.iter().any(|(folder, _)| path.starts_with(folder))
         || allowed.iter().any(|(file, _)| *file == path)
 }
 
@@ -133,6 +145,7 @@ mod tests {
             "let a = unsafe { g() }; // SAFETY: a test.",
             "/// # Safety\n/// Demands something.\nunsafe fn f() {}",
             "#[unsafe(no_mangle)]\nfn f() {}",
+            "type F = unsafe extern \"C\" fn(u32) -> u32;",
         ] {
             assert_eq!(check_comments("engine/src/memory/a.rs", text), [], "{text}");
         }

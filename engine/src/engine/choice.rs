@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Parts;
 use crate::error::Error;
 use crate::transport::Transport;
+use crate::transport::libfabric::{Fabric, FabricConfig};
 use crate::transport::shm::{ShmConfig, ShmTransport};
 use crate::transport::tcp::{TcpConfig, TcpTransport};
 
@@ -18,19 +19,22 @@ use crate::transport::tcp::{TcpConfig, TcpTransport};
 pub enum TransportName {
     /// Memory of peers on this host, mapped.
     Shm,
+    /// EFA, and other fabrics that libfabric drives.
+    Libfabric,
     /// Sockets; always there.
     Tcp,
 }
 
 impl TransportName {
     /// All, the best first.
-    pub const ALL: [Self; 2] = [Self::Shm, Self::Tcp];
+    pub const ALL: [Self; 3] = [Self::Shm, Self::Libfabric, Self::Tcp];
 
     /// The name as it is written in options.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Shm => "shm",
+            Self::Libfabric => "libfabric",
             Self::Tcp => "tcp",
         }
     }
@@ -38,6 +42,7 @@ impl TransportName {
     fn open(self, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
         Ok(match self {
             Self::Shm => ShmTransport::open(ShmConfig::default(), &parts.runtime)?,
+            Self::Libfabric => Arc::new(Fabric::open(&FabricConfig::default())?),
             Self::Tcp => TcpTransport::open(&parts.links, TcpConfig::default()),
         })
     }
@@ -120,6 +125,9 @@ mod tests {
         let named = TransportChoice::Named(vec![TransportName::Tcp, TransportName::Shm]);
         assert_eq!("tcp, shm".parse(), Ok(named));
         let error = "tcp,carrier-pigeon".parse::<TransportChoice>().unwrap_err().to_string();
-        assert!(error.contains("`carrier-pigeon`") && error.contains("some of shm, tcp"), "{error}");
+        assert!(
+            error.contains("`carrier-pigeon`") && error.contains("some of shm, libfabric, tcp"),
+            "{error}"
+        );
     }
 }

@@ -17,6 +17,7 @@
 #[cfg(test)]
 mod conformance;
 pub mod layer;
+pub mod libfabric;
 mod operation;
 pub mod shm;
 pub mod sim;

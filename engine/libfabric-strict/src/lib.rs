@@ -1,0 +1,73 @@
+//! A provider of libfabric for tests: the memory of one process is its network, and EFA's rules are its law.
+//!
+//! libfabric loads it from a folder named in `FI_PROVIDER_PATH`, as `libstrict-fi.so`. It offers two NICs with the
+//! attributes of EFA's direct path, made smaller: four operations in flight, 64 KiB each. What it adds is malice:
+//! operations complete in random order, the send queue says that it is full when it is not, and there is no descriptor
+//! to wait on. What it enforces:
+//! - local memory lies inside the region whose descriptor is passed, and that region is not closed under it;
+//! - a context is not used twice at once;
+//! - remote memory is named by address and by a key that lives, with the right to do this;
+//! - both ends have inserted each other's address;
+//! - a write asks for no delivery guarantee, since the direct path has none.
+//!
+//! A broken rule is an error for the operation and a sentence in [`strict_violations`]. [`strict_silence`] makes an
+//! endpoint swallow what is sent to it, as a host does whose cable was pulled; an endpoint that is closed lets
+//! operations on it fail.
+//!
+//! Limit: one process. Threads: one lock around everything.
+
+mod objects;
+mod offer;
+mod world;
+
+use std::ffi::c_char;
+
+use libfabric_sys::fi_provider;
+
+use world::world;
+
+struct Provider(std::cell::UnsafeCell<fi_provider>);
+
+// SAFETY: the library alone uses the structure once it has the pointer, and serialises that itself.
+unsafe impl Sync for Provider {}
+
+static PROVIDER: Provider = Provider(std::cell::UnsafeCell::new(fi_provider {
+    version: libfabric_sys::version(117, 0),
+    fi_version: libfabric_sys::version(1, 17),
+    context: [std::ptr::null_mut(); 4],
+    name: c"strict".as_ptr(),
+    getinfo: Some(offer::getinfo),
+    fabric: Some(objects::fabric),
+    cleanup: Some(cleanup),
+}));
+
+unsafe extern "C" fn cleanup() {}
+
+/// The entry point of a provider that is loaded from a file.
+// SAFETY: the name is the one that libfabric looks up; nothing else of this process has it.
+#[unsafe(no_mangle)]
+pub extern "C" fn fi_prov_ini() -> *mut fi_provider {
+    PROVIDER.0.get()
+}
+
+/// Writes the rules that were broken so far, one in a line, and forgets them. Returns the number of bytes written, at
+/// most `length`.
+///
+/// # Safety
+/// `text` has room for `length` bytes.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strict_violations(text: *mut c_char, length: usize) -> usize {
+    let all = std::mem::take(&mut world().violations).join("\n");
+    let count = all.len().min(length);
+    // SAFETY: the caller keeps it for the target; the source has at least `count` bytes.
+    unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), text.cast(), count) };
+    count
+}
+
+/// Makes every endpoint that is open now swallow what is sent to it (`is_silent` not 0), or answer again.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_silence(is_silent: i32) {
+    world().endpoints.values_mut().for_each(|endpoint| endpoint.is_silent = is_silent != 0);
+}

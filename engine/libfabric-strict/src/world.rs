@@ -1,0 +1,259 @@
+//! The network: endpoints, registered memory, operations in flight, and the rules.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use libfabric_sys as fi;
+
+/// Operations that an endpoint holds.
+pub(crate) const TX_SIZE: usize = 4;
+/// Longest operation.
+pub(crate) const BYTES_MAX: usize = 64 << 10;
+
+/// Which way an operation goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+}
+
+/// An operation in flight.
+#[derive(Clone, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) kind: Kind,
+    /// Local address.
+    pub(crate) local: usize,
+    pub(crate) length: usize,
+    /// Number of the local region, from its descriptor.
+    pub(crate) descriptor: usize,
+    /// Place in the address vector.
+    pub(crate) slot: u64,
+    pub(crate) remote: u64,
+    pub(crate) key: u64,
+    pub(crate) context: usize,
+}
+
+/// The end of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Done {
+    pub(crate) context: usize,
+    pub(crate) length: usize,
+    /// 0, or a positive error number.
+    pub(crate) error: i32,
+}
+
+/// An endpoint, its vector and its queue.
+#[derive(Debug, Default)]
+pub(crate) struct Endpoint {
+    pub(crate) domain: usize,
+    pub(crate) cq: usize,
+    pub(crate) av: usize,
+    pub(crate) is_silent: bool,
+    in_flight: Vec<Transfer>,
+    /// Attempts that are still refused without a reason.
+    burst: u32,
+}
+
+impl Endpoint {
+    pub(crate) fn new(domain: usize) -> Self {
+        Self { domain, ..Self::default() }
+    }
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) domain: usize,
+    pub(crate) start: usize,
+    pub(crate) length: usize,
+    pub(crate) access: u64,
+    pub(crate) key: u64,
+}
+
+/// Everything.
+#[derive(Debug)]
+pub(crate) struct World {
+    random: u64,
+    last_id: usize,
+    pub(crate) endpoints: BTreeMap<usize, Endpoint>,
+    pub(crate) memories: BTreeMap<usize, Memory>,
+    /// Address vectors: the endpoints they name, by place.
+    pub(crate) vectors: BTreeMap<usize, Vec<Option<usize>>>,
+    pub(crate) queues: BTreeMap<usize, VecDeque<Done>>,
+    pub(crate) violations: Vec<String>,
+}
+
+static WORLD: Mutex<World> = Mutex::new(World {
+    random: 0x5851_F42D_4C95_7F2D,
+    last_id: 0,
+    endpoints: BTreeMap::new(),
+    memories: BTreeMap::new(),
+    vectors: BTreeMap::new(),
+    queues: BTreeMap::new(),
+    violations: Vec::new(),
+});
+
+/// The one network of this process.
+pub(crate) fn world() -> MutexGuard<'static, World> {
+    WORLD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl World {
+    /// A number that was never given before.
+    pub(crate) fn new_id(&mut self) -> usize {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// A random number below `bound`.
+    pub(crate) fn random(&mut self, bound: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        usize::try_from(self.random % (bound.max(1) as u64)).unwrap_or(0)
+    }
+
+    /// Notes a broken rule; returns what the call answers.
+    pub(crate) fn violation(&mut self, rule: impl Into<String>) -> i32 {
+        let rule = rule.into();
+        eprintln!("libfabric-strict: {rule}");
+        self.violations.push(rule);
+        fi::FI_EINVAL
+    }
+
+    /// Takes an operation, or says why not: a positive error number.
+    pub(crate) fn post(&mut self, id: usize, transfer: Transfer) -> Result<(), i32> {
+        let is_context_busy = self
+            .endpoints
+            .values()
+            .flat_map(|endpoint| &endpoint.in_flight)
+            .any(|other| other.context == transfer.context);
+        if is_context_busy || transfer.context == 0 || !transfer.context.is_multiple_of(8) {
+            return Err(self.violation("a context is null, not aligned, or in flight already"));
+        }
+        if transfer.length == 0 || transfer.length > BYTES_MAX {
+            return Err(self.violation(format!("an operation of {} bytes", transfer.length)));
+        }
+        if let Err(rule) = self.check_local(id, &transfer) {
+            return Err(self.violation(rule));
+        }
+        let refusal = self.random(6);
+        let Some(endpoint) = self.endpoints.get_mut(&id) else { return Err(fi::FI_EOPBADSTATE) };
+        if endpoint.burst > 0 {
+            endpoint.burst -= 1;
+            return Err(fi::FI_EAGAIN);
+        }
+        if refusal == 0 {
+            endpoint.burst = 3;
+        }
+        if endpoint.in_flight.len() >= TX_SIZE {
+            return Err(fi::FI_EAGAIN);
+        }
+        endpoint.in_flight.push(transfer);
+        Ok(())
+    }
+
+    fn check_local(&self, id: usize, transfer: &Transfer) -> Result<(), String> {
+        let memory = self.memories.get(&transfer.descriptor).ok_or("local memory without a descriptor")?;
+        let right = if transfer.kind == Kind::Read { fi::FI_READ } else { fi::FI_WRITE };
+        let domain = self.endpoints.get(&id).map(|endpoint| endpoint.domain);
+        if Some(memory.domain) != domain {
+            return Err("a descriptor of another domain".to_owned());
+        }
+        if memory.access & right == 0 {
+            return Err("local memory is not registered for this kind of operation".to_owned());
+        }
+        if !memory.holds(transfer.local, transfer.length) {
+            return Err("local memory lies outside the region of its descriptor".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Completes some of the operations of the endpoints of a queue, in any order.
+    pub(crate) fn progress(&mut self, queue: usize) {
+        let ids: Vec<usize> =
+            self.endpoints.iter().filter(|(_, endpoint)| endpoint.cq == queue).map(|(&id, _)| id).collect();
+        for id in ids {
+            for _ in 0..TX_SIZE {
+                let count = self.endpoints.get(&id).map_or(0, |endpoint| endpoint.in_flight.len());
+                if count == 0 || self.random(3) == 0 {
+                    break;
+                }
+                let chosen = self.random(count);
+                self.complete(id, chosen);
+            }
+        }
+    }
+
+    fn complete(&mut self, id: usize, index: usize) {
+        let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
+        let transfer = endpoint.in_flight.swap_remove(index);
+        let (av, cq) = (endpoint.av, endpoint.cq);
+        let target =
+            self.vectors.get(&av).and_then(|slots| *slots.get(usize::try_from(transfer.slot).ok()?)?);
+        let is_silent =
+            target.and_then(|target| self.endpoints.get(&target)).is_some_and(|target| target.is_silent);
+        if is_silent {
+            if let Some(endpoint) = self.endpoints.get_mut(&id) {
+                endpoint.in_flight.push(transfer);
+            }
+            return;
+        }
+        let error = match target {
+            None => self.violation("an operation on an address that was not inserted, or was removed"),
+            Some(target) => self.apply(id, target, &transfer),
+        };
+        if let Some(queue) = self.queues.get_mut(&cq) {
+            queue.push_back(Done { context: transfer.context, length: transfer.length, error });
+        }
+    }
+
+    /// Moves the bytes. Returns 0 or a positive error number.
+    fn apply(&mut self, id: usize, target: usize, transfer: &Transfer) -> i32 {
+        let Some(peer) = self.endpoints.get(&target) else { return fi::FI_EHOSTUNREACH };
+        let peer_domain = peer.domain;
+        let is_known = self.vectors.get(&peer.av).is_some_and(|slots| slots.contains(&Some(id)));
+        if !is_known {
+            return self.violation("the target has not inserted the address of the initiator");
+        }
+        let right = if transfer.kind == Kind::Read { fi::FI_REMOTE_READ } else { fi::FI_REMOTE_WRITE };
+        let Ok(remote) = usize::try_from(transfer.remote) else { return fi::FI_EACCES };
+        let is_granted = self.memories.values().any(|memory| {
+            memory.key == transfer.key
+                && memory.domain == peer_domain
+                && memory.access & right != 0
+                && memory.holds(remote, transfer.length)
+        });
+        if !is_granted {
+            return fi::FI_EKEYREJECTED;
+        }
+        let (source, copy_to) = match transfer.kind {
+            Kind::Read => (remote, transfer.local),
+            Kind::Write => (transfer.local, remote),
+        };
+        // SAFETY: both ranges lie in memory that is registered now, so its owner keeps it mapped until it closes the
+        // region, which takes the lock that is held here. `copy` allows overlap.
+        unsafe { std::ptr::copy(source as *const u8, copy_to as *mut u8, transfer.length) };
+        0
+    }
+
+    /// Withdraws memory.
+    pub(crate) fn withdraw(&mut self, number: usize) {
+        let is_used = self
+            .endpoints
+            .values()
+            .flat_map(|endpoint| &endpoint.in_flight)
+            .any(|transfer| transfer.descriptor == number);
+        if is_used {
+            self.violation("memory is withdrawn while an operation in flight uses it");
+        }
+        self.memories.remove(&number);
+    }
+}
+
+impl Memory {
+    fn holds(&self, start: usize, length: usize) -> bool {
+        let end = start.checked_add(length);
+        start >= self.start && end.is_some_and(|end| end <= self.start + self.length)
+    }
+}

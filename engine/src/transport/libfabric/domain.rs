@@ -1,0 +1,474 @@
+//! One NIC: its endpoint, what is registered with it, the peers it knows, and the operations under way.
+//!
+//! Invariants
+//! - Every job ends once. One that is in flight ends when its completion was read, or after the endpoint was closed:
+//!   there is no `fi_cancel` on EFA, so an operation that is given up is first left alone for [`Settings::settle`],
+//!   and if it has not ended by then, the endpoint is closed and opened again. That ends all that was in flight on
+//!   this NIC, with an error that lets the engine try again, and every connection over it must be made anew, because
+//!   its address is another.
+//! - At most `slots` operations are in flight, which is what the provider said it takes; others wait in order, and a
+//!   peer whose connection is not ready yet holds up nobody else.
+//! - A write has ended when its bytes are in the target's memory: by `FI_DELIVERY_COMPLETE` where the provider has it;
+//!   else by reading the last byte back after the write's completion, which the target's NIC answers after it has
+//!   passed on the write.
+//!
+//! Threads: owned by the NIC's progress thread.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use libfabric_sys as fi;
+
+use super::NAME;
+use super::endpoint::Connection;
+use super::job::{Flight, Job, Settings, error_of};
+use super::nic::ffi::{Failure, Nic};
+use super::port::ffi::{Completion, Order, Port, Posted, Registration};
+use super::progress::Command;
+use crate::error::Error;
+use crate::memory::{Access, MemorySlice, PageKind, Region};
+use crate::transport::Direction;
+use crate::types::{ByteCount, PeerId, RegionId};
+
+/// A peer's address in the vector.
+struct Known {
+    slot: u64,
+    holders: HashSet<PeerId>,
+}
+
+/// Deadlines are looked at this often while anything is under way.
+const SWEEP: Duration = Duration::from_millis(5);
+
+/// One NIC.
+pub(super) struct Domain {
+    // The order of fields is that of their drops: the endpoint goes before what it may touch.
+    port: Option<Port>,
+    flights: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    waiting: VecDeque<Job>,
+    /// Whether the provider refused something for want of room at the last attempt.
+    is_blocked: bool,
+    ended: Vec<Completion>,
+    last_sweep: Instant,
+    regions: HashMap<RegionId, Arc<Registration>>,
+    /// Where bytes go that are read to confirm a write.
+    scratch: Option<(MemorySlice, Arc<Registration>)>,
+    known: HashMap<Vec<u8>, Known>,
+    connections: Vec<Weak<Connection>>,
+    next_key: u64,
+    settings: Settings,
+    /// Our address, as peers get it; changes when the endpoint is opened again.
+    name: Arc<parking_lot::Mutex<Vec<u8>>>,
+    nic: Arc<Nic>,
+}
+
+impl Domain {
+    /// Opens the endpoint. `name` is kept up to date with its address.
+    pub(super) fn open(
+        nic: Arc<Nic>,
+        settings: Settings,
+        name: Arc<parking_lot::Mutex<Vec<u8>>>,
+    ) -> Result<(Self, Option<u64>), Failure> {
+        let mut domain = Self {
+            port: None,
+            flights: (0..settings.slots).map(|_| None).collect(),
+            free: (0..settings.slots).rev().collect(),
+            waiting: VecDeque::new(),
+            is_blocked: false,
+            ended: Vec::new(),
+            last_sweep: Instant::now(),
+            regions: HashMap::new(),
+            scratch: None,
+            known: HashMap::new(),
+            connections: Vec::new(),
+            next_key: 1,
+            settings,
+            name,
+            nic,
+        };
+        domain.open_port()?;
+        let operation_bytes_max = domain.port.as_ref().and_then(Port::operation_bytes_max);
+        Ok((domain, operation_bytes_max))
+    }
+
+    fn open_port(&mut self) -> Result<(), Failure> {
+        let port = Port::open(&self.nic, self.settings.slots, self.settings.write_flags)?;
+        *self.name.lock() = port.name()?;
+        if self.settings.write_flags & fi::FI_DELIVERY_COMPLETE == 0 {
+            let region = Region::anonymous(ByteCount(4096), PageKind::Base, Access::Read);
+            let region = Arc::new(region.map_err(|error| Failure {
+                call: "memory to confirm writes",
+                code: error.raw_os_error().unwrap_or(fi::FI_ENOMEM),
+                text: error.to_string(),
+            })?);
+            let registration = Arc::new(Registration::new(&port, &region, self.unused_key())?);
+            let byte = MemorySlice::new(&region, RegionId(u64::MAX), 0, ByteCount(1));
+            self.scratch = byte.ok().map(|byte| (byte, registration));
+        }
+        self.port = Some(port);
+        Ok(())
+    }
+
+    /// A key that no registration of this NIC has had.
+    fn unused_key(&mut self) -> u64 {
+        self.next_key += 1;
+        self.next_key
+    }
+
+    /// Whether anything is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.free.len() < self.settings.slots || !self.waiting.is_empty()
+    }
+
+    /// Whether something waits for the provider to have room.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
+    /// Whether a peer may have operations under way at this end.
+    pub(super) fn has_peers(&self) -> bool {
+        !self.known.is_empty()
+    }
+
+    /// Whether nothing waits to be polled.
+    pub(super) fn may_sleep(&self) -> bool {
+        self.port.as_ref().is_none_or(|port| port.wait_fd().is_none() || port.may_sleep())
+    }
+
+    /// What becomes readable when there is something to poll.
+    pub(super) fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.port.as_ref().and_then(Port::wait_fd)
+    }
+
+    /// Does what another thread asked.
+    pub(super) fn execute(&mut self, command: Command) {
+        match command {
+            Command::Register(id, region, reply) => {
+                let _ = reply.send(self.register(id, &region));
+            }
+            Command::Unregister(id, done) => {
+                if let Some(registration) = self.regions.remove(&id) {
+                    registration.notify_withdrawn(done);
+                }
+            }
+            Command::Insert(peer, address, connection, reply) => {
+                let _ = reply.send(self.insert(peer, address, connection));
+            }
+            Command::Forget(peer) => self.forget(peer),
+            Command::Post(jobs) => self.waiting.extend(jobs),
+            Command::Cancel(connection, batch) => self.give_up(&Error::Cancelled, |job| {
+                Arc::ptr_eq(&job.connection, &connection) && job.operation.ticket.batch() == batch
+            }),
+            Command::End(connection, error) => {
+                self.give_up(&error, |job| Arc::ptr_eq(&job.connection, &connection));
+            }
+            Command::Close(_) => self.close(),
+        }
+    }
+
+    fn register(&mut self, id: RegionId, region: &Arc<Region>) -> Result<u64, Error> {
+        let key = self.unused_key();
+        let port = self.port.as_ref().ok_or_else(|| Error::transport(NAME, "the NIC is not open"))?;
+        let registration = Registration::new(port, region, key)
+            .map_err(|failure| Error::transport(NAME, failure.to_string()))?;
+        let key = registration.key();
+        self.regions.insert(id, Arc::new(registration));
+        Ok(key)
+    }
+
+    fn insert(
+        &mut self,
+        peer: PeerId,
+        address: Vec<u8>,
+        connection: Option<Arc<Connection>>,
+    ) -> Result<u64, Error> {
+        let to_error = |failure: Failure| Error::transport(NAME, failure.to_string());
+        if self.port.is_none() {
+            self.open_port().map_err(to_error)?;
+        }
+        let own = self.name.lock().len();
+        if address.len() != own {
+            return Err(Error::protocol(format!("an address of {} bytes, ours has {own}", address.len())));
+        }
+        let known = match self.known.get_mut(&address) {
+            Some(known) => known,
+            None => {
+                // Just opened, if it was not open.
+                let port = self.port.as_mut().ok_or(Error::Closed)?;
+                let slot = port.insert(&address).map_err(to_error)?;
+                self.known.entry(address).or_insert(Known { slot, holders: HashSet::new() })
+            }
+        };
+        known.holders.insert(peer);
+        let slot = known.slot;
+        self.connections.retain(|connection| connection.strong_count() > 0);
+        self.connections.extend(connection.as_ref().map(Arc::downgrade));
+        Ok(slot)
+    }
+
+    fn forget(&mut self, peer: PeerId) {
+        let error = Error::PeerGone { peer, cause: "its link is closed".into() };
+        for connection in self.connections.iter().filter_map(Weak::upgrade) {
+            if connection.peer == peer {
+                connection.fail(&error);
+            }
+        }
+        self.give_up(&error, |job| job.connection.peer == peer);
+        self.known.values_mut().for_each(|known| {
+            known.holders.remove(&peer);
+        });
+    }
+
+    /// Ends the jobs that wait, and marks those in flight, whose `is_meant` is true.
+    fn give_up(&mut self, error: &Error, is_meant: impl Fn(&Job) -> bool) {
+        let (meant, rest): (VecDeque<Job>, VecDeque<Job>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(&is_meant);
+        self.waiting = rest;
+        let until = Instant::now() + self.settings.settle;
+        for flight in self.flights.iter_mut().flatten().filter(|flight| is_meant(&flight.job)) {
+            flight.given_up.get_or_insert_with(|| (error.clone(), until));
+        }
+        meant.into_iter().for_each(|job| job.complete(Err(error.clone())));
+    }
+
+    /// Polls, starts what waits, looks at deadlines. Returns whether anything happened.
+    pub(super) fn advance(&mut self) -> bool {
+        let mut has_worked = self.poll();
+        has_worked |= self.start_waiting();
+        if self.last_sweep.elapsed() >= SWEEP {
+            self.last_sweep = Instant::now();
+            self.sweep();
+        }
+        has_worked
+    }
+
+    fn poll(&mut self) -> bool {
+        let Some(port) = self.port.as_mut() else { return false };
+        let mut ended = std::mem::take(&mut self.ended);
+        if let Err(failure) = port.poll(&mut ended) {
+            self.reopen(&failure.to_string());
+        }
+        let has_worked = !ended.is_empty();
+        for completion in ended.drain(..) {
+            self.finish(completion);
+        }
+        self.ended = ended;
+        has_worked
+    }
+
+    fn finish(&mut self, completion: Completion) {
+        let slot = completion.slot;
+        let Some(mut flight) = self.flights[slot].take() else { return };
+        let is_write = flight.job.operation.direction == Direction::Write;
+        let must_confirm = is_write && !flight.is_confirming && self.scratch.is_some();
+        if completion.result.is_ok() && must_confirm && flight.given_up.is_none() {
+            flight.is_confirming = true;
+            match self.confirm(slot, &flight.job) {
+                Posted::Started => self.flights[slot] = Some(flight),
+                Posted::Full => {
+                    // The whole write is done again, which writes the same bytes to the same place.
+                    self.free.push(slot);
+                    self.waiting.push_front(flight.job);
+                }
+                Posted::Refused(failure) => {
+                    self.free.push(slot);
+                    let error = error_of(&failure, &flight.job);
+                    flight.job.complete(Err(error));
+                }
+            }
+            return;
+        }
+        self.free.push(slot);
+        let result = match (completion.result, flight.given_up) {
+            (Ok(()), None) => Ok(()),
+            // It was given up before it ended; a write that was not confirmed may not be there.
+            (_, Some((error, _))) => Err(error),
+            (Err(failure), None) => {
+                let error = error_of(&failure, &flight.job);
+                if matches!(error, Error::TransportFailed { .. }) {
+                    flight.job.connection.fail(&error);
+                }
+                Err(error)
+            }
+        };
+        flight.job.complete(result);
+    }
+
+    /// Reads back the last byte of a write.
+    fn confirm(&mut self, slot: usize, job: &Job) -> Posted {
+        let (Some(port), Some((byte, registration))) = (self.port.as_mut(), &self.scratch) else {
+            return Posted::Full;
+        };
+        let last = (job.operation.local.length() as u64).saturating_sub(1);
+        port.post(
+            slot,
+            &Order {
+                direction: Direction::Read,
+                local: byte,
+                registration,
+                peer: job.peer,
+                address: job.address + last,
+                key: job.key,
+            },
+        )
+    }
+
+    fn start_waiting(&mut self) -> bool {
+        self.is_blocked = false;
+        let mut has_worked = false;
+        let mut blocked_peers: Vec<u64> = Vec::new();
+        for _ in 0..self.waiting.len() {
+            if self.free.is_empty() {
+                break;
+            }
+            let Some(job) = self.waiting.pop_front() else { break };
+            if blocked_peers.contains(&job.peer) {
+                self.waiting.push_back(job);
+                continue;
+            }
+            if let Some(job) = self.start(job) {
+                blocked_peers.push(job.peer);
+                self.waiting.push_back(job);
+                self.is_blocked = true;
+            } else {
+                has_worked = true;
+            }
+        }
+        has_worked
+    }
+
+    /// Starts or ends a job; gives it back when the provider has no room.
+    fn start(&mut self, job: Job) -> Option<Job> {
+        // Checked here, on the thread that removes addresses: a post may race with the peer's being forgotten, and
+        // some providers crash on an address that is gone.
+        if let Err(error) = job.connection.check() {
+            job.complete(Err(error));
+            return None;
+        }
+        let local = &job.operation.local;
+        if local.length() == 0 {
+            // There is nothing to move, and providers differ in what they make of it.
+            job.complete(Ok(()));
+            return None;
+        }
+        let (Some(port), Some(registration)) = (self.port.as_mut(), self.regions.get(&local.id())) else {
+            let error = if self.port.is_none() {
+                Error::transport(NAME, "the NIC is not open")
+            } else {
+                Error::NoSuchRegion { region: local.id() }
+            };
+            job.complete(Err(error));
+            return None;
+        };
+        let slot = self.free.pop()?;
+        let order = Order {
+            direction: job.operation.direction,
+            local,
+            registration,
+            peer: job.peer,
+            address: job.address,
+            key: job.key,
+        };
+        match port.post(slot, &order) {
+            Posted::Started => {
+                self.flights[slot] = Some(Flight { job, is_confirming: false, given_up: None });
+                None
+            }
+            Posted::Full => {
+                self.free.push(slot);
+                Some(job)
+            }
+            Posted::Refused(failure) => {
+                self.free.push(slot);
+                let error = error_of(&failure, &job);
+                if matches!(error, Error::TransportFailed { .. }) {
+                    job.connection.fail(&error);
+                }
+                job.complete(Err(error));
+                None
+            }
+        }
+    }
+
+    /// Gives up what is past its deadline, opens the endpoint again when something does not end, and forgets
+    /// addresses that nobody holds.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        if self.is_busy() {
+            self.give_up(&Error::DeadlinePassed, |job| job.operation.deadline <= now);
+            let is_stuck = |flight: &Flight| flight.given_up.as_ref().is_some_and(|(_, until)| *until <= now);
+            if self.flights.iter().flatten().any(is_stuck) {
+                self.reopen("an operation did not end in time");
+            }
+        }
+        let in_use: HashSet<u64> = self.flights.iter().flatten().map(|flight| flight.job.peer).collect();
+        let Some(port) = self.port.as_mut() else { return };
+        self.known.retain(|_, known| {
+            let is_kept = !known.holders.is_empty() || in_use.contains(&known.slot);
+            if !is_kept {
+                port.remove(known.slot);
+            }
+            is_kept
+        });
+    }
+
+    /// Closes the endpoint, so that no memory is touched any more, and opens another. Only then are the jobs ended:
+    /// who is told of that may connect again at once, with the new address.
+    fn reopen(&mut self, cause: &str) {
+        tracing::warn!(cause, "opening the endpoint of a NIC again");
+        let error = Error::transport(NAME, format!("its endpoint was closed: {cause}"));
+        for connection in std::mem::take(&mut self.connections).iter().filter_map(Weak::upgrade) {
+            connection.fail(&error);
+        }
+        let ended = self.close_port(&error);
+        // Registrations stay: they belong to the domain. Where they are bound to the endpoint they are lost.
+        if self.nic.facts().mr_mode & fi::FI_MR_ENDPOINT != 0 {
+            self.rebind_regions();
+        } else if let Err(failure) = self.open_port() {
+            tracing::warn!(error = %failure, "the endpoint of a NIC stays closed");
+        }
+        ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
+    }
+
+    fn rebind_regions(&mut self) {
+        let regions = std::mem::take(&mut self.regions);
+        let kept: Vec<(RegionId, Arc<Region>)> = regions
+            .iter()
+            .filter_map(|(&id, registration)| Some((id, Arc::clone(registration.region()?))))
+            .collect();
+        drop(regions);
+        if let Err(failure) = self.open_port() {
+            tracing::warn!(error = %failure, "the endpoint of a NIC stays closed");
+            return;
+        }
+        for (id, region) in kept {
+            if let Err(error) = self.register(id, &region) {
+                tracing::warn!(region = %id, %error, "a region is not reachable through a NIC any more");
+            }
+        }
+    }
+
+    /// Closes the endpoint. Returns every job with the error that ends it: its own when it was given up, else `error`.
+    fn close_port(&mut self, error: &Error) -> Vec<(Job, Error)> {
+        self.port = None;
+        self.scratch = None;
+        self.known.clear();
+        self.is_blocked = false;
+        self.free = (0..self.settings.slots).rev().collect();
+        let in_flight = self.flights.iter_mut().filter_map(Option::take).map(|flight| {
+            let own = flight.given_up.map(|(own, _)| own);
+            (flight.job, own.unwrap_or_else(|| error.clone()))
+        });
+        let waiting = self.waiting.drain(..).map(|job| (job, error.clone()));
+        in_flight.chain(waiting).collect()
+    }
+
+    /// Ends everything.
+    pub(super) fn close(&mut self) {
+        let ended = self.close_port(&Error::Closed);
+        self.regions.clear();
+        ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
+    }
+}

@@ -1,0 +1,200 @@
+//! The connection to one peer: an address in each NIC's vector, and the count of what is under way.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::job::Job;
+use super::progress::{Command, Progress};
+use super::wire::Key;
+use crate::error::Error;
+use crate::memory::Access;
+use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
+use crate::types::{ByteCount, PeerId, RailId};
+
+/// What the threads of the NICs and the owner of an endpoint share.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) peer: PeerId,
+    state: Mutex<EndpointState>,
+    /// Operations taken and not ended, over all rails. At most `operations_max`.
+    operations: AtomicUsize,
+    /// Wakes those who wait for `operations` to be 0.
+    ended: Notify,
+    loads: Vec<Load>,
+}
+
+#[derive(Debug, Default)]
+struct Load {
+    operations: AtomicUsize,
+    bytes: AtomicU64,
+}
+
+impl Connection {
+    pub(super) fn new(peer: PeerId, rails: usize) -> Self {
+        Self {
+            peer,
+            state: Mutex::new(EndpointState::Ready),
+            operations: AtomicUsize::new(0),
+            ended: Notify::new(),
+            loads: (0..rails).map(|_| Load::default()).collect(),
+        }
+    }
+
+    pub(super) fn state(&self) -> EndpointState {
+        self.state.lock().clone()
+    }
+
+    /// Whether operations may start, or why not.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match &*self.state.lock() {
+            EndpointState::Ready => Ok(()),
+            EndpointState::Failed(error) => Err(error.clone()),
+            EndpointState::Closed => Err(Error::Closed),
+        }
+    }
+
+    /// It takes nothing more. The first cause stays.
+    pub(super) fn fail(&self, error: &Error) {
+        let mut state = self.state.lock();
+        if *state == EndpointState::Ready {
+            *state = EndpointState::Failed(error.clone());
+        }
+    }
+
+    fn started(&self, rail: usize, bytes: u64) {
+        self.operations.fetch_add(1, Ordering::AcqRel);
+        self.loads[rail].operations.fetch_add(1, Ordering::Relaxed);
+        self.loads[rail].bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// An operation has ended; called before its ticket says so, because that may post the next.
+    pub(super) fn ended(&self, rail: usize, bytes: u64) {
+        self.loads[rail].operations.fetch_sub(1, Ordering::Relaxed);
+        self.loads[rail].bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if self.operations.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.ended.notify_waiters();
+        }
+    }
+
+    /// Resolves when no operation is under way.
+    async fn idle(&self) {
+        loop {
+            let ended = self.ended.notified();
+            if self.operations.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+/// The connection of this transport to one peer.
+pub(super) struct FabricEndpoint {
+    connection: Arc<Connection>,
+    /// The NICs, and the peer's address in the vector of each.
+    rails: Vec<(Arc<Progress>, u64)>,
+    /// Rails of the peer: our rail `i` talks to the peer's rail `i % peer_rails`.
+    peer_rails: usize,
+    operations_max: usize,
+}
+
+impl fmt::Debug for FabricEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FabricEndpoint").field("connection", &self.connection).finish_non_exhaustive()
+    }
+}
+
+impl FabricEndpoint {
+    pub(super) fn new(
+        connection: Arc<Connection>,
+        rails: Vec<(Arc<Progress>, u64)>,
+        peer_rails: usize,
+        operations_max: usize,
+    ) -> Self {
+        Self { connection, rails, peer_rails, operations_max }
+    }
+}
+
+/// Checks an operation against what the peer said about its region. Returns address and key at the peer's rail.
+fn locate(operation: &Operation, peer_rail: usize) -> Result<(u64, u64), Error> {
+    let remote = &operation.remote;
+    let key = Key::decode(&remote.key)?;
+    let length = operation.local.length() as u64;
+    if operation.direction == Direction::Write && key.access == Access::Read {
+        return Err(Error::ReadOnly { region: remote.region });
+    }
+    if remote.offset.checked_add(length).is_none_or(|end| end > key.length) {
+        return Err(Error::OutOfRange {
+            region: remote.region,
+            offset: remote.offset,
+            length: ByteCount(length),
+            region_length: ByteCount(key.length),
+        });
+    }
+    let rkey = key.keys.get(peer_rail).ok_or_else(|| Error::protocol("a key without this rail"))?;
+    let address = key.base.checked_add(remote.offset);
+    Ok((address.ok_or_else(|| Error::protocol("an address that does not exist"))?, *rkey))
+}
+
+impl Endpoint for FabricEndpoint {
+    fn post(&self, operations: &mut VecDeque<Operation>) {
+        let mut jobs: Vec<Vec<Job>> = self.rails.iter().map(|_| Vec::new()).collect();
+        while self.connection.operations.load(Ordering::Acquire) < self.operations_max {
+            let Some(operation) = operations.pop_front() else { break };
+            if let Err(error) = self.connection.check() {
+                operation.complete(Err(error));
+                continue;
+            }
+            let rail = usize::from(operation.rail.0) % self.rails.len();
+            match locate(&operation, rail % self.peer_rails) {
+                Ok((address, key)) => {
+                    self.connection.started(rail, operation.local.length() as u64);
+                    let (connection, peer) = (Arc::clone(&self.connection), self.rails[rail].1);
+                    jobs[rail].push(Job { connection, peer, rail, address, key, operation });
+                }
+                Err(error) => operation.complete(Err(error)),
+            }
+        }
+        for ((progress, _), jobs) in self.rails.iter().zip(jobs) {
+            if !jobs.is_empty() {
+                progress.send(Command::Post(jobs));
+            }
+        }
+    }
+
+    fn cancel(&self, batch: BatchId) {
+        for (progress, _) in &self.rails {
+            progress.send(Command::Cancel(Arc::clone(&self.connection), batch));
+        }
+    }
+
+    fn state(&self) -> EndpointState {
+        self.connection.state()
+    }
+
+    fn load(&self) -> Vec<RailLoad> {
+        let load = |(rail, load): (usize, &Load)| RailLoad {
+            rail: RailId(u16::try_from(rail).unwrap_or(u16::MAX)),
+            operations: load.operations.load(Ordering::Relaxed),
+            bytes: load.bytes.load(Ordering::Relaxed),
+        };
+        self.connection.loads.iter().enumerate().map(load).collect()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        *self.connection.state.lock() = EndpointState::Closed;
+        for (progress, _) in &self.rails {
+            progress.send(Command::End(Arc::clone(&self.connection), Error::Closed));
+        }
+        Box::pin(async {
+            // A thread that has ended completes what is sent to it; the tick only guards against a lost wake.
+            while tokio::time::timeout(Duration::from_secs(1), self.connection.idle()).await.is_err() {}
+        })
+    }
+}

@@ -1,0 +1,62 @@
+//! An operation on its way through a NIC.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libfabric_sys as fi;
+
+use super::NAME;
+use super::endpoint::Connection;
+use super::nic::ffi::Failure;
+use crate::error::Error;
+use crate::transport::Operation;
+
+/// How a NIC is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    /// Operations in flight.
+    pub(super) slots: usize,
+    /// Flags of a write: `FI_DELIVERY_COMPLETE` where the provider has it.
+    pub(super) write_flags: u64,
+    /// How long an operation that was given up may take to end by itself.
+    pub(super) settle: Duration,
+}
+
+/// An operation in the provider's terms.
+pub(super) struct Job {
+    pub(super) connection: Arc<Connection>,
+    /// The peer's place in the address vector.
+    pub(super) peer: u64,
+    /// Which rail of the connection this NIC is.
+    pub(super) rail: usize,
+    pub(super) address: u64,
+    pub(super) key: u64,
+    pub(super) operation: Operation,
+}
+
+impl Job {
+    /// Ends it.
+    pub(super) fn complete(self, result: Result<(), Error>) {
+        self.connection.ended(self.rail, self.operation.local.length() as u64);
+        self.operation.complete(result);
+    }
+}
+
+/// A job that the provider has.
+pub(super) struct Flight {
+    pub(super) job: Job,
+    /// Whether the last byte of a write is being read back.
+    pub(super) is_confirming: bool,
+    /// Why it was given up, and when it must have ended.
+    pub(super) given_up: Option<(Error, Instant)>,
+}
+
+/// What a failed call means for the operation.
+pub(super) fn error_of(failure: &Failure, job: &Job) -> Error {
+    match failure.code {
+        fi::FI_EKEYREJECTED | fi::FI_ENOKEY | fi::FI_EACCES => {
+            Error::NoSuchRegion { region: job.operation.remote.region }
+        }
+        _ => Error::transport(NAME, format!("{failure}, talking to {}", job.connection.peer)),
+    }
+}

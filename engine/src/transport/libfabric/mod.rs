@@ -1,0 +1,451 @@
+//! One-sided reads and writes through libfabric: EFA, and every other fabric that has a provider.
+//!
+//! What is assumed is what EFA gives, so that one path is right everywhere: operations complete in any order, there is
+//! no cancel, local memory is named by a descriptor, remote memory by an address or an offset and a key that the
+//! provider chose, a context belongs to the provider while an operation is in flight, and both ends know each other's
+//! address before the first operation. [`select`] takes one offer of the library for each NIC, [`domain`] is one NIC,
+//! [`progress`] the thread that owns it, [`wire`] what the two ends tell each other, and [`nic::ffi`] and
+//! [`port::ffi`] hold all of the C.
+//!
+//! One endpoint, completion queue and address vector for each NIC, shared by all peers: a peer costs a place in the
+//! vector. Rail `i` of this host talks to rail `i` of the peer, modulo their number.
+//!
+//! libfabric keeps registrations in a cache of its own, for programs that register the same memory again and again: a
+//! withdrawn region then stays within reach of peers that know its key, on verbs and on EFA. The engine registers each
+//! segment once and needs no such cache, so the process is to be started with [`REGISTRATION_CACHE`]; `open` warns where
+//! it is not. It is not set here: the environment of a process with several threads cannot be changed safely.
+//!
+//! Limits: 29 NICs; one provider at a time; host memory only.
+
+mod domain;
+mod endpoint;
+mod job;
+mod nic {
+    //! NICs, and the library's offers of them.
+    pub(super) mod ffi;
+}
+mod port {
+    //! The endpoint of a NIC, and memory registered with it.
+    pub(super) mod ffi;
+}
+mod progress;
+mod select;
+mod wire;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use libfabric_sys as fi;
+use libfabric_sys::Library;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::error::Error;
+use crate::memory::Region;
+use crate::transport::{BoxFuture, Capabilities, Endpoint, Exchange, Rail, Transport};
+use crate::types::{ByteCount, NumaNode, PeerId, RailId, RegionId};
+use domain::Domain;
+use endpoint::{Connection, FabricEndpoint};
+use job::Settings;
+use nic::ffi::{Nic, Offer};
+use progress::{Command, Progress};
+use select::{Facts, Wish};
+use wire::{Greeting, Key, RAILS_MAX};
+
+const NAME: &str = "libfabric";
+
+/// Longest operation that is offered to the plan, whatever the provider takes: the unit of retry and of balance.
+const OPERATION_BYTES_MAX: u64 = 64 << 20;
+/// Below this, cutting costs more than it gains (64 KiB reaches a quarter of EFA's rate, 1 MiB all of it).
+const SLICE_BYTES: u64 = 1 << 20;
+/// Most operations of one connection; more only wait in the same queue.
+const OPERATIONS_MAX: usize = 128;
+/// How often a peer is asked whether it knows our addresses, and the pause between.
+const GREETINGS_MAX: usize = 200;
+const GREETING_PAUSE: Duration = Duration::from_millis(5);
+
+/// Variable and value that turn libfabric's cache of registrations off, see fi_mr(3).
+pub const REGISTRATION_CACHE: (&str, &str) = ("FI_MR_CACHE_MAX_COUNT", "0");
+
+/// How the transport is opened.
+#[derive(Clone, Debug)]
+pub struct FabricConfig {
+    /// Provider to use, as `fi_info` names it: `efa`, `verbs;ofi_rxm`, `tcp;ofi_rxm`. Default: the first that drives
+    /// hardware.
+    pub provider: Option<String>,
+    /// Only the NIC that has this address. Default: every NIC of the provider.
+    pub address: Option<IpAddr>,
+    /// Whether the threads spin while operations are in flight. Default: on hosts of more than two cores.
+    pub may_spin: bool,
+    /// How long an operation that was given up may take to end, before its NIC's endpoint is closed and opened again,
+    /// which fails all others on it.
+    pub settle: Duration,
+}
+
+impl Default for FabricConfig {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { provider: None, address: None, may_spin: cores > 2, settle: Duration::from_secs(2) }
+    }
+}
+
+/// The thread of a NIC, and the NIC's address.
+struct NicHandle {
+    progress: Arc<Progress>,
+    name: Arc<Mutex<Vec<u8>>>,
+}
+
+/// What a peer told us of itself, and the answers of the NICs that were to learn it.
+struct Acquaintance {
+    addresses: Vec<Vec<u8>>,
+    own: Vec<Vec<u8>>,
+    pending: Vec<oneshot::Receiver<Result<u64, Error>>>,
+}
+
+/// The transport over libfabric.
+pub struct Fabric {
+    nics: Vec<NicHandle>,
+    rails: Vec<Rail>,
+    capabilities: Capabilities,
+    provider: String,
+    uses_addresses: bool,
+    /// Peers that greeted us. Held for moments only; never across a call of a NIC's thread.
+    acquaintances: Mutex<HashMap<PeerId, Acquaintance>>,
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fabric")
+            .field("provider", &self.provider)
+            .field("rails", &self.rails)
+            .finish_non_exhaustive()
+    }
+}
+
+fn unavailable(looked_for: impl Into<Arc<str>>, cause: impl fmt::Display) -> Error {
+    Error::Unavailable { transport: NAME, looked_for: looked_for.into(), cause: cause.to_string().into() }
+}
+
+/// The library's offers, and the flags of a write with which they came: delivery where any provider promises it.
+fn offers(library: Library, config: &FabricConfig) -> Result<(Vec<Offer>, Vec<usize>, Wish), Error> {
+    // Interface 1.18 is the first in which EFA uses the NIC for reads and writes of its own accord on older cards.
+    let mut wish = Wish {
+        api: library.version().min(fi::version(1, 18)),
+        provider: config.provider.clone(),
+        source: config.address,
+        write_flags: fi::FI_DELIVERY_COMPLETE,
+    };
+    let mut said = String::from("the library offers none");
+    for write_flags in [fi::FI_DELIVERY_COMPLETE, fi::FI_TRANSMIT_COMPLETE] {
+        wish.write_flags = write_flags;
+        match Offer::all(library, &wish) {
+            Ok(found) => {
+                let facts: Vec<Facts> = found.iter().map(Offer::facts).collect();
+                let chosen = select::choose(&facts, &wish);
+                if !chosen.is_empty() {
+                    return Ok((found, chosen, wish));
+                }
+                let mut names: Vec<String> = facts.into_iter().map(|facts| facts.provider).collect();
+                names.dedup();
+                said = format!("only {}, which {NAME} uses when named", names.join(", "));
+            }
+            Err(failure) => said = failure.to_string(),
+        }
+    }
+    let provider = config.provider.as_deref().unwrap_or("any that drives hardware");
+    let address = config.address.map(|address| format!(" with the address {address}")).unwrap_or_default();
+    Err(unavailable(format!("a provider ({provider}) of reliable one-sided transfers{address}"), said))
+}
+
+/// NUMA node of a device, as sysfs tells it.
+fn numa_of(facts: &Facts) -> Option<NumaNode> {
+    let path = format!("/sys/bus/pci/devices/{}/numa_node", facts.pci.as_ref()?);
+    // -1 is a host without nodes.
+    std::fs::read_to_string(path).ok()?.trim().parse().ok().map(NumaNode)
+}
+
+impl Fabric {
+    /// Loads the library, picks the NICs, and starts a thread for each.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] with the library, provider or address that was looked for.
+    pub fn open(config: &FabricConfig) -> Result<Self, Error> {
+        let library = Library::open().map_err(|error| {
+            unavailable(
+                format!("{} (or what {} names)", error.tried.join(", "), fi::SEARCH_VARIABLE),
+                &error.cause,
+            )
+        })?;
+        let (found, mut chosen, wish) = offers(library, config)?;
+        if chosen.len() > RAILS_MAX {
+            tracing::warn!(found = chosen.len(), used = RAILS_MAX, "more NICs than a key has room for");
+            chosen.truncate(RAILS_MAX);
+        }
+        let mut fabric = Self {
+            nics: Vec::new(),
+            rails: Vec::new(),
+            capabilities: Capabilities {
+                operation_bytes_max: ByteCount(OPERATION_BYTES_MAX),
+                slice_bytes: ByteCount(SLICE_BYTES),
+                operations_max: OPERATIONS_MAX,
+                is_local: false,
+                needs_target_cpu: false,
+            },
+            provider: String::new(),
+            uses_addresses: false,
+            acquaintances: Mutex::default(),
+        };
+        for (index, offer) in found.into_iter().enumerate() {
+            if chosen.contains(&index) {
+                fabric.open_nic(offer, config, &wish)?;
+            }
+        }
+        fabric.warn_of_cache();
+        let longest = fabric.capabilities.operation_bytes_max;
+        fabric.capabilities.slice_bytes = fabric.capabilities.slice_bytes.min(longest);
+        tracing::info!(provider = %fabric.provider, rails = fabric.rails.len(), "libfabric is open");
+        Ok(fabric)
+    }
+
+    fn open_nic(&mut self, offer: Offer, config: &FabricConfig, wish: &Wish) -> Result<(), Error> {
+        let facts = offer.facts();
+        let refused = |failure: &dyn fmt::Display| {
+            unavailable(format!("device {} of {}", facts.domain, facts.provider), failure)
+        };
+        let nic = Nic::open(offer).map_err(|failure| refused(&failure))?;
+        let slots = facts.tx_size.clamp(1, 4096);
+        let settings = Settings { slots, write_flags: wish.write_flags, settle: config.settle };
+        let name = Arc::new(Mutex::default());
+        let (domain, rma_bytes_max) =
+            Domain::open(nic, settings, Arc::clone(&name)).map_err(|failure| refused(&failure))?;
+        let progress =
+            Progress::start(domain, &facts.domain, config.may_spin).map_err(|error| refused(&error))?;
+        let longest = rma_bytes_max.unwrap_or(u64::MAX).min(facts.message_bytes_max).max(1);
+        let capabilities = &mut self.capabilities;
+        capabilities.operation_bytes_max = capabilities.operation_bytes_max.min(ByteCount(longest));
+        capabilities.operations_max = capabilities.operations_max.min(slots);
+        capabilities.needs_target_cpu |= facts.is_target_progress_manual;
+        self.provider.clone_from(&facts.provider);
+        self.uses_addresses = facts.mr_mode & fi::FI_MR_VIRT_ADDR != 0;
+        let id = RailId(u16::try_from(self.rails.len()).unwrap_or(u16::MAX));
+        self.rails.push(Rail {
+            id,
+            numa: numa_of(&facts),
+            nominal_bytes_per_second: facts.bytes_per_second,
+            name: facts.domain,
+        });
+        self.nics.push(NicHandle { progress, name });
+        Ok(())
+    }
+
+    /// Says so when a region that is withdrawn may stay within reach.
+    fn warn_of_cache(&self) {
+        let (variable, value) = REGISTRATION_CACHE;
+        let is_off = std::env::var(variable).is_ok_and(|set| set == value);
+        // Providers that move bytes with the processor look a key up for each operation, and cache nothing.
+        if self.uses_addresses && !is_off {
+            tracing::warn!(
+                provider = %self.provider,
+                "start with {variable}={value}: withdrawn regions stay within reach of peers that know their keys"
+            );
+        }
+    }
+
+    fn own_addresses(&self) -> Vec<Vec<u8>> {
+        self.nics.iter().map(|nic| nic.name.lock().clone()).collect()
+    }
+
+    /// Asks each NIC to learn the address of the peer's rail that it talks to.
+    fn introduce(
+        &self,
+        peer: PeerId,
+        addresses: &[Vec<u8>],
+        connection: Option<&Arc<Connection>>,
+    ) -> Vec<oneshot::Receiver<Result<u64, Error>>> {
+        // Each of our NICs posts to one rail of the peer, and each rail of the peer posts to one of our NICs.
+        let count = self.nics.len().max(if connection.is_some() { 0 } else { addresses.len() });
+        let insert = |index: usize| {
+            let (reply, answer) = oneshot::channel();
+            let address = addresses[index % addresses.len()].clone();
+            let command = Command::Insert(peer, address, connection.cloned(), reply);
+            self.nics[index % self.nics.len()].progress.send(command);
+            answer
+        };
+        (0..count).map(insert).collect()
+    }
+
+    fn check_greeting(&self, greeting: &Greeting) -> Result<(), Error> {
+        if greeting.provider == self.provider {
+            return Ok(());
+        }
+        let looked_for = format!("provider {} at the peer, as here", self.provider);
+        Err(unavailable(looked_for, format!("it uses {}", greeting.provider)))
+    }
+
+    /// Tells the peer `addresses`, which are ours, until it knows them. Returns what it told us.
+    async fn greet(&self, addresses: &[Vec<u8>], exchange: &dyn Exchange) -> Result<Greeting, Error> {
+        let (provider, addresses) = (self.provider.clone(), addresses.to_vec());
+        let own = Greeting { is_ready: true, provider, addresses };
+        for _ in 0..GREETINGS_MAX {
+            let reply = Greeting::decode(&exchange.ask(own.encode()).await?)?;
+            self.check_greeting(&reply)?;
+            if reply.is_ready {
+                return Ok(reply);
+            }
+            tokio::time::sleep(GREETING_PAUSE).await;
+        }
+        Err(Error::transport(NAME, "the peer's NICs do not take our addresses"))
+    }
+}
+
+impl Transport for Fabric {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities.clone()
+    }
+
+    fn rails(&self) -> Vec<Rail> {
+        self.rails.clone()
+    }
+
+    fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
+        let ask = |nic: &NicHandle| {
+            let (reply, answer) = mpsc::sync_channel(1);
+            nic.progress.send(Command::Register(id, Arc::clone(region), reply));
+            answer
+        };
+        let answers: Vec<_> = self.nics.iter().map(ask).collect();
+        let keys: Result<Vec<u64>, Error> =
+            answers.into_iter().map(|answer| answer.recv().unwrap_or(Err(Error::Closed))).collect();
+        match keys {
+            Ok(keys) => {
+                let base = if self.uses_addresses { region.base() as u64 } else { 0 };
+                Ok(Key { access: region.access(), base, length: region.length().get(), keys }.encode())
+            }
+            Err(error) => {
+                drop(self.unregister(id));
+                Err(error)
+            }
+        }
+    }
+
+    fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        let ask = |nic: &NicHandle| {
+            let (done, is_done) = oneshot::channel();
+            nic.progress.send(Command::Unregister(id, done));
+            is_done
+        };
+        let waits: Vec<_> = self.nics.iter().map(ask).collect();
+        Box::pin(async move {
+            for is_done in waits {
+                // Nothing is ever sent: the sender is dropped when it is done.
+                let _ = is_done.await;
+            }
+        })
+    }
+
+    fn connect<'a>(
+        &'a self,
+        peer: PeerId,
+        exchange: &'a dyn Exchange,
+    ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
+        Box::pin(async move {
+            let mut own = self.own_addresses();
+            let (greeting, connection, rails) = loop {
+                let greeting = self.greet(&own, exchange).await?;
+                let connection = Arc::new(Connection::new(peer, self.nics.len()));
+                let mut rails = Vec::with_capacity(self.nics.len());
+                let answers = self.introduce(peer, &greeting.addresses, Some(&connection));
+                for (nic, answer) in self.nics.iter().zip(answers) {
+                    let slot = answer.await.unwrap_or(Err(Error::Closed))?;
+                    rails.push((Arc::clone(&nic.progress), slot));
+                }
+                // An endpoint that was opened again meanwhile has another address than the peer knows; one that is
+                // opened again from now on fails the connection.
+                let now = self.own_addresses();
+                if now == own {
+                    break (greeting, connection, rails);
+                }
+                own = now;
+            };
+            let operations_max = self.capabilities.operations_max;
+            let peer_rails = greeting.addresses.len();
+            let endpoint = FabricEndpoint::new(connection, rails, peer_rails, operations_max);
+            Ok(Arc::new(endpoint) as Arc<dyn Endpoint>)
+        })
+    }
+
+    fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
+        let greeting = Greeting::decode(request)?;
+        self.check_greeting(&greeting)?;
+        let own = self.own_addresses();
+        let mut acquaintances = self.acquaintances.lock();
+        let is_known = acquaintances
+            .get(&peer)
+            .is_some_and(|known| known.addresses == greeting.addresses && known.own == own);
+        if !is_known {
+            let pending = self.introduce(peer, &greeting.addresses, None);
+            let known = Acquaintance { addresses: greeting.addresses, own: own.clone(), pending };
+            acquaintances.insert(peer, known);
+        }
+        let mut refused = None;
+        if let Some(known) = acquaintances.get_mut(&peer) {
+            known.pending.retain_mut(|answer| match answer.try_recv() {
+                Ok(Ok(_)) => false,
+                Ok(Err(error)) => {
+                    refused = Some(error);
+                    false
+                }
+                Err(oneshot::error::TryRecvError::Empty) => true,
+                Err(oneshot::error::TryRecvError::Closed) => {
+                    refused = Some(Error::Closed);
+                    false
+                }
+            });
+        }
+        if let Some(error) = refused {
+            acquaintances.remove(&peer);
+            return Err(error);
+        }
+        let is_ready = acquaintances.get(&peer).is_some_and(|known| known.pending.is_empty());
+        Ok(Greeting { is_ready, provider: self.provider.clone(), addresses: own }.encode())
+    }
+
+    fn forget(&self, peer: PeerId) {
+        self.acquaintances.lock().remove(&peer);
+        for nic in &self.nics {
+            nic.progress.send(Command::Forget(peer));
+        }
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        let ask = |nic: &NicHandle| {
+            let (done, is_done) = oneshot::channel();
+            nic.progress.send(Command::Close(done));
+            is_done
+        };
+        let waits: Vec<_> = self.nics.iter().map(ask).collect();
+        Box::pin(async move {
+            for is_done in waits {
+                let _ = is_done.await;
+            }
+        })
+    }
+}
+
+impl Drop for Fabric {
+    /// Ends the threads, and with them every operation.
+    fn drop(&mut self) {
+        drop(self.close());
+        for nic in &self.nics {
+            nic.progress.join();
+        }
+    }
+}

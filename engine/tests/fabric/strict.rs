@@ -1,0 +1,125 @@
+//! What only the strict provider can show: a peer that answers no more, keys that are wrong, peers that vanish.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidefs_engine::error::Error;
+use tidefs_engine::memory::Access;
+use tidefs_engine::transport::{Direction, EndpointState, Transport};
+
+use crate::harness::{
+    Memory, PATIENCE, Pair, Run, alone, block_on, connect, expect_no_violation, open_strict, peer, silence,
+};
+
+const READ: [(Direction, u64, u64, u64); 3] =
+    [(Direction::Read, 0, 0, 4096), (Direction::Read, 4096, 0, 4096), (Direction::Read, 8192, 0, 4096)];
+
+#[test]
+fn both_nics_are_rails() {
+    let _alone = alone();
+    let Some(pair) = Pair::open_strict() else { return };
+    let names: Vec<String> = pair.near.rails().into_iter().map(|rail| rail.name).collect();
+    assert_eq!(names, ["strict0", "strict1"]);
+    assert_eq!(pair.near.capabilities().operation_bytes_max.get(), 64 << 10);
+    assert_eq!(pair.near.capabilities().operations_max, 4);
+}
+
+#[test]
+fn a_peer_that_answers_no_more_costs_a_deadline_and_a_new_connection() {
+    let _alone = alone();
+    let Some(pair) = Pair::open_strict() else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    remote.fill(6);
+    silence(true);
+    let began = Instant::now();
+    let results = Run::start(&pair.endpoint, &local, &remote, &READ, Duration::from_millis(300)).wait();
+    // 300 ms to the deadline, and 500 ms to settle before the endpoint is closed under the operation.
+    assert!(began.elapsed() >= Duration::from_millis(800), "{:?}", began.elapsed());
+    assert!(results.iter().all(|result| *result == Err(Error::DeadlinePassed)), "{results:?}");
+    assert!(matches!(pair.endpoint.state(), EndpointState::Failed(_)), "{:?}", pair.endpoint.state());
+    assert_eq!(local.bytes(0, 12_288), vec![0; 12_288]);
+    silence(false);
+    // Nothing of the old operations arrives later: their memory is safe.
+    assert_eq!(local.bytes(0, 12_288), vec![0; 12_288]);
+    let again = connect(&pair.near, &pair.far);
+    assert_eq!(Run::start(&again, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(local.bytes(8192, 4096), remote.bytes(0, 4096));
+    drop(pair);
+    expect_no_violation();
+}
+
+#[test]
+fn a_cancelled_operation_that_does_not_end_is_ended_by_force() {
+    let _alone = alone();
+    let Some(pair) = Pair::open_strict() else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    silence(true);
+    let run = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE);
+    pair.endpoint.cancel(run.batch);
+    assert!(run.wait().iter().all(|result| *result == Err(Error::Cancelled)));
+    silence(false);
+    drop(pair);
+    expect_no_violation();
+}
+
+#[test]
+fn a_peer_that_is_closed_fails_its_operations_and_nobody_elses() {
+    let _alone = alone();
+    let Some(pair) = Pair::open_strict() else { return };
+    let Some(other) = open_strict() else { return };
+    let survivor = connect(&pair.near, &other);
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let elsewhere = Memory::new(&other, 2, 1 << 20, Access::ReadWrite);
+    block_on(pair.far.close());
+    let dead = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE);
+    let alive = Run::start(&survivor, &local, &elsewhere, &READ, PATIENCE);
+    assert!(dead.wait().iter().all(|result| matches!(result, Err(Error::TransportFailed { .. }))));
+    assert_eq!(alive.wait(), [Ok(()), Ok(()), Ok(())]);
+    assert!(matches!(pair.endpoint.state(), EndpointState::Failed(_)));
+    assert_eq!(survivor.state(), EndpointState::Ready);
+    pair.near.forget(peer(2));
+    drop((pair, other));
+    expect_no_violation();
+}
+
+#[test]
+fn a_withdrawn_region_is_told_from_a_broken_connection() {
+    let _alone = alone();
+    let Some(pair) = Pair::open_strict() else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    block_on(pair.far.unregister(remote.id));
+    let results = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait();
+    assert!(
+        results.iter().all(|result| *result == Err(Error::NoSuchRegion { region: remote.id })),
+        "{results:?}"
+    );
+    assert_eq!(pair.endpoint.state(), EndpointState::Ready);
+    // Memory that is registered again has another key: the old one stays dead.
+    let renewed = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    assert_ne!(renewed.key, remote.key);
+    assert_eq!(
+        Run::start(&pair.endpoint, &local, &renewed, &READ, PATIENCE).wait(),
+        [Ok(()), Ok(()), Ok(())]
+    );
+    drop(pair);
+    expect_no_violation();
+}
+
+#[test]
+fn closing_the_transport_ends_what_is_under_way() {
+    let _alone = alone();
+    let Some(pair) = Pair::open_strict() else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    silence(true);
+    let run = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE);
+    block_on(Arc::clone(&pair.near).close());
+    assert!(run.wait().iter().all(|result| *result == Err(Error::Closed)));
+    silence(false);
+    drop(pair);
+    expect_no_violation();
+}

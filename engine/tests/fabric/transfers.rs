@@ -1,0 +1,218 @@
+//! What an operation does, and how it ends when it cannot.
+
+use std::time::{Duration, Instant};
+
+use tidefs_engine::error::Error;
+use tidefs_engine::memory::Access;
+use tidefs_engine::transport::{Direction, EndpointState, Transport};
+
+use crate::harness::{Memory, PATIENCE, Pair, Piece, Run, block_on, connect, pattern};
+
+const MIB: u64 = 1 << 20;
+
+/// The same facts on a real provider and on the strict one, which adds that no rule was broken.
+macro_rules! on_each_provider {
+    ($($fact:ident),* $(,)?) => {
+        mod real {
+            $(#[test] fn $fact() {
+                if let Some(pair) = super::Pair::open() {
+                    super::$fact(&pair);
+                }
+            })*
+        }
+        mod strict {
+            $(#[test] fn $fact() {
+                let _alone = crate::harness::alone();
+                if let Some(pair) = super::Pair::open_strict() {
+                    super::$fact(&pair);
+                    drop(pair);
+                    crate::harness::expect_no_violation();
+                }
+            })*
+        }
+    };
+}
+
+on_each_provider!(
+    reads_and_writes_move_exactly_their_bytes,
+    many_operations_end_each_with_its_own_bytes,
+    both_ends_may_move_bytes_at_once,
+    what_the_peer_does_not_allow_is_refused_here,
+    a_withdrawn_region_is_out_of_reach_and_another_takes_its_place,
+    a_closed_endpoint_ends_what_it_has_and_takes_no_more,
+    a_cancelled_batch_ends_and_others_go_on,
+    an_idle_transport_uses_no_processor,
+);
+
+/// `length`, or the longest operation.
+fn up_to(pair: &Pair, length: u64) -> u64 {
+    length.min(pair.near.capabilities().operation_bytes_max.get())
+}
+
+/// `count` pieces side by side, each of `length` bytes.
+fn side_by_side(direction: Direction, count: u64, length: u64) -> Vec<Piece> {
+    (0..count).map(|index| (direction, index * length, index * length, length)).collect()
+}
+
+fn reads_and_writes_move_exactly_their_bytes(pair: &Pair) {
+    let local = Memory::new(&pair.near, 1, 16 * MIB, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 16 * MIB, Access::ReadWrite);
+    let longest = up_to(pair, 4 * MIB);
+    remote.fill(7);
+    for length in [1, 63, 4096, up_to(pair, 65_537), longest] {
+        let results =
+            Run::start(&pair.endpoint, &local, &remote, &[(Direction::Read, 5, 11, length)], PATIENCE).wait();
+        assert_eq!(results, [Ok(())], "{length}");
+        assert_eq!(local.bytes(5, length), remote.bytes(11, length), "{length}");
+    }
+    local.fill(8);
+    for length in [1, 63, 4096, up_to(pair, 65_537), longest] {
+        let before = remote.bytes(0, 16 * MIB);
+        let results =
+            Run::start(&pair.endpoint, &local, &remote, &[(Direction::Write, 3, 9, length)], PATIENCE).wait();
+        assert_eq!(results, [Ok(())], "{length}");
+        // A write that has ended is in the target's memory.
+        assert_eq!(remote.bytes(9, length), local.bytes(3, length), "{length}");
+        assert_eq!(remote.bytes(0, 9), before[..9]);
+        let behind = 9 + length;
+        assert!(remote.bytes(behind, 16 * MIB - behind) == before[usize::try_from(behind).unwrap()..]);
+    }
+}
+
+fn many_operations_end_each_with_its_own_bytes(pair: &Pair) {
+    let local = Memory::new(&pair.near, 1, 16 * MIB, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 16 * MIB, Access::ReadWrite);
+    local.fill(1);
+    let writes = side_by_side(Direction::Write, 512, 32 << 10);
+    let results = Run::start(&pair.endpoint, &local, &remote, &writes, PATIENCE).wait();
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    assert!(remote.bytes(0, 16 * MIB) == pattern(1, 16 * MIB));
+    remote.fill(2);
+    let reads = side_by_side(Direction::Read, 512, 32 << 10);
+    let results = Run::start(&pair.endpoint, &local, &remote, &reads, PATIENCE).wait();
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    assert!(local.bytes(0, 16 * MIB) == pattern(2, 16 * MIB));
+    assert!(pair.endpoint.load().iter().all(|load| load.operations == 0 && load.bytes == 0));
+}
+
+fn both_ends_may_move_bytes_at_once(pair: &Pair) {
+    let back = connect(&pair.far, &pair.near);
+    let near = Memory::new(&pair.near, 1, 4 * MIB, Access::ReadWrite);
+    let far = Memory::new(&pair.far, 1, 4 * MIB, Access::ReadWrite);
+    near.fill(3);
+    far.fill(4);
+    let half = 2 * MIB;
+    let there: Vec<Piece> =
+        (0..32).map(|index| (Direction::Write, index << 16, half + (index << 16), 1 << 16)).collect();
+    let here = there.clone();
+    let there = Run::start(&pair.endpoint, &near, &far, &there, PATIENCE);
+    let here = Run::start(&back, &far, &near, &here, PATIENCE);
+    assert!(there.wait().iter().chain(&here.wait()).all(Result::is_ok));
+    assert_eq!(far.bytes(half, half), pattern(3, 4 * MIB)[..usize::try_from(half).unwrap()]);
+    assert_eq!(near.bytes(half, half), pattern(4, 4 * MIB)[..usize::try_from(half).unwrap()]);
+}
+
+fn what_the_peer_does_not_allow_is_refused_here(pair: &Pair) {
+    let local = Memory::new(&pair.near, 1, 4096, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 4096, Access::Read);
+    let one = |piece| Run::start(&pair.endpoint, &local, &remote, &[piece], PATIENCE).wait().remove(0);
+    assert_eq!(one((Direction::Write, 0, 0, 8)), Err(Error::ReadOnly { region: remote.id }));
+    assert!(matches!(one((Direction::Read, 0, 4090, 8)), Err(Error::OutOfRange { .. })));
+    assert!(matches!(one((Direction::Read, 0, u64::MAX, 8)), Err(Error::OutOfRange { .. })));
+    assert_eq!(one((Direction::Read, 0, 0, 8)), Ok(()));
+    let mut broken = remote.clone();
+    broken.key = vec![9, 9, 9].into();
+    let results = Run::start(&pair.endpoint, &local, &broken, &[(Direction::Read, 0, 0, 8)], PATIENCE).wait();
+    assert!(matches!(results[0], Err(Error::Protocol { .. })), "{results:?}");
+    // Neither of these says anything about the connection.
+    assert_eq!(pair.endpoint.state(), EndpointState::Ready);
+}
+
+fn a_withdrawn_region_is_out_of_reach_and_another_takes_its_place(pair: &Pair) {
+    let local = Memory::new(&pair.near, 1, MIB, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, MIB, Access::ReadWrite);
+    let length = up_to(pair, MIB / 2);
+    let read = [(Direction::Read, 0, 0, length)];
+    assert_eq!(Run::start(&pair.endpoint, &local, &remote, &read, PATIENCE).wait(), [Ok(())]);
+    block_on(pair.far.unregister(remote.id));
+    let results = Run::start(&pair.endpoint, &local, &remote, &read, Duration::from_secs(3)).wait();
+    assert!(results[0].is_err(), "the region is still there");
+    // Whatever that did to the connection, a new one works.
+    let endpoint = connect(&pair.near, &pair.far);
+    let fresh = Memory::new(&pair.far, 3, MIB, Access::ReadWrite);
+    fresh.fill(5);
+    let local = Memory::new(&pair.near, 4, MIB, Access::ReadWrite);
+    assert_eq!(Run::start(&endpoint, &local, &fresh, &read, PATIENCE).wait(), [Ok(())]);
+    assert_eq!(local.bytes(0, length), fresh.bytes(0, length));
+}
+
+fn a_closed_endpoint_ends_what_it_has_and_takes_no_more(pair: &Pair) {
+    let local = Memory::new(&pair.near, 1, 16 * MIB, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 16 * MIB, Access::ReadWrite);
+    let run = Run::start(
+        &pair.endpoint,
+        &local,
+        &remote,
+        &side_by_side(Direction::Read, 64, up_to(pair, 256 << 10)),
+        PATIENCE,
+    );
+    block_on(pair.endpoint.close());
+    let results = run.wait();
+    assert!(results.iter().all(|result| matches!(result, Ok(()) | Err(Error::Closed))), "{results:?}");
+    let late = Run::start(&pair.endpoint, &local, &remote, &[(Direction::Read, 0, 0, 8)], PATIENCE).wait();
+    assert_eq!(late, [Err(Error::Closed)]);
+    // The transport is whole: another connection to the same peer works.
+    let again = connect(&pair.near, &pair.far);
+    let read = [(Direction::Read, 0, 0, 8)];
+    assert_eq!(Run::start(&again, &local, &remote, &read, PATIENCE).wait(), [Ok(())]);
+}
+
+fn a_cancelled_batch_ends_and_others_go_on(pair: &Pair) {
+    let local = Memory::new(&pair.near, 1, 16 * MIB, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 16 * MIB, Access::ReadWrite);
+    let pieces = side_by_side(Direction::Read, 32, up_to(pair, 256 << 10));
+    let given_up = Run::start(&pair.endpoint, &local, &remote, &pieces, PATIENCE);
+    let kept = Run::start(&pair.endpoint, &local, &remote, &pieces, PATIENCE);
+    pair.endpoint.cancel(given_up.batch);
+    let results = given_up.wait();
+    assert!(results.iter().all(|result| matches!(result, Ok(()) | Err(Error::Cancelled))), "{results:?}");
+    assert!(kept.wait().iter().all(Result::is_ok));
+}
+
+fn an_idle_transport_uses_no_processor(pair: &Pair) {
+    if std::env::var_os("NEXTEST").is_none() {
+        println!(
+            "skipped: other tests run in this process, and its use of the processor is what is measured"
+        );
+        return;
+    }
+    let local = Memory::new(&pair.near, 1, 4096, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 4096, Access::ReadWrite);
+    let read = [(Direction::Read, 0, 0, 8)];
+    assert_eq!(Run::start(&pair.endpoint, &local, &remote, &read, PATIENCE).wait(), [Ok(())]);
+    let used = || {
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        // utime and stime, in ticks of 10 ms.
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let (before, start) = (used(), Instant::now());
+    std::thread::sleep(Duration::from_secs(2));
+    let ticks = used() - before;
+    assert!(ticks <= 10, "{ticks} ticks of 10 ms in {:?}", start.elapsed());
+}
+
+#[test]
+fn a_missing_provider_is_named() {
+    if libfabric_sys::Library::open().is_err() {
+        println!("skipped: no libfabric");
+        return;
+    }
+    let config = tidefs_engine::transport::libfabric::FabricConfig {
+        provider: Some("nowhere".to_owned()),
+        ..Default::default()
+    };
+    let error = tidefs_engine::transport::libfabric::Fabric::open(&config).unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.to_string().contains("nowhere"), "{error}");
+}
