@@ -1,5 +1,5 @@
 //! The provider's objects, and the functions in their tables. Each is a structure of libfabric with a number behind it,
-//! under which the [`crate::world`] knows it.
+//! under which the [`mod@crate::world`] knows it.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;

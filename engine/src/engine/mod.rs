@@ -2,7 +2,7 @@
 //!
 //! The life of a submission: [`Engine::submit`] finds the local ranges; where the way to the peer is open and its region
 //! known, slices are cut and posted on the caller's thread, else a task opens the way first; each slice ends through its
-//! ticket in [`flight`], which tries it again elsewhere or counts it; the handle resolves with the last.
+//! ticket in `flight`, which tries it again elsewhere or counts it; the handle resolves with the last.
 //!
 //! Invariants
 //! - Each request ends once, soon after its deadline at the latest, and only when nothing can touch its memory.

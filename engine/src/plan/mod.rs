@@ -1,6 +1,6 @@
 //! Decisions about transfers: plain functions over values, without clocks, sockets or locks.
 //!
-//! [`slice`] cuts a request, [`route`] spreads the slices over rails, [`cool_down`] keeps a failed rail out for a
+//! [`mod@slice`] cuts a request, [`route`] spreads the slices over rails, [`cool_down`] keeps a failed rail out for a
 //! while, [`registration`] shares memory out among NICs whose tables are too small for all of it, and [`credit`]
 //! cuts lists to what a provider takes at once.
 

@@ -3,9 +3,9 @@
 //! What is assumed is what EFA gives, so that one path is right everywhere: operations complete in any order, there is
 //! no cancel, local memory is named by a descriptor, remote memory by an address or an offset and a key that the
 //! provider chose, a context belongs to the provider while an operation is in flight, and both ends know each other's
-//! address before the first operation. [`select`] takes one offer of the library for each NIC, [`domain`] is one NIC,
-//! [`progress`] the thread that owns it, [`wire`] what the two ends tell each other, and [`nic::ffi`] and
-//! [`port::ffi`] hold all of the C.
+//! address before the first operation. `select` takes one offer of the library for each NIC, `domain` is one NIC,
+//! `progress` the thread that owns it, `wire` what the two ends tell each other, and `nic::ffi` and
+//! `port::ffi` hold all of the C.
 //!
 //! One endpoint, completion queue and address vector for each NIC, shared by all peers: a peer costs a place in the
 //! vector. Rail `i` of this host talks to rail `i` of the peer, modulo their number.
