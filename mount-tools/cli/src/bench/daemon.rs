@@ -84,6 +84,8 @@ impl Daemon {
         for option in options {
             command.arg("-o").arg(option);
         }
+        // The bench's own variable; to the daemon it would be an unknown setting.
+        command.env_remove("TIDEFS_COMMIT");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         ffi::stop_with_parent(&mut command);
         let mut child =

@@ -44,19 +44,42 @@ fn serve_stream(mut stream: TcpStream) -> std::io::Result<()> {
     let mut hello = [0; HELLO];
     stream.read_exact(&mut hello)?;
     let number = |from: usize| u64::from_le_bytes(hello[from..from + 8].try_into().expect("eight bytes"));
-    let block = usize::try_from(number(1).min(REGION.get())).unwrap_or(0);
-    let mut buffer = vec![1; block];
+    let block = usize::try_from(number(1).clamp(1, REGION.get())).unwrap_or(1);
+    let mut memory = Memory::new(block);
+    // The clock of the other end starts when this memory is there.
+    stream.write_all(&[1])?;
     for _ in 0..number(9) {
         if hello[0] == 0 {
-            stream.write_all(&buffer)?;
+            stream.write_all(memory.next_block())?;
         } else {
-            stream.read_exact(&mut buffer)?;
+            stream.read_exact(memory.next_block())?;
         }
     }
     if hello[0] == 1 {
         stream.write_all(&[1])?;
     }
     Ok(())
+}
+
+/// The memory of one stream, used block after block: as much for all streams of a peer as the engine has, so that both
+/// find as little in the caches of the processor.
+struct Memory {
+    bytes: Vec<u8>,
+    block: usize,
+    next: usize,
+}
+
+impl Memory {
+    fn new(block: usize) -> Self {
+        let share = usize::try_from(REGION.get()).unwrap_or(block) / STREAMS;
+        Self { bytes: vec![1; (share / block).max(1) * block], block, next: 0 }
+    }
+
+    fn next_block(&mut self) -> &mut [u8] {
+        let from = self.next;
+        self.next = (from + self.block) % self.bytes.len();
+        &mut self.bytes[from..from + self.block]
+    }
 }
 
 /// Seconds to move `blocks` blocks of `size` over `streams` plain sockets for each peer.
@@ -76,35 +99,42 @@ pub(super) fn sockets(
     let mut connections = Vec::new();
     for (index, (_, offer)) in peers.iter().cycle().take(streams * peers.len()).enumerate() {
         let mine = blocks / total + u64::from((index as u64) < blocks % total);
-        let stream = TcpStream::connect(offer.sockets).map_err(failed())?;
+        let mut stream = TcpStream::connect(offer.sockets).map_err(failed())?;
         stream.set_nodelay(true).map_err(failed())?;
-        connections.push((stream, mine, vec![2_u8; block]));
+        let memory = Memory::new(block);
+        greet(&mut stream, direction, block, mine).map_err(failed())?;
+        connections.push((stream, mine, memory));
     }
     let began = Instant::now();
     thread::scope(|scope| {
         let moving: Vec<_> = connections
             .iter_mut()
-            .map(|(stream, mine, buffer)| scope.spawn(|| move_blocks(stream, direction, *mine, buffer)))
+            .map(|(stream, mine, memory)| scope.spawn(|| move_blocks(stream, direction, *mine, memory)))
             .collect();
         moving.into_iter().try_for_each(|moved| moved.join().expect("it does not panic")).map_err(failed())
     })?;
     Ok(began.elapsed().as_secs_f64())
 }
 
+/// Says what will be moved, and waits until the other end has its memory.
+fn greet(stream: &mut TcpStream, direction: Direction, block: usize, blocks: u64) -> std::io::Result<()> {
+    let mut hello = vec![u8::from(direction == Direction::Write)];
+    hello.extend((block as u64).to_le_bytes());
+    hello.extend(blocks.to_le_bytes());
+    stream.write_all(&hello)?;
+    stream.read_exact(&mut [0])
+}
+
 fn move_blocks(
     stream: &mut TcpStream,
     direction: Direction,
     blocks: u64,
-    buffer: &mut [u8],
+    memory: &mut Memory,
 ) -> std::io::Result<()> {
-    let mut hello = vec![u8::from(direction == Direction::Write)];
-    hello.extend((buffer.len() as u64).to_le_bytes());
-    hello.extend(blocks.to_le_bytes());
-    stream.write_all(&hello)?;
     for _ in 0..blocks {
         match direction {
-            Direction::Read => stream.read_exact(buffer)?,
-            Direction::Write => stream.write_all(buffer)?,
+            Direction::Read => stream.read_exact(memory.next_block())?,
+            Direction::Write => stream.write_all(memory.next_block())?,
         }
     }
     if direction == Direction::Write {
