@@ -16,7 +16,7 @@ bench=$work/venv/bin/transfer_engine_bench
 tidefs=$root/target/release/tidefs
 target_pid=
 
-cleanup() { if [[ -n $target_pid ]]; then kill "$target_pid" 2>/dev/null || true; wait "$target_pid" 2>/dev/null || true; fi; }
+cleanup() { if [[ -n $target_pid ]]; then kill -- "-$target_pid" 2>/dev/null || true; wait "$target_pid" 2>/dev/null || true; fi; }
 trap cleanup EXIT
 
 prepare() {
@@ -30,7 +30,8 @@ prepare() {
 }
 
 start_target() {
-    "$bench" --mode=target --metadata_server=P2PHANDSHAKE --protocol=tcp --local_server_name=127.0.0.1:12345 \
+    # In a process group of its own: what the wheel installs is a wrapper that starts the program.
+    setsid "$bench" --mode=target --metadata_server=P2PHANDSHAKE --protocol=tcp --local_server_name=127.0.0.1:12345 \
         --buffer_size=268435456 >"$work/target.log" 2>&1 &
     target_pid=$!
     for _ in $(seq 100); do
