@@ -49,7 +49,7 @@ fn tell(report: &impl Serialize) {
 }
 
 #[test]
-#[ignore = "the entry of child processes, which other tests start"]
+#[ignore = "the entry of child processes: the fault, stress and invalidation tests run it in each of theirs"]
 fn a_child_plays_its_role() {
     match env::var(ROLE).as_deref() {
         Ok("fault writer") => tell(&fault::write_until_the_mount_dies(&orders())),

@@ -29,6 +29,15 @@ pub(super) enum Ending {
     Cancelled = 2,
 }
 
+impl Ending {
+    fn error(self) -> Error {
+        match self {
+            Self::DeadlinePassed => Error::DeadlinePassed,
+            Self::Cancelled => Error::Cancelled,
+        }
+    }
+}
+
 /// A request whose local range was found and checked.
 #[derive(Debug)]
 pub(super) struct Resolved {
@@ -153,20 +162,18 @@ impl Flight {
         }
     }
 
-    /// The error that the caller sees: one that comes from giving up names the reason.
+    /// The error that the caller sees: one that comes from giving up names the reason. An operation that was made and
+    /// not posted when its flight was given up ends as [`Error::Closed`], with its ticket.
     fn as_seen(&self, error: Error) -> Error {
-        match (self.ending(), &error) {
-            (Some(Ending::DeadlinePassed), Error::Cancelled) => Error::DeadlinePassed,
-            _ => error,
+        match error {
+            Error::Cancelled | Error::Closed => self.ending().map_or(error, Ending::error),
+            other => other,
         }
     }
 
     /// The request at `index` has no slice with a transport and gets none.
     pub(super) fn refuse(&self, index: usize, error: Error) {
-        let error = self.ending().map_or(error, |ending| match ending {
-            Ending::DeadlinePassed => Error::DeadlinePassed,
-            Ending::Cancelled => Error::Cancelled,
-        });
+        let error = self.ending().map_or(error, Ending::error);
         self.end_slice(self.requests[index].entry, Err(error));
     }
 

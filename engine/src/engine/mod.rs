@@ -366,7 +366,7 @@ impl Inner {
                 _ => last.insert((id, self.peer(id))).1.clone(),
             };
             let known = peer.region(request.remote.region);
-            let open = known.and_then(|region| Some((peer.ready_lane(&self.names, &region)?.1, region)));
+            let open = known.and_then(|region| Some((peer.ready_lane(&self.names, &region)?, region)));
             match open {
                 Some((lane, region)) => {
                     let operations = flight.launch(self, index, &lane, &region);

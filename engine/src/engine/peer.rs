@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -24,7 +23,7 @@ use crate::transport::{Direction, EndpointState};
 use crate::types::{ByteCount, PeerId, RegionId};
 
 /// Descriptions that are kept of one peer's regions.
-const REGIONS_KEPT: NonZeroUsize = NonZeroUsize::new(16_384).expect("not zero");
+const REGIONS_KEPT: usize = 16_384;
 
 /// A peer's region as this process knows it.
 #[derive(Debug)]
@@ -273,7 +272,7 @@ impl Peer {
     pub(super) fn remember(&self, id: RegionId, region: RemoteRegion) -> Arc<RemoteRegion> {
         let region = Arc::new(region);
         let mut regions = self.regions.lock();
-        if regions.len() >= REGIONS_KEPT.get() {
+        if regions.len() >= REGIONS_KEPT {
             regions.pop_lru();
         }
         regions.put(id, Arc::clone(&region));
@@ -289,17 +288,13 @@ impl Peer {
     }
 
     /// The best way that is open without waiting, for a region on the transports that `is_on` tells.
-    pub(super) fn ready_lane(
-        &self,
-        transports: &[&str],
-        region: &RemoteRegion,
-    ) -> Option<(usize, Arc<Lane>)> {
+    pub(super) fn ready_lane(&self, transports: &[&str], region: &RemoteRegion) -> Option<Arc<Lane>> {
         for (index, way) in self.ways.iter().enumerate() {
             if !region.is_on(transports[index]) || way.is_impossible() {
                 continue;
             }
             // A better way that is not ready is worth the detour through `Inner::lane`.
-            return way.ready().map(|lane| (index, lane));
+            return way.ready();
         }
         None
     }

@@ -34,19 +34,19 @@ impl Inner {
         self.links.connect(peer.id, &addresses, deadline).await
     }
 
-    /// The best way to `peer` among the transports that `usable` names, opened when it is not. Returns its index too.
+    /// The best way to `peer` among the transports that `usable` names, opened when it is not.
     pub(super) async fn open_way(
         &self,
         peer: &Arc<Peer>,
         usable: impl Fn(&str) -> bool,
         deadline: Instant,
-    ) -> Result<(usize, Arc<Lane>), Error> {
+    ) -> Result<Arc<Lane>, Error> {
         loop {
             let changed = peer.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
             match self.look_for_way(peer, &usable, deadline).await? {
-                Found::Way(index, lane) => return Ok((index, lane)),
+                Found::Way(lane) => return Ok(lane),
                 Found::Again => {}
                 Found::Wait(longest) => {
                     let until = longest.map_or(deadline, |longest| deadline.min(Instant::now() + longest));
@@ -77,7 +77,7 @@ impl Inner {
                     if soonest.is_some() {
                         self.metrics.slices_fallen_back_total.add(1);
                     }
-                    return Ok(Found::Way(index, lane));
+                    return Ok(Found::Way(lane));
                 }
                 Step::Connect => {
                     self.connect_way(peer, index, deadline).await?;
@@ -206,7 +206,7 @@ impl Inner {
             let launched = match self.remote_region(peer, region_of(index), deadline).await {
                 Ok(region) => {
                     let way = self.open_way(peer, |name| region.is_on(name), deadline).await;
-                    way.map(|(_, lane)| (flight.launch(self, index, &lane, &region), lane))
+                    way.map(|lane| (flight.launch(self, index, &lane, &region), lane))
                 }
                 Err(error) => Err(error),
             };
@@ -230,7 +230,7 @@ impl Inner {
         let peer = self.peer(place.peer);
         let work = async {
             let region = self.remote_region(&peer, place.region, flight.deadline()).await?;
-            let (_, lane) = self.open_way(&peer, |name| region.is_on(name), flight.deadline()).await?;
+            let lane = self.open_way(&peer, |name| region.is_on(name), flight.deadline()).await?;
             Ok((region, lane))
         };
         let (region, lane) = tokio::select! {
@@ -256,7 +256,7 @@ impl Inner {
 
 /// What looking for a way came to.
 enum Found {
-    Way(usize, Arc<Lane>),
+    Way(Arc<Lane>),
     /// Something changed; look again.
     Again,
     /// Nothing is to be had before something changes, or before this time has passed.
