@@ -397,7 +397,6 @@ fn start_background(
     };
     let (keeper, keeps) = (Arc::clone(datapath), Arc::clone(stopping));
     let (checker, checks) = (Arc::clone(datapath), Arc::clone(stopping));
-    let queue = datapath.start_checking();
     let headroom = spawn(
         "headroom",
         Box::new(move || {
@@ -411,8 +410,7 @@ fn start_background(
         spawn(
             "checksums",
             Box::new(move || {
-                crate::ffi::lower_priority();
-                checker.check_in_background(&queue, || checks.load(Ordering::Relaxed));
+                checker.check_in_background(|| checks.load(Ordering::Relaxed));
             }),
         )?,
     ])

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset};
 
-use super::{Caller, Datapath, Error, IoPath, Object, OpenOptions, Opened, Phase, Place, Stat, State};
+use super::{Caller, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Phase, Place, Stat, State};
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
 use crate::tier::memory::{DirectoryRecord, PolicyRecord};
 
@@ -130,6 +130,7 @@ impl Datapath {
         let (gid, _) = state.inherited_group(parent, caller.gid);
         let attributes = Attributes::new(mode, caller.uid, gid, self.now_ns());
         let mut object = Object::writing(backing.place);
+        object.marks.set(Marks::SHOWN, self.is_temporary(name));
         let open = object.open_mut();
         open.file = backing.file;
         open.reserved = backing.reserved;

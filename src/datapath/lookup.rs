@@ -2,7 +2,7 @@
 //!
 //! Hot path: one lock, no system call, unless the name stands for a file that is being written.
 
-use super::{Caller, Datapath, Error, Phase, Stat, State, key_hash};
+use super::{Caller, Datapath, Error, Marks, Object, Phase, Stat, State, key_hash};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
 
 /// What a name stands for.
@@ -31,9 +31,13 @@ enum Visible {
     Closing(Option<Slot>),
 }
 
-/// Lock files are waited for by name while their writer holds them open (vLLM's hidden states): they are never hidden.
-pub(super) fn is_never_hidden(name: &Name) -> bool {
-    name.as_bytes().ends_with(b".lock")
+/// Whether everybody sees a file while it is written.
+///
+/// A temporary name promises nothing, so its file shows itself as on any file system, and costs its writer no question
+/// that only a hidden file needs. Lock files are waited for by name while their writer holds them open (vLLM's hidden
+/// states).
+pub(super) fn is_shown_while_written(object: &Object, name: &Name) -> bool {
+    object.marks.has(Marks::SHOWN) || name.as_bytes().ends_with(b".lock")
 }
 
 impl State {
@@ -44,10 +48,12 @@ impl State {
 
     /// Whether every process sees the same under the name of `slot`, until the kernel is told otherwise.
     pub(super) fn is_cacheable(&self, slot: Slot) -> bool {
-        let has_next =
-            |object: &super::Object| object.open.as_ref().is_some_and(|open| open.next_version.is_some());
-        self.object(slot)
-            .is_none_or(|object| object.phase == Phase::Sealed && object.writers() == 0 && !has_next(object))
+        let has_next = |object: &Object| object.open.as_ref().is_some_and(|open| open.next_version.is_some());
+        self.object(slot).is_none_or(|object| match object.phase {
+            Phase::Sealed => object.writers() == 0 && !has_next(object),
+            Phase::Writing | Phase::Parked => object.marks.has(Marks::SHOWN),
+            Phase::Gone => false,
+        })
     }
 
     /// A close was announced and did not come.
@@ -65,7 +71,7 @@ impl State {
         let next = object.open.as_ref().and_then(|open| open.next_version);
         let phase = object.phase;
         let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
-        if phase == Phase::Writing && !is_never_hidden(&self.tree.name(slot)) {
+        if phase == Phase::Writing && !is_shown_while_written(object, &self.tree.name(slot)) {
             let process = self.process(caller, now);
             return match self.object(slot) {
                 Some(object) if object.is_writer(process) => Visible::Yes(slot),

@@ -37,7 +37,7 @@ mod verify;
 mod write;
 mod xattrs;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -129,6 +129,8 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
     /// Attributes of the inode changed, or its name stands for something else: the kernel asks when it needs them, and
     /// looks the name up again when it is told that the inode is stale.
     fn forget_attributes(&self, ino: Ino);
+    /// As [`KernelCache::forget_attributes`], and has when it returns. Never under the lock.
+    fn forget_attributes_now(&self, ino: Ino);
     /// Nobody uses these inodes: the kernel may drop them.
     fn drop_idle(&self, inos: &[Ino]);
     /// The inode's backing file is not needed for further opens; its pages may go.
@@ -159,6 +161,8 @@ pub struct State {
     writing: BTreeSet<Slot>,
     /// Closed temporary files that wait for their rename: monotonic milliseconds until which, and slot.
     parked: BTreeSet<(u64, Slot)>,
+    /// Files that were parked last; those still parked have their backing file open.
+    parked_open: VecDeque<Slot>,
     /// Where the next look for idle inodes starts.
     inode_hand: Slot,
     next_version: Version,
@@ -191,7 +195,7 @@ pub struct Datapath {
     /// How often no page was found to be left, each a moment at which a passthrough write may have been cut short.
     ends_of_room: AtomicU64,
     keeper: OnceLock<std::thread::Thread>,
-    verifying: OnceLock<verify::Queue>,
+    unchecked: verify::Queue,
 }
 
 impl Datapath {
@@ -221,6 +225,7 @@ impl Datapath {
             resent: lru::LruCache::new(RESENT_MAX),
             writing: BTreeSet::new(),
             parked: BTreeSet::new(),
+            parked_open: VecDeque::new(),
             inode_hand: Slot(0),
             next_version: Version(1),
             next_directory: DirectoryId(DirectoryId::ROOT.0 + 1),
@@ -243,7 +248,7 @@ impl Datapath {
             moves: slot_file::Moves::default(),
             ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),
-            verifying: OnceLock::new(),
+            unchecked: verify::Queue::default(),
         }
     }
 

@@ -58,8 +58,10 @@ impl Marks {
     /// Its mtime was set by hand while it was written: the seal does not take that of the backing file.
     pub const MTIME_SET: Self = Self(32);
 
-    /// Was never final, so the kernel was told no attributes that it may believe for any time.
+    /// Was never final, so the kernel was told no attributes that it may believe for any time and does not know changed.
     pub const FRESH: Self = Self(64);
+    /// Has a temporary name and was no object yet: everybody sees it while it is written.
+    pub const SHOWN: Self = Self(128);
 
     /// Whether all bits of `mark` are set.
     #[must_use]
@@ -229,11 +231,11 @@ impl Object {
         if open.readers + open.writers > 0 || self.phase == Phase::Writing {
             return;
         }
+        if self.phase == Phase::Parked {
+            return; // see `State::keep_open`
+        }
         open.file = None;
-        if self.phase != Phase::Parked
-            && open.next_version.is_none()
-            && open.policy == PolicyRecord::default()
-        {
+        if open.next_version.is_none() && open.policy == PolicyRecord::default() {
             self.open = None;
         }
     }

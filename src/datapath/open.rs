@@ -70,6 +70,8 @@ pub struct Opened {
     pub path: IoPath,
     /// Whether closing it must be announced: others may be waiting to see the file.
     pub announces_close: bool,
+    /// Whether the kernel may believe, until it is told otherwise, that the name stands for this file.
+    pub is_cacheable: bool,
 }
 
 impl Datapath {
@@ -339,7 +341,7 @@ impl Datapath {
             IoPath::Passthrough => self.telemetry.passthrough_opens.increment(),
             IoPath::Direct | IoPath::Cached => self.telemetry.direct_opens.increment(),
         }
-        Opened { ino, handle, path, announces_close }
+        Opened { ino, handle, path, announces_close, is_cacheable: state.is_cacheable(slot) }
     }
 
     /// The kernel did not take the backing file: the daemon serves the handle itself.

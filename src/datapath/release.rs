@@ -17,6 +17,9 @@ use crate::tier::eviction::Departure;
 /// How long a closed temporary file is kept for its rename, whatever the pressure. After that it may be evicted.
 const PARKED_FOR_MS: u64 = 60_000;
 
+/// Closed temporary files whose backing file stays open at most: as many as are about to be renamed at one time.
+const PARKED_OPEN_MAX: usize = 64;
+
 /// `sealed_at_ns` of a record that counts only while its file was not written after it.
 pub(super) const PROVISIONAL: i64 = i64::MIN;
 
@@ -41,11 +44,18 @@ impl Datapath {
             self.keep_provisionally(handle);
         }
         let mut state = self.lock();
-        if let Some(object) = state.object_mut(slot) {
-            let open = object.open_mut();
-            open.closing = true;
-            if fate == WriterFate::Killed {
-                open.writer_killed = Some(process);
+        let Some(object) = state.object_mut(slot) else { return Ok(()) };
+        let was_shown = object.marks.has(Marks::SHOWN);
+        let open = object.open_mut();
+        open.closing = true;
+        if fate == WriterFate::Killed {
+            open.writer_killed = Some(process);
+            object.marks.set(Marks::SHOWN, false);
+            let ino = state.tree.ino(slot);
+            drop(state);
+            if let (Some(kernel), true) = (self.kernel.get(), was_shown) {
+                // Before the process is seen to have ended: whoever waited for that finds nothing.
+                kernel.forget_attributes_now(ino);
             }
         }
         Ok(())
@@ -181,7 +191,7 @@ impl Datapath {
                 }
                 Phase::Writing if is_expected => {}
                 Phase::Writing => self.end_writing(state, slot, afterwards),
-                Phase::Sealed => self.finish(state, slot, true, afterwards),
+                Phase::Sealed => self.finish(state, slot, None, afterwards),
                 Phase::Parked | Phase::Gone => {}
             }
         }
@@ -299,8 +309,23 @@ impl State {
                 object.open_mut().abandoned_at_ms = now_ms + PARKED_FOR_MS;
             }
             self.parked.insert((now_ms + PARKED_FOR_MS, slot));
+            self.keep_open(slot);
             self.enter_order(slot, key, None, super::room::footprint(size));
             self.update_hold(slot);
+        }
+    }
+
+    /// Keeps the backing file of the parked file in `slot` open for the rename that is on its way, and closes that of one
+    /// that was parked long before.
+    fn keep_open(&mut self, slot: Slot) {
+        self.parked_open.push_back(slot);
+        if self.parked_open.len() > PARKED_OPEN_MAX
+            && let Some(oldest) = self.parked_open.pop_front()
+            && let Some(object) = self.object_mut(oldest)
+            && object.phase == Phase::Parked
+            && !object.is_open()
+        {
+            object.open_mut().file = None;
         }
     }
 

@@ -87,6 +87,7 @@ impl State {
             let was_read = object.marks.has(Marks::READ);
             object.phase = Phase::Gone;
             doomed.is_open = object.is_open();
+            object.settle();
             // A segment file may lose its name at any time: who has it open or mapped keeps its pages. A packed
             // object has no file of its own, so its extent stays until nobody can come and read it.
             //

@@ -3,13 +3,13 @@
 //! At the moment it returns, the new name is whole for everybody, whether or not the writer still has its
 //! descriptor open.
 
-use tidefs_engine::types::ByteCount;
+use tidefs_engine::types::{ByteCount, Version};
 
 use super::history::Ending;
 use super::object::Refusal;
 use super::release::Afterwards;
 use super::room::footprint;
-use super::{Caller, Datapath, Error, Phase, Place, State, key_hash};
+use super::{Caller, Datapath, Error, Marks, Phase, Place, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 
@@ -225,6 +225,12 @@ impl Datapath {
         state.directory_id(parent)?;
         self.displace(state, parent, &name, slot, false, afterwards);
         self.forget_announced_close(state, slot);
+        if let Some(object) = state.object_mut(slot)
+            && object.version == Version::default()
+            && self.is_temporary(&name)
+        {
+            object.marks.set(Marks::SHOWN, true);
+        }
         let parked = state
             .object(slot)
             .filter(|object| object.phase == Phase::Parked && !matches!(object.place, Place::Scratch(_)))

@@ -62,7 +62,10 @@ impl Datapath {
             let state = self.lock();
             let Some(object) = state.object(slot) else { return Ok(()) };
             let (Some(open), Place::Solo(_)) = (&object.open, &object.place) else { return Ok(()) };
-            let Some(file) = &open.file else { return Ok(()) };
+            // A parked one was filled when it was closed.
+            let Some(file) = open.file.as_ref().filter(|_| object.phase != Phase::Parked) else {
+                return Ok(());
+            };
             (Arc::clone(file), open.reserved, state.tree.node(slot).parent)
         };
         let metadata = file.metadata().map_err(Error::io("stat of a segment"))?;
@@ -168,6 +171,7 @@ impl Datapath {
             object.sealed_at_ns = now_ns;
             object.marks.set(Marks::READ, false);
             object.marks.set(Marks::MTIME_SET, false);
+            object.marks.set(Marks::SHOWN, false);
             let open = object.open_mut();
             open.next_version = heir;
             open.closing = false;
@@ -184,7 +188,7 @@ impl Datapath {
         self.telemetry.seals.increment();
         self.telemetry.sealed_bytes.add(size.get());
         if state.object(slot).is_some_and(|object| object.writers() == 0) {
-            self.finish(state, slot, false, afterwards);
+            self.finish(state, slot, Some(metadata), afterwards);
             if let Some(object) = state.object_mut(slot) {
                 object.settle();
             }
@@ -193,19 +197,21 @@ impl Datapath {
         Ok(())
     }
 
-    /// The last writer of a sealed object is gone: its bytes are final. `wrote_since`: it may have written after the seal.
+    /// The last writer of a sealed object is gone: its bytes are final. `as_sealed`: the backing file at the seal, when
+    /// nobody had it open for writing then; else somebody may have written since.
     pub(super) fn finish(
         &self,
         state: &mut State,
         slot: Slot,
-        wrote_since: bool,
+        as_sealed: Option<std::fs::Metadata>,
         afterwards: &mut Afterwards,
     ) {
         let Some(object) = state.object(slot) else { return };
         let (before, file) = (object.size, object.file().cloned());
         let reserved = object.open.as_ref().map(|open| open.reserved).unwrap_or_default();
         let Some(file) = file else { return };
-        let metadata = file.metadata().ok();
+        let wrote_since = as_sealed.is_none();
+        let metadata = as_sealed.or_else(|| file.metadata().ok());
         let now = metadata.as_ref().map_or(before, |metadata| ByteCount(metadata.len()));
         let written_ns = metadata.as_ref().map_or(i64::MIN, super::stat::written_ns);
         if reserved > now.round_up_to_pages()

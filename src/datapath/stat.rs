@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 
 use tidefs_engine::types::ByteCount;
 
+use super::lookup::is_shown_while_written;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Ino, Slot};
@@ -112,9 +113,13 @@ impl Datapath {
         let is_gone = state
             .object(slot)
             .is_some_and(|object| object.phase == Phase::Gone && !object.is_open() && !object.is_readable());
-        // A hidden file is shown: whoever inherited its descriptor asks in the same way.
+        // A hidden file is shown: whoever inherited its descriptor asks in the same way. One whose writer was killed is not.
         let is_open = state.object(slot).is_some_and(Object::is_open);
-        if is_gone || (!is_open && self.writes_next_version(&mut state, caller, slot)) {
+        let is_doomed = state.object(slot).is_some_and(|object| {
+            let was_killed = object.open.as_ref().is_some_and(|open| open.writer_killed.is_some());
+            object.phase == Phase::Writing && was_killed
+        });
+        if is_gone || is_doomed || (!is_open && self.writes_next_version(&mut state, caller, slot)) {
             return Err(Error::Stale);
         }
         Ok(self.stat_of(&state, slot))
@@ -154,8 +159,10 @@ impl Datapath {
 
     /// Whether the caller's process may see `ino` at all.
     pub(super) fn is_hidden_from(&self, state: &mut State, caller: &Caller, slot: Slot) -> bool {
-        let is_writing = state.object(slot).is_some_and(|object| object.phase == Phase::Writing);
-        if !is_writing || super::lookup::is_never_hidden(&state.tree.name(slot)) {
+        let may_hide = state.object(slot).is_some_and(|object| {
+            object.phase == Phase::Writing && !is_shown_while_written(object, &state.tree.name(slot))
+        });
+        if !may_hide {
             return false;
         }
         let process = state.process(caller, self.clock.monotonic());

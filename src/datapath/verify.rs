@@ -4,24 +4,32 @@
 //! else, and are what remote hosts compare with, so taking one may wait; it never delays a close.
 //!
 //! Limits: `QUEUE_MAX` inodes wait; beyond that an object simply has no checksum until it is asked for.
-//! Threads: `check_in_background` runs in a thread of its own, which the composition root gives idle priority.
+//! Threads: `check_in_background` runs in a thread of its own, at idle priority but for the moments in which it holds
+//! the lock: there everybody else would wait for a CPU along with it.
 
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
 use std::time::Duration;
 
-use tidefs_engine::types::{ByteCount, Checksum};
+use parking_lot::Mutex;
+use tidefs_engine::types::{ByteCount, Checksum, FileOffset, Version};
 
 use super::history::Ending;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
+use crate::ffi::IdlePriority;
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{checksum_bytes, checksum_file};
 
 const QUEUE_MAX: usize = 1 << 16;
 
-/// Where sealed objects wait for their checksum.
-#[derive(Debug)]
-pub(super) struct Queue(SyncSender<Ino>);
+/// How often the background thread looks for work. Nobody wakes it: that would cost each close more than its own work.
+const LOOKS_EVERY: Duration = Duration::from_millis(100);
+
+/// Where sealed objects wait for their checksum. A mutex: taken to add or take one number.
+#[derive(Debug, Default)]
+pub(super) struct Queue(Mutex<VecDeque<Ino>>);
 
 /// What verifying one object showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,30 +42,67 @@ pub enum Verdict {
     Skipped,
 }
 
-impl Datapath {
-    /// Makes the queue; the receiving side belongs to the background thread.
-    pub fn start_checking(&self) -> Receiver<Ino> {
-        let (sender, receiver) = sync_channel(QUEUE_MAX);
-        // A second start would be a bug of the composition root; its receiver would stay empty.
-        let _ = self.verifying.set(Queue(sender));
-        receiver
-    }
+fn is_final(object: &Object) -> bool {
+    object.phase == Phase::Sealed && object.marks.has(Marks::FINAL)
+}
 
+/// Where the bytes of an object are found without the lock.
+#[derive(Debug)]
+enum Source {
+    Packed(Vec<u8>),
+    Solo(File),
+}
+
+/// The bytes of one version of an object.
+#[derive(Debug)]
+struct Bytes {
+    source: Source,
+    size: ByteCount,
+    version: Version,
+}
+
+impl Bytes {
+    /// Their checksum; one that matches nothing when the file is shorter than the object.
+    fn checksum(&self) -> Result<(Checksum, Version), Error> {
+        let taken = match &self.source {
+            Source::Packed(data) => checksum_bytes(data),
+            Source::Solo(file) => match checksum_file(file, self.size) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Checksum(!0),
+                taken => taken.map_err(Error::io("checksum of a segment"))?,
+            },
+        };
+        Ok((taken, self.version))
+    }
+}
+
+impl Datapath {
     /// Notes that the object's checksum is to be taken. Forgets it when the queue is full.
     pub(super) fn check_later(&self, ino: Ino) {
-        if let Some(Queue(sender)) = self.verifying.get() {
-            let _ = sender.try_send(ino);
+        let mut waiting = self.unchecked.0.lock();
+        if waiting.len() < QUEUE_MAX {
+            waiting.push_back(ino);
         }
     }
 
-    /// Takes checksums until the queue is closed or `is_stopping`.
-    pub fn check_in_background(&self, queue: &Receiver<Ino>, is_stopping: impl Fn() -> bool) {
+    /// Takes checksums until `is_stopping`.
+    pub fn check_in_background(&self, is_stopping: impl Fn() -> bool) {
+        let priority = IdlePriority::enter();
         while !is_stopping() {
-            let Ok(ino) = queue.recv_timeout(Duration::from_millis(200)) else { continue };
-            if let Err(error) = self.checksum(ino) {
+            let next = self.unchecked.0.lock().pop_front();
+            let Some(ino) = next else {
+                std::thread::sleep(LOOKS_EVERY);
+                continue;
+            };
+            if let Err(error) = self.checksum_when_idle(ino, &priority) {
                 tracing::debug!(ino = ino.0, %error, "no checksum was taken");
             }
         }
+    }
+
+    fn checksum_when_idle(&self, ino: Ino, priority: &IdlePriority) -> Result<(), Error> {
+        let Some(bytes) = priority.suspended(|| self.unchecked_bytes(ino))? else { return Ok(()) };
+        let (taken, version) = bytes.checksum()?;
+        priority.suspended(|| self.keep_checksum(ino, taken, version))
     }
 
     /// The checksum of a final object, taken now if it was not before; `None` for what is not sealed and final.
@@ -65,27 +110,37 @@ impl Datapath {
     /// # Errors
     /// [`Error::Stale`], [`Error::Io`].
     pub(super) fn checksum(&self, ino: Ino) -> Result<Option<Checksum>, Error> {
-        {
+        let bytes = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
-            let Some(object) = state.object(slot) else { return Ok(None) };
-            if object.phase != Phase::Sealed || !object.marks.has(Marks::FINAL) {
-                return Ok(None);
-            }
+            let Some(object) = state.object(slot).filter(|object| is_final(object)) else { return Ok(None) };
             if let Some(taken) = self.recorded_checksum(object)? {
                 return Ok(Some(taken));
             }
-        }
-        let (taken, version) = self.compute(ino)?;
+            self.bytes_of(object)?
+        };
+        let (taken, version) = bytes.checksum()?;
+        self.keep_checksum(ino, taken, version)?;
+        Ok(Some(taken))
+    }
+
+    /// The bytes of a final object whose checksum was not taken.
+    fn unchecked_bytes(&self, ino: Ino) -> Result<Option<Bytes>, Error> {
         let state = self.lock();
         let slot = state.slot_of(ino)?;
-        let is_same = state
-            .object(slot)
-            .is_some_and(|object| object.version == version && object.marks.has(Marks::FINAL));
-        if is_same {
-            self.record_checksum(&state, slot, taken)?;
+        let Some(object) = state.object(slot).filter(|object| is_final(object)) else { return Ok(None) };
+        if self.recorded_checksum(object)?.is_some() {
+            return Ok(None);
         }
-        Ok(Some(taken))
+        self.bytes_of(object).map(Some)
+    }
+
+    /// Records a checksum, if the object is still the version that it was taken of.
+    fn keep_checksum(&self, ino: Ino, taken: Checksum, version: Version) -> Result<(), Error> {
+        let state = self.lock();
+        let slot = state.slot_of(ino)?;
+        let is_same = state.object(slot).is_some_and(|object| object.version == version && is_final(object));
+        if is_same { self.record_checksum(&state, slot, taken) } else { Ok(()) }
     }
 
     /// Adds the checksum that was taken of a final object with a segment of its own to its record.
@@ -120,26 +175,19 @@ impl Datapath {
         Ok(record.and_then(|record| record.checksum))
     }
 
-    /// Computes the checksum of the bytes as they are.
-    fn compute(&self, ino: Ino) -> Result<(Checksum, tidefs_engine::types::Version), Error> {
-        let (place, size, version) = {
-            let state = self.lock();
-            let slot = state.slot_of(ino)?;
-            let object = state.object(slot).ok_or(Error::IsDirectory)?;
-            if let Place::Packed(extent) = &object.place {
+    /// The bytes of an object as they are. Those of a packed one are read now: they move only under the lock.
+    fn bytes_of(&self, object: &Object) -> Result<Bytes, Error> {
+        let source = match &object.place {
+            Place::Packed(extent) => {
                 let mut data = vec![0; usize::try_from(object.size.get()).unwrap_or(0)];
-                let count = self.tier.read_packed(extent, tidefs_engine::types::FileOffset(0), &mut data)?;
-                return Ok((checksum_bytes(&data[..count]), object.version));
+                let count = self.tier.read_packed(extent, FileOffset(0), &mut data)?;
+                data.truncate(count);
+                Source::Packed(data)
             }
-            (object.place.clone(), object.size, object.version)
+            Place::Solo(segment) => Source::Solo(self.tier.open_segment(*segment)?),
+            Place::Scratch(_) => return Err(Error::Unsupported("scratch has no checksum")),
         };
-        let Place::Solo(segment) = place else { return Err(Error::Unsupported("scratch has no checksum")) };
-        let file = self.tier.open_segment(segment)?;
-        let length = file.metadata().map_err(Error::io("stat of a segment"))?.len();
-        if ByteCount(length) < size {
-            return Ok((Checksum(!0), version));
-        }
-        Ok((checksum_file(&file, size).map_err(Error::io("checksum of a segment"))?, version))
+        Ok(Bytes { source, size: object.size, version: object.version })
     }
 
     /// An object that an earlier daemon left is compared with its checksum when it is first opened.
@@ -160,21 +208,20 @@ impl Datapath {
 
     /// Compares one object with its checksum, and drops it when they differ.
     pub fn verify_object(&self, ino: Ino) -> Result<Verdict, Error> {
-        let expected = {
+        let (expected, bytes) = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
-            let Some(object) = state.object(slot) else { return Ok(Verdict::Skipped) };
-            if object.phase != Phase::Sealed || !object.marks.has(Marks::FINAL) {
+            let Some(object) = state.object(slot).filter(|object| is_final(object)) else {
                 return Ok(Verdict::Skipped);
-            }
+            };
             // A record that cannot be read has no checksum to compare with.
-            self.recorded_checksum(object).ok().flatten()
+            (self.recorded_checksum(object).ok().flatten(), self.bytes_of(object)?)
         };
+        let (found, version) = bytes.checksum()?;
         let Some(expected) = expected else {
-            self.checksum(ino)?;
+            self.keep_checksum(ino, found, version)?;
             return Ok(Verdict::Sound);
         };
-        let (found, version) = self.compute(ino)?;
         let doomed = {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;

@@ -5,7 +5,8 @@
 //! and the client for it. So a name that stands for something else is told through its old inode: with its attributes
 //! forgotten the next stat or open asks us, is told ESTALE, and looks the name up again.
 //!
-//! Messages go through a queue to a thread that serves no requests. Backing files are closed at once: that waits for
+//! Messages go through a queue to a thread that serves no requests, but for the rare one that must have arrived before a
+//! request is answered. Backing files are closed at once: that waits for
 //! nothing.
 //!
 //! Limits: an inode waits at most once in each queue, so nothing is ever dropped and the queues are bounded by the
@@ -14,7 +15,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fuser::{BackingId, INodeNo, Notifier};
 use parking_lot::{Condvar, Mutex};
@@ -50,6 +51,8 @@ pub(super) struct Kernel {
     queue: Arc<Queue>,
     /// Backing files registered with the kernel, one per inode. A mutex: taken per open, for a map look-up.
     backings: Mutex<HashMap<Ino, Arc<BackingId>>>,
+    /// Set once the session is open.
+    notifier: OnceLock<Notifier>,
     telemetry: Arc<Telemetry>,
 }
 
@@ -60,8 +63,19 @@ pub(super) struct Messages(Arc<Queue>);
 impl Kernel {
     pub(super) fn new(telemetry: Arc<Telemetry>) -> (Arc<Self>, Messages) {
         let queue = Arc::new(Queue::default());
-        let kernel = Self { queue: Arc::clone(&queue), backings: Mutex::new(HashMap::new()), telemetry };
+        let kernel = Self {
+            queue: Arc::clone(&queue),
+            backings: Mutex::new(HashMap::new()),
+            notifier: OnceLock::new(),
+            telemetry,
+        };
         (Arc::new(kernel), Messages(queue))
+    }
+
+    /// Gives it the way by which messages reach the kernel.
+    pub(super) fn connect(&self, notifier: Notifier) {
+        // Set once: a session is opened once.
+        let _ = self.notifier.set(notifier);
     }
 
     /// The backing file registered for `ino`.
@@ -92,6 +106,13 @@ impl KernelCache for Kernel {
             self.queue.arrived.notify_one();
         } else {
             self.telemetry.invalidations_coalesced.increment();
+        }
+    }
+
+    fn forget_attributes_now(&self, ino: Ino) {
+        if let Some(notifier) = self.notifier.get() {
+            self.telemetry.invalidations.increment();
+            tell(notifier, ino, &self.telemetry);
         }
     }
 
@@ -131,11 +152,7 @@ impl Messages {
                 std::mem::replace(&mut *pending, Pending { is_closed, ..Pending::default() })
             };
             for ino in attributes {
-                // A negative offset means attributes alone; bytes of packed objects never change under an inode.
-                if let Err(error) = notifier.inval_inode(INodeNo(ino.0), -1, 0) {
-                    telemetry.invalidation_failures.increment();
-                    tracing::debug!(ino = ino.0, %error, "the kernel did not take an invalidation");
-                }
+                tell(notifier, ino, telemetry);
             }
             let idle: Vec<Ino> = idle.into_iter().collect();
             for some in idle.chunks(PRUNED_AT_ONCE) {
@@ -154,6 +171,15 @@ impl Messages {
                 }
             }
         }
+    }
+}
+
+/// Makes the kernel forget the attributes of `ino`.
+fn tell(notifier: &Notifier, ino: Ino, telemetry: &Telemetry) {
+    // A negative offset means attributes alone; bytes of packed objects never change under an inode.
+    if let Err(error) = notifier.inval_inode(INodeNo(ino.0), -1, 0) {
+        telemetry.invalidation_failures.increment();
+        tracing::debug!(ino = ino.0, %error, "the kernel did not take an invalidation");
     }
 }
 

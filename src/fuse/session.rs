@@ -141,8 +141,9 @@ impl Session {
             let _ = umount2(&settings.directory, MntFlags::MNT_DETACH);
             return Err(MountError::NoPassthrough { reason: reason.clone() });
         }
-        datapath.attach_kernel(kernel, facts.passthrough);
         let notifier = session.notifier();
+        kernel.connect(notifier.clone());
+        datapath.attach_kernel(kernel, facts.passthrough);
         let counters = Arc::clone(telemetry);
         let lookups = Arc::clone(datapath);
         let helpers = vec![

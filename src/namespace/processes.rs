@@ -84,14 +84,20 @@ pub fn writer_fate(thread: ThreadId) -> WriterFate {
 
 /// Whether the task still has its memory: an exiting one gave it up before its files are closed.
 ///
-/// `statm` takes no lock of the task. Nearly everything else in /proc and process_vm_readv(2) wait for an exec(2) of the
-/// task to end, and that exec may be waiting for this very answer: it closes files, too.
+/// Neither way takes a lock of the task. Nearly everything else in /proc and process_vm_readv(2) wait for an exec(2) of
+/// the task to end, and that exec may be waiting for this very answer: it closes files, too.
 ///
-/// Hot path: each close of a writer waits for it. One read, of as much as is needed.
+/// Hot path: asked at each close of a writer.
 fn has_memory(thread: ThreadId) -> bool {
-    let mut start = [0; 2];
-    let read = fs::File::open(format!("/proc/{}/statm", thread.0)).and_then(|mut file| file.read(&mut start));
-    read.is_ok_and(|count| count > 0) && start != *b"0 "
+    if thread.0 == 0 {
+        return false; // a task of another pid namespace; nothing is known of it
+    }
+    crate::ffi::has_memory(thread.0).unwrap_or_else(|| {
+        let mut start = [0; 2];
+        let statm = fs::File::open(format!("/proc/{}/statm", thread.0));
+        let read = statm.and_then(|mut file| file.read(&mut start));
+        read.is_ok_and(|count| count > 0) && start != *b"0 "
+    })
 }
 
 fn fate_in(stat: &str) -> WriterFate {
@@ -123,6 +129,24 @@ mod tests {
         assert_eq!(fate_in(&stat(TASK_IS_EXITING, 0x100)), WriterFate::Sound);
         assert_eq!(fate_in(&stat(0, 9)), WriterFate::Sound);
         assert_eq!(fate_in("garbage"), WriterFate::Sound);
+    }
+
+    #[test]
+    fn a_task_that_ended_has_no_memory_and_its_fate_is_told_by_how_it_ended() {
+        let me = nix::unistd::gettid().as_raw().unsigned_abs();
+        assert!(has_memory(ThreadId(me)) && crate::ffi::has_memory(me) == Some(true));
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let thread = ThreadId(child.id());
+        assert_eq!(writer_fate(thread), WriterFate::Sound);
+        child.kill().unwrap();
+        // Until it is waited for it stays as a zombie, which is what a daemon meets that reads the last close.
+        let killed = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            writer_fate(thread) == WriterFate::Killed
+        });
+        assert!(killed && !has_memory(thread));
+        child.wait().unwrap();
+        assert_eq!(writer_fate(thread), WriterFate::Sound, "nothing is known of what is gone");
     }
 
     #[test]

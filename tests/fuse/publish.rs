@@ -26,6 +26,7 @@ in_both_modes!(
     a_rename_publishes_after_others_were_told_that_the_name_is_absent,
     the_temporary_name_is_gone_for_everyone_after_the_rename,
     a_killed_writer_leaves_no_temporary_file,
+    a_temporary_file_shows_itself_while_it_is_written_and_its_key_does_not,
     a_writer_killed_after_the_rename_leaves_what_it_renamed,
     every_publish_of_two_thousand_is_whole_for_another_process_at_once,
 );
@@ -260,4 +261,22 @@ fn every_publish_of_two_thousand_is_whole_for_another_process_at_once(mode: Mode
         let found = reader.read(&name).unwrap_or_else(|error| panic!("round {round}: {error}"));
         assert_eq!(pattern::verify_object(&found), Ok(round));
     }
+}
+
+fn a_temporary_file_shows_itself_while_it_is_written_and_its_key_does_not(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let (mut writer, mut other) = (Peer::spawn(), Peer::spawn());
+    let (temporary, name) = (kv.join("a.tmp"), kv.join("a"));
+    let bytes = pattern::bytes(12, MIB);
+    let handle = writer.open(&temporary, libc::O_WRONLY | libc::O_CREAT).expect("create");
+    assert_eq!(other.stat(&temporary).expect("stat").size, 0);
+    writer.write_at(handle, 0, &bytes[..1000]).expect("write");
+    assert_eq!(other.stat(&temporary).expect("stat").size, 1000);
+    writer.write_at(handle, 1000, &bytes[1000..]).expect("write");
+    assert_eq!(other.stat(&temporary).expect("stat").size, offset(MIB));
+    assert_same(&other.read(&temporary).expect("read"), &bytes, "the temporary file");
+    assert_eq!(other.stat(&name), Err(Errno::ENOENT), "the key before the rename");
+    other.rename(&temporary, &name).expect("rename by another process");
+    assert_same(&other.read(&name).expect("read"), &bytes, "published");
+    assert_eq!(other.stat(&temporary), Err(Errno::ENOENT), "the temporary name after the rename");
 }

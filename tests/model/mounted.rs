@@ -15,12 +15,12 @@ use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 use tidefs_engine::types::ByteCount;
 
+use super::common::Mode;
 use super::common::mount::Mount;
 use super::common::peer::{Handle, Peer};
 use super::common::sys::{errno, open_file, rename_with};
-use super::common::{Mode, wait};
 use super::operation::Op;
-use super::system::{Books, Change, Facts, Open, PROCESSES, Reason, Space, System, Token, WATCHER};
+use super::system::{Books, Change, Facts, Open, PROCESSES, Reason, Space, System, Token};
 
 /// Capacity of the mount: more than the steps can fill, since nobody tells here what was evicted.
 pub(crate) const CAPACITY: ByteCount = ByteCount::mib(128);
@@ -35,7 +35,7 @@ enum Opened {
 #[derive(Debug)]
 pub(crate) struct Mounted {
     peers: Vec<Peer>,
-    handles: HashMap<Token, (Opened, String)>,
+    handles: HashMap<Token, Opened>,
     next: Token,
     mount: Mount,
 }
@@ -57,20 +57,10 @@ impl Mounted {
         if path.is_empty() { self.mount.path().to_owned() } else { self.mount.join(path) }
     }
 
-    fn note(&mut self, opened: Opened, path: &str) -> Token {
+    fn note(&mut self, opened: Opened) -> Token {
         self.next += 1;
-        self.handles.insert(self.next, (opened, path.to_owned()));
+        self.handles.insert(self.next, opened);
         self.next
-    }
-
-    /// The close of a temporary name is not announced to the daemon, so others see it a moment later.
-    fn settle(&mut self, path: &str) {
-        if path.ends_with(".tmp") {
-            let path = self.path(path);
-            let watcher = &mut self.peers[WATCHER - 1];
-            // It stays hidden when somebody else still writes it, or is gone; then the comparison decides.
-            wait::until(Duration::from_millis(30), || watcher.stat(&path).is_ok());
-        }
     }
 }
 
@@ -101,33 +91,32 @@ impl System for Mounted {
             0 => Opened::Own(File::from(own(&full, options)?)),
             _ => Opened::Peer(self.peers[who - 1].open(&full, flags(options))?),
         };
-        Ok(self.note(opened, path))
+        Ok(self.note(opened))
     }
 
     fn close(&mut self, who: usize, token: Token) {
-        let (opened, path) = self.handles.remove(&token).expect("an open handle");
+        let opened = self.handles.remove(&token).expect("an open handle");
         match opened {
             Opened::Own(file) => drop(file),
             Opened::Peer(handle) => self.peers[who - 1].close(handle).expect("close"),
         }
-        self.settle(&path);
     }
 
     fn flush(&mut self, _who: usize, token: Token) {
-        if let Opened::Own(file) = &self.handles[&token].0 {
+        if let Opened::Own(file) = &self.handles[&token] {
             drop(file.try_clone().expect("dup"));
         }
     }
 
     fn write(&mut self, who: usize, token: Token, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        match &self.handles[&token].0 {
+        match &self.handles[&token] {
             Opened::Own(file) => io(file.write_all_at(bytes, offset)),
             Opened::Peer(handle) => self.peers[who - 1].write_at(*handle, offset, bytes),
         }
     }
 
     fn read(&mut self, who: usize, token: Token, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
-        match &self.handles[&token].0 {
+        match &self.handles[&token] {
             Opened::Own(file) => {
                 let mut bytes = vec![0xa5; length];
                 let mut filled = 0;
@@ -146,7 +135,7 @@ impl System for Mounted {
 
     fn resize(&mut self, who: usize, token: Token, change: Change) -> Result<(), Errno> {
         let number = |value: u64| i64::try_from(value).expect("a small number");
-        match (&self.handles[&token].0, change) {
+        match (&self.handles[&token], change) {
             (Opened::Own(file), Change::Set(length)) => io(file.set_len(length)),
             (Opened::Own(file), Change::Allocate { offset, length, keep_size }) => {
                 let flags =
@@ -167,9 +156,7 @@ impl System for Mounted {
     }
 
     fn truncate(&mut self, _who: usize, path: &str, length: u64) -> Result<(), Errno> {
-        let outcome = nix::unistd::truncate(&self.path(path), i64::try_from(length).expect("a small length"));
-        self.settle(path);
-        outcome
+        nix::unistd::truncate(&self.path(path), i64::try_from(length).expect("a small length"))
     }
 
     fn rename(&mut self, who: usize, from: &str, to: &str, keep: bool) -> Result<(), Errno> {
@@ -256,7 +243,7 @@ impl System for Mounted {
     fn restart(&mut self) {
         // The daemon first, or the closes would seal what is open.
         self.mount.kill9();
-        for (_, (opened, _)) in self.handles.drain() {
+        for (_, opened) in self.handles.drain() {
             drop(opened);
         }
         // Descriptors of peers go with their processes.

@@ -5,7 +5,6 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use fuser::{
     Errno, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyCreate, ReplyEmpty,
@@ -76,7 +75,7 @@ pub(in crate::fuse) fn create(
     if ControlFiles::owns(parent) || is_reserved(parent, name) {
         return reply.error(Errno::EPERM);
     }
-    let Dispatcher { datapath, kernel, .. } = dispatcher;
+    let Dispatcher { datapath, kernel, lifetimes, .. } = dispatcher;
     let created = datapath.create(&caller(request), ino(parent), name.as_bytes(), mode, options(flags));
     let answered = created.and_then(|(stat, opened)| {
         passthrough::answer(datapath, kernel, &reply, &opened).map(|answer| (stat, opened, answer))
@@ -84,7 +83,9 @@ pub(in crate::fuse) fn create(
     match answered {
         Ok((stat, opened, answer)) => {
             let (attributes, handle) = (file_attr(&stat), FileHandle(opened.handle.0));
-            let (ttl, generation) = (Duration::ZERO, Generation(0));
+            // One time for the name and the attributes. Of a file that is written the kernel knows the size, and asks for
+            // the other attributes that change.
+            let (ttl, generation) = (lifetimes.entry(opened.is_cacheable), Generation(0));
             match answer.backing {
                 Some(backing) => {
                     reply.created_passthrough(&ttl, &attributes, generation, handle, answer.flags, &backing);

@@ -27,7 +27,8 @@ impl Model {
                     let id = self.fresh_id();
                     let above = self.ancestors(directory).into_iter();
                     let scratch = above.filter_map(|id| self.directories[&id].policy.scratch).next();
-                    let file = File { scratch: scratch == Some(true), ..File::new(self.now_real_ns) };
+                    let shown = is_temporary(name);
+                    let file = File { scratch: scratch == Some(true), shown, ..File::new(self.now_real_ns) };
                     self.files.insert(id, file);
                     self.set_slot(directory, name, Slot { current: None, next: Some(id) });
                     id
@@ -88,6 +89,7 @@ impl Model {
         (copy.readers, copy.writers, copy.expires_ns) = (0, 0, None);
         copy.who.clear();
         (copy.has_holes, copy.was_sealed, copy.refused, copy.flushed) = (false, false, false, None);
+        copy.shown = false;
         if truncate {
             copy.bytes.clear();
             copy.mtime = Mtime::After(self.now_real_ns);
@@ -195,6 +197,7 @@ impl Model {
         let now = self.now_ns;
         let file = self.file_mut(id);
         file.phase = Phase::Sealed;
+        file.shown = false;
         file.was_sealed = true;
         (file.refused, file.flushed) = (false, None);
         file.sealed_ns = (now, now);

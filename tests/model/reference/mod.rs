@@ -81,6 +81,8 @@ pub(crate) struct File {
     pub(crate) writers: u32,
     /// Processes that see it while it is hidden.
     pub(crate) who: BTreeSet<usize>,
+    /// Whether everyone sees it while it is written: it has, or had, a temporary name and was no object yet.
+    pub(crate) shown: bool,
     /// Whether it is a slot file.
     pub(crate) scratch: bool,
     /// Whether it was an object before it was opened for writing again: then it is one again at the close.
@@ -112,6 +114,7 @@ impl File {
             readers: 0,
             writers: 0,
             who: BTreeSet::new(),
+            shown: false,
             scratch: false,
             was_sealed: false,
             policy: Policy::default(),
@@ -293,7 +296,8 @@ impl Model {
 
     /// The file that `who` sees there.
     pub(crate) fn visible(&self, who: usize, slot: Slot) -> Option<FileId> {
-        slot.next.filter(|&next| self.file(next).who.contains(&who)).or(slot.current)
+        let sees = |&next: &FileId| self.file(next).shown || self.file(next).who.contains(&who);
+        slot.next.filter(sees).or(slot.current)
     }
 
     /// Path of a directory below the mount; the root's is empty.

@@ -28,6 +28,8 @@ impl Model {
         let was_current = source.current == Some(file);
         let stays_unsealed = self.file(file).scratch || is_temporary(to.1);
         let is_object = self.file(file).phase == Phase::Sealed;
+        let moved = self.file_mut(file);
+        moved.shown |= is_temporary(to.1) && !moved.was_sealed;
         self.set_slot(from.0, from.1, Slot::default());
         self.bury(target.current);
         if was_current {
