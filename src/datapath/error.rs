@@ -64,6 +64,9 @@ pub enum Error {
         /// What there is.
         capacity: ByteCount,
     },
+    /// A length that no file of the scratch disk's file system can have.
+    #[error("longer than any file on the scratch disk can be")]
+    TooLong,
     /// The extended attribute is not set.
     #[error("no such attribute")]
     NoAttribute,

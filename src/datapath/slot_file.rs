@@ -155,6 +155,11 @@ pub(super) fn change_scratch(scratch: &ScratchFile, change: SizeChange) -> Resul
 pub(super) fn scratch_error(error: ScratchError) -> Error {
     match error {
         ScratchError::Full { needed, .. } => Error::NothingEvictable { needed },
+        ScratchError::DiskFull { .. } => {
+            tracing::warn!(%error, "a write to a slot file was refused");
+            Error::NothingEvictable { needed: ByteCount::ZERO }
+        }
+        ScratchError::TooLong { .. } => Error::TooLong,
         ScratchError::Disk { source, .. } => Error::Io { operation: "scratch", source },
     }
 }

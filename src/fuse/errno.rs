@@ -20,6 +20,7 @@ pub(super) fn errno(error: &Error) -> Errno {
         Error::OverQuota { .. } => Errno::EDQUOT, // the directory's quota is full of open or pinned objects
         Error::NothingEvictable { .. } => Errno::ENOSPC, // everything left is open, pinned or within a floor
         Error::TooLarge { .. } => Errno::EFBIG, // larger than the cache can ever hold
+        Error::TooLong => Errno::EFBIG, // longer than any file on the scratch disk can be
         Error::NoAttribute => Errno::from_i32(libc::ENODATA), // the attribute is not set
         Error::BadHandle => Errno::EBADF, // not an open handle
         Error::Io { .. } => Errno::EIO, // the operating system refused; the log says what

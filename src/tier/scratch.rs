@@ -26,6 +26,18 @@ pub enum ScratchError {
         /// The configured capacity.
         capacity: ByteCount,
     },
+    /// The disk is full, though the capacity is not used up.
+    #[error("the disk of scratch in `{directory}` is full; free some of it, or lower scratch.capacity")]
+    DiskFull {
+        /// Where scratch files live.
+        directory: PathBuf,
+    },
+    /// No file of the disk's file system can be that long.
+    #[error("the file system of scratch in `{directory}` holds no file of that length")]
+    TooLong {
+        /// Where scratch files live.
+        directory: PathBuf,
+    },
     /// The disk refused.
     #[error("scratch in `{directory}`: {source}; check that scratch.dir is on a writable disk")]
     Disk {
@@ -89,13 +101,18 @@ impl Scratch {
     }
 
     fn disk(&self, source: io::Error) -> ScratchError {
-        ScratchError::Disk { directory: self.directory.clone(), source }
+        let directory = self.directory.clone();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ScratchError::DiskFull { directory },
+            io::ErrorKind::FileTooLarge => ScratchError::TooLong { directory },
+            _ => ScratchError::Disk { directory, source },
+        }
     }
 
     /// Makes an empty file.
     ///
     /// # Errors
-    /// [`ScratchError::Disk`] when the directory cannot be made or written.
+    /// [`ScratchError::Disk`] when the directory cannot be made or written, [`ScratchError::DiskFull`].
     pub fn create(self: &Arc<Self>) -> Result<ScratchFile, ScratchError> {
         if self.ready.get().is_none() {
             fs::create_dir_all(&self.directory).map_err(|source| self.disk(source))?;
@@ -160,7 +177,7 @@ impl ScratchFile {
     /// Sets the length; growth is a hole and costs nothing yet.
     ///
     /// # Errors
-    /// [`ScratchError::Disk`].
+    /// [`ScratchError`].
     pub fn set_length(&self, length: ByteCount) -> Result<(), ScratchError> {
         self.file.set_len(length.get()).map_err(|source| self.space.disk(source))?;
         self.recount();
@@ -180,7 +197,7 @@ impl ScratchFile {
     /// Frees a range, which then reads as zeros.
     ///
     /// # Errors
-    /// [`ScratchError::Disk`].
+    /// [`ScratchError`].
     pub fn punch(&self, offset: u64, length: ByteCount) -> Result<(), ScratchError> {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         self.change_range(flags, offset, length)
@@ -193,7 +210,7 @@ impl ScratchFile {
         length: ByteCount,
     ) -> Result<(), ScratchError> {
         let as_offset = |value: u64| {
-            i64::try_from(value).map_err(|_| self.space.disk(io::Error::from(io::ErrorKind::InvalidInput)))
+            i64::try_from(value).map_err(|_| self.space.disk(io::Error::from(io::ErrorKind::FileTooLarge)))
         };
         fallocate(&*self.file, flags, as_offset(offset)?, as_offset(length.get())?)
             .map_err(|errno| self.space.disk(errno.into()))?;
@@ -225,6 +242,23 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path().join("scratch")).unwrap().count(), 0);
         drop(file);
         assert_eq!(space.used(), ByteCount::ZERO);
+    }
+
+    #[test]
+    fn a_length_that_the_disk_cannot_hold_is_told_from_a_disk_that_fails() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = Scratch::new(directory.path().to_path_buf(), ByteCount::mib(1));
+        let file = space.create().unwrap();
+        let beyond = i64::MAX as u64;
+        // tmpfs takes any length; ext4, xfs and btrfs do not.
+        match file.set_length(ByteCount(beyond)) {
+            Ok(()) => assert_eq!(file.file().metadata().unwrap().len(), beyond),
+            Err(error) => assert!(matches!(error, ScratchError::TooLong { .. }), "{error}"),
+        }
+        let error = file.grow(beyond, ByteCount(1), false).unwrap_err();
+        assert!(matches!(error, ScratchError::TooLong { .. } | ScratchError::DiskFull { .. }), "{error}");
+        let full = space.disk(io::Error::from_raw_os_error(libc::ENOSPC));
+        assert!(matches!(full, ScratchError::DiskFull { .. }), "{full}");
     }
 
     #[test]

@@ -28,6 +28,7 @@ in_both_modes!(
     a_slot_file_that_was_written_before_it_grew_keeps_its_bytes,
     a_slot_file_evicts_nothing,
     a_slot_file_beyond_the_disk_budget_says_enospc,
+    a_length_that_no_disk_can_hold_says_efbig_or_enospc,
     files_made_below_a_directory_with_the_scratch_policy_are_slot_files,
     a_file_unlinked_while_it_is_written_moves_to_disk,
     a_file_with_a_temporary_name_unlinked_while_it_is_written_stays_whole,
@@ -244,6 +245,17 @@ fn a_slot_file_beyond_the_disk_budget_says_enospc(mode: Mode) {
     let file = create(&kv.join("slots"));
     let error = fallocate(&file, FallocateFlags::empty(), 0, 3 << 30).expect_err("three times the budget");
     assert!(matches!(error, Errno::ENOSPC | Errno::EFBIG | Errno::EDQUOT), "{error}");
+    file.write_all_at(b"the file is still good", 0).expect("pwrite");
+}
+
+fn a_length_that_no_disk_can_hold_says_efbig_or_enospc(mode: Mode) {
+    let (_mount, kv) = big(mode);
+    let file = create(&kv.join("slots"));
+    let beyond = i64::MAX - 1;
+    let error = fallocate(&file, FallocateFlags::empty(), beyond, 1).expect_err("eight exabytes");
+    assert!(matches!(error, Errno::EFBIG | Errno::ENOSPC), "{error}");
+    let error = file.write_all_at(b"x", u64::try_from(beyond).expect("positive") - 1).expect_err("pwrite");
+    assert!(matches!(error.raw_os_error(), Some(libc::EFBIG | libc::ENOSPC)), "{error}");
     file.write_all_at(b"the file is still good", 0).expect("pwrite");
 }
 
