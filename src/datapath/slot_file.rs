@@ -94,8 +94,12 @@ impl Datapath {
             let length = object.file().and_then(|file| file.metadata().ok()).map(|metadata| metadata.len());
             object.phase == Phase::Gone && length.is_some_and(|length| ByteCount(length) <= COPIED_MAX)
         };
-        if is_small && let Err(error) = self.become_scratch(slot) {
-            tracing::warn!(%error, "an unlinked file that is being written stays in memory");
+        match is_small.then(|| self.become_scratch(slot)) {
+            // Closed meanwhile, it is gone.
+            None | Some(Ok(()) | Err(Error::BadHandle)) => {}
+            Some(Err(error)) => {
+                tracing::warn!(%error, "an unlinked file that is being written stays in memory");
+            }
         }
     }
 }
