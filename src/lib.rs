@@ -1,9 +1,10 @@
 //! The tidefs daemon: a KV cache that is a filesystem.
 //!
 //! Read top to bottom as the life of a read: [`fuse`] decodes what the kernel asks, [`datapath`] runs the whole
-//! flow, [`namespace`] knows names and handles, [`tier`] keeps the bytes. [`app`] puts the parts together.
+//! flow, [`namespace`] knows names and handles, [`tier`] keeps the bytes, [`cluster`] knows the other hosts. [`app`] puts the parts together.
 
 pub mod app;
+pub mod cluster;
 pub mod config;
 pub mod control;
 pub mod datapath;

@@ -73,7 +73,7 @@ fn errno(error: Error) -> Errno {
         Error::NotPermitted(_) => Errno::EPERM,
         Error::OverQuota { .. } => Errno::EDQUOT,
         Error::NothingEvictable { .. } => Errno::ENOSPC,
-        Error::TooLarge { .. } => Errno::EFBIG,
+        Error::TooLarge { .. } | Error::TooLong => Errno::EFBIG,
         Error::NoAttribute => Errno::ENODATA,
         Error::BadHandle => Errno::EBADF,
         // No disk fails in these tests, so this is always a bug.
