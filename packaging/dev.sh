@@ -59,12 +59,14 @@ readonly run_needs=(
     'cc:build-essential:links Rust programs'
     'fusermount3:fuse3:mounts and unmounts FUSE filesystems'
     'getfattr:attr:reads the facts that tidefs shows as extended attributes'
+    'protoc:protobuf-compiler:compiles the messages of etcd, which coordinates many hosts'
 )
 readonly test_needs=(
     "${run_needs[@]}"
     'setfacl:acl:tests that access control lists are refused as documented'
     'fio:fio:tests reads and writes by libaio, io_uring and mmap with verification'
     'jq:jq:tests and scripts read the JSON of the tools with it'
+    'etcd:etcd-server:is what tests of many hosts coordinate by'
     'python3:python3:runs the tests with real Python clients'
     '/usr/include/rdma/fabric.h:libfabric-dev:brings libfabric, which tests of transfers use, and its headers'
 )

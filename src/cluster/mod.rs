@@ -5,6 +5,7 @@
 //!
 //! The daemon of one host does not use it yet.
 
+pub mod coordinator;
 pub mod member;
 pub mod rendezvous;
 pub mod shards;

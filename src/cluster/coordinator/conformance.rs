@@ -1,0 +1,155 @@
+//! What every coordinator does, whichever it is: run by [`coordinator_facts`] against two members' handles of one cluster.
+
+use std::any::Any;
+use std::time::{Duration, Instant};
+
+use tidefs_engine::types::{Incarnation, MemberId};
+use tokio::sync::watch;
+
+use super::{Coordinator, CoordinatorError, NamespaceRecord};
+use crate::cluster::member::testing::member;
+use crate::cluster::member::{Member, View};
+
+/// Handles of two members of one fresh cluster.
+pub(crate) struct Pair {
+    pub(crate) first: Box<dyn Coordinator>,
+    pub(crate) second: Box<dyn Coordinator>,
+    /// What must live as long as they do, a server for example.
+    #[expect(dead_code, reason = "held for its drop")]
+    pub(crate) keeps: Box<dyn Any>,
+}
+
+/// Long enough for anything that comes at all.
+pub(crate) fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+/// Waits until `receiver` shows what is asked for.
+pub(crate) async fn shows<T: Clone>(
+    receiver: &mut watch::Receiver<T>,
+    what: &str,
+    is_it: impl Fn(&T) -> bool,
+) -> T {
+    let found = tokio::time::timeout(Duration::from_secs(20), receiver.wait_for(|value| is_it(value))).await;
+    found.unwrap_or_else(|_| panic!("never seen: {what}")).expect("the coordinator lives").clone()
+}
+
+pub(crate) fn started(id: u64, incarnation: Incarnation) -> Member {
+    let mut started = member(id, 8);
+    started.incarnation = incarnation;
+    started.engine.id.incarnation = incarnation;
+    started
+}
+
+/// Begins and registers a member.
+pub(crate) async fn join(coordinator: &dyn Coordinator, id: u64) -> Member {
+    let start = coordinator.begin(MemberId(id), soon()).await.expect("begin");
+    let member = started(id, start.incarnation);
+    coordinator.register(member.clone(), soon()).await.expect("register");
+    member
+}
+
+fn ids(view: &View) -> Vec<u64> {
+    view.members().iter().map(|member| member.id.0).collect()
+}
+
+pub(crate) async fn each_start_of_a_member_is_later_than_the_one_before(pair: Pair) {
+    let first = pair.first.begin(MemberId(1), soon()).await.expect("begin");
+    let again = pair.second.begin(MemberId(1), soon()).await.expect("begin");
+    let other = pair.second.begin(MemberId(2), soon()).await.expect("begin");
+    assert!(again.incarnation > first.incarnation);
+    assert_eq!(first.cluster, again.cluster);
+    assert_eq!(first.cluster, other.cluster);
+}
+
+pub(crate) async fn who_registers_is_seen_by_everyone_until_it_leaves(pair: Pair) {
+    let (mut near, mut far) = (pair.first.views(), pair.second.views());
+    let registered = join(&*pair.first, 1).await;
+    for views in [&mut near, &mut far] {
+        let view = shows(views, "the member", |view| ids(view) == [1]).await;
+        assert_eq!(view.member(MemberId(1)), Some(&registered));
+    }
+    join(&*pair.second, 2).await;
+    shows(&mut near, "both", |view| ids(view) == [1, 2]).await;
+    pair.first.leave(soon()).await.expect("leave");
+    shows(&mut far, "the one that stayed", |view| ids(view) == [2]).await;
+    pair.first.leave(soon()).await.expect("leaving twice is fine");
+}
+
+pub(crate) async fn an_earlier_start_of_a_member_can_not_register(pair: Pair) {
+    let earlier = pair.first.begin(MemberId(1), soon()).await.expect("begin");
+    let later = join(&*pair.second, 1).await;
+    let refused = pair.first.register(started(1, earlier.incarnation), soon()).await;
+    match refused {
+        Err(CoordinatorError::Superseded { ours, latest, .. }) => {
+            assert_eq!((ours, latest), (earlier.incarnation, later.incarnation));
+        }
+        other => panic!("{other:?}"),
+    }
+    let view = shows(&mut pair.first.views(), "the later start", |view| ids(view) == [1]).await;
+    assert_eq!(view.members()[0].incarnation, later.incarnation);
+}
+
+pub(crate) async fn what_a_member_registers_again_replaces_what_it_had(pair: Pair) {
+    let mut member = join(&*pair.first, 1).await;
+    member.labels.insert("topology.rack".to_owned(), "r2".to_owned());
+    pair.first.register(member.clone(), soon()).await.expect("register again");
+    let has_label = |view: &View| view.member(MemberId(1)).and_then(Member::rack) == Some("r2");
+    shows(&mut pair.second.views(), "the label", has_label).await;
+}
+
+pub(crate) async fn numbers_of_views_only_grow(pair: Pair) {
+    let mut views = pair.second.views();
+    let mut numbers = vec![views.borrow().number];
+    let mut member = join(&*pair.first, 1).await;
+    for rack in ["a", "b", "c"] {
+        member.labels.insert("topology.rack".to_owned(), rack.to_owned());
+        pair.first.register(member.clone(), soon()).await.expect("register again");
+        let has_label = |view: &View| view.member(MemberId(1)).and_then(Member::rack) == Some(rack);
+        numbers.push(shows(&mut views, "the next label", has_label).await.number);
+    }
+    assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{numbers:?}");
+}
+
+pub(crate) async fn what_is_agreed_about_a_namespace_reaches_everyone(pair: Pair) {
+    let record = |quota: &str| NamespaceRecord {
+        policy: [("user.tidefs.quota".to_owned(), quota.to_owned())].into_iter().collect(),
+    };
+    let mut far = pair.second.namespaces();
+    pair.first.set_namespace("kv", record("1GiB"), soon()).await.expect("set");
+    pair.first.set_namespace("other", NamespaceRecord::default(), soon()).await.expect("set");
+    shows(&mut far, "both", |names| names.len() == 2 && names["kv"] == record("1GiB")).await;
+    pair.second.set_namespace("kv", record("2GiB"), soon()).await.expect("replace");
+    shows(&mut pair.first.namespaces(), "the new quota", |names| names.get("kv") == Some(&record("2GiB")))
+        .await;
+    pair.first.remove_namespace("kv", soon()).await.expect("remove");
+    pair.first.remove_namespace("kv", soon()).await.expect("removing what is gone is fine");
+    shows(&mut far, "one", |names| names.keys().eq(["other"])).await;
+}
+
+/// One test for each fact, against the [`Pair`] that `$pair` makes.
+macro_rules! coordinator_facts {
+    ($pair:expr) => {
+        $crate::cluster::coordinator::conformance::coordinator_facts! {
+            $pair;
+            each_start_of_a_member_is_later_than_the_one_before,
+            who_registers_is_seen_by_everyone_until_it_leaves,
+            an_earlier_start_of_a_member_can_not_register,
+            what_a_member_registers_again_replaces_what_it_had,
+            numbers_of_views_only_grow,
+            what_is_agreed_about_a_namespace_reaches_everyone,
+        }
+    };
+    ($pair:expr; $($fact:ident),+ $(,)?) => {
+        $(
+            #[test]
+            fn $fact() {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    $crate::cluster::coordinator::conformance::$fact($pair).await;
+                });
+            }
+        )+
+    };
+}
+pub(crate) use coordinator_facts;

@@ -1,0 +1,152 @@
+//! The coordinator inside the daemon: for one host, and for tests with many members in one process.
+
+use std::collections::BTreeMap;
+use std::future::ready;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tidefs_engine::types::{Incarnation, MemberId};
+use tokio::sync::watch;
+
+use super::{Asked, Coordinator, CoordinatorError, NamespaceRecord, Namespaces, Reachability, Start};
+use crate::cluster::member::{ClusterId, Member, View};
+
+/// What is agreed on.
+#[derive(Debug)]
+struct Agreed {
+    cluster: ClusterId,
+    starts: BTreeMap<MemberId, Incarnation>,
+    members: BTreeMap<MemberId, Member>,
+    namespaces: BTreeMap<String, NamespaceRecord>,
+    changes: u64,
+}
+
+/// State that all handles of one embedded coordinator share.
+#[derive(Debug)]
+struct Shared {
+    /// A mutex: held for a table look-up, while nothing waits.
+    agreed: Mutex<Agreed>,
+    views: watch::Sender<View>,
+    namespaces: watch::Sender<Namespaces>,
+}
+
+/// One member's handle of a coordinator that lives in this process.
+#[derive(Debug)]
+pub struct Embedded {
+    shared: Arc<Shared>,
+    /// Who registered through this handle.
+    registered: Mutex<Option<MemberId>>,
+}
+
+impl Embedded {
+    /// A coordinator without members.
+    #[must_use]
+    pub fn new(cluster: ClusterId) -> Self {
+        let agreed = Agreed {
+            cluster,
+            starts: BTreeMap::new(),
+            members: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            changes: 0,
+        };
+        let shared = Shared {
+            agreed: Mutex::new(agreed),
+            views: watch::Sender::new(View::default()),
+            namespaces: watch::Sender::new(Namespaces::default()),
+        };
+        Self { shared: Arc::new(shared), registered: Mutex::new(None) }
+    }
+
+    /// A handle for another member of the same cluster.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), registered: Mutex::new(None) }
+    }
+
+    fn register_now(&self, member: Member) -> Result<(), CoordinatorError> {
+        let mut agreed = self.shared.agreed.lock();
+        let latest = agreed.starts.get(&member.id).copied().unwrap_or_default();
+        if latest != member.incarnation {
+            let (member, ours) = (member.id, member.incarnation);
+            return Err(CoordinatorError::Superseded { member, ours, latest });
+        }
+        *self.registered.lock() = Some(member.id);
+        agreed.members.insert(member.id, member);
+        self.publish_view(&mut agreed);
+        Ok(())
+    }
+
+    fn publish_view(&self, agreed: &mut Agreed) {
+        agreed.changes += 1;
+        let view = View::new(agreed.changes, agreed.members.values().cloned().collect());
+        self.shared.views.send_replace(view);
+    }
+
+    fn publish_namespaces(&self, agreed: &Agreed) {
+        self.shared.namespaces.send_replace(Arc::new(agreed.namespaces.clone()));
+    }
+}
+
+impl Coordinator for Embedded {
+    fn begin(&self, member: MemberId, _deadline: Instant) -> Asked<'_, Start> {
+        let mut agreed = self.shared.agreed.lock();
+        let latest = agreed.starts.entry(member).or_default();
+        latest.0 += 1;
+        let incarnation = *latest;
+        Box::pin(ready(Ok(Start { cluster: agreed.cluster, incarnation })))
+    }
+
+    fn register(&self, member: Member, _deadline: Instant) -> Asked<'_, ()> {
+        Box::pin(ready(self.register_now(member)))
+    }
+
+    fn leave(&self, _deadline: Instant) -> Asked<'_, ()> {
+        if let Some(id) = self.registered.lock().take() {
+            let mut agreed = self.shared.agreed.lock();
+            agreed.members.remove(&id);
+            self.publish_view(&mut agreed);
+        }
+        Box::pin(ready(Ok(())))
+    }
+
+    fn views(&self) -> watch::Receiver<View> {
+        self.shared.views.subscribe()
+    }
+
+    fn namespaces(&self) -> watch::Receiver<Namespaces> {
+        self.shared.namespaces.subscribe()
+    }
+
+    fn set_namespace(&self, name: &str, record: NamespaceRecord, _deadline: Instant) -> Asked<'_, ()> {
+        let mut agreed = self.shared.agreed.lock();
+        agreed.namespaces.insert(name.to_owned(), record);
+        self.publish_namespaces(&agreed);
+        Box::pin(ready(Ok(())))
+    }
+
+    fn remove_namespace(&self, name: &str, _deadline: Instant) -> Asked<'_, ()> {
+        let mut agreed = self.shared.agreed.lock();
+        agreed.namespaces.remove(name);
+        self.publish_namespaces(&agreed);
+        Box::pin(ready(Ok(())))
+    }
+
+    fn reachability(&self) -> Reachability {
+        Reachability::Reached
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance::{Pair, coordinator_facts};
+    use super::*;
+
+    fn pair() -> Pair {
+        let first = Embedded::new(ClusterId(7));
+        let second = first.another();
+        Pair { first: Box::new(first), second: Box::new(second), keeps: Box::new(()) }
+    }
+
+    coordinator_facts!(pair());
+}

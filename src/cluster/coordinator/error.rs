@@ -1,0 +1,46 @@
+//! What a coordinator answers when it does not do what it was asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use tidefs_engine::types::{Incarnation, MemberId};
+
+/// Why the coordinator did not do it.
+#[derive(Clone, Debug, Error)]
+pub enum CoordinatorError {
+    /// It cannot be reached, and what was asked changes what all agree on.
+    #[error(
+        "{what} waits for the coordinator, which was not reached for {} s ({reason}); reads and writes go on meanwhile",
+        .away.as_secs()
+    )]
+    Away {
+        /// What was asked.
+        what: &'static str,
+        /// For how long.
+        away: Duration,
+        /// What the last attempt failed with.
+        reason: Arc<str>,
+    },
+    /// Another process started as the same member later.
+    #[error(
+        "member {member:016x} was started again (start {latest}, this one is {ours}): give each daemon a state directory \
+         of its own, which holds its member id", member = .member.0
+    )]
+    Superseded {
+        /// The member.
+        member: MemberId,
+        /// Our start of it.
+        ours: Incarnation,
+        /// The latest.
+        latest: Incarnation,
+    },
+    /// The coordinator refused, or holds something that is not ours.
+    #[error("{what}: {reason}")]
+    Refused {
+        /// What was asked.
+        what: &'static str,
+        /// What it said.
+        reason: Arc<str>,
+    },
+}

@@ -1,0 +1,350 @@
+//! The coordinator that many hosts share: etcd, by its v3 interface.
+//!
+//! Below `/tidefs/NAME/` etcd holds `id` (of the cluster, drawn by who comes first), `starts/MEMBER` (the latest start),
+//! `members/MEMBER` (under the lease of the process) and `namespaces/NAME`. Values are JSON, so that `etcdctl` shows them.
+//!
+//! One task ([`session`]) talks to etcd: it lists, watches and keeps the lease alive. When etcd goes away it tries again
+//! with growing pauses; what was heard last stands meanwhile. A lease that ran out in the meantime is replaced, and the
+//! member registered anew, unless a later start of it is known.
+//!
+//! Limits: a request waits until its deadline for a session; each call to etcd takes at most
+//! [`EtcdSettings::call_timeout`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use etcd_client::{
+    Certificate, Client, Compare, CompareOp, ConnectOptions, Identity, TlsOptions, Txn, TxnOp, TxnOpResponse,
+};
+use tidefs_engine::types::{Incarnation, MemberId};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::{Asked, Coordinator, CoordinatorError, NamespaceRecord, Namespaces, Reachability, Start};
+use crate::cluster::member::{ClusterId, Member, View};
+
+mod keys;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use keys::Keys;
+
+/// Certificates for TLS to etcd, as PEM.
+#[derive(Clone)]
+pub struct EtcdTls {
+    /// Whose signature the server's certificate must have.
+    pub authority: Vec<u8>,
+    /// Our certificate and its key, where etcd asks for one.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl fmt::Debug for EtcdTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The key is nobody's business.
+        f.debug_struct("EtcdTls").field("has_identity", &self.identity.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// Name and password of a user of etcd.
+#[derive(Clone)]
+pub struct EtcdUser {
+    /// The name.
+    pub name: String,
+    /// The password.
+    pub password: String,
+}
+
+impl fmt::Debug for EtcdUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdUser").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// How etcd is reached, and which cluster is meant.
+#[derive(Clone, Debug)]
+pub struct EtcdSettings {
+    /// `http://HOST:PORT` or `https://HOST:PORT`, at least one.
+    pub endpoints: Vec<String>,
+    /// Name of the cluster: several can share one etcd.
+    pub cluster: String,
+    /// Who asks, where etcd wants to know.
+    pub user: Option<EtcdUser>,
+    /// TLS, for `https` endpoints.
+    pub tls: Option<EtcdTls>,
+    /// How long a member that is silent stays registered. At least 2 s.
+    pub lease: Duration,
+    /// How long one call to etcd may take.
+    pub call_timeout: Duration,
+}
+
+impl EtcdSettings {
+    fn options(&self) -> ConnectOptions {
+        let mut options = ConnectOptions::new()
+            .with_connect_timeout(self.call_timeout)
+            .with_timeout(self.call_timeout)
+            .with_keep_alive(self.call_timeout, self.call_timeout)
+            .with_require_leader(true)
+            .with_auto_token_refresh(true);
+        if let Some(user) = &self.user {
+            options = options.with_user(&user.name, &user.password);
+        }
+        if let Some(tls) = &self.tls {
+            let mut trust = TlsOptions::new().ca_certificate(Certificate::from_pem(&tls.authority));
+            if let Some((certificate, key)) = &tls.identity {
+                trust = trust.identity(Identity::from_pem(certificate, key));
+            }
+            options = options.with_tls(trust);
+        }
+        options
+    }
+}
+
+/// What the session's task and the callers share.
+#[derive(Debug)]
+struct Shared {
+    settings: EtcdSettings,
+    keys: Keys,
+    views: watch::Sender<View>,
+    namespaces: watch::Sender<Namespaces>,
+    /// The way to etcd, while there is a session.
+    client: watch::Sender<Option<Connected>>,
+    reachability: watch::Sender<Reachability>,
+    /// Who is to be registered, with a number that grows with each wish.
+    wish: watch::Sender<Wish>,
+    /// What became of the wishes so far.
+    fulfilled: watch::Sender<Fulfilled>,
+}
+
+/// A session that stands.
+#[derive(Clone)]
+struct Connected {
+    client: Client,
+    cluster: ClusterId,
+}
+
+impl fmt::Debug for Connected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connected").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
+}
+
+/// The registration that this process wants.
+#[derive(Clone, Debug, Default)]
+struct Wish {
+    number: u64,
+    member: Option<Member>,
+}
+
+/// The latest wish that was dealt with.
+#[derive(Clone, Debug, Default)]
+struct Fulfilled {
+    number: u64,
+    refused: Option<CoordinatorError>,
+}
+
+/// One member's handle of a cluster in etcd.
+#[derive(Debug)]
+pub struct Etcd {
+    shared: Arc<Shared>,
+    session: JoinHandle<()>,
+}
+
+impl Etcd {
+    /// Starts to talk to etcd, on `runtime`. Returns at once; [`Coordinator::reachability`] tells how it goes.
+    #[must_use]
+    pub fn start(settings: EtcdSettings, runtime: &Handle) -> Self {
+        let away = Reachability::Away { since: Instant::now(), reason: "not reached yet".into() };
+        let shared = Arc::new(Shared {
+            keys: Keys::of(&settings.cluster),
+            settings,
+            views: watch::Sender::new(View::default()),
+            namespaces: watch::Sender::new(Namespaces::default()),
+            client: watch::Sender::new(None),
+            reachability: watch::Sender::new(away),
+            wish: watch::Sender::new(Wish::default()),
+            fulfilled: watch::Sender::new(Fulfilled::default()),
+        });
+        let session = runtime.spawn(session::run(Arc::clone(&shared)));
+        Self { shared, session }
+    }
+
+    /// Waits for a session.
+    async fn connected(&self, what: &'static str, deadline: Instant) -> Result<Connected, CoordinatorError> {
+        let mut client = self.shared.client.subscribe();
+        let found = tokio::time::timeout_at(deadline.into(), client.wait_for(Option::is_some)).await;
+        match found {
+            Ok(Ok(connected)) => connected.clone().ok_or_else(|| self.away(what)),
+            Ok(Err(_)) | Err(_) => Err(self.away(what)),
+        }
+    }
+
+    fn away(&self, what: &'static str) -> CoordinatorError {
+        match &*self.shared.reachability.borrow() {
+            Reachability::Away { since, reason } => {
+                CoordinatorError::Away { what, away: since.elapsed(), reason: Arc::clone(reason) }
+            }
+            Reachability::Reached => CoordinatorError::Away {
+                what,
+                away: Duration::ZERO,
+                reason: "it answers too slowly for the deadline".into(),
+            },
+        }
+    }
+
+    /// Does `call`, again with a new session when this one breaks, until `deadline`.
+    async fn call<T, F>(
+        &self,
+        what: &'static str,
+        deadline: Instant,
+        call: impl Fn(Connected) -> F + Send,
+    ) -> Result<T, CoordinatorError>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+    {
+        loop {
+            let connected = self.connected(what, deadline).await?;
+            match tokio::time::timeout_at(deadline.into(), call(connected)).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) if session::is_refusal(&error) => {
+                    return Err(CoordinatorError::Refused { what, reason: error.to_string().into() });
+                }
+                // The session notices too; what is asked here may be done twice without harm.
+                Ok(Err(_)) => tokio::time::sleep(session::FIRST_PAUSE).await,
+                Err(_) => return Err(self.away(what)),
+            }
+        }
+    }
+
+    async fn begin_now(&self, member: MemberId, deadline: Instant) -> Result<Start, CoordinatorError> {
+        let key = self.shared.keys.start(member);
+        self.call("starting a member", deadline, |connected| open_start(connected, key.clone())).await
+    }
+
+    /// Hands a wish to the session and waits until it is dealt with.
+    async fn wish(
+        &self,
+        what: &'static str,
+        member: Option<Member>,
+        deadline: Instant,
+    ) -> Result<(), CoordinatorError> {
+        let mut number = 0;
+        self.shared.wish.send_modify(|wish| {
+            wish.number += 1;
+            wish.member = member;
+            number = wish.number;
+        });
+        let mut fulfilled = self.shared.fulfilled.subscribe();
+        let done = fulfilled.wait_for(|done| done.number >= number);
+        match tokio::time::timeout_at(deadline.into(), done).await {
+            Ok(Ok(done)) => done.refused.clone().map_or(Ok(()), Err),
+            Ok(Err(_)) | Err(_) => Err(self.away(what)),
+        }
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.session.abort();
+    }
+}
+
+impl Coordinator for Etcd {
+    fn begin(&self, member: MemberId, deadline: Instant) -> Asked<'_, Start> {
+        Box::pin(self.begin_now(member, deadline))
+    }
+
+    fn register(&self, member: Member, deadline: Instant) -> Asked<'_, ()> {
+        Box::pin(self.wish("joining the cluster", Some(member), deadline))
+    }
+
+    fn leave(&self, deadline: Instant) -> Asked<'_, ()> {
+        Box::pin(self.wish("leaving the cluster", None, deadline))
+    }
+
+    fn views(&self) -> watch::Receiver<View> {
+        self.shared.views.subscribe()
+    }
+
+    fn namespaces(&self) -> watch::Receiver<Namespaces> {
+        self.shared.namespaces.subscribe()
+    }
+
+    fn set_namespace(&self, name: &str, record: NamespaceRecord, deadline: Instant) -> Asked<'_, ()> {
+        let key = self.shared.keys.namespace(name);
+        Box::pin(async move {
+            let what = "a change of a namespace";
+            let value = serde_json::to_vec(&record)
+                .map_err(|error| CoordinatorError::Refused { what, reason: error.to_string().into() })?;
+            self.call(what, deadline, |mut connected| {
+                let (key, value) = (key.clone(), value.clone());
+                async move { connected.client.put(key, value, None).await.map(drop) }
+            })
+            .await
+        })
+    }
+
+    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, ()> {
+        let key = self.shared.keys.namespace(name);
+        Box::pin(async move {
+            self.call("removing a namespace", deadline, |mut connected| {
+                let key = key.clone();
+                async move { connected.client.delete(key, None).await.map(drop) }
+            })
+            .await
+        })
+    }
+
+    fn reachability(&self) -> Reachability {
+        self.shared.reachability.borrow().clone()
+    }
+}
+
+/// Counts the start under `key` up by one.
+async fn open_start(mut connected: Connected, key: String) -> Result<Start, etcd_client::Error> {
+    loop {
+        let latest = connected.client.get(key.as_str(), None).await?;
+        let latest = latest.kvs().first();
+        // What is not a number was not written by us; counting begins anew.
+        let number: u64 = latest.and_then(|pair| pair.value_str().ok()?.parse().ok()).unwrap_or(0);
+        let next = number.saturating_add(1);
+        let revision = latest.map_or(0, |pair| pair.mod_revision());
+        let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);
+        let put = TxnOp::put(key.as_str(), next.to_string(), None);
+        if connected.client.txn(Txn::new().when([is_unchanged]).and_then([put])).await?.succeeded() {
+            return Ok(Start { cluster: connected.cluster, incarnation: Incarnation(next) });
+        }
+    }
+}
+
+/// The id of the cluster: what is there, or `drawn` if nothing is.
+async fn cluster_id(
+    client: &mut Client,
+    keys: &Keys,
+    drawn: ClusterId,
+) -> Result<ClusterId, etcd_client::Error> {
+    let key = keys.id();
+    let is_new = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
+    let put = TxnOp::put(key.as_str(), drawn.to_string(), None);
+    let outcome = client
+        .txn(Txn::new().when([is_new]).and_then([put]).or_else([TxnOp::get(key.as_str(), None)]))
+        .await?;
+    if outcome.succeeded() {
+        return Ok(drawn);
+    }
+    let found = outcome.op_responses().into_iter().find_map(|response| match response {
+        TxnOpResponse::Get(found) => {
+            let text = found.kvs().first()?.value_str().ok()?;
+            u64::from_str_radix(text, 16).ok().map(ClusterId)
+        }
+        _ => None,
+    });
+    found.ok_or_else(|| {
+        let key = keys.id();
+        etcd_client::Error::InvalidArgs(format!(
+            "{key} in etcd is not the id of a cluster; remove it or use another name"
+        ))
+    })
+}

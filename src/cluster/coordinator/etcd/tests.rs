@@ -1,0 +1,202 @@
+//! The facts of every coordinator with a real etcd, and those that only one has that can go away.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::super::conformance::{Pair, coordinator_facts, join, shows, soon, started};
+use super::*;
+
+/// A real etcd on loopback, with its data in a folder of its own.
+#[derive(Debug)]
+struct Server {
+    process: Child,
+    port: u16,
+    peer_port: u16,
+    data: tempfile::TempDir,
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn spawn(data: &Path, port: u16, peer_port: u16) -> Child {
+    let [client, peer] = [port, peer_port].map(|port| format!("http://127.0.0.1:{port}"));
+    Command::new("etcd")
+        .arg("--data-dir")
+        .arg(data.join("etcd"))
+        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("default={peer}"), "--unsafe-no-fsync"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("etcd is installed (packaging/dev.sh deps)")
+}
+
+impl Server {
+    fn start() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let (port, peer_port) = (free_port(), free_port());
+        Self { process: spawn(data.path(), port, peer_port), port, peer_port, data }
+    }
+
+    fn settings(&self, cluster: &str) -> EtcdSettings {
+        EtcdSettings {
+            endpoints: vec![format!("http://127.0.0.1:{}", self.port)],
+            cluster: cluster.to_owned(),
+            user: None,
+            tls: None,
+            lease: Duration::from_secs(2),
+            call_timeout: Duration::from_secs(2),
+        }
+    }
+
+    fn handle(&self) -> Etcd {
+        Etcd::start(self.settings("test"), &Handle::current())
+    }
+
+    fn stop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    fn start_again(&mut self) {
+        self.process = spawn(self.data.path(), self.port, self.peer_port);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn pair() -> Pair {
+    static CLUSTERS: AtomicU64 = AtomicU64::new(0);
+    let server = Server::start();
+    let settings = server.settings(&format!("pair-{}", CLUSTERS.fetch_add(1, Ordering::Relaxed)));
+    let handle = || Box::new(Etcd::start(settings.clone(), &Handle::current()));
+    Pair { first: handle(), second: handle(), keeps: Box::new(server) }
+}
+
+coordinator_facts!(pair());
+
+/// The same, with the machinery of a test around it.
+fn with_etcd(test: impl AsyncFnOnce(Server)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { test(Server::start()).await });
+}
+
+fn has(count: usize) -> impl Fn(&View) -> bool {
+    move |view| view.members().len() == count
+}
+
+#[test]
+fn a_member_that_is_gone_without_a_word_leaves_when_its_lease_ends() {
+    with_etcd(async |server| {
+        let (stays, goes) = (server.handle(), server.handle());
+        join(&stays, 1).await;
+        join(&goes, 2).await;
+        let mut views = stays.views();
+        shows(&mut views, "both", has(2)).await;
+        drop(goes);
+        shows(&mut views, "the one that stayed", has(1)).await;
+    });
+}
+
+#[test]
+fn while_etcd_is_away_everything_stays_and_changes_wait_for_their_deadline() {
+    with_etcd(async |mut server| {
+        let handle = server.handle();
+        join(&handle, 1).await;
+        shows(&mut handle.views(), "itself", has(1)).await;
+        server.stop();
+        let reachability = &mut handle.shared.reachability.subscribe();
+        shows(reachability, "away", |now| matches!(now, Reachability::Away { .. })).await;
+        let refused = handle
+            .set_namespace("kv", NamespaceRecord::default(), Instant::now() + Duration::from_millis(300))
+            .await;
+        let error = refused.expect_err("etcd is away");
+        assert!(matches!(error, CoordinatorError::Away { .. }), "{error}");
+        assert!(error.to_string().contains("reads and writes go on"), "{error}");
+        assert_eq!(handle.views().borrow().members().len(), 1, "the last view stands");
+        // What waits long enough is done when it comes back.
+        let waiting = handle.set_namespace("kv", NamespaceRecord::default(), soon());
+        server.start_again();
+        waiting.await.expect("etcd is back");
+        shows(&mut handle.namespaces(), "the namespace", |names| names.contains_key("kv")).await;
+    });
+}
+
+#[test]
+fn a_member_whose_lease_ran_out_meanwhile_is_registered_again() {
+    with_etcd(async |mut server| {
+        let (handle, other) = (server.handle(), server.handle());
+        let member = join(&handle, 1).await;
+        shows(&mut other.views(), "the member", has(1)).await;
+        server.stop();
+        // Longer than the lease, which etcd counts from its start at the least.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        server.start_again();
+        let reached = |now: &Reachability| matches!(now, Reachability::Reached);
+        shows(&mut handle.shared.reachability.subscribe(), "reached", reached).await;
+        // Past what is left of the old lease.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let view = shows(&mut other.views(), "the member again", has(1)).await;
+        assert_eq!(view.members(), [member]);
+    });
+}
+
+#[test]
+fn a_stopped_process_whose_member_was_started_again_elsewhere_does_not_come_back() {
+    with_etcd(async |mut server| {
+        let (old, new) = (server.handle(), server.handle());
+        join(&old, 1).await;
+        let later = join(&new, 1).await;
+        // The old process finds a new session, as after a long stop of it.
+        server.stop();
+        server.start_again();
+        let refused = old.register(started(1, Incarnation(later.incarnation.0 - 1)), soon()).await;
+        assert!(matches!(refused, Err(CoordinatorError::Superseded { .. })), "{refused:?}");
+        let is_later = |view: &View| view.members() == [later.clone()];
+        shows(&mut old.views(), "the later start", is_later).await;
+    });
+}
+
+#[test]
+fn clusters_that_share_an_etcd_do_not_see_each_other() {
+    with_etcd(async |server| {
+        let [one, two] = ["prod", "prod2"].map(|name| Etcd::start(server.settings(name), &Handle::current()));
+        let (first, second) = (join(&one, 1).await, join(&two, 2).await);
+        assert_eq!(shows(&mut one.views(), "its own", has(1)).await.members(), [first]);
+        assert_eq!(shows(&mut two.views(), "its own", has(1)).await.members(), [second]);
+        let start = |etcd: Etcd| async move { etcd.begin(MemberId(9), soon()).await.unwrap().cluster };
+        assert_ne!(start(one).await, start(two).await);
+    });
+}
+
+#[test]
+fn values_that_are_not_ours_are_ignored() {
+    with_etcd(async |server| {
+        let handle = server.handle();
+        let mut connected = handle.connected("a test", soon()).await.unwrap();
+        for key in ["members/00000000000000ff", "namespaces/odd", "members/odd", "odd"] {
+            connected.client.put(format!("/tidefs/test/{key}"), "{]", None).await.unwrap();
+        }
+        let member = join(&handle, 1).await;
+        assert_eq!(shows(&mut handle.views(), "the member", has(1)).await.members(), [member]);
+        assert!(handle.namespaces().borrow().is_empty());
+    });
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let user = EtcdUser { name: "tidefs".to_owned(), password: "hunter2".to_owned() };
+    let tls =
+        EtcdTls { authority: b"authority".to_vec(), identity: Some((b"c".to_vec(), b"secret".to_vec())) };
+    let shown = format!("{user:?} {tls:?}");
+    assert!(!shown.contains("hunter2") && !shown.contains("115"), "{shown}");
+}
