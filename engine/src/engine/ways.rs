@@ -244,8 +244,9 @@ impl Inner {
 
     /// The link to a peer is gone: all that hung on it ends.
     pub(super) fn lose(&self, id: PeerId) {
-        let Some(peer) = self.peers.read().get(&id).cloned() else { return };
+        // What was granted to a peer is taken back also when nothing was ever asked of it from here.
         self.transports.iter().for_each(|transport| transport.forget(id));
+        let Some(peer) = self.peers.read().get(&id).cloned() else { return };
         for lane in peer.ways.iter().filter_map(super::peer::Way::reset) {
             self.runtime.spawn(async move { lane.endpoint().close().await });
         }
