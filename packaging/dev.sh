@@ -66,6 +66,8 @@ readonly test_needs=(
     'fio:fio:tests reads and writes by libaio, io_uring and mmap with verification'
     'jq:jq:tests and scripts read the JSON of the tools with it'
     'python3:python3:runs the tests with real Python clients'
+    'ip:iproute2:tests transfers between hosts that are network namespaces'
+    'nft:nftables:cuts and resets the connections of those hosts'
     '/usr/include/rdma/fabric.h:libfabric-dev:brings libfabric, which tests of transfers use, and its headers'
 )
 
