@@ -12,7 +12,9 @@ use tidefs_engine::link::LinkConfig;
 use tidefs_engine::transport::Transport;
 use tidefs_engine::transport::layer::fault::{self, FaultOptions};
 use tidefs_engine::types::ByteCount;
+use tokio::runtime::Handle;
 
+use crate::crowd;
 use crate::load::{Memory, Running};
 use crate::orders::{Answer, MARK, Order, ROLE, Setup, Status};
 
@@ -28,10 +30,11 @@ fn serve() {
     }));
     let setup: Setup = serde_json::from_str(setup.to_str().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let engine = start(&runtime, &setup);
+    let engine = start(runtime.handle(), &setup);
     let memory = Arc::new(Memory::register(&engine, setup.id));
     say(&Answer::Serving(engine.descriptor().encode()));
     let mut running: Option<Running> = None;
+    let mut crowd = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line.unwrap()).unwrap() {
             Order::Connect { descriptor, within_ms } => {
@@ -50,6 +53,10 @@ fn serve() {
             Order::Look => Answer::Outcome(running.as_ref().unwrap().look()),
             Order::Stop => Answer::Outcome(runtime.block_on(running.take().unwrap().stop())),
             Order::Status => Answer::Status(Box::new(status(&engine))),
+            Order::Crowd { first_member, count, target } => {
+                runtime.block_on(crowd::gather(&mut crowd, &setup, first_member, count, target))
+            }
+            Order::Greet { targets } => runtime.block_on(crowd::greet(&engine, memory.private_id, &targets)),
         };
         say(&answer);
     }
@@ -63,7 +70,7 @@ fn say(answer: &Answer) {
     output.flush().unwrap();
 }
 
-fn start(runtime: &tokio::runtime::Runtime, setup: &Setup) -> Engine {
+pub(crate) fn start(runtime: &Handle, setup: &Setup) -> Engine {
     let choice: TransportChoice = setup.transports.parse().unwrap();
     let link = LinkConfig {
         listen: setup.listen.clone(),
@@ -86,7 +93,7 @@ fn start(runtime: &tokio::runtime::Runtime, setup: &Setup) -> Engine {
         let faulty = |inner| fault::faulty(inner, &fault::Faults::new(options), &parts.runtime);
         Ok(opened.into_iter().map(faulty).collect())
     };
-    Engine::start(runtime.handle().clone(), config, Arc::new(NoMessages), open).unwrap()
+    Engine::start(runtime.clone(), config, Arc::new(NoMessages), open).unwrap()
 }
 
 fn status(engine: &Engine) -> Status {

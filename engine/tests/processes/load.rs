@@ -31,7 +31,7 @@ const HALF: u64 = LENGTH / 2;
 /// Parts of the half that is written.
 const WRITERS: u64 = 4;
 /// The engine numbers regions from 1: the shared one is registered first, at every peer.
-const SHARED: RegionId = RegionId(1);
+pub(crate) const SHARED: RegionId = RegionId(1);
 const POISON: u8 = 0xee;
 /// After this time nothing of a failed request is under way any more, in this process or another.
 const SETTLED: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ const SETTLED: Duration = Duration::from_secs(10);
 pub(crate) struct Memory {
     me: PeerId,
     private: Arc<Region>,
-    private_id: RegionId,
+    pub(crate) private_id: RegionId,
     _shared: Arc<Region>,
 }
 

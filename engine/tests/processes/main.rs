@@ -5,6 +5,7 @@
 //! of network namespaces that live as long as a process that holds them, so nothing stays behind, however a test ends.
 
 mod child;
+mod crowd;
 mod death;
 mod load;
 mod network;

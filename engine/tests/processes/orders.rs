@@ -73,6 +73,16 @@ pub(crate) enum Order {
     /// Ends the load, and says what it came to.
     Stop,
     Status,
+    /// Starts that many engines more in this process. Each connects to the target, if there is one, and uses it.
+    Crowd {
+        first_member: u64,
+        count: u64,
+        target: Option<Target>,
+    },
+    /// Connects to each of these, and uses it.
+    Greet {
+        targets: Vec<Target>,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -83,6 +93,8 @@ pub(crate) enum Answer {
     Failed(String),
     Outcome(Outcome),
     Status(Box<Status>),
+    /// The engines that were started.
+    Crowd(Vec<Target>),
 }
 
 /// What a load has come to.

@@ -87,7 +87,7 @@ impl Peer {
         }
     }
 
-    fn ask(&mut self, order: &Order) -> Answer {
+    pub(crate) fn ask(&mut self, order: &Order) -> Answer {
         writeln!(self.input, "{}", serde_json::to_string(order).unwrap()).unwrap();
         self.hear()
     }
