@@ -20,6 +20,8 @@ usage: packaging/dev.sh COMMAND
                              /tmp/tidefs-demo. Each OPTION goes to tidefsd as it is: dev.sh run -- --capacity 8GiB
   test                       every check that a change must pass: formatting, lints, documentation, all tests.
   test FILTER...             only the tests whose names contain a FILTER, and nothing else.
+  soak [SECONDS]             transfers between processes under faults for 600 s, or so many: every byte is checked,
+                             and memory and descriptors must not grow. `test` has half a minute of it.
   deps                       install what `run` and `test` need beside a Rust toolchain, and say why.
   help                       this text.
 
@@ -442,9 +444,22 @@ command_test() {
     grep -E '^ *Summary \[|^test result:' "$run_log" || true
 }
 
+# --- soak -----------------------------------------------------------------------------------------------------
+
+command_soak() {
+    local seconds=${1:-600}
+    [[ $seconds =~ ^[0-9]+$ ]] || die "\`$seconds\` is not a number of seconds."
+    cd "$root"
+    ensure_rust
+    # Not by nextest, which ends what takes too long.
+    TIDEFS_SOAK_SECONDS=$seconds cargo test --locked -p tidefs-engine --test processes -- \
+        --exact soak::random_batches_under_faults_keep_every_byte_and_leak_nothing --nocapture
+}
+
 case ${1:-help} in
     run) shift && command_run "$@" ;;
     test) shift && command_test "$@" ;;
+    soak) shift && command_soak "$@" ;;
     deps) command_deps ;;
     help | -h | --help) usage ;;
     *)

@@ -1,5 +1,6 @@
 //! What a peer process runs: an engine that does as it is told on standard input, until that ends.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -103,11 +104,19 @@ fn status(engine: &Engine) -> Status {
     let micros = |time: nix::sys::time::TimeVal| {
         u64::try_from(time.tv_sec()).unwrap() * 1_000_000 + u64::try_from(time.tv_usec()).unwrap()
     };
+    let mut kinds = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        // That of the listing itself is gone by now.
+        let Ok(name) = std::fs::read_link(entry.unwrap().path()) else { continue };
+        let kind: String = name.to_string_lossy().chars().filter(|char| !char.is_ascii_digit()).collect();
+        *kinds.entry(kind).or_default() += 1;
+    }
     let count = |folder| std::fs::read_dir(folder).unwrap().count() as u64;
     Status {
         engine: engine.status(),
         resident_bytes: pages * 4096,
-        descriptors: count("/proc/self/fd"),
+        descriptors: kinds.values().sum(),
+        kinds,
         threads: count("/proc/self/task"),
         cpu_us: micros(usage.user_time()) + micros(usage.system_time()),
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tidefs_engine::engine::Engine;
 use tidefs_engine::memory::{Access, PageKind, Region};
-use tidefs_engine::queue::Report;
+use tidefs_engine::queue::{Priority, Report};
 use tidefs_engine::request::{Batch, LocalPlace, RemotePlace, Request};
 use tidefs_engine::rng::Rng;
 use tidefs_engine::transport::Direction;
@@ -230,12 +230,19 @@ impl Worker {
     }
 
     /// Submits, waits and counts. Which requests succeeded.
-    async fn submit(&self, requests: Vec<Request>) -> Vec<bool> {
+    async fn submit(&mut self, requests: Vec<Request>) -> Vec<bool> {
         let (count, bytes) =
             (requests.len() as u64, requests.iter().map(|request| request.length.0).sum::<u64>());
         self.outcome.lock().submitted += count;
         let deadline = Instant::now() + Duration::from_millis(self.load.deadline_ms);
-        let report = self.engine.submit(Batch::new(requests, deadline)).await;
+        let priority = [Priority::Background, Priority::Normal, Priority::Urgent]
+            [usize::try_from(self.rng.below(3)).unwrap()];
+        let handle = self.engine.submit(Batch { priority, ..Batch::new(requests, deadline) });
+        if self.rng.chance(self.load.cancelled) {
+            tokio::time::sleep(self.rng.time_below(Duration::from_millis(2))).await;
+            handle.cancel();
+        }
+        let report = handle.await;
         let late = Instant::now().saturating_duration_since(deadline);
         let ends: Vec<bool> = report.entries.iter().map(Result::is_ok).collect();
         self.count(&report, late, bytes);

@@ -13,4 +13,5 @@ mod orders;
 mod pattern;
 mod peer;
 mod shaped;
+mod soak;
 mod strangers;

@@ -51,6 +51,8 @@ pub(crate) struct Load {
     pub(crate) batch_bytes_max: u64,
     pub(crate) deadline_ms: u64,
     pub(crate) ways: Ways,
+    /// Probability that a batch is cancelled soon after its submission.
+    pub(crate) cancelled: f64,
 }
 
 /// Which requests a load makes.
@@ -121,6 +123,8 @@ pub(crate) struct Status {
     pub(crate) engine: EngineStatus,
     pub(crate) resident_bytes: u64,
     pub(crate) descriptors: u64,
+    /// What those are, by kind.
+    pub(crate) kinds: BTreeMap<String, u64>,
     pub(crate) threads: u64,
     /// Processor time since its start.
     pub(crate) cpu_us: u64,

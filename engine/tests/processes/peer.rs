@@ -205,6 +205,7 @@ pub(crate) fn load(targets: &[&Peer]) -> Load {
         batch_bytes_max: 512 << 10,
         deadline_ms: 3_000,
         ways: crate::orders::Ways::Both,
+        cancelled: 0.0,
     }
 }
 
