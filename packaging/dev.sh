@@ -73,6 +73,16 @@ readonly test_needs=(
     '/usr/include/rdma/fabric.h:libfabric-dev:brings libfabric, which tests of transfers use, and its headers'
 )
 
+# For tests/rdma: a virtual machine with soft-RoCE. Without it those tests say that they were skipped.
+readonly guest_needs=(
+    'qemu-system-x86_64:qemu-system-x86:runs the guest with soft-RoCE'
+    'busybox:busybox-static:starts that guest'
+    'cpio:cpio:packs what it starts with'
+    'depmod:kmod:picks the modules of its kernel'
+    'ibv_devinfo:ibverbs-utils:sees that its RDMA NIC is up'
+    '/etc/libibverbs.d/rxe.driver:ibverbs-providers:drives soft-RoCE'
+)
+
 # The first line of `cargo --version` that Cargo.toml accepts, for example 1.95.
 rust_version_wanted() { sed -n 's/^rust-version = "\([0-9.]*\)"$/\1/p' "$root/Cargo.toml" | head -n 1; }
 
@@ -128,6 +138,11 @@ install_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null
 }
 
+# The same, where it can be done: tests that miss them are skipped, and say so.
+ensure_packages_if_possible() {
+    (ensure_packages "$@") || note "going on without them: the tests that need them will say that they are skipped."
+}
+
 # A private Python with the packages that real clients use. Without PyTorch, whose CPU build alone is 200 MB;
 # tests that need it say so and are run where it is found.
 ensure_python_clients() {
@@ -154,6 +169,7 @@ check_fuse_device() {
 command_deps() {
     ensure_rust
     ensure_packages "${test_needs[@]}"
+    ensure_packages_if_possible "${guest_needs[@]}"
     ensure_python_clients
     if ! cargo nextest --version >/dev/null 2>&1; then
         note "cargo-nextest is not installed; the tests then run under cargo test, with fewer limits on time."
@@ -346,9 +362,9 @@ unmount_leftovers() {
 
 check_scripts() {
     local script
-    for script in packaging/*.sh .ci/run; do bash -n "$script"; done
+    for script in packaging/*.sh tests/*/*.sh .ci/run; do bash -n "$script"; done
     if command -v shellcheck >/dev/null; then
-        shellcheck packaging/*.sh .ci/run
+        shellcheck packaging/*.sh tests/*/*.sh .ci/run
     else
         note "shellcheck is not installed: the scripts were only parsed."
     fi
@@ -413,6 +429,7 @@ command_test() {
     cd "$root"
     ensure_rust
     ensure_packages "${test_needs[@]}"
+    if ((!$#)); then ensure_packages_if_possible "${guest_needs[@]}"; fi
     ensure_python_clients
     check_fuse_device
     run_test_programs_as_root
@@ -439,6 +456,7 @@ command_test() {
         step "building the tests" build_tests
         step "examples in the documentation (doc tests)" cargo test --workspace --locked --doc --quiet
         step "tests" run_tests
+        step "tests in a guest with soft-RoCE and netem" tests/rdma/test.sh
     fi
     summary
     grep -E '^ *Summary \[|^test result:' "$run_log" || true

@@ -3,6 +3,7 @@
 //! lives through all of it neither grows nor keeps descriptors.
 //!
 //! `TIDEFS_SOAK_SECONDS` says for how long; `packaging/dev.sh soak` runs it for ten minutes. `TIDEFS_SOAK_SEED` decides what
+//! happens.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
