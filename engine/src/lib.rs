@@ -8,6 +8,8 @@
 
 pub mod engine;
 pub mod error;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod link;
 pub mod memory;
 pub mod metrics;

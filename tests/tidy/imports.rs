@@ -39,6 +39,7 @@ const ENGINE: Layers = Layers {
         &["queue"],
         &["request", "batch"],
         &["engine"],
+        &["fuzz"],
     ],
 };
 

@@ -13,6 +13,8 @@
 mod copier;
 mod endpoint;
 mod ffi;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod grants;
 mod socket;
 mod wire;
