@@ -17,6 +17,7 @@ pub mod plan;
 pub mod queue;
 pub mod request;
 pub mod rng;
+pub(crate) mod sync;
 pub mod time;
 pub mod topology;
 pub mod transport;

@@ -10,14 +10,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::plan::route::{self, RailView, Rate};
+use crate::sync::{AtomicUsize, Mutex, Ordering};
 use crate::transport::{BatchId, Capabilities, Endpoint, Operation, Rail};
 use crate::types::RailId;
 
