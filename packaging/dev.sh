@@ -20,6 +20,8 @@ usage: packaging/dev.sh COMMAND
                              /tmp/tidefs-demo. Each OPTION goes to tidefsd as it is: dev.sh run -- --capacity 8GiB
   test                       every check that a change must pass: formatting, lints, documentation, all tests.
   test FILTER...             only the tests whose names contain a FILTER, and nothing else.
+  soak [SECONDS]             transfers between processes under faults for 600 s, or so many: every byte is checked,
+                             and memory and descriptors must not grow. `test` has half a minute of it.
   deps                       install what `run` and `test` need beside a Rust toolchain, and say why.
   help                       this text.
 
@@ -68,7 +70,19 @@ readonly test_needs=(
     'jq:jq:tests and scripts read the JSON of the tools with it'
     'etcd:etcd-server:is what tests of many hosts coordinate by'
     'python3:python3:runs the tests with real Python clients'
+    'ip:iproute2:tests transfers between hosts that are network namespaces'
+    'nft:nftables:cuts and resets the connections of those hosts'
     '/usr/include/rdma/fabric.h:libfabric-dev:brings libfabric, which tests of transfers use, and its headers'
+)
+
+# For tests/rdma: a virtual machine with soft-RoCE. Without it those tests say that they were skipped.
+readonly guest_needs=(
+    'qemu-system-x86_64:qemu-system-x86:runs the guest with soft-RoCE'
+    'busybox:busybox-static:starts that guest'
+    'cpio:cpio:packs what it starts with'
+    'depmod:kmod:picks the modules of its kernel'
+    'ibv_devinfo:ibverbs-utils:sees that its RDMA NIC is up'
+    '/etc/libibverbs.d/rxe.driver:ibverbs-providers:drives soft-RoCE'
 )
 
 # The first line of `cargo --version` that Cargo.toml accepts, for example 1.95.
@@ -126,6 +140,11 @@ install_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null
 }
 
+# The same, where it can be done: tests that miss them are skipped, and say so.
+ensure_packages_if_possible() {
+    (ensure_packages "$@") || note "going on without them: the tests that need them will say that they are skipped."
+}
+
 # A private Python with the packages that real clients use. Without PyTorch, whose CPU build alone is 200 MB;
 # tests that need it say so and are run where it is found.
 ensure_python_clients() {
@@ -152,6 +171,7 @@ check_fuse_device() {
 command_deps() {
     ensure_rust
     ensure_packages "${test_needs[@]}"
+    ensure_packages_if_possible "${guest_needs[@]}"
     ensure_python_clients
     if ! cargo nextest --version >/dev/null 2>&1; then
         note "cargo-nextest is not installed; the tests then run under cargo test, with fewer limits on time."
@@ -344,9 +364,9 @@ unmount_leftovers() {
 
 check_scripts() {
     local script
-    for script in packaging/*.sh .ci/run; do bash -n "$script"; done
+    for script in packaging/*.sh tests/*/*.sh .ci/run; do bash -n "$script"; done
     if command -v shellcheck >/dev/null; then
-        shellcheck packaging/*.sh .ci/run
+        shellcheck packaging/*.sh tests/*/*.sh .ci/run
     else
         note "shellcheck is not installed: the scripts were only parsed."
     fi
@@ -411,6 +431,7 @@ command_test() {
     cd "$root"
     ensure_rust
     ensure_packages "${test_needs[@]}"
+    if ((!$#)); then ensure_packages_if_possible "${guest_needs[@]}"; fi
     ensure_python_clients
     check_fuse_device
     run_test_programs_as_root
@@ -437,14 +458,28 @@ command_test() {
         step "building the tests" build_tests
         step "examples in the documentation (doc tests)" cargo test --workspace --locked --doc --quiet
         step "tests" run_tests
+        step "tests in a guest with soft-RoCE and netem" tests/rdma/test.sh
     fi
     summary
     grep -E '^ *Summary \[|^test result:' "$run_log" || true
 }
 
+# --- soak -----------------------------------------------------------------------------------------------------
+
+command_soak() {
+    local seconds=${1:-600}
+    [[ $seconds =~ ^[0-9]+$ ]] || die "\`$seconds\` is not a number of seconds."
+    cd "$root"
+    ensure_rust
+    # Not by nextest, which ends what takes too long.
+    TIDEFS_SOAK_SECONDS=$seconds cargo test --locked -p tidefs-engine --test processes -- \
+        --exact soak::random_batches_under_faults_keep_every_byte_and_leak_nothing --nocapture
+}
+
 case ${1:-help} in
     run) shift && command_run "$@" ;;
     test) shift && command_test "$@" ;;
+    soak) shift && command_soak "$@" ;;
     deps) command_deps ;;
     help | -h | --help) usage ;;
     *)

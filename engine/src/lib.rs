@@ -8,6 +8,8 @@
 
 pub mod engine;
 pub mod error;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod link;
 pub mod memory;
 pub mod metrics;
@@ -15,6 +17,7 @@ pub mod plan;
 pub mod queue;
 pub mod request;
 pub mod rng;
+pub(crate) mod sync;
 pub mod time;
 pub mod topology;
 pub mod transport;

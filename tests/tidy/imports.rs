@@ -31,7 +31,7 @@ const DAEMON: Layers = Layers {
 const ENGINE: Layers = Layers {
     folder: "engine/src/",
     layers: &[
-        &["types", "error", "config", "metrics", "time", "rng"],
+        &["types", "error", "config", "metrics", "time", "rng", "sync"],
         &["memory", "topology"],
         &["link"],
         &["transport"],
@@ -39,6 +39,7 @@ const ENGINE: Layers = Layers {
         &["queue"],
         &["request", "batch"],
         &["engine"],
+        &["fuzz"],
     ],
 };
 

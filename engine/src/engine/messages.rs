@@ -72,6 +72,9 @@ impl Events {
 
 impl LinkEvents for Events {
     fn connected(&self, link: &Arc<Link>) {
+        if let Some(engine) = self.engine() {
+            engine.bury_predecessors(link.peer());
+        }
         self.messages.connected(link.peer());
     }
 

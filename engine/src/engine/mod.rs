@@ -17,6 +17,8 @@ mod choice;
 mod deadlines;
 mod descriptor;
 mod flight;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod messages;
 mod peer;
 mod regions;

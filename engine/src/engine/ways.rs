@@ -242,10 +242,21 @@ impl Inner {
         Ok(())
     }
 
+    /// `peer` has proved itself, so earlier incarnations of it are dead: all that hung on them ends, and they are forgotten.
+    pub(super) fn bury_predecessors(&self, peer: PeerId) {
+        let is_earlier = |id: &PeerId| id.member == peer.member && id.incarnation < peer.incarnation;
+        let dead: Vec<PeerId> = self.peers.read().keys().copied().filter(is_earlier).collect();
+        for id in dead {
+            self.lose(id);
+            self.peers.write().remove(&id);
+        }
+    }
+
     /// The link to a peer is gone: all that hung on it ends.
     pub(super) fn lose(&self, id: PeerId) {
-        let Some(peer) = self.peers.read().get(&id).cloned() else { return };
+        // What was granted to a peer is taken back also when nothing was ever asked of it from here.
         self.transports.iter().for_each(|transport| transport.forget(id));
+        let Some(peer) = self.peers.read().get(&id).cloned() else { return };
         for lane in peer.ways.iter().filter_map(super::peer::Way::reset) {
             self.runtime.spawn(async move { lane.endpoint().close().await });
         }

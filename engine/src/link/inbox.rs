@@ -78,7 +78,7 @@ impl Inbox {
     }
 
     /// Goes on with `bytes`.
-    fn take_in(
+    pub(super) fn take_in(
         &mut self,
         mut bytes: &[u8],
         body_bytes_max: usize,

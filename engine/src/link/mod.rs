@@ -22,6 +22,8 @@ mod dial;
 mod drive;
 mod events;
 mod frame;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod greet;
 mod handshake;
 mod inbox;

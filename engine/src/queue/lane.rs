@@ -10,14 +10,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::plan::route::{self, RailView, Rate};
+use crate::sync::{AtomicUsize, Mutex, Ordering};
 use crate::transport::{BatchId, Capabilities, Endpoint, Operation, Rail};
 use crate::types::RailId;
 
@@ -203,7 +202,9 @@ impl Lane {
                 self.endpoint.post(&mut operations);
             }
             let is_full = !operations.is_empty();
-            let cancelled = self.put_back(priority, operations);
+            let (batches, cancelled) = self.put_back(priority, operations);
+            // Those of them that the endpoint has taken came after it was told.
+            batches.into_iter().for_each(|batch| self.endpoint.cancel(batch));
             cancelled.into_iter().for_each(|operation| operation.complete(Err(Error::Cancelled)));
             if is_full {
                 return;
@@ -211,15 +212,16 @@ impl Lane {
         }
     }
 
-    /// Returns what the endpoint had no room for to the head of its queue, but for what was given up meanwhile.
-    fn put_back(&self, priority: usize, mut left: VecDeque<Operation>) -> Vec<Operation> {
+    /// Returns what the endpoint had no room for to the head of its queue, but for what was given up meanwhile: hands that
+    /// out, with the batches that were.
+    fn put_back(&self, priority: usize, mut left: VecDeque<Operation>) -> (Vec<BatchId>, Vec<Operation>) {
         let mut waiting = self.waiting.lock();
         waiting.is_posting = false;
         let cancelled = std::mem::take(&mut waiting.cancelled);
         left.append(&mut waiting.operations[priority]);
-        let taken = cancelled.into_iter().flat_map(|batch| take_batch(&mut left, batch)).collect();
+        let taken = cancelled.iter().flat_map(|batch| take_batch(&mut left, *batch)).collect();
         waiting.operations[priority] = left;
-        taken
+        (cancelled, taken)
     }
 
     /// Gives up all operations of `batch`. Those that wait are handed back; the endpoint ends the others.

@@ -12,9 +12,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::error::Error;
+use crate::sync::{Condvar, Mutex};
 use crate::transport::BatchId;
 
 /// What became of a submission.

@@ -19,6 +19,8 @@
 
 mod domain;
 mod endpoint;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod job;
 mod nic {
     //! NICs, and the library's offers of them.

@@ -117,6 +117,18 @@ impl ShmEndpoint {
         endpoint
     }
 
+    /// Whose memory it reaches.
+    pub(super) fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    /// The link to the peer is gone, so what waits ends with that, and the connection with it.
+    pub(super) fn lose(&self) {
+        let cause = "the link to it ended".into();
+        self.fail(EndpointState::Failed(Error::PeerGone { peer: self.peer, cause }));
+        self.stop.notify_one();
+    }
+
     async fn talk(self: Arc<Self>, socket: Socket, mut asked: mpsc::UnboundedReceiver<RegionId>) {
         let ended = self.listen(&socket, &mut asked).await;
         let cause = match ended {

@@ -13,14 +13,16 @@
 mod copier;
 mod endpoint;
 mod ffi;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod grants;
 mod socket;
 mod wire;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,7 +92,8 @@ pub struct ShmTransport {
     copiers: Arc<Copiers>,
     runtime: Handle,
     listener: tokio::task::JoinHandle<()>,
-    endpoints: Mutex<Vec<Arc<ShmEndpoint>>>,
+    /// What was connected from here, to be ended. A failed one is kept by its last copy only.
+    endpoints: Mutex<Vec<Weak<ShmEndpoint>>>,
     is_closed: AtomicBool,
 }
 
@@ -174,8 +177,8 @@ impl ShmTransport {
         let words = Words::of_descriptor(words).map_err(failed)?;
         let endpoint = ShmEndpoint::start(&self.runtime, peer, socket, words, Arc::clone(&self.copiers));
         let mut endpoints = self.endpoints.lock();
-        endpoints.retain(|other| other.state() == super::EndpointState::Ready);
-        endpoints.push(Arc::clone(&endpoint));
+        endpoints.retain(|other| other.strong_count() > 0);
+        endpoints.push(Arc::downgrade(&endpoint));
         Ok(endpoint)
     }
 }
@@ -285,6 +288,8 @@ impl Transport for ShmTransport {
     fn forget(&self, peer: PeerId) {
         self.shared.tokens.lock().retain(|_, (granted, _)| *granted != peer);
         self.shared.owner.forget(peer);
+        let endpoints: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
+        endpoints.iter().filter(|endpoint| endpoint.peer() == peer).for_each(|endpoint| endpoint.lose());
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -294,7 +299,7 @@ impl Transport for ShmTransport {
             self.shared.tokens.lock().clear();
             self.shared.owner.close();
             let endpoints = std::mem::take(&mut *self.endpoints.lock());
-            for endpoint in endpoints {
+            for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
                 endpoint.close().await;
             }
         })

@@ -19,6 +19,8 @@ mod config;
 mod endpoint;
 mod ffi;
 mod frame;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod grant;
 mod inbox;
 mod lane;

@@ -1,0 +1,125 @@
+//! What reads bytes from outside (from disk, from users, from programs) refuses them or takes them, and does nothing worse.
+//!
+//! Each target replays its corpus and mutates it, in the normal tests and without a fuzzer. The same targets, and those of
+//! the engine (`engine/src/fuzz.rs`), run under libFuzzer with a nightly toolchain:
+//! `TIDEFS_FUZZ_TARGET=records cargo +nightly fuzz run --fuzz-dir tests/fuzz daemon tests/fuzz/corpus/records`.
+
+mod daemon;
+mod replay;
+
+use replay::{Target, replay};
+
+/// Every target has a test here.
+macro_rules! targets {
+    ($($name:ident),* $(,)?) => {
+        $(#[test] fn $name() {
+            replay(&Target { name: stringify!($name), run: daemon::$name, seeds: seeds::$name });
+        })*
+
+        #[test]
+        fn every_target_is_replayed() {
+            let names: Vec<&str> = daemon::TARGETS.iter().map(|(name, _)| *name).collect();
+            assert_eq!(names, [$(stringify!($name)),*]);
+        }
+    };
+}
+
+targets!(
+    records,
+    mount_options,
+    config_file,
+    environment,
+    name_patterns,
+    key_paths,
+    admin_requests,
+    mount_table
+);
+
+mod seeds {
+    use tidefs::tier::memory::{DirectoryRecord, ObjectRecord, Pin, PolicyRecord};
+    use tidefs_engine::types::{ByteCount, DirectoryId, Version};
+
+    pub(crate) fn records() -> Vec<Vec<u8>> {
+        let policy = PolicyRecord {
+            quota: Some(ByteCount::gib(1)),
+            pin: Some(Pin::Soft { ttl_s: Some(60) }),
+            eviction: Some("lru".to_owned()),
+            ..PolicyRecord::default()
+        };
+        let object = ObjectRecord {
+            parent: DirectoryId(2),
+            name: b"block-0001.safetensors".to_vec(),
+            version: Version(77),
+            size: ByteCount(123_456),
+            checksum: None,
+            mode: 0o100_644,
+            uid: 1000,
+            gid: 1000,
+            mtime_ns: 1,
+            atime_ns: 2,
+            ctime_ns: 3,
+            sealed_at_ns: 4,
+            predecessor: Some(Version(76)),
+            policy: policy.clone(),
+        };
+        let directory = DirectoryRecord {
+            id: DirectoryId(2),
+            parent: DirectoryId(1),
+            name: b"kv".to_vec(),
+            mode: 0o40_755,
+            uid: 0,
+            gid: 0,
+            mtime_ns: 1,
+            ctime_ns: 2,
+            policy,
+        };
+        vec![object.encode().unwrap(), directory.encode().unwrap()]
+    }
+
+    fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
+        texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+    }
+
+    pub(crate) fn mount_options() -> Vec<Vec<u8>> {
+        texts(&[
+            "capacity=8GiB,on_stop=keep",
+            "rw,nodev,config=/etc/x.toml,log.level=debug",
+            "names.temporary=*.tmp:.x*",
+        ])
+    }
+
+    pub(crate) fn config_file() -> Vec<Vec<u8>> {
+        texts(&[
+            "[memory]\ncapacity = \"8GiB\"\nhuge_pages = \"auto\"\n",
+            "[names]\ntemporary = [\"*.tmp\", \".tmp*\"]\n[log]\nlevel = \"info\"\n[root]\nmode = 1777\n",
+        ])
+    }
+
+    pub(crate) fn environment() -> Vec<Vec<u8>> {
+        texts(&["TIDEFS_MEMORY_CAPACITY=8GiB\0TIDEFS_LOG_LEVEL=debug", "TIDEFS_NAMES_TEMPORARY=*.tmp:*.x"])
+    }
+
+    pub(crate) fn name_patterns() -> Vec<Vec<u8>> {
+        texts(&["*.tmp", "[a-z]?{b,c}*\\*", "*.tmp????????"])
+    }
+
+    pub(crate) fn key_paths() -> Vec<Vec<u8>> {
+        texts(&["a/b/c.safetensors", "a\\x5cb/\\xff", "/"])
+    }
+
+    pub(crate) fn admin_requests() -> Vec<Vec<u8>> {
+        texts(&[
+            r#"{"path":"a/b","pin":"soft","ttl_s":5}"#,
+            r#"{"path":"a","recursive":true}"#,
+            "path=a%2Fb&limit=10&sort=size",
+            r#"{"verify":true,"path":"x"}"#,
+        ])
+    }
+
+    pub(crate) fn mount_table() -> Vec<Vec<u8>> {
+        texts(&[
+            "36 35 98:0 / /mnt/a\\040b rw,noatime shared:1 - fuse.tidefs tidefs rw,user_id=0\n",
+            "22 1 0:21 / /proc rw - proc proc rw\n36 35 0:5 / /x rw master:1 - tmpfs tidefs rw,size=8g\n",
+        ])
+    }
+}
