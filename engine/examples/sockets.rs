@@ -70,7 +70,7 @@ fn node(member: u64) -> Node {
     let link = LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() };
     let events = Arc::clone(&router) as Arc<dyn LinkEvents>;
     let links = Links::start(tokio::runtime::Handle::current(), link, me, events).unwrap();
-    let tcp = TcpTransport::open(&links, TcpConfig { connections: STREAMS, ..TcpConfig::default() });
+    let tcp = TcpTransport::open(&links, TcpConfig { connections: STREAMS, ..TcpConfig::default() }).unwrap();
     router.0.set(Arc::downgrade(&tcp)).unwrap();
     Node { me, links, tcp }
 }

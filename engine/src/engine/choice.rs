@@ -43,7 +43,7 @@ impl TransportName {
         Ok(match self {
             Self::Shm => ShmTransport::open(ShmConfig::default(), &parts.runtime)?,
             Self::Libfabric => Arc::new(Fabric::open(&FabricConfig::default())?),
-            Self::Tcp => TcpTransport::open(&parts.links, TcpConfig::default()),
+            Self::Tcp => TcpTransport::open(&parts.links, TcpConfig::default())?,
         })
     }
 }

@@ -19,8 +19,11 @@ use crate::memory::MemorySlice;
 use crate::plan::slice::{self, Limits, Slice};
 use crate::queue::{Lane, Priority, Transfer};
 use crate::request::RemotePlace;
-use crate::transport::{BatchId, Direction, Operation, RemoteSlice, Ticket, TicketSink};
+use crate::transport::{BatchId, Direction, Operation, Progress, RemoteSlice, Ticket, TicketSink};
 use crate::types::{ByteCount, RailId};
+
+/// Longest flight that a thread which blocks for it moves itself.
+const WORK_BYTES_MAX: usize = 256 << 10;
 
 /// Why a flight was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,6 +284,20 @@ impl Flight {
                 .into_iter()
                 .for_each(|operation| operation.complete(Err(Error::Cancelled)));
         }
+    }
+
+    /// What a thread that blocks for the flight may do meanwhile; nothing for a long one, which the transport's threads
+    /// move in parallel.
+    pub(super) fn progress(&self) -> Option<Arc<dyn Progress>> {
+        let bytes: usize = self.requests.iter().map(|request| request.local.length()).sum();
+        if bytes > WORK_BYTES_MAX {
+            return None;
+        }
+        let lane = {
+            let pieces = self.pieces.lock();
+            Arc::clone(&pieces.iter().find_map(|piece| piece.route.as_ref())?.lane)
+        };
+        lane.endpoint().progress(self.id())
     }
 
     /// The slice `piece`, which is not with a transport, is given up with `error`.

@@ -40,7 +40,7 @@ use crate::metrics::Metrics;
 use crate::queue::transfer::FollowUp;
 use crate::queue::{Lane, Transfer, TransferHandle};
 use crate::request::{Batch, RemotePlace, Request};
-use crate::transport::{BatchId, Direction, Operation, Transport};
+use crate::transport::{BatchId, Direction, Operation, Progress, Transport};
 use crate::types::{ByteCount, PeerId, RegionId};
 
 use deadlines::Deadlines;
@@ -494,5 +494,9 @@ impl crate::queue::transfer::Cancel for Canceller {
             }
             flight.give_up(Ending::Cancelled);
         }
+    }
+
+    fn progress(&self, _: &Transfer) -> Option<Arc<dyn Progress>> {
+        self.flight.upgrade()?.progress()
     }
 }

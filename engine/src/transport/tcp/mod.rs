@@ -13,7 +13,9 @@
 //!
 //! Limits: [`TcpConfig`]; beyond `operations_max` and `in_flight_bytes_max`, operations stay in the caller's queue.
 //!
-//! Threads: the runtime of the links. Short requests are sent by whoever posts them.
+//! Threads: a few pollers of its own (see `poller`), which move all bytes; the runtime of the links, which dials and
+//! watches deadlines. Short requests are sent by whoever posts them, and who blocks for a short transfer does the poller's
+//! work meanwhile.
 
 mod config;
 mod endpoint;
@@ -23,6 +25,7 @@ mod grant;
 mod inbox;
 mod lane;
 mod outbox;
+mod poller;
 mod registry;
 mod serve;
 mod tasks;
@@ -36,9 +39,9 @@ use parking_lot::Mutex;
 
 use self::endpoint::{Granted, TcpEndpoint};
 use self::grant::{Ask, Grant, Grants};
+use self::poller::Pollers;
 use self::registry::Registry;
 use self::serve::Served;
-use self::tasks::Tasks;
 use super::{BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Rail, Transport};
 use crate::error::Error;
 use crate::link::{Adopter, Links, Stream, Token};
@@ -54,7 +57,7 @@ const LANES_MAX: usize = 8;
 const SLICE_BYTES: ByteCount = ByteCount::kib(256);
 /// The kernel routes, so all interfaces are one rail.
 const RAIL: RailId = RailId(0);
-/// System calls in one direction before a connection's task looks at the other.
+/// System calls in one direction before others have their turn.
 const TURN: usize = 8;
 
 /// Moves bytes over sockets. See the module's page.
@@ -68,14 +71,17 @@ pub struct TcpTransport {
     /// What was connected from here, to be ended. Held for a look-up.
     endpoints: Mutex<Vec<(PeerId, Weak<TcpEndpoint>)>>,
     is_closed: AtomicBool,
-    /// Connections that are served.
-    tasks: Tasks,
+    pollers: Arc<Pollers>,
 }
 
 impl TcpTransport {
     /// Makes the transport. It uses the listener and the runtime of `links`, which it does not close.
-    #[must_use]
-    pub fn open(links: &Arc<Links>, config: TcpConfig) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// [`Error::System`] when the system has no more threads or descriptors.
+    pub fn open(links: &Arc<Links>, config: TcpConfig) -> Result<Arc<Self>, Error> {
+        let pollers = Pollers::start(config.threads(), config.completion.spin())
+            .map_err(|error| Error::system("start the threads of data connections", &error))?;
         let tcp = Arc::new(Self {
             links: Arc::clone(links),
             config,
@@ -83,11 +89,11 @@ impl TcpTransport {
             grants: Mutex::default(),
             endpoints: Mutex::default(),
             is_closed: AtomicBool::new(false),
-            tasks: Tasks::default(),
+            pollers: Arc::new(pollers),
         });
         let weak: Weak<Self> = Arc::downgrade(&tcp);
         links.add_adopter(weak);
-        tcp
+        Ok(tcp)
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -108,9 +114,9 @@ impl Adopter for TcpTransport {
     }
 
     fn adopt(&self, peer: PeerId, token: &Token, stream: Stream) {
-        let make = || Served::new(stream, &self.registry);
-        if let Some(served) = self.grants.lock().add(peer, token, make) {
-            self.tasks.spawn(self.links.runtime(), async move { served.drive().await });
+        let make = || Served::start(stream.detach()?, &self.registry, self.pollers.next());
+        if let Err(error) = self.grants.lock().add(peer, token, make) {
+            tracing::warn!(%peer, %error, "a data connection of a peer is not served");
         }
     }
 }
@@ -172,7 +178,8 @@ impl Transport for TcpTransport {
                 operation_bytes_max: grant.operation_bytes_max.min(self.config.operation_bytes_max.get()),
             };
             let links = Arc::clone(&self.links);
-            let endpoint = TcpEndpoint::dial(peer, links, self.config.clone(), granted).await?;
+            let pollers = Arc::clone(&self.pollers);
+            let endpoint = TcpEndpoint::dial(peer, links, pollers, self.config.clone(), granted).await?;
             self.endpoints.lock().push((peer, Arc::downgrade(&endpoint)));
             if let Err(closed) = self.check_open() {
                 endpoint.end(EndpointState::Closed);
@@ -223,7 +230,7 @@ impl Transport for TcpTransport {
             for endpoint in &endpoints {
                 endpoint.close().await;
             }
-            self.tasks.wait().await;
+            self.pollers.stop();
         })
     }
 }
