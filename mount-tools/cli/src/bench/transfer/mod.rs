@@ -65,6 +65,9 @@ pub(crate) struct TransferArgs {
     /// Requests under way at once.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,16")]
     depth: Vec<u16>,
+    /// Bytes of the memory at each end that are used, block after block. Default: all 128 MiB, which no cache holds.
+    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    span: ByteCount,
     /// Target processes to start.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     peers: u8,
@@ -111,7 +114,7 @@ pub(crate) fn run(args: &TransferArgs) -> Result<bool, Error> {
     for name in &args.transports {
         let stand = Stand::start(&runtime, args, name)?;
         let plan = Plan { args, rounds: usize::from(rounds), transport: name };
-        for &size in args.sizes.iter().filter(|&&size| fits(size)) {
+        for &size in args.sizes.iter().filter(|&&size| fits(size, stand.span)) {
             for &depth in &args.depth {
                 for direction in [Direction::Read, Direction::Write] {
                     progress.set_message(format!("{name} {direction:?} {size} depth {depth}"));
@@ -134,9 +137,9 @@ pub(crate) fn run(args: &TransferArgs) -> Result<bool, Error> {
     Ok(!args.check || report.missed() == 0)
 }
 
-/// Every depth moves whole requests inside the region.
-fn fits(size: ByteCount) -> bool {
-    size > ByteCount::ZERO && size <= REGION
+/// Every depth moves whole requests inside the memory that is used.
+fn fits(size: ByteCount, span: ByteCount) -> bool {
+    size > ByteCount::ZERO && size <= span
 }
 
 /// The engine of this process, connected to all targets.
@@ -145,6 +148,8 @@ struct Stand {
     region: Arc<Region>,
     local: RegionId,
     peers: Vec<(PeerId, Offer)>,
+    /// Bytes of each region that are used.
+    span: ByteCount,
     /// Ended when this goes.
     _children: Vec<target::Child>,
 }
@@ -181,7 +186,7 @@ impl Stand {
                 .map_err(Error::engine(format!("connect to a target by {transport}")))?;
             peers.push((descriptor.id, offer));
         }
-        Ok(Self { engine, region, local, peers, _children: children })
+        Ok(Self { engine, region, local, peers, span: args.span.min(REGION), _children: children })
     }
 }
 
@@ -206,19 +211,19 @@ impl Plan<'_> {
         let drive = Drive { stand, direction, size, depth, requests };
         let moved = size.get() * requests;
         let (mut rates, mut bases, mut cpu, mut latencies) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        runtime.block_on(drive.sample())?;
+        drive.sample(runtime)?;
         for round in 0..self.rounds {
             let mut base = || {
                 let seconds = match self.transport {
-                    "shm" => baseline::memcpy(&stand.peers[0].1, size, requests),
-                    _ => baseline::sockets(&stand.peers, direction, size, requests, baseline::STREAMS),
+                    "shm" => baseline::memcpy(&stand.peers[0].1, size, requests, stand.span),
+                    _ => baseline::sockets(&stand.peers, direction, size, requests, stand.span),
                 };
                 seconds.map(|seconds| bases.push(gigabytes(moved) / seconds))
             };
             if round % 2 == 0 {
                 base()?;
             }
-            let sample = runtime.block_on(drive.sample())?;
+            let sample = drive.sample(runtime)?;
             rates.push(gigabytes(moved) / sample.seconds);
             cpu.push(sample.cpu_seconds / gigabytes(moved));
             latencies.extend(sample.latencies_us);
@@ -226,7 +231,7 @@ impl Plan<'_> {
                 base()?;
             }
         }
-        runtime.block_on(drive.verify())?;
+        drive.verify(runtime)?;
         latencies.sort_unstable_by(f64::total_cmp);
         let least = match self.transport {
             "tcp" if size == ByteCount::mib(1) && depth > 1 => Some(0.9),
