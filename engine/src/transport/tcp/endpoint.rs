@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::frame::{Header, Kind};
 use super::lane::{Lane, Load, Posted};
-use super::poller::Pollers;
+use super::poller::{Loan, Pollers};
 use super::tasks::Tasks;
 use super::{NAME, RAIL, TcpConfig};
 use crate::error::Error;
@@ -379,9 +379,11 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn progress(&self, batch: BatchId) -> Option<Arc<dyn Progress>> {
-        let lanes = self.lanes.read();
-        let poller = lanes.iter().flatten().find_map(|lane| lane.poller_of(batch));
-        poller.map(|poller| poller as Arc<dyn Progress>)
+        let mut connections: Vec<_> =
+            self.lanes.read().iter().flatten().filter(|lane| lane.holds(batch)).cloned().collect();
+        let poller = Arc::clone(connections.first()?.poller()?);
+        connections.retain(|lane| lane.poller().is_some_and(|other| Arc::ptr_eq(other, &poller)));
+        Some(Arc::new(Loan { poller, connections }))
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

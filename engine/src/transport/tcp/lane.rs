@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -19,7 +20,7 @@ use tokio::sync::watch;
 use super::frame::{Header, Kind};
 use super::inbox::{Handler, Inbox, Incoming, Place};
 use super::outbox::{Outbox, Outgoing, Payload};
-use super::poller::{Driven, Poller, Readiness, Watch};
+use super::poller::{Driven, Lent, Poller, Readiness, Watch};
 use super::{NAME, TURN};
 use crate::error::Error;
 use crate::link::DataStream;
@@ -103,8 +104,7 @@ impl Lane {
             watch: OnceLock::new(),
             ended: watch::Sender::new(false),
         });
-        let weak: std::sync::Weak<Self> = Arc::downgrade(&lane);
-        let watch = poller.watch(weak, &lane.stream)?;
+        let watch = poller.watch(&lane)?;
         // Set nowhere else.
         let _ = lane.watch.set(watch);
         Ok(lane)
@@ -116,10 +116,14 @@ impl Lane {
         let _ = self.ended.subscribe().wait_for(|is_over| *is_over).await;
     }
 
-    /// Who works on it, if it has operations of `batch`.
-    pub(super) fn poller_of(&self, batch: BatchId) -> Option<Arc<Poller>> {
-        let is_here = self.state.lock().pending.values().any(|operation| operation.ticket.batch() == batch);
-        self.watch.get().filter(|_| is_here).map(|watch| Arc::clone(watch.poller()))
+    /// Whether it has operations of `batch`.
+    pub(super) fn holds(&self, batch: BatchId) -> bool {
+        self.state.lock().pending.values().any(|operation| operation.ticket.batch() == batch)
+    }
+
+    /// Who works on it.
+    pub(super) fn poller(&self) -> Option<&Arc<Poller>> {
+        self.watch.get().map(Watch::poller)
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -150,12 +154,23 @@ impl Lane {
             outbox.append(&mut self.state.lock().entry);
             // An error is met again by the poller, which ends the lane.
             while is_short && !outbox.is_idle() && outbox.send_some(&self.stream).is_ok() {}
-            if outbox.is_idle() {
+            let (is_idle, is_blocked) = (outbox.is_idle(), outbox.is_blocked());
+            drop(outbox);
+            if is_blocked {
+                self.want_room();
+            }
+            if is_idle {
                 return Vec::new();
             }
         }
         self.wake();
         Vec::new()
+    }
+
+    fn want_room(&self) {
+        if let Some(watch) = self.watch.get() {
+            watch.want_room(self);
+        }
     }
 
     fn wake(&self) {
@@ -239,6 +254,11 @@ impl Lane {
             let mut outbox = self.outbox.lock();
             outbox.append(&mut self.state.lock().entry);
             if outbox.is_idle() {
+                let is_blocked = outbox.is_blocked();
+                drop(outbox);
+                if is_blocked {
+                    self.want_room();
+                }
                 return Ok(false);
             }
             outbox.send_some(&self.stream)?;
@@ -280,6 +300,20 @@ impl Driven for Lane {
             });
             false
         })
+    }
+
+    fn wants_room(&self) -> bool {
+        self.outbox.lock().is_blocked()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Lent for Lane {
+    fn watch(&self) -> Option<&Watch> {
+        self.watch.get()
     }
 }
 

@@ -144,6 +144,11 @@ impl Outbox {
         self.is_blocked = false;
     }
 
+    /// Whether something waits for room.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.is_blocked && !self.is_empty()
+    }
+
     /// Whether nothing can be sent now: nothing is there, or there is no room.
     pub(super) fn is_idle(&self) -> bool {
         self.is_blocked || self.is_empty()

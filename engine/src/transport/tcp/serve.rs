@@ -4,8 +4,9 @@
 //! [`ANSWERS_MAX`] no more requests are read, and the peer, which always reads answers, is slowed.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -52,8 +53,7 @@ impl Served {
         let work = Mutex::new(Work { inbox: Inbox::default(), requests });
         let is_over = AtomicBool::new(false);
         let served = Arc::new(Self { stream, work, watch: OnceLock::new(), is_over });
-        let weak: Weak<Self> = Arc::downgrade(&served);
-        let watch = poller.watch(weak, &served.stream)?;
+        let watch = poller.watch(&served)?;
         // Set nowhere else.
         let _ = served.watch.set(watch);
         Ok(served)
@@ -97,6 +97,14 @@ impl Driven for Served {
             work.let_go();
             false
         })
+    }
+
+    fn wants_room(&self) -> bool {
+        self.work.lock().requests.outbox.is_blocked()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 

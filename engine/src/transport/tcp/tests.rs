@@ -1,6 +1,7 @@
 //! The suite on sockets of this host, with each setting that changes how bytes travel.
 
-use std::sync::{Arc, Weak, mpsc};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, mpsc};
 
 use nix::sys::eventfd::EventFd;
 use parking_lot::Mutex;
@@ -37,15 +38,26 @@ fn side(number: u64, config: &TcpConfig) -> (PeerId, Arc<TcpTransport>) {
 
 /// Holds the thread of a poller for as long as the sender of its channel lives.
 #[derive(Debug)]
-struct Plug(Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>);
+struct Plug {
+    descriptor: EventFd,
+    hold: Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>,
+}
 
 impl Driven for Plug {
     fn turn(&self, _: &mut Readiness) -> bool {
-        if let Some((is_held, wait)) = self.0.lock().take() {
+        if let Some((is_held, wait)) = self.hold.lock().take() {
             is_held.send(()).unwrap();
             wait.recv().unwrap_err();
         }
         false
+    }
+
+    fn wants_room(&self) -> bool {
+        false
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
     }
 }
 
@@ -53,23 +65,20 @@ impl Driven for Plug {
 struct Plugged {
     plug: Arc<Plug>,
     watch: Watch,
-    _descriptor: EventFd,
 }
 
 impl Plugged {
     fn new(poller: &Arc<Poller>) -> Self {
-        let descriptor = EventFd::new().unwrap();
-        let plug = Arc::new(Plug(Mutex::new(None)));
-        let weak: Weak<Plug> = Arc::downgrade(&plug);
-        let watch = poller.watch(weak, &descriptor).unwrap();
-        Self { plug, watch, _descriptor: descriptor }
+        let plug = Arc::new(Plug { descriptor: EventFd::new().unwrap(), hold: Mutex::new(None) });
+        let watch = poller.watch(&plug).unwrap();
+        Self { plug, watch }
     }
 
     /// Returns when the thread is held; it is for as long as the sender lives.
     fn hold(&self) -> mpsc::Sender<()> {
         let (go_on, wait) = mpsc::channel();
         let (is_held, held) = mpsc::channel();
-        *self.plug.0.lock() = Some((is_held, wait));
+        *self.plug.hold.lock() = Some((is_held, wait));
         self.watch.wake();
         held.recv().unwrap();
         go_on
