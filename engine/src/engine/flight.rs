@@ -22,9 +22,6 @@ use crate::request::RemotePlace;
 use crate::transport::{BatchId, Direction, Operation, Progress, RemoteSlice, Ticket, TicketSink};
 use crate::types::{ByteCount, RailId};
 
-/// Longest flight that a thread which blocks for it moves itself.
-const WORK_BYTES_MAX: usize = 256 << 10;
-
 /// Why a flight was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
@@ -286,13 +283,8 @@ impl Flight {
         }
     }
 
-    /// What a thread that blocks for the flight may do meanwhile; nothing for a long one, which the transport's threads
-    /// move in parallel.
+    /// What a thread that blocks for the flight may do meanwhile.
     pub(super) fn progress(&self) -> Option<Arc<dyn Progress>> {
-        let bytes: usize = self.requests.iter().map(|request| request.local.length()).sum();
-        if bytes > WORK_BYTES_MAX {
-            return None;
-        }
         let lane = {
             let pieces = self.pieces.lock();
             Arc::clone(&pieces.iter().find_map(|piece| piece.route.as_ref())?.lane)

@@ -27,6 +27,10 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// Attempts without any connection after which the endpoint has failed.
 const ATTEMPTS_MAX: u32 = 4;
 
+/// Bytes under way on the connections of a transfer beyond which the pollers, several of which work in parallel, are the
+/// better ones.
+const GUEST_BYTES_MAX: u64 = 256 << 10;
+
 /// What a peer granted.
 #[derive(Clone, Debug)]
 pub(super) struct Granted {
@@ -381,6 +385,10 @@ impl Endpoint for TcpEndpoint {
     fn progress(&self, batch: BatchId) -> Option<Arc<dyn Progress>> {
         let mut connections: Vec<_> =
             self.lanes.read().iter().flatten().filter(|lane| lane.holds(batch)).cloned().collect();
+        let bytes: u64 = connections.iter().map(|lane| lane.load.bytes.load(Ordering::Relaxed)).sum();
+        if bytes > GUEST_BYTES_MAX {
+            return None;
+        }
         let poller = Arc::clone(connections.first()?.poller()?);
         connections.retain(|lane| lane.poller().is_some_and(|other| Arc::ptr_eq(other, &poller)));
         Some(Arc::new(Loan { poller, connections }))
