@@ -177,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// Addresses that it listens on.
+    /// Where peers reach it, see [`Links::addresses`].
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.inner.links.addresses()

@@ -207,7 +207,7 @@ impl Transport for TcpTransport {
             connections,
             operation_bytes_max: self.config.operation_bytes_max.get(),
             token,
-            addresses: self.links.addresses(),
+            addresses: self.links.bound(),
         })
     }
 
