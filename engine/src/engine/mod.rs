@@ -16,6 +16,7 @@
 mod choice;
 mod deadlines;
 mod descriptor;
+mod directory;
 mod flight;
 mod messages;
 mod peer;
@@ -40,11 +41,11 @@ use crate::metrics::Metrics;
 use crate::queue::transfer::FollowUp;
 use crate::queue::{Lane, Transfer, TransferHandle};
 use crate::request::{Batch, RemotePlace, Request};
-use crate::transport::{BatchId, Direction, Operation, Progress, Transport};
-use crate::types::{ByteCount, PeerId, RegionId};
+use crate::transport::{BatchId, Direction, Operation, Transport};
+use crate::types::{ByteCount, MemberId, PeerId, RegionId};
 
 use deadlines::Deadlines;
-use flight::{Ending, Flight, Resolved};
+use flight::{Canceller, Flight, Resolved};
 use messages::Events;
 use peer::Peer;
 use regions::Regions;
@@ -52,6 +53,7 @@ use regions::Regions;
 pub use crate::link::Answer;
 pub use choice::{ParseTransportError, TransportChoice, TransportName, open_transports};
 pub use descriptor::{PeerDescriptor, RegionDescriptor};
+pub use directory::Directory;
 pub use messages::{FIRST_FREE_CHANNEL, Messages, NoMessages, TRANSFER_DONE};
 pub use status::{EngineStatus, PeerStatus, WayStatus};
 
@@ -111,6 +113,8 @@ pub(crate) struct Inner {
     regions: Regions,
     /// Read for each submission, written when a peer is seen for the first time.
     peers: RwLock<HashMap<PeerId, Arc<Peer>>>,
+    /// Descriptors that were fetched, until their connection ends. Held for a look-up.
+    members: Mutex<HashMap<MemberId, PeerDescriptor>>,
     deadlines: Arc<Deadlines>,
     /// Slices under way or waiting.
     operations: AtomicUsize,
@@ -151,6 +155,7 @@ impl Engine {
             names: transports.iter().map(|transport| transport.name()).collect(),
             regions: Regions::new(),
             peers: RwLock::default(),
+            members: Mutex::default(),
             operations: AtomicUsize::new(0),
             metrics: Metrics::default(),
             began: Instant::now(),
@@ -319,7 +324,7 @@ impl Inner {
             }
         }
         let flight = Flight::new(self, Arc::clone(&transfer), deadline, priority, resolved);
-        let canceller = Canceller { engine: Arc::downgrade(self), flight: Arc::downgrade(&flight) };
+        let canceller = Canceller::new(self, &flight);
         if !flight.requests().is_empty() {
             self.deadlines.add(&flight);
             self.start(&flight);
@@ -476,27 +481,5 @@ impl Drop for Inner {
         if let Some(watcher) = self.watcher.get_mut().take() {
             watcher.abort();
         }
-    }
-}
-
-/// What a handle gives up its flight with.
-#[derive(Debug)]
-struct Canceller {
-    engine: std::sync::Weak<Inner>,
-    flight: std::sync::Weak<Flight>,
-}
-
-impl crate::queue::transfer::Cancel for Canceller {
-    fn cancel(&self, _: &Transfer) {
-        if let Some(flight) = self.flight.upgrade() {
-            if let Some(engine) = self.engine.upgrade() {
-                engine.deadlines.remove(&flight);
-            }
-            flight.give_up(Ending::Cancelled);
-        }
-    }
-
-    fn progress(&self, _: &Transfer) -> Option<Arc<dyn Progress>> {
-        self.flight.upgrade()?.progress()
     }
 }

@@ -244,6 +244,7 @@ impl Inner {
 
     /// The link to a peer is gone: all that hung on it ends.
     pub(super) fn lose(&self, id: PeerId) {
+        self.members.lock().retain(|_, descriptor| descriptor.id != id);
         let Some(peer) = self.peers.read().get(&id).cloned() else { return };
         self.transports.iter().for_each(|transport| transport.forget(id));
         for lane in peer.ways.iter().filter_map(super::peer::Way::reset) {
