@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidefs_engine::engine::{
-    Answer, Engine, EngineConfig, FIRST_FREE_CHANNEL, Messages, TRANSFER_DONE, TransportChoice,
-    open_transports,
+    Answer, Directory, Engine, EngineConfig, FIRST_FREE_CHANNEL, Messages, PeerDescriptor, TRANSFER_DONE,
+    TransportChoice, open_transports,
 };
 use tidefs_engine::error::Error;
 use tidefs_engine::link::{Channel, LinkConfig};
 use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::queue::Priority;
 use tidefs_engine::request::{Batch, LocalPlace, RemotePlace, Request};
-use tidefs_engine::transport::Direction;
+use tidefs_engine::transport::{BoxFuture, Direction};
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
 use tokio::runtime::Runtime;
 
@@ -246,6 +246,59 @@ fn a_peer_that_is_gone_ends_what_was_under_way_and_its_successor_is_another() {
         here.engine.submit(Batch::new(vec![fresh], soon())).wait().into_result().unwrap();
         assert!(here.holds(0, b"new"));
     });
+}
+
+/// What was published last, and how often it was asked for.
+#[derive(Debug)]
+struct Board {
+    published: Mutex<PeerDescriptor>,
+    fetches: AtomicU64,
+    /// What takes the place of the descriptor once it was fetched.
+    next: Mutex<Option<PeerDescriptor>>,
+}
+
+impl Directory for Board {
+    fn find(&self, _: MemberId) -> BoxFuture<'_, Result<PeerDescriptor, Error>> {
+        self.fetches.fetch_add(1, Ordering::SeqCst);
+        let mut published = self.published.lock();
+        let found = published.clone();
+        if let Some(next) = self.next.lock().take() {
+            *published = next;
+        }
+        Box::pin(async { Ok(found) })
+    }
+}
+
+/// The directory still names the dead process when it is asked first: one more look finds its successor on the same
+/// port, and a successor that nobody published is not looked for again and again.
+#[test]
+fn a_restarted_peer_is_fetched_again_exactly_once() {
+    let runtime = runtime();
+    let here = end(&runtime, SOCKETS);
+    let there = end(&runtime, SOCKETS);
+    let (member, old) = (there.id.member, there.engine.descriptor());
+    let board =
+        Board { published: Mutex::new(old.clone()), fetches: AtomicU64::new(0), next: Mutex::default() };
+    let connect = || runtime.block_on(here.engine.connect_member(member, &board, soon()));
+    assert_eq!((connect(), connect()), (Ok(there.id), Ok(there.id)));
+    assert_eq!(board.fetches.load(Ordering::SeqCst), 1, "a descriptor whose connection lives is kept");
+    let address = there.engine.addresses()[0].to_string();
+    let read = here.request(&there, Direction::Read, 0, 0, 1 << 20);
+    runtime.block_on(there.engine.close());
+    drop(there);
+    let id = PeerId { member, incarnation: Incarnation(2) };
+    let again = start(&runtime, id, &address, SOCKETS, Access::ReadWrite);
+    let ended = here.engine.submit(Batch::new(vec![read; 3], soon())).wait();
+    assert_eq!(ended.entries.len(), 3);
+    assert!(ended.entries.iter().all(Result::is_err), "the dead one's operations fail: {ended:?}");
+    let gone = connect().unwrap_err();
+    assert!(matches!(gone, Error::PeerGone { .. }), "{gone:?}");
+    let before = board.fetches.load(Ordering::SeqCst);
+    *board.next.lock() = Some(again.engine.descriptor());
+    assert_eq!(connect(), Ok(id));
+    assert_eq!(board.fetches.load(Ordering::SeqCst), before + 2, "the stale one, and the one after it");
+    let fresh = here.request(&again, Direction::Read, 0, 0, 3);
+    here.engine.submit(Batch::new(vec![fresh], soon())).wait().into_result().unwrap();
 }
 
 #[test]

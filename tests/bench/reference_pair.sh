@@ -2,8 +2,9 @@
 # Runs the TCP engine of the reference system and ours in turn, on loopback, and prints the ratios.
 #
 # The reference is the wheel `mooncake-transfer-engine-non-cuda` with its own bench, installed by name into a virtual
-# environment of this script's. Both engines move the same blocks between two processes of this machine: 1 MiB blocks
-# with 16 under way for throughput, one 64 KiB block at a time for latency. Rounds alternate; medians are compared.
+# environment of this script's. Both engines move the same blocks again and again between two processes of this machine:
+# 1 MiB blocks with 16 under way for throughput, one 64 KiB block at a time for latency, which is the mean time of a block
+# at both. Rounds alternate; medians are compared.
 #
 # usage: tests/bench/reference_pair.sh [ROUNDS] [SECONDS]     (default 5 rounds of 3 seconds)
 set -euo pipefail
@@ -52,10 +53,11 @@ reference() {
         awk -v block="$2" -v batch="$3" '{ printf "%.4f %.1f\n", $2 * batch * block / $1 / 1e9, $1 * 1e6 / $2 }'
 }
 
-# ours OPERATION SIZE DEPTH: the same two numbers from our bench.
+# ours OPERATION SIZE DEPTH BLOCK SPAN: the same two numbers from our bench.
 ours() {
-    "$tidefs" bench transfer --transports tcp --sizes "$2" --depth "$3" --rounds 3 --quick --json "$work/ours.json" >/dev/null
-    jq -r --arg case "$1" '.rows[] | select(.case == $case) | "\(.gigabytes_per_second.median) \(.p50_us)"' "$work/ours.json"
+    "$tidefs" bench transfer --transports tcp --sizes "$2" --depth "$3" --span "$5" --rounds 3 --quick --json "$work/ours.json" >/dev/null
+    jq -r --arg case "$1" '.rows[] | select(.case == $case) | .gigabytes_per_second.median' "$work/ours.json" |
+        awk -v bytes=$(("$4" * "$3")) '{ printf "%.4f %.1f\n", $1, bytes / $1 / 1e3 }'
 }
 
 median() { sort -g | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)] }'; }
@@ -66,9 +68,9 @@ start_target
 for round in $(seq "$rounds"); do
     for operation in read write; do
         read -r reference_rate _ < <(reference $operation 1048576 16)
-        read -r our_rate _ < <(ours $operation 1MiB 16)
+        read -r our_rate _ < <(ours $operation 1MiB 16 1048576 16MiB)
         read -r _ reference_time < <(reference $operation 65536 1)
-        read -r _ our_time < <(ours $operation 64KiB 1)
+        read -r _ our_time < <(ours $operation 64KiB 1 65536 64KiB)
         awk -v a="$our_rate" -v b="$reference_rate" 'BEGIN { print a / b }' >>"$work/throughput"
         awk -v a="$our_time" -v b="$reference_time" 'BEGIN { print a / b }' >>"$work/latency"
         echo "round $round $operation: 1 MiB x16: ours $our_rate GB/s, reference $reference_rate GB/s;" \

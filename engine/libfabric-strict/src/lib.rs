@@ -71,3 +71,11 @@ pub unsafe extern "C" fn strict_violations(text: *mut c_char, length: usize) -> 
 pub extern "C" fn strict_silence(is_silent: i32) {
     world().endpoints.values_mut().for_each(|endpoint| endpoint.is_silent = is_silent != 0);
 }
+
+/// Whether from now on (`is_fragile` not 0) a refused key breaks the way from its endpoint to the target: what follows is
+/// cancelled until the endpoint is opened again, as on a queue pair of verbs.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_fragile(is_fragile: i32) {
+    world().is_fragile = is_fragile != 0;
+}

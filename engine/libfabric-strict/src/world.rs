@@ -49,6 +49,8 @@ pub(crate) struct Endpoint {
     pub(crate) cq: usize,
     pub(crate) av: usize,
     pub(crate) is_silent: bool,
+    /// Targets to which a refused key has broken the way.
+    pub(crate) broken: Vec<usize>,
     in_flight: Vec<Transfer>,
     /// Attempts that are still refused without a reason.
     burst: u32,
@@ -81,6 +83,8 @@ pub(crate) struct World {
     pub(crate) vectors: BTreeMap<usize, Vec<Option<usize>>>,
     pub(crate) queues: BTreeMap<usize, VecDeque<Done>>,
     pub(crate) violations: Vec<String>,
+    /// Whether a refused key breaks the way to its target, as it does a queue pair of verbs.
+    pub(crate) is_fragile: bool,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -91,6 +95,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     vectors: BTreeMap::new(),
     queues: BTreeMap::new(),
     violations: Vec::new(),
+    is_fragile: false,
 });
 
 /// The one network of this process.
@@ -216,6 +221,9 @@ impl World {
         if !is_known {
             return self.violation("the target has not inserted the address of the initiator");
         }
+        if self.endpoints.get(&id).is_some_and(|endpoint| endpoint.broken.contains(&target)) {
+            return fi::FI_ECANCELED;
+        }
         let right = if transfer.kind == Kind::Read { fi::FI_REMOTE_READ } else { fi::FI_REMOTE_WRITE };
         let Ok(remote) = usize::try_from(transfer.remote) else { return fi::FI_EACCES };
         let is_granted = self.memories.values().any(|memory| {
@@ -225,6 +233,10 @@ impl World {
                 && memory.holds(remote, transfer.length)
         });
         if !is_granted {
+            let is_fragile = self.is_fragile;
+            if let Some(endpoint) = self.endpoints.get_mut(&id).filter(|_| is_fragile) {
+                endpoint.broken.push(target);
+            }
             return fi::FI_EKEYREJECTED;
         }
         let (source, copy_to) = match transfer.kind {

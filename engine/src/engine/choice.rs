@@ -39,11 +39,15 @@ impl TransportName {
         }
     }
 
-    fn open(self, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
+    /// Opens it, with its defaults.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] where this host does not have it: it says what was looked for, and where.
+    pub fn open(self, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
         Ok(match self {
             Self::Shm => ShmTransport::open(ShmConfig::default(), &parts.runtime)?,
             Self::Libfabric => Arc::new(Fabric::open(&FabricConfig::default())?),
-            Self::Tcp => TcpTransport::open(&parts.links, TcpConfig::default()),
+            Self::Tcp => TcpTransport::open(&parts.links, TcpConfig::default())?,
         })
     }
 }
@@ -51,6 +55,15 @@ impl TransportName {
 impl fmt::Display for TransportName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for TransportName {
+    type Err = ParseTransportError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|name| name.as_str() == text.trim());
+        found.ok_or_else(|| ParseTransportError { text: text.trim().to_owned() })
     }
 }
 
@@ -82,11 +95,7 @@ impl FromStr for TransportChoice {
         if text.trim() == "auto" {
             return Ok(Self::Auto);
         }
-        let name = |text: &str| {
-            let found = TransportName::ALL.into_iter().find(|name| name.as_str() == text.trim());
-            found.ok_or_else(|| ParseTransportError { text: text.trim().to_owned() })
-        };
-        text.split(',').map(name).collect::<Result<_, _>>().map(Self::Named)
+        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Self::Named)
     }
 }
 

@@ -17,9 +17,10 @@ use super::peer::RemoteRegion;
 use crate::error::Error;
 use crate::memory::MemorySlice;
 use crate::plan::slice::{self, Limits, Slice};
+use crate::queue::transfer::Cancel;
 use crate::queue::{Lane, Priority, Transfer};
 use crate::request::RemotePlace;
-use crate::transport::{BatchId, Direction, Operation, RemoteSlice, Ticket, TicketSink};
+use crate::transport::{BatchId, Direction, Operation, Progress, RemoteSlice, Ticket, TicketSink};
 use crate::types::{ByteCount, RailId};
 
 /// Why a flight was given up.
@@ -283,6 +284,15 @@ impl Flight {
         }
     }
 
+    /// What a thread that blocks for the flight may do meanwhile.
+    pub(super) fn progress(&self) -> Option<Arc<dyn Progress>> {
+        let lane = {
+            let pieces = self.pieces.lock();
+            Arc::clone(&pieces.iter().find_map(|piece| piece.route.as_ref())?.lane)
+        };
+        lane.endpoint().progress(self.id())
+    }
+
     /// The slice `piece`, which is not with a transport, is given up with `error`.
     pub(super) fn abandon(&self, piece: usize, error: Error) {
         let request = self.pieces.lock()[piece].request;
@@ -327,5 +337,33 @@ impl TicketSink for Flight {
         if let Some(route) = route {
             route.lane.pump();
         }
+    }
+}
+
+/// What a handle gives up its flight with.
+#[derive(Debug)]
+pub(super) struct Canceller {
+    engine: Weak<Inner>,
+    flight: Weak<Flight>,
+}
+
+impl Canceller {
+    pub(super) fn new(engine: &Arc<Inner>, flight: &Arc<Flight>) -> Self {
+        Self { engine: Arc::downgrade(engine), flight: Arc::downgrade(flight) }
+    }
+}
+
+impl Cancel for Canceller {
+    fn cancel(&self, _: &Transfer) {
+        if let Some(flight) = self.flight.upgrade() {
+            if let Some(engine) = self.engine.upgrade() {
+                engine.deadlines.remove(&flight);
+            }
+            flight.give_up(Ending::Cancelled);
+        }
+    }
+
+    fn progress(&self, _: &Transfer) -> Option<Arc<dyn Progress>> {
+        self.flight.upgrade()?.progress()
     }
 }

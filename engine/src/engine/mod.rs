@@ -16,6 +16,7 @@
 mod choice;
 mod deadlines;
 mod descriptor;
+mod directory;
 mod flight;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
@@ -43,10 +44,10 @@ use crate::queue::transfer::FollowUp;
 use crate::queue::{Lane, Transfer, TransferHandle};
 use crate::request::{Batch, RemotePlace, Request};
 use crate::transport::{BatchId, Direction, Operation, Transport};
-use crate::types::{ByteCount, PeerId, RegionId};
+use crate::types::{ByteCount, MemberId, PeerId, RegionId};
 
 use deadlines::Deadlines;
-use flight::{Ending, Flight, Resolved};
+use flight::{Canceller, Flight, Resolved};
 use messages::Events;
 use peer::Peer;
 use regions::Regions;
@@ -54,6 +55,7 @@ use regions::Regions;
 pub use crate::link::Answer;
 pub use choice::{ParseTransportError, TransportChoice, TransportName, open_transports};
 pub use descriptor::{PeerDescriptor, RegionDescriptor};
+pub use directory::Directory;
 pub use messages::{FIRST_FREE_CHANNEL, Messages, NoMessages, TRANSFER_DONE};
 pub use status::{EngineStatus, PeerStatus, WayStatus};
 
@@ -113,6 +115,8 @@ pub(crate) struct Inner {
     regions: Regions,
     /// Read for each submission, written when a peer is seen for the first time.
     peers: RwLock<HashMap<PeerId, Arc<Peer>>>,
+    /// Descriptors that were fetched, until their connection ends. Held for a look-up.
+    members: Mutex<HashMap<MemberId, PeerDescriptor>>,
     deadlines: Arc<Deadlines>,
     /// Slices under way or waiting.
     operations: AtomicUsize,
@@ -153,6 +157,7 @@ impl Engine {
             names: transports.iter().map(|transport| transport.name()).collect(),
             regions: Regions::new(),
             peers: RwLock::default(),
+            members: Mutex::default(),
             operations: AtomicUsize::new(0),
             metrics: Metrics::default(),
             began: Instant::now(),
@@ -179,7 +184,7 @@ impl Engine {
         }
     }
 
-    /// Addresses that it listens on.
+    /// Where peers reach it, see [`Links::addresses`].
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.inner.links.addresses()
@@ -321,7 +326,7 @@ impl Inner {
             }
         }
         let flight = Flight::new(self, Arc::clone(&transfer), deadline, priority, resolved);
-        let canceller = Canceller { engine: Arc::downgrade(self), flight: Arc::downgrade(&flight) };
+        let canceller = Canceller::new(self, &flight);
         if !flight.requests().is_empty() {
             self.deadlines.add(&flight);
             self.start(&flight);
@@ -477,24 +482,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(watcher) = self.watcher.get_mut().take() {
             watcher.abort();
-        }
-    }
-}
-
-/// What a handle gives up its flight with.
-#[derive(Debug)]
-struct Canceller {
-    engine: std::sync::Weak<Inner>,
-    flight: std::sync::Weak<Flight>,
-}
-
-impl crate::queue::transfer::Cancel for Canceller {
-    fn cancel(&self, _: &Transfer) {
-        if let Some(flight) = self.flight.upgrade() {
-            if let Some(engine) = self.engine.upgrade() {
-                engine.deadlines.remove(&flight);
-            }
-            flight.give_up(Ending::Cancelled);
         }
     }
 }

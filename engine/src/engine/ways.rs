@@ -254,6 +254,7 @@ impl Inner {
 
     /// The link to a peer is gone: all that hung on it ends.
     pub(super) fn lose(&self, id: PeerId) {
+        self.members.lock().retain(|_, descriptor| descriptor.id != id);
         // What was granted to a peer is taken back also when nothing was ever asked of it from here.
         self.transports.iter().for_each(|transport| transport.forget(id));
         let Some(peer) = self.peers.read().get(&id).cloned() else { return };

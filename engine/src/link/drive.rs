@@ -63,7 +63,7 @@ async fn exchange(link: &Arc<Link>, events: &Arc<dyn LinkEvents>) -> Result<(), 
         holds_more = match inbox.receive(&link.stream, body_bytes_max, &mut deliver)? {
             Received::End => return Err(link.gone("it closed the connection")),
             Received::Nothing => false,
-            Received::Bytes(_) => link.stream.as_plain().is_none(),
+            Received::Bytes(_) => !link.stream.is_plain(),
         };
     }
     Ok(())

@@ -41,7 +41,8 @@ pub struct Links {
     pub(super) prover: Prover,
     pub(super) encryption: Option<Encryption>,
     pub(super) runtime: Handle,
-    addresses: Vec<SocketAddr>,
+    /// As bound, so perhaps "any": who is asked over a connection knows better which of them that reaches.
+    bound: Vec<SocketAddr>,
     boot: BootId,
     events: Arc<dyn LinkEvents>,
     /// Which links there are and which are being made. Held for a look-up.
@@ -87,8 +88,8 @@ impl Links {
         let refused = |error: std::io::Error| Error::system("listen", &error);
         let encryption = config.tls.as_ref().map(Encryption::open).transpose()?;
         let listeners = socket::listen(&config.listen).map_err(refused)?;
-        let addresses: Result<Vec<_>, _> = listeners.iter().map(|listener| listener.local_addr()).collect();
-        let addresses = addresses.map_err(refused)?;
+        let bound: Result<Vec<_>, _> = listeners.iter().map(|listener| listener.local_addr()).collect();
+        let bound = bound.map_err(refused)?;
         let listeners: Result<Vec<_>, _> = {
             let _context = runtime.enter();
             listeners.into_iter().map(tokio::net::TcpListener::from_std).collect()
@@ -100,7 +101,7 @@ impl Links {
             me,
             encryption,
             runtime,
-            addresses,
+            bound,
             boot: BootId::of_this_host(),
             events,
             state: Mutex::default(),
@@ -120,10 +121,16 @@ impl Links {
         self.me
     }
 
-    /// The addresses that are listened on, with the ports that the kernel chose.
+    /// Where peers reach this engine, to be published: the addresses that are listened on, with the ports that the kernel
+    /// chose; in place of one that means "any", those of this host as they are now.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.addresses.clone()
+        socket::published(&self.bound)
+    }
+
+    /// The addresses that are listened on, as bound.
+    pub(crate) fn bound(&self) -> Vec<SocketAddr> {
+        self.bound.clone()
     }
 
     /// The link to `peer`, if it is up.
@@ -234,7 +241,7 @@ impl Links {
     }
 
     pub(super) fn identity(&self, token: Option<Token>) -> Identity {
-        Identity { peer: self.me, boot: self.boot, addresses: self.addresses.clone(), token }
+        Identity { peer: self.me, boot: self.boot, addresses: self.bound.clone(), token }
     }
 
     /// Runs a task that [`Links::close`] waits for.

@@ -45,4 +45,4 @@ pub use links::Links;
 
 pub(crate) use handshake::{Token, fill_random};
 pub(crate) use links::Adopter;
-pub(crate) use stream::Stream;
+pub(crate) use stream::{DataStream, Stream};

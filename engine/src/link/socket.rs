@@ -4,6 +4,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use nix::net::if_::InterfaceFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::TcpStream;
 
@@ -75,6 +77,49 @@ pub(super) fn candidates(told: &[SocketAddr], seen: Option<IpAddr>) -> Vec<Socke
     found
 }
 
+/// Where peers reach listeners that are `bound`: an address that means "any" is replaced by those of the interfaces that
+/// are up, and by the loopback only where there are no others.
+pub(super) fn published(bound: &[SocketAddr]) -> Vec<SocketAddr> {
+    let is_bound_v4 = |port: u16| bound.contains(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
+    let mut found: Vec<SocketAddr> = Vec::new();
+    for &address in bound {
+        if !address.ip().is_unspecified() {
+            found.push(address);
+            continue;
+        }
+        let takes = |ip: &IpAddr| match address.ip() {
+            IpAddr::V4(_) => ip.is_ipv4(),
+            IpAddr::V6(_) => ip.is_ipv6() || !is_bound_v4(address.port()),
+        };
+        let here: Vec<IpAddr> = interface_addresses().into_iter().filter(takes).collect();
+        let mut reachable: Vec<IpAddr> = here.iter().copied().filter(|ip| !ip.is_loopback()).collect();
+        if reachable.is_empty() {
+            reachable = here;
+        }
+        found.extend(reachable.into_iter().map(|ip| SocketAddr::new(ip, address.port())));
+    }
+    let mut seen = std::collections::HashSet::new();
+    found.retain(|address| seen.insert(*address));
+    if found.is_empty() { bound.to_vec() } else { found }
+}
+
+/// Addresses of interfaces that are up, but for those that mean something on one link only.
+fn interface_addresses() -> Vec<IpAddr> {
+    let Ok(interfaces) = getifaddrs() else { return Vec::new() };
+    let address = |interface: InterfaceAddress| {
+        let is_up = interface.flags.contains(InterfaceFlags::IFF_UP);
+        let address = interface.address.filter(|_| is_up)?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        let v6 = || address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()));
+        v4.or_else(v6)
+    };
+    let is_wide = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    };
+    interfaces.filter_map(address).filter(is_wide).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +132,20 @@ mod tests {
         let found: Vec<String> = candidates(&told, seen).iter().map(ToString::to_string).collect();
         assert_eq!(found, ["10.0.0.2:8", "10.0.0.2:9", "10.0.0.1:7"]);
         assert_eq!(candidates(&told, None), told);
+    }
+
+    #[test]
+    fn what_is_published_can_be_dialled() {
+        let listeners = listen(&["[::]:0".parse().unwrap()]).unwrap();
+        let bound = listeners[0].local_addr().unwrap();
+        let published = published(&[bound]);
+        assert!(!published.is_empty());
+        for address in published {
+            assert!(!address.ip().is_unspecified() && address.port() == bound.port(), "{address}");
+            assert!(std::net::TcpStream::connect(address).is_ok(), "{address}");
+        }
+        let exact = ["127.0.0.1:7", "[::1]:8"].map(|text| text.parse().unwrap());
+        assert_eq!(super::published(&exact), exact);
     }
 
     #[test]

@@ -1,16 +1,102 @@
 //! Hot path: one connected socket, with or without encryption, read and written without waiting.
 //!
 //! Every method but the few `async` ones returns at once; [`Stream::ready`] says when to try again. So one task drives
-//! both directions, and any other thread may write while nothing else does.
+//! both directions, and any other thread may write while nothing else does. A [`DataStream`] is one that the runtime does
+//! not watch any more: whoever has it does.
 
 use std::io::{self, IoSlice, Read};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::SockRef;
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
 
 use super::tls::Session;
+
+/// A socket that is read and written without waiting.
+pub(super) trait Nonblocking {
+    fn try_read(&self, target: &mut [u8]) -> io::Result<usize>;
+
+    fn try_write(&self, sources: &[IoSlice<'_>]) -> io::Result<usize>;
+}
+
+impl Nonblocking for TcpStream {
+    fn try_read(&self, target: &mut [u8]) -> io::Result<usize> {
+        Self::try_read(self, target)
+    }
+
+    fn try_write(&self, sources: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.try_write_vectored(sources)
+    }
+}
+
+impl Nonblocking for std::net::TcpStream {
+    fn try_read(&self, target: &mut [u8]) -> io::Result<usize> {
+        let mut socket = self;
+        socket.read(target)
+    }
+
+    fn try_write(&self, sources: &[IoSlice<'_>]) -> io::Result<usize> {
+        SockRef::from(self).send_vectored_with_flags(sources, libc::MSG_NOSIGNAL)
+    }
+}
+
+/// A connected byte stream that the runtime does not watch.
+#[derive(Debug)]
+pub(crate) struct DataStream {
+    socket: std::net::TcpStream,
+    tls: Option<Box<Session>>,
+}
+
+impl DataStream {
+    /// The socket, when bytes on it are the bytes of the stream.
+    pub(crate) fn as_plain(&self) -> Option<&std::net::TcpStream> {
+        self.tls.is_none().then_some(&self.socket)
+    }
+
+    /// As [`Stream::try_read`].
+    ///
+    /// # Errors
+    /// As that.
+    pub(crate) fn try_read(&self, target: &mut [u8]) -> io::Result<usize> {
+        match &self.tls {
+            Some(session) => session.try_read(&self.socket, target),
+            None => Nonblocking::try_read(&self.socket, target),
+        }
+    }
+
+    /// As [`Stream::try_write`].
+    ///
+    /// # Errors
+    /// As that.
+    pub(crate) fn try_write(&self, sources: &[IoSlice<'_>]) -> io::Result<usize> {
+        match &self.tls {
+            Some(session) => session.try_write(&self.socket, sources),
+            None => Nonblocking::try_write(&self.socket, sources),
+        }
+    }
+
+    /// As [`Stream::try_flush`].
+    ///
+    /// # Errors
+    /// As that.
+    pub(crate) fn try_flush(&self) -> io::Result<()> {
+        self.tls.as_ref().map_or(Ok(()), |session| session.try_flush(&self.socket))
+    }
+
+    /// Ends both directions; who waits for the socket is woken. The peer sees the end of the stream.
+    pub(crate) fn shut_down(&self) {
+        // A socket that is not connected any more has nothing to end.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl AsFd for DataStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
 
 /// A connected byte stream.
 #[derive(Debug)]
@@ -43,9 +129,17 @@ impl Stream {
         }
     }
 
-    /// The socket, when bytes on it are the bytes of the stream.
-    pub(crate) fn as_plain(&self) -> Option<&TcpStream> {
-        self.tls.is_none().then_some(&self.socket)
+    /// Takes it out of the runtime. Called inside it.
+    ///
+    /// # Errors
+    /// What the runtime says.
+    pub(crate) fn detach(self) -> io::Result<DataStream> {
+        Ok(DataStream { socket: self.socket.into_std()?, tls: self.tls })
+    }
+
+    /// Whether bytes on the socket are the bytes of the stream.
+    pub(super) fn is_plain(&self) -> bool {
+        self.tls.is_none()
     }
 
     pub(super) fn remote(&self) -> io::Result<SocketAddr> {
@@ -134,7 +228,7 @@ impl Stream {
     }
 
     /// Ends both directions; who waits for the socket is woken. The peer sees the end of the stream.
-    pub(crate) fn shut_down(&self) {
+    pub(super) fn shut_down(&self) {
         // A socket that is not connected any more has nothing to end.
         let _ = SockRef::from(&self.socket).shutdown(std::net::Shutdown::Both);
     }

@@ -14,9 +14,9 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
-use tokio::net::TcpStream;
 
 use super::TlsConfig;
+use super::stream::Nonblocking;
 use crate::error::Error;
 
 /// Plain bytes that a session takes before it has sent the last.
@@ -113,22 +113,22 @@ impl fmt::Debug for Session {
     }
 }
 
-/// A socket that is read and written without waiting.
-struct Nonblocking<'a>(&'a TcpStream);
+/// The socket, for the encryption to use.
+struct Raw<'a>(&'a dyn Nonblocking);
 
-impl Read for Nonblocking<'_> {
+impl Read for Raw<'_> {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         self.0.try_read(target)
     }
 }
 
-impl Write for Nonblocking<'_> {
+impl Write for Raw<'_> {
     fn write(&mut self, source: &[u8]) -> io::Result<usize> {
-        self.0.try_write(source)
+        self.0.try_write(&[IoSlice::new(source)])
     }
 
     fn write_vectored(&mut self, sources: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.try_write_vectored(sources)
+        self.0.try_write(sources)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -147,7 +147,7 @@ impl Session {
     }
 
     /// Goes on with the handshake; `WouldBlock` until it is done.
-    pub(super) fn shake_hands(&self, socket: &TcpStream) -> io::Result<()> {
+    pub(super) fn shake_hands(&self, socket: &dyn Nonblocking) -> io::Result<()> {
         let mut connection = self.connection.lock();
         while connection.is_handshaking() {
             flush(&mut connection, socket)?;
@@ -158,7 +158,7 @@ impl Session {
         flush(&mut connection, socket)
     }
 
-    pub(super) fn try_read(&self, socket: &TcpStream, target: &mut [u8]) -> io::Result<usize> {
+    pub(super) fn try_read(&self, socket: &dyn Nonblocking, target: &mut [u8]) -> io::Result<usize> {
         let mut connection = self.connection.lock();
         loop {
             match connection.reader().read(target) {
@@ -171,7 +171,7 @@ impl Session {
         }
     }
 
-    pub(super) fn try_write(&self, socket: &TcpStream, sources: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub(super) fn try_write(&self, socket: &dyn Nonblocking, sources: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut connection = self.connection.lock();
         flush(&mut connection, socket)?;
         let count = connection.writer().write_vectored(sources)?;
@@ -181,22 +181,22 @@ impl Session {
         }
     }
 
-    pub(super) fn try_flush(&self, socket: &TcpStream) -> io::Result<()> {
+    pub(super) fn try_flush(&self, socket: &dyn Nonblocking) -> io::Result<()> {
         flush(&mut self.connection.lock(), socket)
     }
 }
 
 /// Sends what is encrypted; `WouldBlock` when some is left.
-fn flush(connection: &mut Connection, socket: &TcpStream) -> io::Result<()> {
+fn flush(connection: &mut Connection, socket: &dyn Nonblocking) -> io::Result<()> {
     while connection.wants_write() {
-        connection.write_tls(&mut Nonblocking(socket))?;
+        connection.write_tls(&mut Raw(socket))?;
     }
     Ok(())
 }
 
 /// Receives once and decrypts.
-fn receive(connection: &mut Connection, socket: &TcpStream) -> io::Result<()> {
-    connection.read_tls(&mut Nonblocking(socket))?;
+fn receive(connection: &mut Connection, socket: &dyn Nonblocking) -> io::Result<()> {
+    connection.read_tls(&mut Raw(socket))?;
     let outcome = connection.process_new_packets();
     if outcome.is_err() {
         // The alert that tells the peer why.

@@ -2,9 +2,8 @@
 
 use std::io::{self, IoSlice};
 
-use tokio::net::TcpStream;
-
 use super::TlsConfig;
+use super::stream::Nonblocking;
 use crate::error::Error;
 
 /// Cannot be made.
@@ -35,19 +34,19 @@ impl Session {
         match *self {}
     }
 
-    pub(super) fn shake_hands(&self, _: &TcpStream) -> io::Result<()> {
+    pub(super) fn shake_hands(&self, _: &dyn Nonblocking) -> io::Result<()> {
         match *self {}
     }
 
-    pub(super) fn try_read(&self, _: &TcpStream, _: &mut [u8]) -> io::Result<usize> {
+    pub(super) fn try_read(&self, _: &dyn Nonblocking, _: &mut [u8]) -> io::Result<usize> {
         match *self {}
     }
 
-    pub(super) fn try_write(&self, _: &TcpStream, _: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub(super) fn try_write(&self, _: &dyn Nonblocking, _: &[IoSlice<'_>]) -> io::Result<usize> {
         match *self {}
     }
 
-    pub(super) fn try_flush(&self, _: &TcpStream) -> io::Result<()> {
+    pub(super) fn try_flush(&self, _: &dyn Nonblocking) -> io::Result<()> {
         match *self {}
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::sync::{Condvar, Mutex};
-use crate::transport::BatchId;
+use crate::transport::{BatchId, Progress};
 
 /// What became of a submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +49,8 @@ struct State {
     open_entries: usize,
     follow_up: Option<FollowUp>,
     waker: Option<Waker>,
+    /// What the thread that waits does meanwhile.
+    progress: Option<Arc<dyn Progress>>,
     report: Option<Report>,
 }
 
@@ -75,7 +77,14 @@ impl Transfer {
     pub fn new(id: BatchId, slices: impl IntoIterator<Item = u32>, follow_up: Option<FollowUp>) -> Arc<Self> {
         let entries: Vec<Entry> =
             slices.into_iter().map(|open_slices| Entry { open_slices, error: None }).collect();
-        let state = State { open_entries: entries.len(), entries, follow_up, waker: None, report: None };
+        let state = State {
+            open_entries: entries.len(),
+            entries,
+            follow_up,
+            waker: None,
+            progress: None,
+            report: None,
+        };
         let transfer =
             Arc::new(Self { id, began: Instant::now(), state: Mutex::new(state), ended: Condvar::new() });
         if transfer.state.lock().open_entries == 0 {
@@ -141,22 +150,34 @@ impl Transfer {
         if let Some(follow_up) = follow_up {
             follow_up(&entries);
         }
-        let waker = {
+        let (waker, progress) = {
             let mut state = self.state.lock();
             state.report = Some(Report { entries, elapsed: self.began.elapsed() });
-            state.waker.take()
+            (state.waker.take(), state.progress.take())
         };
         self.ended.notify_all();
+        if let Some(progress) = progress {
+            progress.nudge();
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 }
 
+/// Longest time for which a thread that waits works itself; then it only waits.
+const WORK_MAX: Duration = Duration::from_secs(60);
+
 /// Gives up a submission; what the engine lends to a handle.
 pub trait Cancel: Send + Sync + fmt::Debug {
     /// Every slice of `transfer` ends soon, with [`Error::Cancelled`] unless it ended before.
     fn cancel(&self, transfer: &Transfer);
+
+    /// What a thread that blocks for `transfer` may do meanwhile.
+    fn progress(&self, transfer: &Transfer) -> Option<Arc<dyn Progress>> {
+        let _ = transfer;
+        None
+    }
 }
 
 /// Waits for one submission: as a future, or by blocking.
@@ -195,9 +216,27 @@ impl TransferHandle {
         self.canceller = None;
     }
 
+    /// Does what the threads of the transport would do otherwise, for at most `time`.
+    fn work(&self, time: Duration) {
+        let Some(progress) = self.canceller.as_ref().and_then(|engine| engine.progress(&self.transfer))
+        else {
+            return;
+        };
+        {
+            let mut state = self.transfer.state.lock();
+            if state.report.is_some() {
+                return;
+            }
+            state.progress = Some(Arc::clone(&progress));
+        }
+        progress.work(&|| self.transfer.is_ended(), Instant::now() + time);
+        self.transfer.state.lock().progress = None;
+    }
+
     /// Blocks until it has ended, which is soon after its deadline at the latest. Not for async code.
     #[must_use]
     pub fn wait(self) -> Report {
+        self.work(WORK_MAX);
         let mut state = self.transfer.state.lock();
         loop {
             if let Some(report) = state.report.take() {
@@ -215,6 +254,7 @@ impl TransferHandle {
     /// The handle itself.
     pub fn wait_for(self, time: Duration) -> Result<Report, Self> {
         let until = Instant::now() + time;
+        self.work(time);
         {
             let mut state = self.transfer.state.lock();
             while state.report.is_none() {

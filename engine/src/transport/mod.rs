@@ -14,6 +14,7 @@
 //! pair's number). They do it over the engine's own authenticated connection to the peer, the *link*, through
 //! [`Exchange`]: so nothing is granted to a peer that has proved nothing.
 
+mod completion;
 #[cfg(test)]
 mod conformance;
 pub mod layer;
@@ -32,6 +33,8 @@ use crate::memory::Region;
 use crate::types::{ByteCount, NumaNode, PeerId, RailId, RegionId};
 
 pub use crate::types::BoxFuture;
+pub(crate) use completion::processors;
+pub use completion::{Completion, Progress};
 pub use operation::{BatchId, Direction, Operation, RemoteSlice, Ticket, TicketSink};
 
 /// What a transport can do, as data for the plan.
@@ -153,6 +156,13 @@ pub trait Endpoint: Send + Sync + fmt::Debug {
 
     /// Whether it carries operations.
     fn state(&self) -> EndpointState;
+
+    /// The work on the operations of `batch`, which are posted, for a thread that blocks until they end. `None` where
+    /// there is nothing that such a thread could do.
+    fn progress(&self, batch: BatchId) -> Option<Arc<dyn Progress>> {
+        let _ = batch;
+        None
+    }
 
     /// What each of its rails is doing.
     fn load(&self) -> Vec<RailLoad>;

@@ -84,6 +84,13 @@ pub(crate) fn silence(is_silent: bool) {
     set(i32::from(is_silent));
 }
 
+/// Makes a refused key break the way to its target, or not any more.
+pub(crate) fn fragile(is_fragile: bool) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_fragile")) };
+    set(i32::from(is_fragile));
+}
+
 /// What rules of the strict provider were broken since the last call.
 pub(crate) fn violations() -> String {
     type Take = unsafe extern "C" fn(*mut c_char, usize) -> usize;

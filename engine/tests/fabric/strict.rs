@@ -8,7 +8,8 @@ use tidefs_engine::memory::Access;
 use tidefs_engine::transport::{Direction, EndpointState, Transport};
 
 use crate::harness::{
-    Memory, PATIENCE, Pair, Run, alone, block_on, connect, expect_no_violation, open_strict, peer, silence,
+    Memory, PATIENCE, Pair, Run, alone, block_on, connect, expect_no_violation, fragile, open_strict, peer,
+    silence,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -105,6 +106,29 @@ fn a_withdrawn_region_is_told_from_a_broken_connection() {
         Run::start(&pair.endpoint, &local, &renewed, &READ, PATIENCE).wait(),
         [Ok(()), Ok(()), Ok(())]
     );
+    drop(pair);
+    expect_no_violation();
+}
+
+#[test]
+fn a_way_that_a_refused_key_broke_is_built_again() {
+    let _alone = alone();
+    let Some(pair) = Pair::open_strict() else { return };
+    fragile(true);
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    block_on(pair.far.unregister(remote.id));
+    let refused = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait();
+    assert!(refused.contains(&Err(Error::NoSuchRegion { region: remote.id })), "{refused:?}");
+    let renewed = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    // Each NIC has a way of its own: what is posted to a broken one is lost, and may be tried again.
+    let read = || {
+        let endpoint = connect(&pair.near, &pair.far);
+        Run::start(&endpoint, &local, &renewed, &READ, PATIENCE).wait()
+    };
+    let results: Vec<_> = (0..=pair.near.rails().len()).map(|_| read()).collect();
+    assert_eq!(results.last(), Some(&vec![Ok(()), Ok(()), Ok(())]), "{results:?}");
+    fragile(false);
     drop(pair);
     expect_no_violation();
 }

@@ -83,7 +83,7 @@ impl Node {
         };
         let router = Arc::clone(&events) as Arc<dyn LinkEvents>;
         let links = Links::start(Handle::current(), link, peer(member), router).unwrap();
-        let tcp = TcpTransport::open(&links, config);
+        let tcp = TcpTransport::open(&links, config).unwrap();
         events.0.set(Arc::downgrade(&tcp)).unwrap();
         Self { me: peer(member), links, tcp }
     }

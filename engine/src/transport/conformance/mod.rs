@@ -26,6 +26,7 @@ macro_rules! conformance {
                 rails_and_load_are_told
                 what_has_no_room_stays_in_the_queue_and_room_returns
                 room_returns_before_the_ticket_ends
+                a_thread_that_works_leaves_when_it_is_nudged
                 a_range_outside_the_region_is_refused
                 a_region_that_may_only_be_read_is_not_written
                 a_key_that_makes_no_sense_is_refused

@@ -1,8 +1,11 @@
 //! Facts about operations that do what was asked, and about room.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
 
-use super::scene::{Batch, Scene, Shared, expect_bytes, pattern};
+use super::scene::{Batch, LONG, Scene, Shared, expect_bytes, pattern};
 use crate::memory::Access;
 use crate::transport::{Direction, Endpoint, EndpointState};
 
@@ -156,4 +159,41 @@ pub(crate) fn room_returns_before_the_ticket_ends(scene: &Scene) {
         batch.post(&endpoint);
         batch.expect_done();
     }
+}
+
+/// A thread that works while it waits leaves when it is told to look, and what it leaves is done without it.
+pub(crate) fn a_thread_that_works_leaves_when_it_is_nudged(scene: &Scene) {
+    let endpoint = scene.connect();
+    let (near, far) =
+        (scene.pair.a.share(1 << 16, Access::ReadWrite, 1), scene.pair.b.share(1 << 16, Access::Read, 2));
+    let until = Instant::now() + LONG;
+    let read = || {
+        let mut batch = Batch::new();
+        batch.read(near.local(0, 1 << 16), far.remote(0));
+        batch.post(&endpoint);
+        batch
+    };
+    let held = scene.stalled(|| {
+        let batch = read();
+        let is_let_go = AtomicBool::new(false);
+        if let Some(progress) = endpoint.progress(batch.id) {
+            thread::scope(|scope| {
+                let working = scope.spawn(|| progress.work(&|| is_let_go.load(Ordering::SeqCst), until));
+                is_let_go.store(true, Ordering::SeqCst);
+                progress.nudge();
+                working.join().unwrap();
+            });
+            assert!(Instant::now() < until, "it worked on although it was nudged");
+        }
+        batch
+    });
+    held.unwrap_or_else(read).expect_done();
+    near.expect(2, "after what a thread left was done");
+    near.fill(1);
+    let batch = read();
+    if let Some(progress) = endpoint.progress(batch.id) {
+        progress.work(&|| batch.ended() == 1, until);
+    }
+    batch.expect_done();
+    near.expect(2, "after a thread had worked for itself");
 }

@@ -6,6 +6,7 @@
 //!   and if it has not ended by then, the endpoint is closed and opened again. That ends all that was in flight on
 //!   this NIC, with an error that lets the engine try again, and every connection over it must be made anew, because
 //!   its address is another.
+//!   The same is done when operations to a peer that refused a key are cancelled by the provider.
 //! - At most `slots` operations are in flight, which is what the provider said it takes; others wait in order, and a
 //!   peer whose connection is not ready yet holds up nobody else.
 //! - A write has ended when its bytes are in the target's memory: by `FI_DELIVERY_COMPLETE` where the provider has it;
@@ -56,6 +57,10 @@ pub(super) struct Domain {
     /// Where bytes go that are read to confirm a write.
     scratch: Option<(MemorySlice, Arc<Registration>)>,
     known: HashMap<Vec<u8>, Known>,
+    /// Peers that refused a key since the endpoint was opened.
+    refusing: HashSet<PeerId>,
+    /// A refused key has broken the way to a peer, which only a new endpoint mends.
+    is_broken: bool,
     connections: Vec<Weak<Connection>>,
     next_key: u64,
     settings: Settings,
@@ -82,6 +87,8 @@ impl Domain {
             regions: HashMap::new(),
             scratch: None,
             known: HashMap::new(),
+            refusing: HashSet::new(),
+            is_broken: false,
             connections: Vec::new(),
             next_key: 1,
             settings,
@@ -216,6 +223,7 @@ impl Domain {
             }
         }
         self.give_up(&error, |job| job.connection.peer == peer);
+        self.refusing.remove(&peer);
         self.known.values_mut().for_each(|known| {
             known.holders.remove(&peer);
         });
@@ -255,6 +263,9 @@ impl Domain {
             self.finish(completion);
         }
         self.ended = ended;
+        if std::mem::take(&mut self.is_broken) {
+            self.reopen("a refused key has broken the way to a peer");
+        }
         has_worked
     }
 
@@ -287,8 +298,13 @@ impl Domain {
             (_, Some((error, _))) => Err(error),
             (Err(failure), None) => {
                 let error = error_of(&failure, &flight.job);
+                let peer = flight.job.connection.peer;
                 if matches!(error, Error::TransportFailed { .. }) {
                     flight.job.connection.fail(&error);
+                    // On verbs a refused key leaves the queue pair in error, and all that follows is flushed.
+                    self.is_broken |= failure.code == fi::FI_ECANCELED && self.refusing.contains(&peer);
+                } else {
+                    self.refusing.insert(peer);
                 }
                 Err(error)
             }
@@ -455,6 +471,7 @@ impl Domain {
         self.port = None;
         self.scratch = None;
         self.known.clear();
+        self.refusing.clear();
         self.is_blocked = false;
         self.free = (0..self.settings.slots).rev().collect();
         let in_flight = self.flights.iter_mut().filter_map(Option::take).map(|flight| {

@@ -23,7 +23,9 @@ use super::wire::{PACKET, Packet};
 use super::{NAME, OPERATIONS_MAX};
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice, Region};
-use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
+use crate::transport::{
+    BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, Progress, RailLoad,
+};
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
 
 /// Longest copy that the caller of `post` does by itself.
@@ -304,7 +306,6 @@ impl ShmEndpoint {
 impl Endpoint for ShmEndpoint {
     fn post(&self, operations: &mut VecDeque<Operation>) {
         let Some(me) = self.me.upgrade() else { return };
-        let was_idle = self.taken.load(Ordering::Acquire) == 0;
         let mut first = None;
         let mut others = Vec::new();
         while self.taken.load(Ordering::Acquire) < OPERATIONS_MAX
@@ -313,7 +314,7 @@ impl Endpoint for ShmEndpoint {
             self.taken.fetch_add(1, Ordering::AcqRel);
             self.taken_bytes.fetch_add(operation.local.length(), Ordering::AcqRel);
             if let Some(copy) = me.prepare(operation) {
-                let is_inline = was_idle && first.is_none() && copy.operation.local.length() <= INLINE_MAX;
+                let is_inline = first.is_none() && copy.operation.local.length() <= INLINE_MAX;
                 if is_inline { first = Some(copy) } else { others.push(copy) }
             }
         }
@@ -338,6 +339,10 @@ impl Endpoint for ShmEndpoint {
         }
         // Copies that wait for a thread end by themselves, within the time of those before them.
         cancelled.into_iter().for_each(|operation| self.end(operation, Err(Error::Cancelled)));
+    }
+
+    fn progress(&self, _: BatchId) -> Option<Arc<dyn Progress>> {
+        (self.taken.load(Ordering::Acquire) > 0).then(|| self.copiers.progress())
     }
 
     fn state(&self) -> EndpointState {

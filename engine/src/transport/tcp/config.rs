@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::transport::{Completion, processors};
 use crate::types::ByteCount;
 
 /// How data connections are made and filled.
@@ -19,6 +20,8 @@ pub struct TcpConfig {
     pub payload_checksum: bool,
     /// Time for the data connections of a peer to be made.
     pub connect_timeout: Duration,
+    /// How the threads that move bytes wait. Default: [`Completion::of_this_host`].
+    pub completion: Completion,
 }
 
 impl Default for TcpConfig {
@@ -30,11 +33,20 @@ impl Default for TcpConfig {
             in_flight_bytes_max: ByteCount::mib(64),
             payload_checksum: false,
             connect_timeout: Duration::from_secs(5),
+            completion: Completion::of_this_host(),
         }
     }
 }
 
+/// Most threads of one transport.
+const THREADS_MAX: usize = 4;
+
 impl TcpConfig {
+    /// Threads that move bytes: half of the processors, for the other half has better to do.
+    pub(super) fn threads(&self) -> usize {
+        (processors() / 2).clamp(1, THREADS_MAX)
+    }
+
     /// The number of connections within its bounds.
     pub(super) fn lanes(&self) -> usize {
         self.connections.clamp(1, super::LANES_MAX)

@@ -12,17 +12,24 @@ use tokio::sync::Notify;
 
 use super::frame::{Header, Kind};
 use super::lane::{Lane, Load, Posted};
+use super::poller::{Loan, Pollers};
 use super::tasks::Tasks;
 use super::{NAME, RAIL, TcpConfig};
 use crate::error::Error;
 use crate::link::{Links, Stream, Token};
-use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
+use crate::transport::{
+    BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, Progress, RailLoad,
+};
 use crate::types::{ByteCount, PeerId};
 
 /// Shortest and longest pause before a failed connection is dialled again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// Attempts without any connection after which the endpoint has failed.
 const ATTEMPTS_MAX: u32 = 4;
+
+/// Bytes under way on the connections of a transfer beyond which the pollers, several of which work in parallel, are the
+/// better ones.
+const GUEST_BYTES_MAX: u64 = 256 << 10;
 
 /// What a peer granted.
 #[derive(Clone, Debug)]
@@ -39,6 +46,7 @@ pub(super) struct Granted {
 pub(super) struct TcpEndpoint {
     peer: PeerId,
     links: Arc<Links>,
+    pollers: Arc<Pollers>,
     config: TcpConfig,
     granted: Granted,
     /// Places of the connections; one that failed is empty until it is dialled again. Read for each post.
@@ -47,7 +55,7 @@ pub(super) struct TcpEndpoint {
     over: Mutex<Option<EndpointState>>,
     load: Arc<Load>,
     next_operation: AtomicU64,
-    /// When the reaper looks again; `None` when nothing is under way. Held for a look-up.
+    /// When the reaper looks again by itself; it is told of earlier deadlines only. Held for a look-up.
     armed: Mutex<Option<Instant>>,
     signals: Arc<Signals>,
     tasks: Tasks,
@@ -67,6 +75,7 @@ impl TcpEndpoint {
     pub(super) async fn dial(
         peer: PeerId,
         links: Arc<Links>,
+        pollers: Arc<Pollers>,
         config: TcpConfig,
         granted: Granted,
     ) -> Result<Arc<Self>, Error> {
@@ -84,7 +93,7 @@ impl TcpEndpoint {
         let mut refused = Error::transport(NAME, "the peer grants no connection");
         while let Some(dialled) = dials.join_next().await {
             match dialled {
-                Ok(Ok(stream)) => lanes.push(Some(Lane::new(stream, &load))),
+                Ok(Ok(stream)) => lanes.push(Some(start_lane(stream, &links, &load, &pollers)?)),
                 Ok(Err(error)) => {
                     refused = error;
                     lanes.push(None);
@@ -98,6 +107,7 @@ impl TcpEndpoint {
         let endpoint = Arc::new(Self {
             peer,
             links,
+            pollers,
             config,
             granted,
             lanes: RwLock::new(lanes.clone()),
@@ -147,12 +157,12 @@ impl TcpEndpoint {
     }
 
     /// Puts a new connection in its place.
-    fn put(&self, place: usize, stream: Stream) -> Option<Arc<Lane>> {
-        let lane = Lane::new(stream, &self.load);
+    fn put(&self, place: usize, stream: Stream) -> Result<Option<Arc<Lane>>, Error> {
+        let lane = start_lane(stream, &self.links, &self.load, &self.pollers)?;
         let mut lanes = self.lanes.write();
-        let slot = lanes.get_mut(place)?;
+        let Some(slot) = lanes.get_mut(place) else { return Ok(None) };
         *slot = Some(Arc::clone(&lane));
-        Some(lane)
+        Ok(Some(lane))
     }
 
     /// Empties a place, and says how to fill it again.
@@ -238,12 +248,14 @@ impl TcpEndpoint {
 
     /// Ends what is past its deadline, and says when to look again.
     fn expire(&self) -> Option<Instant> {
-        let lanes: Vec<_> = self.lanes.read().iter().flatten().cloned().collect();
         let now = Instant::now();
-        if self.armed.lock().is_some_and(|armed| armed <= now) {
-            for lane in &lanes {
-                lane.give_up(|operation| operation.deadline <= now, &Error::DeadlinePassed);
-            }
+        let armed = *self.armed.lock();
+        if armed.is_none_or(|armed| armed > now) {
+            return armed;
+        }
+        let lanes: Vec<_> = self.lanes.read().iter().flatten().cloned().collect();
+        for lane in &lanes {
+            lane.give_up(|operation| operation.deadline <= now, &Error::DeadlinePassed);
         }
         // Locked over the search: an operation that is posted meanwhile arms after it.
         let mut armed = self.armed.lock();
@@ -256,6 +268,18 @@ impl Drop for TcpEndpoint {
     fn drop(&mut self) {
         self.end(EndpointState::Closed);
     }
+}
+
+/// Makes a lane of a stream of the runtime's.
+fn start_lane(
+    stream: Stream,
+    links: &Links,
+    total: &Arc<Load>,
+    pollers: &Pollers,
+) -> Result<Arc<Lane>, Error> {
+    let _context = links.runtime().enter();
+    let lane = stream.detach().and_then(|stream| Lane::start(stream, total, pollers.next()));
+    lane.map_err(|error| Error::transport(NAME, error.to_string()))
 }
 
 /// Ends operations by their deadlines.
@@ -273,14 +297,14 @@ async fn reap(endpoint: Weak<TcpEndpoint>, signals: Arc<Signals>) {
     }
 }
 
-/// Drives the connection at `place`, and dials again when it failed.
+/// Watches the connection at `place`, and dials again when it failed.
 async fn keep(endpoint: Weak<TcpEndpoint>, signals: Arc<Signals>, place: usize, lane: Option<Arc<Lane>>) {
     let mut next = lane;
     let mut attempts = 0;
     loop {
         if let Some(lane) = next.take() {
             attempts = 0;
-            lane.drive().await;
+            lane.until_over().await;
         }
         let stop = signals.stop.notified();
         let dial = match endpoint.upgrade() {
@@ -298,8 +322,8 @@ async fn keep(endpoint: Weak<TcpEndpoint>, signals: Arc<Signals>, place: usize, 
         };
         attempts += 1;
         let Some(endpoint) = endpoint.upgrade() else { return };
-        match dialled {
-            Ok(stream) => next = endpoint.put(place, stream),
+        match dialled.and_then(|stream| endpoint.put(place, stream)) {
+            Ok(lane) => next = lane,
             Err(error) => endpoint.dial_failed(error, attempts),
         }
     }
@@ -356,6 +380,18 @@ impl Endpoint for TcpEndpoint {
     fn load(&self) -> Vec<RailLoad> {
         let operations = self.load.operations.load(Ordering::Relaxed);
         vec![RailLoad { rail: RAIL, operations, bytes: self.load.bytes.load(Ordering::Relaxed) }]
+    }
+
+    fn progress(&self, batch: BatchId) -> Option<Arc<dyn Progress>> {
+        let mut connections: Vec<_> =
+            self.lanes.read().iter().flatten().filter(|lane| lane.holds(batch)).cloned().collect();
+        let bytes: u64 = connections.iter().map(|lane| lane.load.bytes.load(Ordering::Relaxed)).sum();
+        if bytes > GUEST_BYTES_MAX {
+            return None;
+        }
+        let poller = Arc::clone(connections.first()?.poller()?);
+        connections.retain(|lane| lane.poller().is_some_and(|other| Arc::ptr_eq(other, &poller)));
+        Some(Arc::new(Loan { poller, connections }))
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

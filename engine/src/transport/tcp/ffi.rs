@@ -4,10 +4,8 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::net::TcpStream;
 use std::os::fd::AsRawFd;
-
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 
 use crate::memory::MemorySlice;
 
@@ -101,19 +99,17 @@ pub(super) fn send(socket: &TcpStream, sources: &[Source<'_>]) -> io::Result<usi
     for (vector, source) in vectors.iter_mut().zip(sources) {
         *vector = source.0.vector();
     }
-    socket.try_io(Interest::WRITABLE, || {
-        let message = message(&mut vectors[..count]);
-        // SAFETY: the socket is open for as long as it is borrowed. Each vector is a range of memory that its source
-        // borrows, mapped and readable; the kernel copies from it before the call returns.
-        let sent = unsafe {
-            libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-        };
-        counted(sent)
-    })
+    let message = message(&mut vectors[..count]);
+    // SAFETY: the socket is open for as long as it is borrowed. Each vector is a range of memory that its source borrows,
+    // mapped and readable; the kernel copies from it before the call returns.
+    let sent = unsafe {
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    };
+    counted(sent)
 }
 
 /// Receives what is there into at most [`PARTS_MAX`] `targets`, filled in order; returns how many bytes that was, 0 at
-/// the end of the stream. When they are not filled the socket was emptied, and counts as not ready.
+/// the end of the stream. When they are not filled the socket was emptied.
 ///
 /// # Errors
 /// `WouldBlock` when nothing is there; what recvmsg(2) says.
@@ -123,20 +119,10 @@ pub(super) fn receive(socket: &TcpStream, targets: &[Target<'_>]) -> io::Result<
     for (vector, target) in vectors.iter_mut().zip(targets) {
         *vector = target.0.vector();
     }
-    let room: usize = targets[..count].iter().map(Target::length).sum();
-    let mut found = 0;
-    let outcome = socket.try_io(Interest::READABLE, || {
-        let mut message = message(&mut vectors[..count]);
-        // SAFETY: the socket is open for as long as it is borrowed. Each vector is a range that its target borrows,
-        // mapped; of memory, which others may use at the same time, no Rust reference exists, and of bytes the target
-        // holds the only one. The kernel stores into it before the call returns.
-        let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-        found = counted(received)?;
-        match found {
-            0 => Ok(0),
-            found if found < room => Err(io::ErrorKind::WouldBlock.into()),
-            found => Ok(found),
-        }
-    });
-    if found > 0 { Ok(found) } else { outcome }
+    let mut message = message(&mut vectors[..count]);
+    // SAFETY: the socket is open for as long as it is borrowed. Each vector is a range that its target borrows, mapped; of
+    // memory, which others may use at the same time, no Rust reference exists, and of bytes the target holds the only one.
+    // The kernel stores into it before the call returns.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    counted(received)
 }

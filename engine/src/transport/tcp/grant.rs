@@ -2,6 +2,7 @@
 //! end has granted.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -99,20 +100,24 @@ impl Grants {
     }
 
     /// Keeps a connection that `make` makes, if it is still granted.
+    ///
+    /// # Errors
+    /// What `make` says.
     pub(super) fn add(
         &mut self,
         peer: PeerId,
         token: &Token,
-        make: impl FnOnce() -> Arc<Served>,
-    ) -> Option<Arc<Served>> {
-        let given = self.0.get_mut(&peer)?.iter_mut().find(|given| given.is(token))?;
+        make: impl FnOnce() -> io::Result<Arc<Served>>,
+    ) -> io::Result<()> {
+        let of_peer = self.0.get_mut(&peer);
+        let Some(given) = of_peer.and_then(|given| given.iter_mut().find(|given| given.is(token))) else {
+            return Ok(());
+        };
         given.served.retain(|served| !served.is_over());
-        if given.served.len() >= given.connections_max {
-            return None;
+        if given.served.len() < given.connections_max {
+            given.served.push(make()?);
         }
-        let served = make();
-        given.served.push(Arc::clone(&served));
-        Some(served)
+        Ok(())
     }
 
     /// Ends what was granted to `peer`.

@@ -9,7 +9,7 @@ use super::ffi::{self, Target};
 use super::frame::{HEADER_BYTES, Header};
 use super::registry::Lease;
 use crate::error::Error;
-use crate::link::Stream;
+use crate::link::DataStream;
 use crate::memory::MemorySlice;
 
 /// Bytes of headers read at once.
@@ -48,6 +48,11 @@ impl Incoming {
 
 /// What becomes of frames.
 pub(super) trait Handler {
+    /// Where the payload of the next frame goes, when only one frame is awaited, and one with a payload.
+    fn expected(&self) -> Option<MemorySlice> {
+        None
+    }
+
     /// A header arrived. For one with a payload, says where that goes.
     ///
     /// # Errors
@@ -81,7 +86,7 @@ impl Inbox {
     /// # Errors
     /// [`Error::Protocol`] for what is no frame; [`Error::TransportFailed`] for what the socket says, and for its end;
     /// what `handler` says.
-    pub(super) fn receive(&mut self, stream: &Stream, handler: &mut dyn Handler) -> Result<bool, Error> {
+    pub(super) fn receive(&mut self, stream: &DataStream, handler: &mut dyn Handler) -> Result<bool, Error> {
         match stream.as_plain() {
             Some(socket) => self.receive_plain(socket, handler),
             None => self.receive_bounced(stream, handler),
@@ -90,11 +95,17 @@ impl Inbox {
 
     fn receive_plain(
         &mut self,
-        socket: &tokio::net::TcpStream,
+        socket: &std::net::TcpStream,
         handler: &mut dyn Handler,
     ) -> Result<bool, Error> {
         let mut buffer = [0; READ_BYTES];
         let Some(Incoming { place: Place::Memory(slice, _), done, .. }) = &self.incoming else {
+            if self.incoming.is_none()
+                && self.partial_bytes == 0
+                && let Some(slice) = handler.expected()
+            {
+                return self.receive_expected(socket, &slice, handler);
+            }
             let Some(count) = counted(ffi::receive(socket, &[Target::bytes(&mut buffer)]))? else {
                 return Ok(false);
             };
@@ -106,18 +117,65 @@ impl Inbox {
         let payload = Target::memory(slice, from, missing.min(PAYLOAD_READ_BYTES));
         let wanted = payload.length();
         // The header of the next frame, in the same call.
-        let received = match wanted == missing {
-            true => ffi::receive(socket, &[payload, Target::bytes(&mut buffer)]),
-            false => ffi::receive(socket, &[payload]),
-        };
-        let Some(count) = counted(received)? else { return Ok(false) };
+        let beyond_max = if wanted == missing { READ_BYTES } else { 0 };
+        let targets = [payload, Target::bytes(&mut buffer[..beyond_max])];
+        let Some(count) = counted(ffi::receive(socket, &targets))? else { return Ok(false) };
         let (stored, beyond) = (count.min(wanted), count.saturating_sub(wanted));
         self.stored(stored, handler)?;
         self.take_in(&buffer[..beyond], handler)?;
-        Ok(count >= wanted)
+        Ok(count == wanted + beyond_max)
     }
 
-    fn receive_bounced(&mut self, stream: &Stream, handler: &mut dyn Handler) -> Result<bool, Error> {
+    /// Reads a header and its payload in one call, when only one frame can come, whose payload goes to `slice`. If it is
+    /// another, what was stored there goes its proper way; `slice` waits for its own bytes anyway.
+    fn receive_expected(
+        &mut self,
+        socket: &std::net::TcpStream,
+        slice: &MemorySlice,
+        handler: &mut dyn Handler,
+    ) -> Result<bool, Error> {
+        let mut beyond = [0; HEADER_BYTES];
+        let payload = Target::memory(slice, 0, PAYLOAD_READ_BYTES);
+        let room = payload.length();
+        let targets = [Target::bytes(&mut self.partial), payload, Target::bytes(&mut beyond)];
+        let Some(count) = counted(ffi::receive(socket, &targets))? else { return Ok(false) };
+        let has_more = count == HEADER_BYTES + room + HEADER_BYTES;
+        if count < HEADER_BYTES {
+            self.partial_bytes = count;
+            return Ok(has_more);
+        }
+        let stored = (count - HEADER_BYTES).min(room);
+        let beyond = &beyond[..count - HEADER_BYTES - stored];
+        self.begin(handler)?;
+        let is_expected = |incoming: &Incoming| match &incoming.place {
+            Place::Memory(found, _) => found.start() == slice.start() && found.length() == slice.length(),
+            Place::Nowhere => false,
+        };
+        if self.incoming.as_ref().is_some_and(is_expected) {
+            self.stored(stored, handler)?;
+        } else {
+            let mut bytes = vec![0; stored];
+            slice.region().read_at(slice.offset(), &mut bytes);
+            self.take_in(&bytes, handler)?;
+        }
+        self.take_in(beyond, handler)?;
+        Ok(has_more)
+    }
+
+    /// A header is complete: its frame begins, and has arrived if no payload follows.
+    fn begin(&mut self, handler: &mut dyn Handler) -> Result<(), Error> {
+        self.partial_bytes = 0;
+        let header = Header::parse(&self.partial)?;
+        let place = handler.begun(header)?;
+        let incoming = Incoming::new(header, place);
+        if header.kind.has_payload() && header.length > 0 {
+            self.incoming = Some(incoming);
+            return Ok(());
+        }
+        handler.arrived(incoming)
+    }
+
+    fn receive_bounced(&mut self, stream: &DataStream, handler: &mut dyn Handler) -> Result<bool, Error> {
         let mut buffer = [0; BOUNCE_BYTES];
         let Some(count) = counted(stream.try_read(&mut buffer))? else { return Ok(false) };
         self.take_in(&buffer[..count], handler)?;
@@ -161,15 +219,7 @@ impl Inbox {
             if self.partial_bytes < HEADER_BYTES {
                 break;
             }
-            self.partial_bytes = 0;
-            let header = Header::parse(&self.partial)?;
-            let place = handler.begun(header)?;
-            let incoming = Incoming::new(header, place);
-            if header.kind.has_payload() && header.length > 0 {
-                self.incoming = Some(incoming);
-            } else {
-                handler.arrived(incoming)?;
-            }
+            self.begin(handler)?;
         }
         Ok(())
     }

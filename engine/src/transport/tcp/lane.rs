@@ -8,24 +8,28 @@
 //! Lock order: outbox or inbox, then state.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tokio::io::Interest;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 use super::frame::{Header, Kind};
 use super::inbox::{Handler, Inbox, Incoming, Place};
 use super::outbox::{Outbox, Outgoing, Payload};
+use super::poller::{Driven, Lent, Poller, Readiness, Watch};
 use super::{NAME, TURN};
 use crate::error::Error;
-use crate::link::Stream;
-use crate::transport::{Direction, Operation};
+use crate::link::DataStream;
+use crate::memory::MemorySlice;
+use crate::transport::{BatchId, Direction, Operation};
 
-/// Bytes that whoever posts sends itself; more are sent by the lane's task, beside the other lanes.
-const INLINE_BYTES: usize = 16 << 10;
+/// Bytes that whoever posts sends itself: the hand-over to another thread costs as much. More are sent by the lane's
+/// poller, beside the other lanes.
+const INLINE_BYTES: usize = 256 << 10;
 
 /// What is under way.
 #[derive(Debug, Default)]
@@ -56,7 +60,7 @@ pub(super) struct Posted {
 /// A data connection that was dialled here.
 #[derive(Debug)]
 pub(super) struct Lane {
-    stream: Stream,
+    stream: DataStream,
     /// What is under way on the lane, and on all lanes of the endpoint.
     pub(super) load: Load,
     total: Arc<Load>,
@@ -66,8 +70,10 @@ pub(super) struct Lane {
     outbox: Mutex<Outbox>,
     /// The frame that is being received. Held for a system call that does not wait.
     inbox: Mutex<Inbox>,
-    /// Wakes the task: something is to be sent, or the lane is over.
-    wake: Notify,
+    /// Set once, when it is made.
+    watch: OnceLock<Watch>,
+    /// Whether it is over.
+    ended: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -79,16 +85,45 @@ struct State {
 }
 
 impl Lane {
-    pub(super) fn new(stream: Stream, total: &Arc<Load>) -> Arc<Self> {
-        Arc::new(Self {
+    /// A lane that `poller` looks after.
+    ///
+    /// # Errors
+    /// When the poller takes no more.
+    pub(super) fn start(
+        stream: DataStream,
+        total: &Arc<Load>,
+        poller: &Arc<Poller>,
+    ) -> io::Result<Arc<Self>> {
+        let lane = Arc::new(Self {
             stream,
             load: Load::default(),
             total: Arc::clone(total),
             state: Mutex::default(),
             outbox: Mutex::default(),
             inbox: Mutex::default(),
-            wake: Notify::new(),
-        })
+            watch: OnceLock::new(),
+            ended: watch::Sender::new(false),
+        });
+        let watch = poller.watch(&lane)?;
+        // Set nowhere else.
+        let _ = lane.watch.set(watch);
+        Ok(lane)
+    }
+
+    /// Resolves when the lane is over.
+    pub(super) async fn until_over(&self) {
+        // The sender is a field of `self`, so it is not dropped.
+        let _ = self.ended.subscribe().wait_for(|is_over| *is_over).await;
+    }
+
+    /// Whether it has operations of `batch`.
+    pub(super) fn holds(&self, batch: BatchId) -> bool {
+        self.state.lock().pending.values().any(|operation| operation.ticket.batch() == batch)
+    }
+
+    /// Who works on it.
+    pub(super) fn poller(&self) -> Option<&Arc<Poller>> {
+        self.watch.get().map(Watch::poller)
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -117,13 +152,31 @@ impl Lane {
         if let Some(mut outbox) = self.outbox.try_lock() {
             let is_short = outbox.is_empty() && bytes <= INLINE_BYTES;
             outbox.append(&mut self.state.lock().entry);
-            // An error is met again by the task, which ends the lane.
-            if is_short && outbox.send_some(&self.stream).is_ok() && outbox.is_empty() {
+            // An error is met again by the poller, which ends the lane.
+            while is_short && !outbox.is_idle() && outbox.send_some(&self.stream).is_ok() {}
+            let (is_idle, is_blocked) = (outbox.is_idle(), outbox.is_blocked());
+            drop(outbox);
+            if is_blocked {
+                self.want_room();
+            }
+            if is_idle {
                 return Vec::new();
             }
         }
-        self.wake.notify_one();
+        self.wake();
         Vec::new()
+    }
+
+    fn want_room(&self) {
+        if let Some(watch) = self.watch.get() {
+            watch.want_room(self);
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(watch) = self.watch.get() {
+            watch.wake();
+        }
     }
 
     /// Ends the operations that `is_given_up` says with `error`.
@@ -162,7 +215,7 @@ impl Lane {
         for operation in pending.into_values() {
             self.finish(operation, Err(error.clone()));
         }
-        self.wake.notify_one();
+        self.ended.send_replace(true);
     }
 
     /// The earliest deadline of an operation.
@@ -177,61 +230,40 @@ impl Lane {
         operation.complete(result);
     }
 
-    /// Drives the lane until it is over.
-    pub(super) async fn drive(&self) {
-        if let Err(error) = self.exchange().await {
-            tracing::debug!(%error, "a data connection ended");
-            // What the peer did wrong, another connection or transport may do right.
-            let error = match error {
-                Error::Protocol { cause } => Error::transport(NAME, cause),
-                error => error,
-            };
-            self.fail(&error);
+    /// Sends and receives for one turn; returns whether more can be done at once.
+    fn exchange(&self, readiness: &mut Readiness) -> Result<bool, Error> {
+        let has_more =
+            self.send(readiness.has_room).map_err(|error| Error::transport(NAME, error.to_string()))?;
+        for _ in 0..TURN {
+            if !readiness.is_readable {
+                break;
+            }
+            if !self.receive()? {
+                readiness.emptied();
+            }
         }
+        Ok(has_more || readiness.is_readable)
     }
 
-    async fn exchange(&self) -> Result<(), Error> {
-        // Encryption may hold bytes that the socket does not show any more.
-        let mut holds_more = false;
-        while !self.is_over() {
-            let is_sent = self.send().map_err(|error| Error::transport(NAME, error.to_string()))?;
-            if holds_more {
-                tokio::task::yield_now().await;
-            } else {
-                let interest =
-                    if is_sent { Interest::READABLE } else { Interest::READABLE | Interest::WRITABLE };
-                let ready = tokio::select! {
-                    () = self.wake.notified() => continue,
-                    ready = self.stream.ready(interest) => ready,
-                };
-                if !ready.map_err(|error| Error::transport(NAME, error.to_string()))?.is_readable() {
-                    continue;
-                }
-            }
-            for _ in 0..TURN {
-                holds_more = self.receive()?;
-                if !holds_more {
-                    break;
-                }
-            }
-            holds_more &= self.stream.as_plain().is_none();
+    /// Sends for one turn; returns whether more can be sent at once.
+    fn send(&self, has_room: bool) -> io::Result<bool> {
+        if has_room {
+            self.outbox.lock().has_room();
         }
-        Ok(())
-    }
-
-    /// Sends for one turn; returns whether nothing is left.
-    fn send(&self) -> std::io::Result<bool> {
         for _ in 0..TURN {
             let mut outbox = self.outbox.lock();
             outbox.append(&mut self.state.lock().entry);
-            if outbox.is_empty() {
-                return Ok(true);
+            if outbox.is_idle() {
+                let is_blocked = outbox.is_blocked();
+                drop(outbox);
+                if is_blocked {
+                    self.want_room();
+                }
+                return Ok(false);
             }
-            if !outbox.send_some(&self.stream)? {
-                return Ok(outbox.is_empty());
-            }
+            outbox.send_some(&self.stream)?;
         }
-        Ok(false)
+        Ok(true)
     }
 
     /// Receives once; returns whether more may be there.
@@ -254,6 +286,37 @@ impl Lane {
     }
 }
 
+impl Driven for Lane {
+    fn turn(&self, readiness: &mut Readiness) -> bool {
+        if self.is_over() {
+            return false;
+        }
+        self.exchange(readiness).unwrap_or_else(|error| {
+            tracing::debug!(%error, "a data connection ended");
+            // What the peer did wrong, another connection or transport may do right.
+            self.fail(&match error {
+                Error::Protocol { cause } => Error::transport(NAME, cause),
+                error => error,
+            });
+            false
+        })
+    }
+
+    fn wants_room(&self) -> bool {
+        self.outbox.lock().is_blocked()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Lent for Lane {
+    fn watch(&self) -> Option<&Watch> {
+        self.watch.get()
+    }
+}
+
 type Ended = (u64, Operation, Result<(), Error>);
 
 /// What is done with answers.
@@ -263,6 +326,12 @@ struct Answers<'a> {
 }
 
 impl Handler for Answers<'_> {
+    fn expected(&self) -> Option<MemorySlice> {
+        let state = self.state.lock();
+        let only = state.pending.values().next().filter(|_| state.pending.len() == 1)?;
+        (only.direction == Direction::Read).then(|| only.local.clone())
+    }
+
     fn begun(&mut self, header: Header) -> Result<Place, Error> {
         let state = self.state.lock();
         let wanted = match header.kind {

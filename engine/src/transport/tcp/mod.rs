@@ -13,7 +13,9 @@
 //!
 //! Limits: [`TcpConfig`]; beyond `operations_max` and `in_flight_bytes_max`, operations stay in the caller's queue.
 //!
-//! Threads: the runtime of the links. Short requests are sent by whoever posts them.
+//! Threads: a few pollers of its own (see `poller`), which move all bytes; the runtime of the links, which dials and
+//! watches deadlines. Short requests are sent by whoever posts them, and who blocks for a short transfer does the poller's
+//! work meanwhile.
 
 mod config;
 mod endpoint;
@@ -25,6 +27,7 @@ mod grant;
 mod inbox;
 mod lane;
 mod outbox;
+mod poller;
 mod registry;
 mod serve;
 mod tasks;
@@ -38,9 +41,9 @@ use parking_lot::Mutex;
 
 use self::endpoint::{Granted, TcpEndpoint};
 use self::grant::{Ask, Grant, Grants};
+use self::poller::Pollers;
 use self::registry::Registry;
 use self::serve::Served;
-use self::tasks::Tasks;
 use super::{BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Rail, Transport};
 use crate::error::Error;
 use crate::link::{Adopter, Links, Stream, Token};
@@ -56,7 +59,7 @@ const LANES_MAX: usize = 8;
 const SLICE_BYTES: ByteCount = ByteCount::kib(256);
 /// The kernel routes, so all interfaces are one rail.
 const RAIL: RailId = RailId(0);
-/// System calls in one direction before a connection's task looks at the other.
+/// System calls in one direction before others have their turn.
 const TURN: usize = 8;
 
 /// Moves bytes over sockets. See the module's page.
@@ -70,14 +73,17 @@ pub struct TcpTransport {
     /// What was connected from here, to be ended. Held for a look-up.
     endpoints: Mutex<Vec<(PeerId, Weak<TcpEndpoint>)>>,
     is_closed: AtomicBool,
-    /// Connections that are served.
-    tasks: Tasks,
+    pollers: Arc<Pollers>,
 }
 
 impl TcpTransport {
     /// Makes the transport. It uses the listener and the runtime of `links`, which it does not close.
-    #[must_use]
-    pub fn open(links: &Arc<Links>, config: TcpConfig) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// [`Error::System`] when the system has no more threads or descriptors.
+    pub fn open(links: &Arc<Links>, config: TcpConfig) -> Result<Arc<Self>, Error> {
+        let pollers = Pollers::start(config.threads(), config.completion.spin())
+            .map_err(|error| Error::system("start the threads of data connections", &error))?;
         let tcp = Arc::new(Self {
             links: Arc::clone(links),
             config,
@@ -85,11 +91,11 @@ impl TcpTransport {
             grants: Mutex::default(),
             endpoints: Mutex::default(),
             is_closed: AtomicBool::new(false),
-            tasks: Tasks::default(),
+            pollers: Arc::new(pollers),
         });
         let weak: Weak<Self> = Arc::downgrade(&tcp);
         links.add_adopter(weak);
-        tcp
+        Ok(tcp)
     }
 
     fn check_open(&self) -> Result<(), Error> {
@@ -110,9 +116,9 @@ impl Adopter for TcpTransport {
     }
 
     fn adopt(&self, peer: PeerId, token: &Token, stream: Stream) {
-        let make = || Served::new(stream, &self.registry);
-        if let Some(served) = self.grants.lock().add(peer, token, make) {
-            self.tasks.spawn(self.links.runtime(), async move { served.drive().await });
+        let make = || Served::start(stream.detach()?, &self.registry, self.pollers.next());
+        if let Err(error) = self.grants.lock().add(peer, token, make) {
+            tracing::warn!(%peer, %error, "a data connection of a peer is not served");
         }
     }
 }
@@ -174,7 +180,8 @@ impl Transport for TcpTransport {
                 operation_bytes_max: grant.operation_bytes_max.min(self.config.operation_bytes_max.get()),
             };
             let links = Arc::clone(&self.links);
-            let endpoint = TcpEndpoint::dial(peer, links, self.config.clone(), granted).await?;
+            let pollers = Arc::clone(&self.pollers);
+            let endpoint = TcpEndpoint::dial(peer, links, pollers, self.config.clone(), granted).await?;
             self.endpoints.lock().push((peer, Arc::downgrade(&endpoint)));
             if let Err(closed) = self.check_open() {
                 endpoint.end(EndpointState::Closed);
@@ -202,7 +209,7 @@ impl Transport for TcpTransport {
             connections,
             operation_bytes_max: self.config.operation_bytes_max.get(),
             token,
-            addresses: self.links.addresses(),
+            addresses: self.links.bound(),
         })
     }
 
@@ -225,7 +232,7 @@ impl Transport for TcpTransport {
             for endpoint in &endpoints {
                 endpoint.close().await;
             }
-            self.tasks.wait().await;
+            self.pollers.stop();
         })
     }
 }

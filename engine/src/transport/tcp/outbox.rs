@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use super::ffi::{self, PARTS_MAX, Source};
 use super::frame::{HEADER_BYTES, Header, Reason};
 use super::registry::Lease;
-use crate::link::Stream;
+use crate::link::DataStream;
 use crate::memory::MemorySlice;
 
 /// Bytes handed to one system call: enough to make the call cheap, few enough to be done soon.
@@ -77,6 +77,8 @@ pub(super) struct Outbox {
     sent: usize,
     /// Whether the encryption may hold bytes.
     is_unflushed: bool,
+    /// Whether the socket took no more; [`Outbox::has_room`] says that it does.
+    is_blocked: bool,
 }
 
 impl Outbox {
@@ -137,39 +139,46 @@ impl Outbox {
         }
     }
 
-    /// Sends once; returns whether the socket may take more.
+    /// The socket takes bytes again.
+    pub(super) fn has_room(&mut self) {
+        self.is_blocked = false;
+    }
+
+    /// Whether something waits for room.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.is_blocked && !self.is_empty()
+    }
+
+    /// Whether nothing can be sent now: nothing is there, or there is no room.
+    pub(super) fn is_idle(&self) -> bool {
+        self.is_blocked || self.is_empty()
+    }
+
+    /// Sends once.
     ///
     /// # Errors
     /// What the socket says, but for `WouldBlock`.
-    pub(super) fn send_some(&mut self, stream: &Stream) -> io::Result<bool> {
-        if self.frames.is_empty() {
-            return self.flush(stream);
-        }
+    pub(super) fn send_some(&mut self, stream: &DataStream) -> io::Result<()> {
         let sent = match stream.as_plain() {
+            _ if self.frames.is_empty() => self.flush(stream),
             Some(socket) => self.send_plain(socket),
             None => self.send_bounced(stream),
         };
         match sent {
-            Ok(count) => {
-                self.advance(count);
-                Ok(true)
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(error),
+            Ok(count) => self.advance(count),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_blocked = true,
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
-    fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
-        match stream.try_flush() {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            flushed => {
-                self.is_unflushed = flushed.is_err();
-                Ok(false)
-            }
-        }
+    fn flush(&mut self, stream: &DataStream) -> io::Result<usize> {
+        stream.try_flush()?;
+        self.is_unflushed = false;
+        Ok(0)
     }
 
-    fn send_plain(&self, socket: &tokio::net::TcpStream) -> io::Result<usize> {
+    fn send_plain(&self, socket: &std::net::TcpStream) -> io::Result<usize> {
         let mut parts = [Source::EMPTY; PARTS_MAX];
         let (mut count, mut room, mut skip) = (0, SEND_BYTES, self.sent);
         for frame in self.frames.iter().take(PARTS_MAX / 2) {
@@ -191,7 +200,7 @@ impl Outbox {
     }
 
     /// Copies a piece out of the memory, because the encryption takes slices.
-    fn send_bounced(&mut self, stream: &Stream) -> io::Result<usize> {
+    fn send_bounced(&mut self, stream: &DataStream) -> io::Result<usize> {
         let Some(frame) = self.frames.front() else { return Ok(0) };
         self.is_unflushed = true;
         if let Some(rest) = frame.header.get(self.sent..).filter(|rest| !rest.is_empty()) {

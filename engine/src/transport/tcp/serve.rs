@@ -1,21 +1,23 @@
 //! Hot path: one data connection of a peer, whose reads and writes of this side's regions are served.
 //!
-//! Its task alone touches memory for it. Answers that wait are bounded: beyond [`ANSWERS_MAX`] no more requests are
-//! read, and the peer, which always reads answers, is slowed.
+//! Memory is touched for it under one lock, in system calls that do not wait. Answers that wait are bounded: beyond
+//! [`ANSWERS_MAX`] no more requests are read, and the peer, which always reads answers, is slowed.
 
-use std::sync::Arc;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use tokio::io::Interest;
-use tokio::sync::Notify;
+use parking_lot::Mutex;
 
 use super::frame::{Header, Kind, Reason};
 use super::inbox::{Handler, Inbox, Incoming, Place};
 use super::outbox::{Outbox, Outgoing, Payload};
+use super::poller::{Driven, Poller, Readiness, Watch};
 use super::registry::Registry;
 use super::{NAME, TURN};
 use crate::error::Error;
-use crate::link::Stream;
+use crate::link::DataStream;
 
 /// Answers that wait before no more requests are read.
 const ANSWERS_MAX: usize = 256;
@@ -23,87 +25,115 @@ const ANSWERS_MAX: usize = 256;
 /// A data connection that a peer dialled.
 #[derive(Debug)]
 pub(super) struct Served {
-    stream: Stream,
-    registry: Arc<Registry>,
-    /// Wakes its task: a region was withdrawn, or it is over.
-    wake: Notify,
+    stream: DataStream,
+    /// Held for system calls that do not wait.
+    work: Mutex<Work>,
+    /// Set once, when it is made.
+    watch: OnceLock<Watch>,
     is_over: AtomicBool,
 }
 
+#[derive(Debug)]
+struct Work {
+    inbox: Inbox,
+    requests: Requests,
+}
+
 impl Served {
-    pub(super) fn new(stream: Stream, registry: &Arc<Registry>) -> Arc<Self> {
-        let registry = Arc::clone(registry);
-        Arc::new(Self { stream, registry, wake: Notify::new(), is_over: AtomicBool::new(false) })
+    /// Serves `stream` with the regions of `registry`; `poller` looks after it.
+    ///
+    /// # Errors
+    /// When the poller takes no more.
+    pub(super) fn start(
+        stream: DataStream,
+        registry: &Arc<Registry>,
+        poller: &Arc<Poller>,
+    ) -> io::Result<Arc<Self>> {
+        let requests = Requests { registry: Arc::clone(registry), outbox: Outbox::default(), refusal: None };
+        let work = Mutex::new(Work { inbox: Inbox::default(), requests });
+        let is_over = AtomicBool::new(false);
+        let served = Arc::new(Self { stream, work, watch: OnceLock::new(), is_over });
+        let watch = poller.watch(&served)?;
+        // Set nowhere else.
+        let _ = served.watch.set(watch);
+        Ok(served)
     }
 
-    /// Ends the connection; its task lets go of all memory.
+    /// Ends the connection. No memory is touched for it any more when this returns.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
         self.stream.shut_down();
-        self.wake.notify_one();
+        self.work.lock().let_go();
     }
 
     pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Lets go of regions that were withdrawn, soon.
+    /// Lets go of regions that were withdrawn.
     pub(super) fn let_go_withdrawn(&self) {
-        self.wake.notify_one();
+        let mut work = self.work.lock();
+        work.requests.outbox.let_go_withdrawn();
+        work.inbox.give_up(is_withdrawn);
+        drop(work);
+        // What became a refusal may be sent, if nothing was under way before.
+        if let Some(watch) = self.watch.get() {
+            watch.wake();
+        }
     }
+}
 
-    /// Serves until the connection ends.
-    pub(super) async fn drive(&self) {
-        if let Err(error) = self.exchange().await {
+impl Driven for Served {
+    fn turn(&self, readiness: &mut Readiness) -> bool {
+        let mut work = self.work.lock();
+        if self.is_over() {
+            work.let_go();
+            return false;
+        }
+        work.exchange(&self.stream, readiness).unwrap_or_else(|error| {
             tracing::debug!(%error, "a data connection of a peer ended");
-        }
-        self.end();
+            self.is_over.store(true, Ordering::Release);
+            self.stream.shut_down();
+            work.let_go();
+            false
+        })
     }
 
-    async fn exchange(&self) -> Result<(), Error> {
-        let mut inbox = Inbox::default();
-        let mut requests = Requests { registry: &self.registry, outbox: Outbox::default(), refusal: None };
-        // Encryption may hold bytes that the socket does not show any more.
-        let mut holds_more = false;
-        while !self.is_over() {
-            for _ in 0..TURN {
-                if requests.outbox.is_empty() || !requests.outbox.send_some(&self.stream).map_err(failed)? {
-                    break;
-                }
-            }
-            let has_room = requests.outbox.len() < ANSWERS_MAX;
-            let is_readable = if holds_more && has_room {
-                tokio::task::yield_now().await;
-                requests.outbox.let_go_withdrawn();
-                inbox.give_up(is_withdrawn);
-                true
-            } else {
-                let interest = match (has_room, requests.outbox.is_empty()) {
-                    (_, true) => Interest::READABLE,
-                    (true, false) => Interest::READABLE | Interest::WRITABLE,
-                    (false, false) => Interest::WRITABLE,
-                };
-                tokio::select! {
-                    () = self.wake.notified() => {
-                        requests.outbox.let_go_withdrawn();
-                        inbox.give_up(is_withdrawn);
-                        false
-                    }
-                    ready = self.stream.ready(interest) => has_room && ready.map_err(failed)?.is_readable(),
-                }
-            };
-            if !is_readable {
-                continue;
-            }
-            for _ in 0..TURN {
-                holds_more = inbox.receive(&self.stream, &mut requests)?;
-                if !holds_more || requests.outbox.len() >= ANSWERS_MAX {
-                    break;
-                }
-            }
-            holds_more &= self.stream.as_plain().is_none();
+    fn wants_room(&self) -> bool {
+        self.work.lock().requests.outbox.is_blocked()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Work {
+    fn let_go(&mut self) {
+        self.inbox = Inbox::default();
+        self.requests.outbox.clear();
+    }
+
+    /// Sends and receives for one turn; returns whether more can be done at once.
+    fn exchange(&mut self, stream: &DataStream, readiness: &mut Readiness) -> Result<bool, Error> {
+        let Self { inbox, requests } = self;
+        if readiness.has_room {
+            requests.outbox.has_room();
         }
-        Ok(())
+        for _ in 0..TURN {
+            let can_read = readiness.is_readable && requests.outbox.len() < ANSWERS_MAX;
+            if can_read && !inbox.receive(stream, requests)? {
+                readiness.emptied();
+            }
+            let can_send = !requests.outbox.is_idle();
+            if can_send {
+                requests.outbox.send_some(stream).map_err(failed)?;
+            }
+            if !can_read && !can_send {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -111,25 +141,26 @@ fn is_withdrawn(incoming: &Incoming) -> bool {
     matches!(&incoming.place, Place::Memory(_, Some(lease)) if lease.is_withdrawn())
 }
 
-fn failed(error: std::io::Error) -> Error {
+fn failed(error: io::Error) -> Error {
     Error::transport(NAME, error.to_string())
 }
 
 /// What is done with requests.
-struct Requests<'a> {
-    registry: &'a Registry,
+#[derive(Debug)]
+struct Requests {
+    registry: Arc<Registry>,
     outbox: Outbox,
     /// Why the payload that is being received goes nowhere.
     refusal: Option<(Reason, u64)>,
 }
 
-impl Requests<'_> {
+impl Requests {
     fn answer(&mut self, header: &Header, payload: Payload) {
         self.outbox.push(Outgoing::new(header, payload));
     }
 }
 
-impl Handler for Requests<'_> {
+impl Handler for Requests {
     fn begun(&mut self, header: Header) -> Result<Place, Error> {
         match header.kind {
             Kind::Read => Ok(Place::Nowhere),

@@ -1,14 +1,16 @@
 //! The suite on sockets of this host, with each setting that changes how bytes travel.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
 
+use nix::sys::eventfd::EventFd;
 use parking_lot::Mutex;
-use tokio::runtime::{Handle, Runtime};
+use tokio::runtime::Handle;
 
+use super::poller::{Driven, Poller, Readiness, Watch};
 use super::{TcpConfig, TcpTransport};
 use crate::error::Error;
 use crate::link::{Answer, Channel, Link, LinkConfig, LinkEvents, Links};
-use crate::transport::Transport;
 use crate::transport::conformance::{Pair, Side, conformance, peer};
 use crate::types::PeerId;
 
@@ -28,32 +30,74 @@ impl LinkEvents for NoLinks {
     fn notified(&self, _: &Arc<Link>, _: Channel, _: Vec<u8>) {}
 }
 
-fn side(number: u64, runtime: Handle, config: TcpConfig) -> Side {
+fn side(number: u64, config: &TcpConfig) -> (PeerId, Arc<TcpTransport>) {
     let link = LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() };
-    let links = Links::start(runtime, link, peer(number), Arc::new(NoLinks)).unwrap();
-    Side { peer: peer(number), transport: TcpTransport::open(&links, config) as Arc<dyn Transport> }
+    let links = Links::start(Handle::current(), link, peer(number), Arc::new(NoLinks)).unwrap();
+    (peer(number), TcpTransport::open(&links, config.clone()).unwrap())
 }
 
-/// Two ends; all threads of the second are blocked to hold operations back.
+/// Holds the thread of a poller for as long as the sender of its channel lives.
+#[derive(Debug)]
+struct Plug {
+    descriptor: EventFd,
+    hold: Mutex<Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>>,
+}
+
+impl Driven for Plug {
+    fn turn(&self, _: &mut Readiness) -> bool {
+        if let Some((is_held, wait)) = self.hold.lock().take() {
+            is_held.send(()).unwrap();
+            wait.recv().unwrap_err();
+        }
+        false
+    }
+
+    fn wants_room(&self) -> bool {
+        false
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// A plug in a poller, and what it is watched by.
+struct Plugged {
+    plug: Arc<Plug>,
+    watch: Watch,
+}
+
+impl Plugged {
+    fn new(poller: &Arc<Poller>) -> Self {
+        let plug = Arc::new(Plug { descriptor: EventFd::new().unwrap(), hold: Mutex::new(None) });
+        let watch = poller.watch(&plug).unwrap();
+        Self { plug, watch }
+    }
+
+    /// Returns when the thread is held; it is for as long as the sender lives.
+    fn hold(&self) -> mpsc::Sender<()> {
+        let (go_on, wait) = mpsc::channel();
+        let (is_held, held) = mpsc::channel();
+        *self.plug.hold.lock() = Some((is_held, wait));
+        self.watch.wake();
+        held.recv().unwrap();
+        go_on
+    }
+}
+
+/// Two ends; all pollers of the second are held to hold operations back.
 fn pair_with(config: TcpConfig) -> Pair {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let second: Runtime = builder.worker_threads(1).enable_all().build().unwrap();
-    let (a, b) = (side(1, Handle::current(), config.clone()), side(2, second.handle().clone(), config));
-    let blocked: Mutex<Option<mpsc::Sender<()>>> = Mutex::new(None);
+    let ((a, near), (b, far)) = (side(1, &config), side(2, &config));
+    let plugs: Vec<_> = (0..config.threads()).map(|_| Plugged::new(far.pollers.next())).collect();
+    let held: Mutex<Vec<mpsc::Sender<()>>> = Mutex::default();
     let stall = Box::new(move |is_stalled| {
-        // Without a sender the blocked thread goes on.
-        blocked.lock().take();
+        let mut held = held.lock();
+        held.clear();
         if is_stalled {
-            let (go_on, wait) = mpsc::channel();
-            let (is_blocked, begun) = mpsc::channel();
-            *blocked.lock() = Some(go_on);
-            second.spawn(async move {
-                is_blocked.send(()).unwrap();
-                wait.recv().unwrap_err();
-            });
-            begun.recv().unwrap();
+            held.extend(plugs.iter().map(Plugged::hold));
         }
     });
+    let (a, b) = (Side { peer: a, transport: near }, Side { peer: b, transport: far });
     Pair { a, b, stall: Some(stall), forget_takes_back: true }
 }
 

@@ -19,8 +19,9 @@ use crate::bench::error::Error;
 
 /// Streams of the socket baseline: as many as the engine's tcp transport uses for each peer.
 pub(super) const STREAMS: usize = 4;
-/// What a connection of the socket baseline says first: whether it reads, bytes of a block, blocks.
-const HELLO: usize = 17;
+/// What a connection of the socket baseline says first: whether it reads, bytes of a block, blocks, bytes of
+/// memory.
+const HELLO: usize = 25;
 /// Bytes of a message of the ping-pong.
 const MESSAGE: usize = 64;
 
@@ -45,7 +46,7 @@ fn serve_stream(mut stream: TcpStream) -> std::io::Result<()> {
     stream.read_exact(&mut hello)?;
     let number = |from: usize| u64::from_le_bytes(hello[from..from + 8].try_into().expect("eight bytes"));
     let block = usize::try_from(number(1).clamp(1, REGION.get())).unwrap_or(1);
-    let mut memory = Memory::new(block);
+    let mut memory = Memory::new(block, ByteCount(number(17)));
     // The clock of the other end starts when this memory is there.
     stream.write_all(&[1])?;
     for _ in 0..number(9) {
@@ -70,8 +71,8 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(block: usize) -> Self {
-        let share = usize::try_from(REGION.get()).unwrap_or(block) / STREAMS;
+    fn new(block: usize, span: ByteCount) -> Self {
+        let share = usize::try_from(span.min(REGION).get()).unwrap_or(block) / STREAMS;
         Self { bytes: vec![1; (share / block).max(1) * block], block, next: 0 }
     }
 
@@ -82,14 +83,16 @@ impl Memory {
     }
 }
 
-/// Seconds to move `blocks` blocks of `size` over `streams` plain sockets for each peer.
+/// Seconds to move `blocks` blocks of `size` over [`STREAMS`] plain sockets for each peer, from and into `span` bytes
+/// of memory.
 pub(super) fn sockets(
     peers: &[(PeerId, Offer)],
     direction: Direction,
     size: ByteCount,
     blocks: u64,
-    streams: usize,
+    span: ByteCount,
 ) -> Result<f64, Error> {
+    let streams = STREAMS;
     let total = (streams * peers.len()) as u64;
     // Blocks are cut when there are too few for all streams, as the engine cuts its requests.
     let cut = if blocks < total { total.div_ceil(blocks) } else { 1 };
@@ -101,8 +104,8 @@ pub(super) fn sockets(
         let mine = blocks / total + u64::from((index as u64) < blocks % total);
         let mut stream = TcpStream::connect(offer.sockets).map_err(failed())?;
         stream.set_nodelay(true).map_err(failed())?;
-        let memory = Memory::new(block);
-        greet(&mut stream, direction, block, mine).map_err(failed())?;
+        let memory = Memory::new(block, span);
+        greet(&mut stream, direction, block, mine, span).map_err(failed())?;
         connections.push((stream, mine, memory));
     }
     let began = Instant::now();
@@ -117,10 +120,17 @@ pub(super) fn sockets(
 }
 
 /// Says what will be moved, and waits until the other end has its memory.
-fn greet(stream: &mut TcpStream, direction: Direction, block: usize, blocks: u64) -> std::io::Result<()> {
+fn greet(
+    stream: &mut TcpStream,
+    direction: Direction,
+    block: usize,
+    blocks: u64,
+    span: ByteCount,
+) -> std::io::Result<()> {
     let mut hello = vec![u8::from(direction == Direction::Write)];
     hello.extend((block as u64).to_le_bytes());
     hello.extend(blocks.to_le_bytes());
+    hello.extend(span.get().to_le_bytes());
     stream.write_all(&hello)?;
     stream.read_exact(&mut [0])
 }
@@ -146,7 +156,7 @@ fn move_blocks(
 /// Seconds to copy `blocks` blocks of `size` from the mapped region of a target on this host.
 ///
 /// Writes are compared with the same copy: the contents of the target's memory are verified, and are not touched.
-pub(super) fn memcpy(offer: &Offer, size: ByteCount, blocks: u64) -> Result<f64, Error> {
+pub(super) fn memcpy(offer: &Offer, size: ByteCount, blocks: u64, span: ByteCount) -> Result<f64, Error> {
     let (process, descriptor) = offer.memory;
     let path = format!("/proc/{process}/fd/{descriptor}");
     let file = File::options().read(true).write(true).open(&path);
@@ -155,7 +165,7 @@ pub(super) fn memcpy(offer: &Offer, size: ByteCount, blocks: u64) -> Result<f64,
     let theirs =
         Arc::new(Region::of_file(Arc::new(file), offer.length, Access::ReadWrite).map_err(failed())?);
     let mine = Arc::new(Region::anonymous(REGION, PageKind::Base, Access::ReadWrite).map_err(failed())?);
-    let places = (REGION.get() / size.get()).max(1);
+    let places = (span.get() / size.get()).max(1);
     let slice = |region: &Arc<Region>, index: u64| {
         MemorySlice::new(region, RegionId(0), index % places * size.get(), size)
             .map_err(Error::engine("cut memory for the baseline"))

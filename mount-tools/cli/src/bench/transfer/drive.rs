@@ -1,15 +1,16 @@
 //! Moves bytes through the engine, as many requests at once as the depth says.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::VecDeque;
 use std::time::Instant;
 
+use tidefs_engine::queue::TransferHandle;
 use tidefs_engine::request::{Batch, LocalPlace, RemotePlace, Request};
 use tidefs_engine::transport::Direction;
 use tidefs_engine::types::ByteCount;
+use tokio::runtime::Runtime;
 
 use super::target::{CPU, ECHO, SEED};
-use super::{REGION, REQUEST_DEADLINE, Stand, baseline, pattern};
+use super::{REQUEST_DEADLINE, Stand, baseline, pattern};
 use crate::bench::error::Error;
 
 /// One case.
@@ -30,11 +31,15 @@ pub(super) struct Sample {
 }
 
 impl Drive<'_> {
+    /// Places of the requests in each region.
+    fn places(&self) -> u64 {
+        (self.stand.span.get() / self.size.get()).max(1)
+    }
+
     /// The request `index`: local and remote places have the same offset, so contents can be compared.
     fn request(&self, index: u64) -> Request {
         let (peer, offer) = &self.stand.peers[usize::try_from(index).unwrap_or(0) % self.stand.peers.len()];
-        let places = (REGION.get() / self.size.get()).max(1);
-        let offset = index % places * self.size.get();
+        let offset = index % self.places() * self.size.get();
         Request {
             direction: self.direction,
             local: LocalPlace { region: self.stand.local, offset },
@@ -44,49 +49,43 @@ impl Drive<'_> {
     }
 
     /// Moves everything once.
-    pub(super) async fn sample(&self) -> Result<Sample, Error> {
-        let cpu = cpu_seconds(self.stand).await?;
-        let next = Arc::new(AtomicU64::new(0));
+    pub(super) fn sample(&self, runtime: &Runtime) -> Result<Sample, Error> {
+        let cpu = runtime.block_on(cpu_seconds(self.stand))?;
         // Every place with every peer, so that all of both regions is used.
-        let different = (REGION.get() / self.size.get()).max(1) * self.stand.peers.len() as u64;
-        let made: Arc<Vec<Request>> = Arc::new((0..different).map(|index| self.request(index)).collect());
+        let different = self.places() * self.stand.peers.len() as u64;
+        let made: Vec<Request> = (0..different).map(|index| self.request(index)).collect();
         let began = Instant::now();
-        let mut workers = Vec::with_capacity(self.depth);
-        for _ in 0..self.depth {
-            let (next, engine) = (Arc::clone(&next), self.stand.engine.clone());
-            let made = Arc::clone(&made);
-            let total = self.requests;
-            workers.push(tokio::spawn(async move {
-                let mut latencies = Vec::new();
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= total {
-                        return Ok(latencies);
-                    }
-                    let request = made[usize::try_from(index % made.len() as u64).unwrap_or(0)];
-                    let started = Instant::now();
-                    let batch = Batch::new(vec![request], started + REQUEST_DEADLINE);
-                    engine.submit(batch).await.into_result()?;
-                    latencies.push(started.elapsed().as_secs_f64() * 1e6);
-                }
-            }));
-        }
-        let mut latencies_us = Vec::new();
-        for worker in workers {
-            let ended: Result<Vec<f64>, tidefs_engine::error::Error> = worker
-                .await
-                .map_err(|error| Error::Invalid(format!("a worker of the bench ended: {error}")))?;
-            latencies_us.extend(ended.map_err(Error::engine("move bytes"))?);
-        }
+        let latencies_us = self.move_all(&made).map_err(Error::engine("move bytes"))?;
         let seconds = began.elapsed().as_secs_f64();
-        let cpu_seconds = cpu_seconds(self.stand).await? - cpu;
+        let cpu_seconds = runtime.block_on(cpu_seconds(self.stand))? - cpu;
         Ok(Sample { seconds, cpu_seconds, latencies_us })
     }
 
+    /// Keeps as many requests under way as the depth says, from one thread that waits for the oldest. Returns how long
+    /// each took.
+    fn move_all(&self, made: &[Request]) -> Result<Vec<f64>, tidefs_engine::error::Error> {
+        let mut latencies = Vec::with_capacity(usize::try_from(self.requests).unwrap_or(0));
+        let mut under_way = VecDeque::with_capacity(self.depth);
+        let mut end = |handle: TransferHandle| {
+            let report = handle.wait();
+            latencies.push(report.elapsed.as_secs_f64() * 1e6);
+            report.into_result()
+        };
+        for request in made.iter().cycle().take(usize::try_from(self.requests).unwrap_or(usize::MAX)) {
+            if under_way.len() >= self.depth {
+                under_way.pop_front().map_or(Ok(()), &mut end)?;
+            }
+            let batch = Batch::new(vec![*request], Instant::now() + REQUEST_DEADLINE);
+            under_way.push_back(self.stand.engine.submit(batch));
+        }
+        under_way.into_iter().try_for_each(end)?;
+        Ok(latencies)
+    }
+
     /// Checks every byte that the last requests moved.
-    pub(super) async fn verify(&self) -> Result<(), Error> {
+    pub(super) fn verify(&self, runtime: &Runtime) -> Result<(), Error> {
         let wrong = |at: u64| Error::Invalid(format!("wrong bytes arrived at offset {at} of the region"));
-        let covered = self.requests.min(REGION.get() / self.size.get()) * self.size.get();
+        let covered = self.requests.min(self.places()) * self.size.get();
         let region = &self.stand.region;
         if self.direction == Direction::Read {
             return pattern::first_difference(region, SEED, covered).map_or(Ok(()), |at| Err(wrong(at)));
@@ -94,7 +93,7 @@ impl Drive<'_> {
         // What was written is read back into memory that was made to differ.
         pattern::fill(region, 0);
         let read = Drive { direction: Direction::Read, depth: 4, ..*self };
-        read.sample().await?;
+        read.sample(runtime)?;
         pattern::first_difference(region, SEED, covered).map_or(Ok(()), |at| Err(wrong(at)))
     }
 }

@@ -4,7 +4,8 @@
 //! `--target` it is such a target for another host; `--connect` names one.
 //!
 //! Each figure stands beside a baseline that was measured in the same round: as many plain blocking sockets for tcp,
-//! memcpy from another process's mapping for shm, a bare tokio ping-pong for messages.
+//! memcpy from another process's mapping for shm, a bare loop on the same provider for libfabric, a bare tokio ping-pong
+//! for messages.
 //!
 //! Invariants
 //! - Contents are verified, outside the timed part: every byte that arrived in the last use of each buffer.
@@ -12,21 +13,22 @@
 
 mod baseline;
 mod drive;
+mod fabric;
 mod pattern;
 mod report;
 mod target;
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use tidefs_engine::engine::{
-    Engine, EngineConfig, ParseTransportError, PeerDescriptor, TransportChoice, open_transports,
-};
+use tidefs_engine::engine::{Engine, EngineConfig, ParseTransportError, PeerDescriptor, TransportName};
 use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::transport::Direction;
+use tidefs_engine::transport::libfabric::bare::Bare;
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
 
 use super::error::Error;
@@ -65,6 +67,12 @@ pub(crate) struct TransferArgs {
     /// Requests under way at once.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,16")]
     depth: Vec<u16>,
+    /// Bytes of the memory at each end that are used, block after block. Default: all 128 MiB, which no cache holds.
+    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    span: ByteCount,
+    /// Provider of libfabric for the transport `libfabric`, which takes only one that drives hardware by itself.
+    #[arg(long, value_name = "PROVIDER", default_value = fabric::PROVIDER)]
+    fabric: String,
     /// Target processes to start.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     peers: u8,
@@ -98,8 +106,7 @@ pub(crate) fn run(args: &TransferArgs) -> Result<bool, Error> {
         .build()
         .map_err(Error::system("start the threads of the engine"))?;
     if args.target {
-        let choice = TransportChoice::Auto;
-        target::serve(&runtime, args.listen, &choice, REGION)?;
+        target::serve(&runtime, args.listen, &args.fabric, REGION)?;
         return Ok(true);
     }
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
@@ -111,7 +118,7 @@ pub(crate) fn run(args: &TransferArgs) -> Result<bool, Error> {
     for name in &args.transports {
         let stand = Stand::start(&runtime, args, name)?;
         let plan = Plan { args, rounds: usize::from(rounds), transport: name };
-        for &size in args.sizes.iter().filter(|&&size| fits(size)) {
+        for &size in args.sizes.iter().filter(|&&size| fits(size, stand.span)) {
             for &depth in &args.depth {
                 for direction in [Direction::Read, Direction::Write] {
                     progress.set_message(format!("{name} {direction:?} {size} depth {depth}"));
@@ -134,9 +141,9 @@ pub(crate) fn run(args: &TransferArgs) -> Result<bool, Error> {
     Ok(!args.check || report.missed() == 0)
 }
 
-/// Every depth moves whole requests inside the region.
-fn fits(size: ByteCount) -> bool {
-    size > ByteCount::ZERO && size <= REGION
+/// Every depth moves whole requests inside the memory that is used.
+fn fits(size: ByteCount, span: ByteCount) -> bool {
+    size > ByteCount::ZERO && size <= span
 }
 
 /// The engine of this process, connected to all targets.
@@ -145,25 +152,29 @@ struct Stand {
     region: Arc<Region>,
     local: RegionId,
     peers: Vec<(PeerId, Offer)>,
+    /// Bytes of each region that are used.
+    span: ByteCount,
     /// Ended when this goes.
     _children: Vec<target::Child>,
+    /// The bare loop that libfabric is compared with.
+    bare: Option<RefCell<Bare>>,
 }
 
 impl Stand {
     fn start(runtime: &tokio::runtime::Runtime, args: &TransferArgs, transport: &str) -> Result<Self, Error> {
         let (children, offers) = if args.connect.is_empty() {
             let children: Vec<_> =
-                (0..args.peers).map(|_| target::Child::start()).collect::<Result<_, _>>()?;
+                (0..args.peers).map(|_| target::Child::start(&args.fabric)).collect::<Result<_, _>>()?;
             let offers = children.iter().map(|child| child.offer().clone()).collect();
             (children, offers)
         } else {
             (Vec::new(), args.connect.iter().map(|text| Offer::parse(text)).collect::<Result<Vec<_>, _>>()?)
         };
         let me = PeerId { member: MemberId(u64::from(std::process::id())), incarnation: Incarnation(1) };
-        let choice: TransportChoice =
-            transport.parse().map_err(|error: ParseTransportError| Error::Argument(error.to_string()))?;
         let messages = Arc::new(tidefs_engine::engine::NoMessages);
-        let open = |parts: &_| open_transports(&choice, parts);
+        let name: TransportName =
+            transport.parse().map_err(|error: ParseTransportError| Error::Argument(error.to_string()))?;
+        let open = |parts: &_| fabric::open(&[name], &args.fabric, parts);
         let engine = Engine::start(runtime.handle().clone(), EngineConfig::new(me), messages, open)
             .map_err(Error::engine("start the engine"))?;
         let region = Region::anonymous(REGION, PageKind::Base, Access::ReadWrite)
@@ -181,7 +192,10 @@ impl Stand {
                 .map_err(Error::engine(format!("connect to a target by {transport}")))?;
             peers.push((descriptor.id, offer));
         }
-        Ok(Self { engine, region, local, peers, _children: children })
+        let bare =
+            (name == TransportName::Libfabric).then(|| fabric::bare(&args.fabric, &region)).transpose()?;
+        let (span, bare) = (args.span.min(REGION), bare.map(RefCell::new));
+        Ok(Self { engine, region, local, peers, span, _children: children, bare })
     }
 }
 
@@ -206,19 +220,20 @@ impl Plan<'_> {
         let drive = Drive { stand, direction, size, depth, requests };
         let moved = size.get() * requests;
         let (mut rates, mut bases, mut cpu, mut latencies) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        runtime.block_on(drive.sample())?;
+        drive.sample(runtime)?;
         for round in 0..self.rounds {
             let mut base = || {
                 let seconds = match self.transport {
-                    "shm" => baseline::memcpy(&stand.peers[0].1, size, requests),
-                    _ => baseline::sockets(&stand.peers, direction, size, requests, baseline::STREAMS),
+                    "libfabric" => fabric::seconds(stand, direction, size, depth, requests),
+                    "shm" => baseline::memcpy(&stand.peers[0].1, size, requests, stand.span),
+                    _ => baseline::sockets(&stand.peers, direction, size, requests, stand.span),
                 };
                 seconds.map(|seconds| bases.push(gigabytes(moved) / seconds))
             };
             if round % 2 == 0 {
                 base()?;
             }
-            let sample = runtime.block_on(drive.sample())?;
+            let sample = drive.sample(runtime)?;
             rates.push(gigabytes(moved) / sample.seconds);
             cpu.push(sample.cpu_seconds / gigabytes(moved));
             latencies.extend(sample.latencies_us);
@@ -226,11 +241,12 @@ impl Plan<'_> {
                 base()?;
             }
         }
-        runtime.block_on(drive.verify())?;
+        drive.verify(runtime)?;
         latencies.sort_unstable_by(f64::total_cmp);
         let least = match self.transport {
             "tcp" if size == ByteCount::mib(1) && depth > 1 => Some(0.9),
             "shm" if size >= ByteCount::mib(1) => Some(0.95),
+            "libfabric" if size >= ByteCount::mib(1) && depth > 1 => Some(0.95),
             _ => None,
         };
         Ok(Row {
@@ -239,7 +255,11 @@ impl Plan<'_> {
             size: Some(size),
             depth,
             gigabytes_per_second: Spread::of(&rates),
-            baseline_name: if self.transport == "shm" { "memcpy" } else { "sockets" },
+            baseline_name: match self.transport {
+                "shm" => "memcpy",
+                "libfabric" => "bare fi",
+                _ => "sockets",
+            },
             baseline: Spread::of(&bases),
             ratio: Spread::of(&paired_ratios(&rates, &bases)),
             p50_us: percentile(&latencies, 0.50),

@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::thread;
 
 use serde::{Deserialize, Serialize};
-use tidefs_engine::engine::{
-    Answer, Engine, EngineConfig, FIRST_FREE_CHANNEL, Messages, TransportChoice, open_transports,
-};
+use tidefs_engine::engine::{Answer, Engine, EngineConfig, FIRST_FREE_CHANNEL, Messages, TransportName};
 use tidefs_engine::link::{Channel, LinkConfig};
 use tidefs_engine::memory::{Access, PageKind, Region};
+use tidefs_engine::transport::libfabric::bare::BareTarget;
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
 
-use super::{baseline, pattern};
+use super::{baseline, fabric, pattern};
 use crate::bench::error::Error;
 use crate::bench::ffi;
 
@@ -41,6 +40,8 @@ pub(super) struct Offer {
     pub(super) ping_pong: SocketAddr,
     /// Process and descriptor of the region's file, for the memcpy baseline on the same host.
     pub(super) memory: (u32, i32),
+    /// The bare loop of libfabric, where the provider is to be had.
+    pub(super) bare: Option<BareTarget>,
 }
 
 impl Offer {
@@ -71,7 +72,7 @@ impl Messages for Service {
 pub(super) fn serve(
     runtime: &tokio::runtime::Runtime,
     listen: SocketAddr,
-    choice: &TransportChoice,
+    provider: &str,
     length: ByteCount,
 ) -> Result<(), Error> {
     let me = PeerId { member: MemberId(u64::from(std::process::id())), incarnation: Incarnation(1) };
@@ -79,7 +80,7 @@ pub(super) fn serve(
         link: LinkConfig { listen: vec![listen], ..LinkConfig::default() },
         ..EngineConfig::new(me)
     };
-    let open = |parts: &_| open_transports(choice, parts);
+    let open = |parts: &_| fabric::open(&TransportName::ALL, provider, parts);
     let engine = Engine::start(runtime.handle().clone(), config, Arc::new(Service), open)
         .map_err(Error::engine("start the engine"))?;
     let region = Region::anonymous(length, PageKind::Base, Access::ReadWrite)
@@ -96,6 +97,7 @@ pub(super) fn serve(
         sockets: address_of(&sockets)?,
         ping_pong: address_of(&ping_pong)?,
         memory: (std::process::id(), file.as_raw_fd()),
+        bare: fabric::serve_bare(provider, &region),
     };
     thread::spawn(move || baseline::serve_sockets(&sockets));
     baseline::serve_ping_pong(runtime, ping_pong)?;
@@ -123,10 +125,13 @@ pub(super) struct Child {
 
 impl Child {
     /// Starts one and waits for its offer.
-    pub(super) fn start() -> Result<Self, Error> {
+    pub(super) fn start(provider: &str) -> Result<Self, Error> {
         let program = std::env::current_exe().map_err(Error::system("find this program"))?;
         let mut command = Command::new(program);
-        command.args(["bench", "transfer", "--target"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["bench", "transfer", "--target", "--fabric", provider])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         ffi::stop_with_parent(&mut command);
         let mut process = command.spawn().map_err(Error::system("start a target process"))?;
         let mut line = String::new();

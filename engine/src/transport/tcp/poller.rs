@@ -1,0 +1,455 @@
+//! Hot path: the threads that wait for data connections, and work on those that are ready.
+//!
+//! A task of a runtime is woken by way of queues and timers that it shares with others; here a socket that is ready costs
+//! one system call and no hand-over. A thread that waits for a transfer may be a poller's guest meanwhile: it borrows the
+//! connections that the transfer goes over, which the poller's own thread does not look at until they are given back.
+//!
+//! Invariants
+//! - One thread at a time works on a connection; what becomes ready meanwhile is noted, and that thread goes on.
+//! - A connection gets a bounded turn, then the others do.
+//! - A guest that leaves work over rings for the host.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::{Mutex, RwLock};
+
+use crate::transport::Progress;
+
+/// Connections that one system call may report.
+const EVENTS: usize = 64;
+/// Longest wait without a look at the clock.
+const WAIT_MS: u16 = 60_000;
+/// The bell among the events; connections are counted from 1.
+const BELL: u64 = 0;
+
+const READABLE: u8 = 1;
+const WRITABLE: u8 = 2;
+const HUNG_UP: u8 = 4;
+const RUNNING: u8 = 8;
+
+/// What is known of a socket.
+#[derive(Debug, Default)]
+pub(super) struct Readiness {
+    /// Bytes may be there, or the end.
+    pub(super) is_readable: bool,
+    /// Room has come since the last turn.
+    pub(super) has_room: bool,
+    /// The peer has closed its end, so that what is read in full is followed by the end of the stream.
+    is_hung_up: bool,
+}
+
+impl Readiness {
+    fn note(&mut self, bits: u8) {
+        self.is_readable |= bits & (READABLE | HUNG_UP) != 0;
+        self.has_room = bits & WRITABLE != 0;
+        self.is_hung_up |= bits & HUNG_UP != 0;
+    }
+
+    /// A read did not fill its target: nothing is left, but for the end of the stream.
+    pub(super) fn emptied(&mut self) {
+        self.is_readable = self.is_hung_up;
+    }
+}
+
+/// A connection as a poller sees it.
+pub(super) trait Driven: Send + Sync + fmt::Debug {
+    /// Sends and receives for a bounded time, without waiting. Returns whether more can be done at once.
+    fn turn(&self, readiness: &mut Readiness) -> bool;
+
+    /// Whether something waits for room in the socket.
+    fn wants_room(&self) -> bool;
+
+    /// Its socket.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+}
+
+#[derive(Debug)]
+struct Entry {
+    driven: Weak<dyn Driven>,
+    /// What was reported and not looked at, and whether somebody is at work.
+    bits: AtomicU8,
+    /// Locked by who is at work.
+    readiness: Mutex<Readiness>,
+}
+
+/// One thread, and the connections that it looks after.
+#[derive(Debug)]
+pub(super) struct Poller {
+    epoll: Epoll,
+    bell: EventFd,
+    guest_bell: EventFd,
+    /// The thread that is the guest. Held for a look.
+    guest: Mutex<Option<ThreadId>>,
+    /// Read for each event, written when a connection comes or goes.
+    entries: RwLock<HashMap<u64, Arc<Entry>>>,
+    next: AtomicU64,
+    /// Those whose turn ended before their work.
+    again: Mutex<VecDeque<Arc<Entry>>>,
+    /// How long to look again and again before sleeping.
+    spin: Duration,
+    is_over: AtomicBool,
+}
+
+/// Looks after a connection for as long as it lives.
+#[derive(Debug)]
+pub(super) struct Watch {
+    poller: Arc<Poller>,
+    entry: Arc<Entry>,
+    key: u64,
+    /// Held for a system call.
+    attention: Mutex<Attention>,
+}
+
+impl Watch {
+    /// Gives the connection a turn soon.
+    pub(super) fn wake(&self) {
+        self.poller.again.lock().push_back(Arc::clone(&self.entry));
+        self.poller.ring();
+    }
+
+    pub(super) fn poller(&self) -> &Arc<Poller> {
+        &self.poller
+    }
+
+    /// Whether the host looks at the connection. What is ready when it begins to is not missed; room in the socket is
+    /// looked for only where something waits for it, for there is room nearly always.
+    fn attend(&self, driven: &dyn Driven, is_attended: bool) {
+        let mut attention = self.attention.lock();
+        let wants_room = is_attended && driven.wants_room();
+        self.set(&mut attention, Attention { is_attended, wants_room }, driven);
+    }
+
+    /// Something waits for room in the socket of `driven`, whose locks are free.
+    pub(super) fn want_room(&self, driven: &dyn Driven) {
+        let mut attention = self.attention.lock();
+        if !attention.is_attended {
+            drop(attention);
+            return self.poller.nudge_guest();
+        }
+        self.set(&mut attention, Attention { is_attended: true, wants_room: true }, driven);
+    }
+
+    fn set(&self, attention: &mut Attention, wanted: Attention, driven: &dyn Driven) {
+        if *attention == wanted {
+            return;
+        }
+        *attention = wanted;
+        let mut event = EpollEvent::new(wanted.flags(), self.key);
+        // A socket that is open and in the set can be modified; it is both for as long as the watch lives.
+        if let Err(error) = self.poller.epoll.modify(driven.descriptor(), &mut event) {
+            tracing::error!(%error, "a data connection is not looked after");
+        }
+    }
+}
+
+/// What the host waits for at a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Attention {
+    is_attended: bool,
+    wants_room: bool,
+}
+
+impl Attention {
+    const FIRST: Self = Self { is_attended: true, wants_room: true };
+
+    fn flags(self) -> EpollFlags {
+        let always = EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
+        match self {
+            Self { is_attended: false, .. } => EpollFlags::empty(),
+            Self { wants_room: false, .. } => always,
+            Self { wants_room: true, .. } => always | EpollFlags::EPOLLOUT,
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // The descriptor leaves the set when the socket is closed.
+        self.poller.entries.write().remove(&self.key);
+    }
+}
+
+impl Poller {
+    fn new(spin: Duration) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let bell = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let (bell, guest_bell) = (bell()?, bell()?);
+        epoll.add(&bell, EpollEvent::new(EpollFlags::EPOLLIN, BELL))?;
+        Ok(Self {
+            epoll,
+            bell,
+            guest_bell,
+            guest: Mutex::default(),
+            entries: RwLock::default(),
+            next: AtomicU64::new(BELL + 1),
+            again: Mutex::default(),
+            spin,
+            is_over: AtomicBool::new(false),
+        })
+    }
+
+    /// Looks after `driven` until what is returned is dropped.
+    pub(super) fn watch<T: Driven + 'static>(self: &Arc<Self>, driven: &Arc<T>) -> io::Result<Watch> {
+        let key = self.next.fetch_add(1, Ordering::Relaxed);
+        let weak: Weak<T> = Arc::downgrade(driven);
+        let entry = Arc::new(Entry { driven: weak, bits: AtomicU8::new(0), readiness: Mutex::default() });
+        self.entries.write().insert(key, Arc::clone(&entry));
+        let attention = Mutex::new(Attention::FIRST);
+        let watch = Watch { poller: Arc::clone(self), entry, key, attention };
+        self.epoll.add(driven.descriptor(), EpollEvent::new(Attention::FIRST.flags(), key))?;
+        Ok(watch)
+    }
+
+    fn ring(&self) {
+        // A bell that cannot take more rings already.
+        let _ = self.bell.write(1);
+    }
+
+    /// Makes the guest look again, if there is one.
+    fn nudge_guest(&self) {
+        // One that comes later looks first, and the guest itself needs no bell.
+        let is_another = |guest: ThreadId| guest != thread::current().id();
+        if self.guest.lock().is_some_and(is_another) {
+            // A bell that cannot take more rings already.
+            let _ = self.guest_bell.write(1);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// The poller's own thread.
+    fn serve(&self) {
+        let mut last_event = Instant::now();
+        while !self.is_over() {
+            if self.step(self.wait_time(last_event)) > 0 {
+                last_event = Instant::now();
+            }
+        }
+    }
+
+    fn wait_time(&self, last_event: Instant) -> EpollTimeout {
+        if !self.spin.is_zero() && last_event.elapsed() < self.spin {
+            std::hint::spin_loop();
+            return EpollTimeout::ZERO;
+        }
+        EpollTimeout::from(WAIT_MS)
+    }
+
+    /// Waits for at most `longest` and works on what is ready. Returns how many connections that were.
+    fn step(&self, longest: EpollTimeout) -> usize {
+        let longest = if self.again.lock().is_empty() { longest } else { EpollTimeout::ZERO };
+        let mut events = [EpollEvent::empty(); EVENTS];
+        // A signal ends the wait early, which does no harm.
+        let found = self.epoll.wait(&mut events, longest).unwrap_or(0);
+        let mut count = 0;
+        for event in &events[..found] {
+            if event.data() == BELL {
+                let _ = self.bell.read();
+                continue;
+            }
+            let entry = self.entries.read().get(&event.data()).cloned();
+            if let Some(entry) = entry {
+                count += 1;
+                self.run(&entry, bits_of(event.events()));
+            }
+        }
+        count + self.go_on()
+    }
+
+    /// Gives another turn to those that need one.
+    fn go_on(&self) -> usize {
+        let again = std::mem::take(&mut *self.again.lock());
+        for entry in &again {
+            self.run(entry, 0);
+        }
+        again.len()
+    }
+
+    /// Works on a connection, unless somebody does, who is told to go on then. Returns whether it did.
+    fn run(&self, entry: &Arc<Entry>, bits: u8) -> bool {
+        if entry.bits.fetch_or(bits | RUNNING, Ordering::AcqRel) & RUNNING != 0 {
+            return false;
+        }
+        loop {
+            let bits = entry.bits.swap(RUNNING, Ordering::AcqRel);
+            let has_more = entry.driven.upgrade().is_some_and(|driven| {
+                let mut readiness = entry.readiness.lock();
+                readiness.note(bits);
+                driven.turn(&mut readiness)
+            });
+            if has_more {
+                entry.bits.fetch_and(!RUNNING, Ordering::AcqRel);
+                self.again.lock().push_back(Arc::clone(entry));
+                return true;
+            }
+            if entry.bits.compare_exchange(RUNNING, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                return true;
+            }
+        }
+    }
+}
+
+fn bits_of(events: EpollFlags) -> u8 {
+    let of = |flags: EpollFlags, bit: u8| if events.intersects(flags) { bit } else { 0 };
+    let hung_up = EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR;
+    of(EpollFlags::EPOLLIN, READABLE) | of(EpollFlags::EPOLLOUT, WRITABLE) | of(hung_up, HUNG_UP)
+}
+
+/// Connections of one poller that a thread borrows while it waits for a transfer over them.
+#[derive(Debug)]
+pub(super) struct Loan<T> {
+    pub(super) poller: Arc<Poller>,
+    pub(super) connections: Vec<Arc<T>>,
+}
+
+/// A connection that guests may borrow.
+pub(super) trait Lent: Driven {
+    /// What looks after it.
+    fn watch(&self) -> Option<&Watch>;
+}
+
+impl<T: Lent> Loan<T> {
+    fn attend(&self, is_attended: bool) {
+        for connection in &self.connections {
+            if let Some(watch) = connection.watch() {
+                watch.attend(&**connection, is_attended);
+            }
+        }
+    }
+
+    /// Waits for at most `longest` and works on what is ready.
+    fn step(&self, longest: PollTimeout) {
+        let longest = if self.poller.again.lock().is_empty() { longest } else { PollTimeout::ZERO };
+        let wanted = |connection: &T| {
+            let room = if connection.wants_room() { PollFlags::POLLOUT } else { PollFlags::empty() };
+            PollFlags::POLLIN | room
+        };
+        let mut descriptors = Vec::with_capacity(1 + self.connections.len());
+        descriptors.push(PollFd::new(self.poller.guest_bell.as_fd(), PollFlags::POLLIN));
+        descriptors.extend(self.connections.iter().map(|one| PollFd::new(one.descriptor(), wanted(one))));
+        // A signal ends the wait early, which does no harm.
+        if poll(&mut descriptors, longest).unwrap_or(0) > 0 {
+            let found: Vec<_> = descriptors
+                .iter()
+                .map(|descriptor| descriptor.revents().unwrap_or(PollFlags::empty()))
+                .collect();
+            if !found[0].is_empty() {
+                let _ = self.poller.guest_bell.read();
+            }
+            for (connection, flags) in self.connections.iter().zip(&found[1..]) {
+                let watch = connection.watch().filter(|_| !flags.is_empty());
+                if let Some(watch) = watch
+                    && !self.poller.run(&watch.entry, bits_of_poll(*flags))
+                {
+                    // The host has not ended its turn, and what is ready stays so until it has.
+                    drop(watch.entry.readiness.lock());
+                }
+            }
+        }
+        self.poller.go_on();
+    }
+}
+
+fn bits_of_poll(flags: PollFlags) -> u8 {
+    let of = |wanted: PollFlags, bit: u8| if flags.intersects(wanted) { bit } else { 0 };
+    let hung_up = PollFlags::POLLHUP | PollFlags::POLLERR;
+    // The end of the stream counts as readable, again and again.
+    of(PollFlags::POLLIN, READABLE) | of(PollFlags::POLLOUT, WRITABLE) | of(hung_up, HUNG_UP)
+}
+
+/// A thread that works while it waits.
+struct Visit<'a, T: Lent>(&'a Loan<T>);
+
+impl<T: Lent> Drop for Visit<'_, T> {
+    fn drop(&mut self) {
+        let poller = &self.0.poller;
+        self.0.attend(true);
+        *poller.guest.lock() = None;
+        if !poller.again.lock().is_empty() {
+            poller.ring();
+        }
+    }
+}
+
+impl<T: Lent> Progress for Loan<T> {
+    fn work(&self, is_done: &dyn Fn() -> bool, until: Instant) {
+        let poller = &self.poller;
+        {
+            let mut guest = poller.guest.lock();
+            if guest.is_some() {
+                return;
+            }
+            *guest = Some(thread::current().id());
+        }
+        self.attend(false);
+        let _visit = Visit(self);
+        let began = Instant::now();
+        while !is_done() && !poller.is_over() {
+            let now = Instant::now();
+            if now >= until {
+                return;
+            }
+            let left = PollTimeout::try_from(until - now).unwrap_or(PollTimeout::MAX);
+            self.step(if now - began < poller.spin { PollTimeout::ZERO } else { left });
+        }
+    }
+
+    fn nudge(&self) {
+        self.poller.nudge_guest();
+    }
+}
+
+/// The pollers of one transport.
+#[derive(Debug)]
+pub(super) struct Pollers {
+    all: Vec<Arc<Poller>>,
+    next: AtomicUsize,
+}
+
+impl Pollers {
+    /// Starts `count` threads.
+    ///
+    /// # Errors
+    /// When the system has no more threads or descriptors.
+    pub(super) fn start(count: usize, spin: Duration) -> io::Result<Self> {
+        let mut pollers = Self { all: Vec::new(), next: AtomicUsize::new(0) };
+        for index in 0..count.max(1) {
+            let poller = Arc::new(Poller::new(spin)?);
+            pollers.all.push(Arc::clone(&poller));
+            thread::Builder::new().name(format!("tcp-{index}")).spawn(move || poller.serve())?;
+        }
+        Ok(pollers)
+    }
+
+    /// The next in turn.
+    pub(super) fn next(&self) -> &Arc<Poller> {
+        &self.all[self.next.fetch_add(1, Ordering::Relaxed) % self.all.len()]
+    }
+
+    /// Ends the threads. They touch no memory but that of connections, which are ended before.
+    pub(super) fn stop(&self) {
+        for poller in &self.all {
+            poller.is_over.store(true, Ordering::Release);
+            poller.ring();
+            let _ = poller.guest_bell.write(1);
+        }
+    }
+}
+
+impl Drop for Pollers {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
