@@ -9,7 +9,7 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-use tidefs_engine::types::{ByteCount, Checksum};
+use tidefs_engine::types::Checksum;
 
 use super::history::Ending;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
@@ -135,11 +135,12 @@ impl Datapath {
         };
         let Place::Solo(segment) = place else { return Err(Error::Unsupported("scratch has no checksum")) };
         let file = self.tier.open_segment(segment)?;
-        let length = file.metadata().map_err(Error::io("stat of a segment"))?.len();
-        if ByteCount(length) < size {
-            return Ok((Checksum(!0), version));
+        match checksum_file(&file, size) {
+            Ok(checksum) => Ok((checksum, version)),
+            // Shorter than it should be, or reopened and cut meanwhile: then it has another phase when we look.
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok((Checksum(!0), version)),
+            Err(error) => Err(Error::io("checksum of a segment")(error)),
         }
-        Ok((checksum_file(&file, size).map_err(Error::io("checksum of a segment"))?, version))
     }
 
     /// An object that an earlier daemon left is compared with its checksum when it is first opened.
