@@ -166,8 +166,23 @@ impl Mount {
     #[track_caller]
     pub(crate) fn control(&self, method: &str, target: &str, body: Option<&str>) -> Answer {
         let socket = self.instance_dir().join("control.sock");
-        control::request(&socket, method, target, body)
-            .unwrap_or_else(|error| panic!("{method} {target} on {}: {error}", socket.display()))
+        control::request(&socket, method, target, body).unwrap_or_else(|error| {
+            panic!("{method} {target} on {}: {error}\n{}", socket.display(), self.threads_of_the_daemon())
+        })
+    }
+
+    /// What each thread of the daemon is doing, by the kernel's account: for a failure that nobody can repeat.
+    fn threads_of_the_daemon(&self) -> String {
+        let tasks = format!("/proc/{}/task", self.pid());
+        let Ok(entries) = fs::read_dir(&tasks) else { return format!("no {tasks}: the daemon is gone") };
+        let of = |path: &Path, name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
+        let thread = |path: PathBuf| {
+            let state = of(&path, "stat")
+                .rsplit_once(") ")
+                .map_or('?', |(_, rest)| rest.chars().next().unwrap_or('?'));
+            format!("{} {state} {}\n{}", of(&path, "comm").trim(), of(&path, "wchan"), of(&path, "stack"))
+        };
+        entries.flatten().map(|entry| thread(entry.path())).collect()
     }
 
     /// Bytes in use and bytes of capacity, as statfs tells them.

@@ -27,6 +27,7 @@ in_both_modes!(
     a_replacement_of_another_size_has_no_tail_of_the_old_one,
     every_version_has_its_own_number_and_checksum,
     a_reader_that_reopens_in_a_loop_sees_each_replacement_in_order,
+    a_rename_over_a_file_that_is_rewritten_shows_each_process_its_own_at_once,
 );
 
 /// Checks that a writer opened by `change` on a referenced object is seen by nobody else before it closes.
@@ -285,4 +286,26 @@ fn a_reader_that_reopens_in_a_loop_sees_each_replacement_in_order(mode: Mode) {
     }
     writer.join().expect("the writer ends well");
     assert_eq!(pattern::verify_object(&fs::read(&path).expect("read")), Ok(399));
+}
+
+/// The writer of a name keeps seeing its own version after somebody else has put another object there. The kernel has
+/// the other one's attributes at hand, and must have forgotten them when the rename returns.
+fn a_rename_over_a_file_that_is_rewritten_shows_each_process_its_own_at_once(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let (mut reader, mut writer) = (Peer::spawn(), Peer::spawn());
+    for round in 0..20 {
+        let (path, other) = (kv.join(format!("k{round}")), kv.join(format!("o{round}")));
+        publish_object(&path, 1, 50_000);
+        publish_object(&other, 2, 30_000);
+        // Because somebody reads it, what the writer makes is another version.
+        let held = reader.open(&path, libc::O_RDONLY).expect("open");
+        let open = writer.open(&path, libc::O_RDWR).expect("open for writing");
+        writer.truncate(open, 70_000).expect("ftruncate");
+        assert_eq!(fs::metadata(&other).expect("stat").len(), 30_000);
+        fs::rename(&other, &path).expect("rename");
+        assert_eq!(writer.stat(&path).expect("stat").size, 70_000, "round {round}: as its writer sees it");
+        assert_eq!(fs::metadata(&path).expect("stat").len(), 30_000, "round {round}: as others see it");
+        writer.close(open).expect("close");
+        reader.close(held).expect("close");
+    }
 }

@@ -59,30 +59,65 @@ struct Record {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     records: BTreeMap<String, Record>,
-    /// The errno with which each thread stopped.
-    errors: Vec<i32>,
+    /// How each thread stopped.
+    errors: Vec<Stopped>,
     writes: u64,
 }
 
-/// One way to store an object; an error is the errno of the first call that failed.
-fn store(path: &Path, content: &[u8], in_place: bool) -> Result<(), Errno> {
+/// The first call of a thread that failed.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Stopped {
+    errno: i32,
+    /// Whether it was a write(2).
+    was_write: bool,
+    /// When it had failed, see [`now_ns`].
+    at_ns: i128,
+}
+
+impl Stopped {
+    fn by(error: Errno, was_write: bool) -> Self {
+        Self { errno: error as i32, was_write, at_ns: now_ns() }
+    }
+
+    /// Whether this is how a call ends whose daemon was killed, not before `killed_ns`.
+    ///
+    /// A write whose bytes the daemon was taking over from the kernel when it died ends with EIO: the kernel's copy into its
+    /// memory fails (`fuse_dev_do_read`). The call had not begun to be served, and before the kill there is no such error.
+    fn is_death(&self, killed_ns: i128) -> bool {
+        match Errno::from_raw(self.errno) {
+            Errno::ENOTCONN | Errno::ECONNABORTED => true,
+            Errno::EIO => self.was_write && self.at_ns >= killed_ns,
+            _ => false,
+        }
+    }
+}
+
+/// A clock that all processes of this boot share.
+fn now_ns() -> i128 {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("every Linux has it");
+    i128::from(now.tv_sec()) * 1_000_000_000 + i128::from(now.tv_nsec())
+}
+
+/// One way to store an object; an error is that of the first call that failed.
+fn store(path: &Path, content: &[u8], in_place: bool) -> Result<(), Stopped> {
+    let other = |error| Stopped::by(error, false);
     let mode = nix::sys::stat::Mode::from_bits_retain(0o644);
     let target = if in_place { path.to_owned() } else { path.with_extension("tmp") };
     let flags = OFlag::O_CREAT | OFlag::O_WRONLY | OFlag::O_TRUNC | OFlag::O_CLOEXEC;
-    let file: OwnedFd = nix::fcntl::open(&target, flags, mode)?;
+    let file: OwnedFd = nix::fcntl::open(&target, flags, mode).map_err(other)?;
     let mut rest = content;
     while !rest.is_empty() {
-        rest = &rest[nix::unistd::write(&file, rest)?..];
+        rest = &rest[nix::unistd::write(&file, rest).map_err(|error| Stopped::by(error, true))?..];
     }
     if in_place {
-        return nix::unistd::close(file);
+        return nix::unistd::close(file).map_err(other);
     }
     // half of the clients rename while the descriptor is still open
     if content.len().is_multiple_of(2) {
-        nix::unistd::close(file)?;
-        return fs::rename(&target, path).map_err(|error| errno(&error));
+        nix::unistd::close(file).map_err(other)?;
+        return fs::rename(&target, path).map_err(|error| other(errno(&error)));
     }
-    fs::rename(&target, path).map_err(|error| errno(&error))
+    fs::rename(&target, path).map_err(|error| other(errno(&error)))
 }
 
 /// The child: writes until a call fails, then reports.
@@ -99,13 +134,13 @@ pub(crate) fn write_until_the_mount_dies(orders: &Orders) -> Report {
     for lane in lanes {
         let (records, error, writes) = lane.join().expect("a writing thread does not panic");
         report.records.extend(records);
-        report.errors.push(error as i32);
+        report.errors.push(error);
         report.writes += writes;
     }
     report
 }
 
-fn write_lane(place: &Path, round: u64, lane: u64) -> (BTreeMap<String, Record>, Errno, u64) {
+fn write_lane(place: &Path, round: u64, lane: u64) -> (BTreeMap<String, Record>, Stopped, u64) {
     let mut random = StdRng::seed_from_u64(round << 8 | lane);
     let mut records: BTreeMap<String, Record> = BTreeMap::new();
     for write in 0.. {
@@ -209,6 +244,7 @@ fn kill_again_and_again(mode: Mode, capacity: &str, may_be_evicted: bool) {
         let mut writer = child::spawn("fault writer", &Orders { place: place.clone(), round });
         wait_until_it_writes(&mut writer);
         thread::sleep(Duration::from_millis(random.random_range(10..500)));
+        let killed_ns = now_ns();
         mount.kill9();
         let ended = wait_for(&mut writer, HANG);
         if ended.is_none() {
@@ -218,11 +254,11 @@ fn kill_again_and_again(mode: Mode, capacity: &str, may_be_evicted: bool) {
         let mut printed = String::new();
         writer.stdout.take().expect("a pipe").read_to_string(&mut printed).expect("a readable pipe");
         let report: Report = child::report(&printed).unwrap_or_else(|wrong| panic!("round {round}: {wrong}"));
-        for &error in &report.errors {
-            let error = Errno::from_raw(error);
+        for error in &report.errors {
             assert!(
-                matches!(error, Errno::ENOTCONN | Errno::ECONNABORTED),
-                "round {round}: a writer met {error}"
+                error.is_death(killed_ns),
+                "round {round}: a writer met {}, killed at {killed_ns}: {error:?}",
+                Errno::from_raw(error.errno)
             );
         }
         writes += report.writes;

@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 
-use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, Checksum};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Bytes hashed between two looks at the mapping; large enough that the loop costs nothing.
-const CHUNK_BYTES: usize = 4 << 20;
+/// Bytes read at once: they stay in the processor's cache until they are hashed.
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// Checksum of bytes in memory.
 #[must_use]
@@ -16,31 +16,23 @@ pub fn checksum_bytes(bytes: &[u8]) -> Checksum {
     Checksum(xxh3_64(bytes))
 }
 
-/// Checksum of the first `size` bytes of a segment file, which is open for reading and writing.
+/// Checksum of the first `size` bytes of a segment file.
 ///
-/// The file is read through a mapping that lives for the call, so that nothing is copied. Whoever calls
-/// guarantees that nobody truncates the file below `size` meanwhile, since such an access is a SIGBUS: it holds
-/// for a sealed segment, which only [`super::MemoryTier::trim`] shortens, and for one whose last writing handle
-/// is released. Call [`super::MemoryTier::fill_holes`] first: reading a hole through a mapping allocates its page.
+/// It is read, not mapped: a sealed object may be reopened for writing and cut while its checksum is taken in the
+/// background, and a mapping of what was cut off would kill the daemon (SIGBUS). Then this is an error, or the checksum of
+/// bytes that are no version; whoever calls looks whether the object is still the one that it was.
 ///
 /// # Errors
-/// `UnexpectedEof` when the file is shorter than `size`; else what fstat(2) and mmap(2) say.
+/// `UnexpectedEof` when the file is shorter than `size`; else what read(2) says.
 pub fn checksum_file(file: &File, size: ByteCount) -> io::Result<Checksum> {
-    if size == ByteCount::ZERO {
-        return Ok(checksum_bytes(&[]));
-    }
-    if file.metadata()?.len() < size.get() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    let mapping = Mapping::new(file, size)?;
-    let length = usize::try_from(size.get()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let mut buffer = vec![0; usize::try_from(size.get()).unwrap_or(usize::MAX).min(CHUNK_BYTES)];
     let mut hash = Xxh3::new();
     let mut offset = 0;
-    while offset < length {
-        let count = CHUNK_BYTES.min(length - offset);
-        let chunk = mapping.slice(offset, count).ok_or(io::ErrorKind::UnexpectedEof)?;
-        hash.update(chunk);
-        offset += count;
+    while offset < size.get() {
+        let count = usize::try_from(size.get() - offset).unwrap_or(usize::MAX).min(buffer.len());
+        file.read_exact_at(&mut buffer[..count], offset)?;
+        hash.update(&buffer[..count]);
+        offset += count as u64;
     }
     Ok(Checksum(hash.digest()))
 }
@@ -60,6 +52,29 @@ mod tests {
             let sum = checksum_file(&file, ByteCount(size as u64)).unwrap();
             assert_eq!(sum, checksum_bytes(&bytes[..size]), "{size}");
         }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_while_it_is_read_is_an_error_and_no_fault() {
+        const LENGTH: u64 = 8 << 20;
+        let file = tempfile::tempfile().unwrap();
+        let cutter = file.try_clone().unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    cutter.set_len(LENGTH).unwrap();
+                    cutter.set_len(0).unwrap();
+                }
+            });
+            for _ in 0..200 {
+                match checksum_file(&file, ByteCount(LENGTH)) {
+                    Ok(_) => {}
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof),
+                }
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 
     #[test]
