@@ -113,8 +113,9 @@ impl SsdTier {
     /// # Errors
     /// When threads, random numbers or the file of removals are not to be had.
     pub fn open(config: &SsdConfig) -> std_io::Result<Self> {
-        let Places { io, candidates, unusable } = open_places(config)?;
-        Self::with_disks(config, Some(io), candidates, unusable)
+        let Places { io, candidates, unusable, capacity } = open_places(config)?;
+        let config = SsdConfig { capacity, ..config.clone() };
+        Self::with_disks(&config, Some(io), candidates, unusable)
     }
 
     fn with_disks(
@@ -165,6 +166,11 @@ impl SsdTier {
     #[must_use]
     pub fn holds(&self, key: &[u8]) -> Option<Version> {
         self.shared.index.get(&self.shared.hash(key)).map(|found| found.version)
+    }
+
+    /// Notes how the owner finds the object of a version, for one whose place it did not know in [`Self::recover`].
+    pub fn set_owner(&self, key: &[u8], version: Version, number: u32) {
+        self.shared.index.set_owner(&self.shared.hash(key), version, number);
     }
 
     /// Leaves an object to be stored. `done` is called when that has ended, from a thread that must not wait.

@@ -1,7 +1,7 @@
 //! Putting a pool together from the places that are configured: which disks take part, and with what identity.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const ZONES_MIN: u64 = 3;
 pub struct SsdConfig {
     /// Directories, or block devices.
     pub places: Vec<PathBuf>,
-    /// Most bytes of real blocks on all of them together.
+    /// Most bytes of real blocks on all of them together; with zero, three quarters of what is free there.
     pub capacity: ByteCount,
     /// Bytes of a zone, less on small disks.
     pub zone_bytes: ByteCount,
@@ -55,6 +55,8 @@ pub(super) struct Places {
     pub(super) io: Arc<Io>,
     pub(super) candidates: Vec<Candidate>,
     pub(super) unusable: Vec<(String, Unusable)>,
+    /// Of all of them together.
+    pub(super) capacity: ByteCount,
 }
 
 /// A pool that was put together.
@@ -73,16 +75,38 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
     let io = Io::start(config.io_uring)?;
     let mut candidates = Vec::new();
     let mut unusable = Vec::new();
+    let mut least = ByteCount(u64::MAX);
     for place in &config.places {
         let name = place.display().to_string();
         match open_file(place) {
             Ok(file) => {
-                candidates.push(Candidate { name, disk: Arc::new(FileDisk::new(file, Arc::clone(&io))) })
+                let disk = FileDisk::new(file, Arc::clone(&io));
+                let held = disk.length().unwrap_or_default();
+                least = least.min(default_share(place, held));
+                candidates.push(Candidate { name, disk: Arc::new(disk) });
             }
             Err(reason) => unusable.push((name, reason)),
         }
     }
-    Ok(Places { io, candidates, unusable })
+    let places = config.places.len() as u64;
+    let capacity = match config.capacity {
+        // Shares are equal, so the smallest decides.
+        ByteCount::ZERO if candidates.is_empty() => ByteCount::ZERO,
+        ByteCount::ZERO => ByteCount(least.get().saturating_mul(places)),
+        given => given,
+    };
+    Ok(Places { io, candidates, unusable, capacity })
+}
+
+/// What a place may hold when nobody says: three quarters of what is free, what the tier holds already included; all of a
+/// device.
+pub(super) fn default_share(place: &Path, held: ByteCount) -> ByteCount {
+    if std::fs::metadata(place).is_ok_and(|metadata| !metadata.is_dir()) {
+        return held;
+    }
+    let free = nix::sys::statvfs::statvfs(place)
+        .map_or(0, |stat| stat.fragment_size().saturating_mul(stat.blocks_available()));
+    ByteCount(free.saturating_add(held.get()) / 4 * 3)
 }
 
 /// Finds out which of the candidates belong together, and takes them into use at a new epoch.

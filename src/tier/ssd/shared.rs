@@ -167,7 +167,7 @@ impl Shared {
         if !fits_a_zone(device.zone_blocks, probe.blocks(), probe.footer_bytes()) {
             return Err(Refused::TooLarge);
         }
-        if !append.durable {
+        if !append.durable && append.length > ByteCount::ZERO {
             let now = self.started.elapsed();
             let queued = device.queue.bytes();
             self.admission[usize::from(device.number)].lock().admit(append.length, queued, now)?;

@@ -291,6 +291,17 @@ fn files_in_directories_survive_a_restart_and_are_used_by_one_daemon_alone() {
 }
 
 #[test]
+fn without_a_capacity_a_part_of_the_free_space_is_taken_and_a_restart_keeps_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let held = ByteCount::mib(64);
+    let first = open::default_share(directory.path(), ByteCount::ZERO);
+    let later = open::default_share(directory.path(), held);
+    // What the tier holds is not free any more, and counts all the same; other programs may write meanwhile.
+    assert!(first > ByteCount::ZERO);
+    assert!(later.saturating_add(ByteCount::mib(512)) > first.saturating_add(ByteCount::mib(48)));
+}
+
+#[test]
 fn a_segment_goes_to_disk_and_back_into_another() {
     let (tier, _) = running(&[MemoryDisk::new()], &config(1, 8));
     let segment = |length: u64| {
