@@ -69,7 +69,8 @@ impl Datapath {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
             let Some(object) = state.object(slot) else { return Ok(None) };
-            if object.phase != Phase::Sealed || !object.marks.has(Marks::FINAL) {
+            let is_here = !matches!(object.place, Place::Ssd);
+            if object.phase != Phase::Sealed || !object.marks.has(Marks::FINAL) || !is_here {
                 return Ok(None);
             }
             if let Some(taken) = self.recorded_checksum(object)? {
@@ -115,7 +116,7 @@ impl Datapath {
                 Some(file) => self.tier.read_record(file)?,
                 None => self.tier.read_record(&self.tier.open_segment(*segment)?)?,
             },
-            Place::Scratch(_) => None,
+            Place::Scratch(_) | Place::Ssd => None,
         };
         Ok(record.and_then(|record| record.checksum))
     }
@@ -133,7 +134,9 @@ impl Datapath {
             }
             (object.place.clone(), object.size, object.version)
         };
-        let Place::Solo(segment) = place else { return Err(Error::Unsupported("scratch has no checksum")) };
+        let Place::Solo(segment) = place else {
+            return Err(Error::Unsupported("what is not in memory has no checksum there"));
+        };
         let file = self.tier.open_segment(segment)?;
         let length = file.metadata().map_err(Error::io("stat of a segment"))?.len();
         if ByteCount(length) < size {
@@ -164,7 +167,8 @@ impl Datapath {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
             let Some(object) = state.object(slot) else { return Ok(Verdict::Skipped) };
-            if object.phase != Phase::Sealed || !object.marks.has(Marks::FINAL) {
+            let is_here = !matches!(object.place, Place::Ssd);
+            if object.phase != Phase::Sealed || !object.marks.has(Marks::FINAL) || !is_here {
                 return Ok(Verdict::Skipped);
             }
             // A record that cannot be read has no checksum to compare with.

@@ -238,7 +238,7 @@ impl Datapath {
         state.set_policy(slot, after);
         state.tree.node_mut(slot).attributes.ctime_ns = self.now_ns();
         let persisted = if is_directory {
-            self.tier.put_directory(&state.directory_record(slot)).map_err(Error::from)
+            self.persist_directory(&mut state, slot)
         } else {
             self.rewrite_record(&mut state, slot)
         };
@@ -362,6 +362,7 @@ pub(super) fn tier_text(object: &super::Object) -> &'static str {
         (_, Phase::Writing | Phase::Parked) => "writing",
         (Place::Packed(_), _) => "packed",
         (Place::Solo(_), _) => "memory",
+        (Place::Ssd, _) => "ssd",
     }
 }
 

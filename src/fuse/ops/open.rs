@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -13,10 +14,12 @@ use fuser::{
 };
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
-use crate::datapath::{HandleId, OpenOptions};
+use crate::datapath::{Caller, Datapath, HandleId, OpenOptions};
 use crate::fuse::attributes::{file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
+use crate::fuse::kernel::Kernel;
 use crate::fuse::passthrough;
+use crate::namespace::Ino;
 
 fn options(flags: i32) -> OpenOptions {
     let mode = OpenFlags(flags).acc_mode();
@@ -48,7 +51,22 @@ pub(in crate::fuse) fn open(
             reply.error(Errno::EISDIR);
         };
     }
-    let opened = datapath.open(&caller(request), ino(number), options(flags.0));
+    let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
+    let (caller, options) = (caller(request), options(flags.0));
+    dispatcher.with_object(ino(number), move || {
+        open_object(&datapath, &kernel, &caller, ino(number), options, reply);
+    });
+}
+
+fn open_object(
+    datapath: &Datapath,
+    kernel: &Kernel,
+    caller: &Caller,
+    number: Ino,
+    options: OpenOptions,
+    reply: ReplyOpen,
+) {
+    let opened = datapath.open(caller, number, options);
     let answered = opened.and_then(|opened| {
         passthrough::answer(datapath, kernel, &reply, &opened).map(|answer| (opened, answer))
     });
