@@ -80,6 +80,9 @@ fn twice_as_much_as_memory_holds_is_read_back_and_survives_a_kill(mode: Mode) {
     assert_eq!(fs::read_dir(&namespace).expect("readdir").count() as u64, OBJECTS);
     assert_eq!(tier_of(&namespace.join("object0")), "ssd");
     check_all(&mount, &namespace);
+    let status = mount.control_get("/v1/status").json();
+    assert_eq!(status["ssd"]["devices"][0]["state"], "ready", "{status}");
+    assert!(status["ssd"]["records"].as_u64().expect("a number") > OBJECTS / 3, "{status}");
     mount.kill9();
     mount.restart();
     check_all(&mount, &namespace);
@@ -166,6 +169,10 @@ fn a_disk_that_is_not_there_is_no_error_of_the_mount() {
     let last = namespace.join(format!("object{}", OBJECTS - 1));
     assert_same(&fs::read(&last).expect("read"), &content(OBJECTS - 1), "the last object");
     assert!(!namespace.join("object0").exists(), "an object that left memory has nowhere to be");
+    let status = mount.control_get("/v1/status").json();
+    assert_eq!(status["ssd"]["devices"][0]["state"], "missing", "{status}");
+    let warning = status["warnings"][0].as_str().expect("a warning");
+    assert!(warning.contains("tidefs-no-such-disk"), "{warning}");
 }
 
 in_both_modes!(twice_as_much_as_memory_holds_is_read_back_and_survives_a_kill);
