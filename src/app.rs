@@ -3,6 +3,8 @@
 //! A start goes: configuration -> lock -> memory tier -> recovery -> mount -> control socket -> "mounted". A stop
 //! goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
 
+mod ssd;
+
 use std::fmt::Display;
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
@@ -31,10 +33,7 @@ use crate::telemetry::Telemetry;
 use crate::tier::eviction::EvictionParameters;
 use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
 use crate::tier::scratch::Scratch;
-use crate::tier::ssd::{Budget, SsdConfig, SsdTier};
 
-/// Removals from the SSD tier that are not on disk yet.
-const REMOVALS: &str = "ssd-removals";
 /// How long a stop waits for programs to close their files.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// How often a start makes its state directory anew when another daemon's end removes it.
@@ -108,12 +107,7 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
 /// Removes the state directory of this mount, which holds nothing but the lock any more. While that is held nobody else
 /// starts here; who waits for it finds that it is gone, and makes a new one.
 fn remove_state(file: &Path, directory: &Path, _held: &InstanceLock) {
-    let removals = directory.join(REMOVALS);
-    if fs::metadata(&removals).is_ok_and(|metadata| metadata.len() == 0)
-        && let Err(error) = fs::remove_file(&removals)
-    {
-        tracing::debug!(path = %removals.display(), %error, "an empty file stays");
-    }
+    ssd::remove_empty_removals(directory);
     let removed = fs::remove_file(file).and_then(|()| fs::remove_dir(directory));
     if let Err(error) = removed {
         tracing::debug!(directory = %directory.display(), %error, "the state directory stays");
@@ -298,7 +292,7 @@ impl Daemon {
                 "took over what an earlier daemon sealed"
             );
         }
-        attach_ssd(&datapath, &effective)?;
+        ssd::attach(&datapath, &effective)?;
         let effective = Arc::new(effective);
         let operations = Arc::new(DaemonOperations::new(
             Arc::clone(&datapath),
@@ -438,38 +432,6 @@ fn start_background(
         )?,
     ]);
     Ok(threads)
-}
-
-/// Takes the SSD tier into use, if one is configured. A disk that cannot be used is told in `status`.
-fn attach_ssd(datapath: &Arc<Datapath>, effective: &Effective) -> Result<(), Failure> {
-    let config = &effective.config.ssd;
-    if config.dirs.paths().is_empty() {
-        return Ok(());
-    }
-    let limited = config.write_bytes_per_second > ByteCount::ZERO;
-    let tier = SsdTier::open(&SsdConfig {
-        places: config.dirs.paths().to_vec(),
-        capacity: config.capacity,
-        zone_bytes: config.zone,
-        budget: Budget {
-            bytes_per_second: limited.then_some(config.write_bytes_per_second),
-            queue: Duration::from_millis(config.queue_ms),
-            queue_bytes_max: config.queue_max,
-        },
-        io_uring: config.io_uring,
-        intents: Some(effective.state.directory.join(REMOVALS)),
-        limit: Duration::from_millis(config.deadline_ms),
-    })
-    .map_err(|error| Failure::new(ExitStatus::Environment, format!("the SSD tier cannot start: {error}")))?;
-    let found = datapath.attach_ssd(tier).map_err(|error| Failure::new(ExitStatus::Failed, error))?;
-    tracing::info!(
-        objects = found.objects,
-        zones = found.zones,
-        scanned_zones = found.scanned_zones,
-        lost_zones = found.lost_zones,
-        "the SSD tier is in use"
-    );
-    Ok(())
 }
 
 fn settings_of(config: &Config) -> Settings {

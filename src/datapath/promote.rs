@@ -5,6 +5,7 @@
 //! - Nothing here runs on a thread that answers other requests: the disk may be slow.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, Version};
@@ -15,6 +16,11 @@ use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::ssd::Missed;
+
+/// How long a load waits for room that is on its way.
+const ROOM_WAIT: Duration = Duration::from_millis(200);
+/// How often it looks.
+const ROOM_PAUSE: Duration = Duration::from_millis(1);
 
 /// What is to be loaded.
 struct Wanted {
@@ -63,6 +69,7 @@ impl Datapath {
     /// [`Error::NoObject`] when it cannot be had: a miss.
     pub fn promote(&self, ino: Ino) -> Result<(), Error> {
         let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(()) };
+        self.wait_for_lent_room(wanted.size);
         let outcome = self.make_room_in_quota(wanted.size, wanted.directory).and_then(|()| {
             if wanted.is_small { self.promote_small(ino, &wanted) } else { self.promote_solo(ino, &wanted) }
         });
@@ -77,6 +84,17 @@ impl Datapath {
                 tracing::debug!(ino = ino.0, %error, "an object on SSD is a miss");
                 Err(Error::NoObject)
             }
+        }
+    }
+
+    /// Waits a little while room is short and on its way: what would be evicted at once is not on a disk yet, and lost.
+    fn wait_for_lent_room(&self, size: ByteCount) {
+        let started = self.clock.monotonic();
+        while self.has_lent()
+            && self.tier.usage().is_ok_and(|usage| usage.free < size.round_up_to_pages())
+            && self.clock.monotonic().saturating_sub(started) < ROOM_WAIT
+        {
+            std::thread::sleep(ROOM_PAUSE);
         }
     }
 

@@ -211,6 +211,11 @@ impl Datapath {
         ByteCount(self.lent.load(Ordering::Relaxed))
     }
 
+    /// Whether anything is on its way to a disk.
+    pub(super) fn has_lent(&self) -> bool {
+        self.lent_bytes() > ByteCount::ZERO
+    }
+
     /// Leaves an object to the SSD tier. `told`: who wants to know when that has ended.
     pub(super) fn store(&self, lent: Lent, told: Option<std::sync::mpsc::SyncSender<()>>) {
         let Lent { ino, slot, size, key, mut record, place, may_change } = lent;

@@ -132,15 +132,7 @@ impl SsdTier {
     /// Builds the index from the disks. `visit` is told each object and says how it finds it again; with `None` the
     /// object is removed. Call it once, before [`Self::start`].
     pub fn recover(&self, visit: &mut dyn FnMut(FoundRecord) -> Option<u32>) -> RecoverySummary {
-        let mut summary = self.shared.recover(visit);
-        for (hash, version) in self.shared.take_left_intents() {
-            if self.shared.index.get(&hash).is_some_and(|found| found.version <= version) {
-                summary.objects = summary.objects.saturating_sub(1);
-            }
-            self.shared.drop_record(&hash, |found| found.version <= version);
-            self.shared.remove_everywhere(hash, version);
-        }
-        summary
+        self.shared.recover(visit)
     }
 
     /// Starts writing and taking back zones.

@@ -95,6 +95,11 @@ impl Shared {
         for (hash, version) in removed {
             self.index.remove_if(&hash, |found| found.version <= version);
         }
+        // What a daemon removed that was killed before its writer came to it: nobody is told of it any more.
+        for (hash, version) in self.take_left_intents() {
+            self.index.remove_if(&hash, |found| found.version <= version);
+            self.remove_everywhere(hash, version);
+        }
         for zone in &mut known {
             let device = &self.devices[zone.device];
             let Ok(entries) = self.entries_of(device, zone, false) else {

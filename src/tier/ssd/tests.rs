@@ -95,8 +95,10 @@ fn a_removal_that_is_not_on_disk_yet_survives_a_kill() {
     assert_eq!(recover(&tier).0.len(), 1);
     tier.remove(b"key", Version(1));
     drop(tier);
-    let (tier, _) = running(std::slice::from_ref(&disk), &config);
-    assert_eq!((tier.holds(b"key"), tier.status().objects), (None, 0));
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    let (found, summary) = recover(&tier);
+    assert_eq!((found.len(), summary.objects, tier.holds(b"key")), (0, 0, None));
+    tier.start(Arc::new(Told::default())).unwrap();
     assert!(tier.flush(LIMIT));
     drop(tier);
     // It is on disk now, and not only in the file.
