@@ -29,7 +29,7 @@ use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::ObjectRecord;
-use crate::tier::ssd::{Owner, Put, Source, SsdTier, Stored};
+use crate::tier::ssd::{Owner, Put, Refused, Source, SsdTier, Stored};
 
 /// Objects that are sent to the disks between two looks at the free room.
 const SENT_AT_ONCE: usize = 16;
@@ -181,7 +181,7 @@ impl Datapath {
             && object.marks.has(Marks::FINAL)
             // What applications attached is not in the record.
             && !object.marks.has(Marks::DECORATED)
-            && ssd.has_room_in_queue(object.size.saturating_add(self.lent_bytes()));
+            && ssd.has_room_in_queue(object.size);
         if !is_storable {
             return None;
         }
@@ -236,7 +236,15 @@ impl Datapath {
             }
         };
         let refused = match (put, self.ssd.get()) {
-            (Ok(put), Some(ssd)) => ssd.put(put, done).err().map(|refused| format!("{refused:?}")),
+            (Ok(put), Some(ssd)) => match ssd.put(put, done) {
+                Ok(()) => None,
+                Err(Refused::Underway) => {
+                    // It was needed for a moment on its way; the end of that way decides.
+                    self.lent.fetch_sub(size.get(), Ordering::Relaxed);
+                    None
+                }
+                Err(refused) => Some(format!("{refused:?}")),
+            },
             (Ok(_), None) => Some("there is no SSD tier".to_owned()),
             (Err(error), _) => Some(error.to_string()),
         };
@@ -347,7 +355,8 @@ impl Datapath {
             while freed < missing && leaving.len() < SENT_AT_ONCE {
                 let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
                 let size = state.object(victim).map(|object| object.size).unwrap_or_default();
-                if !ssd.has_room_in_queue(size.saturating_add(self.lent_bytes())) {
+                // Those of this round are not in the queue yet.
+                if !ssd.has_room_in_queue(size.saturating_add(freed)) {
                     break;
                 }
                 freed = freed.saturating_add(footprint(size));
