@@ -158,10 +158,11 @@ impl Index {
         })
     }
 
-    /// The record that stands at `from` stands at `to` now, and its uses count anew. Returns whether it stood there.
-    pub(super) fn relocate(&self, hash: &RecordHash, from: Place, to: Place) -> bool {
+    /// The record of a version that stands at `from` stands at `to` now, and its uses count anew. Returns whether it stood
+    /// there.
+    pub(super) fn relocate(&self, hash: &RecordHash, version: Version, from: Place, to: Place) -> bool {
         self.change(hash, |entry| {
-            let stands = entry.zone == from.zone && entry.block == from.block;
+            let stands = entry.version == version && entry.zone == from.zone && entry.block == from.block;
             if stands {
                 (entry.zone, entry.block, entry.blocks) = (to.zone, to.block, entry.blocks & BLOCKS_MASK);
             }
@@ -262,8 +263,9 @@ mod tests {
         (0..9).for_each(|_| index.touch(&hash(1)));
         assert_eq!(index.get(&hash(1)).unwrap().heat, HEAT_MAX);
         let (from, to) = (located(5, 1, 2).place, located(5, 7, 3).place);
-        assert!(!index.relocate(&hash(1), to, from));
-        assert!(index.relocate(&hash(1), from, to));
+        assert!(!index.relocate(&hash(1), Version(5), to, from));
+        assert!(!index.relocate(&hash(1), Version(4), from, to));
+        assert!(index.relocate(&hash(1), Version(5), from, to));
         assert_eq!(index.get(&hash(1)), Some(located(5, 7, 3)));
     }
 

@@ -7,15 +7,20 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::disk::Request;
 use super::format::{BLOCK, BLOCK_BYTES, RecordFacts, RecordHash, RecordHeader, decode};
-use super::index::Place;
+use super::index::{Located, Place};
 use super::memory::{Buffer, Memory, Piece};
 use super::{Shared, checksum_of};
 
+/// How often a load looks again for a record that reclaim moves.
+const MOVES_MAX: u32 = 200;
+/// How long it pauses before.
+const MOVE_PAUSE: Duration = Duration::from_millis(5);
 /// Bytes of one request.
 const REQUEST_BYTES: usize = 1 << 20;
 
@@ -40,9 +45,32 @@ impl Shared {
         length: ByteCount,
         memory: &Memory,
     ) -> Result<RecordFacts, Missed> {
-        let located =
-            self.index.get(hash).filter(|located| located.version == version).ok_or(Missed::Absent)?;
-        let outcome = self.load_from(located.place, length, memory);
+        for _ in 0..MOVES_MAX {
+            let located =
+                self.index.get(hash).filter(|located| located.version == version).ok_or(Missed::Absent)?;
+            let outcome = self.load_from(located.place, length, memory);
+            let now = self.index.get(hash).map(|now| now.place);
+            match outcome {
+                Err(Missed::Failed) => return Err(Missed::Failed),
+                // Reclaim took the zone: the record is on its way to another place.
+                Err(Missed::Absent) if now == Some(located.place) => std::thread::sleep(MOVE_PAUSE),
+                // It moved between the look at the index and that at the disk.
+                Ok(_) | Err(_) if now != Some(located.place) => {}
+                outcome => return self.judge(hash, key, &located, outcome),
+            }
+        }
+        Err(Missed::Failed)
+    }
+
+    /// What was read is the record that was meant, or is forgotten.
+    fn judge(
+        &self,
+        hash: &RecordHash,
+        key: &[u8],
+        located: &Located,
+        outcome: Result<RecordFacts, Missed>,
+    ) -> Result<RecordFacts, Missed> {
+        let version = located.version;
         let facts = match outcome {
             Ok(facts) if facts.hash == *hash && facts.version == version && facts.key == key => facts,
             Ok(_) | Err(Missed::Corrupt) => {

@@ -6,13 +6,14 @@
 //! Invariants
 //! - A zone is free only when its header is void on the disk: removals that went with it hide nothing any more, because
 //!   every zone with older records went before, or is named by [`Device::oldest_sequence`].
-//! - Reclaim waits for no record that it writes again: their bytes are in memory of their own.
+//! - Reclaim waits for no record that it writes again when the writer needs the zone: their bytes are in memory of their
+//!   own. Until such a record stands in its new place the index names the old one, where loads find nothing and try again.
 //!
 //! Threads: one for a pool, `ssd-reclaim`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -31,6 +32,8 @@ const REINSERTED_PART: u64 = 2;
 const REINSERT_WINDOW: u64 = 32 << 20;
 /// How long records that are written again may take before the zone goes without them.
 const REINSERT_LIMIT: Duration = Duration::from_secs(5);
+/// How often it is looked whether the writer waits for the zone.
+const WRITER_LOOK: Duration = Duration::from_millis(5);
 /// How often the thread looks without being woken.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// How long an emptied zone waits for those who still read it.
@@ -78,7 +81,6 @@ impl Shared {
             self.quarantine(device, number);
             return true;
         }
-        self.drop_zone(device.zone_id(number));
         match device.void_zone(number, self.limit) {
             Ok(()) => {
                 device.change_zone(number, |zone| zone.state = ZoneState::Free);
@@ -121,15 +123,17 @@ impl Shared {
                 continue;
             };
             let bytes = facts.blocks() * BLOCK_BYTES;
-            // The last zone is left to new records.
-            let is_kept = located.heat > 0 && bytes <= budget && device.spare_zones() > 0;
+            let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
+            let is_kept = located.heat > 0 && bytes <= budget && pending <= REINSERT_WINDOW;
             if is_kept && let Some(receiver) = self.reinsert(device, place, facts) {
                 budget -= bytes;
                 under_way.push((bytes, receiver));
                 while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
-                    let (_, receiver) = under_way.remove(0);
-                    // Whatever became of it, its writer told the index.
-                    let _ = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+                    let (bytes, receiver) = under_way.remove(0);
+                    if !wait_for(device, &receiver, deadline) {
+                        under_way.push((bytes, receiver));
+                        break;
+                    }
                 }
             } else {
                 self.counters.dropped_objects.fetch_add(1, Ordering::Relaxed);
@@ -137,7 +141,8 @@ impl Shared {
             }
         }
         for (_, receiver) in under_way {
-            let _ = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+            // Whatever becomes of it, its writer tells the index.
+            wait_for(device, &receiver, deadline);
         }
     }
 
@@ -167,5 +172,18 @@ impl Shared {
         }
         device.work.reinserted_bytes.fetch_add(facts.blocks() * BLOCK_BYTES, Ordering::Relaxed);
         Some(receiver)
+    }
+}
+
+/// Waits until a record was written again, but not while the writer itself waits for the zone. Returns whether it was.
+fn wait_for(device: &Device, receiver: &Receiver<Stored>, deadline: Instant) -> bool {
+    loop {
+        match receiver.recv_timeout(WRITER_LOOK) {
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => return true,
+            Err(RecvTimeoutError::Timeout) if device.spare_zones() == 0 || Instant::now() >= deadline => {
+                return false;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
     }
 }

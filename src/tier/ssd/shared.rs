@@ -199,7 +199,10 @@ impl Shared {
             Origin::Owner(_) => {
                 pending.get(&(append.hash, append.version)).is_some_and(|pending| !pending.is_cancelled)
             }
-            Origin::Zone(place) => self.index.get(&append.hash).is_some_and(|found| found.place == place),
+            Origin::Zone(place) => self
+                .index
+                .get(&append.hash)
+                .is_some_and(|found| found.place == place && found.version == append.version),
         };
         is_wanted.then(|| self.next_order())
     }

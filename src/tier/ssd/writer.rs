@@ -272,7 +272,7 @@ impl Writer {
                     if self.shared.index.put(hash, &located) { Stored::Yes } else { Stored::Superseded }
                 }
                 (Some((to, _)), Origin::Zone(from)) => {
-                    if self.shared.index.relocate(&hash, from, to) {
+                    if self.shared.index.relocate(&hash, version, from, to) {
                         Stored::Yes
                     } else {
                         // Nobody knows the copy: a start must not find it, when nothing newer hides it.
@@ -285,7 +285,7 @@ impl Writer {
             }
         };
         if let (Stored::Failed, Origin::Zone(from)) = (stored, origin) {
-            self.shared.drop_record(&hash, |found| found.place == from);
+            self.shared.drop_record(&hash, |found| found.place == from && found.version == version);
         }
         self.device.queue.settle(append.length);
         if append.durable && stored == Stored::Yes {
