@@ -80,6 +80,7 @@ counters! {
     ssd_promotions: "tidefs_ssd_promotions_total", "Objects brought back from the SSD tier.";
     ssd_promoted_bytes: "tidefs_ssd_promoted_bytes_total", "Bytes of objects brought back from the SSD tier.";
     ssd_promotion_misses: "tidefs_ssd_promotion_misses_total", "Objects that could not be brought back, which is a miss.";
+    ssd_durability_failures: "tidefs_ssd_durability_failures_total", "Objects that were to be durable and are in memory only.";
     surprise_growth_bytes: "tidefs_surprise_growth_bytes_total", "Bytes evicted for writers larger than was reserved for them.";
 }
 

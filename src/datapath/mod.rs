@@ -23,6 +23,7 @@ mod listing;
 mod lookup;
 mod object;
 mod open;
+mod persist;
 mod promote;
 mod recent;
 mod recover;

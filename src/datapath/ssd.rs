@@ -53,8 +53,8 @@ pub(super) struct Lent {
 /// A record of the SSD tier that stands for nothing any more.
 #[derive(Debug)]
 pub(super) struct SsdRecord {
-    key: Vec<u8>,
-    version: Version,
+    pub(super) key: Vec<u8>,
+    pub(super) version: Version,
 }
 
 /// What becomes of a victim.
@@ -90,6 +90,34 @@ impl State {
         let directory = self.tree.directory(self.tree.get(slot)?.parent)?;
         let key = object_key(directory.id, self.tree.name(slot).as_bytes());
         Some(SsdRecord { key, version: object.version })
+    }
+
+    /// What a disk needs of an object, whose record is there or on its way from now on. `None` for what is not stored.
+    pub(super) fn send(&mut self, slot: Slot) -> Option<Lent> {
+        let object = self.object(slot)?;
+        let is_storable = object.phase == Phase::Sealed
+            && object.marks.has(Marks::FINAL)
+            // What applications attached is not in the record.
+            && !object.marks.has(Marks::DECORATED);
+        if !is_storable {
+            return None;
+        }
+        let directory = self.directory_id(self.tree.get(slot)?.parent).ok()?;
+        let name = self.tree.name(slot);
+        let lent = Lent {
+            ino: self.tree.ino(slot),
+            slot,
+            size: object.size,
+            key: object_key(directory, name.as_bytes()),
+            record: self.object_record(slot, directory, &name),
+            place: object.place.clone(),
+            may_change: object.marks.has(Marks::WRITABLE_MAPPING),
+        };
+        if let Some(object) = self.object_mut(slot) {
+            object.marks.set(Marks::ON_SSD, true);
+            object.marks.set(Marks::STALE_ON_SSD, false);
+        }
+        Some(lent)
     }
 
     /// Takes a sealed object out of its order and the accounts of memory.
@@ -164,11 +192,12 @@ impl Datapath {
     }
 
     /// Whether the object's record on SSD is as it is in memory.
-    fn stands_on_ssd(&self, ssd: &SsdTier, state: &State, slot: Slot) -> bool {
+    pub(super) fn stands_on_ssd(&self, ssd: &SsdTier, state: &State, slot: Slot) -> bool {
         let is_same = |object: &Object| {
             object.phase == Phase::Sealed
                 && object.marks.has(Marks::ON_SSD)
                 && !object.marks.has(Marks::STALE_ON_SSD)
+                && !object.marks.has(Marks::DECORATED)
         };
         state.object(slot).is_some_and(is_same)
             && state.ssd_record(slot).is_some_and(|record| ssd.holds(&record.key) == Some(record.version))
@@ -176,34 +205,12 @@ impl Datapath {
 
     /// Takes a victim out of the tables of memory to send it to a disk, if one takes it.
     fn lend(&self, ssd: &SsdTier, state: &mut State, victim: Slot) -> Option<Lent> {
-        let object = state.object(victim)?;
-        let is_storable = object.phase == Phase::Sealed
-            && object.marks.has(Marks::FINAL)
-            // What applications attached is not in the record.
-            && !object.marks.has(Marks::DECORATED)
-            && ssd.has_room_in_queue(object.size);
-        if !is_storable {
-            return None;
-        }
-        let node = state.tree.get(victim)?;
-        let directory = state.directory_id(node.parent).ok()?;
-        let name = state.tree.name(victim);
-        let lent = Lent {
-            ino: state.tree.ino(victim),
-            slot: victim,
-            size: object.size,
-            key: object_key(directory, name.as_bytes()),
-            record: state.object_record(victim, directory, &name),
-            place: object.place.clone(),
-            may_change: object.marks.has(Marks::WRITABLE_MAPPING),
-        };
+        let size = state.object(victim)?.size;
+        let lent = ssd.has_room_in_queue(size).then(|| state.send(victim)).flatten()?;
         state.depart(victim);
         if let Some(object) = state.object_mut(victim) {
             object.marks.set(Marks::STORING, true);
-            object.marks.set(Marks::ON_SSD, true);
-            object.marks.set(Marks::STALE_ON_SSD, false);
         }
-        self.lent.fetch_add(lent.size.get(), Ordering::Relaxed);
         Some(lent)
     }
 
@@ -217,13 +224,14 @@ impl Datapath {
     }
 
     /// Leaves an object to the SSD tier. `told`: who wants to know when that has ended.
-    pub(super) fn store(&self, lent: Lent, told: Option<std::sync::mpsc::SyncSender<()>>) {
+    pub(super) fn store(&self, lent: Lent, durable: bool, told: Option<std::sync::mpsc::SyncSender<()>>) {
         let Lent { ino, slot, size, key, mut record, place, may_change } = lent;
+        self.lent.fetch_add(size.get(), Ordering::Relaxed);
         let version = record.version;
         let put = self.source_of(&place, size, &mut record, may_change).and_then(|source| {
             let meta = record.encode().map_err(io::Error::other)?;
             let (checksum, owner) = (record.checksum, slot.0);
-            Ok(Put { key, meta, version, length: size, checksum, source, durable: false, owner })
+            Ok(Put { key, meta, version, length: size, checksum, source, durable, owner })
         });
         let weak = self.this.get().cloned().unwrap_or_default();
         let done = move |stored| {
@@ -376,7 +384,7 @@ impl Datapath {
                 self.count_evictions(std::slice::from_ref(&doomed));
                 self.bury(doomed);
             }
-            Leaving::Lent(lent) => self.store(*lent, told),
+            Leaving::Lent(lent) => self.store(*lent, false, told),
         }
     }
 

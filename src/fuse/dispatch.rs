@@ -231,13 +231,12 @@ impl Filesystem for Dispatcher {
     fn fsync(
         &self,
         _request: &Request,
-        _number: INodeNo,
-        _handle: FileHandle,
+        number: INodeNo,
+        handle: FileHandle,
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        // The memory tier has nothing more durable to offer than what a write already did.
-        reply.ok();
+        ops::open::fsync(self, number, handle, reply);
     }
 
     fn fsyncdir(

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::common::modes::in_both_modes;
 use super::common::pattern::{assert_same, bytes};
-use super::common::sys::get_xattr_text;
+use super::common::sys::{get_xattr_text, set_xattr};
 use super::common::wait::{HANG, until};
 use super::common::{Mode, Mount};
 
@@ -107,6 +107,36 @@ fn a_host_that_lost_its_memory_finds_what_was_on_disk_with_its_folders() {
     assert_same(&fs::read(&deep).expect("read"), &content(1), "the deep object");
     assert_eq!(fs::metadata(&deep).expect("stat").permissions().mode() & 0o777, 0o640);
     check_all(&mount, &namespace);
+}
+
+#[test]
+fn a_rename_in_a_durable_directory_survives_the_loss_of_memory() {
+    let disk = disk();
+    let mut mount = mount_on(MODE, disk.path(), &[]);
+    let namespace = mount.namespace("kv");
+    set_xattr(&namespace, "user.tidefs.durability", b"ssd").expect("setxattr");
+    for number in 0..8_u64 {
+        let path = namespace.join(format!("object{number}"));
+        fs::write(path.with_extension("tmp"), content(number)).expect("write");
+        fs::rename(path.with_extension("tmp"), &path).expect("rename");
+        assert_ne!(tier_of(&path), "ssd", "it is in memory too");
+    }
+    let written = namespace.join("written in place");
+    fs::write(&written, content(8)).expect("write");
+    File::open(&written).and_then(|file| file.sync_all()).expect("fsync");
+    fs::write(namespace.join("not durable"), content(9)).expect("write");
+    // Killed, and its memory is taken away, as by a power cut.
+    let memory = mount.instance_dir().join("memory");
+    mount.kill9();
+    nix::mount::umount2(&memory, nix::mount::MntFlags::MNT_DETACH).expect("umount of the memory");
+    mount.start_daemon();
+    for number in 0..8_u64 {
+        let found = fs::read(namespace.join(format!("object{number}"))).expect("read");
+        assert_same(&found, &content(number), "a durable object");
+    }
+    assert_same(&fs::read(&written).expect("read"), &content(8), "an object after fsync");
+    assert_eq!(get_xattr_text(&namespace, "user.tidefs.durability"), "ssd");
+    assert!(!namespace.join("not durable").exists(), "memory was not lost: this shows nothing");
 }
 
 #[test]

@@ -140,3 +140,18 @@ pub(in crate::fuse) fn release(
     }
     reply.ok();
 }
+
+/// Memory has nothing more durable to offer than what a write already did; a disk may, of what is sealed.
+pub(in crate::fuse) fn fsync(
+    dispatcher: &Dispatcher,
+    number: INodeNo,
+    handle: FileHandle,
+    reply: ReplyEmpty,
+) {
+    let durable = (!ControlFiles::owns(number))
+        .then(|| dispatcher.datapath.must_persist_handle(HandleId(handle.0)))
+        .flatten();
+    let Some(object) = durable else { return reply.ok() };
+    let datapath = Arc::clone(&dispatcher.datapath);
+    dispatcher.loader.leave(object, Box::new(move || reply_done(datapath.persist(object), "fsync", reply)));
+}
