@@ -29,14 +29,19 @@ pub(super) struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ZoneId(u32);
 
-/// Most zones of one device.
-pub(super) const ZONES_MAX: u32 = 1 << 24;
+/// Most zones of one device; the last number stands for records on the move.
+pub(super) const ZONES_MAX: u32 = (1 << 24) - 1;
 
 impl ZoneId {
     /// The zone `zone` of `device`.
     pub(super) fn new(device: u8, zone: u32) -> Self {
         debug_assert!(zone < ZONES_MAX, "devices have fewer zones than that");
-        Self(u32::from(device) << 24 | (zone & (ZONES_MAX - 1)))
+        Self(u32::from(device) << 24 | (zone & ZONES_MAX))
+    }
+
+    /// No zone of `device`: where records stand while reclaim moves them, so that their old zone may be used again.
+    pub(super) fn on_the_move(device: u8) -> Self {
+        Self(u32::from(device) << 24 | ZONES_MAX)
     }
 
     /// The device.
@@ -46,7 +51,7 @@ impl ZoneId {
 
     /// The zone on it.
     pub(super) fn zone(self) -> u32 {
-        self.0 & (ZONES_MAX - 1)
+        self.0 & ZONES_MAX
     }
 }
 

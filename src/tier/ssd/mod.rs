@@ -103,7 +103,7 @@ pub struct Put {
 #[derive(Debug)]
 pub struct SsdTier {
     shared: Arc<Shared>,
-    /// Guards the threads, which are joined once.
+    /// Guards the threads, which are joined once; the last one is the reclaimer.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -263,14 +263,19 @@ impl SsdTier {
     pub fn stop(&self) {
         self.shared.is_stopping.store(true, Ordering::Relaxed);
         self.shared.wake_reclaim();
-        for device in &self.shared.devices {
-            device.queue.close();
-        }
-        for thread in self.threads.lock().drain(..) {
+        let mut threads = std::mem::take(&mut *self.threads.lock());
+        let join = |thread: JoinHandle<()>| {
             if thread.join().is_err() {
                 tracing::error!("a thread of the SSD tier had panicked");
             }
+        };
+        // Reclaim first: what it writes again is written before the writers end.
+        threads.pop().into_iter().for_each(join);
+        self.shared.is_reclaim_over.store(true, Ordering::Relaxed);
+        for device in &self.shared.devices {
+            device.queue.close();
         }
+        threads.into_iter().for_each(join);
     }
 }
 

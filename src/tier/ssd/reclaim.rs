@@ -7,7 +7,7 @@
 //! - A zone is free only when its header is void on the disk: removals that went with it hide nothing any more, because
 //!   every zone with older records went before, or is named by [`Device::oldest_sequence`].
 //! - Reclaim waits for no record that it writes again when the writer needs the zone: their bytes are in memory of their
-//!   own. Until such a record stands in its new place the index names the old one, where loads find nothing and try again.
+//!   own. Until such a record is written again the index names no zone for it, and loads try again.
 //!
 //! Threads: one for a pool, `ssd-reclaim`.
 
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::device::{Device, FooterPlace, ZoneState};
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts};
-use super::index::Place;
+use super::index::{Place, ZoneId};
 use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Stored};
 use super::recover::{read_footer, scan_zone};
@@ -154,6 +154,11 @@ impl Shared {
         if read != *facts {
             return None;
         }
+        // Its bytes are here: from now on it stands nowhere, until it is written.
+        let nowhere = Place { zone: ZoneId::on_the_move(device.number), block: self.next_move() };
+        if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
+            return None;
+        }
         let (sender, receiver) = sync_channel(1);
         let append = Append {
             hash: facts.hash,
@@ -164,10 +169,11 @@ impl Shared {
             checksum: Some(facts.checksum),
             memory,
             durable: false,
-            origin: Origin::Zone(place),
+            origin: Origin::Zone(nowhere),
             done: super::queue::report_to(sender),
         };
         if !device.queue.push(Job::Append(append)) {
+            self.drop_record(&facts.hash, |found| found.place == nowhere);
             return None;
         }
         device.work.reinserted_bytes.fetch_add(facts.blocks() * BLOCK_BYTES, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io as std_io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -57,9 +57,13 @@ pub(super) struct Shared {
     pub(super) limit: Duration,
     io: Option<Arc<Io>>,
     pub(super) is_stopping: AtomicBool,
+    /// Whether no zone will be freed any more.
+    pub(super) is_reclaim_over: AtomicBool,
     /// Whether reclaim was woken and has not looked yet.
     reclaim_woken: Mutex<bool>,
     reclaim_wake: Condvar,
+    /// Tells records on the move apart.
+    moves: AtomicU32,
 }
 
 impl Shared {
@@ -87,8 +91,10 @@ impl Shared {
             limit: config.limit,
             io,
             is_stopping: AtomicBool::new(false),
+            is_reclaim_over: AtomicBool::new(false),
             reclaim_woken: Mutex::new(false),
             reclaim_wake: Condvar::new(),
+            moves: AtomicU32::new(0),
         })
     }
 
@@ -98,6 +104,10 @@ impl Shared {
 
     pub(super) fn next_order(&self) -> Order {
         self.order.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn next_move(&self) -> u32 {
+        self.moves.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(super) fn is_stopping(&self) -> bool {

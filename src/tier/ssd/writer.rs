@@ -373,7 +373,7 @@ impl Writer {
                 self.open = Some(OpenZone { zone, sequence, next_block: 1, entries, footer_bytes: 0 });
                 return true;
             }
-            if Instant::now() >= deadline || self.shared.is_stopping() {
+            if Instant::now() >= deadline || self.shared.is_reclaim_over.load(Ordering::Relaxed) {
                 self.shared.counters.zone_waits.fetch_add(1, Ordering::Relaxed);
                 return false;
             }
