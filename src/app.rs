@@ -3,6 +3,8 @@
 //! A start goes: configuration -> lock -> memory tier -> recovery -> mount -> control socket -> "mounted". A stop
 //! goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
 
+mod ssd;
+
 use std::fmt::Display;
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
@@ -105,6 +107,7 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
 /// Removes the state directory of this mount, which holds nothing but the lock any more. While that is held nobody else
 /// starts here; who waits for it finds that it is gone, and makes a new one.
 fn remove_state(file: &Path, directory: &Path, _held: &InstanceLock) {
+    ssd::remove_empty_removals(directory);
     let removed = fs::remove_file(file).and_then(|()| fs::remove_dir(directory));
     if let Err(error) = removed {
         tracing::debug!(directory = %directory.display(), %error, "the state directory stays");
@@ -289,6 +292,7 @@ impl Daemon {
                 "took over what an earlier daemon sealed"
             );
         }
+        ssd::attach(&datapath, &effective)?;
         let effective = Arc::new(effective);
         let operations = Arc::new(DaemonOperations::new(
             Arc::clone(&datapath),
@@ -367,6 +371,9 @@ impl Daemon {
                 tracing::error!("a background thread had panicked");
             }
         }
+        if let Some(ssd) = self.datapath.ssd() {
+            ssd.stop();
+        }
         let usage = self.datapath.tier().usage().ok();
         match self.effective.config.runtime.on_stop {
             OnStop::Discard => {
@@ -405,7 +412,15 @@ fn start_background(
         }),
     )?;
     datapath.set_keeper(headroom.thread().clone());
-    Ok(vec![
+    let mut threads = Vec::new();
+    if datapath.ssd().is_some() {
+        let (demoter, demotes) = (Arc::clone(datapath), Arc::clone(stopping));
+        threads.push(spawn(
+            "demoter",
+            Box::new(move || demoter.demote_in_background(|| demotes.load(Ordering::Relaxed))),
+        )?);
+    }
+    threads.extend([
         headroom,
         spawn(
             "checksums",
@@ -413,7 +428,8 @@ fn start_background(
                 checker.check_in_background(|| checks.load(Ordering::Relaxed));
             }),
         )?,
-    ])
+    ]);
+    Ok(threads)
 }
 
 fn settings_of(config: &Config) -> Settings {
@@ -426,6 +442,7 @@ fn settings_of(config: &Config) -> Settings {
         capacity: config.memory.capacity,
         packed_max: config.memory.packed_max,
         write_headroom: config.memory.write_headroom,
+        free_ahead: config.ssd.free_ahead,
         scratch_min: config.scratch.min,
         is_temporary: Box::new(move |name| patterns.matches(name)),
         kernel_inodes_max: config.fuse.cached_inodes_max,
@@ -451,5 +468,6 @@ fn session_settings(config: &Config, mount_dir: &Path) -> SessionSettings {
         entry_ttl: Duration::from_secs(config.fuse.entry_ttl_s),
         negative_ttl: Duration::from_secs(config.fuse.negative_ttl_s),
         max_background: config.fuse.max_background,
+        loads: config.ssd.loads,
     }
 }

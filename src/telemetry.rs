@@ -74,6 +74,13 @@ counters! {
     passthrough_failures: "tidefs_passthrough_failures_total", "Opens served by the daemon because passthrough failed.";
     direct_opens: "tidefs_direct_opens_total", "Opens served by the daemon.";
     scratch_conversions: "tidefs_scratch_conversions_total", "Files that became scratch.";
+    ssd_demotions: "tidefs_ssd_demotions_total", "Objects that left memory for the SSD tier.";
+    ssd_demoted_bytes: "tidefs_ssd_demoted_bytes_total", "Bytes of objects that were written to the SSD tier as they left.";
+    ssd_refusals: "tidefs_ssd_refusals_total", "Objects on their way to the SSD tier that it did not store.";
+    ssd_promotions: "tidefs_ssd_promotions_total", "Objects brought back from the SSD tier.";
+    ssd_promoted_bytes: "tidefs_ssd_promoted_bytes_total", "Bytes of objects brought back from the SSD tier.";
+    ssd_promotion_misses: "tidefs_ssd_promotion_misses_total", "Objects that could not be brought back, which is a miss.";
+    ssd_durability_failures: "tidefs_ssd_durability_failures_total", "Objects that were to be durable and are in memory only.";
     surprise_growth_bytes: "tidefs_surprise_growth_bytes_total", "Bytes evicted for writers larger than was reserved for them.";
 }
 

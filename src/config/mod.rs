@@ -34,6 +34,7 @@ mod reference;
 mod schema;
 mod settings;
 mod sources;
+mod ssd;
 mod validate;
 mod value;
 
@@ -55,7 +56,8 @@ pub use reference::reference_markdown;
 pub use schema::{Range, Setting, Shape, find_setting};
 pub use settings::{
     Config, EvictionSettings, FuseSettings, LogSettings, MemorySettings, NamesSettings, RootSettings,
-    RuntimeSettings, SETTINGS, ScratchSettings,
+    RuntimeSettings, SETTINGS, ScratchSettings, SsdSettings,
 };
 pub use sources::{ConfigFile, Origin, Sources};
+pub use ssd::PathList;
 pub use value::SettingValue;

@@ -27,6 +27,7 @@ use super::merge::Given;
 use super::mode::FileMode;
 use super::patterns::NamePatterns;
 use super::schema::{Range, Setting, read_within, settings};
+use super::ssd::PathList;
 use super::value::SettingValue;
 
 /// A cache below this holds too few segments to be one.
@@ -227,6 +228,90 @@ settings! {
         }
     }
 
+    /// Local disks that keep what leaves memory.
+    ssd: SsdSettings {
+        /// Directories on local disks, or block devices, that keep objects evicted from memory; none switches the tier
+        /// off. Objects are striped over all of them. A directory must exist: an unmounted disk is not written to.
+        /// A list: an array in a file, elsewhere one text with `:` between the paths.
+        dirs: PathList {
+            default: PathList::default();
+            range: Range::any();
+            alias: "ssd";
+            example: "/mnt/nvme0/tidefs:/mnt/nvme1/tidefs";
+        }
+
+        /// Bytes of disk that the tier may hold, on all directories together, in equal parts. `0` takes three quarters
+        /// of what is free on them, what the tier holds already included. Lower it when other programs need the disks.
+        capacity: ByteCount {
+            default: ByteCount::ZERO;
+            range: Range::any();
+            alias: "ssd_capacity";
+            example: "2TiB";
+        }
+
+        /// Bytes a second that may be written, so that a disk lasts; `0` is without limit. What is evicted beyond that
+        /// is dropped.
+        write_bytes_per_second: ByteCount {
+            default: ByteCount::ZERO;
+            range: Range::any();
+            example: "500MiB";
+        }
+
+        /// Milliseconds that an evicted object may wait for its disk; what would wait longer is dropped. Raise it when
+        /// evictions come in bursts.
+        queue_ms: u64 {
+            default: 500;
+            range: Range::between(1, 60_000);
+            example: "2000";
+        }
+
+        /// Bytes of memory that objects may hold while they wait for their disk.
+        queue_max: ByteCount {
+            default: default_part(memory.capacity, ByteCount::mib(8), ByteCount::gib(1)),
+                "`memory.capacity` / 16, within `8MiB` and `1GiB`";
+            range: Range::at_least(ByteCount::mib(1));
+            example: "256MiB";
+        }
+
+        /// Free bytes of memory that are kept, beyond `memory.write_headroom`, by sending what is coldest to the disks
+        /// before room is needed. Raise it when writers come in bursts faster than the disks.
+        free_ahead: ByteCount {
+            default: default_part(memory.capacity, ByteCount::mib(2), ByteCount::gib(4)),
+                "`memory.capacity` / 16, within `2MiB` and `4GiB`";
+            range: Range::any();
+            example: "1GiB";
+        }
+
+        /// Bytes of a zone, the unit in which old objects are dropped; less is used on small disks. An object larger
+        /// than a zone is not kept. Only for disks that are new to the tier.
+        zone: ByteCount {
+            default: ByteCount::mib(256);
+            range: Range::between(ByteCount::mib(1), ByteCount::gib(4));
+            example: "1GiB";
+        }
+
+        /// Milliseconds that one request of a disk may take. An open whose load takes longer is a miss.
+        deadline_ms: u64 {
+            default: 5000;
+            range: Range::between(10, 600_000);
+            example: "1000";
+        }
+
+        /// Objects that are brought back at once.
+        loads: usize {
+            default: 16;
+            range: Range::between(1, 256);
+            example: "32";
+        }
+
+        /// Whether io_uring is used where the kernel allows it. `false` is for tests and comparisons.
+        io_uring: bool {
+            default: true;
+            range: Range::any();
+            example: "false";
+        }
+    }
+
     /// The daemon itself.
     runtime: RuntimeSettings {
         /// Directory for the state of mounts: lock, admin socket and the memory that outlives the daemon, each in
@@ -313,6 +398,12 @@ fn default_capacity(memory: ByteCount) -> ByteCount {
 
 fn default_headroom(capacity: ByteCount) -> ByteCount {
     ByteCount(capacity.get() / 32).clamp(ByteCount::mib(16), ByteCount::gib(1))
+}
+
+/// A sixteenth of the memory, within bounds.
+fn default_part(capacity: ByteCount, least: ByteCount, most: ByteCount) -> ByteCount {
+    let part = capacity.get() / 16;
+    ByteCount(part - part % ByteCount::mib(1).get()).clamp(least, most)
 }
 
 fn default_scratch_dir(host: &Host, instance: &str) -> PathBuf {

@@ -20,6 +20,7 @@ pub(super) fn validate(config: &Config, host: &Host, mount: &MountPlace, given: 
     check_directories_outside_of_mount(config, mount, given);
     check_state_dir_is_known(host, given);
     check_scratch_capacity_is_known(config, host, mount, given);
+    check_ssd(config, mount, given);
 }
 
 fn check_capacity(config: &Config, host: &Host, given: &mut Given) {
@@ -55,6 +56,30 @@ fn check_directories_outside_of_mount(config: &Config, mount: &MountPlace, given
                 format!("set {key} to a directory outside of the mount"),
             );
         }
+    }
+}
+
+fn check_ssd(config: &Config, mount: &MountPlace, given: &mut Given) {
+    for directory in config.ssd.dirs.paths().iter().filter(|directory| mount.contains(directory)) {
+        given.contradict(
+            "ssd.dirs",
+            &[],
+            format!(
+                "{} is in the mount {}, so the daemon would wait for itself",
+                directory.display(),
+                mount.dir.display()
+            ),
+            "name directories outside of the mount".to_owned(),
+        );
+    }
+    let most = ByteCount(config.memory.capacity.get() / 2);
+    if config.ssd.free_ahead > most {
+        given.contradict(
+            "ssd.free_ahead",
+            &["memory.capacity"],
+            format!("this is more than half of memory.capacity, {}", config.memory.capacity.show()),
+            format!("set ssd.free_ahead to at most {}", most.show()),
+        );
     }
 }
 

@@ -16,6 +16,7 @@ mod credentials;
 mod handlers;
 mod operations;
 mod server;
+mod ssd;
 
 use std::fmt;
 use std::ops::ControlFlow;

@@ -142,6 +142,7 @@ fn tier(text: &str) -> Option<Tier> {
         "memory" => Tier::Memory,
         "packed" => Tier::Packed,
         "scratch" => Tier::Scratch,
+        "ssd" => Tier::Ssd,
         "writing" => Tier::Writing,
         _ => return None,
     })
@@ -180,7 +181,9 @@ impl Operations for DaemonOperations {
         let overview = self.datapath.overview().map_err(|error| internal(&error))?;
         let telemetry = self.datapath.telemetry();
         let facts = self.facts.get();
-        let (memory_warnings, warnings) = self.warnings(&overview);
+        let (memory_warnings, mut warnings) = self.warnings(&overview);
+        let ssd = self.datapath.ssd().map(|tier| super::ssd::status(tier));
+        warnings.extend(ssd.iter().flat_map(super::ssd::warnings));
         let started_at = facts.map_or_else(SystemTime::now, |facts| facts.started_at);
         Ok(Status {
             api_version: API_VERSION,
@@ -206,6 +209,7 @@ impl Operations for DaemonOperations {
                 bytes: overview.scratch_used,
                 capacity: Some(overview.scratch_capacity),
             },
+            ssd,
             eviction: EvictionStatus {
                 policy: overview.policy.to_owned(),
                 evicted_objects: ObjectCount(telemetry.evictions.get()),
@@ -468,6 +472,9 @@ impl Operations for DaemonOperations {
         for (name, help, value) in gauges {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
+        }
+        if let Some(tier) = self.datapath.ssd() {
+            text.push_str(&super::ssd::metrics(&super::ssd::status(tier)));
         }
         text.push_str("# EOF\n");
         Ok(text)

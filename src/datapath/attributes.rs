@@ -49,7 +49,7 @@ impl Datapath {
         if *attributes != before {
             attributes.ctime_ns = now_ns;
             let persisted = if state.tree.directory(slot).is_some() {
-                self.tier.put_directory(&state.directory_record(slot)).map_err(Error::from)
+                self.persist_directory(&mut state, slot)
             } else {
                 self.rewrite_record(&mut state, slot)
             };

@@ -275,10 +275,10 @@ impl Datapath {
         state.tree.attach(slot, parent, name)?;
         let domain = state.folders.domain(parent);
         state.folders.insert(slot, PolicyRecord::default(), domain, ByteCount::ZERO);
-        if let Err(error) = self.tier.put_directory(&state.directory_record(slot)) {
+        if let Err(error) = self.persist_directory(&mut state, slot) {
             state.tree.detach(slot);
             state.drop_if_unused(slot);
-            return Err(error.into());
+            return Err(error);
         }
         state.tree.node_mut(parent).attributes.mtime_ns = attributes.mtime_ns;
         state.tree.reference(slot);

@@ -164,6 +164,7 @@ impl State {
             nearer.pin = nearer.pin.or(farther.pin);
             nearer.priority = nearer.priority.or(farther.priority);
             nearer.scratch = nearer.scratch.or(farther.scratch);
+            nearer.durable = nearer.durable.or(farther.durable);
             if nearer.eviction.is_none() {
                 nearer.eviction.clone_from(&farther.eviction);
             }

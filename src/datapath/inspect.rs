@@ -268,7 +268,7 @@ impl Datapath {
             expires_at_ns: state.expiry_of.get(&slot).copied(),
             segment: object.and_then(|object| match object.place {
                 Place::Solo(segment) => Some(segment),
-                Place::Packed(_) | Place::Scratch(_) => None,
+                Place::Packed(_) | Place::Scratch(_) | Place::Ssd => None,
             }),
         }
     }

@@ -23,8 +23,11 @@ mod listing;
 mod lookup;
 mod object;
 mod open;
+mod persist;
+mod promote;
 mod recent;
 mod recover;
+mod recover_ssd;
 mod release;
 mod remove;
 mod rename;
@@ -32,6 +35,7 @@ mod reopen;
 mod room;
 mod seal;
 mod slot_file;
+mod ssd;
 mod stat;
 mod verify;
 mod write;
@@ -42,7 +46,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
@@ -56,6 +60,7 @@ use crate::telemetry::Telemetry;
 use crate::tier::eviction::chain::ChainTracker;
 use crate::tier::memory::MemoryTier;
 use crate::tier::scratch::Scratch;
+use crate::tier::ssd::SsdTier;
 
 pub use attributes::AttributeChange;
 pub use domains::EvictionSettings;
@@ -98,6 +103,8 @@ pub struct Settings {
     pub packed_max: ByteCount,
     /// Free bytes kept ahead of writers that may outgrow what was reserved for them.
     pub write_headroom: ByteCount,
+    /// Free bytes kept beyond that by sending what is coldest to the SSD tier, where there is one.
+    pub free_ahead: ByteCount,
     /// A file of at least this size becomes scratch.
     pub scratch_min: ByteCount,
     /// Whether a name is temporary: not final until it is renamed.
@@ -196,6 +203,11 @@ pub struct Datapath {
     ends_of_room: AtomicU64,
     keeper: OnceLock<std::thread::Thread>,
     unchecked: verify::Queue,
+    ssd: OnceLock<Arc<SsdTier>>,
+    /// The datapath itself, for what the SSD tier's threads call back.
+    this: OnceLock<Weak<Datapath>>,
+    /// Bytes of objects on their way to the SSD tier, still in memory.
+    lent: AtomicU64,
 }
 
 impl Datapath {
@@ -249,6 +261,9 @@ impl Datapath {
             ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),
             unchecked: verify::Queue::default(),
+            ssd: OnceLock::new(),
+            this: OnceLock::new(),
+            lent: AtomicU64::new(0),
         }
     }
 

@@ -25,6 +25,8 @@ pub enum Place {
     Packed(PackedExtent),
     /// A slot file on disk: mutable, local, never sealed.
     Scratch(Arc<ScratchFile>),
+    /// In the SSD tier alone: brought back before it is opened.
+    Ssd,
 }
 
 /// Stations in the life of a file.
@@ -42,7 +44,7 @@ pub enum Phase {
 
 /// Facts of a file that are one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Marks(u8);
+pub struct Marks(u16);
 
 impl Marks {
     /// No writer is left: the bytes cannot change any more.
@@ -61,7 +63,13 @@ impl Marks {
     /// Was never final, so the kernel was told no attributes that it may believe for any time and does not know changed.
     pub const FRESH: Self = Self(64);
     /// Has a temporary name and was no object yet: everybody sees it while it is written.
-    pub const SHOWN: Self = Self(128);
+    pub const SHOWN: Self = Self(1024);
+    /// On its way to the SSD tier, out of the order of eviction and of the accounts; its bytes are still in memory.
+    pub const STORING: Self = Self(128);
+    /// The SSD tier has a record of this version under this name, or is about to.
+    pub const ON_SSD: Self = Self(256);
+    /// What that record says beside the bytes is not true any more.
+    pub const STALE_ON_SSD: Self = Self(512);
 
     /// Whether all bits of `mark` are set.
     #[must_use]
@@ -222,7 +230,7 @@ impl Object {
     /// Whether its bytes can still be found without an open handle.
     #[must_use]
     pub fn is_readable(&self) -> bool {
-        !matches!(self.place, Place::Solo(super::remove::NO_SEGMENT))
+        !matches!(self.place, Place::Solo(super::remove::NO_SEGMENT) | Place::Ssd)
     }
 
     /// Drops the open state when nothing in it is needed.

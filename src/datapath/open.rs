@@ -176,7 +176,12 @@ impl Datapath {
         slot: Slot,
         options: OpenOptions,
     ) -> Result<Opened, Error> {
+        state.readmit(slot);
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
+        if object.phase == Phase::Sealed && matches!(object.place, Place::Ssd) {
+            // It was to be brought back before, and could not be, or left again: a miss.
+            return Err(Error::NoObject);
+        }
         let is_resumed = options.write && object.phase == Phase::Parked;
         match object.phase {
             // The old version of a name that was replaced after it was looked up can be read to its end.
@@ -245,6 +250,7 @@ impl Datapath {
             Place::Solo(segment) => Ok(Arc::new(self.tier.open_segment(*segment).map_err(|_| Error::Stale)?)),
             Place::Scratch(scratch) => Ok(Arc::clone(scratch.file())),
             Place::Packed(_) => Err(Error::Unsupported("packed objects have no backing file")),
+            Place::Ssd => Err(Error::Stale),
         }
     }
 

@@ -207,11 +207,44 @@ impl State {
         self.renew_domains();
     }
 
+    /// Hangs further directories into the tree, below those that are there.
+    pub(super) fn adopt_more_directories(
+        &mut self,
+        records: Vec<DirectoryRecord>,
+        slots: &mut HashMap<DirectoryId, Slot>,
+    ) {
+        let mut waiting = records;
+        loop {
+            let (ready, later): (Vec<_>, Vec<_>) = std::mem::take(&mut waiting)
+                .into_iter()
+                .partition(|record| slots.contains_key(&record.parent));
+            if ready.is_empty() {
+                break;
+            }
+            for record in ready {
+                let (Ok(name), Some(&parent)) = (Name::new(&record.name), slots.get(&record.parent)) else {
+                    continue;
+                };
+                self.next_directory = self.next_directory.max(DirectoryId(record.id.0 + 1));
+                let body = Body::Directory(Box::new(Directory::new(record.id)));
+                let slot = self.tree.make(attributes_of(&record), body);
+                if self.tree.attach(slot, parent, name).is_err() {
+                    self.tree.free(slot);
+                    continue;
+                }
+                self.folders.insert(slot, record.policy, self.folders.domain(parent), ByteCount::ZERO);
+                slots.insert(record.id, slot);
+            }
+            waiting = later;
+        }
+        self.renew_domains();
+    }
+
     /// Hangs a recovered object into the tree. Returns where, and the bytes of an older version that stood there.
     ///
     /// # Errors
     /// The place of the object itself, when a later version or a directory has its name.
-    fn adopt_object(
+    pub(super) fn adopt_object(
         &mut self,
         parent: Slot,
         name: Name,
@@ -325,7 +358,7 @@ impl State {
             .entries_after(directory, crate::namespace::Cookie::START)
             .filter_map(|(_, slot, _)| {
                 let object = self.object(slot)?;
-                let is_ordered = object.phase == Phase::Sealed
+                let is_ordered = (object.phase == Phase::Sealed && object.is_resident())
                     || (object.phase == Phase::Parked && !matches!(object.place, Place::Scratch(_)));
                 is_ordered.then(|| (slot, footprint(object.size)))
             })

@@ -7,6 +7,7 @@ use tidefs_engine::types::{ByteCount, ObjectCount, SegmentId};
 use super::folders::Change;
 use super::history::Ending;
 use super::room::footprint;
+use super::ssd::SsdRecord;
 use super::{Caller, Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Body, Ino, Name, Node, Slot};
 use crate::tier::eviction::Departure;
@@ -24,6 +25,8 @@ pub(super) struct Doomed {
     place: Option<Place>,
     /// Bytes that are still read, and that a restart must not find.
     retired: Option<Place>,
+    /// Its record in the SSD tier.
+    on_ssd: Option<SsdRecord>,
     /// Its length.
     pub(super) size: ByteCount,
     ino: Ino,
@@ -31,6 +34,28 @@ pub(super) struct Doomed {
     kernel_knows: bool,
     /// Whether the backing file may be needed by handles that are open, or by opens that are on their way.
     is_open: bool,
+}
+
+impl Doomed {
+    /// Bytes of an object that stays under its name.
+    pub(super) fn bytes_only(place: Place, size: ByteCount, ino: Ino) -> Self {
+        let place = Some(place);
+        Self { place, retired: None, on_ssd: None, size, ino, kernel_knows: false, is_open: false }
+    }
+
+    /// The record in the SSD tier of an object that stays under another name.
+    pub(super) fn record_only(record: SsdRecord, ino: Ino) -> Self {
+        let size = ByteCount::ZERO;
+        Self {
+            place: None,
+            retired: None,
+            on_ssd: Some(record),
+            size,
+            ino,
+            kernel_knows: false,
+            is_open: true,
+        }
+    }
 }
 
 impl State {
@@ -42,6 +67,8 @@ impl State {
         departure: Departure,
         ending: Option<(i64, Ending)>,
     ) -> Doomed {
+        let on_ssd = self.ssd_record(slot);
+        self.readmit(slot);
         let node = self.tree.node(slot);
         let (parent, kernel_knows) = (node.parent, node.lookups > 0);
         let is_named = !node.is_detached();
@@ -51,7 +78,9 @@ impl State {
         let ino = self.tree.ino(slot);
         let key = self.key_of(slot);
         let size = self.object(slot).map(|object| object.size).unwrap_or_default();
+        let is_resident = self.object(slot).is_some_and(super::Object::is_resident);
         match self.object(slot).map(|object| object.phase) {
+            Some(Phase::Sealed) if !is_resident => {}
             Some(Phase::Sealed) => {
                 self.leave_order(slot, footprint(size), departure);
                 self.uncount(parent, size);
@@ -78,6 +107,7 @@ impl State {
         let mut doomed = Doomed {
             place: None,
             retired: None,
+            on_ssd,
             size,
             ino,
             kernel_knows: kernel_knows && is_named,
@@ -124,7 +154,7 @@ impl State {
         }
         match self.tree.free(slot).body {
             Body::File(object) => match object.place {
-                Place::Solo(NO_SEGMENT) | Place::Scratch(_) => None,
+                Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => None,
                 place @ (Place::Solo(_) | Place::Packed(_)) => Some(place),
             },
             Body::Directory(_) => {
@@ -179,13 +209,16 @@ impl Datapath {
                 kernel.release_backing(doomed.ino);
             }
         }
+        if let Some(record) = &doomed.on_ssd {
+            self.remove_from_ssd(record);
+        }
         if let Some(place) = &doomed.retired {
             let retired = match place {
                 Place::Packed(extent) => self.tier.retire_packed(*extent),
                 Place::Solo(segment) => {
                     self.tier.open_segment(*segment).and_then(|file| self.tier.unseal(&file))
                 }
-                Place::Scratch(_) => Ok(()),
+                Place::Scratch(_) | Place::Ssd => Ok(()),
             };
             match retired {
                 Ok(()) => {}
@@ -203,7 +236,7 @@ impl Datapath {
     pub(super) fn free_place(&self, place: Place) {
         self.watch_for_end_of_room();
         match place {
-            Place::Solo(NO_SEGMENT) | Place::Scratch(_) => {}
+            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => {}
             Place::Solo(segment) => {
                 if let Err(error) = self.tier.remove_segment(segment) {
                     tracing::error!(segment = segment.0, %error, "a segment file could not be removed; its memory stays in use");
@@ -263,6 +296,8 @@ impl Datapath {
         state.leave_directory(slot);
         state.tree.node_mut(parent).attributes.mtime_ns = self.now_ns();
         state.drop_if_unused(slot);
+        drop(state);
+        self.forget_directory(id);
         Ok(())
     }
 

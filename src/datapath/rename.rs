@@ -8,6 +8,7 @@ use tidefs_engine::types::{ByteCount, Version};
 use super::history::Ending;
 use super::object::Refusal;
 use super::release::Afterwards;
+use super::remove::Doomed;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Phase, Place, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};
@@ -157,10 +158,19 @@ impl Datapath {
         name: Name,
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
+        state.readmit(slot);
+        if state.object(slot).is_some_and(|object| matches!(object.place, Place::Ssd)) {
+            // It was to be brought back before, and could not be: a miss.
+            return Err(Error::NoObject);
+        }
         let directory = state.directory_id(parent)?;
         let (version, now_ns) = (state.take_version(), self.now_ns());
         // First, since it may find no room; from two objects of one name a restart takes the one with this version.
         self.write_record(state, slot, (parent, &name), version, now_ns)?;
+        if let Some(record) = state.ssd_record(slot) {
+            let ino = state.tree.ino(slot);
+            afterwards.doomed.push(Doomed::record_only(record, ino));
+        }
         let size = state.object(slot).map(|object| object.size).unwrap_or_default();
         let next = state.object(slot).and_then(|object| object.open.as_ref()?.next_version);
         let heir = self.displace(state, parent, &name, slot, next.is_none(), afterwards);
@@ -195,6 +205,7 @@ impl Datapath {
         state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
         if let Some(object) = state.object_mut(slot) {
             object.version = version;
+            object.marks.set(Marks::ON_SSD, false);
         }
         if state.tree.node(slot).lookups > 0 {
             afterwards.changed.push(state.tree.ino(slot));
@@ -297,7 +308,9 @@ impl Datapath {
             if !directory.children.is_empty() {
                 return Err(Error::NotEmpty);
             }
-            self.tier.remove_directory(directory.id)?;
+            let id = directory.id;
+            self.tier.remove_directory(id)?;
+            self.forget_directory(id);
             state.leave_directory(target);
             state.drop_if_unused(target);
         }
@@ -309,8 +322,7 @@ impl Datapath {
         }
         state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
         state.tree.node_mut(parent).attributes.mtime_ns = now_ns;
-        self.tier.put_directory(&state.directory_record(slot))?;
-        Ok(())
+        self.persist_directory(state, slot)
     }
 }
 

@@ -49,6 +49,7 @@ impl Datapath {
 
     /// Takes a sealed object out of the order and the accounts: it is hidden again under its name.
     fn withdraw(&self, state: &mut State, slot: Slot, options: OpenOptions) -> Result<(), Error> {
+        state.readmit(slot);
         let Some(object) = state.object(slot) else { return Err(Error::IsDirectory) };
         let is_used = object.is_open() || object.marks.has(Marks::READ) || !object.marks.has(Marks::FINAL);
         let is_solo = matches!(object.place, Place::Solo(_));
@@ -59,6 +60,9 @@ impl Datapath {
         self.open_backing(state, slot)?;
         let Some(file) = state.object(slot).and_then(Object::file).cloned() else { return Err(Error::Stale) };
         self.tier.unseal(&file)?;
+        if let Some(record) = state.ssd_record(slot) {
+            self.remove_from_ssd(&record);
+        }
         state.leave_order(slot, footprint(size), Departure::Gone);
         state.uncount(state.tree.node(slot).parent, size);
         state.clear_expiry(slot);
@@ -66,6 +70,7 @@ impl Datapath {
         if let Some(object) = state.object_mut(slot) {
             object.phase = Phase::Writing;
             object.marks.set(Marks::FINAL, false);
+            object.marks.set(Marks::ON_SSD, false);
             let open = object.open_mut();
             open.reserved = size.round_up_to_pages();
             open.sized = size;

@@ -18,6 +18,7 @@ use super::domains::DomainId;
 use super::history::Ending;
 use super::object::Refusal;
 use super::remove::Doomed;
+use super::ssd::Leaving;
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
@@ -80,14 +81,27 @@ impl Datapath {
 
     /// Evicts objects of at least `missing` bytes, or a batch, or what there is. Returns how many went.
     fn evict_round(&self, missing: ByteCount, directory: Slot) -> usize {
-        let doomed = self.lock().evict(missing, directory, self.now_ns());
-        let count = doomed.len();
-        self.count_evictions(&doomed);
-        doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        let leaving = self.evict(&mut self.lock(), missing, directory);
+        let count = leaving.len();
+        leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
         count
     }
 
-    fn count_evictions(&self, doomed: &[Doomed]) {
+    /// Evicts objects that occupy at least `missing` bytes, or as many as one batch holds, or all there are.
+    fn evict(&self, state: &mut State, missing: ByteCount, directory: Slot) -> Vec<Leaving> {
+        let mut freed = ByteCount::ZERO;
+        let mut all = Vec::new();
+        while freed < missing && all.len() < BATCH_MAX {
+            let Some(victim) = state.victim_anywhere(directory) else { break };
+            let size = state.object(victim).map(|object| object.size).unwrap_or_default();
+            freed = freed.saturating_add(footprint(size));
+            // Room is needed now: nothing is lent to a disk.
+            all.push(self.let_leave(state, victim, Ending::Evicted { for_directory: directory.0 }, false));
+        }
+        all
+    }
+
+    pub(super) fn count_evictions(&self, doomed: &[Doomed]) {
         self.telemetry.evictions.add(doomed.len() as u64);
         self.telemetry.evicted_bytes.add(doomed.iter().map(|doomed| doomed.size.get()).sum());
     }
@@ -105,7 +119,7 @@ impl Datapath {
         counted_in: Option<Slot>,
     ) -> Result<(), Error> {
         loop {
-            let doomed = {
+            let leaving = {
                 let mut state = self.lock();
                 let in_the_way = state.quota_in_the_way(directory, more, counted_in);
                 let Some((limited, quota)) = in_the_way else { return Ok(()) };
@@ -118,10 +132,10 @@ impl Datapath {
                         quota,
                     });
                 };
-                state.evict_object(victim, self.now_ns(), Ending::EvictedForQuota)
+                // It leaves the quota at once, and memory when it is on disk.
+                self.let_leave(&mut state, victim, Ending::EvictedForQuota, true)
             };
-            self.count_evictions(std::slice::from_ref(&doomed));
-            self.bury(doomed);
+            self.see_off(leaving, None);
         }
     }
 
@@ -189,14 +203,14 @@ impl Datapath {
     pub(super) fn evict_for_operator(&self, bytes: ByteCount) -> (u64, ByteCount) {
         let mut evicted = (0, ByteCount::ZERO);
         while evicted.1 < bytes {
-            let doomed = {
+            let (size, leaving) = {
                 let mut state = self.lock();
                 let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
-                state.evict_object(victim, self.now_ns(), Ending::EvictedByOperator)
+                let size = state.object(victim).map(|object| object.size).unwrap_or_default();
+                (size, self.let_leave(&mut state, victim, Ending::EvictedByOperator, true))
             };
-            evicted = (evicted.0 + 1, evicted.1.saturating_add(footprint(doomed.size)));
-            self.count_evictions(std::slice::from_ref(&doomed));
-            self.bury(doomed);
+            evicted = (evicted.0 + 1, evicted.1.saturating_add(footprint(size)));
+            self.see_off_and_wait(leaving, self.settings.deadline);
         }
         evicted
     }
@@ -242,24 +256,11 @@ impl Datapath {
 }
 
 impl State {
-    /// Evicts objects that occupy at least `missing` bytes, or as many as one batch holds, or all there are.
-    fn evict(&mut self, missing: ByteCount, directory: Slot, now_ns: i64) -> Vec<Doomed> {
-        let mut freed = ByteCount::ZERO;
-        let mut doomed = Vec::new();
-        while freed < missing && doomed.len() < BATCH_MAX {
-            let Some(victim) = self.victim_anywhere(directory) else { break };
-            let evicted = self.evict_object(victim, now_ns, Ending::Evicted { for_directory: directory.0 });
-            freed = freed.saturating_add(footprint(evicted.size));
-            doomed.push(evicted);
-        }
-        doomed
-    }
-
     /// The object that leaves next when `directory` grows.
     ///
     /// Whose domain holds more than its share pays first, the grower before others; then whoever holds most above
     /// its floor. A floor is never broken for somebody else.
-    fn victim_anywhere(&mut self, directory: Slot) -> Option<Slot> {
+    pub(super) fn victim_anywhere(&mut self, directory: Slot) -> Option<Slot> {
         let grower = self.folders.domain(directory);
         let count = self.domains.iter().count() as u64;
         let capacity: u64 = self.domains.iter().map(|(_, domain)| domain.bytes.get()).sum();
@@ -303,9 +304,13 @@ impl State {
         ids.into_iter().find_map(|id| self.victim_of(id))
     }
 
-    fn evict_object(&mut self, victim: Slot, now_ns: i64, ending: Ending) -> Doomed {
+    pub(super) fn count_eviction(&mut self, victim: Slot) {
         let id = self.domain_of(victim);
         self.domains.get_mut(id).evicted += 1;
+    }
+
+    pub(super) fn evict_object(&mut self, victim: Slot, now_ns: i64, ending: Ending) -> Doomed {
+        self.count_eviction(victim);
         self.remove_object(victim, Departure::Evicted, Some((now_ns, ending)))
     }
 }

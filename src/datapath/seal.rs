@@ -172,6 +172,7 @@ impl Datapath {
             object.marks.set(Marks::READ, false);
             object.marks.set(Marks::MTIME_SET, false);
             object.marks.set(Marks::SHOWN, false);
+            object.marks.set(Marks::ON_SSD, false);
             let open = object.open_mut();
             open.next_version = heir;
             open.closing = false;
@@ -388,13 +389,16 @@ impl Datapath {
         ctime_ns: i64,
     ) -> Result<(), Error> {
         let directory = state.directory_id(parent)?;
+        if let Some(object) = state.object_mut(slot) {
+            object.marks.set(Marks::STALE_ON_SSD, true);
+        }
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
         let file = match object.place {
             Place::Solo(segment) => Some(match object.file() {
                 Some(file) => Arc::clone(file),
                 None => Arc::new(self.tier.open_segment(segment)?),
             }),
-            Place::Packed(_) | Place::Scratch(_) => None,
+            Place::Packed(_) | Place::Scratch(_) | Place::Ssd => None,
         };
         if let Some(file) = file.as_ref().filter(|_| !object.marks.has(Marks::FINAL)) {
             // Its writer may have gone on since the seal.

@@ -42,8 +42,10 @@ pub enum Verdict {
     Skipped,
 }
 
+/// Whether the object is final, with its bytes in memory.
 fn is_final(object: &Object) -> bool {
-    object.phase == Phase::Sealed && object.marks.has(Marks::FINAL)
+    let is_here = !matches!(object.place, Place::Ssd);
+    object.phase == Phase::Sealed && object.marks.has(Marks::FINAL) && is_here
 }
 
 /// Where the bytes of an object are found without the lock.
@@ -170,7 +172,7 @@ impl Datapath {
                 Some(file) => self.tier.read_record(file)?,
                 None => self.tier.read_record(&self.tier.open_segment(*segment)?)?,
             },
-            Place::Scratch(_) => None,
+            Place::Scratch(_) | Place::Ssd => None,
         };
         Ok(record.and_then(|record| record.checksum))
     }
@@ -185,7 +187,9 @@ impl Datapath {
                 Source::Packed(data)
             }
             Place::Solo(segment) => Source::Solo(self.tier.open_segment(*segment)?),
-            Place::Scratch(_) => return Err(Error::Unsupported("scratch has no checksum")),
+            Place::Scratch(_) | Place::Ssd => {
+                return Err(Error::Unsupported("what is not in memory has no checksum there"));
+            }
         };
         Ok(Bytes { source, size: object.size, version: object.version })
     }

@@ -16,7 +16,7 @@ use crate::tier::memory::{Pin, PolicyRecord};
 const PREFIX: &str = "user.tidefs.";
 
 /// Settable names below [`PREFIX`], in the order in which they are listed.
-const SETTABLE: [&str; 7] = ["quota", "floor", "ttl", "pin", "priority", "policy", "scratch"];
+const SETTABLE: [&str; 8] = ["quota", "floor", "ttl", "pin", "priority", "policy", "scratch", "durability"];
 /// Names of facts below [`PREFIX`].
 const FACTS: [&str; 4] = ["tier", "version", "checksum", "why"];
 
@@ -188,6 +188,7 @@ impl Datapath {
             "priority" => policy.priority.map(|priority| priority.to_string()),
             "policy" => Some(state.domains.get(state.domain_for_reading(slot)).order.name().to_owned()),
             "scratch" => policy.scratch.map(|scratch| scratch.to_string()),
+            "durability" => policy.durable.map(|durable| if durable { "ssd" } else { "memory" }.to_owned()),
             "tier" if is_file => state.object(slot).map(|object| tier_text(object).to_owned()),
             "version" if is_file => state.object(slot).map(|object| object.version.to_string()),
             "why" if is_file => Some(state.why_text(slot)),
@@ -223,7 +224,7 @@ impl Datapath {
         let mut state = self.lock();
         let slot = state.slot_of(ino)?;
         let is_directory = state.tree.directory(slot).is_some();
-        if !is_directory && matches!(key, "quota" | "floor" | "policy" | "scratch") {
+        if !is_directory && matches!(key, "quota" | "floor" | "policy" | "scratch" | "durability") {
             return Err(Error::Invalid("this policy is set on directories"));
         }
         let before = match state.folders.get(slot) {
@@ -238,7 +239,7 @@ impl Datapath {
         state.set_policy(slot, after);
         state.tree.node_mut(slot).attributes.ctime_ns = self.now_ns();
         let persisted = if is_directory {
-            self.tier.put_directory(&state.directory_record(slot)).map_err(Error::from)
+            self.persist_directory(&mut state, slot)
         } else {
             self.rewrite_record(&mut state, slot)
         };
@@ -312,6 +313,14 @@ fn apply(policy: &mut PolicyRecord, key: &str, value: Option<&str>) -> Result<bo
             &mut policy.scratch,
             value.map(|text| text.parse().map_err(|_| Error::Invalid("write true or false"))),
         ),
+        "durability" => set(
+            &mut policy.durable,
+            value.map(|text| match text {
+                "ssd" => Ok(true),
+                "memory" => Ok(false),
+                _ => Err(Error::Invalid("write ssd or memory")),
+            }),
+        ),
         _ => Err(Error::Unsupported("no such policy")),
     }
 }
@@ -362,6 +371,7 @@ pub(super) fn tier_text(object: &super::Object) -> &'static str {
         (_, Phase::Writing | Phase::Parked) => "writing",
         (Place::Packed(_), _) => "packed",
         (Place::Solo(_), _) => "memory",
+        (Place::Ssd, _) => "ssd",
     }
 }
 

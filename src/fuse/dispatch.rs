@@ -16,10 +16,12 @@ use fuser::{
 use super::attributes::{Lifetimes, ino};
 use super::control_files::ControlFiles;
 use super::kernel::Kernel;
+use super::loader::Loader;
 use super::ops;
 use super::session::Handshake;
 use super::waiter::Waiter;
 use crate::datapath::Datapath;
+use crate::namespace::Ino;
 
 /// Largest request of a read or write that the daemon serves itself.
 pub(super) const REQUEST_MAX: u32 = 1 << 20;
@@ -31,11 +33,24 @@ pub(super) struct Dispatcher {
     pub(super) kernel: Arc<Kernel>,
     pub(super) control: Arc<ControlFiles>,
     pub(super) waiter: Waiter,
+    pub(super) loader: Arc<Loader>,
     pub(super) lifetimes: Lifetimes,
     pub(super) max_background: u16,
     pub(super) wants_passthrough: bool,
     pub(super) handshake: Arc<OnceLock<Handshake>>,
     pub(super) control_handles: AtomicU64,
+}
+
+impl Dispatcher {
+    /// Does a request that needs the bytes of an object: at once when they are in memory, which is nearly always, else when
+    /// they are back.
+    pub(super) fn with_object(&self, number: Ino, rest: impl FnOnce() + Send + 'static) {
+        if self.datapath.must_load(number) {
+            self.loader.leave(number, Box::new(rest));
+        } else {
+            rest();
+        }
+    }
 }
 
 impl Filesystem for Dispatcher {
@@ -216,13 +231,12 @@ impl Filesystem for Dispatcher {
     fn fsync(
         &self,
         _request: &Request,
-        _number: INodeNo,
-        _handle: FileHandle,
+        number: INodeNo,
+        handle: FileHandle,
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        // The memory tier has nothing more durable to offer than what a write already did.
-        reply.ok();
+        ops::open::fsync(self, number, handle, reply);
     }
 
     fn fsyncdir(

@@ -17,6 +17,7 @@ use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
 use super::dispatch::{Dispatcher, REQUEST_MAX, WANTED};
 use super::kernel::Kernel;
+use super::loader::{self, Loader};
 use super::mount::{self, MountError};
 use super::waiter::{self, Waiter};
 use crate::datapath::Datapath;
@@ -42,6 +43,8 @@ pub struct SessionSettings {
     pub negative_ttl: Duration,
     /// Requests that may be in flight without a caller waiting: releases, readahead, asynchronous I/O.
     pub max_background: u16,
+    /// Objects that are brought back from the SSD tier at once.
+    pub loads: usize,
 }
 
 /// What was agreed with the kernel.
@@ -105,6 +108,7 @@ pub struct Session {
     directory: PathBuf,
     facts: SessionFacts,
     helpers: Vec<JoinHandle<()>>,
+    loader: Arc<Loader>,
 }
 
 impl Session {
@@ -120,6 +124,7 @@ impl Session {
     ) -> Result<Self, MountError> {
         let (kernel, messages) = Kernel::new(Arc::clone(telemetry));
         let (waiter, arrivals) = Waiter::new();
+        let loader = Arc::new(Loader::default());
         let lifetimes = Lifetimes { settled: settings.entry_ttl, absent: settings.negative_ttl };
         let handshake = Arc::new(OnceLock::new());
         let may_register = may_register_backings();
@@ -129,6 +134,7 @@ impl Session {
             kernel: Arc::clone(&kernel),
             control,
             waiter,
+            loader: Arc::clone(&loader),
             lifetimes,
             max_background: settings.max_background,
             wants_passthrough,
@@ -146,12 +152,17 @@ impl Session {
         datapath.attach_kernel(kernel, facts.passthrough);
         let counters = Arc::clone(telemetry);
         let lookups = Arc::clone(datapath);
-        let helpers = vec![
+        let mut helpers = vec![
             helper("notifier", move || messages.run(&notifier, device, &counters))?,
             helper("waiter", move || waiter::run(&lookups, lifetimes, &arrivals))?,
         ];
+        let loads = if datapath.ssd().is_some() { settings.loads } else { 0 };
+        for index in 0..loads {
+            let (datapath, loader) = (Arc::clone(datapath), Arc::clone(&loader));
+            helpers.push(helper(&format!("load-{index}"), move || loader::run(&datapath, &loader))?);
+        }
         let background = session.spawn().map_err(MountError::Thread)?;
-        Ok(Self { background, directory: settings.directory.clone(), facts, helpers })
+        Ok(Self { background, directory: settings.directory.clone(), facts, helpers, loader })
     }
 
     /// What was agreed with the kernel.
@@ -186,6 +197,7 @@ impl Session {
             }
             thread::sleep(Duration::from_millis(5));
         }
+        self.loader.close();
         drop(self.helpers);
         match self.background.join() {
             Ok(()) => true,

@@ -3,3 +3,4 @@
 pub mod eviction;
 pub mod memory;
 pub mod scratch;
+pub mod ssd;

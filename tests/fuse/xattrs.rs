@@ -30,7 +30,7 @@ in_both_modes!(
 );
 
 /// Settings of a directory with two values each.
-const SETTINGS: [(&str, &str, &str); 7] = [
+const SETTINGS: [(&str, &str, &str); 8] = [
     ("user.tidefs.quota", "64MiB", "32MiB"),
     ("user.tidefs.floor", "16MiB", "8MiB"),
     ("user.tidefs.ttl", "1h", "2h"),
@@ -38,11 +38,17 @@ const SETTINGS: [(&str, &str, &str); 7] = [
     ("user.tidefs.priority", "1", "2"),
     ("user.tidefs.policy", "lru", "s3fifo"),
     ("user.tidefs.scratch", "true", "false"),
+    ("user.tidefs.durability", "ssd", "memory"),
 ];
 
 /// Settings that hold for objects too.
-const INHERITED: [&str; 4] =
-    ["user.tidefs.ttl", "user.tidefs.pin", "user.tidefs.priority", "user.tidefs.scratch"];
+const INHERITED: [&str; 5] = [
+    "user.tidefs.ttl",
+    "user.tidefs.pin",
+    "user.tidefs.priority",
+    "user.tidefs.scratch",
+    "user.tidefs.durability",
+];
 
 fn set(path: &Path, name: &str, value: &str) {
     set_xattr(path, name, value.as_bytes()).unwrap_or_else(|error| panic!("{name}={value}: {error}"));

@@ -120,6 +120,7 @@ impl Logic {
             capacity: self.setup.capacity,
             packed_max: self.setup.packed_max,
             write_headroom: self.setup.write_headroom,
+            free_ahead: ByteCount::ZERO,
             scratch_min: self.setup.scratch_min,
             is_temporary: Box::new(|name: &OsStr| name.as_bytes().ends_with(b".tmp")),
             kernel_inodes_max: 1 << 20,

@@ -232,8 +232,8 @@ fn rounds() -> u64 {
     if env::var_os("TIDEFS_TEST_LONG").is_some() { 50 } else { 10 }
 }
 
-fn kill_again_and_again(mode: Mode, capacity: &str, may_be_evicted: bool) {
-    let mut mount = Mount::start(&mode.options(&[capacity, "on_stop=keep"]));
+fn kill_again_and_again(mode: Mode, options: &[&str], may_be_evicted: bool) {
+    let mut mount = Mount::start(&mode.options(&[options, &["on_stop=keep"]].concat()));
     let place = mount.namespace("ns");
     for folder in 0..3 {
         fs::create_dir(place.join(format!("d{folder}"))).expect("a directory");
@@ -272,14 +272,23 @@ fn kill_again_and_again(mode: Mode, capacity: &str, may_be_evicted: bool) {
 
 fn every_acknowledged_object_survives_kill9(mode: Mode) {
     // 96 names of at most 2 MiB, and as much again for what is being written: nothing is evicted
-    kill_again_and_again(mode, "capacity=512MiB", false);
+    kill_again_and_again(mode, &["capacity=512MiB"], false);
 }
 
 fn with_too_little_room_objects_are_whole_or_evicted_after_kill9(mode: Mode) {
-    kill_again_and_again(mode, "capacity=32MiB", true);
+    kill_again_and_again(mode, &["capacity=32MiB"], true);
+}
+
+fn with_a_disk_below_no_older_version_and_no_deleted_object_comes_back_after_kill9(mode: Mode) {
+    let disk = tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a disk");
+    let dirs = format!("ssd.dirs={}", disk.path().display());
+    // So small that zones are taken back all the time.
+    let ssd = ["capacity=64MiB", "ssd.capacity=96MiB", "ssd.zone=8MiB", dirs.as_str()];
+    kill_again_and_again(mode, &ssd, true);
 }
 
 in_both_modes!(
     every_acknowledged_object_survives_kill9,
     with_too_little_room_objects_are_whole_or_evicted_after_kill9,
+    with_a_disk_below_no_older_version_and_no_deleted_object_comes_back_after_kill9,
 );

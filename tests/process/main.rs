@@ -18,6 +18,7 @@ mod restart;
 mod restart_speed;
 mod shutdown;
 mod side_by_side;
+mod ssd;
 mod stopped;
 mod stress;
 mod worker;

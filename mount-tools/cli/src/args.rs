@@ -26,6 +26,9 @@ pub(crate) enum Command {
     /// Show what a daemon holds, how it serves it, and what an operator should know
     #[command(after_help = "Examples:\n  tidefs status\n  tidefs status --mount /mnt/kv --json | jq .used")]
     Status(StatusArgs),
+    /// Look at the tiers that hold the objects
+    #[command(subcommand)]
+    Tier(TierCommand),
     /// List objects, the ones that are evicted last first
     #[command(
         visible_alias = "ls",
@@ -87,6 +90,7 @@ impl Command {
     pub(crate) fn wants_json(&self) -> bool {
         match self {
             Self::Status(args) => args.select.common.json,
+            Self::Tier(TierCommand::Status(args)) => args.select.common.json,
             Self::List(args) => args.select.common.json,
             Self::Stat(args) | Self::Why(args) => args.select.common.json,
             Self::Evict(args) => args.select.common.json,
@@ -122,6 +126,22 @@ pub(crate) struct Select {
     /// The mount whose daemon is meant; default: the one that PATH is in, else the only one that runs
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) mount: Option<PathBuf>,
+}
+
+/// What can be asked of the tiers.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TierCommand {
+    /// Show how full memory and disks are, and the state of each disk
+    #[command(
+        after_help = "Examples:\n  tidefs tier status\n  tidefs tier status --json | jq '.ssd.devices[].state'"
+    )]
+    Status(TierStatusArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TierStatusArgs {
+    #[command(flatten)]
+    pub(crate) select: Select,
 }
 
 #[derive(Debug, Args)]

@@ -18,6 +18,7 @@ pub mod mounts;
 pub mod object;
 pub mod routes;
 pub mod socket;
+pub mod ssd;
 pub mod status;
 pub mod timestamp;
 pub mod verify;
@@ -30,6 +31,7 @@ pub use object::{
     ChecksumHex, EvictRequest, EvictTarget, Evicted, List, ListEntry, ListQuery, ObjectKind, ObjectStat,
     PathQuery, Pin, PinRequest, Pinned, SkipReason, Skipped, SortOrder, Tier,
 };
+pub use ssd::{SsdDeviceStatus, SsdStatus};
 pub use status::{
     Counters, EvictionStatus, FuseStatus, MemoryStatus, NamespaceStatus, PackedStatus, ScratchStatus, Status,
 };

@@ -40,6 +40,8 @@ pub enum Tier {
     Packed,
     /// A file that is rewritten in place and never sealed.
     Scratch,
+    /// A local disk alone; it is brought back to memory when it is opened.
+    Ssd,
     /// Not sealed yet: hidden from all but its writers.
     Writing,
     /// A place that this version does not know.
@@ -73,7 +75,8 @@ macro_rules! display_as_in_json {
 display_as_in_json! {
     ObjectKind { File => "file", Directory => "directory", Other => "other" }
     Tier {
-        Memory => "memory", Packed => "packed", Scratch => "scratch", Writing => "writing", Other => "other",
+        Memory => "memory", Packed => "packed", Scratch => "scratch", Ssd => "ssd",
+        Writing => "writing", Other => "other",
     }
     Pin { None => "none", Soft => "soft", Hard => "hard" }
     SortOrder { Heat => "heat", Name => "name", Size => "size", Age => "age" }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
-use crate::Timestamp;
+use crate::{SsdStatus, Timestamp};
 
 /// Answer of [`crate::routes::STATUS`], and content of `.tidefs/status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +37,8 @@ pub struct Status {
     pub packed: PackedStatus,
     /// Files that are rewritten in place.
     pub scratch: ScratchStatus,
+    /// The SSD tier; absent when there is none.
+    pub ssd: Option<SsdStatus>,
     /// Who left to make room.
     pub eviction: EvictionStatus,
     /// The edge to the kernel.

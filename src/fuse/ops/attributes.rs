@@ -2,6 +2,7 @@
 //!
 //! Hot path: getattr.
 
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use fuser::{Errno, INodeNo, ReplyAttr, ReplyStatfs, Request, TimeOrNow};
@@ -9,18 +10,18 @@ use tidefs_engine::types::{ByteCount, PAGE};
 
 use super::{Dispatcher, caller, fail};
 use crate::datapath::{AttributeChange, Error, Stat};
-use crate::fuse::attributes::{file_attr, ino};
+use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::namespace::{NAME_LENGTH_MAX, nanos_of};
 
 fn reply_attr(
-    dispatcher: &Dispatcher,
+    lifetimes: &Lifetimes,
     outcome: Result<Stat, Error>,
     operation: &'static str,
     reply: ReplyAttr,
 ) {
     match outcome {
-        Ok(stat) => reply.attr(&dispatcher.lifetimes.attributes(&stat), &file_attr(&stat)),
+        Ok(stat) => reply.attr(&lifetimes.attributes(&stat), &file_attr(&stat)),
         Err(error) => reply.error(fail(operation, &error)),
     }
 }
@@ -35,7 +36,7 @@ pub(in crate::fuse) fn getattr(
         return reply.attr(&dispatcher.lifetimes.settled, &dispatcher.control.attributes(number));
     }
     let outcome = dispatcher.datapath.getattr_by_name(&caller(request), ino(number));
-    reply_attr(dispatcher, outcome, "getattr", reply);
+    reply_attr(&dispatcher.lifetimes, outcome, "getattr", reply);
 }
 
 /// What setattr changes, from what the kernel sends.
@@ -67,8 +68,12 @@ pub(in crate::fuse) fn setattr(
     if ControlFiles::owns(number) {
         return reply.error(Errno::EPERM);
     }
-    let outcome = dispatcher.datapath.setattr(&caller(request), ino(number), change);
-    reply_attr(dispatcher, outcome, "setattr", reply);
+    let (datapath, lifetimes) = (Arc::clone(&dispatcher.datapath), dispatcher.lifetimes);
+    let (caller, change) = (caller(request), *change);
+    dispatcher.with_object(ino(number), move || {
+        let outcome = datapath.setattr(&caller, ino(number), &change);
+        reply_attr(&lifetimes, outcome, "setattr", reply);
+    });
 }
 
 pub(in crate::fuse) fn statfs(dispatcher: &Dispatcher, number: INodeNo, reply: ReplyStatfs) {

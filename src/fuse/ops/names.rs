@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fuser::{Errno, Generation, INodeNo, RenameFlags, ReplyEmpty, ReplyEntry, Request};
@@ -157,5 +158,35 @@ pub(in crate::fuse) fn rename(
     }
     let keeps = flags.contains(RenameFlags::RENAME_NOREPLACE);
     let (source, target) = ((ino(parent), name.as_bytes()), (ino(new_parent), new_name.as_bytes()));
-    reply_done(dispatcher.datapath.rename(&caller(request), source, target, keeps), "rename", reply);
+    let caller = caller(request);
+    let Some(away) = dispatcher.datapath.must_load_child(source.0, source.1) else {
+        let outcome = dispatcher.datapath.rename(&caller, source, target, keeps);
+        let durable = outcome.is_ok().then(|| dispatcher.datapath.must_persist_child(target.0, target.1));
+        return match durable.flatten() {
+            None => reply_done(outcome, "rename", reply),
+            Some(number) => {
+                let datapath = Arc::clone(&dispatcher.datapath);
+                dispatcher.loader.leave(
+                    number,
+                    Box::new(move || {
+                        // The object has its name whatever the disk says, which is counted and logged.
+                        let _ = datapath.persist(number);
+                        reply.ok();
+                    }),
+                );
+            }
+        };
+    };
+    // The name is part of an object's record: it is written anew once the object is in memory.
+    let datapath = Arc::clone(&dispatcher.datapath);
+    let (name, new_name) = (name.to_owned(), new_name.to_owned());
+    dispatcher.with_object(away, move || {
+        let source = (ino(parent), name.as_bytes());
+        let target = (ino(new_parent), new_name.as_bytes());
+        let outcome = datapath.rename(&caller, source, target, keeps);
+        if let (Ok(()), Some(number)) = (&outcome, datapath.must_persist_child(target.0, target.1)) {
+            let _ = datapath.persist(number);
+        }
+        reply_done(outcome, "rename", reply);
+    });
 }

@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fuser::{
@@ -12,10 +13,12 @@ use fuser::{
 };
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
-use crate::datapath::{HandleId, OpenOptions};
+use crate::datapath::{Caller, Datapath, HandleId, OpenOptions};
 use crate::fuse::attributes::{file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
+use crate::fuse::kernel::Kernel;
 use crate::fuse::passthrough;
+use crate::namespace::Ino;
 
 fn options(flags: i32) -> OpenOptions {
     let mode = OpenFlags(flags).acc_mode();
@@ -47,7 +50,22 @@ pub(in crate::fuse) fn open(
             reply.error(Errno::EISDIR);
         };
     }
-    let opened = datapath.open(&caller(request), ino(number), options(flags.0));
+    let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
+    let (caller, options) = (caller(request), options(flags.0));
+    dispatcher.with_object(ino(number), move || {
+        open_object(&datapath, &kernel, &caller, ino(number), options, reply);
+    });
+}
+
+fn open_object(
+    datapath: &Datapath,
+    kernel: &Kernel,
+    caller: &Caller,
+    number: Ino,
+    options: OpenOptions,
+    reply: ReplyOpen,
+) {
+    let opened = datapath.open(caller, number, options);
     let answered = opened.and_then(|opened| {
         passthrough::answer(datapath, kernel, &reply, &opened).map(|answer| (opened, answer))
     });
@@ -122,4 +140,19 @@ pub(in crate::fuse) fn release(
         dispatcher.datapath.release(HandleId(handle.0));
     }
     reply.ok();
+}
+
+/// Memory has nothing more durable to offer than what a write already did; a disk may, of what is sealed.
+pub(in crate::fuse) fn fsync(
+    dispatcher: &Dispatcher,
+    number: INodeNo,
+    handle: FileHandle,
+    reply: ReplyEmpty,
+) {
+    let durable = (!ControlFiles::owns(number))
+        .then(|| dispatcher.datapath.must_persist_handle(HandleId(handle.0)))
+        .flatten();
+    let Some(object) = durable else { return reply.ok() };
+    let datapath = Arc::clone(&dispatcher.datapath);
+    dispatcher.loader.leave(object, Box::new(move || reply_done(datapath.persist(object), "fsync", reply)));
 }

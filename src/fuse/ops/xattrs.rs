@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 
 use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr};
 
@@ -62,8 +63,12 @@ pub(in crate::fuse) fn setxattr(
         libc::XATTR_REPLACE => Some(Presence::Present),
         _ => None,
     };
-    let outcome = dispatcher.datapath.set_attribute(ino(number), name.as_bytes(), value, only);
-    reply_done(outcome, "setxattr", reply);
+    let datapath = Arc::clone(&dispatcher.datapath);
+    let (name, value) = (name.to_owned(), value.to_vec());
+    dispatcher.with_object(ino(number), move || {
+        let outcome = datapath.set_attribute(ino(number), name.as_bytes(), &value, only);
+        reply_done(outcome, "setxattr", reply);
+    });
 }
 
 pub(in crate::fuse) fn removexattr(
@@ -75,5 +80,8 @@ pub(in crate::fuse) fn removexattr(
     if ControlFiles::owns(number) {
         return reply.error(Errno::EPERM);
     }
-    reply_done(dispatcher.datapath.remove_attribute(ino(number), name.as_bytes()), "removexattr", reply);
+    let (datapath, name) = (Arc::clone(&dispatcher.datapath), name.to_owned());
+    dispatcher.with_object(ino(number), move || {
+        reply_done(datapath.remove_attribute(ino(number), name.as_bytes()), "removexattr", reply);
+    });
 }

@@ -5,7 +5,8 @@
 //!
 //! Invariants
 //! - What [`ObjectRecord::encode`] returns, [`ObjectRecord::decode`] reads back equal.
-//! - Format 1 never changes; its golden bytes are in the tests. Another layout is another format number.
+//! - Formats 1 and 2 never change; their golden bytes are in the tests. Another layout is another format number.
+//! - A record without what format 2 added is written in format 1, which earlier daemons read.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,10 @@ const EVICTION_BYTES_MAX: usize = 32;
 
 const MAGIC: [u8; 2] = *b"TD";
 const FORMAT: u8 = 1;
+/// Ends in the policy's `durable`, which format 1 does not have.
+const FORMAT_DURABLE: u8 = 2;
+/// How postcard writes a `None`.
+const NONE: u8 = 0;
 const HEADER_BYTES: usize = 4;
 const TRAILER_BYTES: usize = 4;
 
@@ -98,6 +103,9 @@ pub struct PolicyRecord {
     pub eviction: Option<String>,
     /// Whether files are scratch.
     pub scratch: Option<bool>,
+    /// Whether an object is on disk, durably, before its rename returns. The last field of every record: format 1 is a
+    /// record without it.
+    pub durable: Option<bool>,
 }
 
 /// An order not to evict.
@@ -130,7 +138,9 @@ pub enum RecordError {
     #[error("the bytes do not start as a record of this kind does; something else wrote them")]
     Foreign,
     /// Written by a version of the daemon with another layout.
-    #[error("record format {format} is not known, this daemon writes {FORMAT}; use the daemon that wrote it")]
+    #[error(
+        "record format {format} is not known, this daemon writes {FORMAT} and {FORMAT_DURABLE}; use the daemon that wrote it"
+    )]
     Format {
         /// The number found.
         format: u8,
@@ -158,7 +168,7 @@ impl ObjectRecord {
     /// [`RecordError::Field`] for a name or policy that no object may have.
     pub fn encode(&self) -> Result<Vec<u8>, RecordError> {
         self.validate()?;
-        encode(Self::KIND, self)
+        encode(Self::KIND, self, self.policy.durable.is_some())
     }
 
     /// Reads what [`Self::encode`] wrote.
@@ -186,7 +196,7 @@ impl DirectoryRecord {
     /// [`RecordError::Field`] for a name or policy that no directory may have.
     pub fn encode(&self) -> Result<Vec<u8>, RecordError> {
         self.validate()?;
-        encode(Self::KIND, self)
+        encode(Self::KIND, self, self.policy.durable.is_some())
     }
 
     /// Reads what [`Self::encode`] wrote.
@@ -225,10 +235,15 @@ fn validate_name(name: &[u8]) -> Result<(), RecordError> {
     if valid { Ok(()) } else { Err(RecordError::Field { field: "name" }) }
 }
 
-fn encode(kind: u8, body: &impl Serialize) -> Result<Vec<u8>, RecordError> {
+fn encode(kind: u8, body: &impl Serialize, is_durable: bool) -> Result<Vec<u8>, RecordError> {
     let mut bytes = Vec::with_capacity(256);
     bytes.extend([MAGIC[0], MAGIC[1], kind, FORMAT]);
     let mut bytes = postcard::to_extend(body, bytes).map_err(|_| RecordError::Body)?;
+    if is_durable {
+        bytes[3] = FORMAT_DURABLE;
+    } else {
+        bytes.pop_if(|last| *last == NONE);
+    }
     bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
     if bytes.len() > RECORD_BYTES_MAX { Err(RecordError::TooLong) } else { Ok(bytes) }
 }
@@ -248,11 +263,15 @@ fn decode<T: DeserializeOwned>(kind: u8, bytes: &[u8]) -> Result<T, RecordError>
     if crc32fast::hash(framed).to_le_bytes() != *trailer {
         return Err(RecordError::Damaged);
     }
-    if header[3] != FORMAT {
-        return Err(RecordError::Format { format: header[3] });
-    }
-    match postcard::take_from_bytes(body) {
-        Ok((value, [])) => Ok(value),
+    let value = match header[3] {
+        FORMAT => {
+            postcard::take_from_bytes(&[body, &[NONE]].concat()).map(|(value, rest)| (value, rest.len()))
+        }
+        FORMAT_DURABLE => postcard::take_from_bytes(body).map(|(value, rest)| (value, rest.len())),
+        format => return Err(RecordError::Format { format }),
+    };
+    match value {
+        Ok((value, 0)) => Ok(value),
         _ => Err(RecordError::Body),
     }
 }
@@ -291,6 +310,7 @@ pub(super) mod tests {
                 priority: Some(-3),
                 eviction: Some("lru".to_owned()),
                 scratch: Some(true),
+                durable: None,
             },
         }
     }
@@ -324,6 +344,16 @@ pub(super) mod tests {
     const GOLDEN_DIRECTORY: &str = "544464010c01026e73ed8301000502040000000100000000a6663e15";
 
     #[test]
+    fn format_2_has_its_golden_bytes() {
+        let mut record = directory(12, b"ns");
+        record.policy.durable = Some(true);
+        assert_eq!(hex(&record.encode().unwrap()), GOLDEN_DURABLE);
+        assert_eq!(DirectoryRecord::decode(&record.encode().unwrap()), Ok(record));
+    }
+
+    const GOLDEN_DURABLE: &str = "544464020c01026e73ed8301000502040000000100000000010129e0ac05";
+
+    #[test]
     fn the_longest_record_fits() {
         let mut record = object(&[b'x'; NAME_BYTES_MAX], u64::MAX, u64::MAX);
         record.parent = DirectoryId(u64::MAX);
@@ -338,7 +368,7 @@ pub(super) mod tests {
         for name in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'x'; 256]] {
             let record = object(name, 1, 1);
             assert_eq!(record.encode(), Err(RecordError::Field { field: "name" }));
-            let forged = encode(ObjectRecord::KIND, &record).unwrap();
+            let forged = encode(ObjectRecord::KIND, &record, false).unwrap();
             assert_eq!(ObjectRecord::decode(&forged), Err(RecordError::Field { field: "name" }));
         }
     }
@@ -356,9 +386,9 @@ pub(super) mod tests {
         assert_eq!(ObjectRecord::decode(&[0; RECORD_BYTES_MAX + 1]), Err(RecordError::TooLong));
         assert_eq!(DirectoryRecord::decode(&good), Err(RecordError::Foreign));
         let mut later = good[..good.len() - 4].to_vec();
-        later[3] = 2;
+        later[3] = 3;
         later.extend(crc32fast::hash(&later).to_le_bytes());
-        assert_eq!(ObjectRecord::decode(&later), Err(RecordError::Format { format: 2 }));
+        assert_eq!(ObjectRecord::decode(&later), Err(RecordError::Format { format: 3 }));
         let mut longer = good[..good.len() - 4].to_vec();
         longer.push(0);
         longer.extend(crc32fast::hash(&longer).to_le_bytes());
@@ -379,15 +409,10 @@ pub(super) mod tests {
             option::of(any::<i8>()),
             option::of("[a-z0-9_]{1,32}"),
             option::of(any::<bool>()),
+            option::of(any::<bool>()),
         )
-            .prop_map(|(quota, floor, ttl_s, pin, priority, eviction, scratch)| PolicyRecord {
-                quota,
-                floor,
-                ttl_s,
-                pin,
-                priority,
-                eviction,
-                scratch,
+            .prop_map(|(quota, floor, ttl_s, pin, priority, eviction, scratch, durable)| {
+                PolicyRecord { quota, floor, ttl_s, pin, priority, eviction, scratch, durable }
             })
     }
 
@@ -422,7 +447,8 @@ pub(super) mod tests {
 
         #[test]
         fn arbitrary_bodies_in_a_whole_frame_never_panic(body in vec(any::<u8>(), 0..400)) {
-            let mut bytes = [&MAGIC[..], &[ObjectRecord::KIND, FORMAT], &body].concat();
+            let format = if body.len().is_multiple_of(2) { FORMAT } else { FORMAT_DURABLE };
+            let mut bytes = [&MAGIC[..], &[ObjectRecord::KIND, format], &body].concat();
             bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
             if let Ok(record) = ObjectRecord::decode(&bytes) {
                 prop_assert_eq!(ObjectRecord::decode(&record.encode().unwrap()), Ok(record));

@@ -8,13 +8,14 @@ mod mount;
 mod object;
 mod pin;
 mod status;
+mod tier;
 mod topology;
 mod umount;
 mod verify;
 
 use std::process::ExitCode;
 
-use crate::args::{Command, ConfigCommand};
+use crate::args::{Command, ConfigCommand, TierCommand};
 use crate::error::CliError;
 use crate::output::Output;
 
@@ -24,6 +25,7 @@ pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError
         Command::Verify(args) => return verify::run(&args, output),
         Command::Bench(args) => return Ok(crate::bench::run(args)),
         Command::Status(args) => status::run(&args, output)?,
+        Command::Tier(TierCommand::Status(args)) => tier::status(&args, output)?,
         Command::List(args) => list::run(&args, output)?,
         Command::Stat(args) => object::stat(&args, output)?,
         Command::Why(args) => object::why(&args, output)?,

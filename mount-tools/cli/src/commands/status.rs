@@ -30,6 +30,7 @@ fn human(status: &Status) -> String {
         ("memory", Some(memory(status))),
         ("objects", Some(objects(status))),
         ("scratch", (status.scratch.files > 0).then(|| scratch(status))),
+        ("ssd", status.ssd.as_ref().map(super::tier::ssd)),
         ("lookups", Some(lookups(status))),
         ("evicted", Some(evicted(status))),
         ("reads", Some(reads(status))),

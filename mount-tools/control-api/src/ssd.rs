@@ -1,0 +1,74 @@
+//! The SSD tier of one daemon.
+
+use serde::{Deserialize, Serialize};
+use tidefs_engine::types::{ByteCount, ObjectCount};
+
+/// What the SSD tier holds and how it works.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SsdStatus {
+    /// Records that can be loaded: objects, some of which are in memory too, and directories.
+    pub records: ObjectCount,
+    /// Memory of the index, in the daemon's heap.
+    pub index_bytes: ByteCount,
+    /// Why threads do the I/O instead of io_uring, when they do.
+    pub io_fallback: Option<String>,
+    /// Objects dropped at eviction because the disks had enough to do.
+    pub refused_queue: u64,
+    /// Objects dropped at eviction because of the budget of bytes a second.
+    pub refused_rate: u64,
+    /// Objects dropped at eviction because they are too large, or no disk takes any.
+    pub refused_other: u64,
+    /// Records that did not match their checksum; each was a miss.
+    pub corrupt_records: u64,
+    /// Objects dropped when their zone was taken back.
+    pub dropped_objects: u64,
+    /// Zones taken back.
+    pub reclaimed_zones: u64,
+    /// Times that no zone was free in time.
+    pub zone_waits: u64,
+    /// Removals that could not be written: such keys may come back after a power cut.
+    pub lost_removals: u64,
+    /// One entry for each directory or device.
+    pub devices: Vec<SsdDeviceStatus>,
+}
+
+/// One directory or device of the SSD tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SsdDeviceStatus {
+    /// Its path.
+    pub path: String,
+    /// `ready`, `missing`, `foreign`, `read_only`, `full` or `failing`. A full one works, smaller than configured.
+    pub state: String,
+    /// What is wrong and what to do, unless it is ready.
+    pub trouble: Option<String>,
+    /// Its identity, from its superblock.
+    pub uuid: Option<String>,
+    /// Bytes that it may hold.
+    pub capacity: ByteCount,
+    /// Real bytes that it takes on its filesystem.
+    pub allocated: ByteCount,
+    /// Bytes of a zone.
+    pub zone_bytes: ByteCount,
+    /// Zones without records.
+    pub free_zones: u64,
+    /// Zones with records.
+    pub used_zones: u64,
+    /// Zones given up after an I/O error.
+    pub quarantined_zones: u64,
+    /// Bytes that wait to be written.
+    pub queued: ByteCount,
+    /// Bytes a second that it has shown when it writes.
+    pub write_rate: ByteCount,
+    /// Bytes written since the start, headers and what was written again included.
+    pub written: ByteCount,
+    /// Of these, what was written again when its zone was taken back.
+    pub reinserted: ByteCount,
+    /// Bytes read since the start.
+    pub read: ByteCount,
+    /// Failed reads.
+    pub read_errors: u64,
+    /// Failed writes.
+    pub write_errors: u64,
+}

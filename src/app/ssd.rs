@@ -1,0 +1,58 @@
+//! The SSD tier, put together from its section of the configuration.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidefs_engine::types::ByteCount;
+
+use super::Failure;
+use crate::config::{Effective, ExitStatus};
+use crate::datapath::Datapath;
+use crate::tier::ssd::{Budget, SsdConfig, SsdTier};
+
+/// Removals that are not on disk yet, in the state directory of the mount.
+const REMOVALS: &str = "ssd-removals";
+
+/// Takes the SSD tier into use, if one is configured. A disk that cannot be used is told in `status`.
+pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<(), Failure> {
+    let config = &effective.config.ssd;
+    if config.dirs.paths().is_empty() {
+        return Ok(());
+    }
+    let limited = config.write_bytes_per_second > ByteCount::ZERO;
+    let tier = SsdTier::open(&SsdConfig {
+        places: config.dirs.paths().to_vec(),
+        capacity: config.capacity,
+        zone_bytes: config.zone,
+        budget: Budget {
+            bytes_per_second: limited.then_some(config.write_bytes_per_second),
+            queue: Duration::from_millis(config.queue_ms),
+            queue_bytes_max: config.queue_max,
+        },
+        io_uring: config.io_uring,
+        intents: Some(effective.state.directory.join(REMOVALS)),
+        limit: Duration::from_millis(config.deadline_ms),
+    })
+    .map_err(|error| Failure::new(ExitStatus::Environment, format!("the SSD tier cannot start: {error}")))?;
+    let found = datapath.attach_ssd(tier).map_err(|error| Failure::new(ExitStatus::Failed, error))?;
+    tracing::info!(
+        objects = found.objects,
+        zones = found.zones,
+        scanned_zones = found.scanned_zones,
+        lost_zones = found.lost_zones,
+        "the SSD tier is in use"
+    );
+    Ok(())
+}
+
+/// Removes the file of removals when there are none, before the state directory goes.
+pub(super) fn remove_empty_removals(directory: &Path) {
+    let removals = directory.join(REMOVALS);
+    if fs::metadata(&removals).is_ok_and(|metadata| metadata.len() == 0)
+        && let Err(error) = fs::remove_file(&removals)
+    {
+        tracing::debug!(path = %removals.display(), %error, "an empty file stays");
+    }
+}

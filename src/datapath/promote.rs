@@ -1,0 +1,183 @@
+//! Bringing an object back from SSD, whole, before it is opened.
+//!
+//! Invariants
+//! - An object is in memory only with all its bytes, compared with their checksum; else it is a miss.
+//! - Nothing here runs on a thread that answers other requests: the disk may be slow.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidefs_engine::memory::Mapping;
+use tidefs_engine::types::{ByteCount, Version};
+
+use super::history::Ending;
+use super::ssd::object_key;
+use super::{Datapath, Error, Marks, Object, Phase, Place, State};
+use crate::namespace::{Ino, Name, Slot};
+use crate::tier::eviction::Departure;
+use crate::tier::ssd::Missed;
+
+/// How long a load waits for room that is on its way.
+const ROOM_WAIT: Duration = Duration::from_millis(200);
+/// How often it looks.
+const ROOM_PAUSE: Duration = Duration::from_millis(1);
+
+/// What is to be loaded.
+struct Wanted {
+    key: Vec<u8>,
+    version: Version,
+    size: ByteCount,
+    directory: Slot,
+    is_small: bool,
+}
+
+impl Datapath {
+    /// Whether the object must be brought back before it can be used.
+    #[must_use]
+    pub fn must_load(&self, ino: Ino) -> bool {
+        self.ssd.get().is_some() && self.wanted(&self.lock(), ino).is_some()
+    }
+
+    /// The object under a name, when it must be brought back before it can be used.
+    #[must_use]
+    pub fn must_load_child(&self, parent: Ino, name: &[u8]) -> Option<Ino> {
+        self.ssd.get()?;
+        let state = self.lock();
+        let slot = state.tree.child(state.tree.by_ino(parent)?, name)?;
+        let ino = state.tree.ino(slot);
+        self.wanted(&state, ino).map(|_| ino)
+    }
+
+    fn wanted(&self, state: &State, ino: Ino) -> Option<Wanted> {
+        let slot = state.tree.by_ino(ino)?;
+        let is_away = |object: &&Object| object.phase == Phase::Sealed && matches!(object.place, Place::Ssd);
+        let object = state.object(slot).filter(is_away)?;
+        let directory = state.tree.node(slot).parent;
+        let id = state.directory_id(directory).ok()?;
+        Some(Wanted {
+            key: object_key(id, state.tree.name(slot).as_bytes()),
+            version: object.version,
+            size: object.size,
+            directory,
+            is_small: object.size < self.settings.packed_max,
+        })
+    }
+
+    /// Brings an object back into memory; one that is there is fine. Waits for the disk.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`] when it cannot be had: a miss.
+    pub fn promote(&self, ino: Ino) -> Result<(), Error> {
+        let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(()) };
+        self.wait_for_lent_room(wanted.size);
+        let outcome = self.make_room_in_quota(wanted.size, wanted.directory).and_then(|()| {
+            if wanted.is_small { self.promote_small(ino, &wanted) } else { self.promote_solo(ino, &wanted) }
+        });
+        match outcome {
+            Ok(()) => {
+                self.telemetry.ssd_promotions.increment();
+                self.telemetry.ssd_promoted_bytes.add(wanted.size.get());
+                Ok(())
+            }
+            Err(error) => {
+                self.telemetry.ssd_promotion_misses.increment();
+                tracing::debug!(ino = ino.0, %error, "an object on SSD is a miss");
+                Err(Error::NoObject)
+            }
+        }
+    }
+
+    /// Waits a little while room is short and on its way: what would be evicted at once is not on a disk yet, and lost.
+    fn wait_for_lent_room(&self, size: ByteCount) {
+        let started = self.clock.monotonic();
+        while self.has_lent()
+            && self.tier.usage().is_ok_and(|usage| usage.free < size.round_up_to_pages())
+            && self.clock.monotonic().saturating_sub(started) < ROOM_WAIT
+        {
+            std::thread::sleep(ROOM_PAUSE);
+        }
+    }
+
+    /// What became of a load that missed: the object is gone, unless its disk was only too slow.
+    fn missed(&self, ino: Ino, wanted: &Wanted, missed: Missed) -> Error {
+        if missed != Missed::Failed {
+            let doomed = {
+                let mut state = self.lock();
+                let Ok(slot) = state.slot_of(ino) else { return Error::NoObject };
+                let is_same = self.wanted(&state, ino).is_some_and(|now| now.version == wanted.version);
+                let ending = if missed == Missed::Corrupt {
+                    self.telemetry.corrupt_objects.increment();
+                    Ending::Corrupt
+                } else {
+                    Ending::Evicted { for_directory: Slot::ROOT.0 }
+                };
+                is_same.then(|| state.remove_object(slot, Departure::Gone, Some((self.now_ns(), ending))))
+            };
+            doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        }
+        Error::NoObject
+    }
+
+    fn promote_small(&self, ino: Ino, wanted: &Wanted) -> Result<(), Error> {
+        let ssd = self.ssd.get().ok_or(Error::NoObject)?;
+        let data = ssd
+            .read(&wanted.key, wanted.version, wanted.size)
+            .map_err(|missed| self.missed(ino, wanted, missed))?;
+        self.with_room(|| {
+            let mut state = self.lock();
+            let (slot, directory, name) = self.still_wanted(&state, ino, wanted)?;
+            let namespace = state.directory_id(state.namespace_of(directory))?;
+            let mut record = state.object_record(slot, state.directory_id(directory)?, &name);
+            record.checksum = Some(crate::tier::memory::checksum_bytes(&data));
+            let extent = self.tier.pack(namespace, &record, &data)?;
+            self.put_back(&mut state, slot, Place::Packed(extent));
+            Ok(())
+        })
+    }
+
+    fn promote_solo(&self, ino: Ino, wanted: &Wanted) -> Result<(), Error> {
+        let ssd = self.ssd.get().ok_or(Error::NoObject)?;
+        let (segment, file) = self.tier.create_segment()?;
+        let loaded = (|| {
+            self.reserve(&file, ByteCount::ZERO, wanted.size, wanted.directory)?;
+            file.set_len(wanted.size.get()).map_err(Error::io("ftruncate of a segment"))?;
+            let checksum = if wanted.size == ByteCount::ZERO {
+                crate::tier::memory::checksum_bytes(&[])
+            } else {
+                let mapping = Mapping::new(&file, wanted.size).map_err(Error::io("mmap of a segment"))?;
+                ssd.load(&wanted.key, wanted.version, wanted.size, &Arc::new(mapping))
+                    .map_err(|missed| self.missed(ino, wanted, missed))?
+            };
+            let mut state = self.lock();
+            let (slot, directory, name) = self.still_wanted(&state, ino, wanted)?;
+            let mut record = state.object_record(slot, state.directory_id(directory)?, &name);
+            record.checksum = Some(checksum);
+            self.tier.seal(&file, &record)?;
+            self.put_back(&mut state, slot, Place::Solo(segment));
+            Ok(())
+        })();
+        if loaded.is_err() {
+            // A load that ran out of time may still fill it: its pages live as long as somebody maps them.
+            self.free_place(Place::Solo(segment));
+        }
+        loaded
+    }
+
+    fn still_wanted(&self, state: &State, ino: Ino, wanted: &Wanted) -> Result<(Slot, Slot, Name), Error> {
+        let now = self.wanted(state, ino).ok_or(Error::NoObject)?;
+        if now.version != wanted.version || now.key != wanted.key {
+            return Err(Error::NoObject);
+        }
+        let slot = state.slot_of(ino)?;
+        Ok((slot, state.tree.node(slot).parent, state.tree.name(slot)))
+    }
+
+    /// The object is in memory again; its record on SSD stays.
+    fn put_back(&self, state: &mut State, slot: Slot, place: Place) {
+        if let Some(object) = state.object_mut(slot) {
+            object.place = place;
+            object.marks.set(Marks::READ, false);
+        }
+        state.arrive(slot);
+    }
+}

@@ -1,0 +1,475 @@
+//! Two tiers: objects that are about to leave memory go to the SSD tier, and their names stay.
+//!
+//! ```text
+//!  in memory ──depart──> on its way (STORING) ──stored──> on SSD (Place::Ssd) ──promote──> in memory, ON_SSD
+//!      ^                       │ used meanwhile                                               │
+//!      └───────────────────────┘                       <──demote, at once: the record stands──┘
+//! ```
+//! Invariants
+//! - An object that is on its way or on SSD is in no order of eviction and in no account of memory.
+//! - Who needs room at once never waits for a disk: it takes what is on SSD already, or drops. A thread keeps room free
+//!   ahead of writers by sending what is coldest to the disks, as fast as they take it.
+//! - A record on SSD is removed before its key stands for anything else.
+//!
+//! Limits: memory that is lent to records on their way is bounded by the tier's queue.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tidefs_engine::memory::Mapping;
+use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, Version};
+
+use super::history::Ending;
+use super::remove::Doomed;
+use super::room::footprint;
+use super::{Datapath, Error, Marks, Object, Phase, Place, State};
+use crate::namespace::{Ino, Slot};
+use crate::tier::eviction::Departure;
+use crate::tier::memory::ObjectRecord;
+use crate::tier::ssd::{Owner, Put, Refused, Source, SsdTier, Stored};
+
+/// Objects that are sent to the disks between two looks at the free room.
+const SENT_AT_ONCE: usize = 16;
+/// How often the free room is looked at while it is short.
+const BUSY_PAUSE: Duration = Duration::from_millis(2);
+/// How often otherwise.
+const IDLE_PAUSE: Duration = Duration::from_millis(20);
+
+/// An object on its way to a disk.
+#[derive(Debug)]
+pub(super) struct Lent {
+    ino: Ino,
+    slot: Slot,
+    size: ByteCount,
+    key: Vec<u8>,
+    record: ObjectRecord,
+    place: Place,
+    may_change: bool,
+}
+
+/// A record of the SSD tier that stands for nothing any more.
+#[derive(Debug)]
+pub(super) struct SsdRecord {
+    pub(super) key: Vec<u8>,
+    pub(super) version: Version,
+}
+
+/// What becomes of a victim.
+#[derive(Debug)]
+pub(super) enum Leaving {
+    /// It left: its bytes are to be freed.
+    Gone(Doomed),
+    /// It goes to a disk, and its bytes are freed when it is there.
+    Lent(Box<Lent>),
+}
+
+/// The key of an object on SSD.
+pub(super) fn object_key(directory: DirectoryId, name: &[u8]) -> Vec<u8> {
+    [b"o", &directory.0.to_le_bytes()[..], name].concat()
+}
+
+/// The key of a directory on SSD.
+pub(super) fn directory_key(directory: DirectoryId) -> Vec<u8> {
+    [b"d", &directory.0.to_le_bytes()[..]].concat()
+}
+
+impl Object {
+    /// Whether it is in its order of eviction and in the accounts, once it is sealed.
+    pub(super) fn is_resident(&self) -> bool {
+        !matches!(self.place, Place::Ssd) && !self.marks.has(Marks::STORING)
+    }
+}
+
+impl State {
+    /// The record that the SSD tier may have of the object in `slot`.
+    pub(super) fn ssd_record(&self, slot: Slot) -> Option<SsdRecord> {
+        let object = self.object(slot).filter(|object| object.marks.has(Marks::ON_SSD))?;
+        let directory = self.tree.directory(self.tree.get(slot)?.parent)?;
+        let key = object_key(directory.id, self.tree.name(slot).as_bytes());
+        Some(SsdRecord { key, version: object.version })
+    }
+
+    /// What a disk needs of an object, whose record is there or on its way from now on. `None` for what is not stored.
+    pub(super) fn send(&mut self, slot: Slot) -> Option<Lent> {
+        let object = self.object(slot)?;
+        let is_storable = object.phase == Phase::Sealed
+            && object.marks.has(Marks::FINAL)
+            // What applications attached is not in the record.
+            && !object.marks.has(Marks::DECORATED);
+        if !is_storable {
+            return None;
+        }
+        let directory = self.directory_id(self.tree.get(slot)?.parent).ok()?;
+        let name = self.tree.name(slot);
+        let lent = Lent {
+            ino: self.tree.ino(slot),
+            slot,
+            size: object.size,
+            key: object_key(directory, name.as_bytes()),
+            record: self.object_record(slot, directory, &name),
+            place: object.place.clone(),
+            may_change: object.marks.has(Marks::WRITABLE_MAPPING),
+        };
+        if let Some(object) = self.object_mut(slot) {
+            object.marks.set(Marks::ON_SSD, true);
+            object.marks.set(Marks::STALE_ON_SSD, false);
+        }
+        Some(lent)
+    }
+
+    /// Takes a sealed object out of its order and the accounts of memory.
+    fn depart(&mut self, slot: Slot) {
+        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
+        self.leave_order(slot, footprint(size), Departure::Evicted);
+        self.uncount(self.tree.node(slot).parent, size);
+    }
+
+    /// Enters a sealed object into its order and the accounts of memory again.
+    pub(super) fn arrive(&mut self, slot: Slot) {
+        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
+        self.count(self.tree.node(slot).parent, size);
+        if let Some(key) = self.key_of(slot) {
+            self.enter_order(slot, key, None, footprint(size));
+        }
+        self.update_hold(slot);
+    }
+
+    /// An object that is on its way is needed: it stays in memory, and its record will stand on SSD too.
+    pub(super) fn readmit(&mut self, slot: Slot) {
+        let is_storing = |object: &&mut Object| object.marks.has(Marks::STORING);
+        if let Some(object) = self.object_mut(slot).filter(is_storing) {
+            object.marks.set(Marks::STORING, false);
+            self.arrive(slot);
+        }
+    }
+
+    /// An object with a record on SSD gives up its bytes in memory. Nobody has it open.
+    fn demote(&mut self, slot: Slot) -> Doomed {
+        let ino = self.tree.ino(slot);
+        let (mut place, mut size) = (Place::Ssd, ByteCount::ZERO);
+        if let Some(object) = self.object_mut(slot) {
+            size = object.size;
+            place = std::mem::replace(&mut object.place, Place::Ssd);
+            object.marks.set(Marks::STORING, false);
+            object.marks.set(Marks::UNVERIFIED, false);
+            object.settle();
+        }
+        Doomed::bytes_only(place, size, ino)
+    }
+}
+
+impl Datapath {
+    /// The SSD tier, if there is one.
+    #[must_use]
+    pub fn ssd(&self) -> Option<&Arc<SsdTier>> {
+        self.ssd.get()
+    }
+
+    /// A victim leaves memory: to where its record stands already, to a disk if `may_lend`, or for good.
+    pub(super) fn let_leave(
+        &self,
+        state: &mut State,
+        victim: Slot,
+        ending: Ending,
+        may_lend: bool,
+    ) -> Leaving {
+        if let Some(ssd) = self.ssd.get() {
+            if self.stands_on_ssd(ssd, state, victim) {
+                state.count_eviction(victim);
+                state.depart(victim);
+                self.telemetry.ssd_demotions.increment();
+                return Leaving::Gone(state.demote(victim));
+            }
+            if may_lend && let Some(lent) = self.lend(ssd, state, victim) {
+                state.count_eviction(victim);
+                return Leaving::Lent(Box::new(lent));
+            }
+        }
+        Leaving::Gone(state.evict_object(victim, self.now_ns(), ending))
+    }
+
+    /// Whether the object's record on SSD is as it is in memory.
+    pub(super) fn stands_on_ssd(&self, ssd: &SsdTier, state: &State, slot: Slot) -> bool {
+        let is_same = |object: &Object| {
+            object.phase == Phase::Sealed
+                && object.marks.has(Marks::ON_SSD)
+                && !object.marks.has(Marks::STALE_ON_SSD)
+                && !object.marks.has(Marks::DECORATED)
+        };
+        state.object(slot).is_some_and(is_same)
+            && state.ssd_record(slot).is_some_and(|record| ssd.holds(&record.key) == Some(record.version))
+    }
+
+    /// Takes a victim out of the tables of memory to send it to a disk, if one takes it.
+    fn lend(&self, ssd: &SsdTier, state: &mut State, victim: Slot) -> Option<Lent> {
+        let size = state.object(victim)?.size;
+        let lent = ssd.has_room_in_queue(size).then(|| state.send(victim)).flatten()?;
+        state.depart(victim);
+        if let Some(object) = state.object_mut(victim) {
+            object.marks.set(Marks::STORING, true);
+        }
+        Some(lent)
+    }
+
+    fn lent_bytes(&self) -> ByteCount {
+        ByteCount(self.lent.load(Ordering::Relaxed))
+    }
+
+    /// Whether anything is on its way to a disk.
+    pub(super) fn has_lent(&self) -> bool {
+        self.lent_bytes() > ByteCount::ZERO
+    }
+
+    /// Leaves an object to the SSD tier. `told`: who wants to know when that has ended.
+    pub(super) fn store(&self, lent: Lent, durable: bool, told: Option<std::sync::mpsc::SyncSender<()>>) {
+        let Lent { ino, slot, size, key, mut record, place, may_change } = lent;
+        self.lent.fetch_add(size.get(), Ordering::Relaxed);
+        let version = record.version;
+        let put = self.source_of(&place, size, &mut record, may_change).and_then(|source| {
+            let meta = record.encode().map_err(io::Error::other)?;
+            let (checksum, owner) = (record.checksum, slot.0);
+            Ok(Put { key, meta, version, length: size, checksum, source, durable, owner })
+        });
+        let weak = self.this.get().cloned().unwrap_or_default();
+        let done = move |stored| {
+            if let Some(datapath) = weak.upgrade() {
+                datapath.stored(ino, version, size, stored);
+            }
+            if let Some(told) = told {
+                // Who asked may have stopped waiting.
+                let _ = told.try_send(());
+            }
+        };
+        let refused = match (put, self.ssd.get()) {
+            (Ok(put), Some(ssd)) => match ssd.put(put, done) {
+                Ok(()) => None,
+                Err(Refused::Underway) => {
+                    // It was needed for a moment on its way; the end of that way decides.
+                    self.lent.fetch_sub(size.get(), Ordering::Relaxed);
+                    None
+                }
+                Err(refused) => Some(format!("{refused:?}")),
+            },
+            (Ok(_), None) => Some("there is no SSD tier".to_owned()),
+            (Err(error), _) => Some(error.to_string()),
+        };
+        if let Some(reason) = refused {
+            tracing::debug!(ino = ino.0, reason, "an evicted object is not stored");
+            self.stored(ino, version, size, Stored::Failed);
+        }
+    }
+
+    /// Where the bytes are, for the SSD tier; and their checksum, in `record`, when it was taken and still holds.
+    fn source_of(
+        &self,
+        place: &Place,
+        size: ByteCount,
+        record: &mut ObjectRecord,
+        may_change: bool,
+    ) -> io::Result<Source> {
+        let source = match place {
+            _ if size == ByteCount::ZERO => Source::Bytes(Vec::new()),
+            Place::Solo(segment) => {
+                let file = self.tier.open_segment(*segment).map_err(io::Error::other)?;
+                if !may_change {
+                    let kept = self.tier.read_record(&file).map_err(io::Error::other)?;
+                    record.checksum = kept.and_then(|kept| kept.checksum);
+                }
+                Source::Segment(Arc::new(Mapping::new(&file, size)?))
+            }
+            Place::Packed(extent) => {
+                let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
+                let count =
+                    self.tier.read_packed(extent, FileOffset(0), &mut bytes).map_err(io::Error::other)?;
+                bytes.truncate(count);
+                if bytes.len() as u64 != size.get() {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                Source::Bytes(bytes)
+            }
+            Place::Scratch(_) | Place::Ssd => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        Ok(source)
+    }
+
+    /// The way of an object to its disk has ended.
+    fn stored(&self, ino: Ino, version: Version, size: ByteCount, stored: Stored) {
+        self.lent.fetch_sub(size.get(), Ordering::Relaxed);
+        let doomed = {
+            let mut state = self.lock();
+            let Some(slot) = state.tree.by_ino(ino) else { return };
+            let is_same = |object: &&Object| object.version == version && object.phase == Phase::Sealed;
+            let Some(object) = state.object(slot).filter(is_same) else { return };
+            let is_storing = object.marks.has(Marks::STORING);
+            let is_used = object.is_open() || object.next_version().is_some();
+            if stored != Stored::Yes {
+                self.telemetry.ssd_refusals.increment();
+                if let Some(object) = state.object_mut(slot) {
+                    object.marks.set(Marks::ON_SSD, false);
+                }
+            }
+            match (is_storing, stored) {
+                (true, _) if is_used => {
+                    state.readmit(slot);
+                    return;
+                }
+                (true, Stored::Yes) => {
+                    self.telemetry.ssd_demotions.increment();
+                    self.telemetry.ssd_demoted_bytes.add(size.get());
+                    state.demote(slot)
+                }
+                // No disk took it, and room was needed.
+                (true, Stored::Superseded | Stored::Failed) => {
+                    let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
+                    state.remove_object(slot, Departure::Evicted, Some((self.now_ns(), ending)))
+                }
+                (false, _) => return,
+            }
+        };
+        self.bury(doomed);
+    }
+
+    /// Removes a record that stands for nothing any more.
+    pub(super) fn remove_from_ssd(&self, record: &SsdRecord) {
+        if let Some(ssd) = self.ssd.get() {
+            ssd.remove(&record.key, record.version);
+        }
+    }
+
+    /// Keeps room free ahead of writers, until `is_stopping` says so. Runs in a thread of its own.
+    pub fn demote_in_background(&self, is_stopping: impl Fn() -> bool) {
+        while !is_stopping() {
+            let target = self.settings.write_headroom.saturating_add(self.settings.free_ahead);
+            let free = self.tier.usage().map(|usage| usage.free).unwrap_or_default();
+            let missing = target.saturating_sub(free.saturating_add(self.lent_bytes()));
+            let has_sent = missing > ByteCount::ZERO && self.send_coldest(missing);
+            if !has_sent {
+                let is_short = free < target.saturating_add(target);
+                std::thread::sleep(if is_short { BUSY_PAUSE } else { IDLE_PAUSE });
+            }
+        }
+    }
+
+    /// Sends the coldest objects to the disks until `missing` bytes are free or on their way. Returns whether any went.
+    fn send_coldest(&self, missing: ByteCount) -> bool {
+        let Some(ssd) = self.ssd.get() else { return false };
+        let mut leaving = Vec::new();
+        {
+            let mut state = self.lock();
+            let mut freed = ByteCount::ZERO;
+            while freed < missing && leaving.len() < SENT_AT_ONCE {
+                let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
+                let size = state.object(victim).map(|object| object.size).unwrap_or_default();
+                // Those of this round are not in the queue yet.
+                if !ssd.has_room_in_queue(size.saturating_add(freed)) {
+                    break;
+                }
+                freed = freed.saturating_add(footprint(size));
+                let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
+                leaving.push(self.let_leave(&mut state, victim, ending, true));
+            }
+        }
+        let has_sent = !leaving.is_empty();
+        leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
+        has_sent
+    }
+
+    /// Does outside the lock what is left to do for a victim.
+    pub(super) fn see_off(&self, leaving: Leaving, told: Option<std::sync::mpsc::SyncSender<()>>) {
+        match leaving {
+            Leaving::Gone(doomed) => {
+                self.count_evictions(std::slice::from_ref(&doomed));
+                self.bury(doomed);
+            }
+            Leaving::Lent(lent) => self.store(*lent, false, told),
+        }
+    }
+
+    /// As [`Datapath::see_off`], and waits until an object that goes to a disk is there.
+    pub(super) fn see_off_and_wait(&self, leaving: Leaving, limit: Duration) {
+        if matches!(leaving, Leaving::Lent(_)) {
+            let (sender, receiver) = sync_channel(1);
+            self.see_off(leaving, Some(sender));
+            // Late or not, it goes on.
+            let _ = receiver.recv_timeout(limit);
+        } else {
+            self.see_off(leaving, None);
+        }
+    }
+
+    /// The SSD tier gave up a record.
+    fn dropped(&self, slot: Slot, version: Version) {
+        let doomed = {
+            let mut state = self.lock();
+            if state.tree.directory(slot).is_some() {
+                return self.keep_directory(&mut state, slot);
+            }
+            let Some(object) = state.object_mut(slot).filter(|object| object.version == version) else {
+                return;
+            };
+            object.marks.set(Marks::ON_SSD, object.marks.has(Marks::STORING));
+            if object.phase != Phase::Sealed || !matches!(object.place, Place::Ssd) {
+                return;
+            }
+            let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
+            state.remove_object(slot, Departure::Gone, Some((self.now_ns(), ending)))
+        };
+        self.count_evictions(std::slice::from_ref(&doomed));
+        self.bury(doomed);
+    }
+
+    /// Keeps what a directory is, in both tiers.
+    pub(super) fn persist_directory(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
+        self.tier.put_directory(&state.directory_record(slot))?;
+        self.keep_directory(state, slot);
+        Ok(())
+    }
+
+    /// Keeps what a directory is on SSD too, where a host that lost its memory finds it.
+    pub(super) fn keep_directory(&self, state: &mut State, slot: Slot) {
+        let Some(ssd) = self.ssd.get() else { return };
+        let Some(directory) = state.tree.directory(slot).map(|directory| directory.id) else { return };
+        let (record, version) = (state.directory_record(slot), state.take_version());
+        let outcome = record.encode().map_err(|error| error.to_string()).and_then(|meta| {
+            let put = Put {
+                key: directory_key(directory),
+                meta,
+                version,
+                length: ByteCount::ZERO,
+                checksum: None,
+                source: Source::Bytes(Vec::new()),
+                durable: false,
+                owner: slot.0,
+            };
+            ssd.put(put, |_| ()).map_err(|refused| format!("{refused:?}"))
+        });
+        if let Err(reason) = outcome {
+            tracing::debug!(directory = directory.0, reason, "a directory is kept in memory only");
+        }
+    }
+
+    /// A directory is gone from SSD too.
+    pub(super) fn forget_directory(&self, directory: DirectoryId) {
+        if let Some(ssd) = self.ssd.get() {
+            let key = directory_key(directory);
+            if let Some(version) = ssd.holds(&key) {
+                ssd.remove(&key, version);
+            }
+        }
+    }
+}
+
+/// The datapath as the SSD tier sees it.
+#[derive(Debug)]
+pub(super) struct SsdOwner(pub(super) Weak<Datapath>);
+
+impl Owner for SsdOwner {
+    fn dropped(&self, number: u32, version: Version) {
+        if let Some(datapath) = self.0.upgrade() {
+            datapath.dropped(Slot(number), version);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Which evicted objects are written: as many as the disk takes in good time, and the budget of bytes allows.
+//!
+//! Pure but for the clock it is given: what is refused is dropped, and costs a hit; nobody ever waits here.
+//!
+//! Limits: a record is admitted while those before it are written within the queue-time budget, at the rate the disk has
+//! shown, and hold at most `queue_bytes_max`. The byte-rate budget fills a bucket of one second.
+
+use std::time::Duration;
+
+use tidefs_engine::types::ByteCount;
+
+/// Rate that a disk is taken to have before it has shown one: a slow SSD.
+const RATE_AT_START: u64 = 200 << 20;
+/// Weight of a new measurement of the rate, as one part in so many.
+const RATE_WEIGHT: u64 = 8;
+/// Writes smaller than this say more about latency than about the rate.
+const MEASURED_MIN: u64 = 64 << 10;
+
+/// What may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Bytes a second; no limit without.
+    pub bytes_per_second: Option<ByteCount>,
+    /// Longest time a record waits for its disk.
+    pub queue: Duration,
+    /// Most bytes of records that wait: they hold memory.
+    pub queue_bytes_max: ByteCount,
+}
+
+/// Why a record is not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The disks have enough to do.
+    QueueFull,
+    /// The byte-rate budget is used up.
+    OverRate,
+    /// Larger than a zone holds.
+    TooLarge,
+    /// This version is on its way already.
+    Underway,
+    /// Its key, or what the owner keeps beside it, is longer than a record takes.
+    KeyTooLong,
+    /// No disk takes anything.
+    NoDevice,
+}
+
+/// The state of the budgets.
+#[derive(Debug)]
+pub(super) struct Admission {
+    budget: Budget,
+    /// Bytes that may be written now, and when that was so.
+    tokens: u64,
+    filled_at: Duration,
+    rate: u64,
+}
+
+impl Admission {
+    /// Full budgets at `now`.
+    pub(super) fn new(budget: Budget, now: Duration) -> Self {
+        let tokens = budget.bytes_per_second.unwrap_or_default().get();
+        Self { budget, tokens, filled_at: now, rate: RATE_AT_START }
+    }
+
+    /// Takes `length` bytes out of the budgets, if they allow it. `queued`: bytes that wait for the disk.
+    ///
+    /// # Errors
+    /// Which budget does not.
+    pub(super) fn admit(&mut self, length: ByteCount, queued: u64, now: Duration) -> Result<(), Refused> {
+        if !self.has_room(length, queued) {
+            return Err(Refused::QueueFull);
+        }
+        let Some(rate) = self.budget.bytes_per_second else { return Ok(()) };
+        let elapsed_ns = now.saturating_sub(self.filled_at).as_nanos();
+        let earned = u128::from(rate.get()).saturating_mul(elapsed_ns) / 1_000_000_000;
+        let earned = u64::try_from(earned).unwrap_or(u64::MAX);
+        if earned > 0 {
+            self.tokens = self.tokens.saturating_add(earned).min(rate.get());
+            self.filled_at = now;
+        }
+        // A record larger than a second's budget takes all of it; the next one waits for the bucket to fill again.
+        let price = length.get().min(rate.get());
+        if self.tokens < price {
+            return Err(Refused::OverRate);
+        }
+        self.tokens -= price;
+        Ok(())
+    }
+
+    /// Whether the queue takes `length` bytes more. One record at least may be on its way, however slow the disk.
+    pub(super) fn has_room(&self, length: ByteCount, queued: u64) -> bool {
+        let after = queued.saturating_add(length.get());
+        queued == 0
+            || (after <= self.budget.queue_bytes_max.get() && self.drain_time(after) <= self.budget.queue)
+    }
+
+    /// The disk wrote `bytes` in `elapsed`.
+    pub(super) fn measured(&mut self, bytes: u64, elapsed: Duration) {
+        let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
+        if bytes >= MEASURED_MIN {
+            let seen = bytes.saturating_mul(1_000_000) / elapsed_us;
+            self.rate = (self.rate / RATE_WEIGHT * (RATE_WEIGHT - 1) + seen / RATE_WEIGHT).max(1);
+        }
+    }
+
+    /// Bytes a second that the disk has shown.
+    pub(super) fn rate(&self) -> ByteCount {
+        ByteCount(self.rate)
+    }
+
+    fn drain_time(&self, bytes: u64) -> Duration {
+        Duration::from_micros(bytes.saturating_mul(1_000_000) / self.rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: ByteCount = ByteCount::mib(1);
+
+    fn budget(rate: Option<u64>) -> Budget {
+        Budget {
+            bytes_per_second: rate.map(ByteCount::mib),
+            queue: Duration::from_millis(100),
+            queue_bytes_max: ByteCount::mib(64),
+        }
+    }
+
+    #[test]
+    fn a_slow_disk_admits_less_and_never_nothing() {
+        let mut admission = Admission::new(budget(None), Duration::ZERO);
+        assert_eq!(admission.admit(MIB, 18 << 20, Duration::ZERO), Ok(()));
+        assert_eq!(admission.admit(MIB, 20 << 20, Duration::ZERO), Err(Refused::QueueFull));
+        (0..100).for_each(|_| admission.measured(1 << 20, Duration::from_millis(100)));
+        assert_eq!(admission.admit(MIB, 1 << 20, Duration::ZERO), Err(Refused::QueueFull));
+        assert_eq!(admission.admit(ByteCount::gib(1), 0, Duration::ZERO), Ok(()));
+        (0..100).for_each(|_| admission.measured(1 << 20, Duration::from_micros(100)));
+        assert_eq!(admission.admit(MIB, 62 << 20, Duration::ZERO), Ok(()));
+        assert_eq!(admission.admit(MIB, 64 << 20, Duration::ZERO), Err(Refused::QueueFull));
+    }
+
+    #[test]
+    fn the_byte_rate_is_kept_over_time() {
+        let mut admission = Admission::new(budget(Some(10)), Duration::ZERO);
+        let mut admitted = 0;
+        for step in 0..10_000u64 {
+            admitted += u64::from(admission.admit(MIB, 0, Duration::from_millis(step)).is_ok());
+        }
+        // Ten seconds at 10 MiB/s, and the bucket that was full at the start.
+        assert!((100..=110).contains(&admitted), "{admitted}");
+    }
+
+    #[test]
+    fn a_record_larger_than_a_second_of_budget_passes_once_in_a_while() {
+        let mut admission = Admission::new(budget(Some(1)), Duration::ZERO);
+        let large = ByteCount::mib(50);
+        assert_eq!(admission.admit(large, 0, Duration::ZERO), Ok(()));
+        assert_eq!(admission.admit(large, 0, Duration::from_millis(500)), Err(Refused::OverRate));
+        assert_eq!(admission.admit(large, 0, Duration::from_secs(2)), Ok(()));
+    }
+}

@@ -1,0 +1,272 @@
+//! One disk of a pool and its zones.
+//!
+//! ```text
+//! Absent ─allocate─> Free ─header─> Open ─footer─> Closed ─reclaim─> Free
+//!                                     └──── an I/O error ────> Quarantined, until the next start
+//! ```
+//! Invariants
+//! - A zone in `Free` has a header on disk that is void, durably: no start finds records in it.
+//! - A zone is not taken back while somebody reads from it ([`Lease`]).
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tidefs_engine::types::ByteCount;
+
+use super::disk::Disk;
+use super::format::{BLOCK_BYTES, Order, Uuid, ZONES_START};
+use super::index::ZoneId;
+use super::queue::Queue;
+
+/// After so many failed writes in a row a disk gets no more.
+const WRITE_ERRORS_MAX: u64 = 3;
+
+/// Station of a zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ZoneState {
+    /// Its blocks are not allocated.
+    Absent,
+    /// Empty.
+    Free,
+    /// Takes records.
+    Open,
+    /// Full, with its footer.
+    Closed,
+    /// Being emptied; nobody reads it any more.
+    Reclaiming,
+    /// Gave an I/O error.
+    Quarantined,
+}
+
+/// Blocks of a footer within its zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FooterPlace {
+    pub(super) block: u32,
+    pub(super) blocks: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Zone {
+    pub(super) state: ZoneState,
+    /// Of its present life.
+    pub(super) sequence: Order,
+    pub(super) readers: u32,
+    pub(super) footer: Option<FooterPlace>,
+}
+
+impl Zone {
+    pub(super) const ABSENT: Self = Self { state: ZoneState::Absent, sequence: 0, readers: 0, footer: None };
+
+    /// Whether it has records that a start finds.
+    pub(super) fn is_in_use(&self) -> bool {
+        matches!(
+            self.state,
+            ZoneState::Open | ZoneState::Closed | ZoneState::Reclaiming | ZoneState::Quarantined
+        )
+    }
+}
+
+/// What a device did since the start.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    pub(super) written_bytes: AtomicU64,
+    pub(super) reinserted_bytes: AtomicU64,
+    pub(super) read_bytes: AtomicU64,
+    pub(super) read_errors: AtomicU64,
+    pub(super) write_errors: AtomicU64,
+    write_errors_in_a_row: AtomicU64,
+}
+
+/// A disk in use.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) name: String,
+    pub(super) number: u8,
+    pub(super) uuid: Uuid,
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) zone_blocks: u32,
+    /// Guards the stations of all zones.
+    zones: Mutex<Vec<Zone>>,
+    /// Signalled when a zone becomes free, or its last reader leaves.
+    changed: Condvar,
+    pub(super) queue: Queue,
+    pub(super) work: Work,
+    is_failing: AtomicBool,
+    is_full: AtomicBool,
+}
+
+/// Keeps a zone from being taken back.
+#[derive(Debug)]
+pub(super) struct Lease<'a> {
+    device: &'a Device,
+    zone: u32,
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        let mut zones = self.device.zones.lock();
+        zones[self.zone as usize].readers -= 1;
+        if zones[self.zone as usize].readers == 0 {
+            self.device.changed.notify_all();
+        }
+    }
+}
+
+impl Device {
+    /// A disk with `zones`, whose stations a start found out.
+    pub(super) fn new(
+        name: String,
+        number: u8,
+        uuid: Uuid,
+        disk: Arc<dyn Disk>,
+        zone_blocks: u32,
+        zones: Vec<Zone>,
+    ) -> Self {
+        Self {
+            name,
+            number,
+            uuid,
+            disk,
+            zone_blocks,
+            zones: Mutex::new(zones),
+            changed: Condvar::new(),
+            queue: Queue::default(),
+            work: Work::default(),
+            is_failing: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+        }
+    }
+
+    /// Where a block of a zone stands on the disk.
+    pub(super) fn offset(&self, zone: u32, block: u32) -> u64 {
+        zone_offset(zone, self.zone_blocks) + u64::from(block) * BLOCK_BYTES
+    }
+
+    /// The zone's name in the index.
+    pub(super) fn zone_id(&self, zone: u32) -> ZoneId {
+        ZoneId::new(self.number, zone)
+    }
+
+    /// What is known of a zone.
+    pub(super) fn zone(&self, zone: u32) -> Option<Zone> {
+        self.zones.lock().get(zone as usize).copied()
+    }
+
+    /// All zones.
+    pub(super) fn zones(&self) -> Vec<Zone> {
+        self.zones.lock().clone()
+    }
+
+    /// Changes what is known of a zone, and wakes who waits for a change.
+    pub(super) fn change_zone(&self, zone: u32, change: impl FnOnce(&mut Zone)) {
+        if let Some(zone) = self.zones.lock().get_mut(zone as usize) {
+            change(zone);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Takes a free zone, allocating it if need be, and makes it the open one. `None` when there is none at the moment.
+    pub(super) fn take_free_zone(&self, sequence: Order) -> Option<u32> {
+        let mut zones = self.zones.lock();
+        let free = zones.iter().position(|zone| zone.state == ZoneState::Free);
+        let absent = || zones.iter().position(|zone| zone.state == ZoneState::Absent);
+        let index = match free {
+            Some(index) => index,
+            None if self.is_full.load(Ordering::Relaxed) => return None,
+            None => {
+                let index = absent()?;
+                let end = zone_offset(u32::try_from(index).ok()? + 1, self.zone_blocks);
+                if let Err(error) = self.disk.allocate(ByteCount(end)) {
+                    self.is_full.store(true, Ordering::Relaxed);
+                    tracing::warn!(device = self.name, %error, "the SSD tier stays smaller than configured");
+                    return None;
+                }
+                index
+            }
+        };
+        zones[index] = Zone { state: ZoneState::Open, sequence, readers: 0, footer: None };
+        u32::try_from(index).ok()
+    }
+
+    /// Waits until a zone is free, or `limit` passes.
+    pub(super) fn wait_for_free_zone(&self, limit: Duration) {
+        let has_none = |zones: &mut Vec<Zone>| !zones.iter().any(|zone| zone.state == ZoneState::Free);
+        self.changed.wait_while_for(&mut self.zones.lock(), has_none, limit);
+    }
+
+    /// Zones that can be opened before anything must be reclaimed.
+    pub(super) fn spare_zones(&self) -> usize {
+        let is_full = self.is_full();
+        let is_spare =
+            |zone: &&Zone| zone.state == ZoneState::Free || (zone.state == ZoneState::Absent && !is_full);
+        self.zones.lock().iter().filter(is_spare).count()
+    }
+
+    /// The closed zone that was opened first.
+    pub(super) fn oldest_closed(&self) -> Option<u32> {
+        let zones = self.zones.lock();
+        let closed = zones.iter().zip(0u32..).filter(|(zone, _)| zone.state == ZoneState::Closed);
+        closed.min_by_key(|(zone, _)| zone.sequence).map(|(_, index)| index)
+    }
+
+    /// The smallest sequence of the zones in use, without `except`.
+    pub(super) fn oldest_sequence(&self, except: u32) -> Option<Order> {
+        let zones = self.zones.lock();
+        let others = zones.iter().zip(0u32..).filter(|(zone, index)| zone.is_in_use() && *index != except);
+        others.map(|(zone, _)| zone.sequence).min()
+    }
+
+    /// Keeps a zone from being taken back while it is read. `None` when it has nothing to read any more.
+    pub(super) fn lease(&self, zone: u32) -> Option<Lease<'_>> {
+        let mut zones = self.zones.lock();
+        let found = zones.get_mut(zone as usize)?;
+        matches!(found.state, ZoneState::Open | ZoneState::Closed).then(|| {
+            found.readers += 1;
+            Lease { device: self, zone }
+        })
+    }
+
+    /// Lets nobody read a closed zone any more and waits for those who do. Returns whether all are gone.
+    pub(super) fn end_reading(&self, zone: u32, limit: Duration) -> bool {
+        let mut zones = self.zones.lock();
+        zones[zone as usize].state = ZoneState::Reclaiming;
+        let has_readers = |zones: &mut Vec<Zone>| zones[zone as usize].readers > 0;
+        !self.changed.wait_while_for(&mut zones, has_readers, limit).timed_out()
+    }
+
+    /// A write of the device failed. Returns whether it gets no more.
+    pub(super) fn count_write_error(&self, error: &io::Error) -> bool {
+        self.work.write_errors.fetch_add(1, Ordering::Relaxed);
+        let errors = self.work.write_errors_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        let gives_up = errors >= WRITE_ERRORS_MAX;
+        tracing::error!(device = self.name, %error, gives_up, "a write of the SSD tier failed");
+        if gives_up {
+            self.is_failing.store(true, Ordering::Relaxed);
+        }
+        gives_up
+    }
+
+    /// A write of the device went well.
+    pub(super) fn count_written(&self, bytes: u64) {
+        self.work.write_errors_in_a_row.store(0, Ordering::Relaxed);
+        self.work.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether it gets no more writes.
+    pub(super) fn is_failing(&self) -> bool {
+        self.is_failing.load(Ordering::Relaxed)
+    }
+
+    /// Whether its filesystem had no room for all zones.
+    pub(super) fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed)
+    }
+}
+
+/// Where a zone starts on its disk.
+pub(super) fn zone_offset(zone: u32, zone_blocks: u32) -> u64 {
+    ZONES_START + u64::from(zone) * u64::from(zone_blocks) * BLOCK_BYTES
+}

@@ -1,0 +1,132 @@
+//! A disk as the tier sees it: a range of blocks that are read, written and flushed, and whose completion is waited for.
+//!
+//! Everything above works on this trait, so that crash tests can put a disk under it that remembers each write.
+//!
+//! Limits: who waits says for how long; a request whose waiter gave up goes on, and keeps its memory until it ends.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tidefs_engine::types::ByteCount;
+
+use super::memory::Piece;
+
+/// One thing for a disk to do.
+#[derive(Debug)]
+pub(super) enum Request {
+    /// Fill the pieces, one after the other, from `offset` on.
+    Read {
+        /// On the disk, in bytes.
+        offset: u64,
+        /// Where to.
+        pieces: Vec<Piece>,
+    },
+    /// Write the pieces, one after the other, at `offset`.
+    Write {
+        /// On the disk, in bytes.
+        offset: u64,
+        /// Where from.
+        pieces: Vec<Piece>,
+    },
+    /// Make everything durable that was written before.
+    Flush,
+}
+
+impl Request {
+    /// Writes one piece.
+    pub(super) fn write(offset: u64, piece: Piece) -> Self {
+        Self::Write { offset, pieces: vec![piece] }
+    }
+
+    /// Reads into one piece.
+    pub(super) fn read(offset: u64, piece: Piece) -> Self {
+        Self::Read { offset, pieces: vec![piece] }
+    }
+}
+
+#[derive(Debug)]
+struct Progress {
+    left: usize,
+    error: Option<io::Error>,
+}
+
+/// The end of some requests that were submitted together.
+#[derive(Debug)]
+pub(super) struct Completion {
+    progress: Mutex<Progress>,
+    ended: Condvar,
+}
+
+impl Completion {
+    /// One request ended. Called once for each.
+    pub(super) fn end_one(&self, outcome: io::Result<()>) {
+        let mut progress = self.progress.lock();
+        progress.left = progress.left.saturating_sub(1);
+        if let Err(error) = outcome {
+            progress.error.get_or_insert(error);
+        }
+        if progress.left == 0 {
+            self.ended.notify_all();
+        }
+    }
+}
+
+/// A promise that some requests end.
+#[derive(Debug)]
+pub(super) struct Ticket(Arc<Completion>);
+
+impl Ticket {
+    /// A ticket for `count` requests, and the side on which they end.
+    pub(super) fn new(count: usize) -> (Self, Arc<Completion>) {
+        let progress = Mutex::new(Progress { left: count, error: None });
+        let completion = Arc::new(Completion { progress, ended: Condvar::new() });
+        (Self(Arc::clone(&completion)), completion)
+    }
+
+    /// Waits for the end of all requests.
+    ///
+    /// # Errors
+    /// The first error of a request; `TimedOut` when they did not end within `limit`, and then they go on.
+    pub(super) fn wait(&self, limit: Duration) -> io::Result<()> {
+        let mut progress = self.0.progress.lock();
+        let outcome = self.0.ended.wait_while_for(&mut progress, |progress| progress.left > 0, limit);
+        match progress.error.take() {
+            _ if outcome.timed_out() && progress.left > 0 => Err(io::ErrorKind::TimedOut.into()),
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Blocks that last.
+pub(super) trait Disk: Send + Sync + fmt::Debug {
+    /// Starts all requests, in any order among themselves. The ticket ends when all of them did.
+    fn submit(&self, requests: Vec<Request>) -> Ticket;
+
+    /// Makes sure that the first `length` bytes have their blocks.
+    ///
+    /// # Errors
+    /// `StorageFull` when there are not so many.
+    fn allocate(&self, length: ByteCount) -> io::Result<()>;
+
+    /// How long it is now.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn length(&self) -> io::Result<ByteCount>;
+
+    /// Gives back the blocks from `length` on.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn cut(&self, length: ByteCount) -> io::Result<()>;
+
+    /// Real bytes that the disk's content occupies.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn allocated(&self) -> io::Result<ByteCount>;
+}

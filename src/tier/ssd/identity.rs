@@ -1,0 +1,203 @@
+//! Whose a disk is: superblocks, and what stands in the way of using a directory or device.
+//!
+//! A disk belongs to a pool and counts its epochs, which grow at each start on all disks that are there. A disk whose
+//! epoch is behind was missing in some life of the pool: keys may have been removed or replaced meanwhile without its
+//! knowledge, so its content is given up. Giving up is drawing a new identity for the disk: every structure on it names
+//! the old one and is void at once.
+//!
+//! Invariants
+//! - A disk that holds anything but a superblock of ours, or nothing, is not written.
+//! - No two daemons use one file: it is locked while it is open.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidefs_engine::types::ByteCount;
+
+use super::disk::{Disk, Request};
+use super::format::{BLOCK, BLOCK_BYTES, FormatError, Superblock, Uuid, decode, encode};
+use super::memory::{Buffer, Memory, Piece};
+
+/// How long a start waits for one answer of a disk.
+pub(super) const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// The tier's file in a directory.
+const FILE_NAME: &str = "tidefs.ssd";
+
+/// Why a directory or device is not used. Never stops the mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// It does not exist.
+    Missing,
+    /// It belongs to somebody else: another pool, another format, another program.
+    Foreign(String),
+    /// It cannot be written.
+    ReadOnly,
+    /// It has no room for the smallest tier.
+    Full,
+    /// The system reports errors.
+    Failing(String),
+}
+
+impl std::fmt::Display for Unusable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Missing => f.write_str("it does not exist; make the directory, or attach the device"),
+            Self::Foreign(what) => write!(f, "{what}; it was not touched"),
+            Self::ReadOnly => f.write_str("it cannot be written; mount it writable"),
+            Self::Full => f.write_str("it has no room; free some, or lower ssd.capacity"),
+            Self::Failing(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl From<io::Error> for Unusable {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::Missing,
+            io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => Self::ReadOnly,
+            io::ErrorKind::StorageFull => Self::Full,
+            _ => Self::Failing(error.to_string()),
+        }
+    }
+}
+
+/// Opens the tier's file in a directory, or a device, for direct I/O, and locks it.
+///
+/// # Errors
+/// What stands in the way.
+pub(super) fn open_file(place: &Path) -> Result<File, Unusable> {
+    let metadata = std::fs::metadata(place)?;
+    let path: PathBuf = if metadata.is_dir() { place.join(FILE_NAME) } else { place.to_owned() };
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    if metadata.is_dir() {
+        options.create(true);
+    }
+    let direct = options.clone().custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(&path);
+    let file = match direct {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            tracing::warn!(
+                path = %path.display(),
+                "the filesystem has no direct I/O: what the SSD tier writes takes page cache too"
+            );
+            options.open(&path)?
+        }
+        outcome => outcome?,
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Unusable::Foreign("another daemon uses it".to_owned())),
+        Err(TryLockError::Error(error)) => Err(error.into()),
+    }
+}
+
+/// Draws an identity.
+///
+/// # Errors
+/// When the system has no random numbers.
+pub(super) fn draw_uuid() -> io::Result<Uuid> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(Uuid(bytes))
+}
+
+/// Reads `blocks` blocks from `offset`.
+///
+/// # Errors
+/// What the disk says; `TimedOut` after `limit`.
+pub(super) fn read_blocks(
+    disk: &dyn Disk,
+    offset: u64,
+    blocks: u64,
+    limit: Duration,
+) -> io::Result<Arc<Buffer>> {
+    let length = usize::try_from(blocks).map_or(usize::MAX, |blocks| blocks.saturating_mul(BLOCK));
+    if length > isize::MAX as usize / 2 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let buffer = Arc::new(Buffer::zeroed(length));
+    disk.submit(vec![Request::read(offset, Piece::of_buffer(&buffer))]).wait(limit)?;
+    Ok(buffer)
+}
+
+/// Writes whole blocks at `offset` and waits.
+///
+/// # Errors
+/// What the disk says; `TimedOut` after `limit`.
+pub(super) fn write_blocks(disk: &dyn Disk, offset: u64, bytes: &[u8], limit: Duration) -> io::Result<()> {
+    let memory = Memory::Buffer(Arc::new(Buffer::holding(bytes)));
+    let length = bytes.len().max(1).next_multiple_of(BLOCK);
+    let piece = Piece::new(&memory, 0, length).ok_or(io::ErrorKind::InvalidInput)?;
+    disk.submit(vec![Request::write(offset, piece)]).wait(limit)
+}
+
+/// Makes durable what was written, and waits.
+///
+/// # Errors
+/// What the disk says; `TimedOut` after `limit`.
+pub(super) fn flush(disk: &dyn Disk, limit: Duration) -> io::Result<()> {
+    disk.submit(vec![Request::Flush]).wait(limit)
+}
+
+/// The superblock of a disk; `None` when it is new.
+///
+/// # Errors
+/// [`Unusable::Foreign`] when something else stands there.
+pub(super) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, Unusable> {
+    let mut best: Option<Superblock> = None;
+    let mut refusal = None;
+    for copy in 0..2 {
+        let bytes = match read_blocks(disk, copy * BLOCK_BYTES, 1, START_LIMIT) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => continue,
+            Err(error) => return Err(error.into()),
+        };
+        match decode::<Superblock>(bytes.bytes()) {
+            Ok(found) => {
+                if best.as_ref().is_none_or(|best| best.epoch < found.epoch) {
+                    best = Some(found);
+                }
+            }
+            Err(_) if bytes.bytes().iter().all(|&byte| byte == 0) => {}
+            Err(FormatError::Foreign) => {
+                refusal = Some("it holds something that this tier did not write".to_owned());
+            }
+            Err(error) => refusal = Some(error.to_string()),
+        }
+    }
+    match (best, refusal) {
+        // A copy that was being written when the power went is damaged; the other one counts.
+        (Some(best), _) => Ok(Some(best)),
+        (None, Some(refusal)) => Err(Unusable::Foreign(refusal)),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Writes a superblock, durably, over the older of the two copies.
+///
+/// # Errors
+/// What the disk says.
+pub(super) fn write_superblock(disk: &dyn Disk, superblock: &Superblock) -> io::Result<()> {
+    let bytes = encode(superblock).ok_or(io::ErrorKind::InvalidInput)?;
+    write_blocks(disk, superblock.epoch % 2 * BLOCK_BYTES, &bytes, START_LIMIT)?;
+    flush(disk, START_LIMIT)
+}
+
+/// Bytes of a zone for a disk of `capacity`: `wanted`, or less so that there are enough of them.
+pub(super) fn zone_bytes_for(capacity: ByteCount, wanted: ByteCount) -> ByteCount {
+    let mut zone = wanted.get();
+    while zone > ZONE_BYTES_MIN && capacity.get() / zone < ZONES_WANTED {
+        zone /= 2;
+    }
+    ByteCount((zone / BLOCK_BYTES * BLOCK_BYTES).max(ZONE_BYTES_MIN))
+}
+
+/// Smaller zones hold too few records beside header and footer.
+pub(super) const ZONE_BYTES_MIN: u64 = 64 * BLOCK_BYTES;
+/// With fewer, reclaim gives up too large a part of the tier at once.
+const ZONES_WANTED: u64 = 8;

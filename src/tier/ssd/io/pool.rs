@@ -1,0 +1,88 @@
+//! Threads that read and write, where there is no ring.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Job;
+
+#[derive(Debug, Default)]
+struct Line {
+    jobs: VecDeque<Job>,
+    is_closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Guards the requests that wait for a thread.
+    line: Mutex<Line>,
+    arrived: Condvar,
+}
+
+/// Running threads. Dropping it waits until every request ended.
+#[derive(Debug)]
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// Starts `count` threads.
+    ///
+    /// # Errors
+    /// What starting a thread says.
+    pub(super) fn start(count: usize) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let start = |index: usize| {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name(format!("ssd-io-{index}")).spawn(move || work(&shared))
+        };
+        let threads = (0..count).map(start).collect::<io::Result<_>>()?;
+        Ok(Self { shared, threads })
+    }
+
+    /// Leaves a request for a thread.
+    pub(super) fn submit(&self, job: Job) {
+        self.shared.line.lock().jobs.push_back(job);
+        self.shared.arrived.notify_one();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.line.lock().is_closed = true;
+        self.shared.arrived.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the SSD tier had panicked");
+            }
+        }
+    }
+}
+
+fn work(shared: &Shared) {
+    loop {
+        let mut job = {
+            let mut line = shared.line.lock();
+            loop {
+                if let Some(job) = line.jobs.pop_front() {
+                    break job;
+                }
+                if line.is_closed {
+                    return;
+                }
+                shared.arrived.wait(&mut line);
+            }
+        };
+        let outcome = loop {
+            let answer = job.transfer.call();
+            if let Some(outcome) = job.transfer.advance(answer) {
+                break outcome;
+            }
+        };
+        job.end(outcome);
+    }
+}

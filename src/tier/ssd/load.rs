@@ -1,0 +1,131 @@
+//! Reading a record back, straight into the memory that is to hold it.
+//!
+//! Invariants
+//! - Bytes are said to be loaded only when header, key, version, length and checksum match: whatever the disk gives else
+//!   is a miss. What does not match is forgotten, and after an I/O error everything of its zone.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tidefs_engine::types::{ByteCount, Version};
+
+use super::disk::Request;
+use super::format::{BLOCK, BLOCK_BYTES, RecordFacts, RecordHash, RecordHeader, decode};
+use super::index::{Located, Place};
+use super::memory::{Buffer, Memory, Piece};
+use super::{Shared, checksum_of};
+
+/// How often a load looks again for a record that reclaim moves.
+const MOVES_MAX: u32 = 200;
+/// How long it pauses before.
+const MOVE_PAUSE: Duration = Duration::from_millis(5);
+/// Bytes of one request.
+const REQUEST_BYTES: usize = 1 << 20;
+
+/// Why a record was not loaded. Each is a miss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missed {
+    /// No disk has it (any more).
+    Absent,
+    /// What stands there is not what was written.
+    Corrupt,
+    /// The disk failed, or took too long.
+    Failed,
+}
+
+impl Shared {
+    /// Fills the start of `memory` with the data of a record of `length` bytes.
+    pub(super) fn load(
+        &self,
+        hash: &RecordHash,
+        key: &[u8],
+        version: Version,
+        length: ByteCount,
+        memory: &Memory,
+    ) -> Result<RecordFacts, Missed> {
+        for _ in 0..MOVES_MAX {
+            let located =
+                self.index.get(hash).filter(|located| located.version == version).ok_or(Missed::Absent)?;
+            let outcome = self.load_from(located.place, length, memory);
+            let now = self.index.get(hash).map(|now| now.place);
+            match outcome {
+                Err(Missed::Failed) => return Err(Missed::Failed),
+                // Reclaim took the zone: the record is on its way to another place.
+                Err(Missed::Absent) if now == Some(located.place) => std::thread::sleep(MOVE_PAUSE),
+                // It moved between the look at the index and that at the disk.
+                Ok(_) | Err(_) if now != Some(located.place) => {}
+                outcome => return self.judge(hash, key, &located, outcome),
+            }
+        }
+        Err(Missed::Failed)
+    }
+
+    /// What was read is the record that was meant, or is forgotten.
+    fn judge(
+        &self,
+        hash: &RecordHash,
+        key: &[u8],
+        located: &Located,
+        outcome: Result<RecordFacts, Missed>,
+    ) -> Result<RecordFacts, Missed> {
+        let version = located.version;
+        let facts = match outcome {
+            Ok(facts) if facts.hash == *hash && facts.version == version && facts.key == key => facts,
+            Ok(_) | Err(Missed::Corrupt) => {
+                self.counters.corrupt_records.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(place = ?located.place, "a record of the SSD tier is damaged and is a miss from now on");
+                self.forget_record(hash, located.place);
+                return Err(Missed::Corrupt);
+            }
+            Err(missed) => return Err(missed),
+        };
+        self.index.touch(hash);
+        Ok(facts)
+    }
+
+    /// Fills the start of `memory` with the data of the record at `place`.
+    pub(super) fn load_from(
+        &self,
+        place: Place,
+        length: ByteCount,
+        memory: &Memory,
+    ) -> Result<RecordFacts, Missed> {
+        let device = self.devices.get(place.zone.device()).ok_or(Missed::Absent)?;
+        let zone = place.zone.zone();
+        let _lease = device.lease(zone).ok_or(Missed::Absent)?;
+        let sequence = device.zone(zone).map(|zone| zone.sequence);
+        let header = Arc::new(Buffer::zeroed(BLOCK));
+        let bytes = usize::try_from(length.get()).map_err(|_| Missed::Corrupt)?;
+        let padded = bytes.checked_next_multiple_of(BLOCK).ok_or(Missed::Corrupt)?;
+        if place.block as u64 + 1 + (padded / BLOCK) as u64 > u64::from(device.zone_blocks) {
+            return Err(Missed::Corrupt);
+        }
+        let offset = device.offset(zone, place.block);
+        let first = padded.min(REQUEST_BYTES);
+        let mut pieces = vec![Piece::of_buffer(&header)];
+        if first > 0 {
+            pieces.push(Piece::new(memory, 0, first).ok_or(Missed::Corrupt)?);
+        }
+        let mut requests = vec![Request::Read { offset, pieces }];
+        for at in (first..padded).step_by(REQUEST_BYTES) {
+            let piece = Piece::new(memory, at, REQUEST_BYTES.min(padded - at)).ok_or(Missed::Corrupt)?;
+            requests.push(Request::read(offset + BLOCK_BYTES + at as u64, piece));
+        }
+        if let Err(error) = device.disk.submit(requests).wait(self.limit) {
+            device.work.read_errors.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(device = device.name, zone, %error, "a read of the SSD tier failed");
+            if error.kind() != io::ErrorKind::TimedOut {
+                self.quarantine(device, zone);
+            }
+            return Err(Missed::Failed);
+        }
+        device.work.read_bytes.fetch_add((padded + BLOCK) as u64, Ordering::Relaxed);
+        let RecordHeader { device: uuid, sequence: written, facts } =
+            decode(header.bytes()).map_err(|_| Missed::Corrupt)?;
+        let data = memory.prefix(bytes).ok_or(Missed::Corrupt)?;
+        let is_ours = uuid == device.uuid && Some(written) == sequence && facts.length == length;
+        if is_ours && checksum_of(data) == facts.checksum { Ok(facts) } else { Err(Missed::Corrupt) }
+    }
+}

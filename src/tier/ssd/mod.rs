@@ -1,0 +1,293 @@
+//! The SSD tier: objects that left memory, in a log of zones on local disks (docs/internals/ssd-format.md).
+//!
+//! A record goes to the end of a disk's open zone, straight from the memory of its segment; it is read back straight into
+//! the memory of another. The index in memory says where each key stands and is built again from the disks at a start.
+//! When zones run out the oldest is taken back: what was used is written again, the rest is dropped.
+//!
+//! Invariants
+//! - What is loaded is what was stored under that key and version, byte for byte, or it is a miss.
+//! - What was removed does not come back, after a crash neither ([`SsdTier::remove`]).
+//! - Nothing here makes an evicting writer or a reader wait for a disk: storing is refused when the disks have enough to
+//!   do, and loading is done by threads that may wait.
+//! - A place that is missing, foreign, read-only, full or failing is a state to show, never an error of the mount.
+//!
+//! Limits: an object fits into a zone; keys and what is kept beside are bounded by the block of a header. Real blocks
+//! never pass the capacity: zones are allocated once and used again.
+//! Threads: any, every method; [`SsdTier::load`] waits for the disk, at most the configured limit. Own threads: a writer
+//! for each disk, one reclaimer, and those of the I/O.
+
+mod admission;
+mod device;
+mod disk;
+mod format;
+mod identity;
+mod index;
+mod intents;
+mod io;
+mod load;
+mod memory;
+mod open;
+mod queue;
+mod reclaim;
+mod recover;
+mod shared;
+mod status;
+mod writer;
+
+use std::fmt;
+use std::io as std_io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidefs_engine::memory::Mapping;
+use tidefs_engine::types::{ByteCount, Checksum, Version};
+
+use self::index::Located;
+use self::memory::{Buffer, Memory};
+use self::open::{Candidate, Places, assemble, open_places};
+use self::queue::{Append, Job, Origin};
+use self::shared::{Shared, checksum_of};
+use self::writer::Writer;
+
+pub use self::admission::{Budget, Refused};
+pub use self::format::{KEY_BYTES_MAX, META_BYTES_MAX, Uuid};
+pub use self::identity::Unusable;
+pub use self::load::Missed;
+pub use self::open::SsdConfig;
+pub use self::queue::Stored;
+pub use self::recover::{FoundRecord, RecoverySummary};
+pub use self::status::{DeviceStatus, SsdStatus};
+
+/// Whose objects the tier keeps.
+pub trait Owner: Send + Sync + fmt::Debug {
+    /// The tier gave up the record of a version. `number` is what the owner gave with it. Called without a lock of the
+    /// tier, from threads of its own and from those that load.
+    fn dropped(&self, number: u32, version: Version);
+}
+
+/// Where the bytes of an object to be stored are.
+#[derive(Debug)]
+pub enum Source {
+    /// In a segment, mapped at least as long as the object; its bytes do not change until the record is stored.
+    Segment(Arc<Mapping>),
+    /// Here.
+    Bytes(Vec<u8>),
+}
+
+/// An object to be stored.
+#[derive(Debug)]
+pub struct Put {
+    /// Its key, at most [`KEY_BYTES_MAX`] bytes.
+    pub key: Vec<u8>,
+    /// What the owner wants back at a start, at most [`META_BYTES_MAX`] bytes.
+    pub meta: Vec<u8>,
+    /// Its version: a later one replaces, an equal one too.
+    pub version: Version,
+    /// Bytes of data.
+    pub length: ByteCount,
+    /// xxh3-64 of the data, when it is known.
+    pub checksum: Option<Checksum>,
+    /// The data.
+    pub source: Source,
+    /// Whether it is stored only when it would survive a power cut; then budgets do not refuse it.
+    pub durable: bool,
+    /// How the owner finds it again, for [`Owner::dropped`].
+    pub owner: u32,
+}
+
+/// The tier of one mount.
+#[derive(Debug)]
+pub struct SsdTier {
+    shared: Arc<Shared>,
+    /// Guards the threads, which are joined once; the last one is the reclaimer.
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl SsdTier {
+    /// Opens the places of a configuration; what is wrong with one is in [`Self::status`].
+    ///
+    /// # Errors
+    /// When threads, random numbers or the file of removals are not to be had.
+    pub fn open(config: &SsdConfig) -> std_io::Result<Self> {
+        let Places { io, candidates, unusable, capacity } = open_places(config)?;
+        let config = SsdConfig { capacity, ..config.clone() };
+        Self::with_disks(&config, Some(io), candidates, unusable)
+    }
+
+    fn with_disks(
+        config: &SsdConfig,
+        io: Option<Arc<io::Io>>,
+        candidates: Vec<Candidate>,
+        unusable: Vec<(String, Unusable)>,
+    ) -> std_io::Result<Self> {
+        let assembled = assemble(candidates, unusable, config.capacity, config.zone_bytes)?;
+        let shared = Shared::new(assembled, config, io)?;
+        Ok(Self { shared: Arc::new(shared), threads: Mutex::default() })
+    }
+
+    /// Builds the index from the disks. `visit` is told each object and says how it finds it again; with `None` the
+    /// object is removed. Call it once, before [`Self::start`].
+    pub fn recover(&self, visit: &mut dyn FnMut(FoundRecord) -> Option<u32>) -> RecoverySummary {
+        self.shared.recover(visit)
+    }
+
+    /// Starts writing and taking back zones.
+    ///
+    /// # Errors
+    /// What starting a thread says.
+    pub fn start(&self, owner: Arc<dyn Owner>) -> std_io::Result<()> {
+        // A second owner would be a bug of the composition root; the first one stays.
+        let _ = self.shared.owner.set(owner);
+        let mut threads = self.threads.lock();
+        for device in &self.shared.devices {
+            let writer = Writer::new(Arc::clone(&self.shared), Arc::clone(device));
+            let name = format!("ssd-write-{}", device.number);
+            threads.push(std::thread::Builder::new().name(name).spawn(move || writer.run())?);
+        }
+        let shared = Arc::clone(&self.shared);
+        let reclaimer = std::thread::Builder::new().name("ssd-reclaim".to_owned());
+        threads.push(reclaimer.spawn(move || shared.reclaim_in_background())?);
+        Ok(())
+    }
+
+    /// The version of a key that can be loaded.
+    #[must_use]
+    pub fn holds(&self, key: &[u8]) -> Option<Version> {
+        self.shared.index.get(&self.shared.hash(key)).map(|found| found.version)
+    }
+
+    /// Notes how the owner finds the object of a version, for one whose place it did not know in [`Self::recover`].
+    pub fn set_owner(&self, key: &[u8], version: Version, number: u32) {
+        self.shared.index.set_owner(&self.shared.hash(key), version, number);
+    }
+
+    /// Leaves an object to be stored. `done` is called when that has ended, from a thread that must not wait.
+    ///
+    /// # Errors
+    /// Why it is not stored; `done` is not called then.
+    pub fn put(&self, put: Put, done: impl FnOnce(Stored) + Send + 'static) -> Result<(), Refused> {
+        let Put { key, meta, version, length, checksum, source, durable, owner } = put;
+        let memory = match source {
+            Source::Segment(mapping) => Memory::Segment(mapping),
+            Source::Bytes(bytes) => Memory::Buffer(Arc::new(Buffer::holding(&bytes))),
+        };
+        let append = Append {
+            hash: self.shared.hash(&key),
+            key,
+            meta,
+            version,
+            length,
+            checksum,
+            memory,
+            durable,
+            origin: Origin::Owner(owner),
+            done: Box::new(done),
+        };
+        self.shared.enqueue(append)
+    }
+
+    /// Whether an object of `length` would be taken right now, as far as queues are concerned.
+    #[must_use]
+    pub fn has_room_in_queue(&self, length: ByteCount) -> bool {
+        self.shared.has_room_in_queue(length)
+    }
+
+    /// Fills the start of `target` with the object, which is `length` bytes long. Waits for the disk.
+    ///
+    /// # Errors
+    /// Why it is a miss; then the bytes of `target` mean nothing.
+    pub fn load(
+        &self,
+        key: &[u8],
+        version: Version,
+        length: ByteCount,
+        target: &Arc<Mapping>,
+    ) -> Result<Checksum, Missed> {
+        let memory = Memory::Segment(Arc::clone(target));
+        let facts = self.shared.load(&self.shared.hash(key), key, version, length, &memory)?;
+        Ok(facts.checksum)
+    }
+
+    /// Reads an object into memory of its own. Waits for the disk.
+    ///
+    /// # Errors
+    /// Why it is a miss.
+    pub fn read(&self, key: &[u8], version: Version, length: ByteCount) -> Result<Vec<u8>, Missed> {
+        let bytes = usize::try_from(length.get()).map_err(|_| Missed::Corrupt)?;
+        let memory = Memory::Buffer(Arc::new(Buffer::zeroed(bytes)));
+        self.shared.load(&self.shared.hash(key), key, version, length, &memory)?;
+        Ok(memory.prefix(bytes).unwrap_or_default().to_vec())
+    }
+
+    /// Counts a use of an object that is in memory too: reclaim keeps what is used.
+    pub fn touch(&self, key: &[u8]) {
+        self.shared.index.touch(&self.shared.hash(key));
+    }
+
+    /// Removes the versions of a key up to `version`, those that are on their way included. From its return on none of
+    /// them is found any more, by a daemon that starts after this one is killed neither.
+    pub fn remove(&self, key: &[u8], version: Version) {
+        self.shared.remove(self.shared.hash(key), version);
+    }
+
+    /// Waits until everything that was left before is on disk, durably. Returns whether it is.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let waits: Vec<_> = self
+            .shared
+            .devices
+            .iter()
+            .filter_map(|device| {
+                let (sender, receiver) = sync_channel(1);
+                let done = queue::report_to(sender);
+                device.queue.push(Job::Flush(done)).then_some(receiver)
+            })
+            .collect();
+        let deadline = std::time::Instant::now() + limit;
+        waits.into_iter().all(|wait| {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            wait.recv_timeout(left) == Ok(Stored::Yes)
+        })
+    }
+
+    /// What the tier shows of itself.
+    #[must_use]
+    pub fn status(&self) -> SsdStatus {
+        self.shared.status()
+    }
+
+    /// Writes what waits, closes the open zones and ends the threads.
+    pub fn stop(&self) {
+        self.shared.is_stopping.store(true, Ordering::Relaxed);
+        self.shared.wake_reclaim();
+        let mut threads = std::mem::take(&mut *self.threads.lock());
+        let join = |thread: JoinHandle<()>| {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the SSD tier had panicked");
+            }
+        };
+        // Reclaim first: what it writes again is written before the writers end.
+        threads.pop().into_iter().for_each(join);
+        self.shared.is_reclaim_over.store(true, Ordering::Relaxed);
+        for device in &self.shared.devices {
+            device.queue.close();
+        }
+        threads.into_iter().for_each(join);
+    }
+}
+
+impl Drop for SsdTier {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

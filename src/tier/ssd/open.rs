@@ -1,0 +1,211 @@
+//! Putting a pool together from the places that are configured: which disks take part, and with what identity.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidefs_engine::types::ByteCount;
+
+use super::admission::Budget;
+use super::device::Device;
+use super::disk::Disk;
+use super::format::{BLOCK_BYTES, Superblock, Uuid, ZONES_START};
+use super::identity::{
+    Unusable, ZONE_BYTES_MIN, draw_uuid, open_file, read_superblock, write_superblock, zone_bytes_for,
+};
+use super::index::ZONES_MAX;
+use super::io::{FileDisk, Io};
+use super::recover::read_zones;
+
+/// Most disks of a pool: their number is a byte of a place.
+const DEVICES_MAX: usize = 255;
+/// With fewer zones there is none to write to while another is taken back.
+const ZONES_MIN: u64 = 3;
+
+/// What the tier is made of.
+#[derive(Clone, Debug)]
+pub struct SsdConfig {
+    /// Directories, or block devices.
+    pub places: Vec<PathBuf>,
+    /// Most bytes of real blocks on all of them together; with zero, three quarters of what is free there.
+    pub capacity: ByteCount,
+    /// Bytes of a zone, less on small disks.
+    pub zone_bytes: ByteCount,
+    /// What may be written.
+    pub budget: Budget,
+    /// Whether io_uring is tried.
+    pub io_uring: bool,
+    /// A file on a tmpfs for removals that are not on disk yet.
+    pub intents: Option<PathBuf>,
+    /// How long a request of a disk may take.
+    pub limit: Duration,
+}
+
+/// A disk that may take part.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub(super) name: String,
+    pub(super) disk: Arc<dyn Disk>,
+}
+
+/// What the configured places turned out to be.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub(super) io: Arc<Io>,
+    pub(super) candidates: Vec<Candidate>,
+    pub(super) unusable: Vec<(String, Unusable)>,
+    /// Of all of them together.
+    pub(super) capacity: ByteCount,
+}
+
+/// A pool that was put together.
+#[derive(Debug)]
+pub(super) struct Assembled {
+    pub(super) pool: Uuid,
+    pub(super) devices: Vec<Arc<Device>>,
+    pub(super) unusable: Vec<(String, Unusable)>,
+}
+
+/// Opens the places of a configuration.
+///
+/// # Errors
+/// When no thread can be started for I/O. What is wrong with a place is said beside it.
+pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
+    let io = Io::start(config.io_uring)?;
+    let mut candidates = Vec::new();
+    let mut unusable = Vec::new();
+    let mut least = ByteCount(u64::MAX);
+    for place in &config.places {
+        let name = place.display().to_string();
+        match open_file(place) {
+            Ok(file) => {
+                let disk = FileDisk::new(file, Arc::clone(&io));
+                let held = disk.length().unwrap_or_default();
+                least = least.min(default_share(place, held));
+                candidates.push(Candidate { name, disk: Arc::new(disk) });
+            }
+            Err(reason) => unusable.push((name, reason)),
+        }
+    }
+    let places = config.places.len() as u64;
+    let capacity = match config.capacity {
+        // Shares are equal, so the smallest decides.
+        ByteCount::ZERO if candidates.is_empty() => ByteCount::ZERO,
+        ByteCount::ZERO => ByteCount(least.get().saturating_mul(places)),
+        given => given,
+    };
+    Ok(Places { io, candidates, unusable, capacity })
+}
+
+/// What a place may hold when nobody says: three quarters of what is free, what the tier holds already included; all of a
+/// device.
+pub(super) fn default_share(place: &Path, held: ByteCount) -> ByteCount {
+    if std::fs::metadata(place).is_ok_and(|metadata| !metadata.is_dir()) {
+        return held;
+    }
+    let free = nix::sys::statvfs::statvfs(place)
+        .map_or(0, |stat| stat.fragment_size().saturating_mul(stat.blocks_available()));
+    ByteCount(free.saturating_add(held.get()) / 4 * 3)
+}
+
+/// Finds out which of the candidates belong together, and takes them into use at a new epoch.
+///
+/// # Errors
+/// When the system has no random numbers.
+pub(super) fn assemble(
+    candidates: Vec<Candidate>,
+    mut unusable: Vec<(String, Unusable)>,
+    capacity: ByteCount,
+    zone_bytes: ByteCount,
+) -> io::Result<Assembled> {
+    let places = (candidates.len() + unusable.len()).max(1) as u64;
+    let share = ByteCount(capacity.get() / places);
+    let mut found = Vec::new();
+    for candidate in candidates {
+        match read_superblock(&*candidate.disk) {
+            Ok(superblock) => found.push((candidate, superblock)),
+            Err(reason) => unusable.push((candidate.name, reason)),
+        }
+    }
+    let first = found.iter().find_map(|(_, superblock)| superblock.as_ref());
+    let pool = first.map_or_else(draw_uuid, |first| Ok(first.pool))?;
+    let epochs = found.iter().filter_map(|(_, superblock)| superblock.as_ref());
+    let epoch = epochs.filter(|other| other.pool == pool).map(|other| other.epoch).max().unwrap_or(0);
+    let mut devices = Vec::new();
+    for (candidate, superblock) in found {
+        let name = candidate.name.clone();
+        if superblock.as_ref().is_some_and(|superblock| superblock.pool != pool) {
+            let reason = Unusable::Foreign("it belongs to another pool".to_owned());
+            unusable.push((name, reason));
+            continue;
+        }
+        let number = match u8::try_from(devices.len()) {
+            Ok(number) if devices.len() < DEVICES_MAX => number,
+            _ => {
+                unusable.push((name, Unusable::Failing("there are more than 255 disks".to_owned())));
+                continue;
+            }
+        };
+        let superblock = renew(&name, superblock, pool, epoch, share, zone_bytes)?;
+        match take_into_use(candidate, number, &superblock, share) {
+            Ok(device) => devices.push(Arc::new(device)),
+            Err(error) => unusable.push((name, error.into())),
+        }
+    }
+    for (place, reason) in &unusable {
+        tracing::warn!(place, %reason, "a place of the SSD tier is not used");
+    }
+    Ok(Assembled { pool, devices, unusable })
+}
+
+/// The superblock of a disk at the next epoch: its own, or one with a new identity, which gives its content up.
+fn renew(
+    name: &str,
+    superblock: Option<Superblock>,
+    pool: Uuid,
+    epoch: u64,
+    share: ByteCount,
+    zone_bytes: ByteCount,
+) -> io::Result<Superblock> {
+    let next = epoch.saturating_add(1);
+    let reason = match &superblock {
+        None => None,
+        Some(old) if old.epoch < epoch => Some("it was missing while others of its pool were used"),
+        Some(old) if !has_zones(share, old.zone_bytes) => Some("its zones do not fit the capacity"),
+        Some(old) => return Ok(Superblock { epoch: next, ..old.clone() }),
+    };
+    if let Some(reason) = reason {
+        tracing::warn!(device = name, reason, "what a disk of the SSD tier holds is given up");
+    }
+    Ok(Superblock { device: draw_uuid()?, pool, epoch: next, zone_bytes: zone_bytes_for(share, zone_bytes) })
+}
+
+fn has_zones(share: ByteCount, zone_bytes: ByteCount) -> bool {
+    zone_bytes.get() >= ZONE_BYTES_MIN
+        && zone_bytes.get().is_multiple_of(BLOCK_BYTES)
+        && zone_bytes.get() / BLOCK_BYTES <= u64::from(u32::MAX)
+        && share.get().saturating_sub(ZONES_START) / zone_bytes.get() >= ZONES_MIN
+}
+
+fn take_into_use(
+    candidate: Candidate,
+    number: u8,
+    superblock: &Superblock,
+    share: ByteCount,
+) -> io::Result<Device> {
+    let Candidate { name, disk } = candidate;
+    if !has_zones(share, superblock.zone_bytes) {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    disk.allocate(ByteCount(ZONES_START))?;
+    write_superblock(&*disk, superblock)?;
+    let count = (share.get() - ZONES_START) / superblock.zone_bytes.get();
+    let count = u32::try_from(count).unwrap_or(ZONES_MAX).min(ZONES_MAX);
+    let end = ZONES_START + u64::from(count) * superblock.zone_bytes.get();
+    // What lies beyond was there under a larger capacity: caps are of real blocks.
+    disk.cut(ByteCount(end))?;
+    let zone_blocks = u32::try_from(superblock.zone_bytes.get() / BLOCK_BYTES).unwrap_or(u32::MAX);
+    let zones = read_zones(&*disk, superblock.device, count, zone_blocks)?;
+    Ok(Device::new(name, number, superblock.device, disk, zone_blocks, zones))
+}

@@ -1,0 +1,174 @@
+//! What waits for a disk's writer.
+//!
+//! Limits: admission bounds the bytes ([`super::admission`]); removals are 32 bytes each and never refused. Removals go
+//! first: what is deleted is to be deleted on disk soon.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tidefs_engine::types::{ByteCount, Checksum, Version};
+
+use super::format::{RecordHash, TOMBSTONES_MAX, Tombstone};
+use super::index::Place;
+use super::memory::Memory;
+
+/// How a record's way to disk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// It can be loaded. With `durable` asked for, also after a power cut.
+    Yes,
+    /// The key was removed meanwhile.
+    Superseded,
+    /// The disk failed, or had no zone to put it.
+    Failed,
+}
+
+/// Called once, from the writer's thread; it must not wait.
+pub(super) type Done = Box<dyn FnOnce(Stored) + Send>;
+
+/// Tells a channel that has room for one answer.
+pub(super) fn report_to(sender: SyncSender<Stored>) -> Done {
+    Box::new(move |stored| {
+        // Who asked may have stopped waiting.
+        let _ = sender.try_send(stored);
+    })
+}
+
+/// Where a record to be written comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// From the owner, who finds the object again by this number.
+    Owner(u32),
+    /// From an older zone.
+    Zone(Place),
+}
+
+/// One record to be written.
+pub(super) struct Append {
+    pub(super) hash: RecordHash,
+    pub(super) key: Vec<u8>,
+    pub(super) meta: Vec<u8>,
+    pub(super) version: Version,
+    pub(super) length: ByteCount,
+    /// Taken by the writer when it is not known.
+    pub(super) checksum: Option<Checksum>,
+    pub(super) memory: Memory,
+    pub(super) durable: bool,
+    pub(super) origin: Origin,
+    pub(super) done: Done,
+}
+
+impl fmt::Debug for Append {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Append")
+            .field("hash", &self.hash)
+            .field("version", &self.version)
+            .field("length", &self.length)
+            .field("origin", &self.origin)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Something for the writer to do.
+pub(super) enum Job {
+    /// Write a record.
+    Append(Append),
+    /// Write removals of a zone that is being taken back once more.
+    Retain(Vec<Tombstone>, Done),
+    /// Make durable what came before.
+    Flush(Done),
+}
+
+/// What the writer does next.
+pub(super) enum Next {
+    Job(Job),
+    /// Removals to write.
+    Tombstones(Vec<Tombstone>),
+    /// Nothing waits.
+    Idle,
+    /// Nothing waits and nothing will come.
+    Closed,
+}
+
+#[derive(Default)]
+struct Line {
+    jobs: VecDeque<Job>,
+    bytes: u64,
+    tombstones: VecDeque<Tombstone>,
+    is_closed: bool,
+}
+
+/// The line before a writer.
+#[derive(Default)]
+pub(super) struct Queue {
+    /// Guards what waits.
+    line: Mutex<Line>,
+    arrived: Condvar,
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("bytes", &self.bytes()).finish_non_exhaustive()
+    }
+}
+
+impl Queue {
+    /// Bytes of records that wait or are being written.
+    pub(super) fn bytes(&self) -> u64 {
+        self.line.lock().bytes
+    }
+
+    /// Leaves a job. Returns false, and drops it, when the writer has ended.
+    pub(super) fn push(&self, job: Job) -> bool {
+        let mut line = self.line.lock();
+        if line.is_closed {
+            return false;
+        }
+        if let Job::Append(append) = &job {
+            line.bytes += append.length.get();
+        }
+        line.jobs.push_back(job);
+        drop(line);
+        self.arrived.notify_one();
+        true
+    }
+
+    /// Leaves removals.
+    pub(super) fn push_tombstones(&self, tombstones: impl IntoIterator<Item = Tombstone>) {
+        self.line.lock().tombstones.extend(tombstones);
+        self.arrived.notify_one();
+    }
+
+    /// A record is not on its way any more.
+    pub(super) fn settle(&self, bytes: ByteCount) {
+        let mut line = self.line.lock();
+        line.bytes = line.bytes.saturating_sub(bytes.get());
+    }
+
+    /// What to do next; waits at most `limit` for something.
+    pub(super) fn next(&self, limit: Duration) -> Next {
+        let mut line = self.line.lock();
+        let is_idle = |line: &mut Line| line.jobs.is_empty() && line.tombstones.is_empty() && !line.is_closed;
+        if is_idle(&mut line) && !limit.is_zero() {
+            self.arrived.wait_while_for(&mut line, is_idle, limit);
+        }
+        if !line.tombstones.is_empty() {
+            let count = line.tombstones.len().min(TOMBSTONES_MAX);
+            return Next::Tombstones(line.tombstones.drain(..count).collect());
+        }
+        match line.jobs.pop_front() {
+            Some(job) => Next::Job(job),
+            None if line.is_closed => Next::Closed,
+            None => Next::Idle,
+        }
+    }
+
+    /// Nothing more is taken.
+    pub(super) fn close(&self) {
+        self.line.lock().is_closed = true;
+        self.arrived.notify_all();
+    }
+}

@@ -1,0 +1,195 @@
+//! Taking zones back: the oldest of a disk is emptied while there are still others to write to.
+//!
+//! What was used since it was written is written again, up to a part of the zone; the rest is dropped, and its owner is
+//! told. Removals stay for as long as an older record of their key may stand in another zone.
+//!
+//! Invariants
+//! - A zone is free only when its header is void on the disk: removals that went with it hide nothing any more, because
+//!   every zone with older records went before, or is named by [`Device::oldest_sequence`].
+//! - Reclaim waits for no record that it writes again when the writer needs the zone: their bytes are in memory of their
+//!   own. Until such a record is written again the index names no zone for it, and loads try again.
+//!
+//! Threads: one for a pool, `ssd-reclaim`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::device::{Device, FooterPlace, ZoneState};
+use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts};
+use super::index::{Place, ZoneId};
+use super::memory::{Buffer, Memory};
+use super::queue::{Append, Job, Origin, Stored};
+use super::recover::{read_footer, scan_zone};
+
+/// Zones that are kept free ahead of the writer.
+const SPARE_ZONES: usize = 2;
+/// Part of a zone that may be written again: one in so many.
+const REINSERTED_PART: u64 = 2;
+/// Bytes that are read to be written again at once.
+const REINSERT_WINDOW: u64 = 32 << 20;
+/// How long records that are written again may take before the zone goes without them.
+const REINSERT_LIMIT: Duration = Duration::from_secs(5);
+/// How often it is looked whether the writer waits for the zone.
+const WRITER_LOOK: Duration = Duration::from_millis(5);
+/// How often the thread looks without being woken.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// How long an emptied zone waits for those who still read it.
+const READERS_LIMIT: Duration = Duration::from_secs(60);
+
+impl Shared {
+    /// Keeps zones free until the tier stops.
+    pub(super) fn reclaim_in_background(&self) {
+        while !self.is_stopping() {
+            let mut has_progress = false;
+            for device in &self.devices {
+                if !self.is_stopping() && !device.is_failing() && device.spare_zones() < SPARE_ZONES {
+                    has_progress |= self.reclaim_oldest(device);
+                }
+            }
+            if !has_progress {
+                self.wait_for_reclaim(INTERVAL);
+            }
+        }
+    }
+
+    /// Empties the oldest closed zone of a disk. Returns whether it is free now.
+    pub(super) fn reclaim_oldest(&self, device: &Arc<Device>) -> bool {
+        let Some(number) = device.oldest_closed() else { return false };
+        let Some(zone) = device.zone(number) else { return false };
+        let footer = zone.footer.and_then(|FooterPlace { block, blocks }| {
+            read_footer(device, number, zone.sequence, block, blocks, self.limit).ok()
+        });
+        let entries = match footer
+            .map_or_else(|| scan_zone(device, number, zone.sequence, self.limit).map(|scan| scan.entries), Ok)
+        {
+            Ok(entries) => entries,
+            Err(error) => {
+                tracing::error!(device = device.name, zone = number, %error, "a zone cannot be read and is given up");
+                self.quarantine(device, number);
+                return true;
+            }
+        };
+        if !self.retain_tombstones(device, number, &entries) {
+            return false;
+        }
+        self.empty_zone(device, number, &entries);
+        if !device.end_reading(number, READERS_LIMIT) {
+            // A read that hangs in the disk: nothing is written there until the next start.
+            self.quarantine(device, number);
+            return true;
+        }
+        match device.void_zone(number, self.limit) {
+            Ok(()) => {
+                device.change_zone(number, |zone| zone.state = ZoneState::Free);
+                self.counters.reclaimed_zones.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                device.count_write_error(&error);
+                self.quarantine(device, number);
+            }
+        }
+        true
+    }
+
+    /// Writes removals again that may still hide something. Returns whether none is lost with the zone.
+    fn retain_tombstones(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> bool {
+        let Some(oldest) = device.oldest_sequence(number) else { return true };
+        let tombstones = entries.iter().filter_map(|entry| match entry {
+            FooterEntry::Tombstones(tombstones) => Some(tombstones),
+            FooterEntry::Object { .. } => None,
+        });
+        let needed: Vec<_> =
+            tombstones.flatten().filter(|tombstone| tombstone.order > oldest).copied().collect();
+        if needed.is_empty() {
+            return true;
+        }
+        let (sender, receiver) = sync_channel(1);
+        let done = super::queue::report_to(sender);
+        device.queue.push(Job::Retain(needed, done)) && receiver.recv_timeout(self.limit) == Ok(Stored::Yes)
+    }
+
+    /// Drops what a zone holds, or writes it again.
+    fn empty_zone(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) {
+        let mut budget = u64::from(device.zone_blocks) * BLOCK_BYTES / REINSERTED_PART;
+        let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
+        let deadline = Instant::now() + REINSERT_LIMIT;
+        for entry in entries {
+            let FooterEntry::Object { block, facts } = entry else { continue };
+            let place = Place { zone: device.zone_id(number), block: *block };
+            let Some(located) = self.index.get(&facts.hash).filter(|found| found.place == place) else {
+                continue;
+            };
+            let bytes = facts.blocks() * BLOCK_BYTES;
+            let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
+            let is_kept = located.heat > 0 && bytes <= budget && pending <= REINSERT_WINDOW;
+            if is_kept && let Some(receiver) = self.reinsert(device, place, facts) {
+                budget -= bytes;
+                under_way.push((bytes, receiver));
+                while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
+                    let (bytes, receiver) = under_way.remove(0);
+                    if !wait_for(device, &receiver, deadline) {
+                        under_way.push((bytes, receiver));
+                        break;
+                    }
+                }
+            } else {
+                self.counters.dropped_objects.fetch_add(1, Ordering::Relaxed);
+                self.drop_record(&facts.hash, |found| found.place == place);
+            }
+        }
+        for (_, receiver) in under_way {
+            // Whatever becomes of it, its writer tells the index.
+            wait_for(device, &receiver, deadline);
+        }
+    }
+
+    /// Reads a record and leaves it to be written again. `None` when it cannot be read.
+    fn reinsert(&self, device: &Device, place: Place, facts: &RecordFacts) -> Option<Receiver<Stored>> {
+        let length = usize::try_from(facts.length.get()).ok()?;
+        let memory = Memory::Buffer(Arc::new(Buffer::zeroed(length)));
+        let read = self.load_from(place, facts.length, &memory).ok()?;
+        if read != *facts {
+            return None;
+        }
+        // Its bytes are here: from now on it stands nowhere, until it is written.
+        let nowhere = Place { zone: ZoneId::on_the_move(device.number), block: self.next_move() };
+        if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
+            return None;
+        }
+        let (sender, receiver) = sync_channel(1);
+        let append = Append {
+            hash: facts.hash,
+            key: facts.key.clone(),
+            meta: facts.meta.clone(),
+            version: facts.version,
+            length: facts.length,
+            checksum: Some(facts.checksum),
+            memory,
+            durable: false,
+            origin: Origin::Zone(nowhere),
+            done: super::queue::report_to(sender),
+        };
+        if !device.queue.push(Job::Append(append)) {
+            self.drop_record(&facts.hash, |found| found.place == nowhere);
+            return None;
+        }
+        device.work.reinserted_bytes.fetch_add(facts.blocks() * BLOCK_BYTES, Ordering::Relaxed);
+        Some(receiver)
+    }
+}
+
+/// Waits until a record was written again, but not while the writer itself waits for the zone. Returns whether it was.
+fn wait_for(device: &Device, receiver: &Receiver<Stored>, deadline: Instant) -> bool {
+    loop {
+        match receiver.recv_timeout(WRITER_LOOK) {
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => return true,
+            Err(RecvTimeoutError::Timeout) if device.spare_zones() == 0 || Instant::now() >= deadline => {
+                return false;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! After a restart: the index is built again from footers, and from headers where a zone was not closed.
+//!
+//! Two passes, so that what is kept meanwhile is the index and not the keys: the first finds for each key the place of
+//! its newest record and what was removed, the second tells the owner what stands there.
+//!
+//! Invariants
+//! - A record of a zone without a footer counts only when its data matches its checksum: a torn one loses itself alone.
+//! - What was removed stays removed, whichever of record and removal is read first.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use tidefs_engine::types::{ByteCount, Version};
+
+use super::device::{Device, FooterPlace, Zone, ZoneState, zone_offset};
+use super::disk::{Disk, Request, Ticket};
+use super::format::{
+    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, TombstoneBlock,
+    Trailer, Uuid, ZoneHeader, decode,
+};
+use super::identity::{START_LIMIT, read_blocks};
+use super::index::{Located, Place};
+use super::memory::{Buffer, Piece};
+use super::writer::write_footer;
+use super::{Shared, checksum_of};
+
+/// Zones whose first and last blocks are read at once.
+const ZONES_AT_ONCE: u32 = 256;
+/// Blocks that a scan reads at once.
+const SCAN_BLOCKS: u32 = 256;
+
+/// An object that a start found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundRecord {
+    /// The owner's key.
+    pub key: Vec<u8>,
+    /// What the owner keeps beside.
+    pub meta: Vec<u8>,
+    /// Its version.
+    pub version: Version,
+    /// Bytes of data.
+    pub length: ByteCount,
+}
+
+/// What a start found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecoverySummary {
+    /// Objects that can be loaded.
+    pub objects: u64,
+    /// Zones read from their footers.
+    pub zones: u64,
+    /// Zones without one, read from their headers.
+    pub scanned_zones: u64,
+    /// Zones that could not be read.
+    pub lost_zones: u64,
+}
+
+/// A zone in use and, when it has no footer to read again, what is in it.
+struct Known {
+    sequence: Order,
+    device: usize,
+    zone: u32,
+    scanned: Option<Vec<FooterEntry>>,
+}
+
+impl Shared {
+    /// Builds the index. See [`super::SsdTier::recover`].
+    pub(super) fn recover(&self, visit: &mut dyn FnMut(FoundRecord) -> Option<u32>) -> RecoverySummary {
+        let mut summary = RecoverySummary::default();
+        let mut known = self.known_zones();
+        let mut removed: HashMap<RecordHash, Version> = HashMap::new();
+        let mut last_order = 0;
+        known.retain_mut(|zone| {
+            last_order = last_order.max(zone.sequence);
+            let device = &self.devices[zone.device];
+            match self.entries_of(device, zone, true) {
+                Ok(entries) => {
+                    self.enter(device, zone.zone, &entries, &mut removed, &mut last_order);
+                    summary.zones += u64::from(zone.scanned.is_none());
+                    summary.scanned_zones += u64::from(zone.scanned.is_some());
+                    true
+                }
+                Err(error) => {
+                    tracing::error!(device = device.name, zone = zone.zone, %error, "a zone is lost");
+                    summary.lost_zones += 1;
+                    self.quarantine(device, zone.zone);
+                    false
+                }
+            }
+        });
+        self.order.store(last_order + 1, Ordering::Relaxed);
+        for (hash, version) in removed {
+            self.index.remove_if(&hash, |found| found.version <= version);
+        }
+        // What a daemon removed that was killed before its writer came to it: nobody is told of it any more.
+        for (hash, version) in self.take_left_intents() {
+            self.index.remove_if(&hash, |found| found.version <= version);
+            self.remove_everywhere(hash, version);
+        }
+        for zone in &mut known {
+            let device = &self.devices[zone.device];
+            let Ok(entries) = self.entries_of(device, zone, false) else {
+                self.quarantine(device, zone.zone);
+                continue;
+            };
+            for entry in entries {
+                let FooterEntry::Object { block, facts } = entry else { continue };
+                let place = Place { zone: device.zone_id(zone.zone), block };
+                if self.index.get(&facts.hash).is_none_or(|found| found.place != place) {
+                    continue;
+                }
+                let RecordFacts { hash, key, meta, version, length, .. } = facts;
+                match visit(FoundRecord { key, meta, version, length }) {
+                    Some(owner) => {
+                        self.index.set_owner(&hash, version, owner);
+                        summary.objects += 1;
+                    }
+                    None => self.remove(hash, version),
+                }
+            }
+        }
+        summary
+    }
+
+    /// The zones in use of all devices, those that were opened first first.
+    fn known_zones(&self) -> Vec<Known> {
+        let of_device = |(number, device): (usize, &Arc<Device>)| {
+            let is_closed = |(zone, _): &(Zone, u32)| zone.state == ZoneState::Closed;
+            let in_use = device.zones().into_iter().zip(0u32..).filter(is_closed);
+            let known = in_use.map(|(zone, index)| Known {
+                sequence: zone.sequence,
+                device: number,
+                zone: index,
+                scanned: None,
+            });
+            known.collect::<Vec<_>>()
+        };
+        let mut known: Vec<Known> = self.devices.iter().enumerate().flat_map(of_device).collect();
+        known.sort_unstable_by_key(|zone| zone.sequence);
+        known
+    }
+
+    /// What is in a zone: from its footer, else from a scan, which is kept and written down as its footer.
+    fn entries_of(
+        &self,
+        device: &Arc<Device>,
+        known: &mut Known,
+        may_scan: bool,
+    ) -> io::Result<Vec<FooterEntry>> {
+        if let Some(entries) = &known.scanned {
+            return Ok(entries.clone());
+        }
+        let Known { sequence, zone, .. } = *known;
+        let footer = device.zone(zone).and_then(|zone| zone.footer);
+        if let Some(FooterPlace { block, blocks }) = footer {
+            match read_footer(device, zone, sequence, block, blocks, self.limit) {
+                Err(error) if may_scan => {
+                    tracing::warn!(device = device.name, zone, %error, "a footer is damaged; the zone is scanned");
+                }
+                outcome => return outcome,
+            }
+        }
+        let Scan { entries, end } = scan_zone(device, zone, sequence, self.limit)?;
+        // Without one it is scanned again at the next start.
+        let footer = write_footer(device, zone, sequence, end, entries.clone(), self.limit).ok();
+        device.change_zone(zone, |zone| zone.footer = footer);
+        known.scanned = Some(entries.clone());
+        Ok(entries)
+    }
+
+    /// Enters a zone's records into the index, and what it removed into `removed`.
+    fn enter(
+        &self,
+        device: &Device,
+        zone: u32,
+        entries: &[FooterEntry],
+        removed: &mut HashMap<RecordHash, Version>,
+        last_order: &mut Order,
+    ) {
+        for entry in entries {
+            match entry {
+                FooterEntry::Object { block, facts } => {
+                    *last_order = (*last_order).max(facts.order);
+                    let place = Place { zone: device.zone_id(zone), block: *block };
+                    let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
+                    let located = Located { version: facts.version, place, blocks, owner: 0, heat: 0 };
+                    self.index.put(facts.hash, &located);
+                }
+                FooterEntry::Tombstones(tombstones) => {
+                    for tombstone in tombstones {
+                        *last_order = (*last_order).max(tombstone.order);
+                        let version = removed.entry(tombstone.hash).or_default();
+                        *version = (*version).max(tombstone.version);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Reads the footer of a zone.
+///
+/// # Errors
+/// What the disk says; `InvalidData` when it is not that zone's footer, or names places outside of the zone.
+pub(super) fn read_footer(
+    device: &Device,
+    zone: u32,
+    sequence: Order,
+    block: u32,
+    blocks: u32,
+    limit: Duration,
+) -> io::Result<Vec<FooterEntry>> {
+    if block.checked_add(blocks).is_none_or(|end| end >= device.zone_blocks) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let bytes = read_blocks(&*device.disk, device.offset(zone, block), u64::from(blocks), limit)?;
+    let footer = decode::<Footer>(bytes.bytes())
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+    let is_inside = |entry: &FooterEntry| match entry {
+        FooterEntry::Object { block, facts } => fits(device, *block, facts),
+        FooterEntry::Tombstones(_) => true,
+    };
+    let is_right = footer.device == device.uuid && footer.sequence == sequence;
+    if is_right && footer.entries.iter().all(is_inside) {
+        Ok(footer.entries)
+    } else {
+        Err(io::ErrorKind::InvalidData.into())
+    }
+}
+
+fn fits(device: &Device, block: u32, facts: &RecordFacts) -> bool {
+    block > 0 && u64::from(block).saturating_add(facts.blocks()) < u64::from(device.zone_blocks)
+}
+
+/// What a zone without a footer holds.
+#[derive(Debug)]
+pub(super) struct Scan {
+    pub(super) entries: Vec<FooterEntry>,
+    /// The block behind the last of them.
+    pub(super) end: u32,
+}
+
+/// Finds the records of a zone by their headers, whose data is whole.
+///
+/// # Errors
+/// What the disk says.
+pub(super) fn scan_zone(device: &Device, zone: u32, sequence: Order, limit: Duration) -> io::Result<Scan> {
+    let mut entries = Vec::new();
+    let mut end = 1;
+    let mut window: Option<(u32, Arc<Buffer>)> = None;
+    let mut block = 1;
+    while block < device.zone_blocks {
+        let (start, bytes) = match window.take() {
+            Some((start, bytes)) if block < start + SCAN_BLOCKS => (start, bytes),
+            _ => {
+                let count = SCAN_BLOCKS.min(device.zone_blocks - block);
+                (block, read_blocks(&*device.disk, device.offset(zone, block), count.into(), limit)?)
+            }
+        };
+        let at = (block - start) as usize * BLOCK;
+        let one = bytes.bytes().get(at..at + BLOCK).unwrap_or_default();
+        let mut next = block + 1;
+        if let Ok(RecordHeader { device: uuid, sequence: written, facts }) = decode(one) {
+            if uuid == device.uuid
+                && written == sequence
+                && fits(device, block, &facts)
+                && is_whole(device, zone, block, &facts, limit)?
+            {
+                next = block.saturating_add(u32::try_from(facts.blocks()).unwrap_or(u32::MAX));
+                entries.push(FooterEntry::Object { block, facts });
+                end = next;
+            }
+        } else if let Ok(TombstoneBlock { device: uuid, sequence: written, tombstones }) = decode(one)
+            && uuid == device.uuid
+            && written == sequence
+        {
+            entries.push(FooterEntry::Tombstones(tombstones));
+            end = next;
+        }
+        window = Some((start, bytes));
+        block = next;
+    }
+    Ok(Scan { entries, end })
+}
+
+/// Whether the data of a record is what its header says.
+fn is_whole(
+    device: &Device,
+    zone: u32,
+    block: u32,
+    facts: &RecordFacts,
+    limit: Duration,
+) -> io::Result<bool> {
+    let length = usize::try_from(facts.length.get()).map_err(|_| io::ErrorKind::InvalidData)?;
+    if length == 0 {
+        return Ok(checksum_of(&[]) == facts.checksum);
+    }
+    let offset = device.offset(zone, block + 1);
+    let data = read_blocks(&*device.disk, offset, length.div_ceil(BLOCK) as u64, limit)?;
+    Ok(checksum_of(&data.bytes()[..length]) == facts.checksum)
+}
+
+/// Finds out the stations of a disk's zones from their first and last blocks.
+///
+/// # Errors
+/// What the disk says of its length. A zone whose blocks cannot be read is quarantined.
+pub(super) fn read_zones(disk: &dyn Disk, uuid: Uuid, count: u32, zone_blocks: u32) -> io::Result<Vec<Zone>> {
+    let length = disk.length()?.get();
+    let mut zones = Vec::with_capacity(count as usize);
+    let mut first = 0;
+    while first < count {
+        let last = count.min(first + ZONES_AT_ONCE);
+        let started: Vec<Option<(Ticket, Arc<Buffer>)>> = (first..last)
+            .map(|zone| {
+                let start = zone_offset(zone, zone_blocks);
+                let end = zone_offset(zone + 1, zone_blocks);
+                (end <= length).then(|| start_reading(disk, start, end - BLOCK_BYTES)).flatten()
+            })
+            .collect();
+        for (zone, reading) in (first..last).zip(started) {
+            zones.push(match reading {
+                None => Zone::ABSENT,
+                Some((ticket, ends)) => match ticket.wait(START_LIMIT) {
+                    Ok(()) => station_of(uuid, zone, ends.bytes()),
+                    Err(error) => {
+                        tracing::error!(zone, %error, "a zone of the SSD tier cannot be read");
+                        Zone { state: ZoneState::Quarantined, ..Zone::ABSENT }
+                    }
+                },
+            });
+        }
+        first = last;
+    }
+    Ok(zones)
+}
+
+/// Starts reading the block at `start` and that at `end` into one buffer.
+fn start_reading(disk: &dyn Disk, start: u64, end: u64) -> Option<(Ticket, Arc<Buffer>)> {
+    let ends = Arc::new(Buffer::zeroed(2 * BLOCK));
+    let memory = super::memory::Memory::Buffer(Arc::clone(&ends));
+    let requests = vec![
+        Request::read(start, Piece::new(&memory, 0, BLOCK)?),
+        Request::read(end, Piece::new(&memory, BLOCK, BLOCK)?),
+    ];
+    Some((disk.submit(requests), ends))
+}
+
+/// The station of a zone, from its first and its last block.
+fn station_of(uuid: Uuid, zone: u32, ends: &[u8]) -> Zone {
+    let (head, tail) = ends.split_at(BLOCK);
+    let header =
+        decode::<ZoneHeader>(head).ok().filter(|header| header.device == uuid && header.zone == zone);
+    let Some(header) = header else { return Zone { state: ZoneState::Free, ..Zone::ABSENT } };
+    let trailer = decode::<Trailer>(tail)
+        .ok()
+        .filter(|trailer| trailer.device == uuid && trailer.sequence == header.sequence);
+    let footer = trailer.map(|trailer| FooterPlace { block: trailer.block, blocks: trailer.blocks });
+    Zone { state: ZoneState::Closed, sequence: header.sequence, footer, ..Zone::ABSENT }
+}

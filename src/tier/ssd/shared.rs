@@ -1,0 +1,324 @@
+//! What writers, loaders and reclaim share: the index, what is on its way, and the order of everything.
+
+use std::collections::BTreeMap;
+use std::io as std_io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use tidefs_engine::types::{ByteCount, Checksum, Version};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::admission::{Admission, Refused};
+use super::device::{Device, ZoneState};
+use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, Order, RecordFacts, RecordHash, Tombstone, Uuid};
+use super::identity::Unusable;
+use super::index::{Index, Place, ZoneId};
+use super::intents::Intents;
+use super::io::Io;
+use super::open::{Assembled, SsdConfig};
+use super::queue::{Append, Job, Origin};
+use super::status::{Counters, DeviceStatus, SsdStatus};
+use super::writer::fits_a_zone;
+use super::{Located, Owner};
+
+/// The same checksum as the memory tier takes, so that it is taken once.
+pub(super) fn checksum_of(data: &[u8]) -> Checksum {
+    Checksum(xxh3_64(data))
+}
+
+/// A record that an owner gave and that is not in the index yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    device: u8,
+    pub(super) is_cancelled: bool,
+}
+
+/// Everything but the threads.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pool: Uuid,
+    pub(super) devices: Vec<Arc<Device>>,
+    unusable: Vec<(String, Unusable)>,
+    pub(super) index: Index,
+    /// Guards what is on its way, by key and version; a removal and the end of a record decide under it which comes
+    /// first. Taken before a shard of the index and before a queue.
+    pub(super) pending: Mutex<BTreeMap<(RecordHash, Version), Pending>>,
+    pub(super) order: AtomicU64,
+    /// Guards the budgets, one for each device.
+    admission: Vec<Mutex<Admission>>,
+    pub(super) intents: Intents,
+    left_intents: Mutex<Vec<(RecordHash, Version)>>,
+    pub(super) owner: OnceLock<Arc<dyn Owner>>,
+    pub(super) counters: Counters,
+    started: Instant,
+    /// How long a request of a disk may take.
+    pub(super) limit: Duration,
+    io: Option<Arc<Io>>,
+    pub(super) is_stopping: AtomicBool,
+    /// Whether no zone will be freed any more.
+    pub(super) is_reclaim_over: AtomicBool,
+    /// Whether reclaim was woken and has not looked yet.
+    reclaim_woken: Mutex<bool>,
+    reclaim_wake: Condvar,
+    /// Tells records on the move apart.
+    moves: AtomicU32,
+}
+
+impl Shared {
+    pub(super) fn new(assembled: Assembled, config: &SsdConfig, io: Option<Arc<Io>>) -> std_io::Result<Self> {
+        let Assembled { pool, devices, unusable } = assembled;
+        let (intents, left) = Intents::open(config.intents.as_deref())?;
+        let share = devices.len().max(1) as u64;
+        let mut budget = config.budget;
+        budget.bytes_per_second = budget.bytes_per_second.map(|rate| ByteCount((rate.get() / share).max(1)));
+        budget.queue_bytes_max = ByteCount(budget.queue_bytes_max.get() / share);
+        let admission = devices.iter().map(|_| Mutex::new(Admission::new(budget, Duration::ZERO))).collect();
+        Ok(Self {
+            pool,
+            devices,
+            unusable,
+            index: Index::new(),
+            pending: Mutex::default(),
+            order: AtomicU64::new(1),
+            admission,
+            intents,
+            left_intents: Mutex::new(left),
+            owner: OnceLock::new(),
+            counters: Counters::default(),
+            started: Instant::now(),
+            limit: config.limit,
+            io,
+            is_stopping: AtomicBool::new(false),
+            is_reclaim_over: AtomicBool::new(false),
+            reclaim_woken: Mutex::new(false),
+            reclaim_wake: Condvar::new(),
+            moves: AtomicU32::new(0),
+        })
+    }
+
+    pub(super) fn hash(&self, key: &[u8]) -> RecordHash {
+        RecordHash::of(self.pool, key)
+    }
+
+    pub(super) fn next_order(&self) -> Order {
+        self.order.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn next_move(&self) -> u32 {
+        self.moves.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn take_left_intents(&self) -> Vec<(RecordHash, Version)> {
+        std::mem::take(&mut self.left_intents.lock())
+    }
+
+    pub(super) fn wake_reclaim(&self) {
+        *self.reclaim_woken.lock() = true;
+        self.reclaim_wake.notify_one();
+    }
+
+    pub(super) fn wait_for_reclaim(&self, limit: Duration) {
+        let mut woken = self.reclaim_woken.lock();
+        self.reclaim_wake.wait_while_for(&mut woken, |woken| !*woken, limit);
+        *woken = false;
+    }
+
+    /// Leaves a record for a disk's writer, if the budgets allow it.
+    pub(super) fn enqueue(&self, append: Append) -> Result<(), Refused> {
+        let outcome = self.try_enqueue(append);
+        let counter = match outcome {
+            Ok(()) => return Ok(()),
+            Err(Refused::QueueFull) => &self.counters.refused_queue,
+            Err(Refused::OverRate) => &self.counters.refused_rate,
+            Err(_) => &self.counters.refused_other,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        outcome
+    }
+
+    fn try_enqueue(&self, append: Append) -> Result<(), Refused> {
+        if append.key.len() > KEY_BYTES_MAX || append.meta.len() > META_BYTES_MAX {
+            return Err(Refused::KeyTooLong);
+        }
+        let known = self.index.get(&append.hash);
+        if let Some(older) = known.filter(|known| known.version < append.version) {
+            // Its owner has a later version: the older one is not to come back when that is dropped.
+            self.remove(append.hash, older.version);
+        }
+        let (hash, version) = (append.hash, append.version);
+        let mut pending = self.pending.lock();
+        if pending.contains_key(&(hash, version)) {
+            return Err(Refused::Underway);
+        }
+        // All records of a key stand on one disk at a time, so that a removal there hides every one of them.
+        let under_way = pending.range((hash, Version(0))..=(hash, Version(u64::MAX))).next_back();
+        let bound = under_way.map(|(_, pending)| usize::from(pending.device));
+        let bound = bound.or_else(|| self.index.get(&hash).map(|known| known.place.zone.device()));
+        let device = match bound {
+            Some(device) => self.devices.get(device).filter(|device| !device.is_failing()),
+            None => self.least_busy(),
+        };
+        let device = Arc::clone(device.ok_or(Refused::NoDevice)?);
+        let probe = RecordFacts {
+            order: 0,
+            hash,
+            version,
+            length: append.length,
+            checksum: Checksum(0),
+            key: append.key.clone(),
+            meta: append.meta.clone(),
+        };
+        if !fits_a_zone(device.zone_blocks, probe.blocks(), probe.footer_bytes()) {
+            return Err(Refused::TooLarge);
+        }
+        if !append.durable && append.length > ByteCount::ZERO {
+            let now = self.started.elapsed();
+            let queued = device.queue.bytes();
+            self.admission[usize::from(device.number)].lock().admit(append.length, queued, now)?;
+        }
+        pending.insert((hash, version), Pending { device: device.number, is_cancelled: false });
+        if !device.queue.push(Job::Append(append)) {
+            pending.remove(&(hash, version));
+            return Err(Refused::NoDevice);
+        }
+        Ok(())
+    }
+
+    fn least_busy(&self) -> Option<&Arc<Device>> {
+        let load =
+            |device: &&Arc<Device>| (device.queue.bytes(), device.work.written_bytes.load(Ordering::Relaxed));
+        self.devices.iter().filter(|device| !device.is_failing()).min_by_key(load)
+    }
+
+    pub(super) fn has_room_in_queue(&self, length: ByteCount) -> bool {
+        self.least_busy().is_some_and(|device| {
+            self.admission[usize::from(device.number)].lock().has_room(length, device.queue.bytes())
+        })
+    }
+
+    /// The place of a record in the order of everything, if it is still wanted.
+    pub(super) fn draw_order_if_wanted(&self, append: &Append) -> Option<Order> {
+        let pending = self.pending.lock();
+        let is_wanted = match append.origin {
+            Origin::Owner(_) => {
+                pending.get(&(append.hash, append.version)).is_some_and(|pending| !pending.is_cancelled)
+            }
+            Origin::Zone(place) => self
+                .index
+                .get(&append.hash)
+                .is_some_and(|found| found.place == place && found.version == append.version),
+        };
+        is_wanted.then(|| self.next_order())
+    }
+
+    /// See [`super::SsdTier::remove`].
+    pub(super) fn remove(&self, hash: RecordHash, version: Version) {
+        let mut pending = self.pending.lock();
+        let mut devices: Vec<u8> = Vec::new();
+        for (_, pending) in pending.range_mut((hash, Version(0))..=(hash, version)) {
+            pending.is_cancelled = true;
+            devices.push(pending.device);
+        }
+        let removed = self.index.remove_if(&hash, |found| found.version <= version);
+        devices.extend(removed.and_then(|removed| u8::try_from(removed.place.zone.device()).ok()));
+        devices.sort_unstable();
+        devices.dedup();
+        for number in devices {
+            if let Some(device) = self.devices.get(usize::from(number)) {
+                self.bury(device, hash, version);
+            }
+        }
+    }
+
+    /// Removes a key on every disk, wherever it may stand.
+    pub(super) fn remove_everywhere(&self, hash: RecordHash, version: Version) {
+        let _pending = self.pending.lock();
+        self.devices.iter().for_each(|device| self.bury(device, hash, version));
+    }
+
+    /// Leaves a removal for a disk's writer. Called under the lock of what is pending.
+    pub(super) fn bury(&self, device: &Device, hash: RecordHash, version: Version) {
+        let tombstone = Tombstone { order: self.next_order(), hash, version };
+        self.intents.add(hash, version);
+        device.queue.push_tombstones([tombstone]);
+    }
+
+    /// Takes a record out of the index and tells its owner; what stands on disk goes with its zone.
+    pub(super) fn drop_record(&self, hash: &RecordHash, is_meant: impl FnOnce(&Located) -> bool) {
+        let dropped = self.index.remove_if(hash, is_meant);
+        self.tell_owner(dropped);
+    }
+
+    /// Takes a record out for good: a start does not find it either.
+    pub(super) fn forget_record(&self, hash: &RecordHash, place: Place) {
+        let dropped = {
+            let _pending = self.pending.lock();
+            let dropped = self.index.remove_if(hash, |found| found.place == place);
+            let device = self.devices.get(place.zone.device());
+            if let (Some(dropped), Some(device)) = (dropped, device) {
+                self.bury(device, *hash, dropped.version);
+            }
+            dropped
+        };
+        self.tell_owner(dropped);
+    }
+
+    /// Takes everything out that stands in a zone.
+    pub(super) fn drop_zone(&self, zone: ZoneId) {
+        self.tell_owner(self.index.remove_zone(zone));
+    }
+
+    fn tell_owner(&self, dropped: impl IntoIterator<Item = Located>) {
+        let Some(owner) = self.owner.get() else { return };
+        dropped.into_iter().for_each(|dropped| owner.dropped(dropped.owner, dropped.version));
+    }
+
+    /// Gives up a zone after an error: nothing of it is served any more, and a start does not find it if its header can
+    /// still be made void.
+    pub(super) fn quarantine(&self, device: &Device, zone: u32) {
+        device.change_zone(zone, |zone| zone.state = ZoneState::Quarantined);
+        self.drop_zone(device.zone_id(zone));
+        match device.void_zone(zone, self.limit) {
+            Ok(()) => device.change_zone(zone, |zone| zone.sequence = Order::MAX),
+            Err(error) => {
+                tracing::error!(
+                    device = device.name, zone, %error,
+                    "a zone is given up and may be met again at the next start: replace the disk"
+                );
+            }
+        }
+    }
+
+    /// A disk wrote `bytes` in `elapsed`.
+    pub(super) fn measured(&self, device: &Device, bytes: u64, elapsed: Duration) {
+        self.admission[usize::from(device.number)].lock().measured(bytes, elapsed);
+    }
+
+    pub(super) fn status(&self) -> SsdStatus {
+        let unusable = self.unusable.iter().map(|(name, reason)| DeviceStatus::unusable(name, reason));
+        let in_use = self.devices.iter().map(|device| {
+            let rate = self.admission[usize::from(device.number)].lock().rate();
+            DeviceStatus::of(device, rate)
+        });
+        self.counters.status(SsdStatus {
+            objects: self.index.len() as u64,
+            index_bytes: ByteCount(self.index.memory_bytes() as u64),
+            io_fallback: self.io.as_ref().and_then(|io| io.fallback_reason()).map(str::to_owned),
+            devices: in_use.chain(unusable).collect(),
+            refused_queue: 0,
+            refused_rate: 0,
+            refused_other: 0,
+            corrupt_records: 0,
+            dropped_objects: 0,
+            reclaimed_zones: 0,
+            zone_waits: 0,
+            lost_removals: 0,
+        })
+    }
+}

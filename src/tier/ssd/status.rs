@@ -1,0 +1,162 @@
+//! What the tier shows of itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidefs_engine::types::ByteCount;
+
+use super::device::{Device, ZoneState};
+use super::format::{BLOCK_BYTES, Uuid};
+use super::identity::Unusable;
+
+/// Counts of a pool since its start.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) refused_queue: AtomicU64,
+    pub(super) refused_rate: AtomicU64,
+    pub(super) refused_other: AtomicU64,
+    pub(super) corrupt_records: AtomicU64,
+    pub(super) dropped_objects: AtomicU64,
+    pub(super) reclaimed_zones: AtomicU64,
+    pub(super) zone_waits: AtomicU64,
+    pub(super) lost_removals: AtomicU64,
+}
+
+/// One place of the tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// Directory or device.
+    pub name: String,
+    /// Why it is not used, or gets no more writes.
+    pub trouble: Option<Unusable>,
+    /// Its identity, when it is in use.
+    pub uuid: Option<Uuid>,
+    /// Bytes of all its zones.
+    pub capacity: ByteCount,
+    /// Real bytes that it occupies.
+    pub allocated: ByteCount,
+    /// Bytes of a zone.
+    pub zone_bytes: ByteCount,
+    /// Zones without records.
+    pub free_zones: u64,
+    /// Zones with records.
+    pub used_zones: u64,
+    /// Zones that gave I/O errors.
+    pub quarantined_zones: u64,
+    /// Bytes that wait to be written.
+    pub queued: ByteCount,
+    /// Bytes a second that it has shown.
+    pub write_rate: ByteCount,
+    /// Bytes written, headers and what was written again included.
+    pub written: ByteCount,
+    /// Of these, what reclaim wrote again.
+    pub reinserted: ByteCount,
+    /// Bytes read.
+    pub read: ByteCount,
+    /// Failed reads.
+    pub read_errors: u64,
+    /// Failed writes.
+    pub write_errors: u64,
+}
+
+/// The tier at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SsdStatus {
+    /// Objects that can be loaded.
+    pub objects: u64,
+    /// Memory of the index.
+    pub index_bytes: ByteCount,
+    /// Why threads do the I/O, when they do.
+    pub io_fallback: Option<String>,
+    /// All places.
+    pub devices: Vec<DeviceStatus>,
+    /// Objects not written because the disks had enough to do.
+    pub refused_queue: u64,
+    /// Objects not written because of the byte-rate budget.
+    pub refused_rate: u64,
+    /// Objects not written because they are too large, or no disk takes any.
+    pub refused_other: u64,
+    /// Records that did not match their checksum.
+    pub corrupt_records: u64,
+    /// Objects dropped when their zone was taken back.
+    pub dropped_objects: u64,
+    /// Zones taken back.
+    pub reclaimed_zones: u64,
+    /// Times that no zone was free in time.
+    pub zone_waits: u64,
+    /// Removals that could not be written.
+    pub lost_removals: u64,
+}
+
+impl Counters {
+    /// The counts, around what else is known.
+    pub(super) fn status(&self, status: SsdStatus) -> SsdStatus {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        SsdStatus {
+            refused_queue: get(&self.refused_queue),
+            refused_rate: get(&self.refused_rate),
+            refused_other: get(&self.refused_other),
+            corrupt_records: get(&self.corrupt_records),
+            dropped_objects: get(&self.dropped_objects),
+            reclaimed_zones: get(&self.reclaimed_zones),
+            zone_waits: get(&self.zone_waits),
+            lost_removals: get(&self.lost_removals),
+            ..status
+        }
+    }
+}
+
+impl DeviceStatus {
+    /// A place that is not used.
+    pub(super) fn unusable(name: &str, reason: &Unusable) -> Self {
+        Self {
+            name: name.to_owned(),
+            trouble: Some(reason.clone()),
+            uuid: None,
+            capacity: ByteCount::ZERO,
+            allocated: ByteCount::ZERO,
+            zone_bytes: ByteCount::ZERO,
+            free_zones: 0,
+            used_zones: 0,
+            quarantined_zones: 0,
+            queued: ByteCount::ZERO,
+            write_rate: ByteCount::ZERO,
+            written: ByteCount::ZERO,
+            reinserted: ByteCount::ZERO,
+            read: ByteCount::ZERO,
+            read_errors: 0,
+            write_errors: 0,
+        }
+    }
+
+    /// A disk in use.
+    pub(super) fn of(device: &Device, write_rate: ByteCount) -> Self {
+        let zones = device.zones();
+        let zone_bytes = ByteCount(u64::from(device.zone_blocks) * BLOCK_BYTES);
+        let count =
+            |wanted: &[ZoneState]| zones.iter().filter(|zone| wanted.contains(&zone.state)).count() as u64;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let trouble = match () {
+            () if device.is_failing() => Some(Unusable::Failing("its writes fail".to_owned())),
+            () if device.is_full() => Some(Unusable::Full),
+            () => None,
+        };
+        Self {
+            name: device.name.clone(),
+            trouble,
+            uuid: Some(device.uuid),
+            capacity: ByteCount(zones.len() as u64 * zone_bytes.get()),
+            allocated: device.disk.allocated().unwrap_or_default(),
+            zone_bytes,
+            free_zones: count(&[ZoneState::Free, ZoneState::Absent]),
+            used_zones: count(&[ZoneState::Open, ZoneState::Closed, ZoneState::Reclaiming]),
+            quarantined_zones: count(&[ZoneState::Quarantined]),
+            queued: ByteCount(device.queue.bytes()),
+            write_rate,
+            written: ByteCount(get(&device.work.written_bytes)),
+            reinserted: ByteCount(get(&device.work.reinserted_bytes)),
+            read: ByteCount(get(&device.work.read_bytes)),
+            read_errors: get(&device.work.read_errors),
+            write_errors: get(&device.work.write_errors),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Disks for tests: in memory, with a log of everything that was asked of them, and with faults.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidefs_engine::types::{ByteCount, Version};
+
+use super::disk::{Disk, Request, Ticket};
+use super::open::Candidate;
+use super::{Budget, FoundRecord, Owner, Put, RecoverySummary, Source, SsdConfig, SsdTier};
+
+/// One thing that a disk was asked, in order.
+#[derive(Clone, Debug)]
+pub(super) enum Logged {
+    Write { offset: u64, bytes: Arc<Vec<u8>> },
+    Flush,
+}
+
+/// A disk in memory.
+#[derive(Debug, Default)]
+pub(super) struct MemoryDisk {
+    pub(super) content: Mutex<Vec<u8>>,
+    pub(super) log: Mutex<Vec<Logged>>,
+    pub(super) keeps_log: AtomicBool,
+    /// Reads that touch this byte fail.
+    pub(super) bad_byte: AtomicU64,
+    pub(super) fails_writes: AtomicBool,
+    /// Most bytes that can be allocated, 0 for any number.
+    pub(super) room: AtomicU64,
+}
+
+impl MemoryDisk {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { bad_byte: AtomicU64::new(u64::MAX), ..Self::default() })
+    }
+
+    pub(super) fn holding(content: Vec<u8>) -> Arc<Self> {
+        Arc::new(Self { content: Mutex::new(content), bad_byte: AtomicU64::new(u64::MAX), ..Self::default() })
+    }
+
+    fn perform(&self, request: &Request) -> io::Result<()> {
+        let mut content = self.content.lock();
+        match request {
+            Request::Flush => {
+                if self.keeps_log.load(Ordering::Relaxed) {
+                    self.log.lock().push(Logged::Flush);
+                }
+            }
+            Request::Read { offset, pieces } => {
+                let mut at = usize::try_from(*offset).unwrap();
+                for piece in pieces {
+                    let end = at + piece.length();
+                    let bad = usize::try_from(self.bad_byte.load(Ordering::Relaxed)).unwrap();
+                    if (at..end).contains(&bad) {
+                        return Err(io::Error::from_raw_os_error(libc::EIO));
+                    }
+                    piece.copy_in(content.get(at..end).ok_or(io::ErrorKind::UnexpectedEof)?);
+                    at = end;
+                }
+            }
+            Request::Write { offset, pieces } => {
+                if self.fails_writes.load(Ordering::Relaxed) {
+                    return Err(io::Error::from_raw_os_error(libc::EIO));
+                }
+                let bytes: Vec<u8> = pieces.iter().flat_map(super::memory::Piece::copy_out).collect();
+                let at = usize::try_from(*offset).unwrap();
+                if content.len() < at + bytes.len() {
+                    content.resize(at + bytes.len(), 0);
+                }
+                content[at..at + bytes.len()].copy_from_slice(&bytes);
+                if self.keeps_log.load(Ordering::Relaxed) {
+                    self.log.lock().push(Logged::Write { offset: *offset, bytes: Arc::new(bytes) });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Disk for MemoryDisk {
+    fn submit(&self, requests: Vec<Request>) -> Ticket {
+        let (ticket, completion) = Ticket::new(requests.len());
+        for request in requests {
+            let outcome = self.perform(&request);
+            drop(request);
+            completion.end_one(outcome);
+        }
+        ticket
+    }
+
+    fn allocate(&self, length: ByteCount) -> io::Result<()> {
+        let room = self.room.load(Ordering::Relaxed);
+        if room > 0 && length.get() > room {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let mut content = self.content.lock();
+        let length = usize::try_from(length.get()).unwrap();
+        if content.len() < length {
+            content.resize(length, 0);
+        }
+        Ok(())
+    }
+
+    fn length(&self) -> io::Result<ByteCount> {
+        Ok(ByteCount(self.content.lock().len() as u64))
+    }
+
+    fn cut(&self, length: ByteCount) -> io::Result<()> {
+        self.content.lock().truncate(usize::try_from(length.get()).unwrap());
+        Ok(())
+    }
+
+    fn allocated(&self) -> io::Result<ByteCount> {
+        self.length()
+    }
+}
+
+/// Remembers what it was told.
+#[derive(Debug, Default)]
+pub(super) struct Told(pub(super) Mutex<Vec<(u32, Version)>>);
+
+impl Owner for Told {
+    fn dropped(&self, number: u32, version: Version) {
+        self.0.lock().push((number, version));
+    }
+}
+
+pub(super) const ZONE: ByteCount = ByteCount(64 * 4096);
+
+/// A tier of `zones` small zones for each disk, without budgets.
+pub(super) fn config(disks: usize, zones: u64) -> SsdConfig {
+    let capacity = ByteCount(disks as u64 * (super::format::ZONES_START + zones * ZONE.get()));
+    SsdConfig {
+        places: Vec::new(),
+        capacity,
+        zone_bytes: ZONE,
+        budget: Budget {
+            bytes_per_second: None,
+            queue: Duration::from_secs(3600),
+            queue_bytes_max: ByteCount::gib(1),
+        },
+        io_uring: false,
+        intents: None,
+        limit: Duration::from_secs(20),
+    }
+}
+
+/// A tier on disks in memory, not recovered yet.
+pub(super) fn tier_on(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> SsdTier {
+    let candidate = |(number, disk): (usize, &Arc<MemoryDisk>)| Candidate {
+        name: format!("disk {number}"),
+        disk: Arc::clone(disk) as Arc<dyn Disk>,
+    };
+    let candidates = disks.iter().enumerate().map(candidate).collect();
+    SsdTier::with_disks(config, None, candidates, Vec::new()).unwrap()
+}
+
+/// What a start finds, as (key, version, length), sorted.
+pub(super) fn recover(tier: &SsdTier) -> (Vec<(Vec<u8>, u64, u64)>, RecoverySummary) {
+    let mut found = Vec::new();
+    let mut visit = |record: FoundRecord| {
+        found.push((record.key, record.version.0, record.length.get()));
+        u32::try_from(found.len()).ok()
+    };
+    let summary = tier.recover(&mut visit);
+    found.sort();
+    (found, summary)
+}
+
+/// A tier that runs, with what it tells its owner.
+pub(super) fn running(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> (SsdTier, Arc<Told>) {
+    let tier = tier_on(disks, config);
+    recover(&tier);
+    let told = Arc::new(Told::default());
+    tier.start(Arc::clone(&told) as Arc<dyn Owner>).unwrap();
+    (tier, told)
+}
+
+/// The bytes that every version of a key has: none like another's.
+pub(super) fn data(key: &[u8], version: u64, length: usize) -> Vec<u8> {
+    let seed = xxhash_rust::xxh3::xxh3_64_with_seed(key, version);
+    (0..length)
+        .map(|at| u8::try_from((seed >> (at % 56)).wrapping_add(at as u64 / 7) & 0xff).unwrap())
+        .collect()
+}
+
+/// An object to store.
+pub(super) fn put_of(key: &[u8], version: u64, length: usize) -> Put {
+    Put {
+        key: key.to_vec(),
+        meta: version.to_string().into_bytes(),
+        version: Version(version),
+        length: ByteCount(length as u64),
+        checksum: None,
+        source: Source::Bytes(data(key, version, length)),
+        durable: false,
+        owner: u32::try_from(version).unwrap(),
+    }
+}
+
+/// Stores an object and waits until that has ended.
+pub(super) fn store(tier: &SsdTier, key: &[u8], version: u64, length: usize) -> super::Stored {
+    store_put(tier, put_of(key, version, length)).unwrap()
+}
+
+/// Stores an object and waits until that has ended.
+pub(super) fn store_put(tier: &SsdTier, put: Put) -> Result<super::Stored, super::Refused> {
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    tier.put(put, super::queue::report_to(sender))?;
+    Ok(receiver.recv_timeout(Duration::from_secs(20)).unwrap())
+}
+
+/// Whether the object can be read and is right.
+pub(super) fn is_right(tier: &SsdTier, key: &[u8], version: u64, length: usize) -> bool {
+    let read = tier.read(key, Version(version), ByteCount(length as u64));
+    read.is_ok_and(|read| read == data(key, version, length))
+}

@@ -1,0 +1,334 @@
+//! Shows what the tier promises as a whole, on disks in memory and on files.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tidefs_engine::types::{ByteCount, Version};
+
+use super::testing::*;
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+#[test]
+fn what_is_stored_is_loaded_and_found_by_the_next_start() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 20);
+    let (tier, _) = running(&disks, &config);
+    for number in 0..60_u8 {
+        assert_eq!(store(&tier, &[number], 5, usize::from(number) * 700), Stored::Yes);
+    }
+    assert_eq!(tier.status().objects, 60);
+    assert!((0..60_u8).all(|number| is_right(&tier, &[number], 5, usize::from(number) * 700)));
+    assert!(
+        tier.status().devices.iter().all(|device| device.written > ByteCount::ZERO),
+        "one disk has nothing"
+    );
+    drop(tier);
+    let tier = tier_on(&disks, &config);
+    let (found, summary) = recover(&tier);
+    let expected: Vec<_> = (0..60_u8).map(|number| (vec![number], 5, u64::from(number) * 700)).collect();
+    assert_eq!(found, expected);
+    assert_eq!((summary.objects, summary.scanned_zones), (60, 0));
+    assert!((0..60_u8).all(|number| is_right(&tier, &[number], 5, usize::from(number) * 700)));
+}
+
+#[test]
+fn a_kill_loses_what_was_under_way_and_nothing_else() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 20);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    (1..=30_u8).for_each(|number| assert_eq!(store(&tier, &[number], 1, 9000), Stored::Yes));
+    // The disk as it is now, with its zones still open.
+    let content = disk.content.lock().clone();
+    let after = MemoryDisk::holding(content);
+    let tier = tier_on(&[Arc::clone(&after)], &config);
+    let (found, summary) = recover(&tier);
+    assert_eq!(found.len(), 30);
+    assert!(summary.scanned_zones > 0);
+    assert!((1..=30_u8).all(|number| is_right(&tier, &[number], 1, 9000)));
+    // The scan was written down: the next start reads footers only.
+    let tier = tier_on(&[after], &config);
+    let (found, summary) = recover(&tier);
+    assert_eq!((found.len(), summary.scanned_zones), (30, 0));
+}
+
+#[test]
+fn what_was_removed_or_replaced_does_not_come_back() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 20);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    for key in [b"kept", b"gone", b"newr"] {
+        store(&tier, key, 1, 5000);
+    }
+    tier.remove(b"gone", Version(1));
+    assert_eq!(tier.read(b"gone", Version(1), ByteCount(5000)), Err(Missed::Absent));
+    store(&tier, b"newr", 2, 6000);
+    assert_eq!(tier.read(b"newr", Version(1), ByteCount(5000)), Err(Missed::Absent));
+    // Removing a version that was replaced does nothing.
+    tier.remove(b"newr", Version(1));
+    assert!(tier.flush(LIMIT));
+    let after = MemoryDisk::holding(disk.content.lock().clone());
+    let (found, _) = recover(&tier_on(&[after], &config));
+    assert_eq!(found, [(b"kept".to_vec(), 1, 5000), (b"newr".to_vec(), 2, 6000)]);
+    tier.remove(b"newr", Version(2));
+    assert!(tier.flush(LIMIT));
+    let after = MemoryDisk::holding(disk.content.lock().clone());
+    let (found, _) = recover(&tier_on(&[after], &config));
+    assert_eq!(found, [(b"kept".to_vec(), 1, 5000)]);
+}
+
+#[test]
+fn a_removal_that_is_not_on_disk_yet_survives_a_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = MemoryDisk::new();
+    let mut config = config(1, 20);
+    config.intents = Some(directory.path().join("intents"));
+    drop({
+        let (tier, _) = running(std::slice::from_ref(&disk), &config);
+        store(&tier, b"key", 1, 5000);
+        tier
+    });
+    // A daemon whose writer never comes to write anything, as one that is killed at once.
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    assert_eq!(recover(&tier).0.len(), 1);
+    tier.remove(b"key", Version(1));
+    drop(tier);
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    let (found, summary) = recover(&tier);
+    assert_eq!((found.len(), summary.objects, tier.holds(b"key")), (0, 0, None));
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert!(tier.flush(LIMIT));
+    drop(tier);
+    // It is on disk now, and not only in the file.
+    assert_eq!(std::fs::metadata(config.intents.take().unwrap()).unwrap().len(), 0);
+    assert_eq!(recover(&tier_on(&[disk], &config)).0, []);
+}
+
+#[test]
+fn zones_are_taken_back_and_what_was_used_stays() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 8);
+    let (tier, told) = running(std::slice::from_ref(&disk), &config);
+    let length = 15 * 4096;
+    store(&tier, b"used", 1, length);
+    for version in 2..200_u64 {
+        assert!(is_right(&tier, b"used", 1, length), "lost before version {version}");
+        assert_eq!(store(&tier, format!("key {version}").as_bytes(), version, length), Stored::Yes);
+    }
+    let status = tier.status();
+    assert!(status.reclaimed_zones > 20, "{}", status.reclaimed_zones);
+    assert!(status.devices[0].reinserted > ByteCount::ZERO);
+    assert_eq!(status.objects + told.0.lock().len() as u64, 199);
+    assert!(disk.content.lock().len() as u64 <= config.capacity.get());
+    drop(tier);
+    let tier = tier_on(&[disk], &config);
+    let (found, _) = recover(&tier);
+    assert!(found.iter().any(|(key, ..)| key == b"used"));
+    for (key, version, length) in found {
+        assert!(is_right(&tier, &key, version, usize::try_from(length).unwrap()), "{version}");
+    }
+}
+
+#[test]
+fn removed_keys_stay_removed_while_zones_are_taken_back() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 8);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    for version in 1..300_u64 {
+        let key = format!("key {}", version % 30);
+        store(&tier, key.as_bytes(), version, 3 * 4096);
+        if version % 3 == 0 {
+            tier.remove(key.as_bytes(), Version(version));
+        }
+        if version % 40 == 0 {
+            assert!(tier.flush(LIMIT));
+            let after = MemoryDisk::holding(disk.content.lock().clone());
+            for (key, found, _) in recover(&tier_on(&[after], &config)).0 {
+                assert_ne!(found % 3, 0, "{} came back", String::from_utf8_lossy(&key));
+                assert_eq!(tier.holds(&key), Some(Version(found)));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_damaged_record_is_a_miss_and_is_forgotten() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 8);
+    let (tier, told) = running(std::slice::from_ref(&disk), &config);
+    store(&tier, b"key", 7, 9000);
+    let needle = data(b"key", 7, 9000);
+    {
+        let mut content = disk.content.lock();
+        let at = content.windows(64).position(|window| window == &needle[..64]).unwrap();
+        content[at + 5000] ^= 4;
+    }
+    assert_eq!(tier.read(b"key", Version(7), ByteCount(9000)), Err(Missed::Corrupt));
+    assert_eq!(tier.read(b"key", Version(7), ByteCount(9000)), Err(Missed::Absent));
+    assert_eq!(*told.0.lock(), [(7, Version(7))]);
+    assert_eq!(tier.status().corrupt_records, 1);
+    assert!(tier.flush(LIMIT));
+    let after = MemoryDisk::holding(disk.content.lock().clone());
+    assert_eq!(recover(&tier_on(&[after], &config)).0, []);
+}
+
+#[test]
+fn a_read_error_gives_up_its_zone_and_only_that() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 12);
+    let (tier, told) = running(std::slice::from_ref(&disk), &config);
+    assert!((1..=9_u8).all(|number| store(&tier, &[number], number.into(), 15 * 4096) == Stored::Yes));
+    let first_zone = super::format::ZONES_START;
+    disk.bad_byte.store(first_zone + 2 * 4096, Ordering::Relaxed);
+    assert_eq!(tier.read(&[1], Version(1), ByteCount(15 * 4096)), Err(Missed::Failed));
+    disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
+    let lost = told.0.lock().len();
+    assert!((1..9).contains(&lost), "{lost}");
+    assert!(is_right(&tier, &[9], 9, 15 * 4096));
+    assert_eq!(tier.status().devices[0].quarantined_zones, 1);
+    assert_eq!(tier.status().objects, 9 - lost as u64);
+    assert!(tier.flush(LIMIT));
+    let after = MemoryDisk::holding(disk.content.lock().clone());
+    assert_eq!(recover(&tier_on(&[after], &config)).0.len(), 9 - lost);
+}
+
+#[test]
+fn a_disk_that_fails_every_write_gets_no_more_and_costs_only_hits() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 8);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    store(&tier, b"before", 1, 5000);
+    disk.fails_writes.store(true, Ordering::Relaxed);
+    let failed = (2..20).find_map(|version| {
+        let outcome = store_put(&tier, put_of(b"after", version, 5000));
+        assert_ne!(outcome, Ok(Stored::Yes));
+        outcome.err()
+    });
+    assert_eq!(failed, Some(Refused::NoDevice));
+    assert!(tier.status().devices[0].trouble.is_some());
+}
+
+#[test]
+fn a_full_filesystem_makes_the_tier_smaller() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 20);
+    disk.room.store(super::format::ZONES_START + 5 * ZONE.get(), Ordering::Relaxed);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    for version in 1..100_u64 {
+        assert_eq!(store(&tier, &version.to_le_bytes(), version, 15 * 4096), Stored::Yes);
+    }
+    assert!(tier.status().devices[0].allocated <= ByteCount(super::format::ZONES_START + 5 * ZONE.get()));
+    assert_eq!(tier.status().devices[0].trouble, Some(Unusable::Full));
+    assert!(is_right(&tier, &99_u64.to_le_bytes(), 99, 15 * 4096));
+}
+
+#[test]
+fn a_disk_that_was_missing_for_a_while_is_emptied() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 8);
+    let (tier, _) = running(&disks, &config);
+    assert!((0..20_u8).all(|number| store(&tier, &[number], 1, 5000) == Stored::Yes));
+    drop(tier);
+    // A start with one disk only, in which keys may be removed.
+    drop(running(&disks[..1], &config));
+    let tier = tier_on(&disks, &config);
+    let (found, _) = recover(&tier);
+    assert!(!found.is_empty() && found.len() < 20, "{}", found.len());
+    drop(tier);
+    assert_eq!(recover(&tier_on(&disks, &config)).0, found);
+}
+
+#[test]
+fn what_somebody_else_wrote_is_not_touched() {
+    let config = config(2, 8);
+    let foreign = MemoryDisk::holding(vec![7; 1 << 20]);
+    let other = MemoryDisk::new();
+    drop(running(std::slice::from_ref(&other), &config));
+    let ours = MemoryDisk::new();
+    drop(running(std::slice::from_ref(&ours), &config));
+    let before = (foreign.content.lock().clone(), other.content.lock().clone());
+    let (tier, _) = running(&[ours, Arc::clone(&foreign), Arc::clone(&other)], &config);
+    let troubles: Vec<_> = tier.status().devices.into_iter().map(|device| device.trouble).collect();
+    assert!(
+        matches!(troubles[..], [None, Some(Unusable::Foreign(_)), Some(Unusable::Foreign(_))]),
+        "{troubles:?}"
+    );
+    assert_eq!((foreign.content.lock().clone(), other.content.lock().clone()), before);
+}
+
+#[test]
+fn an_object_larger_than_a_zone_and_a_long_key_are_refused() {
+    let (tier, _) = running(&[MemoryDisk::new()], &config(1, 8));
+    let refusal = |put: Put| tier.put(put, |_| ()).unwrap_err();
+    assert_eq!(refusal(put_of(b"key", 1, 64 * 4096)), Refused::TooLarge);
+    assert_eq!(refusal(put_of(&[1; KEY_BYTES_MAX + 1], 1, 5)), Refused::KeyTooLong);
+    assert_eq!(store(&tier, &[1; KEY_BYTES_MAX], 1, 5), Stored::Yes);
+}
+
+#[test]
+fn files_in_directories_survive_a_restart_and_are_used_by_one_daemon_alone() {
+    let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let mut config = config(2, 8);
+    config.places = directories.iter().map(|directory| directory.path().to_owned()).collect();
+    config.places.push(directories[0].path().join("missing"));
+    config.capacity = ByteCount(config.capacity.get() / 2 * 3);
+    for (life, io_uring) in [(0_u8, true), (1, false), (2, true)] {
+        config.io_uring = io_uring;
+        let tier = SsdTier::open(&config).unwrap();
+        let (found, _) = recover(&tier);
+        assert_eq!(found.len(), usize::from(life) * 10);
+        assert!(found.iter().all(|(key, version, _)| is_right(&tier, key, *version, 9000)));
+        tier.start(Arc::new(Told::default())).unwrap();
+        (0..10_u8).for_each(|number| assert_eq!(store(&tier, &[life, number], 3, 9000), Stored::Yes));
+        let status = tier.status();
+        assert_eq!(status.io_fallback.is_none(), io_uring);
+        assert_eq!(status.devices[2].trouble, Some(Unusable::Missing));
+        let second = SsdTier::open(&config).unwrap();
+        assert!(matches!(second.status().devices[0].trouble, Some(Unusable::Foreign(_))));
+        let real: u64 = status.devices.iter().map(|device| device.allocated.get()).sum();
+        assert!(real > 0 && real <= config.capacity.get(), "{real}");
+    }
+}
+
+#[test]
+fn without_a_capacity_a_part_of_the_free_space_is_taken_and_a_restart_keeps_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let held = ByteCount::mib(64);
+    let first = open::default_share(directory.path(), ByteCount::ZERO);
+    let later = open::default_share(directory.path(), held);
+    // What the tier holds is not free any more, and counts all the same; other programs may write meanwhile.
+    assert!(first > ByteCount::ZERO);
+    assert!(later.saturating_add(ByteCount::mib(512)) > first.saturating_add(ByteCount::mib(48)));
+}
+
+#[test]
+fn a_segment_goes_to_disk_and_back_into_another() {
+    let (tier, _) = running(&[MemoryDisk::new()], &config(1, 8));
+    let segment = |length: u64| {
+        let file = nix::sys::memfd::memfd_create(c"segment", nix::sys::memfd::MFdFlags::empty()).unwrap();
+        let file = std::fs::File::from(file);
+        file.set_len(length).unwrap();
+        Arc::new(Mapping::new(&file, ByteCount(length)).unwrap())
+    };
+    let source = segment(10_000);
+    source.write_at(0, &data(b"key", 1, 10_000));
+    let put = Put { source: Source::Segment(source), ..put_of(b"key", 1, 10_000) };
+    assert_eq!(store_put(&tier, put), Ok(Stored::Yes));
+    let target = segment(10_000);
+    let checksum = tier.load(b"key", Version(1), ByteCount(10_000), &target).unwrap();
+    assert_eq!(target.slice(0, 10_000).unwrap(), data(b"key", 1, 10_000));
+    assert_eq!(checksum, checksum_of(&data(b"key", 1, 10_000)));
+    assert_eq!(tier.load(b"key", Version(2), ByteCount(10_000), &target), Err(Missed::Absent));
+}
+
+#[test]
+fn a_durable_record_is_stored_only_after_a_flush() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 8));
+    disk.keeps_log.store(true, Ordering::Relaxed);
+    let put = Put { durable: true, ..put_of(b"key", 1, 5000) };
+    assert_eq!(store_put(&tier, put), Ok(Stored::Yes));
+    assert!(matches!(disk.log.lock().last(), Some(Logged::Flush)));
+}

@@ -1,0 +1,473 @@
+//! The log of one disk: records go to the end of its open zone, many under way at once.
+//!
+//! Invariants
+//! - A record is entered into the index only when all of it was written, and not when its key was removed meanwhile.
+//! - A footer names only what a flush before it made durable.
+//! - Its order is drawn under the same lock under which a removal looks at what is on its way, and its zone is open
+//!   before that: a removal that comes later finds it, and stands later in the log.
+//!
+//! Limits: `WINDOW_BYTES` are under way at once. A record that finds no free zone within `ZONE_WAIT` is dropped.
+//! Threads: one for each disk, `ssd-write-N`.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::device::{Device, FooterPlace, ZoneState};
+use super::disk::{Request, Ticket};
+use super::format::{
+    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Frame, Order, RecordFacts, RecordHeader, Tombstone,
+    TombstoneBlock, Trailer, ZoneHeader, encode, frame_blocks, tombstone_footer_bytes,
+};
+use super::identity::{flush, write_blocks};
+use super::index::{Located, Place};
+use super::memory::{Buffer, Memory, Piece};
+use super::queue::{Append, Done, Job, Next, Origin, Stored};
+use super::{Shared, checksum_of};
+
+/// Bytes under way at once.
+const WINDOW_BYTES: u64 = 32 << 20;
+/// Bytes of one request: a larger one keeps the ring's thread busy for too long.
+const REQUEST_BYTES: usize = 4 << 20;
+/// How long a record waits for reclaim to free a zone.
+const ZONE_WAIT: Duration = Duration::from_secs(2);
+/// How long an idle writer sleeps at most.
+const IDLE: Duration = Duration::from_secs(1);
+/// Removals that are written before they are made durable, even when there is more to do.
+const UNSETTLED_MAX: u64 = 4096;
+/// What a footer needs beside its entries: the device, the sequence and the count.
+const FOOTER_OVERHEAD: usize = 64;
+
+/// A record that is being written.
+#[derive(Debug)]
+struct Flight {
+    append: Append,
+    facts: RecordFacts,
+    place: Place,
+    ticket: Ticket,
+    started: Instant,
+}
+
+/// The zone that takes records.
+#[derive(Debug)]
+struct OpenZone {
+    zone: u32,
+    sequence: Order,
+    next_block: u32,
+    entries: Vec<FooterEntry>,
+    footer_bytes: usize,
+}
+
+/// The log's end.
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    device: Arc<Device>,
+    open: Option<OpenZone>,
+    flight: VecDeque<Flight>,
+    flight_bytes: u64,
+    /// When the disk last ended a record: it has been busy since.
+    last_end: Instant,
+    /// Removals that are written and not durable.
+    unsettled: u64,
+    /// Who waits until what is written is durable.
+    awaiting: Vec<Done>,
+}
+
+impl Writer {
+    pub(super) fn new(shared: Arc<Shared>, device: Arc<Device>) -> Self {
+        Self {
+            shared,
+            device,
+            open: None,
+            flight: VecDeque::new(),
+            flight_bytes: 0,
+            last_end: Instant::now(),
+            unsettled: 0,
+            awaiting: Vec::new(),
+        }
+    }
+
+    /// Writes what comes until the queue is closed and empty.
+    pub(super) fn run(mut self) {
+        let device = Arc::clone(&self.device);
+        loop {
+            let is_busy = !self.flight.is_empty() || self.unsettled > 0;
+            match device.queue.next(if is_busy { Duration::ZERO } else { IDLE }) {
+                Next::Job(Job::Append(append)) => self.append(append),
+                Next::Job(Job::Retain(tombstones, done)) => {
+                    let written = self.write_tombstones(&tombstones);
+                    self.end_with(written && self.flush(), done);
+                }
+                Next::Job(Job::Flush(done)) => {
+                    self.reap_all();
+                    self.end_with(self.flush(), done);
+                }
+                Next::Tombstones(tombstones) => {
+                    if self.write_tombstones(&tombstones) {
+                        self.unsettled += tombstones.len() as u64;
+                    } else {
+                        self.shared
+                            .counters
+                            .lost_removals
+                            .fetch_add(tombstones.len() as u64, Ordering::Relaxed);
+                        tracing::error!(
+                            device = device.name,
+                            removals = tombstones.len(),
+                            "removed keys could not be noted on a disk and may come back after a power cut"
+                        );
+                    }
+                    if self.unsettled >= UNSETTLED_MAX {
+                        self.settle();
+                    }
+                }
+                Next::Idle if self.flight.is_empty() => self.settle(),
+                Next::Idle => self.reap_one(),
+                Next::Closed => break,
+            }
+            self.answer_awaiting();
+        }
+        self.reap_all();
+        self.answer_awaiting();
+        self.settle();
+        self.close_zone();
+    }
+
+    fn end_with(&self, went_well: bool, done: Done) {
+        done(if went_well { Stored::Yes } else { Stored::Failed });
+    }
+
+    /// Makes everything durable that was written.
+    fn flush(&self) -> bool {
+        match flush(&*self.device.disk, self.shared.limit) {
+            Ok(()) => true,
+            Err(error) => {
+                self.device.count_write_error(&error);
+                false
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        if self.unsettled > 0 && self.flush() {
+            self.shared.intents.settle(self.unsettled);
+        }
+        // After an error they stay in the file of intents, for the next start.
+        self.unsettled = 0;
+    }
+
+    fn answer_awaiting(&mut self) {
+        if !self.awaiting.is_empty() {
+            self.reap_all();
+            let went_well = self.flush();
+            for done in std::mem::take(&mut self.awaiting) {
+                self.end_with(went_well, done);
+            }
+        }
+    }
+
+    fn append(&mut self, append: Append) {
+        let memory_length = usize::try_from(append.length.get()).unwrap_or(usize::MAX);
+        let Some(data) = append.memory.prefix(memory_length) else { return self.finish(append, None) };
+        let facts = RecordFacts {
+            order: 0,
+            hash: append.hash,
+            version: append.version,
+            length: append.length,
+            checksum: append.checksum.unwrap_or_else(|| checksum_of(data)),
+            key: append.key.clone(),
+            meta: append.meta.clone(),
+        };
+        if self.device.is_failing() || !self.ensure_zone(facts.blocks(), facts.footer_bytes()) {
+            return self.finish(append, None);
+        }
+        let Some(order) = self.shared.draw_order_if_wanted(&append) else {
+            return self.finish_superseded(append);
+        };
+        let facts = RecordFacts { order, ..facts };
+        match self.submit(&append, &facts) {
+            Some((place, ticket)) => {
+                self.flight_bytes += append.length.get();
+                self.flight.push_back(Flight { append, facts, place, ticket, started: Instant::now() });
+            }
+            None => self.finish(append, None),
+        }
+        while self.flight_bytes > WINDOW_BYTES {
+            self.reap_one();
+        }
+    }
+
+    /// Starts writing a record at the end of the open zone, in which it fits.
+    fn submit(&mut self, append: &Append, facts: &RecordFacts) -> Option<(Place, Ticket)> {
+        let device = &self.device;
+        let open = self.open.as_mut()?;
+        let header = RecordHeader { device: device.uuid, sequence: open.sequence, facts: facts.clone() };
+        let header = Piece::of_buffer(&Arc::new(Buffer::holding(&encode(&header)?)));
+        let padded = usize::try_from(append.length.get()).ok()?.checked_next_multiple_of(BLOCK)?;
+        let block = open.next_block;
+        let data_at = device.offset(open.zone, block + 1);
+        let mut requests = Vec::with_capacity(1 + padded / REQUEST_BYTES);
+        let first = padded.min(REQUEST_BYTES);
+        let mut pieces = vec![header];
+        if first > 0 {
+            pieces.push(Piece::new(&append.memory, 0, first)?);
+        }
+        requests.push(Request::Write { offset: data_at - BLOCK_BYTES, pieces });
+        for at in (first..padded).step_by(REQUEST_BYTES) {
+            let piece = Piece::new(&append.memory, at, REQUEST_BYTES.min(padded - at))?;
+            requests.push(Request::write(data_at + at as u64, piece));
+        }
+        open.next_block += u32::try_from(facts.blocks()).ok()?;
+        open.footer_bytes += facts.footer_bytes();
+        let place = Place { zone: device.zone_id(open.zone), block };
+        Some((place, device.disk.submit(requests)))
+    }
+
+    fn reap_all(&mut self) {
+        while !self.flight.is_empty() {
+            self.reap_one();
+        }
+    }
+
+    /// Waits for the record that was started first.
+    fn reap_one(&mut self) {
+        let Some(Flight { append, facts, place, ticket, started }) = self.flight.pop_front() else { return };
+        let bytes = append.length.get();
+        self.flight_bytes -= bytes;
+        let outcome = ticket.wait(self.shared.limit);
+        let now = Instant::now();
+        let busy_since = started.max(self.last_end);
+        self.last_end = now;
+        match outcome {
+            Ok(()) => {
+                self.device.count_written(facts.blocks() * BLOCK_BYTES);
+                self.shared.measured(&self.device, bytes, now.saturating_duration_since(busy_since));
+                // The zone is gone when another record of it failed.
+                let open = self.open.as_mut().filter(|open| self.device.zone_id(open.zone) == place.zone);
+                let Some(open) = open else { return self.finish(append, None) };
+                let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
+                open.entries.push(FooterEntry::Object { block: place.block, facts });
+                self.finish(append, Some((place, blocks)));
+            }
+            Err(error) => {
+                self.device.count_write_error(&error);
+                self.abandon_zone();
+                self.finish(append, None);
+            }
+        }
+    }
+
+    /// Tells the index and the owner how a record ended. `written`: where it stands, and its blocks.
+    fn finish(&mut self, append: Append, written: Option<(Place, u32)>) {
+        let Append { hash, version, origin, .. } = append;
+        let stored = {
+            let mut pending = self.shared.pending.lock();
+            let was_cancelled = pending.remove(&(hash, version)).is_some_and(|pending| pending.is_cancelled);
+            match (written, origin) {
+                (None, _) => Stored::Failed,
+                (Some(_), Origin::Owner(_)) if was_cancelled => Stored::Superseded,
+                (Some((place, blocks)), Origin::Owner(owner)) => {
+                    let located = Located { version, place, blocks, owner, heat: 0 };
+                    if self.shared.index.put(hash, &located) { Stored::Yes } else { Stored::Superseded }
+                }
+                (Some((to, _)), Origin::Zone(from)) => {
+                    if self.shared.index.relocate(&hash, version, from, to) {
+                        Stored::Yes
+                    } else {
+                        // Nobody knows the copy: a start must not find it, when nothing newer hides it.
+                        if self.shared.index.get(&hash).is_none_or(|found| found.version < version) {
+                            self.shared.bury(&self.device, hash, version);
+                        }
+                        Stored::Superseded
+                    }
+                }
+            }
+        };
+        if let (Stored::Failed, Origin::Zone(from)) = (stored, origin) {
+            self.shared.drop_record(&hash, |found| found.place == from && found.version == version);
+        }
+        self.device.queue.settle(append.length);
+        if append.durable && stored == Stored::Yes {
+            self.awaiting.push(append.done);
+        } else {
+            (append.done)(stored);
+        }
+    }
+
+    fn finish_superseded(&self, append: Append) {
+        if matches!(append.origin, Origin::Owner(_)) {
+            self.shared.pending.lock().remove(&(append.hash, append.version));
+        }
+        self.device.queue.settle(append.length);
+        (append.done)(Stored::Superseded);
+    }
+
+    /// Writes removals and waits. Returns whether they are written.
+    fn write_tombstones(&mut self, tombstones: &[Tombstone]) -> bool {
+        const ATTEMPTS: u32 = 3;
+        for chunk in tombstones.chunks(super::format::TOMBSTONES_MAX) {
+            let written = (0..ATTEMPTS).any(|_| match self.write_tombstone_block(chunk) {
+                Ok(()) => true,
+                Err(error) => {
+                    self.device.count_write_error(&error);
+                    self.abandon_zone();
+                    false
+                }
+            });
+            if !written {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn write_tombstone_block(&mut self, tombstones: &[Tombstone]) -> io::Result<()> {
+        let footer_bytes = tombstone_footer_bytes(tombstones.len());
+        if !self.ensure_zone(1, footer_bytes) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let open = self.open.as_mut().ok_or(io::ErrorKind::StorageFull)?;
+        let block = TombstoneBlock {
+            device: self.device.uuid,
+            sequence: open.sequence,
+            tombstones: tombstones.to_vec(),
+        };
+        self.device.write_frame(open.zone, open.next_block, &block, self.shared.limit)?;
+        open.next_block += 1;
+        open.footer_bytes += footer_bytes;
+        open.entries.push(FooterEntry::Tombstones(block.tombstones));
+        self.device.count_written(BLOCK_BYTES);
+        Ok(())
+    }
+
+    /// Makes sure that `blocks` and their part of the footer fit into the open zone; opens another if they do not.
+    fn ensure_zone(&mut self, blocks: u64, footer_bytes: usize) -> bool {
+        let zone_blocks = u64::from(self.device.zone_blocks);
+        let fits = |open: &OpenZone| {
+            let footer = frame_blocks(open.footer_bytes + footer_bytes + FOOTER_OVERHEAD);
+            u64::from(open.next_block) + blocks + footer < zone_blocks
+        };
+        if self.open.as_ref().is_some_and(fits) {
+            return true;
+        }
+        self.close_zone();
+        self.open_zone() && self.open.as_ref().is_some_and(fits)
+    }
+
+    /// Opens a zone, waiting for reclaim if there is none.
+    fn open_zone(&mut self) -> bool {
+        let deadline = Instant::now() + ZONE_WAIT;
+        loop {
+            let sequence = self.shared.next_order();
+            let taken = self.device.take_free_zone(sequence);
+            self.shared.wake_reclaim();
+            if let Some(zone) = taken {
+                let header = ZoneHeader { device: self.device.uuid, zone, sequence };
+                if let Err(error) = self.device.write_frame(zone, 0, &header, self.shared.limit) {
+                    self.device.count_write_error(&error);
+                    self.shared.quarantine(&self.device, zone);
+                    return false;
+                }
+                let entries = Vec::new();
+                self.open = Some(OpenZone { zone, sequence, next_block: 1, entries, footer_bytes: 0 });
+                return true;
+            }
+            if Instant::now() >= deadline || self.shared.is_reclaim_over.load(Ordering::Relaxed) {
+                self.shared.counters.zone_waits.fetch_add(1, Ordering::Relaxed);
+                return false;
+            }
+            self.device.wait_for_free_zone(Duration::from_millis(50));
+        }
+    }
+
+    /// Ends the open zone with its footer.
+    fn close_zone(&mut self) {
+        self.reap_all();
+        let Some(open) = self.open.take() else { return };
+        let footer = self.write_footer(&open);
+        if let Err(error) = &footer {
+            // Its records are found by their headers.
+            tracing::warn!(device = self.device.name, zone = open.zone, %error, "a zone has no footer");
+        }
+        self.device.change_zone(open.zone, |zone| {
+            zone.state = ZoneState::Closed;
+            zone.footer = footer.ok();
+        });
+        self.shared.wake_reclaim();
+    }
+
+    fn write_footer(&self, open: &OpenZone) -> io::Result<FooterPlace> {
+        write_footer(
+            &self.device,
+            open.zone,
+            open.sequence,
+            open.next_block,
+            open.entries.clone(),
+            self.shared.limit,
+        )
+    }
+
+    /// Gives up the open zone after an error.
+    fn abandon_zone(&mut self) {
+        if let Some(open) = self.open.take() {
+            self.shared.quarantine(&self.device, open.zone);
+        }
+    }
+}
+
+/// Whether a record of `facts_blocks` fits into an empty zone, beside header, footer and trailer.
+pub(super) fn fits_a_zone(zone_blocks: u32, facts_blocks: u64, footer_bytes: usize) -> bool {
+    1 + facts_blocks + frame_blocks(footer_bytes + FOOTER_OVERHEAD) < u64::from(zone_blocks)
+}
+
+/// Writes the footer of a zone from `block` on, and its trailer, after what they name is durable.
+///
+/// # Errors
+/// What the disk says; `StorageFull` when it does not fit before the trailer.
+pub(super) fn write_footer(
+    device: &Device,
+    zone: u32,
+    sequence: Order,
+    block: u32,
+    entries: Vec<FooterEntry>,
+    limit: Duration,
+) -> io::Result<FooterPlace> {
+    let footer =
+        encode(&Footer { device: device.uuid, sequence, entries }).ok_or(io::ErrorKind::InvalidInput)?;
+    let blocks = u32::try_from(footer.len() / BLOCK).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let last = device.zone_blocks - 1;
+    if block.checked_add(blocks).is_none_or(|end| end > last) {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    let trailer = encode(&Trailer { device: device.uuid, sequence, block, blocks })
+        .ok_or(io::ErrorKind::InvalidInput)?;
+    let request = |block: u32, bytes: &[u8]| {
+        let memory = Memory::Buffer(Arc::new(Buffer::holding(bytes)));
+        Piece::new(&memory, 0, bytes.len()).map(|piece| Request::write(device.offset(zone, block), piece))
+    };
+    let requests = request(block, &footer).into_iter().chain(request(last, &trailer)).collect();
+    flush(&*device.disk, limit)?;
+    device.disk.submit(requests).wait(limit)?;
+    Ok(FooterPlace { block, blocks })
+}
+
+impl Device {
+    /// Writes a structure of one block and waits.
+    ///
+    /// # Errors
+    /// What the disk says.
+    fn write_frame<T: Frame>(&self, zone: u32, block: u32, value: &T, limit: Duration) -> io::Result<()> {
+        let bytes = encode(value).ok_or(io::ErrorKind::InvalidInput)?;
+        write_blocks(&*self.disk, self.offset(zone, block), &bytes, limit)
+    }
+
+    /// Makes the header of a zone void, durably.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub(super) fn void_zone(&self, zone: u32, limit: Duration) -> io::Result<()> {
+        write_blocks(&*self.disk, self.offset(zone, 0), &[0; BLOCK], limit)?;
+        flush(&*self.disk, limit)
+    }
+}

@@ -1,0 +1,208 @@
+//! What leaves memory comes back from disk: while the daemon runs, after it was killed, and when its memory is gone.
+//!
+//! How: a mount of 64 MiB with a directory for the SSD tier; each writer waits for the room that the tier makes ahead of
+//! it, so that nothing is dropped for want of time.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+
+use super::common::modes::in_both_modes;
+use super::common::pattern::{assert_same, bytes};
+use super::common::sys::{get_xattr_text, set_xattr};
+use super::common::wait::{HANG, until};
+use super::common::{Mode, Mount};
+
+const MIB: usize = 1 << 20;
+const MODE: Mode = Mode::Passthrough;
+/// More than memory holds.
+const OBJECTS: u64 = 120;
+
+/// A mount with an SSD tier in `disk`.
+fn mount_on(mode: Mode, disk: &Path, more: &[&str]) -> Mount {
+    let dirs = format!("ssd.dirs={}", disk.display());
+    let mut options =
+        vec!["capacity=64MiB", "ssd.capacity=512MiB", "ssd.zone=8MiB", "on_stop=keep", dirs.as_str()];
+    options.extend(more);
+    Mount::start(&mode.options(&options))
+}
+
+fn disk() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory on a disk")
+}
+
+/// Waits for the room that is kept ahead of writers.
+fn wait_for_room(mount: &Mount) {
+    let has_room = until(HANG, || {
+        let usage = mount.usage();
+        usage.capacity - usage.used >= 18 << 20
+    });
+    assert!(has_room, "no room was made ahead of the writer");
+}
+
+fn length(number: u64) -> usize {
+    // Solo objects of odd lengths, and some that are packed.
+    if number % 10 == 9 { 5000 } else { MIB + usize::try_from(number).unwrap() * 37 }
+}
+
+fn content(number: u64) -> Vec<u8> {
+    bytes(number, length(number))
+}
+
+fn write_all(mount: &Mount, namespace: &Path) {
+    for number in 0..OBJECTS {
+        let path = namespace.join(format!("object{number}"));
+        fs::write(path.with_extension("tmp"), content(number)).expect("write");
+        fs::rename(path.with_extension("tmp"), &path).expect("rename");
+        wait_for_room(mount);
+    }
+}
+
+fn check_all(mount: &Mount, namespace: &Path) {
+    for number in 0..OBJECTS {
+        let path = namespace.join(format!("object{number}"));
+        assert_eq!(fs::metadata(&path).expect("stat").len(), content(number).len() as u64);
+        let found = fs::read(&path).unwrap_or_else(|error| panic!("read of {}: {error}", path.display()));
+        assert_same(&found, &content(number), &path.display().to_string());
+        wait_for_room(mount);
+    }
+}
+
+fn tier_of(path: &Path) -> String {
+    get_xattr_text(path, "user.tidefs.tier")
+}
+
+fn twice_as_much_as_memory_holds_is_read_back_and_survives_a_kill(mode: Mode) {
+    let disk = disk();
+    let mut mount = mount_on(mode, disk.path(), &[]);
+    let namespace = mount.namespace("kv");
+    write_all(&mount, &namespace);
+    assert_eq!(fs::read_dir(&namespace).expect("readdir").count() as u64, OBJECTS);
+    assert_eq!(tier_of(&namespace.join("object0")), "ssd");
+    check_all(&mount, &namespace);
+    let status = mount.control_get("/v1/status").json();
+    assert_eq!(status["ssd"]["devices"][0]["state"], "ready", "{status}");
+    assert!(status["ssd"]["records"].as_u64().expect("a number") > OBJECTS / 3, "{status}");
+    mount.kill9();
+    mount.restart();
+    check_all(&mount, &namespace);
+    assert!(mount.stop().success());
+}
+
+#[test]
+fn a_host_that_lost_its_memory_finds_what_was_on_disk_with_its_folders() {
+    let disk = disk();
+    let mut mount = mount_on(MODE, disk.path(), &["on_stop=discard"]);
+    let namespace = mount.namespace("kv");
+    fs::create_dir_all(namespace.join("a/b")).expect("mkdir");
+    write_all(&mount, &namespace);
+    let deep = namespace.join("a/b/deep");
+    fs::write(&deep, content(1)).expect("write");
+    fs::set_permissions(&deep, Permissions::from_mode(0o640)).expect("chmod");
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+    // A clean stop with `discard` gives up all memory, as a reboot does.
+    assert!(mount.stop().success());
+    mount.restart();
+    assert_same(&fs::read(&deep).expect("read"), &content(1), "the deep object");
+    assert_eq!(fs::metadata(&deep).expect("stat").permissions().mode() & 0o777, 0o640);
+    check_all(&mount, &namespace);
+}
+
+#[test]
+fn a_rename_in_a_durable_directory_survives_the_loss_of_memory() {
+    let disk = disk();
+    let mut mount = mount_on(MODE, disk.path(), &[]);
+    let namespace = mount.namespace("kv");
+    set_xattr(&namespace, "user.tidefs.durability", b"ssd").expect("setxattr");
+    for number in 0..8_u64 {
+        let path = namespace.join(format!("object{number}"));
+        fs::write(path.with_extension("tmp"), content(number)).expect("write");
+        fs::rename(path.with_extension("tmp"), &path).expect("rename");
+        assert_ne!(tier_of(&path), "ssd", "it is in memory too");
+    }
+    let written = namespace.join("written in place");
+    fs::write(&written, content(8)).expect("write");
+    File::open(&written).and_then(|file| file.sync_all()).expect("fsync");
+    fs::write(namespace.join("not durable"), content(9)).expect("write");
+    // Killed, and its memory is taken away, as by a power cut.
+    let memory = mount.instance_dir().join("memory");
+    mount.kill9();
+    nix::mount::umount2(&memory, nix::mount::MntFlags::MNT_DETACH).expect("umount of the memory");
+    mount.start_daemon();
+    for number in 0..8_u64 {
+        let found = fs::read(namespace.join(format!("object{number}"))).expect("read");
+        assert_same(&found, &content(number), "a durable object");
+    }
+    assert_same(&fs::read(&written).expect("read"), &content(8), "an object after fsync");
+    assert_eq!(get_xattr_text(&namespace, "user.tidefs.durability"), "ssd");
+    assert!(!namespace.join("not durable").exists(), "memory was not lost: this shows nothing");
+}
+
+#[test]
+fn what_is_deleted_renamed_or_replaced_on_disk_stays_so_after_a_kill() {
+    let disk = disk();
+    let mut mount = mount_on(MODE, disk.path(), &[]);
+    let namespace = mount.namespace("kv");
+    write_all(&mount, &namespace);
+    let object = |number: u64| namespace.join(format!("object{number}"));
+    assert!((0..4).all(|number| tier_of(&object(number)) == "ssd"));
+    fs::remove_file(object(0)).expect("unlink");
+    fs::rename(object(1), namespace.join("renamed")).expect("rename");
+    fs::write(object(2), b"new").expect("replace");
+    fs::set_permissions(object(3), Permissions::from_mode(0o600)).expect("chmod");
+    mount.kill9();
+    mount.restart();
+    assert!(!object(0).exists() && !object(1).exists());
+    assert_same(&fs::read(namespace.join("renamed")).expect("read"), &content(1), "the renamed object");
+    assert_eq!(fs::read(object(2)).expect("read"), b"new");
+    assert_eq!(fs::metadata(object(3)).expect("stat").permissions().mode() & 0o777, 0o600);
+    assert_same(&fs::read(object(3)).expect("read"), &content(3), "the object with another mode");
+}
+
+#[test]
+fn many_readers_of_one_object_on_disk_share_one_load_and_others_are_served_meanwhile() {
+    let disk = disk();
+    let mount = mount_on(MODE, disk.path(), &[]);
+    let namespace = mount.namespace("kv");
+    write_all(&mount, &namespace);
+    std::thread::scope(|scope| {
+        for reader in 0..16_u64 {
+            let namespace = &namespace;
+            scope.spawn(move || {
+                let shared = namespace.join("object1");
+                assert_same(&fs::read(&shared).expect("read"), &content(1), "the shared object");
+                let own = namespace.join(format!("object{}", 10 + reader));
+                let file = File::open(&own).expect("open");
+                let mut found = vec![0; length(10 + reader)];
+                file.read_exact_at(&mut found, 0).expect("read");
+                assert_same(&found, &content(10 + reader), "an object of its own");
+            });
+        }
+    });
+    let metrics = mount.control_get("/v1/metrics").text();
+    let promotions: u64 = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("tidefs_ssd_promotions_total "))
+        .and_then(|value| value.trim().parse().ok())
+        .expect("the counter");
+    assert!(promotions <= 17, "{promotions} loads for 17 objects");
+}
+
+#[test]
+fn a_disk_that_is_not_there_is_no_error_of_the_mount() {
+    let mount = mount_on(MODE, Path::new("/var/tmp/tidefs-no-such-disk"), &[]);
+    let namespace = mount.namespace("kv");
+    for number in 0..OBJECTS {
+        fs::write(namespace.join(format!("object{number}")), content(number)).expect("write");
+    }
+    let last = namespace.join(format!("object{}", OBJECTS - 1));
+    assert_same(&fs::read(&last).expect("read"), &content(OBJECTS - 1), "the last object");
+    assert!(!namespace.join("object0").exists(), "an object that left memory has nowhere to be");
+    let status = mount.control_get("/v1/status").json();
+    assert_eq!(status["ssd"]["devices"][0]["state"], "missing", "{status}");
+    let warning = status["warnings"][0].as_str().expect("a warning");
+    assert!(warning.contains("tidefs-no-such-disk"), "{warning}");
+}
+
+in_both_modes!(twice_as_much_as_memory_holds_is_read_back_and_survives_a_kill);
