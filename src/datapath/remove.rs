@@ -213,22 +213,36 @@ impl Datapath {
             self.remove_from_ssd(record);
         }
         if let Some(place) = &doomed.retired {
-            let retired = match place {
-                Place::Packed(extent) => self.tier.retire_packed(*extent),
-                Place::Solo(segment) => {
-                    self.tier.open_segment(*segment).and_then(|file| self.tier.unseal(&file))
-                }
-                Place::Scratch(_) | Place::Ssd => Ok(()),
-            };
-            match retired {
-                Ok(()) => {}
-                // Whoever read it let go meanwhile.
-                Err(error) if error.is_gone() => {}
-                Err(error) => tracing::error!(%error, "a removed object may come back after a restart"),
-            }
+            self.retire(place);
         }
         if let Some(place) = doomed.place {
             self.free_place(place);
+        }
+    }
+
+    /// Makes sure that a restart does not find the objects that were just replaced. Under the lock: the new version may be
+    /// evicted, and its bytes freed, by somebody else before the old ones are buried. The new record is written already, so
+    /// a daemon that dies here finds both, and takes the later one.
+    pub(super) fn retire_replaced(&self, replaced: &mut [Doomed]) {
+        for doomed in replaced {
+            if let Some(place) = doomed.retired.take().as_ref().or(doomed.place.as_ref()) {
+                self.retire(place);
+            }
+        }
+    }
+
+    /// Takes the record from bytes that are still there.
+    fn retire(&self, place: &Place) {
+        let retired = match place {
+            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => Ok(()),
+            Place::Packed(extent) => self.tier.retire_packed(*extent),
+            Place::Solo(segment) => self.tier.open_segment(*segment).and_then(|file| self.tier.unseal(&file)),
+        };
+        match retired {
+            Ok(()) => {}
+            // Whoever read it let go meanwhile.
+            Err(error) if error.is_gone() => {}
+            Err(error) => tracing::error!(%error, "a removed object may come back after a restart"),
         }
     }
 

@@ -173,7 +173,9 @@ impl Datapath {
         }
         let size = state.object(slot).map(|object| object.size).unwrap_or_default();
         let next = state.object(slot).and_then(|object| object.open.as_ref()?.next_version);
+        let doomed_before = afterwards.doomed.len();
         let heir = self.displace(state, parent, &name, slot, next.is_none(), afterwards);
+        self.retire_replaced(&mut afterwards.doomed[doomed_before..]);
         let ttl_before = state.effective_policy(slot).record.ttl_s;
         state.leave_order(slot, footprint(size), Departure::Gone);
         state.uncount(state.tree.node(slot).parent, size);

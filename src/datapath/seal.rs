@@ -158,7 +158,9 @@ impl Datapath {
         record.predecessor = predecessor_version;
         self.tier.seal(&file, &record)?;
 
+        let doomed_before = afterwards.doomed.len();
         let heir = self.displace(state, parent, &name, slot, true, afterwards);
+        self.retire_replaced(&mut afterwards.doomed[doomed_before..]);
         if state.tree.node(slot).parent != parent || state.tree.name(slot) != name {
             state.tree.detach(slot);
             state.tree.attach(slot, parent, name)?;

@@ -42,9 +42,9 @@ impl Default for TcpConfig {
 const THREADS_MAX: usize = 4;
 
 impl TcpConfig {
-    /// Threads that move bytes: half of the processors, for the other half has better to do.
+    /// Threads that move bytes: one for each processor, up to a few; streams of one peer are spread over them.
     pub(super) fn threads(&self) -> usize {
-        (processors() / 2).clamp(1, THREADS_MAX)
+        processors().clamp(1, THREADS_MAX)
     }
 
     /// The number of connections within its bounds.

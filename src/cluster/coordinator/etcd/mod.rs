@@ -3,12 +3,12 @@
 //! Below `/tidefs/NAME/` etcd holds `id` (of the cluster, drawn by who comes first), `starts/MEMBER` (the latest start),
 //! `members/MEMBER` (under the lease of the process) and `namespaces/NAME`. Values are JSON, so that `etcdctl` shows them.
 //!
-//! One task ([`session`]) talks to etcd: it lists, watches and keeps the lease alive. When etcd goes away it tries again
+//! One task (`session`) talks to etcd: it lists, watches and keeps the lease alive. When etcd goes away it tries again
 //! with growing pauses; what was heard last stands meanwhile. A lease that ran out in the meantime is replaced, and the
 //! member registered anew, unless a later start of it is known.
 //!
 //! Limits: a request waits until its deadline for a session; each call to etcd takes at most
-//! [`EtcdSettings::call_timeout`].
+//! `EtcdSettings::call_timeout`.
 
 use std::fmt;
 use std::sync::Arc;
