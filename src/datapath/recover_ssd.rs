@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use hashbrown::HashMap;
 use tidefs_engine::types::{DirectoryId, Version};
 
-use super::remove::Doomed;
+use super::burial::Doomed;
 use super::ssd::SsdOwner;
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot};

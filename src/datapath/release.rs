@@ -287,7 +287,7 @@ impl Datapath {
 /// What is done after the lock is let go.
 #[derive(Debug, Default)]
 pub(super) struct Afterwards {
-    pub(super) doomed: Vec<super::remove::Doomed>,
+    pub(super) doomed: Vec<super::burial::Doomed>,
     pub(super) places: Vec<Place>,
     /// Inodes whose attributes the kernel should ask for again.
     pub(super) changed: Vec<crate::namespace::Ino>,

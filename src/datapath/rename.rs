@@ -5,10 +5,10 @@
 
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::burial::Doomed;
 use super::history::Ending;
 use super::object::Refusal;
 use super::release::Afterwards;
-use super::remove::Doomed;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Phase, Place, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};

@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use tidefs_engine::types::{ByteCount, FileOffset, PAGE};
 
+use super::burial::Doomed;
 use super::domains::DomainId;
 use super::history::Ending;
 use super::object::Refusal;
-use super::remove::Doomed;
 use super::ssd::Leaving;
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::Slot;

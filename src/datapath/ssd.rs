@@ -22,8 +22,8 @@ use std::time::Duration;
 use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, Version};
 
+use super::burial::Doomed;
 use super::history::Ending;
-use super::remove::Doomed;
 use super::room::footprint;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};

@@ -26,6 +26,7 @@ impl Model {
             return Ok(());
         }
         let was_current = source.current == Some(file);
+        let ttl_before = self.ttl(from.0, file);
         let stays_unsealed = self.file(file).scratch || is_temporary(to.1);
         let is_object = self.file(file).phase == Phase::Sealed;
         let moved = self.file_mut(file);
@@ -41,7 +42,10 @@ impl Model {
             }
             self.set_slot(to.0, to.1, Slot { current: Some(file), next });
             if is_object {
-                self.renew_expiry(to.0, file);
+                // An object that was in use when its time had come goes a second later, whatever its name is by then.
+                if self.ttl(to.0, file) != ttl_before {
+                    self.renew_expiry(to.0, file);
+                }
             } else if !stays_unsealed {
                 self.seal(to.0, file);
             }

@@ -1,0 +1,115 @@
+//! What is done outside the lock for an object that left the tables: the kernel is told, and its bytes are freed.
+
+use tidefs_engine::types::ByteCount;
+
+use super::remove::NO_SEGMENT;
+use super::ssd::SsdRecord;
+use super::{Datapath, Place};
+use crate::namespace::Ino;
+
+/// What is left to do, outside the lock, for an object that left the tables.
+#[derive(Debug)]
+pub(super) struct Doomed {
+    /// Bytes to free. `None` while somebody can still read them through the daemon.
+    pub(super) place: Option<Place>,
+    /// Bytes that are still read, and that a restart must not find.
+    pub(super) retired: Option<Place>,
+    /// Its record in the SSD tier.
+    pub(super) on_ssd: Option<SsdRecord>,
+    /// Its length.
+    pub(super) size: ByteCount,
+    pub(super) ino: Ino,
+    /// Whether the kernel may still show the name.
+    pub(super) kernel_knows: bool,
+    /// Whether the backing file may be needed by handles that are open, or by opens that are on their way.
+    pub(super) is_open: bool,
+}
+
+impl Doomed {
+    /// Bytes of an object that stays under its name.
+    pub(super) fn bytes_only(place: Place, size: ByteCount, ino: Ino) -> Self {
+        let place = Some(place);
+        Self { place, retired: None, on_ssd: None, size, ino, kernel_knows: false, is_open: false }
+    }
+
+    /// The record in the SSD tier of an object that stays under another name.
+    pub(super) fn record_only(record: SsdRecord, ino: Ino) -> Self {
+        let size = ByteCount::ZERO;
+        Self {
+            place: None,
+            retired: None,
+            on_ssd: Some(record),
+            size,
+            ino,
+            kernel_knows: false,
+            is_open: true,
+        }
+    }
+}
+
+impl Datapath {
+    /// Frees the bytes of an object that left the tables and tells the kernel. Never under the lock.
+    pub(super) fn bury(&self, doomed: Doomed) {
+        if let Some(kernel) = self.kernel.get() {
+            if doomed.kernel_knows {
+                kernel.forget_attributes(doomed.ino);
+            }
+            if !doomed.is_open {
+                kernel.release_backing(doomed.ino);
+            }
+        }
+        if let Some(record) = &doomed.on_ssd {
+            self.remove_from_ssd(record);
+        }
+        if let Some(place) = &doomed.retired {
+            self.retire(place);
+        }
+        if let Some(place) = doomed.place {
+            self.free_place(place);
+        }
+    }
+
+    /// Makes sure that a restart does not find the objects that were just replaced. Under the lock: the new version may be
+    /// evicted, and its bytes freed, by somebody else before the old ones are buried. The new record is written already, so
+    /// a daemon that dies here finds both, and takes the later one.
+    pub(super) fn retire_replaced(&self, replaced: &mut [Doomed]) {
+        for doomed in replaced {
+            if let Some(place) = doomed.retired.take().as_ref().or(doomed.place.as_ref()) {
+                self.retire(place);
+            }
+        }
+    }
+
+    /// Takes the record from bytes that are still there.
+    fn retire(&self, place: &Place) {
+        let retired = match place {
+            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => Ok(()),
+            Place::Packed(extent) => self.tier.retire_packed(*extent),
+            Place::Solo(segment) => self.tier.open_segment(*segment).and_then(|file| self.tier.unseal(&file)),
+        };
+        match retired {
+            Ok(()) => {}
+            // Whoever read it let go meanwhile.
+            Err(error) if error.is_gone() => {}
+            Err(error) => tracing::error!(%error, "a removed object may come back after a restart"),
+        }
+    }
+
+    /// Frees bytes of the memory tier. Scratch frees itself with its last user.
+    pub(super) fn free_place(&self, place: Place) {
+        self.watch_for_end_of_room();
+        match place {
+            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => {}
+            Place::Solo(segment) => {
+                if let Err(error) = self.tier.remove_segment(segment) {
+                    tracing::error!(segment = segment.0, %error, "a segment file could not be removed; its memory stays in use");
+                }
+            }
+            Place::Packed(extent) => {
+                if let Err(error) = self.tier.free_packed(extent) {
+                    tracing::error!(%extent, %error, "a packed object could not be freed; its memory stays in use");
+                }
+            }
+        }
+    }
+}
