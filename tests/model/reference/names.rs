@@ -1,6 +1,8 @@
 //! Names: given, moved and taken away, and the attributes and policies that files have by them.
 
-use super::{BTreeMap, Directory, DirectoryId, Entry, Errno, File, Model, Phase, Policy, Slot, is_temporary};
+use super::{
+    BTreeMap, Directory, DirectoryId, Entry, Errno, File, FileId, Model, Phase, Policy, Slot, is_temporary,
+};
 
 impl Model {
     /// Renames a file.
@@ -133,6 +135,7 @@ impl Model {
             Some(Entry::File(_)) => return Err(Errno::ENOTDIR),
             None => {}
         }
+        let before = self.times_to_live_below(id);
         self.detach_directory(id);
         self.directories.get_mut(&id).expect("it lives").parent = to;
         let above = self.directories.get_mut(&to).expect("a directory that lives");
@@ -140,8 +143,27 @@ impl Model {
         for ancestor in self.ancestors(to) {
             self.directories.get_mut(&ancestor).expect("it lives").excused = true;
         }
-        self.renew_expiries(id);
+        for ((directory, file, ttl), (_, _, old)) in self.times_to_live_below(id).into_iter().zip(before) {
+            // As for a file that is renamed: what was in use when its time had come goes later.
+            if ttl != old {
+                self.renew_expiry(directory, file);
+            }
+        }
         Ok(())
+    }
+
+    /// The sealed files below a directory, in an order that does not change with its place, and their times to live.
+    fn times_to_live_below(&self, top: DirectoryId) -> Vec<(DirectoryId, FileId, Option<u64>)> {
+        let mut files: Vec<_> = self
+            .slots()
+            .into_iter()
+            .filter(|(directory, _, _)| self.ancestors(*directory).contains(&top))
+            .filter_map(|(directory, _, slot)| Some((directory, slot.current?)))
+            .filter(|&(_, file)| self.file(file).phase == Phase::Sealed)
+            .map(|(directory, file)| (directory, file, self.ttl(directory, file)))
+            .collect();
+        files.sort_by_key(|&(_, file, _)| file);
+        files
     }
 
     /// Counts every time to live below a directory anew.
