@@ -143,6 +143,10 @@ impl Model {
             }
         };
         file.scratch |= reach >= scratch_min && file.phase != Phase::Sealed;
+        if file.phase == Phase::Sealed && !matches!(change, Change::Punch { .. }) {
+            // Its writer goes on after the rename: the record is written anew, with this length.
+            file.counted = file.bytes.len() as u64;
+        }
         match (change, file.mtime) {
             // Pages that hold nothing new: whether that is a change is left open.
             (Change::Allocate { .. }, Mtime::Is(_)) => file.mtime = Mtime::Any,

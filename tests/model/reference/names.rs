@@ -186,8 +186,9 @@ impl Model {
         change: impl FnOnce(&mut File),
     ) -> Result<(), Errno> {
         let file = self.visible(who, self.slot(directory, name)).ok_or(Errno::ENOENT)?;
+        let ttl_before = self.ttl(directory, file);
         change(self.file_mut(file));
-        if self.file(file).phase == Phase::Sealed {
+        if self.file(file).phase == Phase::Sealed && self.ttl(directory, file) != ttl_before {
             self.renew_expiry(directory, file);
         }
         Ok(())
