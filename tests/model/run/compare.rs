@@ -1,9 +1,14 @@
 //! The comparison: what every process sees of every name, the books, and all bytes.
 
+use std::time::{Duration, Instant};
+
 use super::{
     DirectoryId, EXPIRY_RETRY_NS, Entry, Errno, Facts, File, Mtime, NAMES, Name, Open, PROCESSES, Phase,
     ROOT, Reason, Run, System, TICK_NS, WATCHER, pattern,
 };
+
+/// How long the message of a last close may be on its way.
+const LAST_CLOSE: Duration = Duration::from_secs(5);
 
 impl<S: System> Run<S> {
     /// Compares what every process sees, and the books.
@@ -47,6 +52,13 @@ impl<S: System> Run<S> {
         let path = self.model.path(directory, name);
         let found = self.system.stat(who, &path);
         let Some(id) = self.model.visible(who, self.model.slot(directory, name)) else {
+            let mut found = found;
+            let began = Instant::now();
+            // A temporary file shows itself until the last close of it has reached the daemon.
+            while found.is_ok() && name.ends_with(".tmp") && began.elapsed() < LAST_CLOSE {
+                std::thread::sleep(Duration::from_millis(1));
+                found = self.system.stat(who, &path);
+            }
             assert_eq!(found, Err(Errno::ENOENT), "{path} is to be hidden from {who}");
             return;
         };
