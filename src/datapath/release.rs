@@ -30,15 +30,17 @@ impl Datapath {
     /// [`Error::BadHandle`].
     pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
         let (slot, process, alone) = {
-            let state = self.lock();
-            let handle = state.handles.get(&handle).ok_or(Error::BadHandle)?;
-            let object = state.object(handle.slot).filter(|object| object.phase == Phase::Writing);
-            let Some(object) = object.filter(|_| handle.options.write) else { return Ok(()) };
-            (handle.slot, handle.process, object.writers() == 1)
+            let mut state = self.lock();
+            let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
+            let (slot, process, options) = (known.slot, known.process, known.options);
+            let object = state.object(slot).filter(|object| object.phase == Phase::Writing);
+            let Some(object) = object.filter(|_| options.write) else { return Ok(()) };
+            let alone = object.writers() == 1;
+            if let Some(handle) = state.handles.get_mut(&handle) {
+                handle.was_flushed = true;
+            }
+            (slot, process, alone)
         };
-        if let Some(handle) = self.lock().handles.get_mut(&handle) {
-            handle.was_flushed = true;
-        }
         let fate = writer_fate(caller.thread);
         if alone && fate == WriterFate::Sound {
             self.keep_provisionally(handle);

@@ -36,14 +36,14 @@ impl Engine {
         let kept = self.inner.members.lock().get(&member).cloned();
         let first = match kept {
             Some(descriptor) => descriptor,
-            None => self.fetch(member, directory).await?,
+            None => self.fetch(member, directory, deadline).await?,
         };
         let stale = match self.connect(&first, deadline).await {
             Ok(()) => return Ok(first.id),
             Err(error @ (Error::PeerGone { .. } | Error::Unreachable { .. })) => error,
             Err(error) => return Err(error),
         };
-        let second = self.fetch(member, directory).await?;
+        let second = self.fetch(member, directory, deadline).await?;
         if second.id == first.id {
             self.inner.members.lock().remove(&member);
             return Err(stale);
@@ -55,8 +55,14 @@ impl Engine {
         Ok(second.id)
     }
 
-    async fn fetch(&self, member: MemberId, directory: &dyn Directory) -> Result<PeerDescriptor, Error> {
-        let descriptor = directory.find(member).await?;
+    async fn fetch(
+        &self,
+        member: MemberId,
+        directory: &dyn Directory,
+        deadline: Instant,
+    ) -> Result<PeerDescriptor, Error> {
+        let found = tokio::time::timeout_at(deadline.into(), directory.find(member)).await;
+        let descriptor = found.map_err(|_| Error::DeadlinePassed)??;
         if descriptor.id.member != member {
             return Err(Error::protocol(format!("the directory names {} as member {member}", descriptor.id)));
         }

@@ -50,8 +50,11 @@ pub(in crate::fuse) fn open(
             reply.error(Errno::EISDIR);
         };
     }
-    let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
     let (caller, options) = (caller(request), options(flags.0));
+    if !datapath.must_load(ino(number)) {
+        return open_object(datapath, kernel, &caller, ino(number), options, reply);
+    }
+    let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
     dispatcher.with_object(ino(number), move || {
         open_object(&datapath, &kernel, &caller, ino(number), options, reply);
     });

@@ -4,7 +4,6 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::time::Instant;
 
 use super::*;
 
@@ -85,42 +84,5 @@ fn every_policy_tells_its_memory_within_a_fifth() {
         for (cached, evicted) in [(1000, 0), (30_000, 0), (30_000, 20_000), (50_000, 500_000)] {
             assert_close(name, bytes(name, cached, evicted), 20);
         }
-    }
-}
-
-/// Run with `--ignored --nocapture`: prints bytes and nanoseconds for a million objects.
-#[test]
-#[ignore = "a measurement, run by hand as its comment says; memory itself is checked by the tests above"]
-fn report_of_a_million_objects() {
-    const CACHED: u32 = 1_000_000;
-    for name in POLICY_NAMES {
-        let held = HELD_BYTES.get();
-        let mut policy = churned(name, CACHED, 9_000_000);
-        let allocated = HELD_BYTES.get() - held;
-        let told = policy.memory_bytes();
-        let mut slot = 1u32;
-        let mut random = move || {
-            slot = slot.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            ObjectSlot(slot % CACHED)
-        };
-        let started = Instant::now();
-        (0..CACHED).for_each(|_| policy.touch(random()));
-        let touch = started.elapsed() / CACHED;
-        let started = Instant::now();
-        for number in 0..CACHED {
-            let victim = policy.victim().unwrap();
-            policy.remove(victim, Departure::Evicted);
-            policy.insert(victim, KeyHash(u64::from(number) << 32), None, RetentionClass::NORMAL);
-        }
-        let replace = started.elapsed() / CACHED;
-        let started = Instant::now();
-        let coldest = policy.coldest(1000).len();
-        let list = started.elapsed();
-        println!(
-            "{name}: {:.1} bytes per object ({:.1} told), touch {touch:?}, evict and insert {replace:?}, \
-             coldest({coldest}) {list:?}",
-            allocated as f64 / f64::from(CACHED),
-            told as f64 / f64::from(CACHED),
-        );
     }
 }

@@ -119,12 +119,7 @@ struct Worker {
 impl Worker {
     fn run(mut self) {
         loop {
-            let is_closed = {
-                let mut arrivals = self.shared.arrivals.lock();
-                arrivals.is_woken = false;
-                self.waiting.append(&mut arrivals.jobs);
-                arrivals.is_closed
-            };
+            let is_closed = self.take_arrivals();
             if is_closed && self.waiting.is_empty() && self.running == 0 {
                 return;
             }
@@ -143,6 +138,14 @@ impl Worker {
         }
     }
 
+    /// Takes what was submitted since the last look. Returns whether nothing more will be.
+    fn take_arrivals(&mut self) -> bool {
+        let mut arrivals = self.shared.arrivals.lock();
+        arrivals.is_woken = false;
+        self.waiting.append(&mut arrivals.jobs);
+        arrivals.is_closed
+    }
+
     /// Ends every request with an error, until nobody submits any more. What the kernel has cannot be taken back, so
     /// that memory is never freed.
     fn fail_for_good(mut self) {
@@ -152,12 +155,7 @@ impl Worker {
             completion.end_one(Err(io::ErrorKind::BrokenPipe.into()));
         }
         loop {
-            let is_closed = {
-                let mut arrivals = self.shared.arrivals.lock();
-                arrivals.is_woken = false;
-                self.waiting.append(&mut arrivals.jobs);
-                arrivals.is_closed
-            };
+            let is_closed = self.take_arrivals();
             self.waiting.drain(..).for_each(|job| job.end(Err(io::ErrorKind::BrokenPipe.into())));
             if is_closed {
                 return;

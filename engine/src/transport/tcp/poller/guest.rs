@@ -1,0 +1,119 @@
+//! Hot path: a thread that waits for a transfer, and works on its connections meanwhile.
+//!
+//! Invariants
+//! - A poller has one guest at most, and its own thread does not look at what the guest has borrowed.
+//! - What was borrowed is given back when the visit ends, however it ends, and work that is left over rings for the host.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{Driven, HUNG_UP, Poller, READABLE, WRITABLE, Watch};
+use crate::transport::Progress;
+
+/// Connections of one poller that a thread borrows while it waits for a transfer over them.
+#[derive(Debug)]
+pub(in crate::transport::tcp) struct Loan<T> {
+    pub(in crate::transport::tcp) poller: Arc<Poller>,
+    pub(in crate::transport::tcp) connections: Vec<Arc<T>>,
+}
+
+/// A connection that guests may borrow.
+pub(in crate::transport::tcp) trait Lent: Driven {
+    /// What looks after it.
+    fn watch(&self) -> Option<&Watch>;
+}
+
+impl<T: Lent> Loan<T> {
+    fn attend(&self, is_attended: bool) {
+        for connection in &self.connections {
+            if let Some(watch) = connection.watch() {
+                watch.attend(&**connection, is_attended);
+            }
+        }
+    }
+
+    /// Waits for at most `longest` and works on what is ready.
+    fn step(&self, longest: PollTimeout) {
+        let longest = if self.poller.again.lock().is_empty() { longest } else { PollTimeout::ZERO };
+        let wanted = |connection: &T| {
+            let room = if connection.wants_room() { PollFlags::POLLOUT } else { PollFlags::empty() };
+            PollFlags::POLLIN | room
+        };
+        let mut descriptors = Vec::with_capacity(1 + self.connections.len());
+        descriptors.push(PollFd::new(self.poller.guest_bell.as_fd(), PollFlags::POLLIN));
+        descriptors.extend(self.connections.iter().map(|one| PollFd::new(one.descriptor(), wanted(one))));
+        // A signal ends the wait early, which does no harm.
+        if poll(&mut descriptors, longest).unwrap_or(0) > 0 {
+            let found: Vec<_> = descriptors
+                .iter()
+                .map(|descriptor| descriptor.revents().unwrap_or(PollFlags::empty()))
+                .collect();
+            if !found[0].is_empty() {
+                let _ = self.poller.guest_bell.read();
+            }
+            for (connection, flags) in self.connections.iter().zip(&found[1..]) {
+                let watch = connection.watch().filter(|_| !flags.is_empty());
+                if let Some(watch) = watch
+                    && !self.poller.run(&watch.entry, bits_of_poll(*flags))
+                {
+                    // The host has not ended its turn, and what is ready stays so until it has.
+                    drop(watch.entry.readiness.lock());
+                }
+            }
+        }
+        self.poller.go_on();
+    }
+}
+
+fn bits_of_poll(flags: PollFlags) -> u8 {
+    let of = |wanted: PollFlags, bit: u8| if flags.intersects(wanted) { bit } else { 0 };
+    let hung_up = PollFlags::POLLHUP | PollFlags::POLLERR;
+    // The end of the stream counts as readable, again and again.
+    of(PollFlags::POLLIN, READABLE) | of(PollFlags::POLLOUT, WRITABLE) | of(hung_up, HUNG_UP)
+}
+
+/// A thread that works while it waits.
+struct Visit<'a, T: Lent>(&'a Loan<T>);
+
+impl<T: Lent> Drop for Visit<'_, T> {
+    fn drop(&mut self) {
+        let poller = &self.0.poller;
+        self.0.attend(true);
+        *poller.guest.lock() = None;
+        if !poller.again.lock().is_empty() {
+            poller.ring();
+        }
+    }
+}
+
+impl<T: Lent> Progress for Loan<T> {
+    fn work(&self, is_done: &dyn Fn() -> bool, until: Instant) {
+        let poller = &self.poller;
+        {
+            let mut guest = poller.guest.lock();
+            if guest.is_some() {
+                return;
+            }
+            *guest = Some(thread::current().id());
+        }
+        self.attend(false);
+        let _visit = Visit(self);
+        let began = Instant::now();
+        while !is_done() && !poller.is_over() {
+            let now = Instant::now();
+            if now >= until {
+                return;
+            }
+            let left = PollTimeout::try_from(until - now).unwrap_or(PollTimeout::MAX);
+            self.step(if now - began < poller.spin { PollTimeout::ZERO } else { left });
+        }
+    }
+
+    fn nudge(&self) {
+        self.poller.nudge_guest();
+    }
+}
