@@ -7,7 +7,12 @@
 
 pub mod coordinator;
 pub mod member;
+pub mod object;
 pub mod rendezvous;
 pub mod shards;
 
 pub use member::{ClusterId, Member, ProtocolRange, View};
+pub use object::{
+    Copy, DirectoryFacts, Facts, FileFacts, Found, Holder, Holding, Lent, LentBytes, ListedName, Medium,
+    Stamp,
+};
