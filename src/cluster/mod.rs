@@ -5,14 +5,23 @@
 //!
 //! The daemon of one host does not use it yet.
 
+pub mod catalog;
 pub mod coordinator;
+mod error;
 pub mod member;
+pub mod node;
 pub mod object;
 pub mod rendezvous;
+pub mod settings;
 pub mod shards;
+pub mod status;
 
+pub use error::ClusterError;
 pub use member::{ClusterId, Member, ProtocolRange, View};
+pub use node::{AskedAt, Cluster, Published, Wanted};
 pub use object::{
     Copy, DirectoryFacts, Facts, FileFacts, Found, Holder, Holding, Lent, LentBytes, ListedName, Medium,
     Stamp,
 };
+pub use settings::{ClusterConfig, Limits, Timings};
+pub use status::{ClusterStatus, Counters, LinkState, MemberStatus};

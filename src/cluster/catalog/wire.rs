@@ -1,0 +1,460 @@
+//! What members send each other about keys: a version byte and a postcard value each, over the engine's messages.
+//!
+//! Fields are only ever added with a new version. Bytes from outside are parsed with errors; lengths are bounded by the
+//! frame that carries them, and lists by [`ITEMS_MAX`].
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tidefs_engine::engine::FIRST_FREE_CHANNEL;
+use tidefs_engine::link::Channel;
+
+use crate::cluster::object::{Copy, Facts, ListedName, Medium, Stamp};
+
+/// Asks for names: [`Find`], answered by [`Answers`].
+pub const FIND: Channel = FIRST_FREE_CHANNEL;
+/// Publishes, removes, notes and announces: [`Changes`], answered by [`Results`].
+pub const CHANGE: Channel = Channel(FIRST_FREE_CHANNEL.0 + 1);
+/// What the other owner of a shard has to know: [`Replicate`], answered by [`Done`].
+pub const REPLICATE: Channel = Channel(FIRST_FREE_CHANNEL.0 + 2);
+/// What was answered and is not true any more: [`Revoke`], answered by [`Done`] when nobody finds it any more.
+pub const REVOKE: Channel = Channel(FIRST_FREE_CHANNEL.0 + 3);
+/// Asks for all that the other owner changed alone: [`Done`], answered by [`Done`] when it was replicated.
+pub const CATCH_UP: Channel = Channel(FIRST_FREE_CHANNEL.0 + 4);
+/// Asks for the bytes of an object: [`Lend`], answered by [`Lending`].
+pub const LEND: Channel = Channel(FIRST_FREE_CHANNEL.0 + 5);
+/// Gives bytes back: [`Release`], not answered.
+pub const RELEASE: Channel = Channel(FIRST_FREE_CHANNEL.0 + 6);
+/// Asks for names of a directory: [`List`], answered by [`Listed`].
+pub const LIST: Channel = Channel(FIRST_FREE_CHANNEL.0 + 7);
+/// The sender leaves: [`Done`], not answered.
+pub const FAREWELL: Channel = Channel(FIRST_FREE_CHANNEL.0 + 8);
+
+/// Version of all messages of this module.
+pub const VERSION: u8 = 1;
+/// Most items in one message.
+pub const ITEMS_MAX: usize = 8192;
+/// Bytes of paths after which a message is sent and another one begun.
+pub const MESSAGE_BYTES: usize = 512 << 10;
+/// Longest object that is sent in an answer.
+pub const INLINE_MAX: usize = 64 << 10;
+/// Most names in one page of a listing.
+pub const LISTED_MAX: usize = 4096;
+/// Longest path.
+pub const PATH_MAX: usize = 4096;
+
+/// Why bytes are no message.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum WireError {
+    /// It is of another version.
+    #[error("version {found}, this member reads version {VERSION}")]
+    Version {
+        /// Which one.
+        found: u8,
+    },
+    /// It is not what was expected.
+    #[error("not a {what}: {cause}")]
+    Malformed {
+        /// What was expected.
+        what: &'static str,
+        /// What is wrong.
+        cause: String,
+    },
+    /// It has more items, or longer ones, than allowed.
+    #[error("a {what} with {found} {of}, {limit} are allowed")]
+    TooMuch {
+        /// Which message.
+        what: &'static str,
+        /// What there is too much of.
+        of: &'static str,
+        /// How much.
+        found: usize,
+        /// How much is allowed.
+        limit: usize,
+    },
+}
+
+/// Names that are asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Find {
+    /// The view under which the receiver was chosen.
+    pub view: u64,
+    /// The names.
+    pub paths: Vec<Vec<u8>>,
+}
+
+/// What is known of one name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answered {
+    /// This member does not serve its shard.
+    Moved,
+    /// Nothing, but this member has not been told of everything yet.
+    Incomplete,
+    /// No member holds it.
+    Absent {
+        /// Whether the asker is told when it appears.
+        is_watched: bool,
+    },
+    /// It stands.
+    Present {
+        /// Which version.
+        stamp: Stamp,
+        /// What it is.
+        facts: Facts,
+        /// Who holds it.
+        copies: Vec<Copy>,
+    },
+}
+
+/// One answer for each name of a [`Find`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answers {
+    /// The view of who answers.
+    pub view: u64,
+    /// In the order of the names.
+    pub answers: Vec<Answered>,
+}
+
+/// Something that a member does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// It sealed a version, or made a directory.
+    Publish {
+        /// Grows with each publish of this start of the member.
+        number: u64,
+        /// Name.
+        path: Vec<u8>,
+        /// Stamp that it wants.
+        proposed: Stamp,
+        /// What it is.
+        facts: Facts,
+    },
+    /// It removed the name.
+    Remove {
+        /// Name.
+        path: Vec<u8>,
+        /// The time of that, by its clock.
+        at: Stamp,
+    },
+    /// It has a copy now, or has it elsewhere.
+    Hold {
+        /// Name.
+        path: Vec<u8>,
+        /// Which version.
+        stamp: Stamp,
+        /// Where.
+        medium: Medium,
+    },
+    /// It has no copy any more.
+    LetGo {
+        /// Name.
+        path: Vec<u8>,
+        /// Of which version.
+        stamp: Stamp,
+    },
+    /// It holds this: told because the receiver serves the shard now.
+    Announce {
+        /// Name.
+        path: Vec<u8>,
+        /// Which version.
+        stamp: Stamp,
+        /// What it is.
+        facts: Facts,
+        /// Where.
+        medium: Medium,
+        /// How long ago it was last certain to have heard of every removal, in milliseconds; the largest number when it
+        /// was just started.
+        contact_age_ms: u64,
+    },
+    /// It has announced all that it holds of the receiver's shards in this view.
+    Announced {
+        /// The view's number.
+        view: u64,
+    },
+}
+
+/// Changes, in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changes {
+    /// The view under which the receiver was chosen.
+    pub view: u64,
+    /// How long the sender waits, in milliseconds.
+    pub wait_ms: u32,
+    /// What it does.
+    pub changes: Vec<Change>,
+}
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// It is so, and everyone who had to know does.
+    Done {
+        /// The version, where there is one.
+        stamp: Stamp,
+    },
+    /// It is so, but not everyone who had to know has answered.
+    Late {
+        /// The version, where there is one.
+        stamp: Stamp,
+    },
+    /// This member does not serve the shard, or may not yet.
+    Moved,
+    /// What was announced is not valid any more, through this version.
+    Refused {
+        /// Through which version.
+        through: Stamp,
+    },
+}
+
+/// One outcome for each change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Results {
+    /// The view of who answers.
+    pub view: u64,
+    /// In the order of the changes.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// What an owner of a shard knows of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Known {
+    /// No copy of this version, or an earlier one, is left.
+    Gone {
+        /// Through which version.
+        stamp: Stamp,
+    },
+    /// It was removed.
+    Removed {
+        /// Through which version.
+        stamp: Stamp,
+        /// How long ago, in milliseconds.
+        age_ms: u64,
+    },
+    /// It stands.
+    Present {
+        /// Which version.
+        stamp: Stamp,
+        /// What it is.
+        facts: Facts,
+        /// Who holds it.
+        copies: Vec<Copy>,
+    },
+}
+
+/// What another owner of shards has to know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replicate {
+    /// The view of the sender.
+    pub view: u64,
+    /// Whether the sender decides the order of these keys: what it says counts then. Else the later version does.
+    pub is_decided: bool,
+    /// By key.
+    pub keys: Vec<(u128, Known)>,
+    /// Shards of which the receiver knows all that the sender does, with this.
+    pub complete: Vec<u16>,
+    /// Age in milliseconds of the youngest removal that the sender has forgotten, if there is one.
+    pub horizon_age_ms: Option<u64>,
+}
+
+/// Something that was answered, or is held, and is not true any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Revocation {
+    /// The name stands for something later now, or for nothing.
+    Withdraw {
+        /// Name.
+        path: Vec<u8>,
+        /// Versions through this one are not valid.
+        through: Stamp,
+        /// The last publish of the receiver that was put in order before.
+        seen: u64,
+    },
+    /// The name stands for something.
+    Appeared {
+        /// Name.
+        path: Vec<u8>,
+    },
+    /// Another member answers for these shards: nothing about them may be remembered before this view.
+    Forget {
+        /// Numbers of the shards.
+        shards: Vec<u16>,
+        /// From this view on it may.
+        view: u64,
+    },
+    /// What the receiver holds of the sender's shards is to be announced again.
+    AnnounceAgain,
+}
+
+/// Revocations.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revoke {
+    /// What is revoked.
+    pub items: Vec<Revocation>,
+}
+
+/// Asks for the bytes of an object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lend {
+    /// Name.
+    pub path: Vec<u8>,
+    /// Which version.
+    pub stamp: Stamp,
+    /// How long the reader needs them at most, in milliseconds.
+    pub for_ms: u32,
+}
+
+/// What becomes of a [`Lend`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lending {
+    /// It is not held here any more.
+    NotHeld,
+    /// The bytes.
+    Inline {
+        /// All of them.
+        bytes: Vec<u8>,
+        /// Their xxh3.
+        checksum: u64,
+    },
+    /// Where they can be read.
+    Region {
+        /// Names the loan.
+        loan: u64,
+        /// How many.
+        length: u64,
+        /// Their xxh3.
+        checksum: u64,
+        /// The region, as the engine describes it.
+        region: Vec<u8>,
+    },
+}
+
+/// Gives back what was lent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Release {
+    /// The loans.
+    pub loans: Vec<u64>,
+}
+
+/// Asks for names of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct List {
+    /// Its path.
+    pub directory: Vec<u8>,
+    /// Cookies beyond this one.
+    pub after: u64,
+    /// How many at most.
+    pub max: u32,
+}
+
+/// Names of a directory, in the order of cookies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// The names.
+    pub names: Vec<ListedName>,
+}
+
+/// It is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {}
+
+/// A message as versioned bytes.
+pub trait Message: Serialize + DeserializeOwned {
+    /// What it is called in errors.
+    const NAME: &'static str;
+
+    /// Whether what was read is within its bounds.
+    ///
+    /// # Errors
+    /// [`WireError::TooMuch`].
+    fn check(&self) -> Result<(), WireError>;
+
+    /// The versioned bytes.
+    fn encode(&self) -> Vec<u8> {
+        // Writing numbers, strings and lists to memory cannot fail.
+        postcard::to_extend(self, vec![VERSION]).unwrap_or_default()
+    }
+
+    /// Reads what [`Self::encode`] wrote.
+    ///
+    /// # Errors
+    /// [`WireError`] with what is wrong.
+    fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let malformed = |cause: String| WireError::Malformed { what: Self::NAME, cause };
+        match bytes {
+            [VERSION, rest @ ..] => match postcard::take_from_bytes::<Self>(rest) {
+                Ok((message, [])) => message.check().map(|()| message),
+                Ok((_, left)) => Err(malformed(format!("{} bytes follow it", left.len()))),
+                Err(error) => Err(malformed(error.to_string())),
+            },
+            [found, ..] => Err(WireError::Version { found: *found }),
+            [] => Err(malformed("no bytes".to_owned())),
+        }
+    }
+}
+
+fn at_most(what: &'static str, of: &'static str, found: usize, limit: usize) -> Result<(), WireError> {
+    if found > limit { Err(WireError::TooMuch { what, of, found, limit }) } else { Ok(()) }
+}
+
+macro_rules! messages {
+    ($($name:ident($message:ident): $check:expr;)*) => {
+        $(impl Message for $name {
+            const NAME: &'static str = stringify!($name);
+
+            fn check(&self) -> Result<(), WireError> {
+                let $message = self;
+                $check
+            }
+        })*
+    };
+}
+
+fn paths<'a>(what: &'static str, mut paths: impl Iterator<Item = &'a [u8]>) -> Result<(), WireError> {
+    paths.try_for_each(|path| at_most(what, "bytes in a path", path.len(), PATH_MAX))
+}
+
+impl Change {
+    /// The name that it is about, if it is about one.
+    #[must_use]
+    pub fn path(&self) -> Option<&[u8]> {
+        match self {
+            Self::Publish { path, .. }
+            | Self::Remove { path, .. }
+            | Self::Hold { path, .. }
+            | Self::LetGo { path, .. }
+            | Self::Announce { path, .. } => Some(path),
+            Self::Announced { .. } => None,
+        }
+    }
+}
+
+impl Revocation {
+    /// The name that it is about, if it is about one.
+    #[must_use]
+    pub fn path(&self) -> Option<&[u8]> {
+        match self {
+            Self::Withdraw { path, .. } | Self::Appeared { path } => Some(path),
+            Self::Forget { .. } | Self::AnnounceAgain => None,
+        }
+    }
+}
+
+messages! {
+    Find(find): at_most("Find", "names", find.paths.len(), ITEMS_MAX)
+        .and_then(|()| paths("Find", find.paths.iter().map(Vec::as_slice)));
+    Answers(answers): at_most("Answers", "answers", answers.answers.len(), ITEMS_MAX);
+    Changes(changes): at_most("Changes", "changes", changes.changes.len(), ITEMS_MAX)
+        .and_then(|()| paths("Changes", changes.changes.iter().filter_map(Change::path)));
+    Results(results): at_most("Results", "outcomes", results.outcomes.len(), ITEMS_MAX);
+    Replicate(replicate): at_most("Replicate", "keys", replicate.keys.len(), ITEMS_MAX);
+    Revoke(revoke): at_most("Revoke", "items", revoke.items.len(), ITEMS_MAX)
+        .and_then(|()| paths("Revoke", revoke.items.iter().filter_map(Revocation::path)));
+    Lend(lend): paths("Lend", std::iter::once(lend.path.as_slice()));
+    Lending(lending): match lending {
+        Lending::Inline { bytes, .. } => at_most("Lending", "bytes", bytes.len(), INLINE_MAX),
+        _ => Ok(()),
+    };
+    Release(release): at_most("Release", "loans", release.loans.len(), ITEMS_MAX);
+    List(list): paths("List", std::iter::once(list.directory.as_slice()));
+    Listed(listed): at_most("Listed", "names", listed.names.len(), LISTED_MAX);
+    Done(_done): Ok(());
+}

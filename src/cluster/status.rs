@@ -1,0 +1,127 @@
+//! What a member tells operators about the cluster as it sees it.
+
+use std::time::Duration;
+
+use tidefs_engine::types::{ByteCount, Incarnation, MemberId};
+
+use super::coordinator::Reachability;
+use super::member::ClusterId;
+
+macro_rules! counters {
+    ($($field:ident: $name:literal, $help:literal;)*) => {
+        /// Everything that is counted here. Counters are relaxed atomics.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $(#[doc = $help] pub $field: crate::telemetry::Counter,)*
+        }
+
+        impl Counters {
+            /// Name, help and value of each counter.
+            pub fn rows(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$(($name, $help, self.$field.get()),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    finds: "tidefs_cluster_finds_total", "Names that were asked for in the catalog.";
+    find_messages: "tidefs_cluster_find_messages_total", "Messages that were sent to ask for names.";
+    unknown: "tidefs_cluster_unknown_total", "Names that nobody could be asked for in time.";
+    publishes: "tidefs_cluster_publishes_total", "Objects and directories that were published.";
+    publish_failures: "tidefs_cluster_publish_failures_total", "Of these, those that nobody could be told of in time.";
+    removals: "tidefs_cluster_removals_total", "Names that were removed for the whole cluster.";
+    change_messages: "tidefs_cluster_change_messages_total", "Messages with publishes, removals, notes and announcements.";
+    conflicts: "tidefs_cluster_conflicts_total", "Publishes that replaced a version of another host with different bytes.";
+    collapsed: "tidefs_cluster_collapsed_total", "Publishes of what another host had published alike.";
+    revocations: "tidefs_cluster_revocations_total", "Names of which members were told that they changed.";
+    owed: "tidefs_cluster_owed_total", "Of these, those that could not be told at once.";
+    withdrawals: "tidefs_cluster_withdrawals_total", "Names that were withdrawn here.";
+    announced: "tidefs_cluster_announced_total", "Things that were announced because shards moved.";
+    refused: "tidefs_cluster_refused_total", "Of these, those that are not valid any more.";
+    moved: "tidefs_cluster_moved_total", "Questions that reached a member which does not serve the shard.";
+    dropped_copies: "tidefs_cluster_dropped_copies_total", "Copies that were forgotten with their member.";
+    watches_dropped: "tidefs_cluster_watches_dropped_total", "Watched names that were revoked for lack of room.";
+    queue_overflows: "tidefs_cluster_queue_overflows_total", "Times a queue to a member was full.";
+    fetches: "tidefs_cluster_fetches_total", "Objects that were read from other members.";
+    fetched_bytes: "tidefs_cluster_fetched_bytes_total", "Their bytes.";
+    fetch_retries: "tidefs_cluster_fetch_retries_total", "Sources that failed before another one was tried.";
+    fetch_failures: "tidefs_cluster_fetch_failures_total", "Objects that no source gave.";
+    corrupt: "tidefs_cluster_corrupt_total", "Objects whose bytes did not match their checksum when they arrived.";
+    lent: "tidefs_cluster_lent_total", "Objects that were lent to readers on other members.";
+    lent_bytes: "tidefs_cluster_lent_bytes_total", "Their bytes.";
+    loans_expired: "tidefs_cluster_loans_expired_total", "Loans that ended because their time was over.";
+    takeovers: "tidefs_cluster_takeovers_total", "Times this member began to answer for others.";
+    stalls: "tidefs_cluster_stalls_total", "Times this member itself stood still.";
+}
+
+/// How another member is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// It is this member.
+    Myself,
+    /// Connected.
+    Up,
+    /// Not connected yet.
+    Connecting,
+    /// Silent or lost for so long.
+    Suspect(Duration),
+}
+
+/// One member.
+#[derive(Clone, Debug)]
+pub struct MemberStatus {
+    /// Who.
+    pub id: MemberId,
+    /// Which start of it.
+    pub incarnation: Incarnation,
+    /// What operators call it.
+    pub name: String,
+    /// Its labels, as `key=value`.
+    pub labels: Vec<String>,
+    /// What it caches at most.
+    pub capacity: ByteCount,
+    /// How it is reached.
+    pub link: LinkState,
+    /// Whether it is in the view.
+    pub is_registered: bool,
+    /// Shards whose first catalog it serves.
+    pub primary_shards: usize,
+    /// Shards whose second catalog it serves.
+    pub backup_shards: usize,
+    /// Copies that the tables of this member name it for.
+    pub copies: usize,
+    /// Bytes in a second that were read from it last; 0 when nothing was.
+    pub read_bytes_per_second: u64,
+}
+
+/// The cluster as this member sees it.
+#[derive(Clone, Debug)]
+pub struct ClusterStatus {
+    /// Which cluster.
+    pub cluster: ClusterId,
+    /// This member.
+    pub me: MemberId,
+    /// This start of it.
+    pub incarnation: Incarnation,
+    /// Number of the view.
+    pub view: u64,
+    /// Everyone, ordered by id.
+    pub members: Vec<MemberStatus>,
+    /// Whether the coordinator can be reached.
+    pub coordinator: Reachability,
+    /// Entries in the tables of this member.
+    pub entries: usize,
+    /// Removed keys that it remembers.
+    pub tombstones: usize,
+    /// Names of which it remembers who was answered.
+    pub watches: usize,
+    /// Bytes of all these tables.
+    pub table_bytes: ByteCount,
+    /// Shards that it serves and of which it may not know everything yet.
+    pub incomplete_shards: usize,
+    /// Shards that are still to be announced to those who serve them now.
+    pub shards_to_announce: usize,
+    /// Objects that are lent now.
+    pub loans: usize,
+}
