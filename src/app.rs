@@ -3,6 +3,7 @@
 //! A start goes: configuration -> lock -> memory tier -> recovery -> mount -> control socket -> "mounted". A stop
 //! goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
 
+mod cluster;
 mod ssd;
 
 use std::fmt::Display;
@@ -260,6 +261,7 @@ struct Daemon {
     control: Option<ControlServer>,
     threads: Vec<JoinHandle<()>>,
     stopping: Arc<AtomicBool>,
+    membership: Option<cluster::Membership>,
     mount_dir: PathBuf,
     effective: Arc<Effective>,
 }
@@ -293,6 +295,7 @@ impl Daemon {
             );
         }
         ssd::attach(&datapath, &effective)?;
+        let membership = cluster::join(&datapath, &effective)?;
         let effective = Arc::new(effective);
         let operations = Arc::new(DaemonOperations::new(
             Arc::clone(&datapath),
@@ -342,7 +345,8 @@ impl Daemon {
         };
         let stopping = Arc::new(AtomicBool::new(false));
         let threads = start_background(&datapath, &stopping)?;
-        Ok(Self { datapath, session, control, threads, stopping, mount_dir: mount_dir.to_owned(), effective })
+        let mount_dir = mount_dir.to_owned();
+        Ok(Self { datapath, session, control, threads, stopping, membership, mount_dir, effective })
     }
 
     /// Says that the mount is up, serves until a signal or an unmount from outside, and stops.
@@ -370,6 +374,9 @@ impl Daemon {
             if thread.join().is_err() {
                 tracing::error!("a background thread had panicked");
             }
+        }
+        if let Some(membership) = self.membership {
+            membership.end();
         }
         if let Some(ssd) = self.datapath.ssd() {
             ssd.stop();
@@ -468,6 +475,10 @@ fn session_settings(config: &Config, mount_dir: &Path) -> SessionSettings {
         entry_ttl: Duration::from_secs(config.fuse.entry_ttl_s),
         negative_ttl: Duration::from_secs(config.fuse.negative_ttl_s),
         max_background: config.fuse.max_background,
-        loads: config.ssd.loads,
+        loads: if config.cluster.etcd.items().is_empty() {
+            config.ssd.loads
+        } else {
+            config.ssd.loads.max(config.cluster.fetches)
+        },
     }
 }

@@ -77,6 +77,17 @@ counters! {
     ssd_demotions: "tidefs_ssd_demotions_total", "Objects that left memory for the SSD tier.";
     ssd_demoted_bytes: "tidefs_ssd_demoted_bytes_total", "Bytes of objects that were written to the SSD tier as they left.";
     ssd_refusals: "tidefs_ssd_refusals_total", "Objects on their way to the SSD tier that it did not store.";
+    epochs: "tidefs_kernel_epochs_total", "Times the kernel was made to look up every name again, because another member made one that was absent.";
+    catalog_lookups: "tidefs_catalog_lookups_total", "Names that other members were asked for.";
+    catalog_unknown: "tidefs_catalog_unknown_total", "Names that nobody could be asked for in time: misses that are not remembered.";
+    catalog_publications: "tidefs_catalog_publications_total", "Objects and directories that other members were told of.";
+    catalog_removals: "tidefs_catalog_removals_total", "Removals that other members were told of.";
+    catalog_failures: "tidefs_catalog_failures_total", "Publications and removals that the cluster did not hear of in time.";
+    remote_fetches: "tidefs_remote_fetches_total", "Objects fetched from other members.";
+    remote_fetched_bytes: "tidefs_remote_fetched_bytes_total", "Bytes of objects fetched from other members.";
+    remote_misses: "tidefs_remote_misses_total", "Objects that no member gave though one was said to hold them, which is a miss.";
+    remote_lends: "tidefs_remote_lends_total", "Objects lent to other members.";
+    withdrawals: "tidefs_withdrawals_total", "Objects dropped because another member removed or replaced them.";
     ssd_promotions: "tidefs_ssd_promotions_total", "Objects brought back from the SSD tier.";
     ssd_promoted_bytes: "tidefs_ssd_promoted_bytes_total", "Bytes of objects brought back from the SSD tier.";
     ssd_promotion_misses: "tidefs_ssd_promotion_misses_total", "Objects that could not be brought back, which is a miss.";

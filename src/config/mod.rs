@@ -19,6 +19,8 @@
 
 mod args;
 mod choice;
+mod cluster;
+mod defaults;
 mod environment;
 mod error;
 mod exit;
@@ -43,6 +45,7 @@ mod tests;
 
 pub use args::DaemonArgs;
 pub use choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough};
+pub use cluster::{Addresses, Endpoints, Labels, OptionalFile, Transports, Word};
 pub use error::{Cause, ConfigErrors, Problem};
 pub use exit::ExitStatus;
 pub use host::Host;
@@ -55,8 +58,8 @@ pub use patterns::NamePatterns;
 pub use reference::reference_markdown;
 pub use schema::{Range, Setting, Shape, find_setting};
 pub use settings::{
-    Config, EvictionSettings, FuseSettings, LogSettings, MemorySettings, NamesSettings, RootSettings,
-    RuntimeSettings, SETTINGS, ScratchSettings, SsdSettings,
+    ClusterSettings, Config, EvictionSettings, FuseSettings, LogSettings, MemorySettings, NamesSettings,
+    RootSettings, RuntimeSettings, SETTINGS, ScratchSettings, SsdSettings,
 };
 pub use sources::{ConfigFile, Origin, Sources};
 pub use ssd::PathList;

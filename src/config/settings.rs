@@ -14,12 +14,17 @@
 //!
 //! Limits: see each range. A value outside of its range is an error before anything is mounted.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 use tidefs_engine::types::ByteCount;
 
 use super::choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough};
+use super::cluster::{Addresses, Endpoints, Labels, OptionalFile, Transports, Word};
+use super::defaults::{
+    default_capacity, default_headroom, default_host_name, default_part, default_scratch_capacity,
+    default_scratch_dir, default_state_dir,
+};
 use super::host::Host;
 use super::instance::MountPlace;
 use super::log_filter::LogFilter;
@@ -31,7 +36,7 @@ use super::ssd::PathList;
 use super::value::SettingValue;
 
 /// A cache below this holds too few segments to be one.
-const CAPACITY_MIN: ByteCount = ByteCount::mib(32);
+pub(super) const CAPACITY_MIN: ByteCount = ByteCount::mib(32);
 /// One year: longer lives than any mount.
 const TTL_S_MAX: u64 = 365 * 24 * 3600;
 /// Scratch files that are smaller than a segment gain nothing from the disk.
@@ -312,6 +317,109 @@ settings! {
         }
     }
 
+    /// Other hosts that form one filesystem with this one.
+    cluster: ClusterSettings {
+        /// Where etcd answers, which the members of a cluster find each other by. Empty, the host is alone.
+        etcd: Endpoints {
+            default: Endpoints::default();
+            range: Range::any(); alias: "etcd"; example: "http://10.0.0.1:2379 http://10.0.0.2:2379";
+        }
+
+        /// Name of the cluster: several may share one etcd.
+        name: Word {
+            default: Word("tidefs".to_owned());
+            range: Range::any(); alias: "cluster"; example: "kv-prod";
+        }
+
+        /// What other members and operators call this host.
+        host: Word {
+            default: default_host_name(), "the host name";
+            range: Range::any(); example: "gpu-17";
+        }
+
+        /// Number of this member, at each of its starts and no other member's. `0` takes a hash of the machine's id and the
+        /// mount point. Set it where machines are cloned.
+        member: u64 {
+            default: 0;
+            range: Range::any(); example: "17";
+        }
+
+        /// Where other members reach this one: addresses that it listens on. Port `0` takes any free one, which the others
+        /// are told.
+        listen: Addresses {
+            default: Addresses::default(), "every address of the host, on a free port";
+            range: Range::any(); alias: "listen"; example: "10.0.0.17:7400";
+        }
+
+        /// Addresses that other members are told instead, where they do not reach those that are listened on.
+        advertise: Addresses {
+            default: Addresses::default();
+            range: Range::any(); example: "192.0.2.17:7400";
+        }
+
+        /// File with the cluster's secret, 16 bytes or more. Who does not prove that it knows it learns nothing. Without
+        /// one, whoever reaches the port and knows the cluster's name is a member.
+        key_file: OptionalFile {
+            default: OptionalFile::default();
+            range: Range::any(); alias: "cluster_key"; example: "/etc/tidefs/cluster.key";
+        }
+
+        /// Where this host stands: what is kept twice goes to distinct `topology.rack`s.
+        labels: Labels {
+            default: Labels::default();
+            range: Range::any(); example: "topology.rack=r1";
+        }
+
+        /// What moves bytes between hosts. `auto` uses the best that both have.
+        transports: Transports {
+            default: Transports::default();
+            range: Range::any(); example: "tcp";
+        }
+
+        /// Milliseconds that a look-up, a rename, a close or an unlink waits for other members.
+        patience_ms: u64 {
+            default: 2000;
+            range: Range::between(10, 600_000); example: "500";
+        }
+
+        /// Milliseconds that an open waits for the bytes of an object of another member; then it is a miss.
+        fetch_ms: u64 {
+            default: 10_000;
+            range: Range::between(10, 600_000); example: "2000";
+        }
+
+        /// Objects that are fetched from other members at once.
+        fetches: usize {
+            default: 32;
+            range: Range::between(1, 1024); example: "64";
+        }
+
+        /// Seconds that a member which is not heard of keeps its place. Its objects are the last to be asked for
+        /// meanwhile, and gone afterwards.
+        grace_s: u64 {
+            default: 60;
+            range: Range::between(1, 86_400); example: "300";
+        }
+
+        /// File with `NAME:PASSWORD` of the user that etcd knows this host as.
+        etcd_user_file: OptionalFile {
+            default: OptionalFile::default();
+            range: Range::any(); example: "/etc/tidefs/etcd.user";
+        }
+
+        /// File with the certificate of who signed etcd's, as PEM, for `https` endpoints.
+        etcd_authority: OptionalFile {
+            default: OptionalFile::default();
+            range: Range::any(); example: "/etc/tidefs/etcd-ca.pem";
+        }
+
+        /// File with this host's certificate and its key, as PEM, where etcd asks for one.
+        etcd_identity: OptionalFile {
+            default: OptionalFile::default();
+            range: Range::any(); example: "/etc/tidefs/host.pem";
+        }
+    }
+
     /// The daemon itself.
     runtime: RuntimeSettings {
         /// Directory for the state of mounts: lock, admin socket and the memory that outlives the daemon, each in
@@ -390,40 +498,3 @@ settings! {
 
 /// The largest id; the one above is `(uid_t) -1`, which the kernel takes for `leave as it is`.
 const ID_MAX: u32 = u32::MAX - 1;
-
-fn default_capacity(memory: ByteCount) -> ByteCount {
-    let eighth = memory.get() / 8;
-    ByteCount(eighth - eighth % ByteCount::mib(1).get()).max(CAPACITY_MIN)
-}
-
-fn default_headroom(capacity: ByteCount) -> ByteCount {
-    ByteCount(capacity.get() / 32).clamp(ByteCount::mib(16), ByteCount::gib(1))
-}
-
-/// A sixteenth of the memory, within bounds.
-fn default_part(capacity: ByteCount, least: ByteCount, most: ByteCount) -> ByteCount {
-    let part = capacity.get() / 16;
-    ByteCount(part - part % ByteCount::mib(1).get()).clamp(least, most)
-}
-
-fn default_scratch_dir(host: &Host, instance: &str) -> PathBuf {
-    let base = if host.is_root() { PathBuf::from("/var/lib") } else { host.state_home.clone() };
-    base.join("tidefs").join(instance).join("scratch")
-}
-
-/// Three quarters of what is free. Zero if that cannot be learnt or `dir` is in the mount, where nobody may look;
-/// `validate` turns both into errors.
-fn default_scratch_capacity(host: &Host, mount: &MountPlace, dir: &Path) -> ByteCount {
-    let free = if mount.contains(dir) { None } else { (host.free_space)(dir) };
-    let free = free.unwrap_or(ByteCount::ZERO).get();
-    let part = free / 4 * 3;
-    ByteCount(part - part % ByteCount::mib(1).get())
-}
-
-/// Where a user has no runtime directory this is never used: `validate` asks for the setting.
-fn default_state_dir(host: &Host) -> PathBuf {
-    match &host.runtime_dir {
-        Some(runtime_dir) if !host.is_root() => runtime_dir.join("tidefs"),
-        _ => PathBuf::from("/run/tidefs"),
-    }
-}

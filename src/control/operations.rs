@@ -314,6 +314,8 @@ impl Operations for DaemonOperations {
             Fate::Evicted { at_ns, for_whom, reason } => {
                 Verdict::Evicted { at: stamp(at_ns), for_whom, reason: reason.to_owned() }
             }
+            Fate::Withdrawn { at_ns } => Verdict::Withdrawn { at: stamp(at_ns) },
+            Fate::Unreachable { at_ns } => Verdict::Unreachable { at: stamp(at_ns) },
             Fate::Expired { at_ns } => Verdict::Expired { at: stamp(at_ns) },
             Fate::Deleted { at_ns, process } => Verdict::Deleted { at: stamp(at_ns), by_pid: Some(process) },
             Fate::Renamed { at_ns, to } => {

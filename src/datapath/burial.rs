@@ -83,7 +83,7 @@ impl Datapath {
     /// Takes the record from bytes that are still there.
     fn retire(&self, place: &Place) {
         let retired = match place {
-            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => Ok(()),
+            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd | Place::Remote => Ok(()),
             Place::Packed(extent) => self.tier.retire_packed(*extent),
             Place::Solo(segment) => self.tier.open_segment(*segment).and_then(|file| self.tier.unseal(&file)),
         };
@@ -99,7 +99,7 @@ impl Datapath {
     pub(super) fn free_place(&self, place: Place) {
         self.watch_for_end_of_room();
         match place {
-            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => {}
+            Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd | Place::Remote => {}
             Place::Solo(segment) => {
                 if let Err(error) = self.tier.remove_segment(segment) {
                     tracing::error!(segment = segment.0, %error, "a segment file could not be removed; its memory stays in use");

@@ -267,22 +267,37 @@ impl Datapath {
         if state.tree.child(parent, name.as_bytes()).is_some() {
             return Err(Error::Exists);
         }
-        let id = state.next_directory;
-        state.next_directory = tidefs_engine::types::DirectoryId(id.0 + 1);
         let (gid, marks) = state.inherited_group(parent, caller.gid);
         let attributes = Attributes::new(mode | marks, caller.uid, gid, self.now_ns());
+        let slot = self.enter_directory(&mut state, parent, name, attributes)?;
+        state.tree.reference(slot);
+        Ok(self.stat_of(&state, slot))
+    }
+
+    /// Enters a new directory into the tables and keeps a record of it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when its record cannot be written: then there is no directory.
+    pub(super) fn enter_directory(
+        &self,
+        state: &mut State,
+        parent: Slot,
+        name: Name,
+        attributes: Attributes,
+    ) -> Result<Slot, Error> {
+        let id = state.next_directory;
+        state.next_directory = tidefs_engine::types::DirectoryId(id.0 + 1);
         let slot = state.tree.make(attributes, Body::Directory(Box::new(Directory::new(id))));
         state.tree.attach(slot, parent, name)?;
         let domain = state.folders.domain(parent);
         state.folders.insert(slot, PolicyRecord::default(), domain, ByteCount::ZERO);
-        if let Err(error) = self.persist_directory(&mut state, slot) {
+        if let Err(error) = self.persist_directory(state, slot) {
             state.tree.detach(slot);
             state.drop_if_unused(slot);
             return Err(error);
         }
         state.tree.node_mut(parent).attributes.mtime_ns = attributes.mtime_ns;
-        state.tree.reference(slot);
-        Ok(self.stat_of(&state, slot))
+        Ok(slot)
     }
 
     /// Makes an empty regular file, as mknod(2): created and closed at once, so it is sealed.

@@ -70,6 +70,9 @@ pub enum Error {
     /// The extended attribute is not set.
     #[error("no such attribute")]
     NoAttribute,
+    /// A directory of a cluster does not move: its contents are copied, and removed.
+    #[error("a directory of a cluster is not renamed")]
+    OtherPlace,
     /// The file handle is not one of ours.
     #[error("not an open handle")]
     BadHandle,

@@ -21,6 +21,10 @@ pub(super) enum Ending {
     EvictedByOperator,
     /// Its time to live passed.
     Expired,
+    /// Removed or replaced on another member of the cluster.
+    Withdrawn,
+    /// No member that was said to hold it gave it.
+    Unreachable,
     /// Removed by name.
     Deleted {
         /// Process that removed it.

@@ -148,6 +148,16 @@ pub enum Fate {
         /// When.
         at_ns: i64,
     },
+    /// It was removed or replaced on another member.
+    Withdrawn {
+        /// When.
+        at_ns: i64,
+    },
+    /// No member that was said to hold it gave it.
+    Unreachable {
+        /// When.
+        at_ns: i64,
+    },
     /// It was removed by name.
     Deleted {
         /// When.
@@ -268,7 +278,7 @@ impl Datapath {
             expires_at_ns: state.expiry_of.get(&slot).copied(),
             segment: object.and_then(|object| match object.place {
                 Place::Solo(segment) => Some(segment),
-                Place::Packed(_) | Place::Scratch(_) | Place::Ssd => None,
+                Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote => None,
             }),
         }
     }
@@ -334,6 +344,8 @@ impl Datapath {
                 reason: "it was asked for by command",
             },
             Ending::Expired => Fate::Expired { at_ns },
+            Ending::Withdrawn => Fate::Withdrawn { at_ns },
+            Ending::Unreachable => Fate::Unreachable { at_ns },
             Ending::Deleted { process } => Fate::Deleted { at_ns, process },
             Ending::Renamed { ino } => match state.tree.by_ino(Ino(ino)) {
                 Some(slot) if !state.tree.node(slot).is_detached() => {

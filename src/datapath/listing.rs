@@ -1,6 +1,9 @@
 //! Listing a directory, batch by batch, in bounded memory and with cookies that survive churn.
 
+use hashbrown::HashSet;
+
 use super::{Caller, Datapath, Error, Phase, Stat};
+use crate::cluster::ListedName;
 use crate::namespace::{Cookie, Ino, Name};
 
 /// One entry of a listing.
@@ -68,6 +71,49 @@ impl Datapath {
                 }
             }
         }
+    }
+
+    /// Up to `max` entries of `directory` after `cookie`, of this and all other members, in the order that members share.
+    ///
+    /// # Errors
+    /// [`Error::NotDirectory`], [`Error::Stale`].
+    pub async fn list_everywhere(
+        &self,
+        caller: &Caller,
+        directory: Ino,
+        cookie: u64,
+        max: usize,
+    ) -> Result<Vec<ListedName>, Error> {
+        let path = {
+            let state = self.lock();
+            let slot = state.slot_of(directory)?;
+            state.directory_id(slot)?;
+            state.tree.path(slot)
+        };
+        let mut listed = self.list_of_members(path, cookie, max).await;
+        let last =
+            if listed.len() < max { u64::MAX } else { listed.last().map_or(u64::MAX, |last| last.cookie) };
+        // What only this host shows: temporary names, and files that the caller writes.
+        let mut state = self.lock();
+        let slot = state.slot_of(directory)?;
+        let within: Vec<_> = state
+            .tree
+            .entries_after(slot, Cookie::before(cookie))
+            .take_while(|(place, ..)| place.0 >> 32 <= last >> 32)
+            .map(|(_, child, _)| child)
+            .collect();
+        let shared: HashSet<u64> = listed.iter().map(|entry| entry.cookie).collect();
+        for child in within {
+            let name = state.tree.name(child);
+            let place = Cookie::shared(name.as_bytes()).0;
+            let is_wanted = place > cookie && place <= last && !shared.contains(&place);
+            if is_wanted && !self.is_hidden_from(&mut state, caller, child) {
+                let is_directory = state.tree.directory(child).is_some();
+                listed.push(ListedName { cookie: place, name: name.as_bytes().to_vec(), is_directory });
+            }
+        }
+        listed.sort_unstable_by_key(|entry| entry.cookie);
+        Ok(listed)
     }
 
     /// The directory above `directory`; the root is above itself.

@@ -22,6 +22,19 @@ pub enum Lookup {
     },
     /// A writer is just closing the file: ask again when [`Datapath::wait_for_release`] returns.
     Wait,
+    /// Nothing here, and other members may hold it: ask again when [`Datapath::ask`] has.
+    Ask,
+}
+
+/// What a look-up may be told to come back after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Patience {
+    /// Nothing: it is answered from what is here now.
+    None,
+    /// [`Lookup::Wait`].
+    Writers,
+    /// [`Lookup::Wait`] and [`Lookup::Ask`].
+    Members,
 }
 
 enum Visible {
@@ -118,11 +131,17 @@ impl Datapath {
         }
     }
 
-    /// Looks up `name` in directory `parent`. `may_wait`: whether [`Lookup::Wait`] is an acceptable answer.
+    /// Looks up `name` in directory `parent`.
     ///
     /// # Errors
     /// [`Error::NameTooLong`], [`Error::Invalid`], [`Error::NotDirectory`], [`Error::Stale`].
-    pub fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8], may_wait: bool) -> Result<Lookup, Error> {
+    pub fn lookup(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        patience: Patience,
+    ) -> Result<Lookup, Error> {
         let name = Name::new(name)?;
         let now = self.clock.monotonic();
         // A writer's look-up before it creates or renames its file: no block of a chain, and no miss if absent.
@@ -135,22 +154,29 @@ impl Datapath {
             if is_temporary {
                 return Ok(Lookup::Absent { cacheable: true });
             }
+            let has_members = state.has_members();
+            let is_certain = !has_members || state.is_absent_everywhere(parent, name.as_bytes());
+            if !is_certain && patience == Patience::Members {
+                return Ok(Lookup::Ask);
+            }
             state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
             self.telemetry.misses.increment();
             let namespace = state.namespace_of(parent);
             if let Some(folder) = state.folders.get_mut(namespace) {
                 folder.misses += 1;
             }
-            return Ok(Lookup::Absent { cacheable: true });
+            let is_revocable =
+                !has_members || self.kernel.get().is_some_and(|kernel| kernel.forgets_absence());
+            return Ok(Lookup::Absent { cacheable: is_certain && is_revocable });
         };
         if state.expiry_of.get(&child).is_some_and(|&at_ns| at_ns <= self.now_ns()) {
             drop(state);
             // What is in use stays, with a later time, so this comes here once.
             self.expire();
-            return self.lookup(caller, directory_ino, name.as_bytes(), may_wait);
+            return self.lookup(caller, directory_ino, name.as_bytes(), patience);
         }
         let slot = match state.visible(caller, now, child) {
-            Visible::Closing(_) if may_wait => {
+            Visible::Closing(_) if patience >= Patience::Writers => {
                 self.telemetry.hidden_waits.increment();
                 return Ok(Lookup::Wait);
             }

@@ -16,6 +16,7 @@ mod attributes;
 mod burial;
 mod create;
 mod domains;
+mod elsewhere;
 mod error;
 mod folders;
 mod history;
@@ -24,9 +25,11 @@ mod listing;
 mod lookup;
 mod object;
 mod open;
+mod packing;
 mod persist;
 mod promote;
 mod recent;
+mod records;
 mod recover;
 mod recover_ssd;
 mod release;
@@ -65,10 +68,11 @@ use crate::tier::ssd::SsdTier;
 
 pub use attributes::AttributeChange;
 pub use domains::EvictionSettings;
+pub use elsewhere::{ClusterSide, MemberSide, News};
 pub use error::Error;
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::Listed;
-pub use lookup::Lookup;
+pub use lookup::{Lookup, Patience};
 pub use object::{Marks, Object, Phase, Place};
 pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened};
 pub use recover::Recovered;
@@ -78,6 +82,7 @@ pub use write::SizeChange;
 pub use xattrs::Presence;
 
 use domains::Domains;
+use elsewhere::Elsewhere;
 use folders::Folders;
 use history::History;
 use recent::Recent;
@@ -141,6 +146,11 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
     fn forget_attributes_now(&self, ino: Ino);
     /// Nobody uses these inodes: the kernel may drop them.
     fn drop_idle(&self, inos: &[Ino]);
+    /// Names that stood for nothing may stand for something now: it looks them up again. Other members say so. It has
+    /// forgotten when this returns.
+    fn forget_absence(&self);
+    /// Whether it can be made to.
+    fn forgets_absence(&self) -> bool;
     /// The inode's backing file is not needed for further opens; its pages may go.
     fn release_backing(&self, ino: Ino);
 }
@@ -155,6 +165,7 @@ pub struct State {
     history: History,
     chains: ChainTracker,
     recent: Recent,
+    elsewhere: Elsewhere,
     processes: Processes,
     /// Objects with a time to live: wall-clock nanoseconds and slot.
     expiries: BTreeSet<(i64, Slot)>,
@@ -205,7 +216,8 @@ pub struct Datapath {
     keeper: OnceLock<std::thread::Thread>,
     unchecked: verify::Queue,
     ssd: OnceLock<Arc<SsdTier>>,
-    /// The datapath itself, for what the SSD tier's threads call back.
+    cluster: OnceLock<ClusterSide>,
+    /// The datapath itself, for what the SSD tier's threads and peers call back.
     this: OnceLock<Weak<Datapath>>,
     /// Bytes of objects on their way to the SSD tier, still in memory.
     lent: AtomicU64,
@@ -230,6 +242,7 @@ impl Datapath {
             history: History::default(),
             chains: ChainTracker::default(),
             recent: Recent::default(),
+            elsewhere: Elsewhere::default(),
             processes: Processes::default(),
             expiries: BTreeSet::new(),
             expiry_of: HashMap::new(),
@@ -263,9 +276,15 @@ impl Datapath {
             keeper: OnceLock::new(),
             unchecked: verify::Queue::default(),
             ssd: OnceLock::new(),
+            cluster: OnceLock::new(),
             this: OnceLock::new(),
             lent: AtomicU64::new(0),
         }
+    }
+
+    /// Lets it hand itself to threads that call back. Again is fine.
+    fn know_itself(self: &Arc<Self>) {
+        let _ = self.this.set(Arc::downgrade(self));
     }
 
     /// Connects the kernel's caches, once, when the mount is up. `passthrough`: whether it serves files itself.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
+use crate::cluster::Stamp;
 use crate::namespace::{Name, ProcessId, Slot, ThreadId};
 use crate::tier::memory::{PackedExtent, PolicyRecord};
 use crate::tier::scratch::ScratchFile;
@@ -27,6 +28,8 @@ pub enum Place {
     Scratch(Arc<ScratchFile>),
     /// In the SSD tier alone: brought back before it is opened.
     Ssd,
+    /// On other members of the cluster alone: fetched before it is opened.
+    Remote,
 }
 
 /// Stations in the life of a file.
@@ -141,6 +144,8 @@ pub struct OpenState {
     pub was_opened: bool,
     /// Policy set on this file itself.
     pub policy: PolicyRecord,
+    /// The version and length under which the cluster heard of the file at its close, before it is sealed.
+    pub promised: Option<(Stamp, ByteCount)>,
 }
 
 /// A file as the cache knows it.
@@ -230,7 +235,7 @@ impl Object {
     /// Whether its bytes can still be found without an open handle.
     #[must_use]
     pub fn is_readable(&self) -> bool {
-        !matches!(self.place, Place::Solo(super::remove::NO_SEGMENT) | Place::Ssd)
+        !matches!(self.place, Place::Solo(super::remove::NO_SEGMENT) | Place::Ssd | Place::Remote)
     }
 
     /// Drops the open state when nothing in it is needed.

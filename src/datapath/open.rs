@@ -178,7 +178,7 @@ impl Datapath {
     ) -> Result<Opened, Error> {
         state.readmit(slot);
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
-        if object.phase == Phase::Sealed && matches!(object.place, Place::Ssd) {
+        if object.phase == Phase::Sealed && Self::is_away(&object.place) {
             // It was to be brought back before, and could not be, or left again: a miss.
             return Err(Error::NoObject);
         }
@@ -250,7 +250,7 @@ impl Datapath {
             Place::Solo(segment) => Ok(Arc::new(self.tier.open_segment(*segment).map_err(|_| Error::Stale)?)),
             Place::Scratch(scratch) => Ok(Arc::clone(scratch.file())),
             Place::Packed(_) => Err(Error::Unsupported("packed objects have no backing file")),
-            Place::Ssd => Err(Error::Stale),
+            Place::Ssd | Place::Remote => Err(Error::Stale),
         }
     }
 

@@ -1,20 +1,23 @@
-//! Bringing an object back from SSD, whole, before it is opened.
+//! Bringing an object into memory, whole, before it is opened: from SSD, or from another member.
 //!
 //! Invariants
 //! - An object is in memory only with all its bytes, compared with their checksum; else it is a miss.
-//! - Nothing here runs on a thread that answers other requests: the disk may be slow.
+//! - Nothing here runs on a thread that answers other requests: the disk, or the peer, may be slow.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidefs_engine::memory::Mapping;
-use tidefs_engine::types::{ByteCount, Version};
+use tidefs_engine::types::{ByteCount, Checksum, Version};
 
+use super::elsewhere::Away;
 use super::history::Ending;
 use super::ssd::object_key;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
+use crate::tier::memory::checksum_bytes;
 use crate::tier::ssd::Missed;
 
 /// How long a load waits for room that is on its way.
@@ -25,6 +28,8 @@ const ROOM_PAUSE: Duration = Duration::from_millis(1);
 /// What is to be loaded.
 struct Wanted {
     key: Vec<u8>,
+    /// Where it is when it is not on SSD.
+    away: Option<Away>,
     version: Version,
     size: ByteCount,
     directory: Slot,
@@ -35,27 +40,35 @@ impl Datapath {
     /// Whether the object must be brought back before it can be used.
     #[must_use]
     pub fn must_load(&self, ino: Ino) -> bool {
-        self.ssd.get().is_some() && self.wanted(&self.lock(), ino).is_some()
+        self.has_lower_tier() && self.wanted(&self.lock(), ino).is_some()
     }
 
     /// The object under a name, when it must be brought back before it can be used.
     #[must_use]
     pub fn must_load_child(&self, parent: Ino, name: &[u8]) -> Option<Ino> {
-        self.ssd.get()?;
+        if !self.has_lower_tier() {
+            return None;
+        }
         let state = self.lock();
         let slot = state.tree.child(state.tree.by_ino(parent)?, name)?;
         let ino = state.tree.ino(slot);
         self.wanted(&state, ino).map(|_| ino)
     }
 
+    /// Whether there may be objects that are not in memory.
+    fn has_lower_tier(&self) -> bool {
+        self.ssd.get().is_some() || self.cluster.get().is_some()
+    }
+
     fn wanted(&self, state: &State, ino: Ino) -> Option<Wanted> {
         let slot = state.tree.by_ino(ino)?;
-        let is_away = |object: &&Object| object.phase == Phase::Sealed && matches!(object.place, Place::Ssd);
+        let is_away = |object: &&Object| object.phase == Phase::Sealed && Self::is_away(&object.place);
         let object = state.object(slot).filter(is_away)?;
         let directory = state.tree.node(slot).parent;
         let id = state.directory_id(directory).ok()?;
         Some(Wanted {
             key: object_key(id, state.tree.name(slot).as_bytes()),
+            away: state.away(slot),
             version: object.version,
             size: object.size,
             directory,
@@ -74,6 +87,13 @@ impl Datapath {
             if wanted.is_small { self.promote_small(ino, &wanted) } else { self.promote_solo(ino, &wanted) }
         });
         match outcome {
+            Ok(()) if wanted.away.is_some() => {
+                if let Some(away) = wanted.away {
+                    self.has_arrived(away, wanted.size);
+                }
+                Ok(())
+            }
+            Err(_) if wanted.away.is_some() => Err(Error::NoObject),
             Ok(()) => {
                 self.telemetry.ssd_promotions.increment();
                 self.telemetry.ssd_promoted_bytes.add(wanted.size.get());
@@ -119,25 +139,51 @@ impl Datapath {
     }
 
     fn promote_small(&self, ino: Ino, wanted: &Wanted) -> Result<(), Error> {
-        let ssd = self.ssd.get().ok_or(Error::NoObject)?;
-        let data = ssd
-            .read(&wanted.key, wanted.version, wanted.size)
-            .map_err(|missed| self.missed(ino, wanted, missed))?;
+        let (data, checksum) = self.read_away(ino, wanted)?;
         self.with_room(|| {
             let mut state = self.lock();
             let (slot, directory, name) = self.still_wanted(&state, ino, wanted)?;
             let namespace = state.directory_id(state.namespace_of(directory))?;
             let mut record = state.object_record(slot, state.directory_id(directory)?, &name);
-            record.checksum = Some(crate::tier::memory::checksum_bytes(&data));
+            record.checksum = Some(checksum);
             let extent = self.tier.pack(namespace, &record, &data)?;
             self.put_back(&mut state, slot, Place::Packed(extent));
             Ok(())
         })
     }
 
-    fn promote_solo(&self, ino: Ino, wanted: &Wanted) -> Result<(), Error> {
+    /// The bytes of a small object, from where it is, and their checksum.
+    fn read_away(&self, ino: Ino, wanted: &Wanted) -> Result<(Vec<u8>, Checksum), Error> {
+        if let Some(away) = &wanted.away {
+            return self.fetch_bytes(ino, away, wanted.size);
+        }
         let ssd = self.ssd.get().ok_or(Error::NoObject)?;
+        let data = ssd
+            .read(&wanted.key, wanted.version, wanted.size)
+            .map_err(|missed| self.missed(ino, wanted, missed))?;
+        let checksum = checksum_bytes(&data);
+        Ok((data, checksum))
+    }
+
+    /// Fills a segment with an object, from where it is. Returns the checksum of the bytes.
+    fn load_away(
+        &self,
+        ino: Ino,
+        wanted: &Wanted,
+        file: &Arc<File>,
+        mapping: Mapping,
+    ) -> Result<Checksum, Error> {
+        if let Some(away) = &wanted.away {
+            return self.fetch_into(ino, away, file, mapping);
+        }
+        let ssd = self.ssd.get().ok_or(Error::NoObject)?;
+        ssd.load(&wanted.key, wanted.version, wanted.size, &Arc::new(mapping))
+            .map_err(|missed| self.missed(ino, wanted, missed))
+    }
+
+    fn promote_solo(&self, ino: Ino, wanted: &Wanted) -> Result<(), Error> {
         let (segment, file) = self.tier.create_segment()?;
+        let file = Arc::new(file);
         let loaded = (|| {
             self.reserve(&file, ByteCount::ZERO, wanted.size, wanted.directory)?;
             file.set_len(wanted.size.get()).map_err(Error::io("ftruncate of a segment"))?;
@@ -145,8 +191,7 @@ impl Datapath {
                 crate::tier::memory::checksum_bytes(&[])
             } else {
                 let mapping = Mapping::new(&file, wanted.size).map_err(Error::io("mmap of a segment"))?;
-                ssd.load(&wanted.key, wanted.version, wanted.size, &Arc::new(mapping))
-                    .map_err(|missed| self.missed(ino, wanted, missed))?
+                self.load_away(ino, wanted, &file, mapping)?
             };
             let mut state = self.lock();
             let (slot, directory, name) = self.still_wanted(&state, ino, wanted)?;
@@ -178,6 +223,7 @@ impl Datapath {
             object.place = place;
             object.marks.set(Marks::READ, false);
         }
+        state.elsewhere.leave(slot);
         state.arrive(slot);
     }
 }

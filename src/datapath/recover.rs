@@ -3,9 +3,9 @@
 use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, SegmentId, Version};
 
+use super::packing::copy_range;
 use super::release::PROVISIONAL;
 use super::room::footprint;
-use super::seal::copy_range;
 use super::xattrs::copy_decorations;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};

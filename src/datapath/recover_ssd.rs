@@ -35,8 +35,7 @@ impl Datapath {
     /// [`Error::Io`] when a thread cannot be started.
     pub fn attach_ssd(self: &Arc<Self>, tier: SsdTier) -> Result<RecoverySummary, Error> {
         let tier = Arc::new(tier);
-        // A second attach would be a bug of the composition root; the first one stays in force.
-        let _ = self.this.set(Arc::downgrade(self));
+        self.know_itself();
         let mut state = self.lock();
         state.number_from(self.now_ns());
         let summary = self.adopt_directories_of_ssd(&mut state, &tier);

@@ -274,6 +274,11 @@ impl Datapath {
         if let (Some(kernel), true) = (self.kernel.get(), !afterwards.changed.is_empty()) {
             afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes(ino));
         }
+        if let (Some(this), false) =
+            (self.this.get().and_then(std::sync::Weak::upgrade), afterwards.untold.is_empty())
+        {
+            this.tell_later(afterwards.untold);
+        }
         for ino in afterwards.unchecked {
             self.check_later(ino);
         }
@@ -293,6 +298,8 @@ pub(super) struct Afterwards {
     pub(super) places: Vec<Place>,
     /// Inodes whose attributes the kernel should ask for again.
     pub(super) changed: Vec<crate::namespace::Ino>,
+    /// Objects that no other member was told of.
+    pub(super) untold: Vec<crate::namespace::Ino>,
     /// Inodes whose checksum is to be taken when the machine is idle.
     pub(super) unchecked: Vec<crate::namespace::Ino>,
 }

@@ -27,6 +27,7 @@ impl State {
         departure: Departure,
         ending: Option<(i64, Ending)>,
     ) -> Doomed {
+        self.let_go(slot);
         let on_ssd = self.ssd_record(slot);
         self.readmit(slot);
         let node = self.tree.node(slot);
@@ -114,6 +115,10 @@ impl State {
         }
         match self.tree.free(slot).body {
             Body::File(object) => match object.place {
+                Place::Remote => {
+                    self.elsewhere.leave(slot);
+                    None
+                }
                 Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd => None,
                 place @ (Place::Solo(_) | Place::Packed(_)) => Some(place),
             },
@@ -228,6 +233,7 @@ impl Datapath {
                 // No open file and no mapping is left: the kernel keeps the inode for either.
                 object.marks.set(Marks::READ, false);
             }
+            state.unshow(slot);
             state.drop_if_unused(slot)
         };
         if let Some(place) = late {

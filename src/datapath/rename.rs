@@ -143,6 +143,7 @@ impl Datapath {
                 self.publish(state, slot, new_parent, new_name, Some(caller.thread.0), afterwards)
             }
             Phase::Writing | Phase::Gone => {
+                state.break_promise(slot);
                 state.drop_claim(slot);
                 self.publish(state, slot, new_parent, new_name, Some(caller.thread.0), afterwards)
             }
@@ -159,7 +160,7 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         state.readmit(slot);
-        if state.object(slot).is_some_and(|object| matches!(object.place, Place::Ssd)) {
+        if state.object(slot).is_some_and(|object| Self::is_away(&object.place)) {
             // It was to be brought back before, and could not be: a miss.
             return Err(Error::NoObject);
         }
@@ -296,6 +297,10 @@ impl Datapath {
         name: Name,
         keep_target: bool,
     ) -> Result<(), Error> {
+        if state.has_members() {
+            // The keys of other members below it would have to move along, one by one.
+            return Err(Error::OtherPlace);
+        }
         if state.tree.ancestors(parent).any(|ancestor| ancestor == slot) {
             return Err(Error::Invalid("a directory cannot move below itself"));
         }

@@ -4,17 +4,15 @@
 //! dies before it leaves a segment without a record, which the next start removes; one that dies after it leaves a
 //! whole object. A version replaced by it is recognised at recovery by its smaller version number.
 
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, Version};
+use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::release::Afterwards;
 use super::room::footprint;
 use super::{Datapath, Error, HandleId, Marks, Object, Phase, Place, State};
-use crate::namespace::{Ino, Name, Slot};
-use crate::tier::memory::{ObjectRecord, PackedExtent};
+use crate::namespace::{Name, Slot};
 
 impl Datapath {
     /// Makes sure that every byte of the file behind `handle` has its page. Returns whether it has.
@@ -105,7 +103,12 @@ impl Datapath {
             Some(place) => place,
             None => (state.tree.node(slot).parent, state.tree.name(slot)),
         };
-        self.publish(state, slot, parent, name, None, afterwards)
+        let promised = state.promised(slot);
+        self.publish(state, slot, parent, name, None, afterwards)?;
+        if state.has_members() && (promised.is_none() || state.sealed_stamp(slot) != promised) {
+            afterwards.untold.push(state.tree.ino(slot));
+        }
+        Ok(())
     }
 
     /// Makes the file in `slot` the object `name` in `parent`, in place of what stood there.
@@ -142,6 +145,8 @@ impl Datapath {
         let predecessor_version =
             predecessor.and_then(|slot| state.object(slot)).map(|object| object.version);
         let now_ns = self.now_ns();
+        // Who closed it may have told the cluster already which version it will be.
+        let sealed_at_ns = state.keep_promise(slot, size);
         let node = state.tree.node_mut(slot);
         let written_ns = super::stat::written_ns(&metadata);
         if has_own_mtime {
@@ -154,7 +159,7 @@ impl Datapath {
         let mut record = state.object_record(slot, directory, &name);
         record.version = version;
         record.size = size;
-        record.sealed_at_ns = now_ns;
+        record.sealed_at_ns = sealed_at_ns.unwrap_or(now_ns);
         record.predecessor = predecessor_version;
         self.tier.seal(&file, &record)?;
 
@@ -170,7 +175,7 @@ impl Datapath {
             object.phase = Phase::Sealed;
             object.size = size;
             object.version = version;
-            object.sealed_at_ns = now_ns;
+            object.sealed_at_ns = sealed_at_ns.unwrap_or(now_ns);
             object.marks.set(Marks::READ, false);
             object.marks.set(Marks::MTIME_SET, false);
             object.marks.set(Marks::SHOWN, false);
@@ -252,7 +257,7 @@ impl Datapath {
         }
     }
 
-    fn account_growth(&self, state: &mut State, slot: Slot, before: ByteCount, now: ByteCount) {
+    pub(super) fn account_growth(&self, state: &mut State, slot: Slot, before: ByteCount, now: ByteCount) {
         let parent = state.tree.node(slot).parent;
         state.uncount(parent, before);
         state.count(parent, now);
@@ -263,236 +268,9 @@ impl Datapath {
             object.size = now;
         }
     }
-
-    /// Copies a small object that nobody has open or mapped writable into a packed segment, and frees its own.
-    fn pack_if_small(
-        &self,
-        state: &mut State,
-        slot: Slot,
-        file: &std::fs::File,
-        afterwards: &mut Afterwards,
-    ) -> bool {
-        let Some(object) = state.object(slot) else { return false };
-        let Place::Solo(segment) = object.place else { return false };
-        let is_packable = object.size < self.settings.packed_max
-            && !object.is_open()
-            && object.phase == Phase::Sealed
-            && !object.marks.has(Marks::WRITABLE_MAPPING)
-            && !object.marks.has(Marks::DECORATED);
-        if !is_packable {
-            return false;
-        }
-        match self.pack(state, slot, file) {
-            Ok(extent) => {
-                if let Some(object) = state.object_mut(slot) {
-                    object.place = Place::Packed(extent);
-                }
-                if let Some(kernel) = self.kernel.get() {
-                    kernel.release_backing(state.tree.ino(slot));
-                }
-                afterwards.places.push(Place::Solo(segment));
-                true
-            }
-            Err(error) => {
-                self.telemetry.pack_refusals.increment();
-                tracing::debug!(%error, "a small object keeps its own segment");
-                false
-            }
-        }
-    }
-
-    fn pack(&self, state: &State, slot: Slot, file: &std::fs::File) -> Result<PackedExtent, Error> {
-        let object = state.object(slot).ok_or(Error::IsDirectory)?;
-        let length = usize::try_from(object.size.get()).map_err(|_| Error::Invalid("too large to pack"))?;
-        let mut data = vec![0; length];
-        file.read_exact_at(&mut data, 0).map_err(Error::io("read of a small object"))?;
-        let node = state.tree.node(slot);
-        let directory = state.directory_id(node.parent)?;
-        let namespace = state.directory_id(state.namespace_of(slot))?;
-        let record = state.object_record(slot, directory, &state.tree.name(slot));
-        let extent = self.tier.pack(namespace, &record, &data)?;
-        self.telemetry.packed_bytes.add(length as u64);
-        Ok(extent)
-    }
-
-    /// Gives a packed object that nobody has open a segment of its own.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] while it is open: its readers are served from where it is.
-    pub(super) fn unpack(&self, ino: Ino) -> Result<(), Error> {
-        let (directory, size) = {
-            let state = self.lock();
-            let slot = state.slot_of(ino)?;
-            (state.tree.node(slot).parent, state.object(slot).map(|object| object.size).unwrap_or_default())
-        };
-        let (segment, file) = self.tier.create_segment()?;
-        let moved = self.reserve(&file, ByteCount::ZERO, size, directory).and_then(|()| {
-            let mut state = self.lock();
-            let slot = state.slot_of(ino)?;
-            let object = state.object(slot).ok_or(Error::IsDirectory)?;
-            let Place::Packed(extent) = object.place else { return Ok(None) };
-            if object.is_open() || object.phase != Phase::Sealed || object.size != size {
-                return Err(Error::Unsupported("attributes of applications on a small object that is open"));
-            }
-            let mut data = vec![0; usize::try_from(size.get()).unwrap_or(0)];
-            let count = self.tier.read_packed(&extent, FileOffset(0), &mut data)?;
-            file.write_all_at(&data[..count], 0).map_err(Error::io("copy of a packed object"))?;
-            let node = state.tree.node(slot);
-            let mut record =
-                state.object_record(slot, state.directory_id(node.parent)?, &state.tree.name(slot));
-            record.checksum = self.recorded_checksum(object)?;
-            self.tier.seal(&file, &record)?;
-            if let Some(object) = state.object_mut(slot) {
-                object.place = Place::Solo(segment);
-                object.marks.set(Marks::DECORATED, true);
-            }
-            Ok(Some(extent))
-        });
-        match moved {
-            Ok(Some(extent)) => {
-                self.free_place(Place::Packed(extent));
-                Ok(())
-            }
-            Ok(None) => {
-                self.free_place(Place::Solo(segment));
-                Ok(())
-            }
-            Err(error) => {
-                self.free_place(Place::Solo(segment));
-                Err(error)
-            }
-        }
-    }
-
-    /// Writes the record of a sealed object anew, after its attributes or policy changed.
-    ///
-    /// # Errors
-    /// [`Error::NothingEvictable`] when a packed object finds no room for it; see [`Datapath::with_room`].
-    pub(super) fn rewrite_record(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
-        let Some(object) = state.object(slot).filter(|object| object.phase == Phase::Sealed) else {
-            return Ok(());
-        };
-        let version = object.version;
-        let node = state.tree.node(slot);
-        let (parent, name, ctime_ns) = (node.parent, state.tree.name(slot), node.attributes.ctime_ns);
-        self.write_record(state, slot, (parent, &name), version, ctime_ns)
-    }
-
-    /// Writes the record that a sealed object has under `name` in `parent`, before it is moved there.
-    ///
-    /// # Errors
-    /// As [`Datapath::rewrite_record`]; then the old record stands.
-    pub(super) fn write_record(
-        &self,
-        state: &mut State,
-        slot: Slot,
-        (parent, name): (Slot, &Name),
-        version: Version,
-        ctime_ns: i64,
-    ) -> Result<(), Error> {
-        let directory = state.directory_id(parent)?;
-        if let Some(object) = state.object_mut(slot) {
-            object.marks.set(Marks::STALE_ON_SSD, true);
-        }
-        let object = state.object(slot).ok_or(Error::IsDirectory)?;
-        let file = match object.place {
-            Place::Solo(segment) => Some(match object.file() {
-                Some(file) => Arc::clone(file),
-                None => Arc::new(self.tier.open_segment(segment)?),
-            }),
-            Place::Packed(_) | Place::Scratch(_) | Place::Ssd => None,
-        };
-        if let Some(file) = file.as_ref().filter(|_| !object.marks.has(Marks::FINAL)) {
-            // Its writer may have gone on since the seal.
-            let before = object.size;
-            let now = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
-            self.account_growth(state, slot, before, now);
-        }
-        let checksum = state.object(slot).map(|object| self.recorded_checksum(object));
-        let mut record = state.object_record(slot, directory, name);
-        // A record that cannot be read is written anew; its checksum is taken again when somebody asks.
-        record.checksum = checksum.and_then(Result::ok).flatten();
-        record.version = version;
-        record.ctime_ns = ctime_ns;
-        if let Some(file) = file {
-            return Ok(self.tier.seal(&file, &record)?);
-        }
-        let Some(Place::Packed(old)) = state.object(slot).map(|object| object.place.clone()) else {
-            return Ok(());
-        };
-        let namespace = state.directory_id(state.namespace_of(parent))?;
-        let extent = self.tier.rewrite_packed(old, namespace, &record)?;
-        // Readers find the extent in the table, under the lock, so none is on the old one.
-        if let Some(object) = state.object_mut(slot) {
-            object.place = Place::Packed(extent);
-        }
-        Ok(())
-    }
-
-    /// Copies the bytes of the object `ino` into `target`, inside the daemon's host but not its memory where the
-    /// kernel can do it.
-    pub(super) fn copy_object(&self, ino: Ino, target: &std::fs::File) -> Result<(), Error> {
-        let packed = {
-            let state = self.lock();
-            let slot = state.slot_of(ino)?;
-            let object = state.object(slot).ok_or(Error::IsDirectory)?;
-            match &object.place {
-                Place::Packed(extent) => {
-                    let mut data = vec![0; usize::try_from(object.size.get()).unwrap_or(0)];
-                    let count = self.tier.read_packed(extent, FileOffset(0), &mut data)?;
-                    data.truncate(count);
-                    Some(data)
-                }
-                _ => None,
-            }
-        };
-        if let Some(data) = packed {
-            return target.write_all_at(&data, 0).map_err(Error::io("copy of a packed object"));
-        }
-        let source = self.backing_file(ino)?;
-        let length = source.metadata().map_err(Error::io("stat of a segment"))?.len();
-        copy_range(&source, target, length).map_err(Error::io("copy of an object"))?;
-        self.telemetry.copied_bytes.add(length);
-        Ok(())
-    }
-}
-
-/// Copies `length` bytes between the starts of two files without moving either's position.
-pub(super) fn copy_range(source: &std::fs::File, target: &std::fs::File, length: u64) -> io::Result<()> {
-    let mut buffer = vec![0; 1 << 20];
-    let mut offset = 0;
-    while offset < length {
-        let wanted = usize::try_from(length - offset).unwrap_or(usize::MAX).min(buffer.len());
-        source.read_exact_at(&mut buffer[..wanted], offset)?;
-        target.write_all_at(&buffer[..wanted], offset)?;
-        offset += wanted as u64;
-    }
-    Ok(())
 }
 
 impl State {
-    /// What a restart needs to know of an object, but the checksum, which only its record has.
-    pub(super) fn object_record(&self, slot: Slot, parent: DirectoryId, name: &Name) -> ObjectRecord {
-        let attributes = self.tree.node(slot).attributes;
-        let object = self.object(slot);
-        ObjectRecord {
-            parent,
-            name: name.as_bytes().to_vec(),
-            version: object.map(|object| object.version).unwrap_or_default(),
-            size: object.map(|object| object.size).unwrap_or_default(),
-            checksum: None,
-            mode: attributes.mode.into(),
-            uid: attributes.uid,
-            gid: attributes.gid,
-            mtime_ns: attributes.mtime_ns,
-            atime_ns: attributes.atime_ns,
-            ctime_ns: attributes.ctime_ns,
-            sealed_at_ns: object.map(|object| object.sealed_at_ns).unwrap_or_default(),
-            predecessor: None,
-            policy: object.map(Object::policy).unwrap_or_default(),
-        }
-    }
-
     /// A process that wrote the file, to stand for the thread when the seal comes with a close.
     fn writer_thread(&self, slot: Slot) -> Option<u32> {
         self.object(slot)?.open.as_ref()?.writer_processes.first().map(|process| process.0)

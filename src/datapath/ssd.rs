@@ -79,7 +79,7 @@ pub(super) fn directory_key(directory: DirectoryId) -> Vec<u8> {
 impl Object {
     /// Whether it is in its order of eviction and in the accounts, once it is sealed.
     pub(super) fn is_resident(&self) -> bool {
-        !matches!(self.place, Place::Ssd) && !self.marks.has(Marks::STORING)
+        !Datapath::is_away(&self.place) && !self.marks.has(Marks::STORING)
     }
 }
 
@@ -290,7 +290,7 @@ impl Datapath {
                 }
                 Source::Bytes(bytes)
             }
-            Place::Scratch(_) | Place::Ssd => return Err(io::ErrorKind::InvalidInput.into()),
+            Place::Scratch(_) | Place::Ssd | Place::Remote => return Err(io::ErrorKind::InvalidInput.into()),
         };
         Ok(source)
     }

@@ -44,7 +44,7 @@ pub enum Verdict {
 
 /// Whether the object is final, with its bytes in memory.
 fn is_final(object: &Object) -> bool {
-    let is_here = !matches!(object.place, Place::Ssd);
+    let is_here = !Datapath::is_away(&object.place);
     object.phase == Phase::Sealed && object.marks.has(Marks::FINAL) && is_here
 }
 
@@ -172,7 +172,7 @@ impl Datapath {
                 Some(file) => self.tier.read_record(file)?,
                 None => self.tier.read_record(&self.tier.open_segment(*segment)?)?,
             },
-            Place::Scratch(_) | Place::Ssd => None,
+            Place::Scratch(_) | Place::Ssd | Place::Remote => None,
         };
         Ok(record.and_then(|record| record.checksum))
     }
@@ -187,7 +187,7 @@ impl Datapath {
                 Source::Packed(data)
             }
             Place::Solo(segment) => Source::Solo(self.tier.open_segment(*segment)?),
-            Place::Scratch(_) | Place::Ssd => {
+            Place::Scratch(_) | Place::Ssd | Place::Remote => {
                 return Err(Error::Unsupported("what is not in memory has no checksum there"));
             }
         };

@@ -173,7 +173,7 @@ impl Datapath {
                 Place::Scratch(scratch) => Arc::clone(scratch.file()),
                 Place::Solo(_) => Arc::clone(object.file().ok_or(Error::BadHandle)?),
                 // Nothing that is open leaves memory.
-                Place::Ssd => return Err(Error::BadHandle),
+                Place::Ssd | Place::Remote => return Err(Error::BadHandle),
             }
         };
         let mut filled = 0;

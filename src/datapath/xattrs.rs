@@ -372,6 +372,7 @@ pub(super) fn tier_text(object: &super::Object) -> &'static str {
         (Place::Packed(_), _) => "packed",
         (Place::Solo(_), _) => "memory",
         (Place::Ssd, _) => "ssd",
+        (Place::Remote, _) => "remote",
     }
 }
 

@@ -20,7 +20,7 @@ use super::loader::Loader;
 use super::ops;
 use super::session::Handshake;
 use super::waiter::Waiter;
-use crate::datapath::Datapath;
+use crate::datapath::{Datapath, News};
 use crate::namespace::Ino;
 
 /// Largest request of a read or write that the daemon serves itself.
@@ -50,6 +50,25 @@ impl Dispatcher {
         } else {
             rest();
         }
+    }
+
+    /// Does the rest of a request when the other members know what it changed: at once where there are none.
+    pub(super) fn after_telling(&self, news: News, rest: impl FnOnce() + Send + 'static) {
+        after_telling(&self.datapath, news, rest);
+    }
+}
+
+/// As [`Dispatcher::after_telling`], for what is done off the session threads.
+pub(super) fn after_telling(datapath: &Arc<Datapath>, news: News, rest: impl FnOnce() + Send + 'static) {
+    match datapath.cluster() {
+        Some(side) if !news.is_empty() => {
+            let datapath = Arc::clone(datapath);
+            side.runtime().spawn(async move {
+                datapath.tell(news).await;
+                rest();
+            });
+        }
+        _ => rest(),
     }
 }
 

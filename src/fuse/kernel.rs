@@ -24,6 +24,9 @@ use crate::datapath::KernelCache;
 use crate::namespace::Ino;
 use crate::telemetry::Telemetry;
 
+/// `FUSE_NOTIFY_INC_EPOCH` of linux/fuse.h, from protocol 7.44 (Linux 6.16) on: every name is looked up again. It takes no
+/// lock, and what the kernel knows of inodes stays.
+const NOTIFY_INC_EPOCH: i32 = 8;
 /// `FUSE_NOTIFY_PRUNE` of linux/fuse.h, from protocol 7.45 (Linux 6.18) on.
 const NOTIFY_PRUNE: i32 = 9;
 /// Inodes in one such message.
@@ -53,6 +56,8 @@ pub(super) struct Kernel {
     backings: Mutex<HashMap<Ino, Arc<BackingId>>>,
     /// Set once the session is open.
     notifier: OnceLock<Notifier>,
+    /// The mount's own descriptor, where the kernel takes [`NOTIFY_INC_EPOCH`] by it.
+    epochs: OnceLock<Arc<File>>,
     telemetry: Arc<Telemetry>,
 }
 
@@ -67,15 +72,19 @@ impl Kernel {
             queue: Arc::clone(&queue),
             backings: Mutex::new(HashMap::new()),
             notifier: OnceLock::new(),
+            epochs: OnceLock::new(),
             telemetry,
         };
         (Arc::new(kernel), Messages(queue))
     }
 
     /// Gives it the way by which messages reach the kernel.
-    pub(super) fn connect(&self, notifier: Notifier) {
+    pub(super) fn connect(&self, notifier: Notifier, device: Option<&Arc<File>>) {
         // Set once: a session is opened once.
         let _ = self.notifier.set(notifier);
+        if let Some(device) = device.filter(|device| (&***device).write_all(&epoch_message()).is_ok()) {
+            let _ = self.epochs.set(Arc::clone(device));
+        }
     }
 
     /// The backing file registered for `ino`.
@@ -121,6 +130,19 @@ impl KernelCache for Kernel {
         self.queue.arrived.notify_one();
     }
 
+    fn forget_absence(&self) {
+        let Some(device) = self.epochs.get() else { return };
+        self.telemetry.epochs.increment();
+        if let Err(error) = (&**device).write_all(&epoch_message()) {
+            self.telemetry.invalidation_failures.increment();
+            tracing::warn!(%error, "the kernel may take names for absent that another member has made");
+        }
+    }
+
+    fn forgets_absence(&self) -> bool {
+        self.epochs.get().is_some()
+    }
+
     fn release_backing(&self, ino: Ino) {
         let backing = self.backings.lock().remove(&ino);
         drop(backing);
@@ -137,7 +159,7 @@ impl Drop for Kernel {
 impl Messages {
     /// Sends messages until the mount is gone and the queue is closed. `device`: the mount's own descriptor, for what
     /// `notifier` cannot say; there is none where another program mounted for us.
-    pub(super) fn run(self, notifier: &Notifier, mut device: Option<File>, telemetry: &Telemetry) {
+    pub(super) fn run(self, notifier: &Notifier, mut device: Option<Arc<File>>, telemetry: &Telemetry) {
         loop {
             let Pending { attributes, idle, .. } = {
                 let mut pending = self.0.pending.lock();
@@ -156,9 +178,9 @@ impl Messages {
             }
             let idle: Vec<Ino> = idle.into_iter().collect();
             for some in idle.chunks(PRUNED_AT_ONCE) {
-                let Some(open) = &mut device else { break };
+                let Some(open) = &device else { break };
                 // The kernel takes a message whole or not at all.
-                match open.write_all(&prune_message(some)) {
+                match (&**open).write_all(&prune_message(some)) {
                     Ok(()) => telemetry.inode_prunes.add(some.len() as u64),
                     Err(error) => {
                         tracing::info!(
@@ -181,6 +203,14 @@ fn tell(notifier: &Notifier, ino: Ino, telemetry: &Telemetry) {
         telemetry.invalidation_failures.increment();
         tracing::debug!(ino = ino.0, %error, "the kernel did not take an invalidation");
     }
+}
+
+/// `struct fuse_out_header` of linux/fuse.h, with nothing behind it.
+fn epoch_message() -> Vec<u8> {
+    let mut message = 16_u32.to_ne_bytes().to_vec();
+    message.extend(NOTIFY_INC_EPOCH.to_ne_bytes());
+    message.extend(0_u64.to_ne_bytes()); // unique: not an answer
+    message
 }
 
 /// `struct fuse_out_header` and `struct fuse_notify_prune_out` of linux/fuse.h, then the inode numbers.

@@ -43,7 +43,7 @@ pub struct SessionSettings {
     pub negative_ttl: Duration,
     /// Requests that may be in flight without a caller waiting: releases, readahead, asynchronous I/O.
     pub max_background: u16,
-    /// Objects that are brought back from the SSD tier at once.
+    /// Objects that are brought back from the SSD tier, or fetched from other members, at once.
     pub loads: usize,
 }
 
@@ -148,7 +148,8 @@ impl Session {
             return Err(MountError::NoPassthrough { reason: reason.clone() });
         }
         let notifier = session.notifier();
-        kernel.connect(notifier.clone());
+        let device = device.map(Arc::new);
+        kernel.connect(notifier.clone(), device.as_ref());
         datapath.attach_kernel(kernel, facts.passthrough);
         let counters = Arc::clone(telemetry);
         let lookups = Arc::clone(datapath);
@@ -156,7 +157,8 @@ impl Session {
             helper("notifier", move || messages.run(&notifier, device, &counters))?,
             helper("waiter", move || waiter::run(&lookups, lifetimes, &arrivals))?,
         ];
-        let loads = if datapath.ssd().is_some() { settings.loads } else { 0 };
+        let has_lower_tier = datapath.ssd().is_some() || datapath.cluster().is_some();
+        let loads = if has_lower_tier { settings.loads } else { 0 };
         for index in 0..loads {
             let (datapath, loader) = (Arc::clone(datapath), Arc::clone(&loader));
             helpers.push(helper(&format!("load-{index}"), move || loader::run(&datapath, &loader))?);

@@ -11,7 +11,7 @@ use fuser::ReplyEntry;
 
 use super::attributes::Lifetimes;
 use super::ops::names::reply_lookup;
-use crate::datapath::{Caller, Datapath, Lookup};
+use crate::datapath::{Caller, Datapath, Lookup, Patience};
 use crate::namespace::Ino;
 
 const WAIT_MAX: Duration = Duration::from_millis(50);
@@ -65,11 +65,11 @@ pub(super) fn run(datapath: &Arc<Datapath>, lifetimes: Lifetimes, arrivals: &Rec
         waiting.extend(arrivals.try_iter().map(|arrived| (Instant::now() + WAIT_MAX, arrived)));
         let mut still = Vec::new();
         for (deadline, one) in waiting.drain(..) {
-            let may_wait = Instant::now() < deadline;
-            if !may_wait {
+            let patience = if Instant::now() < deadline { Patience::Writers } else { Patience::None };
+            if patience == Patience::None {
                 datapath.telemetry().hidden_wait_timeouts.increment();
             }
-            match datapath.lookup(&one.caller, one.parent, &one.name, may_wait) {
+            match datapath.lookup(&one.caller, one.parent, &one.name, patience) {
                 Ok(Lookup::Wait) => still.push((deadline, one)),
                 outcome => reply_lookup(&lifetimes, outcome, one.reply),
             }

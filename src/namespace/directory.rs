@@ -24,6 +24,25 @@ impl Cookie {
         Self(hash_of(name) << 32 | u64::from(slot.0))
     }
 
+    /// Place of `name` in the order that all members of a cluster share: the same hash as in the order here, and where
+    /// names have one, another part of it in place of the slot.
+    #[must_use]
+    pub fn shared(name: &[u8]) -> Self {
+        Self(hash_of(name) << 32 | xxh3_64(name) & u64::from(u32::MAX))
+    }
+
+    /// Before every entry whose name hashes like the one at `shared`.
+    #[must_use]
+    pub fn before(shared: u64) -> Self {
+        Self((shared & !u64::from(u32::MAX)).saturating_sub(1))
+    }
+
+    /// Whether both are of names that hash alike.
+    #[must_use]
+    pub fn has_hash_of(self, other: Self) -> bool {
+        self.0 >> 32 == other.0 >> 32
+    }
+
     fn slot(self) -> Slot {
         Slot(u32::try_from(self.0 & u64::from(u32::MAX)).unwrap_or(0))
     }

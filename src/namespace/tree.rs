@@ -311,6 +311,15 @@ impl<F> Tree<F> {
         }
     }
 
+    /// Live slots from `first` on, in the order of their numbers.
+    pub fn slots_from(&self, first: Slot) -> impl Iterator<Item = (Slot, &Node<F>)> {
+        let rest = self.entries.get(first.0 as usize..).unwrap_or_default();
+        rest.iter().zip(first.0..).filter_map(|(entry, index)| match entry {
+            Entry::Used(node) => Some((Slot(index), node)),
+            Entry::Free { .. } => None,
+        })
+    }
+
     /// All live slots, in no order that means anything.
     pub fn slots(&self) -> impl Iterator<Item = (Slot, &Node<F>)> {
         self.entries.iter().zip(0u32..).filter_map(|(entry, index)| match entry {

@@ -13,7 +13,7 @@ use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 use tidefs::datapath::{
     AttributeChange, Caller, Datapath, Error, EvictionSettings, Fate, HandleId, Kind, Lookup, OpenOptions,
-    Settings, SizeChange,
+    Patience, Settings, SizeChange,
 };
 use tidefs::namespace::{Attributes, Cookie, Ino, ThreadId, nanos_of};
 use tidefs::telemetry::Telemetry;
@@ -74,6 +74,7 @@ fn errno(error: Error) -> Errno {
         Error::OverQuota { .. } => Errno::EDQUOT,
         Error::NothingEvictable { .. } => Errno::ENOSPC,
         Error::TooLarge { .. } | Error::TooLong => Errno::EFBIG,
+        Error::OtherPlace => Errno::EXDEV,
         Error::NoAttribute => Errno::ENODATA,
         Error::BadHandle => Errno::EBADF,
         // No disk fails in these tests, so this is always a bug.
@@ -143,7 +144,7 @@ impl Logic {
     }
 
     fn lookup(&mut self, who: usize, parent: Ino, name: &str) -> Result<(Ino, Kind, Facts), Errno> {
-        match self.datapath().lookup(&caller(who), parent, name.as_bytes(), false).map_err(errno)? {
+        match self.datapath().lookup(&caller(who), parent, name.as_bytes(), Patience::None).map_err(errno)? {
             Lookup::Found { stat, .. } => {
                 *self.references.entry(stat.ino).or_default() += 1;
                 let facts = Facts {
@@ -154,7 +155,7 @@ impl Logic {
                 };
                 Ok((stat.ino, stat.kind, facts))
             }
-            Lookup::Absent { .. } => Err(Errno::ENOENT),
+            Lookup::Absent { .. } | Lookup::Ask => Err(Errno::ENOENT),
             Lookup::Wait => panic!("a look-up waits though it was told not to"),
         }
     }

@@ -50,6 +50,16 @@ pub enum Verdict {
         /// When.
         at: Timestamp,
     },
+    /// It was removed or replaced on another member of the cluster.
+    Withdrawn {
+        /// When.
+        at: Timestamp,
+    },
+    /// No member of the cluster that was said to hold it gave it.
+    Unreachable {
+        /// When.
+        at: Timestamp,
+    },
     /// A process deleted it.
     Deleted {
         /// When.
@@ -129,6 +139,14 @@ impl Verdict {
             Self::Expired { at } => format!(
                 "`{path}` expired at {at}, when its time to live was over. If that was too early, raise \
                  user.tidefs.ttl on its directory."
+            ),
+            Self::Withdrawn { at } => format!(
+                "`{path}` was removed or replaced on another member of the cluster at {at}. Ask there, with \
+                 `tidefs why`, who did it."
+            ),
+            Self::Unreachable { at } => format!(
+                "`{path}` could not be fetched at {at} from any member that was said to hold it. `tidefs members` \
+                 shows who is away."
             ),
             Self::Deleted { at, by_pid } => format!(
                 "`{path}` was deleted at {at}{}. If nobody should have: some clients delete a file after a \

@@ -10,11 +10,13 @@ use std::time::Duration;
 use fuser::{Errno, Generation, INodeNo, RenameFlags, ReplyEmpty, ReplyEntry, Request};
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
-use crate::datapath::{Error, Lookup, Stat};
+use crate::datapath::{Caller, Datapath, Error, Lookup, News, Patience, Stat};
 use crate::fuse::attributes::{Lifetimes, absence, file_attr, ino};
 use crate::fuse::control_files::{self, ControlFiles};
+use crate::fuse::dispatch::after_telling;
 use crate::fuse::session::pin_this_thread;
-use crate::fuse::waiter::Waiting;
+use crate::fuse::waiter::{Waiter, Waiting};
+use crate::namespace::Ino;
 
 pub(in crate::fuse) fn lookup(
     dispatcher: &Dispatcher,
@@ -36,15 +38,42 @@ pub(in crate::fuse) fn lookup(
         return reply.entry(&lifetimes.settled, &attributes, Generation(0));
     }
     let caller = caller(request);
-    match datapath.lookup(&caller, ino(parent), name.as_bytes(), true) {
+    let waiting = Waiting { caller, parent: ino(parent), name: name.as_bytes().into(), reply };
+    match datapath.lookup(&caller, waiting.parent, &waiting.name, Patience::Members) {
+        Ok(Lookup::Ask) => ask(datapath, waiter, *lifetimes, waiting),
+        outcome => reply_or_wait(datapath, waiter, lifetimes, outcome, waiting),
+    }
+}
+
+/// Answers a look-up when the other members have said what they hold.
+fn ask(datapath: &Arc<Datapath>, waiter: &Waiter, lifetimes: Lifetimes, waiting: Waiting) {
+    let (datapath, waiter) = (Arc::clone(datapath), waiter.clone());
+    let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else {
+        return waiting.reply.error(Errno::ENOENT);
+    };
+    runtime.spawn(async move {
+        datapath.ask(waiting.parent, &waiting.name).await;
+        let outcome = datapath.lookup(&waiting.caller, waiting.parent, &waiting.name, Patience::Writers);
+        reply_or_wait(&datapath, &waiter, &lifetimes, outcome, waiting);
+    });
+}
+
+/// Answers a look-up, or leaves it to wait for a writer's close.
+fn reply_or_wait(
+    datapath: &Datapath,
+    waiter: &Waiter,
+    lifetimes: &Lifetimes,
+    outcome: Result<Lookup, Error>,
+    waiting: Waiting,
+) {
+    match outcome {
         Ok(Lookup::Wait) => {
-            let waiting = Waiting { caller, parent: ino(parent), name: name.as_bytes().into(), reply };
             if let Err(refused) = waiter.leave(waiting) {
-                let outcome = datapath.lookup(&caller, refused.parent, &refused.name, false);
+                let outcome = datapath.lookup(&refused.caller, refused.parent, &refused.name, Patience::None);
                 reply_lookup(lifetimes, outcome, refused.reply);
             }
         }
-        outcome => reply_lookup(lifetimes, outcome, reply),
+        outcome => reply_lookup(lifetimes, outcome, waiting.reply),
     }
 }
 
@@ -64,7 +93,7 @@ pub(in crate::fuse) fn reply_lookup(
         Ok(Lookup::Absent { cacheable: true }) if !lifetimes.absent.is_zero() => {
             reply.entry(&lifetimes.absent, &absence(), Generation(0));
         }
-        Ok(Lookup::Absent { .. } | Lookup::Wait) => reply.error(Errno::ENOENT),
+        Ok(Lookup::Absent { .. } | Lookup::Wait | Lookup::Ask) => reply.error(Errno::ENOENT),
         Err(error) => reply.error(fail("lookup", &error)),
     }
 }
@@ -115,7 +144,12 @@ pub(in crate::fuse) fn mkdir(
         return reply.error(if is_reserved(parent, name) { Errno::EEXIST } else { Errno::EPERM });
     }
     let made = dispatcher.datapath.make_directory(&caller(request), ino(parent), name.as_bytes(), mode);
-    reply_new_entry(&dispatcher.lifetimes, made, "mkdir", reply);
+    let news = match &made {
+        Ok(_) => dispatcher.datapath.news_of(ino(parent), name.as_bytes()),
+        Err(_) => News::default(),
+    };
+    let lifetimes = dispatcher.lifetimes;
+    dispatcher.after_telling(news, move || reply_new_entry(&lifetimes, made, "mkdir", reply));
 }
 
 pub(in crate::fuse) fn unlink(
@@ -128,15 +162,33 @@ pub(in crate::fuse) fn unlink(
     if ControlFiles::owns(parent) {
         return reply.error(Errno::EPERM);
     }
-    let outcome = dispatcher.datapath.unlink(&caller(request), ino(parent), name.as_bytes());
-    reply_done(outcome, "unlink", reply);
+    let news = dispatcher.datapath.news_of_removal(ino(parent), name.as_bytes());
+    match dispatcher.datapath.unlink(&caller(request), ino(parent), name.as_bytes()) {
+        Ok(()) => dispatcher.after_telling(news, move || reply.ok()),
+        failed => reply_done(failed, "unlink", reply),
+    }
 }
 
 pub(in crate::fuse) fn rmdir(dispatcher: &Dispatcher, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
     if ControlFiles::owns(parent) || is_reserved(parent, name) {
         return reply.error(Errno::EPERM);
     }
-    reply_done(dispatcher.datapath.remove_directory(ino(parent), name.as_bytes()), "rmdir", reply);
+    let datapath = Arc::clone(&dispatcher.datapath);
+    let (parent, name) = (ino(parent), name.as_bytes().to_vec());
+    let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else {
+        return reply_done(datapath.remove_directory(parent, &name), "rmdir", reply);
+    };
+    runtime.spawn(async move {
+        let news = datapath.news_of_removal(parent, &name);
+        let emptiness = datapath.ensure_empty_everywhere(parent, &name).await;
+        match emptiness.and_then(|()| datapath.remove_directory(parent, &name)) {
+            Ok(()) => {
+                datapath.tell(news).await;
+                reply.ok();
+            }
+            failed => reply_done(failed, "rmdir", reply),
+        }
+    });
 }
 
 pub(in crate::fuse) fn rename(
@@ -157,36 +209,55 @@ pub(in crate::fuse) fn rename(
         return reply.error(Errno::EINVAL);
     }
     let keeps = flags.contains(RenameFlags::RENAME_NOREPLACE);
-    let (source, target) = ((ino(parent), name.as_bytes()), (ino(new_parent), new_name.as_bytes()));
     let caller = caller(request);
-    let Some(away) = dispatcher.datapath.must_load_child(source.0, source.1) else {
-        let outcome = dispatcher.datapath.rename(&caller, source, target, keeps);
-        let durable = outcome.is_ok().then(|| dispatcher.datapath.must_persist_child(target.0, target.1));
-        return match durable.flatten() {
-            None => reply_done(outcome, "rename", reply),
-            Some(number) => {
-                let datapath = Arc::clone(&dispatcher.datapath);
-                dispatcher.loader.leave(
-                    number,
-                    Box::new(move || {
-                        // The object has its name whatever the disk says, which is counted and logged.
-                        let _ = datapath.persist(number);
-                        reply.ok();
-                    }),
-                );
-            }
-        };
-    };
-    // The name is part of an object's record: it is written anew once the object is in memory.
     let datapath = Arc::clone(&dispatcher.datapath);
-    let (name, new_name) = (name.to_owned(), new_name.to_owned());
-    dispatcher.with_object(away, move || {
-        let source = (ino(parent), name.as_bytes());
-        let target = (ino(new_parent), new_name.as_bytes());
-        let outcome = datapath.rename(&caller, source, target, keeps);
-        if let (Ok(()), Some(number)) = (&outcome, datapath.must_persist_child(target.0, target.1)) {
-            let _ = datapath.persist(number);
+    let source = (ino(parent), name.as_bytes().to_vec());
+    let target = (ino(new_parent), new_name.as_bytes().to_vec());
+    // The name is part of an object's record: it is written anew once the object is in memory.
+    let away = datapath.must_load_child(source.0, &source.1);
+    let rest = move |persists: &mut dyn FnMut(Ino, Durable)| {
+        rename_here(&datapath, &caller, source, target, keeps, reply, persists);
+    };
+    match away {
+        None => rest(&mut |number, durable| {
+            dispatcher.loader.leave(number, Box::new(durable));
+        }),
+        Some(away) => dispatcher.with_object(away, move || rest(&mut |_, durable| durable())),
+    }
+}
+
+/// Waits for a disk.
+type Durable = Box<dyn FnOnce() + Send>;
+
+/// Renames what is in memory, and answers when every member knows and, where that is asked for, the disk has it.
+/// `persists` does what waits for the disk where it may.
+fn rename_here(
+    datapath: &Arc<Datapath>,
+    caller: &Caller,
+    source: (Ino, Vec<u8>),
+    target: (Ino, Vec<u8>),
+    keeps: bool,
+    reply: ReplyEmpty,
+    persists: &mut dyn FnMut(Ino, Durable),
+) {
+    let removed = datapath.news_of_removal(source.0, &source.1);
+    let renamed = datapath.rename(caller, (source.0, &source.1), (target.0, &target.1), keeps);
+    if let Err(error) = renamed {
+        return reply.error(fail("rename", &error));
+    }
+    let news = datapath.news_of(target.0, &target.1).and(removed);
+    match datapath.must_persist_child(target.0, &target.1) {
+        None => after_telling(datapath, news, move || reply.ok()),
+        Some(number) => {
+            let datapath = Arc::clone(datapath);
+            persists(
+                number,
+                Box::new(move || {
+                    // The object has its name whatever the disk says, which is counted and logged.
+                    let _ = datapath.persist(number);
+                    after_telling(&datapath, news, move || reply.ok());
+                }),
+            );
         }
-        reply_done(outcome, "rename", reply);
-    });
+    }
 }

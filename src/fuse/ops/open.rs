@@ -128,7 +128,14 @@ pub(in crate::fuse) fn flush(
     if ControlFiles::owns(number) {
         return reply.ok();
     }
-    reply_done(dispatcher.datapath.flush(&caller(request), HandleId(handle.0)), "flush", reply);
+    let (caller, handle) = (caller(request), HandleId(handle.0));
+    match dispatcher.datapath.flush(&caller, handle) {
+        Ok(()) => {
+            let news = dispatcher.datapath.news_of_close(&caller, handle);
+            dispatcher.after_telling(news, move || reply.ok());
+        }
+        Err(error) => reply.error(fail("flush", &error)),
+    }
 }
 
 pub(in crate::fuse) fn release(

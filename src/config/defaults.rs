@@ -1,0 +1,54 @@
+//! Defaults that are computed from the machine or from other settings.
+
+use std::path::{Path, PathBuf};
+
+use tidefs_engine::types::ByteCount;
+
+use super::cluster::Word;
+use super::host::Host;
+use super::instance::MountPlace;
+use super::settings::CAPACITY_MIN;
+use super::value::SettingValue;
+
+pub(super) fn default_capacity(memory: ByteCount) -> ByteCount {
+    let eighth = memory.get() / 8;
+    ByteCount(eighth - eighth % ByteCount::mib(1).get()).max(CAPACITY_MIN)
+}
+
+pub(super) fn default_headroom(capacity: ByteCount) -> ByteCount {
+    ByteCount(capacity.get() / 32).clamp(ByteCount::mib(16), ByteCount::gib(1))
+}
+
+/// A sixteenth of the memory, within bounds.
+pub(super) fn default_part(capacity: ByteCount, least: ByteCount, most: ByteCount) -> ByteCount {
+    let part = capacity.get() / 16;
+    ByteCount(part - part % ByteCount::mib(1).get()).clamp(least, most)
+}
+
+pub(super) fn default_scratch_dir(host: &Host, instance: &str) -> PathBuf {
+    let base = if host.is_root() { PathBuf::from("/var/lib") } else { host.state_home.clone() };
+    base.join("tidefs").join(instance).join("scratch")
+}
+
+/// Three quarters of what is free. Zero if that cannot be learnt or `dir` is in the mount, where nobody may look;
+/// `validate` turns both into errors.
+pub(super) fn default_scratch_capacity(host: &Host, mount: &MountPlace, dir: &Path) -> ByteCount {
+    let free = if mount.contains(dir) { None } else { (host.free_space)(dir) };
+    let free = free.unwrap_or(ByteCount::ZERO).get();
+    let part = free / 4 * 3;
+    ByteCount(part - part % ByteCount::mib(1).get())
+}
+
+/// What the kernel calls this host.
+pub(super) fn default_host_name() -> Word {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    Word::read(&name).unwrap_or_default()
+}
+
+/// Where a user has no runtime directory this is never used: `validate` asks for the setting.
+pub(super) fn default_state_dir(host: &Host) -> PathBuf {
+    match &host.runtime_dir {
+        Some(runtime_dir) if !host.is_root() => runtime_dir.join("tidefs"),
+        _ => PathBuf::from("/run/tidefs"),
+    }
+}

@@ -1,0 +1,110 @@
+//! Bytes of other members: read whole into memory of this host, before the object is opened.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tidefs_engine::memory::{Access, Mapping, Region};
+use tidefs_engine::types::{ByteCount, Checksum};
+
+use super::super::history::Ending;
+use super::super::{Datapath, Error, Place, State};
+use super::stamp_of;
+use crate::cluster::{Copy, Medium, Stamp, Wanted};
+use crate::namespace::{Ino, Slot};
+use crate::tier::eviction::Departure;
+
+/// Where the bytes of an object are, beyond this host.
+#[derive(Clone, Debug)]
+pub(in crate::datapath) struct Away {
+    path: Vec<u8>,
+    stamp: Stamp,
+    copies: Vec<Copy>,
+}
+
+impl Away {
+    fn wanted(&self, size: ByteCount) -> Wanted {
+        let Self { path, stamp, copies } = self.clone();
+        Wanted { path, stamp, size, copies }
+    }
+}
+
+impl State {
+    /// Where the bytes of the object in `slot` are, when they are on other members alone.
+    pub(in crate::datapath) fn away(&self, slot: Slot) -> Option<Away> {
+        let object = self.object(slot).filter(|object| object.is_remote())?;
+        let copies = self.elsewhere.copies.get(&slot).cloned().unwrap_or_default();
+        Some(Away { path: self.tree.path(slot), stamp: stamp_of(object), copies })
+    }
+}
+
+impl Datapath {
+    /// Reads a small object of other members. Waits.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`] when no member could give it: it is not shown any more.
+    pub(in crate::datapath) fn fetch_bytes(
+        &self,
+        ino: Ino,
+        away: &Away,
+        size: ByteCount,
+    ) -> Result<(Vec<u8>, Checksum), Error> {
+        let side = self.cluster.get().ok_or(Error::NoObject)?;
+        let deadline = Instant::now() + side.fetch_limit;
+        let fetched = side.runtime.block_on(side.cluster.fetch_bytes(away.wanted(size), deadline));
+        match fetched {
+            Ok((bytes, checksum)) if bytes.len() as u64 == size.get() => Ok((bytes, Checksum(checksum))),
+            Ok(_) => Err(self.unreachable(ino, away, &"a peer sent another length")),
+            Err(error) => Err(self.unreachable(ino, away, &error)),
+        }
+    }
+
+    /// Reads an object of other members into a segment of its length. Waits.
+    ///
+    /// # Errors
+    /// As [`Datapath::fetch_bytes`].
+    pub(in crate::datapath) fn fetch_into(
+        &self,
+        ino: Ino,
+        away: &Away,
+        file: &Arc<File>,
+        mapping: Mapping,
+    ) -> Result<Checksum, Error> {
+        let side = self.cluster.get().ok_or(Error::NoObject)?;
+        let region = Arc::new(Region::of_mapping(Arc::new(mapping), Arc::clone(file), Access::Read));
+        let deadline = Instant::now() + side.fetch_limit;
+        let wanted = away.wanted(region.length());
+        let fetched = side.runtime.block_on(side.cluster.fetch_into(wanted, &region, deadline));
+        fetched.map(Checksum).map_err(|error| self.unreachable(ino, away, &error))
+    }
+
+    /// Nobody could give the object: who looks it up next asks again.
+    fn unreachable(&self, ino: Ino, away: &Away, error: &dyn std::fmt::Display) -> Error {
+        self.telemetry.remote_misses.increment();
+        tracing::debug!(ino = ino.0, %error, "an object of other members is a miss");
+        let doomed = {
+            let mut state = self.lock();
+            let Ok(slot) = state.slot_of(ino) else { return Error::NoObject };
+            let is_same =
+                state.object(slot).is_some_and(|object| object.is_remote() && stamp_of(object) == away.stamp);
+            let ending = (self.now_ns(), Ending::Unreachable);
+            is_same.then(|| state.remove_object(slot, Departure::Gone, Some(ending)))
+        };
+        doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        Error::NoObject
+    }
+
+    /// A copy of an object of other members is here now, and others may read it.
+    pub(in crate::datapath) fn has_arrived(&self, away: Away, size: ByteCount) {
+        self.telemetry.remote_fetches.increment();
+        self.telemetry.remote_fetched_bytes.add(size.get());
+        if let Some(side) = self.cluster.get() {
+            side.cluster.hold(&away.path, away.stamp, Medium::Memory);
+        }
+    }
+
+    /// Whether the object's bytes are on other members, and where here they would be put.
+    pub(in crate::datapath) fn is_away(place: &Place) -> bool {
+        matches!(place, Place::Ssd | Place::Remote)
+    }
+}

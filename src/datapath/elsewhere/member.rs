@@ -1,0 +1,307 @@
+//! What this daemon does for the other members with what it holds: lends, withdraws, lists.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use tidefs_engine::types::BoxFuture;
+use tokio::runtime::Handle;
+
+use super::super::history::Ending;
+use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, OpenOptions, Phase, Place};
+use super::stamp_of;
+use crate::cluster::shards::{KeyId, Shard};
+use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp};
+use crate::namespace::{Cookie, Slot, ThreadId};
+use crate::tier::eviction::Departure;
+use crate::tier::memory::checksum_bytes;
+
+/// How long a reader waits for a writer that still has the file open.
+const WRITER_WAIT: Duration = Duration::from_secs(1);
+/// Slots that are looked at for one page of holdings.
+const SCANNED_MAX: usize = 8192;
+
+/// The datapath as other members see it. Knows it weakly: a daemon that stops answers nobody.
+#[derive(Debug)]
+pub struct MemberSide {
+    datapath: Weak<Datapath>,
+    runtime: Handle,
+}
+
+impl MemberSide {
+    /// The side of `datapath`; what waits for a disk or frees memory runs on the blocking threads of `runtime`.
+    #[must_use]
+    pub fn new(datapath: &Arc<Datapath>, runtime: Handle) -> Self {
+        Self { datapath: Arc::downgrade(datapath), runtime }
+    }
+}
+
+/// An open handle that a peer reads through. Closed when it is dropped.
+struct Loan {
+    datapath: Arc<Datapath>,
+    handle: HandleId,
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.datapath.release(self.handle);
+    }
+}
+
+/// Why an object cannot be lent yet.
+enum Reluctance {
+    /// It is not held, not in this version.
+    Never,
+    /// It is on SSD.
+    OnSsd(crate::namespace::Ino),
+    /// Somebody may still write it.
+    Unfinished,
+}
+
+impl Holder for MemberSide {
+    fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Option<Lent>> {
+        let datapath = self.datapath.upgrade();
+        let runtime = self.runtime.clone();
+        Box::pin(async move {
+            let datapath = datapath?;
+            runtime.spawn_blocking(move || datapath.lend_to_peer(&path, stamp)).await.ok().flatten()
+        })
+    }
+
+    fn withdraw(&self, path: Vec<u8>, through: Stamp) -> BoxFuture<'static, ()> {
+        let datapath = self.datapath.upgrade();
+        let runtime = self.runtime.clone();
+        Box::pin(async move {
+            if let Some(datapath) = datapath {
+                // A panic in there is logged by its thread; the peer is answered all the same.
+                let _ = runtime.spawn_blocking(move || datapath.withdraw_for_peer(&path, through)).await;
+            }
+        })
+    }
+
+    fn appeared(&self, paths: &[Vec<u8>]) {
+        let Some(datapath) = self.datapath.upgrade() else { return };
+        {
+            let mut state = datapath.lock();
+            paths.iter().for_each(|path| state.elsewhere.change(KeyId::of(path)));
+        }
+        datapath.forget_absence_in_kernel();
+    }
+
+    fn forget_answers(&self, shards: &[Shard]) {
+        if let Some(datapath) = self.datapath.upgrade() {
+            datapath.forget_answers(&|shard| shards.contains(&shard));
+        }
+    }
+
+    fn holdings(
+        &self,
+        is_wanted: &dyn Fn(Shard) -> bool,
+        after: u64,
+        max: usize,
+    ) -> (Vec<Holding>, Option<u64>) {
+        self.datapath
+            .upgrade()
+            .map_or_else(Default::default, |datapath| datapath.holdings(is_wanted, after, max))
+    }
+
+    fn list(&self, directory: &[u8], after: u64, max: usize) -> Vec<ListedName> {
+        self.datapath
+            .upgrade()
+            .map(|datapath| datapath.list_for_peer(directory, after, max))
+            .unwrap_or_default()
+    }
+}
+
+impl Datapath {
+    /// Lends an object to another member, when it is here and final. Waits for the SSD tier, and a while for a writer.
+    fn lend_to_peer(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Option<Lent> {
+        let deadline = Instant::now() + WRITER_WAIT;
+        loop {
+            match self.try_to_lend(path, stamp) {
+                Ok(lent) => {
+                    self.telemetry.remote_lends.increment();
+                    return Some(lent);
+                }
+                Err(Reluctance::OnSsd(ino)) => self.promote(ino).ok()?,
+                Err(Reluctance::Unfinished) => {
+                    let left = deadline.checked_duration_since(Instant::now())?;
+                    self.wait_for_release(left.min(Duration::from_millis(20)));
+                }
+                Err(Reluctance::Never) => return None,
+            }
+        }
+    }
+
+    fn try_to_lend(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Result<Lent, Reluctance> {
+        let (ino, handle, place, size) = {
+            let mut state = self.lock();
+            let slot = state.tree.by_path(path).ok_or(Reluctance::Never)?;
+            state.readmit(slot);
+            let object = state.object(slot).ok_or(Reluctance::Never)?;
+            let is_final = object.marks.has(Marks::FINAL) && !object.marks.has(Marks::WRITABLE_MAPPING);
+            match (object.phase, &object.place) {
+                (Phase::Writing, _) => return Err(Reluctance::Unfinished),
+                (Phase::Sealed, _) if stamp_of(object) != stamp => return Err(Reluctance::Never),
+                (Phase::Sealed, Place::Ssd) => return Err(Reluctance::OnSsd(state.tree.ino(slot))),
+                (Phase::Sealed, _) if !is_final && object.writers() > 0 => {
+                    return Err(Reluctance::Unfinished);
+                }
+                (Phase::Sealed, Place::Solo(_) | Place::Packed(_)) => {}
+                _ => return Err(Reluctance::Never),
+            }
+            let (place, size) = (object.place.clone(), object.size);
+            let caller = Caller { uid: 0, gid: 0, thread: ThreadId(std::process::id()) };
+            let options = OpenOptions { read: true, ..OpenOptions::default() };
+            let opened = self.open_handle(&mut state, &caller, slot, options, IoPath::Cached);
+            state.touch(slot);
+            (opened.ino, opened.handle, place, size)
+        };
+        let loan = Loan { datapath: Arc::clone(self), handle };
+        let never = |error: Error| {
+            tracing::debug!(%error, "an object cannot be lent");
+            Reluctance::Never
+        };
+        self.verify_before_first_use(ino).map_err(never)?;
+        let (bytes, checksum) = match place {
+            Place::Packed(_) => {
+                let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
+                let count = self.read(handle, 0, &mut bytes).map_err(never)?;
+                bytes.truncate(count);
+                let checksum = checksum_bytes(&bytes);
+                (LentBytes::Inline(bytes.into()), checksum)
+            }
+            _ => {
+                let file = self.backing_file(ino).map_err(never)?;
+                let checksum = self.checksum(ino).map_err(never)?.ok_or(Reluctance::Unfinished)?;
+                (LentBytes::Segment(file, size), checksum)
+            }
+        };
+        Ok(Lent { hold: Box::new(loan), bytes, checksum: checksum.0 })
+    }
+
+    /// What stood at `path` was removed or replaced on another member.
+    fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
+        let (doomed, emptied, known) = {
+            let mut state = self.lock();
+            state.elsewhere.change(KeyId::of(path));
+            let Some(slot) = state.tree.by_path(path) else { return };
+            if let Some(directory) = state.tree.directory(slot) {
+                let emptied = directory.children.is_empty().then_some(directory.id);
+                if emptied.is_some() && slot != Slot::ROOT {
+                    state.leave_directory(slot);
+                }
+                let known = (state.tree.node(slot).lookups > 0).then(|| state.tree.ino(slot));
+                state.drop_if_unused(slot);
+                (None, emptied, known)
+            } else {
+                let (current, _) = state.versions_of(slot);
+                let old = current.filter(|&slot| {
+                    let is_old = |object: &super::super::Object| {
+                        object.phase == Phase::Sealed && stamp_of(object) <= through
+                    };
+                    state.object(slot).is_some_and(is_old)
+                });
+                let Some(old) = old else { return };
+                let known = (state.tree.node(old).lookups > 0).then(|| state.tree.ino(old));
+                let ending = (self.now_ns(), Ending::Withdrawn);
+                (Some(state.remove_object(old, Departure::Gone, Some(ending))), None, known)
+            }
+        };
+        self.telemetry.withdrawals.increment();
+        if let (Some(kernel), Some(ino)) = (self.kernel.get(), known) {
+            kernel.forget_attributes_now(ino);
+        }
+        doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        if let Some(directory) = emptied {
+            if let Err(error) = self.tier.remove_directory(directory) {
+                tracing::warn!(%error, "a directory that another member removed may come back after a restart");
+            }
+            self.forget_directory(directory);
+        }
+    }
+
+    /// Nothing that was answered about names of these shards counts any more.
+    fn forget_answers(&self, is_moved: &dyn Fn(Shard) -> bool) {
+        let known: Vec<_> = {
+            let mut state = self.lock();
+            state.elsewhere.forget_absence();
+            let shown: Vec<Slot> = state.elsewhere.copies.keys().copied().collect();
+            let moved = shown.into_iter().filter(|&slot| is_moved(KeyId::of(&state.tree.path(slot)).shard()));
+            let moved: Vec<Slot> = moved.collect();
+            let inos = moved.iter().map(|&slot| state.tree.ino(slot)).collect();
+            moved.into_iter().for_each(|slot| state.unshow(slot));
+            inos
+        };
+        if let Some(kernel) = self.kernel.get() {
+            known.into_iter().for_each(|ino| kernel.forget_attributes(ino));
+        }
+        self.forget_absence_in_kernel();
+    }
+
+    fn forget_absence_in_kernel(&self) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.forget_absence();
+        }
+    }
+
+    /// A page of what this host holds, in the order of slots.
+    fn holdings(
+        &self,
+        is_wanted: &dyn Fn(Shard) -> bool,
+        after: u64,
+        max: usize,
+    ) -> (Vec<Holding>, Option<u64>) {
+        let state = self.lock();
+        let mut found = Vec::new();
+        let first = u32::try_from(after).unwrap_or(u32::MAX);
+        let mut next = first;
+        for (slot, node) in state.tree.slots_from(Slot(first)).take(SCANNED_MAX) {
+            if found.len() >= max {
+                return (found, Some(u64::from(next)));
+            }
+            next = slot.0.saturating_add(1);
+            if slot == Slot::ROOT || node.is_detached() || state.remote_size(slot).is_some() {
+                continue;
+            }
+            let name = state.tree.name(slot);
+            if state.object(slot).is_some() && self.is_temporary(&name) {
+                continue;
+            }
+            let Some((stamp, facts)) = state.facts_for_members(slot) else { continue };
+            let path = state.tree.path(slot);
+            if is_wanted(KeyId::of(&path).shard()) {
+                let is_on_ssd = state.object(slot).is_some_and(|object| matches!(object.place, Place::Ssd));
+                let medium = if is_on_ssd { Medium::Ssd } else { Medium::Memory };
+                found.push(Holding { path, stamp, facts, medium });
+            }
+        }
+        let has_more = state.tree.slots_from(Slot(next)).next().is_some();
+        (found, has_more.then_some(u64::from(next)))
+    }
+
+    /// Names of a directory that are of this host and visible to all, in the order that all members share.
+    fn list_for_peer(&self, directory: &[u8], after: u64, max: usize) -> Vec<ListedName> {
+        let state = self.lock();
+        let Some(slot) = state.tree.by_path(directory) else { return Vec::new() };
+        let mut listed: Vec<ListedName> = Vec::new();
+        for (cookie, child, _) in state.tree.entries_after(slot, Cookie::before(after)) {
+            let name = state.tree.name(child);
+            let place = Cookie::shared(name.as_bytes());
+            // Names of one hash follow each other in another order here: all of them, or none, are in a page.
+            let is_full = listed.len() >= max;
+            if is_full && listed.last().is_some_and(|last| !Cookie(last.cookie).has_hash_of(cookie)) {
+                break;
+            }
+            let is_mine = state.facts_for_members(child).is_some_and(|(_, facts)| match facts {
+                Facts::Directory(_) => true,
+                Facts::File(_) => !self.is_temporary(&name) && state.remote_size(child).is_none(),
+            });
+            if place.0 > after && is_mine {
+                let is_directory = state.tree.directory(child).is_some();
+                listed.push(ListedName { cookie: place.0, name: name.as_bytes().to_vec(), is_directory });
+            }
+        }
+        listed.sort_unstable_by_key(|entry| entry.cookie);
+        listed
+    }
+}

@@ -1,0 +1,381 @@
+//! Names that stand for something on other members of the cluster: asked for, shown, forgotten.
+//!
+//! ```text
+//! look-up ──nothing here──> ask the catalog ──present──> a node without bytes (Place::Remote) ──open──> fetched
+//!                                            └─absent──> remembered until the catalog revokes it
+//! ```
+//! Invariants
+//! - What is here is valid: the catalog has it withdrawn before anything else stands under its name.
+//! - Absence is remembered only while the catalog watches the name, and not when it changed while it was asked for.
+//! - Nothing waits for a peer under the lock, or on a thread that answers the kernel.
+//!
+//! Without a cluster none of this costs more than one look at an empty cell.
+
+mod fetch;
+mod member;
+mod tell;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use lru::LruCache;
+use tidefs_engine::types::ByteCount;
+use tokio::runtime::Handle;
+
+use super::{Datapath, Error, Marks, Object, Phase, Place, State};
+use crate::cluster::shards::KeyId;
+use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, Found, ListedName, Stamp};
+use crate::namespace::{Attributes, Ino, Name, Slot, permissions};
+
+pub(super) use fetch::Away;
+pub use member::MemberSide;
+pub use tell::News;
+
+/// Absent names that are remembered: about 25 MiB at most.
+const ABSENT_MAX: NonZeroUsize = NonZeroUsize::new(1 << 18).expect("262144 is not zero");
+/// How often a name that changes while it is asked for is asked for again.
+const ASKED_MAX: u32 = 3;
+
+/// This daemon's place in its cluster.
+#[derive(Debug)]
+pub struct ClusterSide {
+    cluster: Arc<Cluster>,
+    runtime: Handle,
+    /// How long a look-up, a publication or a removal waits for other members.
+    patience: Duration,
+    /// How long a fetch may take.
+    fetch_limit: Duration,
+}
+
+impl ClusterSide {
+    /// A side that waits `patience` for messages and `fetch_limit` for bytes.
+    #[must_use]
+    pub fn new(cluster: Arc<Cluster>, runtime: Handle, patience: Duration, fetch_limit: Duration) -> Self {
+        Self { cluster, runtime, patience, fetch_limit }
+    }
+
+    /// The member itself.
+    #[must_use]
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    /// Where what waits for peers runs.
+    #[must_use]
+    pub fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.patience
+    }
+}
+
+/// A question that is under way.
+#[derive(Debug, Default)]
+struct Asking {
+    askers: u32,
+    has_changed: bool,
+}
+
+/// What is known of names on other members.
+#[derive(Debug)]
+pub(super) struct Elsewhere {
+    /// Names that stand for nothing anywhere, until the catalog says otherwise.
+    absent: LruCache<KeyId, ()>,
+    asking: HashMap<KeyId, Asking>,
+    /// Who holds the bytes of the objects that are shown and not here.
+    copies: HashMap<Slot, Vec<Copy>>,
+    /// Hears of what leaves this host. It takes that without waiting.
+    cluster: Option<Arc<Cluster>>,
+}
+
+impl Default for Elsewhere {
+    fn default() -> Self {
+        Self {
+            absent: LruCache::new(ABSENT_MAX),
+            asking: HashMap::new(),
+            copies: HashMap::new(),
+            cluster: None,
+        }
+    }
+}
+
+impl Elsewhere {
+    fn begin(&mut self, key: KeyId) {
+        self.asking.entry(key).or_default().askers += 1;
+    }
+
+    /// Ends a question. Returns whether the name changed while it was under way.
+    fn end(&mut self, key: KeyId) -> bool {
+        let Some(asking) = self.asking.get_mut(&key) else { return true };
+        asking.askers -= 1;
+        let has_changed = asking.has_changed;
+        if asking.askers == 0 {
+            self.asking.remove(&key);
+        }
+        has_changed
+    }
+
+    /// What was answered, or is being answered, about the name is not true any more.
+    fn change(&mut self, key: KeyId) {
+        self.absent.pop(&key);
+        if let Some(asking) = self.asking.get_mut(&key) {
+            asking.has_changed = true;
+        }
+    }
+
+    /// Nothing that was answered about absent names is true for sure any more.
+    fn forget_absence(&mut self) {
+        self.absent.clear();
+        self.asking.values_mut().for_each(|asking| asking.has_changed = true);
+    }
+
+    /// The node is not one of an object elsewhere any more.
+    pub(super) fn leave(&mut self, slot: Slot) {
+        self.copies.remove(&slot);
+    }
+}
+
+/// The version of an object, as members tell each other.
+fn stamp_of(object: &Object) -> Stamp {
+    Stamp(u64::try_from(object.sealed_at_ns).unwrap_or(0))
+}
+
+impl Object {
+    /// Whether its bytes are on other members alone.
+    pub(super) fn is_remote(&self) -> bool {
+        matches!(self.place, Place::Remote)
+    }
+}
+
+impl State {
+    /// Length of the object in `slot` when its bytes are on other members alone.
+    pub(super) fn remote_size(&self, slot: Slot) -> Option<ByteCount> {
+        self.object(slot).filter(|object| object.is_remote()).map(|object| object.size)
+    }
+
+    /// Path below the mount of `name` in the directory `parent`.
+    pub(super) fn path_of_child(&self, parent: Slot, name: &[u8]) -> Vec<u8> {
+        let mut path = self.tree.path(parent);
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        path
+    }
+
+    /// Whether the name is known to stand for nothing on any member.
+    pub(super) fn is_absent_everywhere(&mut self, parent: Slot, name: &[u8]) -> bool {
+        let key = KeyId::of(&self.path_of_child(parent, name));
+        self.elsewhere.absent.get(&key).is_some()
+    }
+
+    /// What the cluster is told of the node in `slot`; `None` for what is only here: hidden files, temporary names, slot
+    /// files.
+    fn facts_for_members(&self, slot: Slot) -> Option<(Stamp, Facts)> {
+        let attributes = self.tree.get(slot)?.attributes;
+        let mode = attributes.mode.into();
+        let (uid, gid) = (attributes.uid, attributes.gid);
+        if self.tree.directory(slot).is_some() {
+            return Some((Stamp::default(), Facts::Directory(DirectoryFacts { mode, uid, gid })));
+        }
+        let object = self.object(slot).filter(|object| object.phase == Phase::Sealed)?;
+        let (size, mtime_ns) = (object.size, attributes.mtime_ns);
+        let facts = FileFacts { size, mtime_ns, mode, uid, gid, checksum: None };
+        Some((stamp_of(object), Facts::File(facts)))
+    }
+
+    /// Shows an object of another member under its name, without its bytes.
+    fn show(&mut self, parent: Slot, name: Name, stamp: Stamp, facts: &FileFacts, copies: Vec<Copy>) {
+        let mut object = Object::writing(Place::Remote);
+        object.open = None;
+        object.phase = Phase::Sealed;
+        object.size = facts.size;
+        object.version = self.take_version();
+        object.sealed_at_ns = i64::try_from(stamp.0).unwrap_or(i64::MAX);
+        object.marks = Marks::FINAL;
+        let attributes = Attributes {
+            mode: permissions(facts.mode),
+            uid: facts.uid,
+            gid: facts.gid,
+            atime_ns: facts.mtime_ns,
+            mtime_ns: facts.mtime_ns,
+            ctime_ns: object.sealed_at_ns,
+        };
+        let slot = self.tree.make(attributes, crate::namespace::Body::File(object));
+        if self.tree.attach(slot, parent, name).is_ok() {
+            self.elsewhere.copies.insert(slot, copies);
+        } else if let Some(object) = self.object_mut(slot) {
+            object.phase = Phase::Gone;
+            self.drop_if_unused(slot);
+        }
+    }
+
+    /// Tells the catalog that the object in `slot`, which is about to leave its name, is not here any more. Nobody waits for
+    /// that.
+    pub(super) fn let_go(&self, slot: Slot) {
+        let (Some(cluster), Some(object)) = (&self.elsewhere.cluster, self.object(slot)) else { return };
+        let stamp = match object.phase {
+            Phase::Sealed if !object.is_remote() => Some(stamp_of(object)),
+            Phase::Writing => self.promised(slot),
+            _ => None,
+        };
+        if let Some(stamp) = stamp {
+            let (parent, name) = self.final_place(slot);
+            cluster.let_go(&self.path_of_child(parent, name.as_bytes()), stamp);
+        }
+    }
+
+    /// The version that was promised to the cluster for the file in `slot`.
+    pub(super) fn promised(&self, slot: Slot) -> Option<Stamp> {
+        self.object(slot)?.open.as_ref()?.promised.map(|(stamp, _)| stamp)
+    }
+
+    /// The version of the sealed object in `slot`.
+    pub(super) fn sealed_stamp(&self, slot: Slot) -> Option<Stamp> {
+        self.object(slot).filter(|object| object.phase == Phase::Sealed).map(stamp_of)
+    }
+
+    /// The time of seal that was promised to the cluster for the file in `slot`, which is sealed with `size`; `None` when
+    /// none was, or another length. A promise is kept once.
+    pub(super) fn keep_promise(&mut self, slot: Slot, size: ByteCount) -> Option<i64> {
+        let promised = self.object_mut(slot)?.open.as_mut()?.promised.take();
+        promised.filter(|&(_, length)| length == size).and_then(|(stamp, _)| i64::try_from(stamp.0).ok())
+    }
+
+    /// The file in `slot` gets another name than the one that was promised to the cluster.
+    pub(super) fn break_promise(&mut self, slot: Slot) {
+        self.let_go(slot);
+        if let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_mut()) {
+            open.promised = None;
+        }
+    }
+
+    /// Whether what was sealed is to be told to other members.
+    pub(super) fn has_members(&self) -> bool {
+        self.elsewhere.cluster.is_some()
+    }
+
+    /// Takes an object that is only shown here, and that nobody uses, out of the tree.
+    pub(super) fn unshow(&mut self, slot: Slot) {
+        let is_idle = |object: &&mut Object| object.is_remote() && !object.is_open() && object.open.is_none();
+        if let Some(object) = self.object_mut(slot).filter(is_idle) {
+            object.phase = Phase::Gone;
+            self.clear_expiry(slot);
+            self.tree.detach(slot);
+            self.drop_if_unused(slot);
+        }
+    }
+}
+
+impl Datapath {
+    /// Makes the daemon a member of a cluster, once, before it is mounted.
+    pub fn attach_cluster(self: &Arc<Self>, side: ClusterSide) {
+        self.know_itself();
+        self.lock().elsewhere.cluster = Some(Arc::clone(&side.cluster));
+        // A second attach would be a bug of the composition root; the first one stays in force.
+        let _ = self.cluster.set(side);
+    }
+
+    /// The cluster that this daemon is a member of, if it is.
+    #[must_use]
+    pub fn cluster(&self) -> Option<&ClusterSide> {
+        self.cluster.get()
+    }
+
+    /// Asks the other members what `name` in `parent` stands for, and shows what they hold. The look-up that follows
+    /// finds it, or nothing.
+    ///
+    /// # Cancellation
+    /// Dropping the future forgets the question; what was learned until then stays.
+    pub async fn ask(&self, parent: Ino, name: &[u8]) {
+        let (Some(side), Ok(name)) = (self.cluster.get(), Name::new(name)) else { return };
+        for _ in 0..ASKED_MAX {
+            let (path, key) = {
+                let mut state = self.lock();
+                let Ok(slot) = state.slot_of(parent) else { return };
+                if state.tree.child(slot, name.as_bytes()).is_some() {
+                    return;
+                }
+                let path = state.path_of_child(slot, name.as_bytes());
+                let key = KeyId::of(&path);
+                state.elsewhere.begin(key);
+                (path, key)
+            };
+            // Ends the question also when the asker goes away meanwhile.
+            let question = Question { datapath: self, key };
+            self.telemetry.catalog_lookups.increment();
+            let found = side.cluster.find(vec![path], side.deadline()).await.pop().unwrap_or(Found::Unknown);
+            if self.learn(parent, &name, question, found) {
+                return;
+            }
+        }
+    }
+
+    /// Enters an answer into the tables. Returns `false` when it was overtaken by a change.
+    fn learn(&self, parent: Ino, name: &Name, question: Question<'_>, found: Found) -> bool {
+        let key = question.key;
+        std::mem::forget(question);
+        let mut state = self.lock();
+        if state.elsewhere.end(key) {
+            return false;
+        }
+        let Ok(parent) = state.slot_of(parent) else { return true };
+        if state.tree.directory(parent).is_none() || state.tree.child(parent, name.as_bytes()).is_some() {
+            return true;
+        }
+        match found {
+            Found::Absent { is_watched: true } => {
+                state.elsewhere.absent.put(key, ());
+            }
+            Found::Absent { is_watched: false } => {}
+            Found::Unknown => self.telemetry.catalog_unknown.increment(),
+            Found::Present { stamp, facts: Facts::File(facts), copies } => {
+                state.show(parent, name.clone(), stamp, &facts, copies);
+            }
+            Found::Present { facts: Facts::Directory(facts), .. } => {
+                let attributes = Attributes::new(facts.mode, facts.uid, facts.gid, self.now_ns());
+                if let Err(error) = self.enter_directory(&mut state, parent, name.clone(), attributes) {
+                    tracing::warn!(%error, "a directory of another member cannot be shown");
+                }
+            }
+        }
+        true
+    }
+
+    /// What all members, this one included, list of the directory at `path`, in the order that they share.
+    pub(super) async fn list_of_members(&self, path: Vec<u8>, after: u64, max: usize) -> Vec<ListedName> {
+        match self.cluster.get() {
+            Some(side) => side.cluster.list(path, after, max, side.deadline()).await,
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether a directory is empty on every member.
+    ///
+    /// # Errors
+    /// [`Error::NotEmpty`]; [`Error::NoObject`] when it is gone.
+    pub async fn ensure_empty_everywhere(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        let path = {
+            let state = self.lock();
+            let parent = state.slot_of(parent)?;
+            state.path_of_child(parent, name)
+        };
+        if self.list_of_members(path, 0, 1).await.is_empty() { Ok(()) } else { Err(Error::NotEmpty) }
+    }
+}
+
+/// A question that is ended by its answer, or by being dropped.
+struct Question<'a> {
+    datapath: &'a Datapath,
+    key: KeyId,
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        self.datapath.lock().elsewhere.end(self.key);
+    }
+}

@@ -1,0 +1,211 @@
+//! What other members are told: that a name stands for something here, or for nothing any more.
+//!
+//! Who publishes or removes a name waits until the others know. A member that cannot be reached does not stop that: its
+//! catalog hears of the object later, and until then the object is found on this host alone, with a warning and a count.
+
+use std::sync::Arc;
+
+use tidefs_engine::types::ByteCount;
+
+use super::super::{Caller, Datapath, HandleId, Phase, Place, State};
+use super::{ClusterSide, stamp_of};
+use crate::cluster::{Facts, FileFacts, Stamp};
+use crate::namespace::{Ino, Name, Slot, WriterFate, writer_fate};
+
+/// What the other members are to be told before a request is answered.
+#[derive(Debug, Default)]
+#[must_use = "nothing is told before `Datapath::tell`"]
+pub struct News {
+    appeared: Option<Appeared>,
+    removed: Option<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Appeared {
+    path: Vec<u8>,
+    stamp: Stamp,
+    facts: Facts,
+    ino: Ino,
+    /// The file is being closed: what is told is what it will be sealed as.
+    is_promise: bool,
+}
+
+impl News {
+    /// Whether there is nothing to tell.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.appeared.is_none() && self.removed.is_none()
+    }
+
+    /// Both.
+    pub fn and(self, other: Self) -> Self {
+        Self { appeared: self.appeared.or(other.appeared), removed: self.removed.or(other.removed) }
+    }
+}
+
+impl State {
+    /// Where a file stands, or will stand when it is sealed.
+    pub(super) fn final_place(&self, slot: Slot) -> (Slot, Name) {
+        let claim = self.object(slot).and_then(|object| object.open.as_ref()?.supersedes.clone());
+        claim.unwrap_or_else(|| (self.tree.node(slot).parent, self.tree.name(slot)))
+    }
+}
+
+impl Datapath {
+    /// What is to be told of what stands under `name` in `parent` now; nothing when that is of this host alone.
+    pub fn news_of(&self, parent: Ino, name: &[u8]) -> News {
+        if self.cluster.get().is_none() {
+            return News::default();
+        }
+        let state = self.lock();
+        let appeared = (|| {
+            let parent = state.tree.by_ino(parent)?;
+            let slot = state.tree.child(parent, name)?;
+            if self.is_temporary(&Name::new(name).ok()?) || state.remote_size(slot).is_some() {
+                return None;
+            }
+            let (stamp, facts) = state.facts_for_members(slot)?;
+            let path = state.path_of_child(parent, name);
+            Some(Appeared { path, stamp, facts, ino: state.tree.ino(slot), is_promise: false })
+        })();
+        News { appeared, removed: None }
+    }
+
+    /// What is to be told when `name` in `parent`, which stands there now, goes away.
+    pub fn news_of_removal(&self, parent: Ino, name: &[u8]) -> News {
+        if self.cluster.get().is_none() {
+            return News::default();
+        }
+        let state = self.lock();
+        let removed = (|| {
+            let parent = state.tree.by_ino(parent)?;
+            let slot = state.tree.child(parent, name)?;
+            let is_known = state.facts_for_members(slot).is_some();
+            (is_known && !self.is_temporary(&Name::new(name).ok()?))
+                .then(|| state.path_of_child(parent, name))
+        })();
+        News { appeared: None, removed }
+    }
+
+    /// What is to be told when the sole writer of a file closes it under its final name: it is an object in a moment.
+    pub fn news_of_close(&self, caller: &Caller, handle: HandleId) -> News {
+        if self.cluster.get().is_none() || writer_fate(caller.thread) == WriterFate::Killed {
+            return News::default();
+        }
+        let state = self.lock();
+        let appeared = (|| {
+            let handle = state.handles.get(&handle).filter(|handle| handle.options.write)?;
+            let slot = handle.slot;
+            let object = state.object(slot).filter(|object| {
+                let is_ours = object.phase == Phase::Writing && object.writers() == 1;
+                is_ours && matches!(object.place, Place::Solo(_))
+            })?;
+            let open = object.open.as_ref()?;
+            let (parent, name) = state.final_place(slot);
+            let parks = object.version.0 == 0 && self.is_temporary(&name);
+            let is_nowhere = open.supersedes.is_none() && state.tree.node(slot).is_detached();
+            if open.refused.is_some() || parks || is_nowhere {
+                return None;
+            }
+            let stat = self.stat_of(&state, slot);
+            let facts = FileFacts {
+                size: stat.size,
+                mtime_ns: stat.attributes.mtime_ns,
+                mode: stat.attributes.mode.into(),
+                uid: stat.attributes.uid,
+                gid: stat.attributes.gid,
+                checksum: None,
+            };
+            Some(Appeared {
+                path: state.path_of_child(parent, name.as_bytes()),
+                stamp: Stamp(u64::try_from(self.now_ns()).unwrap_or(0)),
+                facts: Facts::File(facts),
+                ino: state.tree.ino(slot),
+                is_promise: true,
+            })
+        })();
+        News { appeared, removed: None }
+    }
+
+    /// Tells the other members, and waits until they know, as long as they are waited for.
+    ///
+    /// # Cancellation
+    /// Dropping the future leaves it open who knows.
+    pub async fn tell(&self, news: News) {
+        let Some(side) = self.cluster.get() else { return };
+        let News { appeared, removed } = news;
+        if let Some(appeared) = appeared {
+            self.tell_appeared(side, appeared).await;
+        }
+        if let Some(path) = removed {
+            self.telemetry.catalog_removals.increment();
+            if let Err(error) = side.cluster.remove(path, side.deadline()).await {
+                self.telemetry.catalog_failures.increment();
+                tracing::warn!(%error, "a removal is not known to the whole cluster yet");
+            }
+        }
+    }
+
+    async fn tell_appeared(&self, side: &ClusterSide, appeared: Appeared) {
+        let Appeared { path, stamp, facts, ino, is_promise } = appeared;
+        self.telemetry.catalog_publications.increment();
+        match side.cluster.publish(path.clone(), stamp, facts, side.deadline()).await {
+            Ok(published) => {
+                if let Facts::File(file) = facts {
+                    self.take_stamp(ino, (stamp, published.stamp), is_promise, file.size);
+                }
+            }
+            Err(error) => {
+                self.telemetry.catalog_failures.increment();
+                tracing::warn!(%error, "an object is found on this host alone until the cluster hears of it");
+            }
+        }
+    }
+
+    /// The version of an object is what the catalog made of the one that was proposed.
+    fn take_stamp(&self, ino: Ino, (proposed, given): (Stamp, Stamp), is_promise: bool, size: ByteCount) {
+        let mut state = self.lock();
+        let Some(slot) = state.tree.by_ino(ino) else { return };
+        let Some(object) = state.object_mut(slot) else { return };
+        let given_ns = i64::try_from(given.0).unwrap_or(i64::MAX);
+        match object.phase {
+            Phase::Writing if is_promise => object.open_mut().promised = Some((given, size)),
+            Phase::Sealed if !is_promise && stamp_of(object) == proposed && given != proposed => {
+                object.sealed_at_ns = given_ns;
+                if let Err(error) = self.rewrite_record(&mut state, slot) {
+                    tracing::warn!(%error, "a restart will not know the version that the cluster gave an object");
+                }
+                state.renew_expiry(slot);
+            }
+            _ => {}
+        }
+    }
+
+    /// Tells the other members, without anybody waiting for it, of objects that were sealed at a close that had not been
+    /// announced.
+    pub(in crate::datapath) fn tell_later(self: &Arc<Self>, inos: Vec<Ino>) {
+        let Some(side) = self.cluster.get() else { return };
+        for ino in inos {
+            let news = {
+                let state = self.lock();
+                let Some(slot) = state.tree.by_ino(ino) else { continue };
+                let node = state.tree.node(slot);
+                (!node.is_detached()).then(|| (state.tree.ino(node.parent), state.tree.name(slot)))
+            };
+            if let Some((parent, name)) = news {
+                let datapath = Arc::clone(self);
+                let news = self.news_of(parent, name.as_bytes());
+                side.runtime.spawn(async move { datapath.tell(news).await });
+            }
+        }
+    }
+
+    /// Bytes that objects of other members would take if all that are shown here were fetched.
+    #[must_use]
+    pub fn shown_elsewhere(&self) -> (u64, ByteCount) {
+        let state = self.lock();
+        let sizes = state.elsewhere.copies.keys().filter_map(|&slot| state.remote_size(slot));
+        let (count, bytes) = sizes.fold((0, 0_u64), |(count, sum), size| (count + 1, sum + size.get()));
+        (count, ByteCount(bytes))
+    }
+}

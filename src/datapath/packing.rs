@@ -1,0 +1,153 @@
+//! Small objects: copied together into packed segments, and back into segments of their own.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use tidefs_engine::types::{ByteCount, FileOffset};
+
+use super::release::Afterwards;
+use super::{Datapath, Error, Marks, Phase, Place, State};
+use crate::namespace::{Ino, Slot};
+use crate::tier::memory::PackedExtent;
+
+impl Datapath {
+    /// Copies a small object that nobody has open or mapped writable into a packed segment, and frees its own.
+    pub(super) fn pack_if_small(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        file: &std::fs::File,
+        afterwards: &mut Afterwards,
+    ) -> bool {
+        let Some(object) = state.object(slot) else { return false };
+        let Place::Solo(segment) = object.place else { return false };
+        let is_packable = object.size < self.settings.packed_max
+            && !object.is_open()
+            && object.phase == Phase::Sealed
+            && !object.marks.has(Marks::WRITABLE_MAPPING)
+            && !object.marks.has(Marks::DECORATED);
+        if !is_packable {
+            return false;
+        }
+        match self.pack(state, slot, file) {
+            Ok(extent) => {
+                if let Some(object) = state.object_mut(slot) {
+                    object.place = Place::Packed(extent);
+                }
+                if let Some(kernel) = self.kernel.get() {
+                    kernel.release_backing(state.tree.ino(slot));
+                }
+                afterwards.places.push(Place::Solo(segment));
+                true
+            }
+            Err(error) => {
+                self.telemetry.pack_refusals.increment();
+                tracing::debug!(%error, "a small object keeps its own segment");
+                false
+            }
+        }
+    }
+
+    fn pack(&self, state: &State, slot: Slot, file: &std::fs::File) -> Result<PackedExtent, Error> {
+        let object = state.object(slot).ok_or(Error::IsDirectory)?;
+        let length = usize::try_from(object.size.get()).map_err(|_| Error::Invalid("too large to pack"))?;
+        let mut data = vec![0; length];
+        file.read_exact_at(&mut data, 0).map_err(Error::io("read of a small object"))?;
+        let node = state.tree.node(slot);
+        let directory = state.directory_id(node.parent)?;
+        let namespace = state.directory_id(state.namespace_of(slot))?;
+        let record = state.object_record(slot, directory, &state.tree.name(slot));
+        let extent = self.tier.pack(namespace, &record, &data)?;
+        self.telemetry.packed_bytes.add(length as u64);
+        Ok(extent)
+    }
+
+    /// Gives a packed object that nobody has open a segment of its own.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] while it is open: its readers are served from where it is.
+    pub(super) fn unpack(&self, ino: Ino) -> Result<(), Error> {
+        let (directory, size) = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            (state.tree.node(slot).parent, state.object(slot).map(|object| object.size).unwrap_or_default())
+        };
+        let (segment, file) = self.tier.create_segment()?;
+        let moved = self.reserve(&file, ByteCount::ZERO, size, directory).and_then(|()| {
+            let mut state = self.lock();
+            let slot = state.slot_of(ino)?;
+            let object = state.object(slot).ok_or(Error::IsDirectory)?;
+            let Place::Packed(extent) = object.place else { return Ok(None) };
+            if object.is_open() || object.phase != Phase::Sealed || object.size != size {
+                return Err(Error::Unsupported("attributes of applications on a small object that is open"));
+            }
+            let mut data = vec![0; usize::try_from(size.get()).unwrap_or(0)];
+            let count = self.tier.read_packed(&extent, FileOffset(0), &mut data)?;
+            file.write_all_at(&data[..count], 0).map_err(Error::io("copy of a packed object"))?;
+            let node = state.tree.node(slot);
+            let mut record =
+                state.object_record(slot, state.directory_id(node.parent)?, &state.tree.name(slot));
+            record.checksum = self.recorded_checksum(object)?;
+            self.tier.seal(&file, &record)?;
+            if let Some(object) = state.object_mut(slot) {
+                object.place = Place::Solo(segment);
+                object.marks.set(Marks::DECORATED, true);
+            }
+            Ok(Some(extent))
+        });
+        match moved {
+            Ok(Some(extent)) => {
+                self.free_place(Place::Packed(extent));
+                Ok(())
+            }
+            Ok(None) => {
+                self.free_place(Place::Solo(segment));
+                Ok(())
+            }
+            Err(error) => {
+                self.free_place(Place::Solo(segment));
+                Err(error)
+            }
+        }
+    }
+
+    /// Copies the bytes of the object `ino` into `target`, inside the daemon's host but not its memory where the
+    /// kernel can do it.
+    pub(super) fn copy_object(&self, ino: Ino, target: &std::fs::File) -> Result<(), Error> {
+        let packed = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            let object = state.object(slot).ok_or(Error::IsDirectory)?;
+            match &object.place {
+                Place::Packed(extent) => {
+                    let mut data = vec![0; usize::try_from(object.size.get()).unwrap_or(0)];
+                    let count = self.tier.read_packed(extent, FileOffset(0), &mut data)?;
+                    data.truncate(count);
+                    Some(data)
+                }
+                _ => None,
+            }
+        };
+        if let Some(data) = packed {
+            return target.write_all_at(&data, 0).map_err(Error::io("copy of a packed object"));
+        }
+        let source = self.backing_file(ino)?;
+        let length = source.metadata().map_err(Error::io("stat of a segment"))?.len();
+        copy_range(&source, target, length).map_err(Error::io("copy of an object"))?;
+        self.telemetry.copied_bytes.add(length);
+        Ok(())
+    }
+}
+
+/// Copies `length` bytes between the starts of two files without moving either's position.
+pub(super) fn copy_range(source: &std::fs::File, target: &std::fs::File, length: u64) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    while offset < length {
+        let wanted = usize::try_from(length - offset).unwrap_or(usize::MAX).min(buffer.len());
+        source.read_exact_at(&mut buffer[..wanted], offset)?;
+        target.write_all_at(&buffer[..wanted], offset)?;
+        offset += wanted as u64;
+    }
+    Ok(())
+}
