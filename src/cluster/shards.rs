@@ -38,6 +38,12 @@ impl Shard {
         (0..SHARDS).map(Self)
     }
 
+    /// The shard with this number, if there is one.
+    #[must_use]
+    pub fn with_number(number: u16) -> Option<Self> {
+        (number < SHARDS).then_some(Self(number))
+    }
+
     /// Its number.
     #[must_use]
     pub fn number(self) -> u16 {

@@ -1,3 +1,7 @@
 //! The catalog: who holds which version of which key. Soft state, served by the members, rebuilt from what they hold.
 
+pub mod entry;
+pub mod table;
+pub mod tombstones;
+pub mod watches;
 pub mod wire;

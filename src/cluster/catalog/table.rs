@@ -1,0 +1,461 @@
+//! The table of an owner: for each key of its shards which version stands there and who holds it.
+//!
+//! No I/O, and no clock: times come in as they are asked for. Who is to be told of a change is returned, not told.
+//!
+//! Invariants
+//! - Stamps of a key only grow, through removals too: what is put in order later has the larger one.
+//! - A member is in the index of a shard for exactly the keys of which the table names it.
+//! - A key has an entry or a tombstone, never both.
+//! Limits: none of its own for entries, which are bounded by what members hold: an entry without copies leaves.
+
+use std::hash::{BuildHasherDefault, Hasher};
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::entry::{Entry, Slot};
+use super::tombstones::Tombstones;
+use crate::cluster::object::{Facts, Medium, Stamp};
+use crate::cluster::shards::{KeyId, SHARDS, Shard};
+
+/// Hashes keys, which are hashes already: their low half.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LowHalf(u64);
+
+impl Hasher for LowHalf {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+    fn write_u128(&mut self, key: u128) {
+        self.0 = key as u64;
+    }
+}
+
+/// Hash of maps by key.
+pub type KeyHash = BuildHasherDefault<LowHalf>;
+
+/// One shard.
+#[derive(Debug, Default)]
+struct Part {
+    entries: HashMap<KeyId, Entry, KeyHash>,
+    /// Which keys each member holds, so that losing one costs no more than what it held.
+    held: Vec<(Slot, HashSet<KeyId, KeyHash>)>,
+}
+
+impl Part {
+    fn index(&mut self, key: KeyId, slot: Slot) {
+        match self.held.iter_mut().find(|(other, _)| *other == slot) {
+            Some((_, keys)) => drop(keys.insert(key)),
+            None => self.held.push((slot, std::iter::once(key).collect())),
+        }
+    }
+
+    fn unindex(&mut self, key: KeyId, slot: Slot) {
+        let Some(at) = self.held.iter().position(|(other, _)| *other == slot) else { return };
+        let (_, keys) = &mut self.held[at];
+        keys.remove(&key);
+        if keys.is_empty() {
+            self.held.swap_remove(at);
+        } else if keys.capacity() > 64 && keys.len() < keys.capacity() / 4 {
+            keys.shrink_to_fit();
+        }
+    }
+
+    fn take(&mut self, key: KeyId) -> Option<Entry> {
+        let entry = self.entries.remove(&key)?;
+        for (slot, _) in entry.copies.iter() {
+            self.unindex(key, slot);
+        }
+        if self.entries.capacity() > 64 && self.entries.len() < self.entries.capacity() / 4 {
+            self.entries.shrink_to_fit();
+        }
+        Some(entry)
+    }
+
+    fn put(&mut self, key: KeyId, entry: Entry) -> Option<Entry> {
+        let before = self.take(key);
+        for (slot, _) in entry.copies.iter() {
+            self.index(key, slot);
+        }
+        self.entries.insert(key, entry);
+        before
+    }
+
+    fn put_copy(&mut self, key: KeyId, slot: Slot, medium: Medium) {
+        if self.entries.get_mut(&key).is_some_and(|entry| entry.copies.put(slot, medium)) {
+            self.index(key, slot);
+        }
+    }
+}
+
+/// What a publish or an announcement did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// The same was there already: one holder more.
+    Collapsed {
+        /// The version that it is.
+        stamp: Stamp,
+    },
+    /// There was nothing.
+    Appeared {
+        /// The version that it is.
+        stamp: Stamp,
+    },
+    /// An earlier version was there.
+    Replaced {
+        /// The version that it is.
+        stamp: Stamp,
+        /// The version before.
+        through: Stamp,
+        /// Who else held that.
+        holders: Vec<Slot>,
+    },
+    /// It is not valid any more, through this version.
+    Refused {
+        /// Through which one.
+        through: Stamp,
+    },
+}
+
+/// What a removal did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Removal {
+    /// Through which version the name is not valid.
+    pub through: Stamp,
+    /// Who else held it.
+    pub holders: Vec<Slot>,
+}
+
+/// What an owner of a shard says of a key, with members as slots and times as they are counted here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// No copy of this version, or an earlier one, is left.
+    Gone(Stamp),
+    /// It was removed through this version, then.
+    Removed(Stamp, Duration),
+    /// It stands.
+    Present(Entry),
+}
+
+/// What another owner's word did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Adopted {
+    /// What was answered about the key before is not true any more, through this version; zero when it was absent.
+    pub changed: Option<Stamp>,
+    /// Holders of versions that lost against a later one.
+    pub losers: Vec<Slot>,
+    /// What is known here is later: the other owner has to be told.
+    pub is_ours_later: bool,
+}
+
+/// All shards of an owner.
+#[derive(Debug)]
+pub struct Table {
+    parts: Box<[Part]>,
+    tombstones: Tombstones,
+    entries: usize,
+}
+
+impl Table {
+    /// An empty table.
+    #[must_use]
+    pub fn new(tombstones: Tombstones) -> Self {
+        Self { parts: (0..SHARDS).map(|_| Part::default()).collect(), tombstones, entries: 0 }
+    }
+
+    fn part(&mut self, shard: Shard) -> &mut Part {
+        // A shard's number is below SHARDS, which is the length.
+        &mut self.parts[usize::from(shard.number())]
+    }
+
+    fn insert(&mut self, key: KeyId, entry: Entry) {
+        self.tombstones.forget(key);
+        if self.part(key.shard()).put(key, entry).is_none() {
+            self.entries += 1;
+        }
+    }
+
+    fn take(&mut self, key: KeyId) -> Option<Entry> {
+        let entry = self.part(key.shard()).take(key)?;
+        self.entries -= 1;
+        Some(entry)
+    }
+
+    /// What stands under `key`.
+    #[must_use]
+    pub fn get(&self, key: KeyId) -> Option<&Entry> {
+        self.parts[usize::from(key.shard().number())].entries.get(&key)
+    }
+
+    /// Puts a version in order that `slot` sealed, after everything that is known of `key`. What is alike collapses.
+    pub fn publish(&mut self, key: KeyId, slot: Slot, proposed: Stamp, facts: Facts) -> Put {
+        let removed = self.tombstones.through(key);
+        let Some(entry) = self.get(key) else {
+            let stamp = proposed.max(Stamp(removed.map_or(1, |through| through.0.saturating_add(1))));
+            self.insert_from(key, slot, Medium::Memory, stamp, facts);
+            return Put::Appeared { stamp };
+        };
+        let through = entry.stamp();
+        if entry.is_alike(&facts) {
+            let is_holder = entry.copies.contains(slot);
+            let part = self.part(key.shard());
+            part.put_copy(key, slot, Medium::Memory);
+            if let Some(entry) = part.entries.get_mut(&key).filter(|_| is_holder) {
+                entry.set_facts(facts);
+            }
+            return Put::Collapsed { stamp: through };
+        }
+        let stamp = proposed.max(Stamp(through.0.saturating_add(1)));
+        let holders = others(entry, slot);
+        self.insert_from(key, slot, Medium::Memory, stamp, facts);
+        Put::Replaced { stamp, through, holders }
+    }
+
+    fn insert_from(&mut self, key: KeyId, slot: Slot, medium: Medium, stamp: Stamp, facts: Facts) {
+        let mut entry = Entry::new(stamp, facts);
+        entry.copies.put(slot, medium);
+        self.insert(key, entry);
+    }
+
+    /// Removes `key` at `at`, as `slot` wants, and remembers that.
+    pub fn remove(&mut self, key: KeyId, slot: Slot, at: Stamp, now: Duration) -> Removal {
+        let entry = self.take(key);
+        let through = entry.as_ref().map_or(at, |entry| entry.stamp().max(at));
+        self.tombstones.note(key, through, now, now);
+        let through = self.tombstones.through(key).unwrap_or(through);
+        Removal { through, holders: entry.map_or_else(Vec::new, |entry| others(&entry, slot)) }
+    }
+
+    /// `slot` has a copy of that version, or has it elsewhere. Returns whether that changes anything.
+    pub fn hold(&mut self, key: KeyId, slot: Slot, stamp: Stamp, medium: Medium) -> bool {
+        let is_it = self.get(key).is_some_and(|entry| {
+            is_version(entry, stamp) && !entry.copies.iter().any(|copy| copy == (slot, medium))
+        });
+        if is_it {
+            self.part(key.shard()).put_copy(key, slot, medium);
+        }
+        is_it
+    }
+
+    /// `slot` has no copy of that version. Returns `None` when that changes nothing, else the version when no copy is left.
+    pub fn let_go(&mut self, key: KeyId, slot: Slot, stamp: Stamp) -> Option<Option<Stamp>> {
+        let part = self.part(key.shard());
+        let entry = part.entries.get_mut(&key).filter(|entry| is_version(entry, stamp))?;
+        let version = entry.stamp();
+        if !entry.copies.take(slot) {
+            return None;
+        }
+        let is_last = entry.copies.is_empty();
+        part.unindex(key, slot);
+        if is_last {
+            self.take(key);
+        }
+        Some(is_last.then_some(version))
+    }
+
+    /// Takes note of what `slot` says that it holds, since when it was last certain to have heard of all removals
+    /// (`contact`, `None` for never).
+    #[expect(clippy::too_many_arguments, reason = "all of one announcement")]
+    pub fn announce(
+        &mut self,
+        key: KeyId,
+        slot: Slot,
+        stamp: Stamp,
+        facts: Facts,
+        medium: Medium,
+        contact: Option<Duration>,
+    ) -> Put {
+        if let Some(through) = self.tombstones.through(key).filter(|&through| through >= stamp) {
+            return Put::Refused { through };
+        }
+        let Some(entry) = self.get(key) else {
+            let is_forgotten = self
+                .tombstones
+                .horizon()
+                .is_some_and(|horizon| contact.is_none_or(|contact| contact <= horizon));
+            if is_forgotten {
+                return Put::Refused { through: stamp };
+            }
+            self.insert_from(key, slot, medium, stamp.max(Stamp(1)), facts);
+            return Put::Appeared { stamp };
+        };
+        let known = entry.stamp();
+        if is_version(entry, stamp) {
+            self.part(key.shard()).put_copy(key, slot, medium);
+            return Put::Collapsed { stamp: known };
+        }
+        if known > stamp {
+            return Put::Refused { through: Stamp(known.0 - 1) };
+        }
+        let holders = others(entry, slot);
+        self.insert_from(key, slot, medium, stamp, facts);
+        Put::Replaced { stamp, through: known, holders }
+    }
+
+    /// What is known of `key`; `gone` through that version when nothing is.
+    #[must_use]
+    pub fn state(&self, key: KeyId, gone: Stamp) -> State {
+        match (self.get(key), self.tombstones.get(key)) {
+            (Some(entry), _) => State::Present(entry.clone()),
+            (None, Some((through, at))) => State::Removed(through, at),
+            (None, None) => State::Gone(gone),
+        }
+    }
+
+    /// Takes the word of another owner of the shard: that of one who decides the order as it is, else what is later.
+    pub fn adopt(&mut self, key: KeyId, theirs: State, is_decided: bool, now: Duration) -> Adopted {
+        let ours = self.state(key, Stamp(0));
+        let our_stamp = match &ours {
+            State::Gone(stamp) | State::Removed(stamp, _) => *stamp,
+            State::Present(entry) => entry.stamp(),
+        };
+        let our_holders = |but: &Entry| match &ours {
+            State::Present(entry) => {
+                entry.copies.iter().map(|(slot, _)| slot).filter(|&slot| !but.copies.contains(slot)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let was_present = matches!(ours, State::Present(_));
+        let shown = if was_present { our_stamp } else { Stamp(0) };
+        let nothing = Entry::new(
+            Stamp(0),
+            Facts::Directory(crate::cluster::object::DirectoryFacts { mode: 0, uid: 0, gid: 0 }),
+        );
+        match theirs {
+            State::Gone(stamp) if was_present && stamp >= our_stamp && is_decided => {
+                self.take(key);
+                Adopted { changed: Some(shown), ..Adopted::default() }
+            }
+            State::Gone(stamp) => Adopted { is_ours_later: our_stamp > stamp, ..Adopted::default() },
+            State::Removed(through, at) if through >= our_stamp => {
+                let losers = if is_decided { Vec::new() } else { our_holders(&nothing) };
+                self.take(key);
+                self.tombstones.note(key, through, at, now);
+                Adopted { changed: was_present.then_some(through), losers, is_ours_later: false }
+            }
+            State::Removed(..) => Adopted { is_ours_later: true, ..Adopted::default() },
+            State::Present(entry) if entry.stamp() > our_stamp => {
+                let losers = if is_decided { Vec::new() } else { our_holders(&entry) };
+                self.insert(key, entry);
+                Adopted { changed: Some(shown), losers, is_ours_later: false }
+            }
+            State::Present(entry) if was_present && entry.stamp() == our_stamp => {
+                if is_decided {
+                    self.insert(key, entry);
+                } else {
+                    let part = self.part(key.shard());
+                    for (slot, medium) in entry.copies.iter() {
+                        part.put_copy(key, slot, medium);
+                    }
+                }
+                Adopted::default()
+            }
+            State::Present(entry) => {
+                let kept = self.get(key).unwrap_or(&nothing);
+                let is_loser = |&slot: &Slot| !kept.copies.contains(slot);
+                let losers = entry.copies.iter().map(|(slot, _)| slot).filter(is_loser).collect();
+                Adopted { changed: None, losers, is_ours_later: true }
+            }
+        }
+    }
+
+    /// Forgets the copies of `slot` in one shard: a slice of the work that losing a member is. Returns the keys of which
+    /// no copy is left, with their last version, and how many copies there were.
+    pub fn drop_copies(&mut self, shard: Shard, slot: Slot) -> (Vec<(KeyId, Stamp)>, usize) {
+        let part = self.part(shard);
+        let Some(at) = part.held.iter().position(|(other, _)| *other == slot) else {
+            return (Vec::new(), 0);
+        };
+        let (_, keys) = part.held.swap_remove(at);
+        let mut gone = Vec::new();
+        for &key in &keys {
+            let Some(entry) = part.entries.get_mut(&key) else { continue };
+            entry.copies.take(slot);
+            if entry.copies.is_empty() {
+                gone.push((key, entry.stamp()));
+                part.entries.remove(&key);
+            }
+        }
+        if part.entries.capacity() > 64 && part.entries.len() < part.entries.capacity() / 4 {
+            part.entries.shrink_to_fit();
+        }
+        self.entries -= gone.len();
+        (gone, keys.len())
+    }
+
+    /// Keys of a shard that stand for something.
+    pub fn keys(&self, shard: Shard) -> impl Iterator<Item = KeyId> {
+        self.parts[usize::from(shard.number())].entries.keys().copied()
+    }
+
+    /// Copies that the table names `slot` for.
+    #[must_use]
+    pub fn copies_of(&self, slot: Slot) -> usize {
+        let held = |part: &Part| {
+            part.held.iter().find(|(other, _)| *other == slot).map_or(0, |(_, keys)| keys.len())
+        };
+        self.parts.iter().map(held).sum()
+    }
+
+    /// Forgets a shard: another member answers for it.
+    pub fn forget_shard(&mut self, shard: Shard) {
+        let part = std::mem::take(self.part(shard));
+        self.entries -= part.entries.len();
+    }
+
+    /// Removed keys.
+    #[must_use]
+    pub fn tombstones(&self) -> &Tombstones {
+        &self.tombstones
+    }
+
+    /// Removed keys, to expire them.
+    pub fn tombstones_mut(&mut self) -> &mut Tombstones {
+        &mut self.tombstones
+    }
+
+    /// Keys that stand for something.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries == 0
+    }
+
+    /// Bytes of all of it. Looks at every shard, not at every entry: lists of more than three copies are not counted.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let part = |part: &Part| {
+            let held: usize = part.held.iter().map(|(_, keys)| keys.allocation_size()).sum();
+            size_of::<Part>()
+                + part.entries.allocation_size()
+                + held
+                + part.held.capacity() * size_of::<(Slot, HashSet<KeyId, KeyHash>)>()
+        };
+        self.parts.iter().map(part).sum::<usize>() + self.tombstones.bytes()
+    }
+}
+
+/// Directories have no versions that members know: any of theirs is meant.
+fn is_version(entry: &Entry, stamp: Stamp) -> bool {
+    entry.stamp() == stamp || (stamp == Stamp(0) && matches!(entry.facts(), Facts::Directory(_)))
+}
+
+fn others(entry: &Entry, slot: Slot) -> Vec<Slot> {
+    entry.copies.iter().map(|(holder, _)| holder).filter(|&holder| holder != slot).collect()
+}
+
+#[cfg(test)]
+mod tests;
