@@ -105,6 +105,7 @@ impl Shared {
             return Err(Missed::Corrupt);
         }
         let offset = device.offset(zone, place.block);
+        let started = Instant::now();
         let reads = Self::start_reads(device, offset, &header, memory, padded)?;
         let checksum = match Self::sum_up(&reads, memory, bytes, self.limit) {
             Ok(checksum) => checksum,
@@ -117,6 +118,7 @@ impl Shared {
                 return Err(Missed::Failed);
             }
         };
+        device.work.read_times.observe(started.elapsed());
         device.work.read_bytes.fetch_add((padded + BLOCK) as u64, Ordering::Relaxed);
         let RecordHeader { device: uuid, sequence: written, facts } =
             decode(header.bytes()).map_err(|_| Missed::Corrupt)?;
