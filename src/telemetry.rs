@@ -2,7 +2,13 @@
 //!
 //! Counters are relaxed atomics: a reader sees each of them some moment ago, never torn.
 
+mod family;
+mod histogram;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use family::{Family, Value, render};
+pub use histogram::{Distribution, Histogram};
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -96,15 +102,9 @@ counters! {
 }
 
 impl Telemetry {
-    /// The counters in Prometheus text format.
-    #[must_use]
-    pub fn render(&self) -> String {
-        use std::fmt::Write as _;
-        self.rows().fold(String::new(), |mut text, (name, help, value)| {
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
-            text
-        })
+    /// The counters as metrics.
+    pub fn families(&self) -> impl Iterator<Item = Family> {
+        self.rows().map(|(name, help, value)| Family::counter(name, help, value))
     }
 }
 
@@ -122,12 +122,5 @@ mod tests {
         let expected: Vec<String> =
             telemetry.rows().map(|(name, help, _)| format!("| `{name}` | {help} |")).collect();
         assert_eq!(written, expected);
-    }
-
-    #[test]
-    fn rendered_counters_carry_help_type_and_value() {
-        let telemetry = Telemetry::default();
-        telemetry.hits.add(3);
-        assert!(telemetry.render().contains("# TYPE tidefs_hits_total counter\ntidefs_hits_total 3\n"));
     }
 }

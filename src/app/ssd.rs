@@ -21,13 +21,14 @@ pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<
     if config.dirs.paths().is_empty() {
         return Ok(());
     }
-    let limited = config.write_bytes_per_second > ByteCount::ZERO;
+    let limit = |bytes: ByteCount| (bytes > ByteCount::ZERO).then_some(bytes);
     let tier = SsdTier::open(&SsdConfig {
         places: config.dirs.paths().to_vec(),
         capacity: config.capacity,
         zone_bytes: config.zone,
         budget: Budget {
-            bytes_per_second: limited.then_some(config.write_bytes_per_second),
+            bytes_per_second: limit(config.write_bytes_per_second),
+            bytes_per_day: limit(config.write_bytes_per_day),
             queue: Duration::from_millis(config.queue_ms),
             queue_bytes_max: config.queue_max,
         },

@@ -262,6 +262,15 @@ settings! {
             example: "500MiB";
         }
 
+        /// Bytes a day that may be written, on all disks together, what is written again included; `0` is without limit.
+        /// Nothing is held back while the day stays within it at the present rate; then what is left is spread over
+        /// what is left of the day. Days are counted from the daemon's start.
+        write_bytes_per_day: ByteCount {
+            default: ByteCount::ZERO;
+            range: Range::any();
+            example: "10TiB";
+        }
+
         /// Milliseconds that an evicted object may wait for its disk; what would wait longer is dropped. Raise it when
         /// evictions come in bursts.
         queue_ms: u64 {

@@ -19,6 +19,7 @@ use super::Operations;
 use crate::config::{Effective, Origin};
 use crate::datapath::{self, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction};
 use crate::namespace::time_of;
+use crate::telemetry::{self, Family};
 use crate::tier::memory;
 
 /// How far into the order of eviction `stat` looks for an object's rank.
@@ -447,9 +448,8 @@ impl Operations for DaemonOperations {
     }
 
     fn metrics(&self) -> Result<String, ApiError> {
-        use std::fmt::Write as _;
         let overview = self.datapath.overview().map_err(|error| internal(&error))?;
-        let mut text = self.datapath.telemetry().render();
+        let mut families: Vec<_> = self.datapath.telemetry().families().collect();
         let gauges = [
             ("tidefs_capacity_bytes", "Most bytes of the memory tier.", overview.usage.capacity.get()),
             ("tidefs_used_bytes", "Bytes of real pages in use.", overview.usage.used.get()),
@@ -471,14 +471,8 @@ impl Operations for DaemonOperations {
                 overview.policy_memory as u64,
             ),
         ];
-        for (name, help, value) in gauges {
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
-        }
-        if let Some(tier) = self.datapath.ssd() {
-            text.push_str(&super::ssd::metrics(&super::ssd::status(tier)));
-        }
-        text.push_str("# EOF\n");
-        Ok(text)
+        families.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, value)));
+        families.extend(self.datapath.ssd().into_iter().flat_map(|tier| super::ssd::metrics(&tier.status())));
+        telemetry::render(families).map_err(|error| ApiError::new(ErrorCode::Internal, error.to_string()))
     }
 }

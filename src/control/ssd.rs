@@ -1,10 +1,9 @@
 //! The SSD tier as operators see it: in `status`, in `tidefs tier status`, and as metrics of each disk.
 
-use std::fmt::Write as _;
-
-use tidefs_control_api::{SsdDeviceStatus, SsdStatus};
+use tidefs_control_api::{DayBudget, SsdDeviceStatus, SsdStatus};
 use tidefs_engine::types::ObjectCount;
 
+use crate::telemetry::{Family, Value};
 use crate::tier::ssd::{self, SsdTier, Unusable};
 
 fn state(trouble: Option<&Unusable>) -> &'static str {
@@ -37,6 +36,12 @@ fn device(device: ssd::DeviceStatus) -> SsdDeviceStatus {
         read: device.read,
         read_errors: device.read_errors,
         write_errors: device.write_errors,
+        day: device.day.map(|day| DayBudget {
+            budget: day.budget,
+            written: day.written,
+            projected: day.projected,
+            tight: day.is_tight,
+        }),
     }
 }
 
@@ -49,6 +54,7 @@ pub(super) fn status(tier: &SsdTier) -> SsdStatus {
         io_fallback: status.io_fallback,
         refused_queue: status.refused_queue,
         refused_rate: status.refused_rate,
+        refused_day: status.refused_day,
         refused_other: status.refused_other,
         corrupt_records: status.corrupt_records,
         dropped_objects: status.dropped_objects,
@@ -76,97 +82,82 @@ pub(super) fn warnings(status: &SsdStatus) -> Vec<String> {
     warnings
 }
 
-/// The tier's metrics in Prometheus text format.
-pub(super) fn metrics(status: &SsdStatus) -> String {
-    let mut text = String::new();
-    let mut one = |name: &str, kind: &str, help: &str, values: &[(String, u64)]| {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for (labels, value) in values {
-            let _ = writeln!(text, "{name}{labels} {value}");
-        }
-    };
-    let whole = |value: u64| vec![(String::new(), value)];
-    one("tidefs_ssd_records", "gauge", "Records that can be loaded.", &whole(status.records.0));
-    one("tidefs_ssd_index_bytes", "gauge", "Heap bytes of the index.", &whole(status.index_bytes.get()));
-    let fallback = u64::from(status.io_fallback.is_some());
-    one(
-        "tidefs_ssd_io_fallback",
-        "gauge",
-        "1 while threads do the I/O instead of io_uring.",
-        &whole(fallback),
-    );
-    let refused =
-        [("queue", status.refused_queue), ("rate", status.refused_rate), ("other", status.refused_other)];
-    let refused = refused.map(|(reason, value)| (format!("{{reason=\"{reason}\"}}"), value));
-    one("tidefs_ssd_refused_total", "counter", "Objects that budgets kept from the disks.", &refused);
-    one(
-        "tidefs_ssd_corrupt_total",
-        "counter",
-        "Records that did not match their checksum.",
-        &whole(status.corrupt_records),
-    );
-    one(
-        "tidefs_ssd_dropped_total",
-        "counter",
-        "Objects dropped with their zone.",
-        &whole(status.dropped_objects),
-    );
-    one("tidefs_ssd_reclaimed_zones_total", "counter", "Zones taken back.", &whole(status.reclaimed_zones));
-    one(
-        "tidefs_ssd_lost_removals_total",
-        "counter",
-        "Removals that could not be written.",
-        &whole(status.lost_removals),
-    );
-    let by_device = |value: fn(&SsdDeviceStatus) -> u64| -> Vec<(String, u64)> {
-        let labels = |path: &str| {
-            let path = path.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            format!("{{device=\"{path}\"}}")
-        };
-        status.devices.iter().map(|device| (labels(&device.path), value(device))).collect()
-    };
-    let ready = by_device(|device| u64::from(device.trouble.is_none()));
-    one("tidefs_ssd_ready", "gauge", "1 while the disk is in order.", &ready);
-    one(
-        "tidefs_ssd_capacity_bytes",
-        "gauge",
-        "Bytes that the disk may hold.",
-        &by_device(|device| device.capacity.get()),
-    );
-    one(
-        "tidefs_ssd_allocated_bytes",
-        "gauge",
-        "Real bytes on the disk.",
-        &by_device(|device| device.allocated.get()),
-    );
-    one(
-        "tidefs_ssd_queued_bytes",
-        "gauge",
-        "Bytes that wait to be written.",
-        &by_device(|device| device.queued.get()),
-    );
-    one(
-        "tidefs_ssd_written_bytes_total",
-        "counter",
-        "Bytes written.",
-        &by_device(|device| device.written.get()),
-    );
-    one(
-        "tidefs_ssd_reinserted_bytes_total",
-        "counter",
-        "Bytes written again by reclaim.",
-        &by_device(|device| device.reinserted.get()),
-    );
-    one("tidefs_ssd_read_bytes_total", "counter", "Bytes read.", &by_device(|device| device.read.get()));
-    one("tidefs_ssd_read_errors_total", "counter", "Failed reads.", &by_device(|device| device.read_errors));
-    one(
-        "tidefs_ssd_write_errors_total",
-        "counter",
-        "Failed writes.",
-        &by_device(|device| device.write_errors),
-    );
-    text
+/// Name, help and value of a metric of each disk.
+type OfDevice = (&'static str, &'static str, fn(&ssd::DeviceStatus) -> Value);
+
+/// What is told of each disk.
+const OF_DEVICES: [OfDevice; 12] = [
+    ("tidefs_ssd_ready", "1 while the disk is in order.", |device| {
+        Value::Gauge(u64::from(device.trouble.is_none()))
+    }),
+    ("tidefs_ssd_capacity_bytes", "Bytes that the disk may hold.", |device| {
+        Value::Gauge(device.capacity.get())
+    }),
+    ("tidefs_ssd_allocated_bytes", "Real bytes on the disk.", |device| Value::Gauge(device.allocated.get())),
+    ("tidefs_ssd_queued_bytes", "Bytes that wait to be written.", |device| Value::Gauge(device.queued.get())),
+    ("tidefs_ssd_written_bytes_total", "Bytes written.", |device| Value::Counter(device.written.get())),
+    ("tidefs_ssd_reinserted_bytes_total", "Bytes written again by reclaim.", |device| {
+        Value::Counter(device.reinserted.get())
+    }),
+    ("tidefs_ssd_read_bytes_total", "Bytes read.", |device| Value::Counter(device.read.get())),
+    ("tidefs_ssd_read_errors_total", "Failed reads.", |device| Value::Counter(device.read_errors)),
+    ("tidefs_ssd_write_errors_total", "Failed writes.", |device| Value::Counter(device.write_errors)),
+    ("tidefs_ssd_read_seconds", "Time from a load's first request to its last answer.", |device| {
+        Value::Histogram(device.read_times.clone())
+    }),
+    ("tidefs_ssd_write_seconds", "Time from a record's first request to its last answer.", |device| {
+        Value::Histogram(device.write_times.clone())
+    }),
+    ("tidefs_ssd_quarantined_zones", "Zones given up after an I/O error.", |device| {
+        Value::Gauge(device.quarantined_zones)
+    }),
+];
+
+/// The tier's metrics.
+pub(super) fn metrics(status: &ssd::SsdStatus) -> Vec<Family> {
+    let refused = [
+        ("queue", status.refused_queue),
+        ("rate", status.refused_rate),
+        ("day", status.refused_day),
+        ("other", status.refused_other),
+    ];
+    let refused = refused.map(|(reason, value)| (reason.to_owned(), Value::Counter(value)));
+    let mut families = vec![
+        Family::gauge("tidefs_ssd_records", "Records that can be loaded.", status.objects),
+        Family::gauge("tidefs_ssd_index_bytes", "Heap bytes of the index.", status.index_bytes.get()),
+        Family::gauge(
+            "tidefs_ssd_io_fallback",
+            "1 while threads do the I/O instead of io_uring.",
+            u64::from(status.io_fallback.is_some()),
+        ),
+        Family::labelled(
+            "tidefs_ssd_refused_total",
+            "Objects that budgets kept from the disks.",
+            "reason",
+            refused,
+        ),
+        Family::counter(
+            "tidefs_ssd_corrupt_total",
+            "Records that did not match their checksum.",
+            status.corrupt_records,
+        ),
+        Family::counter(
+            "tidefs_ssd_dropped_total",
+            "Objects dropped with their zone.",
+            status.dropped_objects,
+        ),
+        Family::counter("tidefs_ssd_reclaimed_zones_total", "Zones taken back.", status.reclaimed_zones),
+        Family::counter(
+            "tidefs_ssd_lost_removals_total",
+            "Removals that could not be written.",
+            status.lost_removals,
+        ),
+    ];
+    families.extend(OF_DEVICES.map(|(name, help, value)| {
+        let values = status.devices.iter().map(|device| (device.name.clone(), value(device)));
+        Family::labelled(name, help, "device", values)
+    }));
+    families
 }
 
 #[cfg(test)]
@@ -179,14 +170,13 @@ mod tests {
         let (_, table) = document.split_once("## SSD tier").unwrap();
         let (table, _) = table.split_once("\n## ").unwrap();
         let written: Vec<&str> = table.lines().filter(|line| line.starts_with("| `tidefs_")).collect();
-        let text = metrics(&SsdStatus { devices: vec![SsdDeviceStatus::default()], ..SsdStatus::default() });
-        let expected: Vec<String> = text
-            .lines()
-            .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '))
-            .map(|(name, help)| format!("| `{name}` | {help} |"))
-            .collect();
+        let devices = vec![ssd::DeviceStatus::unusable("/mnt/a", &Unusable::Missing)];
+        let families = metrics(&ssd::SsdStatus { devices, ..ssd::SsdStatus::default() });
+        let expected: Vec<String> =
+            families.iter().map(|family| format!("| `{}` | {} |", family.name, family.help)).collect();
         assert_eq!(written, expected);
-        assert!(text.contains("tidefs_ssd_read_bytes_total{device=\"\"} 0\n"));
+        let text = crate::telemetry::render(families).unwrap();
+        assert!(text.contains("tidefs_ssd_read_bytes_total{device=\"/mnt/a\"} 0\n"), "{text}");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! Limits: a request waits for room at most `runtime.deadline_ms`; an eviction round takes at most `BATCH_MAX`
 //! objects under the lock.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -199,19 +200,30 @@ impl Datapath {
         }
     }
 
-    /// Evicts bytes or objects at an operator's word. Returns how many objects and bytes went.
+    /// Evicts bytes or objects at an operator's word, as many at once as the disks take. Returns how many objects and bytes
+    /// went.
     pub(super) fn evict_for_operator(&self, bytes: ByteCount) -> (u64, ByteCount) {
         let mut evicted = (0, ByteCount::ZERO);
+        let mut under_way = VecDeque::new();
         while evicted.1 < bytes {
             let (size, leaving) = {
                 let mut state = self.lock();
                 let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
                 let size = state.object(victim).map(|object| object.size).unwrap_or_default();
+                // What finds no room in a queue would be dropped: those before it make some.
+                if !self.disks_have_room(size)
+                    && let Some(first) = under_way.pop_front()
+                {
+                    drop(state);
+                    self.wait_until_stored(&first);
+                    continue;
+                }
                 (size, self.let_leave(&mut state, victim, Ending::EvictedByOperator, true))
             };
             evicted = (evicted.0 + 1, evicted.1.saturating_add(footprint(size)));
-            self.see_off_and_wait(leaving, self.settings.deadline);
+            under_way.extend(self.see_off_and_tell(leaving));
         }
+        under_way.iter().for_each(|wait| self.wait_until_stored(wait));
         evicted
     }
 

@@ -15,7 +15,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -388,16 +388,22 @@ impl Datapath {
         }
     }
 
-    /// As [`Datapath::see_off`], and waits until an object that goes to a disk is there.
-    pub(super) fn see_off_and_wait(&self, leaving: Leaving, limit: Duration) {
-        if matches!(leaving, Leaving::Lent(_)) {
-            let (sender, receiver) = sync_channel(1);
-            self.see_off(leaving, Some(sender));
-            // Late or not, it goes on.
-            let _ = receiver.recv_timeout(limit);
-        } else {
-            self.see_off(leaving, None);
-        }
+    /// As [`Datapath::see_off`]. Returns who tells that an object that goes to a disk is there, or is not stored.
+    pub(super) fn see_off_and_tell(&self, leaving: Leaving) -> Option<Receiver<()>> {
+        let (sender, receiver) = sync_channel(1);
+        let is_lent = matches!(leaving, Leaving::Lent(_));
+        self.see_off(leaving, is_lent.then_some(sender));
+        is_lent.then_some(receiver)
+    }
+
+    /// Waits for the end of an object's way to its disk. Late or not, it goes on.
+    pub(super) fn wait_until_stored(&self, told: &Receiver<()>) {
+        let _ = told.recv_timeout(self.settings.deadline);
+    }
+
+    /// Whether an object of `size` would be taken by a disk right now; true where there is none.
+    pub(super) fn disks_have_room(&self, size: ByteCount) -> bool {
+        self.ssd.get().is_none_or(|ssd| ssd.has_room_in_queue(size))
     }
 
     /// The SSD tier gave up a record.

@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io;
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use crate::types::ByteCount;
 
@@ -39,6 +39,16 @@ impl Mapping {
     #[must_use]
     pub fn base(&self) -> *mut u8 {
         self.map.as_mut_ptr()
+    }
+
+    /// Has the kernel make the pages of a range and map them, on this thread, so that whoever writes there meets no
+    /// faults. Nothing happens on kernels before 5.14, nor outside the mapping: the faults come later then.
+    pub fn populate(&self, offset: usize, length: usize) {
+        let length = length.min(self.map.len().saturating_sub(offset));
+        if length > 0 {
+            // A hint: what it says is said again by the fault.
+            let _ = self.map.advise_range(Advice::PopulateWrite, offset, length);
+        }
     }
 
     /// Copies bytes out, starting at `offset`. Returns the number copied, less than `target.len()` at the end.

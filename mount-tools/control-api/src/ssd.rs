@@ -17,6 +17,8 @@ pub struct SsdStatus {
     pub refused_queue: u64,
     /// Objects dropped at eviction because of the budget of bytes a second.
     pub refused_rate: u64,
+    /// Objects dropped at eviction because the budget of the day would be passed.
+    pub refused_day: u64,
     /// Objects dropped at eviction because they are too large, or no disk takes any.
     pub refused_other: u64,
     /// Records that did not match their checksum; each was a miss.
@@ -71,4 +73,21 @@ pub struct SsdDeviceStatus {
     pub read_errors: u64,
     /// Failed writes.
     pub write_errors: u64,
+    /// Its part of the budget of bytes a day, when there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub day: Option<DayBudget>,
+}
+
+/// Bytes a day of one disk. Days are counted from the daemon's start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DayBudget {
+    /// Bytes that may be written in a day.
+    pub budget: ByteCount,
+    /// Bytes written in this day.
+    pub written: ByteCount,
+    /// What it will be at the end of the day, at the present rate.
+    pub projected: ByteCount,
+    /// Whether less is admitted because of that.
+    pub tight: bool,
 }

@@ -9,6 +9,9 @@ use std::time::Duration;
 
 use tidefs_engine::types::ByteCount;
 
+use super::bucket::Bucket;
+use super::endurance::{DayStatus, Endurance};
+
 /// Rate that a disk is taken to have before it has shown one: a slow SSD.
 const RATE_AT_START: u64 = 200 << 20;
 /// Weight of a new measurement of the rate, as one part in so many.
@@ -21,6 +24,8 @@ const MEASURED_MIN: u64 = 64 << 10;
 pub struct Budget {
     /// Bytes a second; no limit without.
     pub bytes_per_second: Option<ByteCount>,
+    /// Bytes a day; no limit without. See [`DayStatus`].
+    pub bytes_per_day: Option<ByteCount>,
     /// Longest time a record waits for its disk.
     pub queue: Duration,
     /// Most bytes of records that wait: they hold memory.
@@ -34,6 +39,8 @@ pub enum Refused {
     QueueFull,
     /// The byte-rate budget is used up.
     OverRate,
+    /// The budget of the day would be passed.
+    OverDay,
     /// Larger than a zone holds.
     TooLarge,
     /// This version is on its way already.
@@ -48,42 +55,47 @@ pub enum Refused {
 #[derive(Debug)]
 pub(super) struct Admission {
     budget: Budget,
-    /// Bytes that may be written now, and when that was so.
-    tokens: u64,
-    filled_at: Duration,
+    bucket: Bucket,
+    endurance: Option<Endurance>,
     rate: u64,
 }
 
 impl Admission {
     /// Full budgets at `now`.
     pub(super) fn new(budget: Budget, now: Duration) -> Self {
-        let tokens = budget.bytes_per_second.unwrap_or_default().get();
-        Self { budget, tokens, filled_at: now, rate: RATE_AT_START }
+        let bucket = Bucket::new(budget.bytes_per_second.unwrap_or_default().get(), now);
+        let endurance = budget.bytes_per_day.map(|per_day| Endurance::new(per_day, now));
+        Self { budget, bucket, endurance, rate: RATE_AT_START }
     }
 
-    /// Takes `length` bytes out of the budgets, if they allow it. `queued`: bytes that wait for the disk.
+    /// Takes `length` bytes out of the budgets, if they allow it. `queued`: bytes that wait for the disk; `written`: all
+    /// that it wrote since the start.
     ///
     /// # Errors
     /// Which budget does not.
-    pub(super) fn admit(&mut self, length: ByteCount, queued: u64, now: Duration) -> Result<(), Refused> {
+    pub(super) fn admit(
+        &mut self,
+        length: ByteCount,
+        queued: u64,
+        written: u64,
+        now: Duration,
+    ) -> Result<(), Refused> {
         if !self.has_room(length, queued) {
             return Err(Refused::QueueFull);
         }
-        let Some(rate) = self.budget.bytes_per_second else { return Ok(()) };
-        let elapsed_ns = now.saturating_sub(self.filled_at).as_nanos();
-        let earned = u128::from(rate.get()).saturating_mul(elapsed_ns) / 1_000_000_000;
-        let earned = u64::try_from(earned).unwrap_or(u64::MAX);
-        if earned > 0 {
-            self.tokens = self.tokens.saturating_add(earned).min(rate.get());
-            self.filled_at = now;
+        let day = self.endurance.as_mut();
+        if day.is_some_and(|day| !day.admits(length.get(), written.saturating_add(queued), now)) {
+            return Err(Refused::OverDay);
         }
-        // A record larger than a second's budget takes all of it; the next one waits for the bucket to fill again.
-        let price = length.get().min(rate.get());
-        if self.tokens < price {
-            return Err(Refused::OverRate);
-        }
-        self.tokens -= price;
-        Ok(())
+        // The bucket holds a second.
+        let rate = self.budget.bytes_per_second.map(ByteCount::get);
+        let is_within = rate.is_none_or(|rate| self.bucket.take(length.get(), rate, rate, now));
+        if is_within { Ok(()) } else { Err(Refused::OverRate) }
+    }
+
+    /// The budget of the day, when there is one.
+    pub(super) fn day(&self, written: u64, now: Duration) -> Option<DayStatus> {
+        self.endurance.as_ref().map(|endurance| endurance.status(written, now))
     }
 
     /// Whether the queue takes `length` bytes more. One record at least may be on its way, however slow the disk.
@@ -121,6 +133,7 @@ mod tests {
     fn budget(rate: Option<u64>) -> Budget {
         Budget {
             bytes_per_second: rate.map(ByteCount::mib),
+            bytes_per_day: None,
             queue: Duration::from_millis(100),
             queue_bytes_max: ByteCount::mib(64),
         }
@@ -129,14 +142,14 @@ mod tests {
     #[test]
     fn a_slow_disk_admits_less_and_never_nothing() {
         let mut admission = Admission::new(budget(None), Duration::ZERO);
-        assert_eq!(admission.admit(MIB, 18 << 20, Duration::ZERO), Ok(()));
-        assert_eq!(admission.admit(MIB, 20 << 20, Duration::ZERO), Err(Refused::QueueFull));
+        assert_eq!(admission.admit(MIB, 18 << 20, 0, Duration::ZERO), Ok(()));
+        assert_eq!(admission.admit(MIB, 20 << 20, 0, Duration::ZERO), Err(Refused::QueueFull));
         (0..100).for_each(|_| admission.measured(1 << 20, Duration::from_millis(100)));
-        assert_eq!(admission.admit(MIB, 1 << 20, Duration::ZERO), Err(Refused::QueueFull));
-        assert_eq!(admission.admit(ByteCount::gib(1), 0, Duration::ZERO), Ok(()));
+        assert_eq!(admission.admit(MIB, 1 << 20, 0, Duration::ZERO), Err(Refused::QueueFull));
+        assert_eq!(admission.admit(ByteCount::gib(1), 0, 0, Duration::ZERO), Ok(()));
         (0..100).for_each(|_| admission.measured(1 << 20, Duration::from_micros(100)));
-        assert_eq!(admission.admit(MIB, 62 << 20, Duration::ZERO), Ok(()));
-        assert_eq!(admission.admit(MIB, 64 << 20, Duration::ZERO), Err(Refused::QueueFull));
+        assert_eq!(admission.admit(MIB, 62 << 20, 0, Duration::ZERO), Ok(()));
+        assert_eq!(admission.admit(MIB, 64 << 20, 0, Duration::ZERO), Err(Refused::QueueFull));
     }
 
     #[test]
@@ -144,7 +157,7 @@ mod tests {
         let mut admission = Admission::new(budget(Some(10)), Duration::ZERO);
         let mut admitted = 0;
         for step in 0..10_000u64 {
-            admitted += u64::from(admission.admit(MIB, 0, Duration::from_millis(step)).is_ok());
+            admitted += u64::from(admission.admit(MIB, 0, 0, Duration::from_millis(step)).is_ok());
         }
         // Ten seconds at 10 MiB/s, and the bucket that was full at the start.
         assert!((100..=110).contains(&admitted), "{admitted}");
@@ -154,8 +167,8 @@ mod tests {
     fn a_record_larger_than_a_second_of_budget_passes_once_in_a_while() {
         let mut admission = Admission::new(budget(Some(1)), Duration::ZERO);
         let large = ByteCount::mib(50);
-        assert_eq!(admission.admit(large, 0, Duration::ZERO), Ok(()));
-        assert_eq!(admission.admit(large, 0, Duration::from_millis(500)), Err(Refused::OverRate));
-        assert_eq!(admission.admit(large, 0, Duration::from_secs(2)), Ok(()));
+        assert_eq!(admission.admit(large, 0, 0, Duration::ZERO), Ok(()));
+        assert_eq!(admission.admit(large, 0, 0, Duration::from_millis(500)), Err(Refused::OverRate));
+        assert_eq!(admission.admit(large, 0, 0, Duration::from_secs(2)), Ok(()));
     }
 }

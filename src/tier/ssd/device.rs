@@ -20,6 +20,7 @@ use super::disk::Disk;
 use super::format::{BLOCK_BYTES, Order, Uuid, ZONES_START};
 use super::index::ZoneId;
 use super::queue::Queue;
+use crate::telemetry::Histogram;
 
 /// After so many failed writes in a row a disk gets no more.
 const WRITE_ERRORS_MAX: u64 = 3;
@@ -77,6 +78,8 @@ pub(super) struct Work {
     pub(super) read_bytes: AtomicU64,
     pub(super) read_errors: AtomicU64,
     pub(super) write_errors: AtomicU64,
+    pub(super) read_times: Histogram,
+    pub(super) write_times: Histogram,
     write_errors_in_a_row: AtomicU64,
 }
 

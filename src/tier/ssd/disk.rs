@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::ByteCount;
@@ -61,6 +61,11 @@ pub(super) struct Completion {
 }
 
 impl Completion {
+    /// Whether all requests ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.progress.lock().left == 0
+    }
+
     /// One request ended. Called once for each.
     pub(super) fn end_one(&self, outcome: io::Result<()>) {
         let mut progress = self.progress.lock();
@@ -74,16 +79,27 @@ impl Completion {
     }
 }
 
+/// Makes requests go on in the thread that waits for them, until they ended or the time is over.
+pub(super) type Drive = fn(&Completion, Duration);
+
 /// A promise that some requests end.
 #[derive(Debug)]
-pub(super) struct Ticket(Arc<Completion>);
+pub(super) struct Ticket {
+    completion: Arc<Completion>,
+    drive: Option<Drive>,
+}
 
 impl Ticket {
     /// A ticket for `count` requests, and the side on which they end.
     pub(super) fn new(count: usize) -> (Self, Arc<Completion>) {
         let progress = Mutex::new(Progress { left: count, error: None });
         let completion = Arc::new(Completion { progress, ended: Condvar::new() });
-        (Self(Arc::clone(&completion)), completion)
+        (Self { completion: Arc::clone(&completion), drive: None }, completion)
+    }
+
+    /// The same for requests that go on while this thread waits.
+    pub(super) fn driven_by(self, drive: Drive) -> Self {
+        Self { drive: Some(drive), ..self }
     }
 
     /// Waits for the end of all requests.
@@ -91,8 +107,14 @@ impl Ticket {
     /// # Errors
     /// The first error of a request; `TimedOut` when they did not end within `limit`, and then they go on.
     pub(super) fn wait(&self, limit: Duration) -> io::Result<()> {
-        let mut progress = self.0.progress.lock();
-        let outcome = self.0.ended.wait_while_for(&mut progress, |progress| progress.left > 0, limit);
+        let deadline = Instant::now() + limit;
+        if let Some(drive) = self.drive {
+            drive(&self.completion, limit);
+        }
+        let mut progress = self.completion.progress.lock();
+        let limit = deadline.saturating_duration_since(Instant::now());
+        let outcome =
+            self.completion.ended.wait_while_for(&mut progress, |progress| progress.left > 0, limit);
         match progress.error.take() {
             _ if outcome.timed_out() && progress.left > 0 => Err(io::ErrorKind::TimedOut.into()),
             Some(error) => Err(error),
@@ -105,6 +127,11 @@ impl Ticket {
 pub(super) trait Disk: Send + Sync + fmt::Debug {
     /// Starts all requests, in any order among themselves. The ticket ends when all of them did.
     fn submit(&self, requests: Vec<Request>) -> Ticket;
+
+    /// As [`Disk::submit`], for a thread that waits for the ticket itself: its end needs no other thread.
+    fn submit_here(&self, requests: Vec<Request>) -> Ticket {
+        self.submit(requests)
+    }
 
     /// Makes sure that the first `length` bytes have their blocks.
     ///

@@ -7,15 +7,17 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tidefs_engine::types::{ByteCount, Version};
+use tidefs_engine::types::{ByteCount, Checksum, Version};
+use xxhash_rust::xxh3::Xxh3;
 
-use super::disk::Request;
+use super::Shared;
+use super::device::Device;
+use super::disk::{Request, Ticket};
 use super::format::{BLOCK, BLOCK_BYTES, RecordFacts, RecordHash, RecordHeader, decode};
 use super::index::{Located, Place};
 use super::memory::{Buffer, Memory, Piece};
-use super::{Shared, checksum_of};
 
 /// How often a load looks again for a record that reclaim moves.
 const MOVES_MAX: u32 = 200;
@@ -103,29 +105,71 @@ impl Shared {
             return Err(Missed::Corrupt);
         }
         let offset = device.offset(zone, place.block);
-        let first = padded.min(REQUEST_BYTES);
-        let mut pieces = vec![Piece::of_buffer(&header)];
-        if first > 0 {
-            pieces.push(Piece::new(memory, 0, first).ok_or(Missed::Corrupt)?);
-        }
-        let mut requests = vec![Request::Read { offset, pieces }];
-        for at in (first..padded).step_by(REQUEST_BYTES) {
-            let piece = Piece::new(memory, at, REQUEST_BYTES.min(padded - at)).ok_or(Missed::Corrupt)?;
-            requests.push(Request::read(offset + BLOCK_BYTES + at as u64, piece));
-        }
-        if let Err(error) = device.disk.submit(requests).wait(self.limit) {
-            device.work.read_errors.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(device = device.name, zone, %error, "a read of the SSD tier failed");
-            if error.kind() != io::ErrorKind::TimedOut {
-                self.quarantine(device, zone);
+        let started = Instant::now();
+        let reads = Self::start_reads(device, offset, &header, memory, padded)?;
+        let checksum = match Self::sum_up(&reads, memory, bytes, self.limit) {
+            Ok(checksum) => checksum,
+            Err(error) => {
+                device.work.read_errors.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(device = device.name, zone, %error, "a read of the SSD tier failed");
+                if error.kind() != io::ErrorKind::TimedOut {
+                    self.quarantine(device, zone);
+                }
+                return Err(Missed::Failed);
             }
-            return Err(Missed::Failed);
-        }
+        };
+        device.work.read_times.observe(started.elapsed());
         device.work.read_bytes.fetch_add((padded + BLOCK) as u64, Ordering::Relaxed);
         let RecordHeader { device: uuid, sequence: written, facts } =
             decode(header.bytes()).map_err(|_| Missed::Corrupt)?;
-        let data = memory.prefix(bytes).ok_or(Missed::Corrupt)?;
         let is_ours = uuid == device.uuid && Some(written) == sequence && facts.length == length;
-        if is_ours && checksum_of(data) == facts.checksum { Ok(facts) } else { Err(Missed::Corrupt) }
+        if is_ours && checksum == facts.checksum { Ok(facts) } else { Err(Missed::Corrupt) }
+    }
+
+    /// Starts to read a record, one request after the other: while the disk reads into the first, the pages of the next
+    /// are made. Returns for each request when it ends and the end of its data.
+    fn start_reads(
+        device: &Device,
+        offset: u64,
+        header: &Arc<Buffer>,
+        memory: &Memory,
+        padded: usize,
+    ) -> Result<Vec<(Ticket, usize)>, Missed> {
+        let mut reads = Vec::with_capacity(1 + padded / REQUEST_BYTES);
+        let first = padded.min(REQUEST_BYTES);
+        let mut pieces = vec![Piece::of_buffer(header)];
+        if first > 0 {
+            memory.populate(0, first);
+            pieces.push(Piece::new(memory, 0, first).ok_or(Missed::Corrupt)?);
+        }
+        reads.push((device.disk.submit_here(vec![Request::Read { offset, pieces }]), first));
+        for at in (first..padded).step_by(REQUEST_BYTES) {
+            let length = REQUEST_BYTES.min(padded - at);
+            memory.populate(at, length);
+            let piece = Piece::new(memory, at, length).ok_or(Missed::Corrupt)?;
+            let request = Request::read(offset + BLOCK_BYTES + at as u64, piece);
+            reads.push((device.disk.submit_here(vec![request]), at + length));
+        }
+        Ok(reads)
+    }
+
+    /// Waits for reads and takes the checksum of the first `bytes` bytes, of each part while the disk is at the next.
+    fn sum_up(
+        reads: &[(Ticket, usize)],
+        memory: &Memory,
+        bytes: usize,
+        limit: Duration,
+    ) -> io::Result<Checksum> {
+        let deadline = Instant::now() + limit;
+        let (mut state, mut from) = (Xxh3::new(), 0);
+        for (ticket, end) in reads {
+            ticket.wait(deadline.saturating_duration_since(Instant::now()))?;
+            let end = (*end).min(bytes);
+            // Nothing writes there any more, what is behind is still being read.
+            let data = memory.prefix(end).ok_or(io::ErrorKind::InvalidInput)?;
+            state.update(&data[from..]);
+            from = end;
+        }
+        Ok(Checksum(state.digest()))
     }
 }

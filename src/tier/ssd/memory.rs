@@ -95,6 +95,13 @@ impl Memory {
         }
     }
 
+    /// Makes the pages of a range, so that the disk's thread does not have to.
+    pub(super) fn populate(&self, offset: usize, length: usize) {
+        if let Self::Segment(mapping) = self {
+            mapping.populate(offset, length);
+        }
+    }
+
     /// The first `length` bytes, as far as there are so many.
     pub(super) fn prefix(&self, length: usize) -> Option<&[u8]> {
         match self {

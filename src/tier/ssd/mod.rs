@@ -17,8 +17,10 @@
 //! for each disk, one reclaimer, and those of the I/O.
 
 mod admission;
+mod bucket;
 mod device;
 mod disk;
+mod endurance;
 mod format;
 mod identity;
 mod index;
@@ -54,6 +56,7 @@ use self::shared::{Shared, checksum_of};
 use self::writer::Writer;
 
 pub use self::admission::{Budget, Refused};
+pub use self::endurance::DayStatus;
 pub use self::format::{KEY_BYTES_MAX, META_BYTES_MAX, Uuid};
 pub use self::identity::Unusable;
 pub use self::load::Missed;

@@ -73,6 +73,7 @@ impl Shared {
         let share = devices.len().max(1) as u64;
         let mut budget = config.budget;
         budget.bytes_per_second = budget.bytes_per_second.map(|rate| ByteCount((rate.get() / share).max(1)));
+        budget.bytes_per_day = budget.bytes_per_day.map(|bytes| ByteCount((bytes.get() / share).max(1)));
         budget.queue_bytes_max = ByteCount(budget.queue_bytes_max.get() / share);
         let admission = devices.iter().map(|_| Mutex::new(Admission::new(budget, Duration::ZERO))).collect();
         Ok(Self {
@@ -136,6 +137,7 @@ impl Shared {
             Ok(()) => return Ok(()),
             Err(Refused::QueueFull) => &self.counters.refused_queue,
             Err(Refused::OverRate) => &self.counters.refused_rate,
+            Err(Refused::OverDay) => &self.counters.refused_day,
             Err(_) => &self.counters.refused_other,
         };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -180,7 +182,9 @@ impl Shared {
         if !append.durable && append.length > ByteCount::ZERO {
             let now = self.started.elapsed();
             let queued = device.queue.bytes();
-            self.admission[usize::from(device.number)].lock().admit(append.length, queued, now)?;
+            let written = device.work.written_bytes.load(Ordering::Relaxed);
+            let mut admission = self.admission[usize::from(device.number)].lock();
+            admission.admit(append.length, queued, written, now)?;
         }
         pending.insert((hash, version), Pending { device: device.number, is_cancelled: false });
         if !device.queue.push(Job::Append(append)) {
@@ -303,22 +307,17 @@ impl Shared {
     pub(super) fn status(&self) -> SsdStatus {
         let unusable = self.unusable.iter().map(|(name, reason)| DeviceStatus::unusable(name, reason));
         let in_use = self.devices.iter().map(|device| {
-            let rate = self.admission[usize::from(device.number)].lock().rate();
-            DeviceStatus::of(device, rate)
+            let admission = self.admission[usize::from(device.number)].lock();
+            let written = device.work.written_bytes.load(Ordering::Relaxed);
+            let day = admission.day(written, self.started.elapsed());
+            DeviceStatus::of(device, admission.rate(), day)
         });
         self.counters.status(SsdStatus {
             objects: self.index.len() as u64,
             index_bytes: ByteCount(self.index.memory_bytes() as u64),
             io_fallback: self.io.as_ref().and_then(|io| io.fallback_reason()).map(str::to_owned),
             devices: in_use.chain(unusable).collect(),
-            refused_queue: 0,
-            refused_rate: 0,
-            refused_other: 0,
-            corrupt_records: 0,
-            dropped_objects: 0,
-            reclaimed_zones: 0,
-            zone_waits: 0,
-            lost_removals: 0,
+            ..SsdStatus::default()
         })
     }
 }

@@ -5,14 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidefs_engine::types::ByteCount;
 
 use super::device::{Device, ZoneState};
+use super::endurance::DayStatus;
 use super::format::{BLOCK_BYTES, Uuid};
 use super::identity::Unusable;
+use crate::telemetry::Distribution;
 
 /// Counts of a pool since its start.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) refused_queue: AtomicU64,
     pub(super) refused_rate: AtomicU64,
+    pub(super) refused_day: AtomicU64,
     pub(super) refused_other: AtomicU64,
     pub(super) corrupt_records: AtomicU64,
     pub(super) dropped_objects: AtomicU64,
@@ -56,10 +59,16 @@ pub struct DeviceStatus {
     pub read_errors: u64,
     /// Failed writes.
     pub write_errors: u64,
+    /// How long loads took.
+    pub read_times: Distribution,
+    /// How long records took.
+    pub write_times: Distribution,
+    /// Its part of the budget of the day, when there is one.
+    pub day: Option<DayStatus>,
 }
 
 /// The tier at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SsdStatus {
     /// Objects that can be loaded.
     pub objects: u64,
@@ -73,6 +82,8 @@ pub struct SsdStatus {
     pub refused_queue: u64,
     /// Objects not written because of the byte-rate budget.
     pub refused_rate: u64,
+    /// Objects not written because of the budget of the day.
+    pub refused_day: u64,
     /// Objects not written because they are too large, or no disk takes any.
     pub refused_other: u64,
     /// Records that did not match their checksum.
@@ -94,6 +105,7 @@ impl Counters {
         SsdStatus {
             refused_queue: get(&self.refused_queue),
             refused_rate: get(&self.refused_rate),
+            refused_day: get(&self.refused_day),
             refused_other: get(&self.refused_other),
             corrupt_records: get(&self.corrupt_records),
             dropped_objects: get(&self.dropped_objects),
@@ -107,7 +119,8 @@ impl Counters {
 
 impl DeviceStatus {
     /// A place that is not used.
-    pub(super) fn unusable(name: &str, reason: &Unusable) -> Self {
+    #[must_use]
+    pub fn unusable(name: &str, reason: &Unusable) -> Self {
         Self {
             name: name.to_owned(),
             trouble: Some(reason.clone()),
@@ -125,11 +138,14 @@ impl DeviceStatus {
             read: ByteCount::ZERO,
             read_errors: 0,
             write_errors: 0,
+            read_times: Distribution::default(),
+            write_times: Distribution::default(),
+            day: None,
         }
     }
 
     /// A disk in use.
-    pub(super) fn of(device: &Device, write_rate: ByteCount) -> Self {
+    pub(super) fn of(device: &Device, write_rate: ByteCount, day: Option<DayStatus>) -> Self {
         let zones = device.zones();
         let zone_bytes = ByteCount(u64::from(device.zone_blocks) * BLOCK_BYTES);
         let count =
@@ -157,6 +173,9 @@ impl DeviceStatus {
             read: ByteCount(get(&device.work.read_bytes)),
             read_errors: get(&device.work.read_errors),
             write_errors: get(&device.work.write_errors),
+            read_times: device.work.read_times.distribution(),
+            write_times: device.work.write_times.distribution(),
+            day,
         }
     }
 }

@@ -139,6 +139,7 @@ pub(super) fn config(disks: usize, zones: u64) -> SsdConfig {
         zone_bytes: ZONE,
         budget: Budget {
             bytes_per_second: None,
+            bytes_per_day: None,
             queue: Duration::from_secs(3600),
             queue_bytes_max: ByteCount::gib(1),
         },

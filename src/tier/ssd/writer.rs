@@ -242,6 +242,7 @@ impl Writer {
         match outcome {
             Ok(()) => {
                 self.device.count_written(facts.blocks() * BLOCK_BYTES);
+                self.device.work.write_times.observe(now.saturating_duration_since(started));
                 self.shared.measured(&self.device, bytes, now.saturating_duration_since(busy_since));
                 // The zone is gone when another record of it failed.
                 let open = self.open.as_mut().filter(|open| self.device.zone_id(open.zone) == place.zone);

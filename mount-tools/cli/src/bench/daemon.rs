@@ -122,6 +122,11 @@ impl Daemon {
         &self.mount
     }
 
+    /// Where it keeps its state.
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.directory.path().join("state")
+    }
+
     /// Its process.
     pub(crate) fn pid(&self) -> Pid {
         pid_of(&self.child)

@@ -1,7 +1,7 @@
 //! `tidefs bench`: what the mount reaches, measured against the machine it runs on.
 //!
-//! `local` compares a mount with a private tmpfs, `replay` sends a trace of requests through a mount, `transfer`
-//! measures the transfer engine between processes. A bare
+//! `local` compares a mount with a private tmpfs, `replay` sends a trace of requests through a mount, `ssd` compares the
+//! SSD tier with fio, `transfer` measures the transfer engine between processes. A bare
 //! number of a shared machine says little, so every number comes as a ratio to a baseline that was measured
 //! within the same second, with the spread over the rounds.
 //!
@@ -20,6 +20,7 @@ mod machine;
 mod mount;
 mod replay;
 mod report;
+mod ssd;
 mod statistics;
 mod transfer;
 
@@ -44,6 +45,8 @@ enum BenchCommand {
     Local(Box<local::LocalArgs>),
     /// Replay a trace of requests through a mount and compare its hit ratio with exact LRU.
     Replay(replay::ReplayArgs),
+    /// Measure the SSD tier against fio on the same disk (needs root and fio).
+    Ssd(ssd::SsdArgs),
     /// Measure the transfer engine against plain sockets and memcpy, on this host or between two.
     Transfer(transfer::TransferArgs),
 }
@@ -57,6 +60,7 @@ pub(crate) fn run(args: BenchArgs) -> ExitCode {
     let outcome = match args.command {
         BenchCommand::Local(args) => local::run(&args),
         BenchCommand::Replay(args) => replay::run(&args),
+        BenchCommand::Ssd(args) => ssd::run(&args),
         BenchCommand::Transfer(args) => transfer::run(&args),
     };
     match outcome {

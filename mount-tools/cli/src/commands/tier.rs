@@ -1,6 +1,6 @@
 //! `tidefs tier status`.
 
-use tidefs_control_api::{SsdStatus, Status, routes};
+use tidefs_control_api::{DayBudget, SsdDeviceStatus, SsdStatus, Status, routes};
 
 use crate::args::TierStatusArgs;
 use crate::error::CliError;
@@ -33,13 +33,14 @@ fn human(status: &Status) -> String {
     if let Some(tier) = &status.ssd {
         text += "\n";
         text += &devices(tier);
+        text.extend(tier.devices.iter().filter_map(day));
     }
     text
 }
 
 /// The tier in one line.
 pub(super) fn ssd(tier: &SsdStatus) -> String {
-    let refused = tier.refused_queue + tier.refused_rate + tier.refused_other;
+    let refused = tier.refused_queue + tier.refused_rate + tier.refused_day + tier.refused_other;
     format!(
         "{} records, {} for the index; {} objects refused, {} dropped, {} damaged",
         grouped(tier.records.0),
@@ -48,6 +49,16 @@ pub(super) fn ssd(tier: &SsdStatus) -> String {
         grouped(tier.dropped_objects),
         grouped(tier.corrupt_records)
     )
+}
+
+/// What a disk wrote of its budget of the day, in one line.
+fn day(device: &SsdDeviceStatus) -> Option<String> {
+    let DayBudget { budget, written, projected, tight } = device.day?;
+    let held_back = if tight { ": less is admitted" } else { "" };
+    let path = &device.path;
+    Some(format!(
+        "{path}: {written} of {budget} written today, {projected} by its end at this rate{held_back}\n"
+    ))
 }
 
 fn devices(tier: &SsdStatus) -> String {

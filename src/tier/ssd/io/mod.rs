@@ -5,10 +5,13 @@
 //!
 //! Limits: [`DEPTH`] requests are with the kernel at once; further ones wait in line. Whoever submits bounds how many
 //! they are: loaders by their number, writers by their window.
-//! Threads: `ssd-ring`, which owns the ring, or [`POOL_THREADS`] of the pool.
+//! Threads: `ssd-ring`, which owns the ring, or [`POOL_THREADS`] of the pool. A thread that waits for what it reads has a
+//! ring of its own beside it ([`own`]).
 
 mod ffi;
+mod own;
 mod pool;
+mod requests;
 mod ring;
 
 use std::fs::File;
@@ -117,6 +120,20 @@ impl Disk for FileDisk {
             self.io.submit(Job { transfer, completion: Arc::clone(&completion) });
         }
         ticket
+    }
+
+    fn submit_here(&self, requests: Vec<Request>) -> Ticket {
+        if matches!(self.io.mover, Mover::Pool(_)) {
+            return self.submit(requests);
+        }
+        let (ticket, completion) = Ticket::new(requests.len());
+        for request in requests {
+            let transfer = Transfer::new(Arc::clone(&self.file), request);
+            if let Err(job) = own::submit(Job { transfer, completion: Arc::clone(&completion) }) {
+                self.io.submit(job);
+            }
+        }
+        ticket.driven_by(own::drive)
     }
 
     fn allocate(&self, length: ByteCount) -> io::Result<()> {

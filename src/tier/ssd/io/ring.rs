@@ -15,9 +15,7 @@ use parking_lot::Mutex;
 
 use super::Job;
 use super::ffi::{WakeCounter, push};
-
-/// Marks the read of the event descriptor.
-const WAKE: u64 = u64::MAX;
+use super::requests::{Requests, WAKE, is_passing};
 
 #[derive(Debug, Default)]
 struct Arrivals {
@@ -71,16 +69,10 @@ impl Ring {
         let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
         let shared = Arc::new(Shared { arrivals: Mutex::default(), event });
         let owned = Arc::clone(&shared);
-        let room = usize::try_from(depth).unwrap_or(1).saturating_sub(1).max(1);
         let worker = Worker {
-            ring,
+            requests: Requests::new(ring, depth),
             counter: WakeCounter::new(),
             shared: owned,
-            under_way: Vec::new(),
-            free: Vec::new(),
-            waiting: VecDeque::new(),
-            running: 0,
-            room,
             is_listening: false,
         };
         let thread = std::thread::Builder::new().name("ssd-ring".to_owned()).spawn(move || worker.run())?;
@@ -104,15 +96,9 @@ impl Drop for Ring {
 
 /// What the thread holds. The ring is dropped first: the kernel touches nothing after that.
 struct Worker {
-    ring: IoUring,
+    requests: Requests,
     counter: WakeCounter,
     shared: Arc<Shared>,
-    /// Requests that the kernel has, by the number in their completion.
-    under_way: Vec<Option<Job>>,
-    free: Vec<usize>,
-    waiting: VecDeque<Job>,
-    running: usize,
-    room: usize,
     is_listening: bool,
 }
 
@@ -120,21 +106,22 @@ impl Worker {
     fn run(mut self) {
         loop {
             let is_closed = self.take_arrivals();
-            if is_closed && self.waiting.is_empty() && self.running == 0 {
+            if is_closed && self.requests.is_idle() {
                 return;
             }
-            self.start_waiting();
+            self.requests.start_waiting();
             self.listen();
-            match self.ring.submit_and_wait(1) {
+            match self.requests.ring.submit_and_wait(1) {
                 Ok(_) => {}
-                Err(error)
-                    if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+                Err(error) if is_passing(&error) => {}
                 Err(error) => {
                     tracing::error!(%error, "the SSD tier's ring failed; every request to its disks fails from now on");
                     return self.fail_for_good();
                 }
             }
-            self.reap();
+            if self.requests.reap() {
+                self.is_listening = false;
+            }
         }
     }
 
@@ -142,23 +129,17 @@ impl Worker {
     fn take_arrivals(&mut self) -> bool {
         let mut arrivals = self.shared.arrivals.lock();
         arrivals.is_woken = false;
-        self.waiting.append(&mut arrivals.jobs);
+        self.requests.waiting.append(&mut arrivals.jobs);
         arrivals.is_closed
     }
 
-    /// Ends every request with an error, until nobody submits any more. What the kernel has cannot be taken back, so
-    /// that memory is never freed.
+    /// Ends every request with an error, until nobody submits any more.
     fn fail_for_good(mut self) {
-        for job in self.under_way.drain(..).flatten() {
-            let Job { transfer, completion } = job;
-            std::mem::forget(transfer);
-            completion.end_one(Err(io::ErrorKind::BrokenPipe.into()));
-        }
         loop {
+            self.requests.give_up();
             let is_closed = self.take_arrivals();
-            self.waiting.drain(..).for_each(|job| job.end(Err(io::ErrorKind::BrokenPipe.into())));
             if is_closed {
-                return;
+                return self.requests.give_up();
             }
             // Ends with the next wake-up; an error is tried again a little later.
             if self.shared.event.read().is_err() {
@@ -167,50 +148,11 @@ impl Worker {
         }
     }
 
-    /// Hands requests to the kernel, as many as it takes.
-    fn start_waiting(&mut self) {
-        while self.running < self.room
-            && let Some(job) = self.waiting.pop_front()
-        {
-            let index = self.free.pop().unwrap_or_else(|| {
-                self.under_way.push(None);
-                self.under_way.len() - 1
-            });
-            let entry = job.transfer.entry().user_data(index as u64);
-            if push(&mut self.ring, &entry).is_err() {
-                self.free.push(index);
-                self.waiting.push_front(job);
-                return;
-            }
-            self.under_way[index] = Some(job);
-            self.running += 1;
-        }
-    }
-
     /// Has the kernel say when somebody wakes the thread.
     fn listen(&mut self) {
         if !self.is_listening {
             let entry = self.counter.entry(self.shared.event.as_raw_fd()).user_data(WAKE);
-            self.is_listening = push(&mut self.ring, &entry).is_ok();
-        }
-    }
-
-    fn reap(&mut self) {
-        let answers: Vec<(u64, i32)> =
-            self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-        for (index, answer) in answers {
-            if index == WAKE {
-                self.is_listening = false;
-                continue;
-            }
-            let index = usize::try_from(index).unwrap_or(usize::MAX);
-            let Some(mut job) = self.under_way.get_mut(index).and_then(Option::take) else { continue };
-            self.running -= 1;
-            self.free.push(index);
-            match job.transfer.advance(i64::from(answer)) {
-                Some(outcome) => job.end(outcome),
-                None => self.waiting.push_front(job),
-            }
+            self.is_listening = push(&mut self.requests.ring, &entry).is_ok();
         }
     }
 }

@@ -103,3 +103,27 @@ fn a_ticket_is_given_up_after_its_time_and_says_so() {
 fn the_pool_says_why_it_is_used() {
     assert_eq!(Io::start(false).unwrap().fallback_reason(), Some("io_uring is switched off"));
 }
+
+#[test]
+fn a_thread_that_waits_itself_gets_the_same_bytes_more_requests_than_its_ring_holds_and_its_errors() {
+    let directory = tempfile::tempdir().unwrap();
+    for wants_ring in [true, false] {
+        let (disk, _) = disk(directory.path(), wants_ring);
+        disk.allocate(ByteCount::mib(4)).unwrap();
+        let bytes = pattern(usize::from(wants_ring), 200 * BLOCK);
+        let whole = Piece::of_buffer(&Arc::new(Buffer::holding(&bytes)));
+        disk.submit_here(vec![Request::write(0, whole)]).wait(LIMIT).unwrap();
+        let targets: Vec<_> = (0..200).map(|_| Arc::new(Buffer::zeroed(BLOCK))).collect();
+        let reads = targets.iter().enumerate().map(|(index, target)| {
+            disk.submit_here(vec![Request::read((index * BLOCK) as u64, Piece::of_buffer(target))])
+        });
+        let tickets: Vec<_> = reads.collect();
+        let beyond = Piece::of_buffer(&Arc::new(Buffer::zeroed(BLOCK)));
+        let beyond = disk.submit_here(vec![Request::read(1 << 40, beyond)]);
+        // The last first: the others end meanwhile.
+        tickets.iter().rev().for_each(|ticket| ticket.wait(LIMIT).unwrap());
+        assert_eq!(beyond.wait(LIMIT).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let read: Vec<u8> = targets.iter().flat_map(|target| target.bytes().to_vec()).collect();
+        assert!(read == bytes);
+    }
+}

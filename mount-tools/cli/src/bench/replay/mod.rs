@@ -23,6 +23,7 @@ use clap::Args;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::geteuid;
 use serde::Serialize;
+use tempfile::TempDir;
 use tidefs_engine::types::ByteCount;
 
 use self::client::{Client, ClientKind, Outcome, count_objects};
@@ -49,6 +50,16 @@ const HOLE_RATE_MAX: f64 = 0.005;
 /// The metric that counts objects the mount evicted.
 const EVICTED: &str = "tidefs_evictions_total";
 
+/// Room in memory that two tiers keep free ahead of writers, beside their objects.
+const FREE_AHEAD: ByteCount = ByteCount::mib(32);
+/// Bytes that a record on disk has before its object.
+const RECORD_HEADER: ByteCount = ByteCount::kib(4);
+/// Zones of the disk, and how many of them hold no records: the open one, and those that are kept free for writers.
+const ZONES: u64 = 64;
+const EMPTY_ZONES: u64 = 4;
+/// How much less than one tier of as many objects two may hit.
+const TWO_TIERS_COST: f64 = 0.01;
+
 /// Arguments of `tidefs bench replay`.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
@@ -61,6 +72,13 @@ pub(crate) struct ReplayArgs {
     /// Capacities in objects. Default: 3000,10000,30000; with --mount, what fits that mount.
     #[arg(long, value_name = "COUNTS", value_delimiter = ',')]
     capacity_objects: Option<Vec<NonZeroUsize>>,
+    /// Objects that fit a disk below memory: each capacity is replayed with memory for it and a disk for these, and with
+    /// memory for all of them.
+    #[arg(long, value_name = "N", conflicts_with = "mount")]
+    ssd_objects: Option<NonZeroUsize>,
+    /// A directory on that disk.
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    ssd_dir: PathBuf,
     /// Size of an object.
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     object_size: ByteCount,
@@ -92,6 +110,8 @@ pub(crate) struct ReplayArgs {
 struct Run {
     policy: String,
     capacity_objects: usize,
+    /// Objects that fit the disk, on top of that.
+    ssd_objects: Option<usize>,
     client: ClientKind,
     #[serde(flatten)]
     outcome: Outcome,
@@ -127,12 +147,22 @@ pub(super) fn run(args: &ReplayArgs) -> Result<bool, Error> {
         enter_private_namespace()?;
     }
     let mut runs = Vec::new();
-    for capacity in &capacities(args)? {
+    for memory in &capacities(args)? {
+        let more = args.ssd_objects.map_or(0, NonZeroUsize::get);
+        let capacity = &memory.saturating_add(more);
         let lru_hit_ratio = reference::lru_hit_ratio(&requests, *capacity);
         let policies: &[String] =
             if args.mount.is_some() { &["as mounted".to_owned()] } else { &args.policy };
         for policy in policies {
-            runs.push(replay_once(args, &requests, *capacity, policy, lru_hit_ratio)?);
+            let tiers = |memory, ssd| Tiers { memory, ssd };
+            let one = replay_once(args, &requests, tiers(*capacity, None), policy, lru_hit_ratio)?;
+            let hit_ratio = one.hit_ratio;
+            runs.push(one);
+            if let Some(ssd) = args.ssd_objects {
+                let two = replay_once(args, &requests, tiers(*memory, Some(ssd)), policy, lru_hit_ratio)?;
+                let passes = two.hit_ratio >= hit_ratio - TWO_TIERS_COST;
+                runs.push(Run { passes, ..two });
+            }
         }
     }
     let report = ReplayReport {
@@ -172,10 +202,17 @@ fn load(path: &Path) -> Result<Vec<Request>, Error> {
     read_trace(BufReader::new(file)).map_err(|source| Error::Trace { path: path.to_owned(), source })
 }
 
+/// How many objects fit where.
+#[derive(Clone, Copy, Debug)]
+struct Tiers {
+    memory: NonZeroUsize,
+    ssd: Option<NonZeroUsize>,
+}
+
 fn replay_once(
     args: &ReplayArgs,
     requests: &[Request],
-    capacity_objects: NonZeroUsize,
+    tiers: Tiers,
     policy: &str,
     lru_hit_ratio: f64,
 ) -> Result<Run, Error> {
@@ -183,9 +220,13 @@ fn replay_once(
         .ok()
         .filter(|size| *size > 0)
         .ok_or_else(|| Error::Argument(format!("--object-size: {} cannot be an object", args.object_size)))?;
+    let capacity_objects = tiers.memory;
+    // Removed after the daemon, which is the later of the two.
+    let disk = tiers.ssd.map(|_| TempDir::with_prefix_in("tidefs-bench-", &args.ssd_dir)).transpose();
+    let disk = disk.map_err(Error::file("make a directory in", &args.ssd_dir))?;
     let daemon = match &args.mount {
         Some(_) => None,
-        None => Some(start_daemon(args, capacity_objects, policy)?),
+        None => Some(start_daemon(args, tiers, disk.as_ref().map(TempDir::path), policy)?),
     };
     let root = daemon.as_ref().map_or(args.mount.as_deref(), |daemon| Some(daemon.mount()));
     let root = root.expect("either a mount was given or a daemon was started");
@@ -208,6 +249,7 @@ fn replay_once(
     Ok(Run {
         policy: policy.to_owned(),
         capacity_objects: capacity_objects.get(),
+        ssd_objects: tiers.ssd.map(NonZeroUsize::get),
         client: args.client,
         hit_ratio: outcome.hit_ratio(),
         lru_hit_ratio,
@@ -229,16 +271,28 @@ fn whole(count: f64) -> u64 {
     count.max(0.0) as u64
 }
 
-/// Starts a daemon in which exactly `capacity_objects` fit.
-fn start_daemon(args: &ReplayArgs, capacity_objects: NonZeroUsize, policy: &str) -> Result<Daemon, Error> {
-    let bytes = args.object_size.round_up_to_pages().get().saturating_mul(capacity_objects.get() as u64);
-    let capacity = ByteCount(bytes).saturating_add(HEADROOM);
+/// Starts a daemon in which exactly as many objects fit.
+fn start_daemon(args: &ReplayArgs, tiers: Tiers, disk: Option<&Path>, policy: &str) -> Result<Daemon, Error> {
+    let size = args.object_size.round_up_to_pages();
+    let bytes = size.get().saturating_mul(tiers.memory.get() as u64);
+    let mut capacity = ByteCount(bytes).saturating_add(HEADROOM);
+    let mut own = vec![format!("memory.write_headroom={}", HEADROOM.get()), format!("policy={policy}")];
+    if let (Some(disk), Some(objects)) = (disk, tiers.ssd) {
+        let records = size.saturating_add(RECORD_HEADER).get().saturating_mul(objects.get() as u64);
+        let zone = ByteCount(records / ZONES).round_up_to_pages().max(ByteCount::mib(1));
+        own.push(format!("ssd.dirs={}", disk.display()));
+        own.push(format!("ssd.zone={}", zone.get()));
+        // A zone has a header and a footer, and no record is in two.
+        let on_disk = records + records / ZONES + zone.get() * EMPTY_ZONES + ByteCount::mib(1).get();
+        own.push(format!("ssd.capacity={on_disk}"));
+        own.push(format!("ssd.free_ahead={}", FREE_AHEAD.get()));
+        capacity = capacity.saturating_add(FREE_AHEAD);
+    }
     let available = machine::meminfo("MemAvailable");
     if available < capacity {
         let advice = "give a smaller --object-size or --capacity-objects";
         return Err(Error::Memory { what: "this replay", needed: capacity, available, advice });
     }
-    let own = [format!("memory.write_headroom={}", HEADROOM.get()), format!("policy={policy}")];
     let options: Vec<_> = own.into_iter().chain(args.options.iter().cloned()).collect();
     Daemon::start(&daemon::binary(args.daemon.as_deref())?, capacity, &options)
 }
@@ -263,7 +317,10 @@ impl ReplayReport {
             let percent = |rate: f64| format!("{:.2} %", rate * 100.0);
             table.add_row(vec![
                 run.policy.clone(),
-                run.capacity_objects.to_string(),
+                run.ssd_objects.map_or_else(
+                    || run.capacity_objects.to_string(),
+                    |ssd| format!("{} + {ssd} on SSD", run.capacity_objects),
+                ),
                 format!("{:.4}", run.hit_ratio),
                 format!("{:.4}", run.lru_hit_ratio),
                 format!("{:+.4}", run.hit_ratio - run.lru_hit_ratio),

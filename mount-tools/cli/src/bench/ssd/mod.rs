@@ -1,0 +1,458 @@
+//! `tidefs bench ssd`: the SSD tier of a mount against fio on the same filesystem, in one run.
+//!
+//! Objects are written into memory, sent to the disk by `evict`, and opened again. In each round the mount and fio take
+//! turns with the same bytes, block size and number of requests under way.
+//!
+//! Invariants
+//! - A round in which the disk did not take or give back every object is an error, not a figure.
+//! - fio reads and writes with `O_DIRECT` and buffers of huge pages, as the tier does with segments.
+//!
+//! Limits: needs root, fio, and room on the disk for some samples (`--sample`) in memory and on disk.
+
+mod fio;
+mod subject;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use nix::unistd::geteuid;
+use tempfile::TempDir;
+use tidefs_engine::types::ByteCount;
+
+use self::fio::{Fio, Pattern};
+use self::subject::{Subject, objects_of, open_all, read_whole, remove_all};
+use super::buffer::Rotating;
+use super::daemon::{self, Daemon};
+use super::error::Error;
+use super::ffi::ReadMapping;
+use super::local::progress_bar;
+use super::machine::{self, Machine};
+use super::mount::{PrivateTmpfs, enter_private_namespace};
+use super::report::{Report, Row, Target, Unit, write_json};
+use super::statistics::{Spread, median_of, paired_ratios};
+
+/// Objects that are read in memory while others go to the disk.
+const HOT_OBJECTS: usize = 32;
+/// Their size.
+const HOT_SIZE: ByteCount = ByteCount::mib(1);
+/// Requests of fio under way while it writes: the tier has as many bytes under way.
+const WRITE_DEPTH: usize = 8;
+/// Samples that fit the disk: a round ends on zones that are taken back for it.
+const SAMPLES: u64 = 4;
+/// Size of the small objects whose memory is measured.
+const SMALL: ByteCount = ByteCount::kib(4);
+/// Blocks that one of them takes on disk: a header and its data.
+const SMALL_ON_DISK: u64 = 2 * 4096;
+
+/// Arguments of `tidefs bench ssd`.
+#[derive(Debug, Args)]
+pub(crate) struct SsdArgs {
+    /// A directory on the disk to measure.
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// Sizes of the objects.
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "1MiB,4MiB")]
+    sizes: Vec<ByteCount>,
+    /// Objects that are brought back at once.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u8).range(1..))]
+    depth: u8,
+    /// Rounds of each case; the result is the median of the rounds.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Bytes that one sample moves.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    sample: ByteCount,
+    /// Small objects whose memory is measured; 0 leaves them out.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    small_objects: u32,
+    /// A short run to look at, not to quote: 3 rounds of smaller samples.
+    #[arg(long)]
+    quick: bool,
+    /// Also write the result to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Exit with 3 when a target is missed.
+    #[arg(long)]
+    check: bool,
+    /// The tidefsd to start. Default: the one beside this program.
+    #[arg(long, value_name = "PATH")]
+    daemon: Option<PathBuf>,
+    /// Mount options for the daemon that the bench starts.
+    #[arg(short = 'o', value_name = "KEY=VALUE", value_delimiter = ',')]
+    options: Vec<String>,
+}
+
+/// What every part of a run shares.
+struct Bench {
+    rounds: usize,
+    sample: ByteCount,
+    samples: u64,
+    depth: usize,
+    subject: Subject,
+    fio: Fio,
+    /// Where a plain copy of an object comes from.
+    memory: ReadMapping,
+    source: Rotating,
+    target: Rotating,
+    progress: ProgressBar,
+}
+
+/// Runs the bench, prints its table and writes its JSON. Returns false when `--check` finds a target missed.
+///
+/// # Errors
+/// Without root or fio, without a mount that works, and when the disk does not take or give back an object.
+pub(super) fn run(args: &SsdArgs) -> Result<bool, Error> {
+    if !geteuid().is_root() {
+        return Err(Error::NeedsRoot);
+    }
+    let machine = Machine::here();
+    enter_private_namespace()?;
+    let fail = || Error::file("make a directory in", &args.dir);
+    let directory = TempDir::with_prefix_in("tidefs-bench-", &args.dir).map_err(fail())?;
+    let baseline = PrivateTmpfs::mount(ByteCount::mib(256))?;
+    let mut bench = Bench::new(args, directory.path(), baseline.path())?;
+    bench.fill_disk()?;
+    let mut rows = Vec::new();
+    for size in &args.sizes {
+        rows.extend(bench.measure_transfers(*size)?);
+    }
+    if let Some(largest) = args.sizes.iter().max() {
+        rows.push(bench.measure_cold_reads(*largest)?);
+        rows.extend(bench.measure_hits_beside_offload(*largest)?);
+    }
+    let small = if args.quick { args.small_objects.min(10_000) } else { args.small_objects };
+    if small > 0 {
+        rows.extend(bench.measure_memory(small)?);
+    }
+    bench.progress.finish_and_clear();
+    let notes = bench.subject.ssd()?.io_fallback.map(|why| format!("without io_uring: {why}"));
+    let report = Report {
+        machine,
+        subject: format!(
+            "the SSD tier of a mount against fio with O_DIRECT and huge pages in {}",
+            args.dir.display()
+        ),
+        rounds: bench.rounds,
+        rows,
+        notes: notes.into_iter().collect(),
+    };
+    println!("{}", report.tables());
+    if let Some(path) = &args.json {
+        write_json(&report, path)?;
+    }
+    Ok(!args.check || report.missed() == 0)
+}
+
+impl Bench {
+    fn new(args: &SsdArgs, directory: &Path, baseline: &Path) -> Result<Self, Error> {
+        let sample = if args.quick { ByteCount(args.sample.get() / 2) } else { args.sample };
+        let rounds = usize::from(if args.quick { args.rounds.min(3) } else { args.rounds });
+        let largest = args.sizes.iter().copied().max().unwrap_or(HOT_SIZE).max(HOT_SIZE);
+        let depth = usize::from(args.depth);
+        let tier = directory.join("tier");
+        std::fs::create_dir(&tier).map_err(Error::file("make the directory", &tier))?;
+        let small = u64::from(args.small_objects) * SMALL_ON_DISK * 2;
+        let samples = SAMPLES.max(small.div_ceil(sample.get().max(1)));
+        let options = [
+            format!("ssd.dirs={}", tier.display()),
+            format!("ssd.capacity={}", sample.get() * samples),
+            format!("ssd.loads={}", args.depth),
+        ];
+        let options: Vec<_> = options.into_iter().chain(args.options.iter().cloned()).collect();
+        // What a round writes fits beside what it loads, and nothing is sent ahead of the clock.
+        let capacity = ByteCount(sample.get() * 4 + ByteCount::gib(1).get());
+        let available = machine::meminfo("MemAvailable");
+        if available < capacity {
+            let advice = "give a smaller --sample";
+            return Err(Error::Memory { what: "this bench", needed: capacity, available, advice });
+        }
+        let daemon = Daemon::start(&daemon::binary(args.daemon.as_deref())?, capacity, &options)?;
+        let buffers = ByteCount(largest.get() * u64::from(args.depth).max(WRITE_DEPTH as u64));
+        Ok(Self {
+            rounds,
+            sample,
+            samples,
+            depth,
+            subject: Subject::new(daemon)?,
+            fio: Fio::new(directory, sample, samples, buffers)?,
+            memory: memory(baseline, largest)?,
+            source: Rotating::new(largest)?,
+            target: Rotating::new(largest)?,
+            progress: progress_bar(((rounds + 1) * (args.sizes.len() + 2)) as u64),
+        })
+    }
+
+    /// Fails when the disk refused or lost an object since `before`.
+    fn check_nothing_lost(&self, before: f64) -> Result<(), Error> {
+        let lost = self.subject.lost()? - before;
+        if lost > 0.0 {
+            return Err(Error::Invalid(format!(
+                "{lost} objects were not taken by the disk or did not come back"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Writes to every zone once: their blocks are allocated then, as those of fio are.
+    fn fill_disk(&mut self) -> Result<(), Error> {
+        let (count, bytes) = objects_of(HOT_SIZE, self.sample)?;
+        self.progress.set_message("filling the disk");
+        for number in 0..=self.samples {
+            let paths = self.subject.write(&format!("fill-{number}"), count, bytes, &mut self.source)?;
+            self.subject.evict(ByteCount((count * bytes) as u64))?;
+            remove_all(&paths)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes a second to the disk and back.
+    fn measure_transfers(&mut self, size: ByteCount) -> Result<[Row; 2], Error> {
+        let (count, bytes) = objects_of(size, self.sample)?;
+        let moved = (count * bytes) as f64;
+        let (mut offload, mut write) = (Vec::new(), Vec::new());
+        let (mut promotion, mut read) = (Vec::new(), Vec::new());
+        self.progress.set_message(format!("{size} objects"));
+        for round in 0..=self.rounds as u64 {
+            let before = self.subject.lost()?;
+            let paths =
+                self.subject.write(&format!("moved-{size}-{round}"), count, bytes, &mut self.source)?;
+            let sent = self.subject.evict(ByteCount((count * bytes) as u64))?;
+            let written = self.fio.run(Pattern::Write, round, size, WRITE_DEPTH)?;
+            let opened = open_all(&paths, self.depth)?;
+            let drawn = self.fio.run(Pattern::RandomRead, round, size, self.depth)?;
+            remove_all(&paths)?;
+            self.check_nothing_lost(before)?;
+            if round > 0 {
+                offload.push(moved / sent / 1e9);
+                write.push(written.rate);
+                promotion.push(moved / opened / 1e9);
+                read.push(drawn.rate);
+            }
+            self.progress.inc(1);
+        }
+        let row = |case: &str, threads, [value, baseline]: [&[f64]; 2]| Row {
+            case: case.to_owned(),
+            size: Some(size),
+            threads,
+            placement: None,
+            unit: Unit::GigabytesPerSecond,
+            value: Spread::of(value),
+            baseline: Spread::of(baseline),
+            baseline_name: "fio",
+            ratio: Spread::of(&paired_ratios(value, baseline)),
+            memcpy_ratio: None,
+            target: Some(Target::RatioAtLeast(0.9)),
+        };
+        Ok([row("offload", 1, [&offload, &write]), row("promotion", self.depth, [&promotion, &read])])
+    }
+
+    /// Latency of open + read + close of an object on disk, against a read of fio and a copy.
+    fn measure_cold_reads(&mut self, size: ByteCount) -> Result<Row, Error> {
+        let (count, bytes) = objects_of(size, self.sample)?;
+        let (mut cold, mut plain) = (Vec::new(), Vec::new());
+        self.progress.set_message("cold reads");
+        let paths = self.subject.write("cold", count, bytes, &mut self.source)?;
+        for round in 0..=self.rounds {
+            let before = self.subject.lost()?;
+            self.subject.evict(ByteCount((count * bytes) as u64))?;
+            let target = &mut self.target;
+            let mut latencies = nanoseconds(&paths, |path| read_whole(path, target.next(bytes)))?;
+            let fio = self.fio.run(Pattern::RandomRead, 0, size, 1)?;
+            let copies = vec![(); count];
+            let mut copied = nanoseconds(&copies, |()| {
+                let started = std::time::Instant::now();
+                self.memory.copy_out(0, self.target.next(bytes));
+                Ok(started.elapsed().as_secs_f64() * 1e6)
+            })?;
+            self.check_nothing_lost(before)?;
+            if round > 0 {
+                cold.push(median_of(&mut latencies) as f64 / 1e3);
+                plain.push(fio.latency_us + median_of(&mut copied) as f64 / 1e3);
+            }
+            self.progress.inc(1);
+        }
+        remove_all(&paths)?;
+        Ok(latency_row("open + read + close, cold", size, "fio + memcpy", [&cold, &plain], 1.0 / 1.3))
+    }
+
+    /// The 99th percentile of reads that memory serves: while objects go to the disk, while none do, and while fio writes,
+    /// which shows what the machine adds.
+    fn measure_hits_beside_offload(&mut self, size: ByteCount) -> Result<[Row; 2], Error> {
+        let (count, bytes) = objects_of(size, self.sample)?;
+        let (_, hot_bytes) = objects_of(HOT_SIZE, HOT_SIZE)?;
+        let hot = self.subject.write("hot", HOT_OBJECTS, hot_bytes, &mut self.source)?;
+        for path in &hot {
+            self.subject.pin(path)?;
+        }
+        let (mut busy, mut idle, mut beside_fio) = (Vec::new(), Vec::new(), Vec::new());
+        self.progress.set_message("hits beside offload");
+        for round in 0..=self.rounds as u64 {
+            let before = self.subject.lost()?;
+            let paths = self.subject.write(&format!("beside-{round}"), count, bytes, &mut self.source)?;
+            let (sent, mut beside) = self
+                .read_while(&hot, hot_bytes, |subject, _| subject.evict(ByteCount((count * bytes) as u64)))?;
+            let (_, mut alone) = self.read_while(&hot, hot_bytes, |_, _| {
+                std::thread::sleep(std::time::Duration::from_secs_f64(sent));
+                Ok(0.0)
+            })?;
+            let (_, mut yardstick) = self.read_while(&hot, hot_bytes, |_, fio| {
+                fio.run(Pattern::Write, round, size, WRITE_DEPTH).map(|reached| reached.rate)
+            })?;
+            remove_all(&paths)?;
+            self.check_nothing_lost(before)?;
+            if round > 0 {
+                busy.push(percentile_99(&mut beside));
+                idle.push(percentile_99(&mut alone));
+                beside_fio.push(percentile_99(&mut yardstick));
+            }
+            self.progress.inc(1);
+        }
+        self.subject.unpin_and_remove(&hot)?;
+        let row = |case, value: &[f64]| latency_row(case, HOT_SIZE, "idle", [value, &idle], 1.0 / 1.2);
+        let yardstick = Row { target: None, ..row("the same beside fio's write", &beside_fio) };
+        Ok([row("p99 of hits beside offload", &busy), yardstick])
+    }
+
+    /// Reads hot objects, again and again, until `work` ends on another thread. Returns what it says and how many
+    /// nanoseconds each read took.
+    fn read_while(
+        &mut self,
+        hot: &[PathBuf],
+        bytes: usize,
+        work: impl FnOnce(&Subject, &Fio) -> Result<f64, Error> + Send,
+    ) -> Result<(f64, Vec<u64>), Error> {
+        let is_over = AtomicBool::new(false);
+        let Self { subject, fio, target, .. } = self;
+        let (subject, fio) = (&*subject, &*fio);
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                let outcome = work(subject, fio);
+                is_over.store(true, Ordering::Relaxed);
+                outcome
+            });
+            let mut latencies = Vec::new();
+            let mut outcome = Ok(());
+            for path in hot.iter().cycle() {
+                if is_over.load(Ordering::Relaxed) || outcome.is_err() {
+                    break;
+                }
+                outcome = read_whole(path, target.next(bytes))
+                    .map(|taken| latencies.push(whole_nanoseconds(taken)));
+            }
+            let done = worker.join().expect("the worker does not panic")?;
+            outcome.map(|()| (done, latencies))
+        })
+    }
+
+    /// Memory of the index, and of the daemon as a whole, for each of many small objects on disk.
+    fn measure_memory(&mut self, count: u32) -> Result<[Row; 2], Error> {
+        self.progress.set_message("memory of small objects");
+        let (_, bytes) = objects_of(SMALL, SMALL)?;
+        let objects = usize::try_from(count).expect("a count of objects fits an address");
+        let before = (self.subject.ssd()?, self.subject.anonymous_memory()?, self.subject.lost()?);
+        let paths = self.subject.write("small", objects, bytes, &mut self.source)?;
+        self.subject.evict(ByteCount(u64::from(count) * SMALL.get()))?;
+        self.check_nothing_lost(before.2)?;
+        let ssd = self.subject.ssd()?;
+        let records = ssd.records.0.saturating_sub(before.0.records.0);
+        if records < u64::from(count) {
+            return Err(Error::Invalid(format!("{records} of {count} small objects are on disk")));
+        }
+        let grown = self.subject.anonymous_memory()?.saturating_sub(before.1);
+        remove_all(&paths)?;
+        let row = |case: &str, value: f64, target| Row {
+            case: case.to_owned(),
+            size: Some(SMALL),
+            threads: 1,
+            placement: None,
+            unit: Unit::Bytes,
+            value: Some(Spread::single(value)),
+            baseline: None,
+            baseline_name: "",
+            ratio: None,
+            memcpy_ratio: None,
+            target,
+        };
+        let index = ssd.index_bytes.get() as f64 / ssd.records.0.max(1) as f64;
+        let all = grown.get() as f64 / f64::from(count);
+        Ok([
+            row("index memory of an object on disk", index, Some(Target::AtMost(100.0))),
+            row("memory of the daemon for each, with its name", all, None),
+        ])
+    }
+}
+
+/// A file of `size` in memory, mapped.
+fn memory(directory: &Path, size: ByteCount) -> Result<ReadMapping, Error> {
+    let path = directory.join("memory");
+    let length = usize::try_from(size.get())
+        .map_err(|_| Error::Argument(format!("objects of {size} do not fit this machine's addresses")))?;
+    std::fs::write(&path, Rotating::new(size)?.next(length)).map_err(Error::file("write", &path))?;
+    let file = std::fs::File::open(&path).map_err(Error::file("open", &path))?;
+    ReadMapping::new(&file, length).map_err(Error::file("map", &path))
+}
+
+fn latency_row(
+    case: &str,
+    size: ByteCount,
+    baseline_name: &'static str,
+    [value, baseline]: [&[f64]; 2],
+    least: f64,
+) -> Row {
+    Row {
+        case: case.to_owned(),
+        size: Some(size),
+        threads: 1,
+        placement: None,
+        unit: Unit::Microseconds,
+        value: Spread::of(value),
+        baseline: Spread::of(baseline),
+        baseline_name,
+        // Inverted, so that above 1 the mount is faster, as in the rows of bytes a second.
+        ratio: Spread::of(&paired_ratios(baseline, value)),
+        memcpy_ratio: None,
+        target: Some(Target::RatioAtLeast(least)),
+    }
+}
+
+/// What `once` says of each item, in microseconds, as whole nanoseconds.
+fn nanoseconds<T>(items: &[T], mut once: impl FnMut(&T) -> Result<f64, Error>) -> Result<Vec<u64>, Error> {
+    items.iter().map(|item| once(item).map(whole_nanoseconds)).collect()
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a latency is above zero and below hours"
+)]
+fn whole_nanoseconds(microseconds: f64) -> u64 {
+    (microseconds * 1e3) as u64
+}
+
+/// The 99th percentile, in microseconds. Zero without samples.
+fn percentile_99(nanoseconds: &mut [u64]) -> f64 {
+    let index = (nanoseconds.len() * 99 / 100).min(nanoseconds.len().saturating_sub(1));
+    if nanoseconds.is_empty() { 0.0 } else { *nanoseconds.select_nth_unstable(index).1 as f64 / 1e3 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_of_a_hundred_is_above_the_99th_percentile() {
+        let mut samples: Vec<u64> = (1..=1000).map(|micros| micros * 1000).rev().collect();
+        assert_eq!(percentile_99(&mut samples), 991.0);
+        assert_eq!(percentile_99(&mut [5000]), 5.0);
+        assert_eq!(percentile_99(&mut []), 0.0);
+    }
+
+    #[test]
+    fn a_latency_passes_at_the_ratio_of_its_baseline_and_not_above() {
+        let row = |value: f64| latency_row("p99", HOT_SIZE, "idle", [&[value], &[100.0]], 1.0 / 1.2);
+        assert_eq!(row(119.0).verdict(), crate::bench::report::Verdict::Pass);
+        assert_eq!(row(121.0).verdict(), crate::bench::report::Verdict::Below);
+    }
+}
