@@ -5,9 +5,8 @@
 //! /// What it does, its unit, and why one would change it.
 //! name: Type {
 //!     default: expression, "how it is computed";   // the text only if the expression uses the host
-//!     range: Range::between(least, most);
-//!     alias: "short";                              // a short name that `-o` takes too
-//!     example: "8GiB";
+//!     // the alias: a short name that `-o` takes too
+//!     range: Range::between(least, most); alias: "short"; example: "8GiB";
 //! }
 //! ```
 //! Changing one changes `docs/CONFIGURATION.md`; a test says so and prints the new text.
@@ -53,9 +52,7 @@ settings! {
         capacity: ByteCount {
             default: default_capacity(host.memory_usable),
                 "1/8 of the memory of the machine, or of the limit of its control group if that is less";
-            range: Range::at_least(CAPACITY_MIN);
-            alias: "capacity";
-            example: "64GiB";
+            range: Range::at_least(CAPACITY_MIN); alias: "capacity"; example: "64GiB";
         }
 
         /// Objects below this size are packed many to a segment and served by the daemon through the page cache of
@@ -63,9 +60,7 @@ settings! {
         /// millions of small files waste memory by rounding up to whole pages.
         packed_max: ByteCount {
             default: ByteCount::kib(32);
-            range: Range::between(ByteCount::ZERO, ByteCount::mib(1));
-            alias: "packed_max";
-            example: "64KiB";
+            range: Range::between(ByteCount::ZERO, ByteCount::mib(1)); alias: "packed_max"; example: "64KiB";
         }
 
         /// Free bytes that are kept ahead of writers whose final size is not known yet. Raise it when many fast
@@ -73,16 +68,14 @@ settings! {
         /// `memory.capacity`.
         write_headroom: ByteCount {
             default: default_headroom(capacity), "`memory.capacity` / 32, within `16MiB` and `1GiB`";
-            range: Range::at_least(ByteCount::mib(1));
-            example: "256MiB";
+            range: Range::at_least(ByteCount::mib(1)); example: "256MiB";
         }
 
         /// Whether segments ask the kernel for huge pages, which make mapping and pinning 30 to 50 times
         /// cheaper. `never` is for hosts on which huge pages are scarce and needed elsewhere.
         huge_pages: HugePages {
             default: HugePages::Auto;
-            range: Range::any();
-            example: "never";
+            range: Range::any(); example: "never";
         }
     }
 
@@ -93,58 +86,48 @@ settings! {
         /// tests and comparisons.
         passthrough: Passthrough {
             default: Passthrough::Auto;
-            range: Range::any();
-            alias: "passthrough";
-            example: "always";
+            range: Range::any(); alias: "passthrough"; example: "always";
         }
 
         /// Threads that answer the kernel. Lower it to leave CPUs to the inference engine.
         threads: usize {
             default: host.cpus.clamp(1, 64), "number of CPUs of the daemon, at most `64`";
-            range: Range::between(1, 64);
-            alias: "threads";
-            example: "8";
+            range: Range::between(1, 64); alias: "threads"; example: "8";
         }
 
         /// Whether other users than the one who runs the daemon may use the mount. Without root it also needs
         /// `user_allow_other` in `/etc/fuse.conf`.
         allow_other: bool {
             default: host.is_root(), "`true` as root, else `false`";
-            range: Range::any();
-            alias: "allow_other";
-            example: "true";
+            range: Range::any(); alias: "allow_other"; example: "true";
         }
 
         /// Whether programs in the mount may be executed; `-o noexec` is the same as `false`. Set it to `false`
         /// where several users share the mount.
         exec: bool {
             default: true;
-            range: Range::any();
-            example: "false";
+            range: Range::any(); example: "false";
         }
 
         /// Seconds for which the kernel may answer from a name or attribute it has seen. The daemon withdraws
         /// what it changes itself, so this bounds the memory of idle entries, not the age of answers.
         entry_ttl_s: u64 {
             default: 3600;
-            range: Range::between(0, TTL_S_MAX);
-            example: "600";
+            range: Range::between(0, TTL_S_MAX); example: "600";
         }
 
         /// Seconds for which the kernel may remember that a name does not exist. A name that appears is withdrawn
         /// at once. `0` sends each probe to the daemon, which costs microseconds instead of half of one.
         negative_ttl_s: u64 {
             default: 3600;
-            range: Range::between(0, TTL_S_MAX);
-            example: "60";
+            range: Range::between(0, TTL_S_MAX); example: "60";
         }
 
         /// Asynchronous requests that the kernel may have waiting at once. Raise it for clients that keep many
         /// io_uring or libaio requests in flight without passthrough.
         max_background: u16 {
             default: 256;
-            range: Range::between(1, u16::MAX);
-            example: "1024";
+            range: Range::between(1, u16::MAX); example: "1024";
         }
 
         /// Inodes of this mount that the kernel may hold, at about 1.1 KiB of kernel memory each. Above it the
@@ -152,8 +135,7 @@ settings! {
         /// memory is short. Lower it on hosts with little memory beside the cache.
         cached_inodes_max: u64 {
             default: 4_000_000;
-            range: Range::between(1024, 1_000_000_000);
-            example: "1000000";
+            range: Range::between(1024, 1_000_000_000); example: "1000000";
         }
     }
 
@@ -164,8 +146,7 @@ settings! {
         /// A list: an array in a file, elsewhere one text with `:` between the patterns.
         temporary: NamePatterns {
             default: NamePatterns::temporary();
-            range: Range::any();
-            example: "*.tmp:*.partial";
+            range: Range::any(); example: "*.tmp:*.partial";
         }
     }
 
@@ -176,33 +157,28 @@ settings! {
         /// `user.tidefs.policy` sets it for one namespace.
         policy: EvictionPolicy {
             default: EvictionPolicy::LeafBonus;
-            range: Range::any();
-            alias: "policy";
-            example: "lru";
+            range: Range::any(); alias: "policy"; example: "lru";
         }
 
         /// How many times the number of cached objects the cache remembers by key after they left, so that one
         /// that returns counts as used before. About 24 bytes each. `0` remembers none.
         ghost_factor: u32 {
             default: 8;
-            range: Range::between(0, 64);
-            example: "4";
+            range: Range::between(0, 64); example: "4";
         }
 
         /// How much one use extends the life of an object under `leaf_bonus`, as a part of the cache's turnover.
         /// `0` is plain recency. Raise it when the same prompts return all day.
         bonus: f64 {
             default: 1.0;
-            range: Range::between(0.0, 8.0);
-            example: "0.5";
+            range: Range::between(0.0, 8.0); example: "0.5";
         }
 
         /// Uses beyond this number extend the life of an object no further, so that what was popular once can
         /// leave.
         bonus_hits_max: u32 {
             default: 2;
-            range: Range::between(1, 255);
-            example: "4";
+            range: Range::between(1, 255); example: "4";
         }
     }
 
@@ -212,24 +188,20 @@ settings! {
         /// size are to be cached; lower it when a client's slot files are smaller.
         min: ByteCount {
             default: ByteCount::gib(1);
-            range: Range::at_least(SCRATCH_MIN_MIN);
-            alias: "scratch_min";
-            example: "4GiB";
+            range: Range::at_least(SCRATCH_MIN_MIN); alias: "scratch_min"; example: "4GiB";
         }
 
         /// Directory for scratch files, one for each mount. Point it at a fast disk.
         dir: PathBuf {
             default: default_scratch_dir(host, &mount.instance),
                 "`/var/lib/tidefs/<instance>/scratch` as root, else `$XDG_STATE_HOME/tidefs/<instance>/scratch`";
-            range: Range::any();
-            example: "/mnt/nvme/tidefs";
+            range: Range::any(); example: "/mnt/nvme/tidefs";
         }
 
         /// Bytes of disk that scratch files may hold together. Lower it when other programs need the disk.
         capacity: ByteCount {
             default: default_scratch_capacity(host, mount, &dir), "3/4 of the free space of that disk at start";
-            range: Range::any();
-            example: "500GiB";
+            range: Range::any(); example: "500GiB";
         }
     }
 
@@ -240,26 +212,21 @@ settings! {
         /// A list: an array in a file, elsewhere one text with `:` between the paths.
         dirs: PathList {
             default: PathList::default();
-            range: Range::any();
-            alias: "ssd";
-            example: "/mnt/nvme0/tidefs:/mnt/nvme1/tidefs";
+            range: Range::any(); alias: "ssd"; example: "/mnt/nvme0/tidefs:/mnt/nvme1/tidefs";
         }
 
         /// Bytes of disk that the tier may hold, on all directories together, in equal parts. `0` takes three quarters
         /// of what is free on them, what the tier holds already included. Lower it when other programs need the disks.
         capacity: ByteCount {
             default: ByteCount::ZERO;
-            range: Range::any();
-            alias: "ssd_capacity";
-            example: "2TiB";
+            range: Range::any(); alias: "ssd_capacity"; example: "2TiB";
         }
 
         /// Bytes a second that may be written, so that a disk lasts; `0` is without limit. What is evicted beyond that
         /// is dropped.
         write_bytes_per_second: ByteCount {
             default: ByteCount::ZERO;
-            range: Range::any();
-            example: "500MiB";
+            range: Range::any(); example: "500MiB";
         }
 
         /// Bytes a day that may be written, on all disks together, what is written again included; `0` is without limit.
@@ -267,24 +234,21 @@ settings! {
         /// what is left of the day. Days are counted from the daemon's start.
         write_bytes_per_day: ByteCount {
             default: ByteCount::ZERO;
-            range: Range::any();
-            example: "10TiB";
+            range: Range::any(); example: "10TiB";
         }
 
         /// Milliseconds that an evicted object may wait for its disk; what would wait longer is dropped. Raise it when
         /// evictions come in bursts.
         queue_ms: u64 {
             default: 500;
-            range: Range::between(1, 60_000);
-            example: "2000";
+            range: Range::between(1, 60_000); example: "2000";
         }
 
         /// Bytes of memory that objects may hold while they wait for their disk.
         queue_max: ByteCount {
             default: default_part(memory.capacity, ByteCount::mib(8), ByteCount::gib(1)),
                 "`memory.capacity` / 16, within `8MiB` and `1GiB`";
-            range: Range::at_least(ByteCount::mib(1));
-            example: "256MiB";
+            range: Range::at_least(ByteCount::mib(1)); example: "256MiB";
         }
 
         /// Free bytes of memory that are kept, beyond `memory.write_headroom`, by sending what is coldest to the disks
@@ -292,37 +256,32 @@ settings! {
         free_ahead: ByteCount {
             default: default_part(memory.capacity, ByteCount::mib(2), ByteCount::gib(4)),
                 "`memory.capacity` / 16, within `2MiB` and `4GiB`";
-            range: Range::any();
-            example: "1GiB";
+            range: Range::any(); example: "1GiB";
         }
 
         /// Bytes of a zone, the unit in which old objects are dropped; less is used on small disks. An object larger
         /// than a zone is not kept. Only for disks that are new to the tier.
         zone: ByteCount {
             default: ByteCount::mib(256);
-            range: Range::between(ByteCount::mib(1), ByteCount::gib(4));
-            example: "1GiB";
+            range: Range::between(ByteCount::mib(1), ByteCount::gib(4)); example: "1GiB";
         }
 
         /// Milliseconds that one request of a disk may take. An open whose load takes longer is a miss.
         deadline_ms: u64 {
             default: 5000;
-            range: Range::between(10, 600_000);
-            example: "1000";
+            range: Range::between(10, 600_000); example: "1000";
         }
 
         /// Objects that are brought back at once.
         loads: usize {
             default: 16;
-            range: Range::between(1, 256);
-            example: "32";
+            range: Range::between(1, 256); example: "32";
         }
 
         /// Whether io_uring is used where the kernel allows it. `false` is for tests and comparisons.
         io_uring: bool {
             default: true;
-            range: Range::any();
-            example: "false";
+            range: Range::any(); example: "false";
         }
     }
 
@@ -436,26 +395,21 @@ settings! {
         state_dir: PathBuf {
             default: default_state_dir(host),
                 "`/run/tidefs` as root, else `$XDG_RUNTIME_DIR/tidefs`";
-            range: Range::any();
-            alias: "state_dir";
-            example: "/run/tidefs";
+            range: Range::any(); alias: "state_dir"; example: "/run/tidefs";
         }
 
         /// What a clean stop does with the cached objects. `keep` leaves them in memory, where the next start
         /// finds them; `discard` gives the memory back.
         on_stop: OnStop {
             default: OnStop::Keep;
-            range: Range::any();
-            alias: "on_stop";
-            example: "discard";
+            range: Range::any(); alias: "on_stop"; example: "discard";
         }
 
         /// Milliseconds that a request may wait for room before it is told that there is none. Raise it when
         /// writers would rather wait than skip a store.
         deadline_ms: u64 {
             default: 5000;
-            range: Range::between(10, 600_000);
-            example: "1000";
+            range: Range::between(10, 600_000); example: "1000";
         }
     }
 
@@ -465,23 +419,20 @@ settings! {
         /// the owner.
         mode: FileMode {
             default: FileMode(if host.is_root() { 0o1777 } else { 0o700 }), "`1777` as root, else `0700`";
-            range: Range::between(FileMode(0), FileMode::ALL_BITS);
-            example: "0755";
+            range: Range::between(FileMode(0), FileMode::ALL_BITS); example: "0755";
         }
 
         /// Its owner, a numeric user id. Set it to the user of the inference engine when only that one may make
         /// namespaces.
         uid: u32 {
             default: host.uid, "user id of the daemon";
-            range: Range::between(0, ID_MAX);
-            example: "1000";
+            range: Range::between(0, ID_MAX); example: "1000";
         }
 
         /// Its group, a numeric group id.
         gid: u32 {
             default: host.gid, "group id of the daemon";
-            range: Range::between(0, ID_MAX);
-            example: "1000";
+            range: Range::between(0, ID_MAX); example: "1000";
         }
     }
 
@@ -491,16 +442,13 @@ settings! {
         /// as `info,tidefs::fuse=debug`.
         level: LogFilter {
             default: LogFilter::info();
-            range: Range::any();
-            alias: "log";
-            example: "debug";
+            range: Range::any(); alias: "log"; example: "debug";
         }
 
         /// `text` for people, `json` for collectors.
         format: LogFormat {
             default: LogFormat::Text;
-            range: Range::any();
-            example: "json";
+            range: Range::any(); example: "json";
         }
     }
 }

@@ -51,6 +51,7 @@ pub(super) fn router(operations: Arc<dyn Operations>) -> Router {
         .route(routes::LIST, get(list))
         .route(routes::STAT, get(stat))
         .route(routes::WHY, get(why))
+        .route(routes::WHERE, get(locate))
         .route(routes::EVICT, post(evict))
         .route(routes::PIN, post(pin))
         .route(routes::VERIFY, post(verify))
@@ -92,6 +93,11 @@ async fn stat(State(control): State<Control>, Query(query): Query<PathQuery>) ->
 async fn why(State(control): State<Control>, Query(query): Query<PathQuery>) -> Reply {
     check_path(&query.path)?;
     control.call(move |operations| operations.why(&query.path)).await
+}
+
+async fn locate(State(control): State<Control>, Query(query): Query<PathQuery>) -> Reply {
+    check_path(&query.path)?;
+    control.call(move |operations| operations.locate(&query.path)).await
 }
 
 async fn evict(

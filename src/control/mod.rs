@@ -12,6 +12,7 @@
 //! `handlers::DEADLINE` for an answer, `server::HEADER_DEADLINE` for a request's head.
 //! Threads: one, `control`, runs the runtime; operations run on its few blocking threads, never on it.
 
+mod cluster;
 mod credentials;
 mod handlers;
 mod operations;
@@ -23,7 +24,7 @@ use std::ops::ControlFlow;
 
 use tidefs_control_api::{
     ApiError, EffectiveConfig, EvictTarget, Evicted, KeyPath, List, ListQuery, ObjectStat, PinRequest,
-    Pinned, Status, VerifyProgress, VerifySummary, Why,
+    Pinned, Status, VerifyProgress, VerifySummary, Where, Why,
 };
 
 pub use operations::{DaemonFacts, DaemonOperations};
@@ -58,6 +59,12 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// Only the daemon's own.
     fn why(&self, path: &KeyPath) -> Result<Why, ApiError>;
+
+    /// Which members hold a key.
+    ///
+    /// # Errors
+    /// The host is in no cluster.
+    fn locate(&self, path: &KeyPath) -> Result<Where, ApiError>;
 
     /// Evicts what `target` names, pinned objects only if `force`.
     ///

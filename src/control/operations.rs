@@ -11,7 +11,8 @@ use tidefs_control_api::{
     API_VERSION, ApiError, ChecksumHex, ConfigEntry, ConfigOrigin, Counters, EffectiveConfig, ErrorCode,
     EvictTarget, Evicted, EvictionStatus, FuseStatus, KeyPath, List, ListEntry, ListQuery, MemoryStatus,
     NamespaceStatus, ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned, ScratchStatus,
-    SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifySummary, Why,
+    SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifySummary, Where,
+    Why,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -144,6 +145,7 @@ fn tier(text: &str) -> Option<Tier> {
         "packed" => Tier::Packed,
         "scratch" => Tier::Scratch,
         "ssd" => Tier::Ssd,
+        "remote" => Tier::Remote,
         "writing" => Tier::Writing,
         _ => return None,
     })
@@ -185,6 +187,8 @@ impl Operations for DaemonOperations {
         let (memory_warnings, mut warnings) = self.warnings(&overview);
         let ssd = self.datapath.ssd().map(|tier| super::ssd::status(tier));
         warnings.extend(ssd.iter().flat_map(super::ssd::warnings));
+        let cluster = self.datapath.cluster().map(|side| super::cluster::status(side.cluster()));
+        warnings.extend(cluster.iter().flat_map(super::cluster::warnings));
         let started_at = facts.map_or_else(SystemTime::now, |facts| facts.started_at);
         Ok(Status {
             api_version: API_VERSION,
@@ -211,6 +215,7 @@ impl Operations for DaemonOperations {
                 capacity: Some(overview.scratch_capacity),
             },
             ssd,
+            cluster,
             eviction: EvictionStatus {
                 policy: overview.policy.to_owned(),
                 evicted_objects: ObjectCount(telemetry.evictions.get()),
@@ -306,6 +311,15 @@ impl Operations for DaemonOperations {
             segment: facts.segment,
             ..ObjectStat::default()
         })
+    }
+
+    fn locate(&self, path: &KeyPath) -> Result<Where, ApiError> {
+        let alone = || {
+            let text = "this host is in no cluster; it joins one with cluster.etcd";
+            ApiError::new(ErrorCode::Conflict, text)
+        };
+        let side = self.datapath.cluster().ok_or_else(alone)?;
+        Ok(super::cluster::locate(side, path, bytes_of(path)?))
     }
 
     fn why(&self, path: &KeyPath) -> Result<Why, ApiError> {
@@ -472,6 +486,9 @@ impl Operations for DaemonOperations {
             ),
         ];
         families.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, value)));
+        families.extend(
+            self.datapath.cluster().into_iter().flat_map(|side| super::cluster::metrics(side.cluster())),
+        );
         families.extend(self.datapath.ssd().into_iter().flat_map(|tier| super::ssd::metrics(&tier.status())));
         telemetry::render(families).map_err(|error| ApiError::new(ErrorCode::Internal, error.to_string()))
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidefs_control_api::{
     ApiError, EffectiveConfig, ErrorCode, EvictTarget, Evicted, KeyPath, List, ListEntry, ListQuery,
-    ObjectStat, PinRequest, Pinned, Status, Verdict, VerifyProgress, VerifySummary, Why, routes,
+    ObjectStat, PinRequest, Pinned, Status, Verdict, VerifyProgress, VerifySummary, Where, Why, routes,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -46,6 +46,10 @@ impl Operations for FakeDaemon {
 
     fn why(&self, path: &KeyPath) -> Result<Why, ApiError> {
         Ok(Why::new(path.clone(), Verdict::NeverWritten))
+    }
+
+    fn locate(&self, path: &KeyPath) -> Result<Where, ApiError> {
+        Ok(Where { path: path.clone(), kind: "absent".to_owned(), size: None, copies: Vec::new() })
     }
 
     fn evict(&self, target: &EvictTarget, force: bool) -> Result<Evicted, ApiError> {

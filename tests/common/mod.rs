@@ -22,6 +22,7 @@
 )]
 
 pub(crate) mod control;
+pub(crate) mod etcd;
 pub(crate) mod modes;
 pub(crate) mod mount;
 pub(crate) mod pattern;

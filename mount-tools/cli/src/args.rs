@@ -29,6 +29,18 @@ pub(crate) enum Command {
     /// Look at the tiers that hold the objects
     #[command(subcommand)]
     Tier(TierCommand),
+    /// Show the members of the cluster, how they are reached and what they serve
+    #[command(after_help = "Examples:\n  tidefs members\n  tidefs members --json | jq -r '.members[].name'")]
+    Members(StatusArgs),
+    /// Look at the part of the catalog that a host serves
+    #[command(subcommand)]
+    Catalog(CatalogCommand),
+    /// Show which members hold a key
+    #[command(after_help = "Example:\n  tidefs where /mnt/kv/llama/0a1b.bin")]
+    Where(PathArgs),
+    /// Try a cluster out on this machine
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// List objects, the ones that are evicted last first
     #[command(
         visible_alias = "ls",
@@ -91,6 +103,10 @@ impl Command {
         match self {
             Self::Status(args) => args.select.common.json,
             Self::Tier(TierCommand::Status(args)) => args.select.common.json,
+            Self::Members(args) => args.select.common.json,
+            Self::Catalog(CatalogCommand::Stats(args)) => args.select.common.json,
+            Self::Where(args) => args.select.common.json,
+            Self::Cluster(ClusterCommand::Dev(args)) => args.json,
             Self::List(args) => args.select.common.json,
             Self::Stat(args) | Self::Why(args) => args.select.common.json,
             Self::Evict(args) => args.select.common.json,
@@ -126,6 +142,48 @@ pub(crate) struct Select {
     /// The mount whose daemon is meant; default: the one that PATH is in, else the only one that runs
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) mount: Option<PathBuf>,
+}
+
+/// What can be asked of the catalog.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CatalogCommand {
+    /// Show how much a host serves of the catalog, and what it remembers
+    #[command(after_help = "Examples:\n  tidefs catalog stats\n  tidefs catalog stats --json | jq .entries")]
+    Stats(StatusArgs),
+}
+
+/// What can be done with a cluster on one machine.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Start etcd and several daemons, each with a mount of its own, and take them down on Ctrl-C
+    #[command(
+        after_help = "Examples:\n  tidefs cluster dev\n  tidefs cluster dev --hosts 5 --dir /mnt/try --capacity 1GiB\n\n\
+                      Then, in another shell:\n  cp file /tmp/tidefs-cluster/host-1/kv/key\n  cat /tmp/tidefs-cluster/host-2/kv/key"
+    )]
+    Dev(ClusterDevArgs),
+}
+
+/// A cluster on one machine.
+#[derive(Debug, Args)]
+pub(crate) struct ClusterDevArgs {
+    /// Daemons, each as a host of its own
+    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=32))]
+    pub(crate) hosts: u16,
+    /// Where the mounts are: DIR/host-1 and so on. Made when it is missing; what is in it stays
+    #[arg(long, value_name = "DIR", default_value = "/tmp/tidefs-cluster", value_hint = ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
+    /// Most memory of each daemon
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub(crate) capacity: ByteCount,
+    /// The etcd program; default: the one that the shell finds
+    #[arg(long, value_name = "FILE", default_value = "etcd", value_hint = ValueHint::FilePath)]
+    pub(crate) etcd: PathBuf,
+    /// A further option for each daemon, as its `-o` takes them
+    #[arg(short = 'o', value_name = "KEY=VALUE")]
+    pub(crate) options: Vec<String>,
+    /// Print one JSON document with the mounts when they answer, instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What can be asked of the tiers.

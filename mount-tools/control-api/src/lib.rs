@@ -9,6 +9,7 @@
 //! - Readers ignore fields that they do not know, and take the default for one that is missing.
 //! - The daemon refuses query keys and request fields that it does not know: a typing error is not a wish.
 
+pub mod cluster;
 pub mod config;
 pub mod error;
 pub mod instance;
@@ -24,6 +25,7 @@ pub mod timestamp;
 pub mod verify;
 pub mod why;
 
+pub use cluster::{CatalogStatus, ClusterStatus, CopyPlace, MemberStatus, Where};
 pub use config::{ConfigEntry, ConfigOrigin, EffectiveConfig};
 pub use error::{ApiError, ErrorBody, ErrorCode};
 pub use key_path::KeyPath;

@@ -42,6 +42,8 @@ pub enum Tier {
     Scratch,
     /// A local disk alone; it is brought back to memory when it is opened.
     Ssd,
+    /// On other members of the cluster alone; it is fetched when it is opened.
+    Remote,
     /// Not sealed yet: hidden from all but its writers.
     Writing,
     /// A place that this version does not know.
@@ -75,7 +77,7 @@ macro_rules! display_as_in_json {
 display_as_in_json! {
     ObjectKind { File => "file", Directory => "directory", Other => "other" }
     Tier {
-        Memory => "memory", Packed => "packed", Scratch => "scratch", Ssd => "ssd",
+        Memory => "memory", Packed => "packed", Scratch => "scratch", Ssd => "ssd", Remote => "remote",
         Writing => "writing", Other => "other",
     }
     Pin { None => "none", Soft => "soft", Hard => "hard" }

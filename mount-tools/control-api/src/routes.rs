@@ -8,6 +8,8 @@ pub const LIST: &str = "/v1/list";
 pub const STAT: &str = "/v1/stat";
 /// `GET` with [`crate::PathQuery`]: [`crate::Why`].
 pub const WHY: &str = "/v1/why";
+/// `GET` with [`crate::PathQuery`]: [`crate::Where`].
+pub const WHERE: &str = "/v1/where";
 /// `POST` of [`crate::EvictRequest`]: [`crate::Evicted`].
 pub const EVICT: &str = "/v1/evict";
 /// `POST` of [`crate::PinRequest`]: [`crate::Pinned`].
@@ -31,6 +33,7 @@ mod tests {
             super::LIST,
             super::STAT,
             super::WHY,
+            super::WHERE,
             super::EVICT,
             super::PIN,
             super::VERIFY,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
-use crate::{SsdStatus, Timestamp};
+use crate::{ClusterStatus, SsdStatus, Timestamp};
 
 /// Answer of [`crate::routes::STATUS`], and content of `.tidefs/status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,8 @@ pub struct Status {
     pub scratch: ScratchStatus,
     /// The SSD tier; absent when there is none.
     pub ssd: Option<SsdStatus>,
+    /// The cluster; absent when the host is alone.
+    pub cluster: Option<ClusterStatus>,
     /// Who left to make room.
     pub eviction: EvictionStatus,
     /// The edge to the kernel.

@@ -1,5 +1,7 @@
 //! The commands, one file each: ask, then show.
 
+mod cluster;
+mod cluster_dev;
 mod config;
 mod evict;
 mod generate;
@@ -15,7 +17,7 @@ mod verify;
 
 use std::process::ExitCode;
 
-use crate::args::{Command, ConfigCommand, TierCommand};
+use crate::args::{CatalogCommand, ClusterCommand, Command, ConfigCommand, TierCommand};
 use crate::error::CliError;
 use crate::output::Output;
 
@@ -26,6 +28,10 @@ pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError
         Command::Bench(args) => return Ok(crate::bench::run(args)),
         Command::Status(args) => status::run(&args, output)?,
         Command::Tier(TierCommand::Status(args)) => tier::status(&args, output)?,
+        Command::Members(args) => cluster::members(&args, output)?,
+        Command::Catalog(CatalogCommand::Stats(args)) => cluster::catalog(&args, output)?,
+        Command::Where(args) => cluster::locate(&args, output)?,
+        Command::Cluster(ClusterCommand::Dev(args)) => cluster_dev::run(&args, output)?,
         Command::List(args) => list::run(&args, output)?,
         Command::Stat(args) => object::stat(&args, output)?,
         Command::Why(args) => object::why(&args, output)?,

@@ -1,0 +1,149 @@
+//! `tidefs members`, `tidefs catalog stats`, `tidefs where`.
+
+use std::time::Duration;
+
+use tidefs_control_api::{ClusterStatus, MemberStatus, PathQuery, Status, Where, routes};
+use tidefs_engine::types::ByteCount;
+
+use crate::args::{PathArgs, StatusArgs};
+use crate::error::{CliError, Exit};
+use crate::locate;
+use crate::output::{Column, Output, duration, facts, grouped, table};
+
+/// The cluster of the daemon that is meant.
+fn cluster(args: &StatusArgs) -> Result<ClusterStatus, CliError> {
+    let client = locate::connect(&args.select)?;
+    let status: Status = client.read(client.get(routes::STATUS, &())?)?;
+    status.cluster.ok_or_else(|| {
+        CliError::new(Exit::Failed, format!("{} is a host alone, in no cluster", status.mount_point))
+            .next_step("name etcd's address with -o etcd=http://HOST:2379, or try `tidefs cluster dev`")
+    })
+}
+
+pub(crate) fn members(args: &StatusArgs, output: Output) -> Result<(), CliError> {
+    let cluster = cluster(args)?;
+    let value = serde_json::json!(cluster);
+    output.result(&value, || {
+        let away = cluster.coordinator_away.as_ref().map(|why| format!("\netcd is away: {why}\n"));
+        format!(
+            "cluster {}, view {}\n\n{}{}",
+            cluster.cluster,
+            cluster.view,
+            table_of(&cluster.members),
+            away.unwrap_or_default()
+        )
+    })
+}
+
+fn table_of(members: &[MemberStatus]) -> String {
+    let rows = members.iter().map(|member| {
+        let link = match member.suspect_for_ms {
+            Some(since) => format!("{} for {}", member.link, duration(Duration::from_millis(since))),
+            None => member.link.clone(),
+        };
+        vec![
+            member.name.clone(),
+            member.id.clone(),
+            link,
+            member.capacity.to_string(),
+            format!("{}+{}", member.primary_shards, member.backup_shards),
+            grouped(member.copies),
+            match member.read_bytes_per_second {
+                0 => "-".to_owned(),
+                rate => format!("{}/s", ByteCount(rate)),
+            },
+            member.labels.join(" "),
+        ]
+    });
+    table(
+        &[
+            Column::Left("MEMBER"),
+            Column::Left("ID"),
+            Column::Left("LINK"),
+            Column::Right("CAPACITY"),
+            Column::Right("SHARDS"),
+            Column::Right("COPIES"),
+            Column::Right("READ AT"),
+            Column::Left("LABELS"),
+        ],
+        rows,
+    )
+}
+
+pub(crate) fn catalog(args: &StatusArgs, output: Output) -> Result<(), CliError> {
+    let catalog = cluster(args)?.catalog;
+    let value = serde_json::json!(catalog);
+    output.result(&value, || {
+        facts(&[
+            ("entries", Some(grouped(catalog.entries))),
+            ("removed keys remembered", Some(grouped(catalog.tombstones))),
+            ("watched names", Some(grouped(catalog.watches))),
+            ("memory", Some(catalog.bytes.to_string())),
+            ("incomplete shards", Some(grouped(catalog.incomplete_shards))),
+            ("shards to announce", Some(grouped(catalog.shards_to_announce))),
+            ("objects lent now", Some(grouped(catalog.loans))),
+        ])
+    })
+}
+
+pub(crate) fn locate(args: &PathArgs, output: Output) -> Result<(), CliError> {
+    let (client, path) = locate::connect_to(&args.select, &args.path)?;
+    let value = client.get(routes::WHERE, &PathQuery { path })?;
+    let found: Where = client.read(value.clone())?;
+    output.result(&value, || human(&found))
+}
+
+fn human(found: &Where) -> String {
+    match found.kind.as_str() {
+        "file" if found.copies.is_empty() => {
+            format!("`{}` is known, and no member holds its bytes", found.path)
+        }
+        "file" => {
+            let rows = found.copies.iter().map(|copy| {
+                vec![copy.name.clone().unwrap_or_default(), copy.member.clone(), copy.medium.clone()]
+            });
+            let size = found.size.unwrap_or_default();
+            let columns = [Column::Left("MEMBER"), Column::Left("ID"), Column::Left("IN")];
+            format!("`{}`, {size}\n\n{}", found.path, table(&columns, rows))
+        }
+        "directory" => format!("`{}` is a directory: every member knows it", found.path),
+        "absent" => format!("no member holds `{}`", found.path),
+        _ => format!("nobody who serves the catalog of `{}` answered in time", found.path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidefs_control_api::{CopyPlace, KeyPath};
+
+    #[test]
+    fn where_names_each_holder_and_its_tier() {
+        let copy = |name: &str, medium: &str| CopyPlace {
+            member: "m1".to_owned(),
+            name: Some(name.to_owned()),
+            medium: medium.to_owned(),
+        };
+        let found = Where {
+            path: KeyPath::from_bytes(b"kv/key"),
+            kind: "file".to_owned(),
+            size: Some(ByteCount::mib(4)),
+            copies: vec![copy("gpu-1", "memory"), copy("gpu-2", "ssd")],
+        };
+        let text = human(&found);
+        assert!(text.contains("gpu-1") && text.contains("gpu-2") && text.contains("ssd"), "{text}");
+        let nowhere = Where { kind: "absent".to_owned(), copies: Vec::new(), ..found };
+        assert!(human(&nowhere).contains("no member holds `kv/key`"));
+    }
+
+    #[test]
+    fn members_show_who_is_not_heard_of_and_since_when() {
+        let member = MemberStatus {
+            name: "gpu-3".to_owned(),
+            link: "suspect".to_owned(),
+            suspect_for_ms: Some(12_000),
+            ..MemberStatus::default()
+        };
+        assert!(table_of(&[member]).contains("suspect for 12"), "{}", table_of(&[]));
+    }
+}

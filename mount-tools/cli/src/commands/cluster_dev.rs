@@ -1,0 +1,207 @@
+//! `tidefs cluster dev`: etcd and several daemons on this machine, for trying out.
+//!
+//! Everything is started as a child of this process and ended with it: daemons first, so that they unmount, then etcd.
+
+use std::fs;
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::args::ClusterDevArgs;
+use crate::error::{CliError, Exit};
+use crate::launch::Launch;
+use crate::output::Output;
+
+/// How long etcd may take until it answers.
+const ETCD_START: Duration = Duration::from_secs(20);
+/// How long a daemon may take until its mount answers.
+const MOUNT: Duration = Duration::from_secs(30);
+/// How long a daemon may take to unmount.
+const STOP: Duration = Duration::from_secs(20);
+
+pub(crate) fn run(args: &ClusterDevArgs, output: Output) -> Result<(), CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| CliError::system("cannot wait for signals", &error))?;
+    runtime.block_on(async {
+        use tokio::signal::unix::{SignalKind, signal};
+        let failed = |error| CliError::system("cannot wait for signals", &error);
+        // Before anything is started: from here on Ctrl-C ends this process in order.
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let cluster = Cluster::start(args, output)?;
+        cluster.show(output)?;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        output.note("stopping");
+        drop(cluster);
+        Ok(())
+    })
+}
+
+/// One daemon.
+struct Host {
+    mount: PathBuf,
+    process: Pid,
+    log: PathBuf,
+}
+
+/// What runs.
+struct Cluster {
+    hosts: Vec<Host>,
+    etcd: Child,
+    endpoint: String,
+    // Removed last.
+    _data: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn start(args: &ClusterDevArgs, output: Output) -> Result<Self, CliError> {
+        let data = tempfile::Builder::new()
+            .prefix("tidefs-etcd-")
+            .tempdir()
+            .map_err(|error| CliError::system("cannot make a directory for etcd", &error))?;
+        let (etcd, endpoint) = start_etcd(&args.etcd, data.path())?;
+        let mut cluster = Self { hosts: Vec::new(), etcd, endpoint, _data: data };
+        for number in 1..=args.hosts {
+            output.note(&format!("starting host {number} of {}", args.hosts));
+            let host = cluster.start_host(args, number)?;
+            cluster.hosts.push(host);
+        }
+        Ok(cluster)
+    }
+
+    fn start_host(&self, args: &ClusterDevArgs, number: u16) -> Result<Host, CliError> {
+        let name = format!("host-{number}");
+        let mount = args.dir.join(&name);
+        let cannot = |error: io::Error| CliError::system(format!("cannot use {}", mount.display()), &error);
+        fs::create_dir_all(&mount).map_err(cannot)?;
+        let dir = fs::canonicalize(&mount).map_err(cannot)?;
+        let mut options = vec![
+            format!("cluster.etcd={}", self.endpoint),
+            format!("cluster.host={name}"),
+            "cluster.name=dev".to_owned(),
+            "cluster.listen=127.0.0.1:0".to_owned(),
+            "on_stop=discard".to_owned(),
+        ];
+        options.extend(args.options.iter().cloned());
+        let launch = Launch {
+            dir: dir.clone(),
+            options,
+            capacity: Some(args.capacity),
+            config: None,
+            state_dir: None,
+            timeout: MOUNT,
+        };
+        let started = launch
+            .start()
+            .map_err(|error| CliError::new(Exit::Failed, format!("{name} does not start: {error}")))?;
+        let process = Pid::from_raw(i32::try_from(started.pid).unwrap_or_default());
+        Ok(Host { mount: dir, process, log: started.log })
+    }
+
+    fn show(&self, output: Output) -> Result<(), CliError> {
+        let hosts: Vec<_> = self
+            .hosts
+            .iter()
+            .map(|host| json!({"mount": host.mount, "pid": host.process.as_raw(), "log": host.log}))
+            .collect();
+        output.result(&json!({"etcd": self.endpoint, "hosts": hosts}), || {
+            let mut text = format!("etcd at {}\n", self.endpoint);
+            for host in &self.hosts {
+                text += &format!("{}  (process {}, log {})\n", host.mount.display(), host.process, host.log.display());
+            }
+            if let [first, .., last] = &self.hosts[..] {
+                text += &format!(
+                    "\nTry it:\n  mkdir {0}/kv && echo hello > {0}/kv/key\n  cat {1}/kv/key\n  tidefs where {1}/kv/key\n",
+                    first.mount.display(),
+                    last.mount.display()
+                );
+            }
+            text + "\nCtrl-C ends it.\n"
+        })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for host in &self.hosts {
+            // One that has ended is our zombie, so its number is nobody else's.
+            let _ = kill(host.process, Signal::SIGTERM);
+        }
+        for host in &self.hosts {
+            if !has_ended(host.process, STOP) {
+                eprintln!(
+                    "tidefs: process {} does not stop; its log is {}",
+                    host.process,
+                    host.log.display()
+                );
+            }
+        }
+        let _ = self.etcd.kill();
+        let _ = self.etcd.wait();
+    }
+}
+
+fn has_ended(process: Pid, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    loop {
+        match waitpid(process, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Ok(WaitStatus::StillAlive) => return false,
+            Ok(_) | Err(Errno::ECHILD) => return true,
+            Err(_) => return false,
+        }
+    }
+}
+
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// Starts etcd on free ports of loopback. Returns it when it answers.
+fn start_etcd(program: &Path, data: &Path) -> Result<(Child, String), CliError> {
+    let ports = free_port().and_then(|port| Ok((port, free_port()?)));
+    let (port, peer_port) = ports.map_err(|error| CliError::system("no free port for etcd", &error))?;
+    let [client, peer] = [port, peer_port].map(|port| format!("http://127.0.0.1:{port}"));
+    let mut child = Command::new(program)
+        .arg("--data-dir")
+        .arg(data)
+        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("default={peer}")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| {
+            CliError::new(Exit::Failed, format!("cannot start {}: {error}", program.display()))
+                .next_step("install it (apt install etcd-server), or name it with --etcd FILE")
+        })?;
+    let deadline = Instant::now() + ETCD_START;
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        let ended = child.try_wait().ok().flatten();
+        if ended.is_some() || Instant::now() >= deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            let why = ended
+                .map_or_else(|| "it does not answer".to_owned(), |status| format!("it ended with {status}"));
+            return Err(CliError::new(Exit::Failed, format!("etcd did not start: {why}")));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok((child, client))
+}

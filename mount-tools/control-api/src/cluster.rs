@@ -1,0 +1,98 @@
+//! The cluster as one of its members sees it.
+
+use serde::{Deserialize, Serialize};
+use tidefs_engine::types::ByteCount;
+
+use crate::KeyPath;
+
+/// What a member knows of its cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterStatus {
+    /// Identity of the cluster.
+    pub cluster: String,
+    /// Identity of the member that says all this.
+    pub me: String,
+    /// Number of the view: it grows when members come and go.
+    pub view: u64,
+    /// Why the coordinator cannot be reached, when it cannot. Members do not come or go then; reads and writes go on.
+    pub coordinator_away: Option<String>,
+    /// Everyone.
+    pub members: Vec<MemberStatus>,
+    /// What this member serves of the catalog.
+    pub catalog: CatalogStatus,
+}
+
+/// One member.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MemberStatus {
+    /// Its identity.
+    pub id: String,
+    /// Which start of it.
+    pub incarnation: u64,
+    /// What operators call it.
+    pub name: String,
+    /// `myself`, `up`, `connecting` or `suspect`.
+    pub link: String,
+    /// Milliseconds that it has been suspect for.
+    pub suspect_for_ms: Option<u64>,
+    /// Whether it is registered.
+    pub is_registered: bool,
+    /// Where it stands, as `NAME=VALUE`.
+    pub labels: Vec<String>,
+    /// Bytes that it caches at most.
+    pub capacity: ByteCount,
+    /// Shards of the catalog that it serves first.
+    pub primary_shards: u64,
+    /// Shards that it serves when the first does not answer.
+    pub backup_shards: u64,
+    /// Copies that the asked member's catalog has of it.
+    pub copies: u64,
+    /// Bytes a second in the last reads from it; 0 when there were none.
+    pub read_bytes_per_second: u64,
+}
+
+/// The part of the catalog that one member serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CatalogStatus {
+    /// Names that stand for something.
+    pub entries: u64,
+    /// Removed names that are remembered.
+    pub tombstones: u64,
+    /// Names of which it is remembered who was answered.
+    pub watches: u64,
+    /// Memory of all that.
+    pub bytes: ByteCount,
+    /// Shards of which it may not know everything yet.
+    pub incomplete_shards: u64,
+    /// Shards that it has still to announce to others.
+    pub shards_to_announce: u64,
+    /// Objects that it lends to readers now.
+    pub loans: u64,
+}
+
+/// Who holds one key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Where {
+    /// The key.
+    pub path: KeyPath,
+    /// `file`, `directory`, `absent`, or `unknown` when nobody could be asked in time.
+    pub kind: String,
+    /// Its length.
+    pub size: Option<ByteCount>,
+    /// Members that hold its bytes, the best source first.
+    pub copies: Vec<CopyPlace>,
+}
+
+/// One copy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyPlace {
+    /// Identity of the member.
+    pub member: String,
+    /// What operators call it, when it is known.
+    pub name: Option<String>,
+    /// `memory` or `ssd`.
+    pub medium: String,
+}

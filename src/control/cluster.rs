@@ -1,0 +1,128 @@
+//! The cluster as operators see it: in `status`, in `tidefs members` and `tidefs where`, and as metrics.
+
+use std::time::{Duration, Instant};
+
+use tidefs_control_api::{CatalogStatus, ClusterStatus, CopyPlace, KeyPath, MemberStatus, Where};
+use tidefs_engine::types::MemberId;
+
+use crate::cluster::coordinator::Reachability;
+use crate::cluster::status::{self, LinkState};
+use crate::cluster::{Cluster, Facts, Found, Medium};
+use crate::datapath::ClusterSide;
+use crate::telemetry::Family;
+
+/// How long the catalog is asked for one name.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+fn member(member: status::MemberStatus) -> MemberStatus {
+    let (link, suspect_for) = match member.link {
+        LinkState::Myself => ("myself", None),
+        LinkState::Up => ("up", None),
+        LinkState::Connecting => ("connecting", None),
+        LinkState::Suspect(since) => ("suspect", Some(since)),
+    };
+    MemberStatus {
+        id: member.id.to_string(),
+        incarnation: member.incarnation.0,
+        name: member.name,
+        link: link.to_owned(),
+        suspect_for_ms: suspect_for.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
+        is_registered: member.is_registered,
+        labels: member.labels,
+        capacity: member.capacity,
+        primary_shards: count(member.primary_shards),
+        backup_shards: count(member.backup_shards),
+        copies: count(member.copies),
+        read_bytes_per_second: member.read_bytes_per_second,
+    }
+}
+
+/// The cluster's status, as the admin socket tells it.
+pub(super) fn status(cluster: &Cluster) -> ClusterStatus {
+    let status = cluster.status();
+    let coordinator_away = match status.coordinator {
+        Reachability::Reached => None,
+        Reachability::Away { since, reason } => {
+            Some(format!("not reached for {} s: {reason}", since.elapsed().as_secs()))
+        }
+    };
+    ClusterStatus {
+        cluster: status.cluster.to_string(),
+        me: status.me.to_string(),
+        view: status.view,
+        coordinator_away,
+        members: status.members.into_iter().map(member).collect(),
+        catalog: CatalogStatus {
+            entries: count(status.entries),
+            tombstones: count(status.tombstones),
+            watches: count(status.watches),
+            bytes: status.table_bytes,
+            incomplete_shards: count(status.incomplete_shards),
+            shards_to_announce: count(status.shards_to_announce),
+            loans: count(status.loans),
+        },
+    }
+}
+
+/// What an operator should know.
+pub(super) fn warnings(status: &ClusterStatus) -> Vec<String> {
+    let away = status.coordinator_away.as_ref();
+    let coordinator = away.map(|why| format!("etcd is away, members do not come or go: {why}"));
+    let suspects = status.members.iter().filter(|member| member.link == "suspect");
+    let suspects = suspects.map(|member| format!("member {} ({}) is not heard of", member.name, member.id));
+    coordinator.into_iter().chain(suspects).collect()
+}
+
+/// The cluster's metrics.
+pub(super) fn metrics(cluster: &Cluster) -> Vec<Family> {
+    let counters = cluster.counters().rows();
+    let mut families: Vec<Family> =
+        counters.map(|(name, help, value)| Family::counter(name, help, value)).collect();
+    let status = status(cluster);
+    let gauges = [
+        ("tidefs_cluster_members", "Members of the cluster.", count(status.members.len())),
+        (
+            "tidefs_catalog_entries",
+            "Names in the part of the catalog that is served here.",
+            status.catalog.entries,
+        ),
+        ("tidefs_catalog_bytes", "Bytes of that part.", status.catalog.bytes.get()),
+        ("tidefs_cluster_loans", "Objects that are lent to readers on other members.", status.catalog.loans),
+        (
+            "tidefs_coordinator_away",
+            "Whether the coordinator cannot be reached: 1 when it cannot.",
+            u64::from(status.coordinator_away.is_some()),
+        ),
+    ];
+    families.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, value)));
+    families
+}
+
+/// Asks the catalog who holds `path`. Waits; not on a thread of the cluster's runtime.
+pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Where {
+    let cluster = side.cluster();
+    let deadline = Instant::now() + PATIENCE;
+    let found = side.runtime().block_on(cluster.find(vec![bytes], deadline)).pop().unwrap_or(Found::Unknown);
+    let members = cluster.status().members;
+    let name_of =
+        |id: MemberId| members.iter().find(|member| member.id == id).map(|member| member.name.clone());
+    let (kind, size, copies) = match found {
+        Found::Unknown => ("unknown", None, Vec::new()),
+        Found::Absent { .. } => ("absent", None, Vec::new()),
+        Found::Present { facts: Facts::Directory(_), .. } => ("directory", None, Vec::new()),
+        Found::Present { facts: Facts::File(facts), copies, .. } => ("file", Some(facts.size), copies),
+    };
+    let copies = copies.into_iter().map(|copy| CopyPlace {
+        member: copy.member.to_string(),
+        name: name_of(copy.member),
+        medium: match copy.medium {
+            Medium::Memory => "memory".to_owned(),
+            Medium::Ssd => "ssd".to_owned(),
+        },
+    });
+    Where { path: path.clone(), kind: kind.to_owned(), size, copies: copies.collect() }
+}

@@ -1,0 +1,11 @@
+//! Several daemons and a real etcd: one filesystem. Written on one host, read on another; any process may die.
+//!
+//! The daemons run side by side on one machine, each with its own mount, and reach each other over loopback.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod fixture;
+mod life;
+mod names;
+mod reading;

@@ -1,0 +1,146 @@
+//! Names across hosts: what is made, replaced or removed on one is so on all when the call returns.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+
+use crate::fixture::{Hosts, object, publish};
+
+fn listing(directory: &std::path::Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("a listing");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_name_that_was_absent_is_there_on_every_host_when_its_rename_returns() {
+    let hosts = Hosts::start(3, &[]);
+    let [a, b, c] = [0, 1, 2].map(|index| hosts.mounts[index].join("whole-0"));
+    for round in 0..50_u64 {
+        let name = format!("key-{round}");
+        for other in [&b, &c] {
+            // Twice: the second answer comes from what was remembered.
+            assert!(!other.join(&name).exists() && !other.join(&name).exists());
+        }
+        publish(&a.join(&name), &object(round, 40_000));
+        for other in [&b, &c] {
+            assert_eq!(fs::metadata(other.join(&name)).expect("it is there").len(), 40_000, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_file_written_straight_to_its_name_is_there_on_every_host_when_its_close_returns() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0"));
+    for round in 0..30_u64 {
+        let name = format!("key-{round}");
+        assert!(!b.join(&name).exists());
+        let bytes = object(round, 50_000);
+        fs::write(a.join(&name), &bytes).expect("a file");
+        assert_eq!(fs::read(b.join(&name)).expect("it is there"), bytes, "{name}");
+    }
+}
+
+#[test]
+fn what_one_host_removes_is_gone_on_all_when_unlink_returns() {
+    let hosts = Hosts::start(3, &[]);
+    let [a, b, c] = [0, 1, 2].map(|index| hosts.mounts[index].join("whole-1"));
+    for round in 0..30_u64 {
+        let name = format!("key-{round}");
+        publish(&a.join(&name), &object(round, 40_000));
+        assert!(fs::read(b.join(&name)).is_ok() && c.join(&name).exists());
+        fs::remove_file(c.join(&name)).expect("the unlink");
+        for host in [&a, &b, &c] {
+            assert_eq!(fs::metadata(host.join(&name)).expect_err("it is gone").kind(), ErrorKind::NotFound);
+        }
+    }
+}
+
+#[test]
+fn a_replaced_object_has_its_new_bytes_everywhere_and_its_old_ones_where_it_is_open() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0"));
+    let (old, new) = (object(1, 70_000), object(2, 90_000));
+    publish(&a.join("key"), &old);
+    assert_eq!(fs::read(b.join("key")).expect("the old one"), old);
+    let mut open = fs::File::open(a.join("key")).expect("the old one");
+    publish(&b.join("key"), &new);
+    assert_eq!(fs::read(a.join("key")).expect("the new one"), new);
+    assert_eq!(fs::read(b.join("key")).expect("the new one"), new);
+    let mut kept = Vec::new();
+    std::io::Read::read_to_end(&mut open, &mut kept).expect("the old one");
+    assert_eq!(kept, old);
+}
+
+#[test]
+fn a_listing_shows_what_every_host_holds_once() {
+    let hosts = Hosts::start(3, &[]);
+    let mut expected = Vec::new();
+    for (index, mount) in hosts.mounts.iter().enumerate() {
+        for number in 0..200_u64 {
+            let name = format!("key-{index}-{number}");
+            fs::write(mount.join("whole-2").join(&name), object(number, 64)).expect("a file");
+            expected.push(name);
+        }
+    }
+    // A copy of another host's object adds no name.
+    fs::read(hosts.mounts[0].join("whole-2/key-1-7")).expect("a copy");
+    expected.sort();
+    for mount in &hosts.mounts {
+        assert_eq!(listing(&mount.join("whole-2")), expected);
+    }
+}
+
+#[test]
+fn a_directory_with_entries_of_another_host_is_not_removed() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0"));
+    fs::create_dir(a.join("sub")).expect("a directory");
+    fs::write(b.join("sub/key"), object(1, 64)).expect("a file in it");
+    let refused = fs::remove_dir(a.join("sub")).expect_err("it is not empty");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOTEMPTY));
+    fs::remove_file(a.join("sub/key")).expect("the unlink");
+    fs::remove_dir(a.join("sub")).expect("it is empty");
+    assert!(!a.join("sub").exists() && !b.join("sub").exists());
+}
+
+#[test]
+fn a_renamed_object_has_its_new_name_alone_everywhere() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0"));
+    let bytes = object(5, 40_000);
+    publish(&a.join("old"), &bytes);
+    // By the host that does not hold it.
+    fs::rename(b.join("old"), b.join("new")).expect("the rename");
+    for host in [&a, &b] {
+        assert!(!host.join("old").exists());
+        assert_eq!(fs::read(host.join("new")).expect("the new name"), bytes);
+    }
+}
+
+#[test]
+fn two_hosts_use_one_temporary_name_at_once() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0"));
+    fs::write(a.join(".key.tmp"), b"of a").expect("a temporary file");
+    assert!(!b.join(".key.tmp").exists());
+    fs::write(b.join(".key.tmp"), b"of b").expect("a temporary file");
+    assert_eq!(fs::read(a.join(".key.tmp")).expect("its own"), b"of a");
+    fs::rename(a.join(".key.tmp"), a.join("key-a")).expect("a rename");
+    fs::rename(b.join(".key.tmp"), b.join("key-b")).expect("a rename");
+    assert_eq!(fs::read(b.join("key-a")).expect("that of a"), b"of a");
+    assert_eq!(fs::read(a.join("key-b")).expect("that of b"), b"of b");
+}
+
+#[test]
+fn owner_mode_and_times_are_those_of_the_host_that_wrote_it() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/key"));
+    publish(&a, &object(1, 40_000));
+    let (here, there) = (fs::metadata(&a).expect("here"), fs::metadata(&b).expect("there"));
+    assert_eq!((here.mode(), here.uid(), here.gid()), (there.mode(), there.uid(), there.gid()));
+    assert_eq!((here.mtime(), here.mtime_nsec()), (there.mtime(), there.mtime_nsec()));
+}

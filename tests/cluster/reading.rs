@@ -1,0 +1,94 @@
+//! Bytes across hosts: whole, checked, and kept.
+
+use std::fs;
+use std::io::{Read, Seek, SeekFrom};
+use std::thread;
+
+use crate::fixture::{Hosts, object, publish};
+
+#[test]
+fn an_object_of_any_size_is_read_on_another_host_with_all_its_bytes() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0"));
+    for (seed, size) in
+        [(1, 16), (2, 4096), (3, 32_767), (4, 32_768), (5, 65_537), (6, 1 << 20), (7, (4 << 20) + 1)]
+    {
+        let name = format!("key-{size}");
+        publish(&a.join(&name), &object(seed, size));
+        assert_eq!(fs::read(b.join(&name)).expect("its bytes"), object(seed, size), "{size} bytes");
+    }
+    fs::write(a.join("empty"), b"").expect("an empty file");
+    assert_eq!(fs::read(b.join("empty")).expect("no bytes"), b"");
+}
+
+#[test]
+fn what_was_fetched_is_mapped_and_read_at_any_place() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/key"));
+    let bytes = object(9, 3 << 20);
+    publish(&a, &bytes);
+    let mut file = fs::File::open(&b).expect("the object");
+    file.seek(SeekFrom::Start(1_234_567)).expect("a seek");
+    let mut part = vec![0; 4567];
+    file.read_exact(&mut part).expect("a part");
+    assert_eq!(part, bytes[1_234_567..1_234_567 + 4567]);
+    // SAFETY: the object is sealed, so nobody changes it while it is mapped.
+    let map = unsafe { memmap2::Mmap::map(&file) }.expect("a mapping");
+    assert_eq!(&map[..], &bytes[..]);
+}
+
+#[test]
+fn many_readers_of_one_object_share_one_fetch() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/key"));
+    let bytes = object(9, 8 << 20);
+    publish(&a, &bytes);
+    thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| assert_eq!(fs::read(&b).expect("the object"), bytes));
+        }
+    });
+    let metrics = hosts.mounts[1].control_get("/v1/metrics").text();
+    let fetches = metrics.lines().find(|line| line.starts_with("tidefs_remote_fetches_total"));
+    assert_eq!(fetches, Some("tidefs_remote_fetches_total 1"));
+}
+
+#[test]
+fn a_copy_outlives_the_host_that_wrote_it() {
+    let mut hosts = Hosts::start(3, &[]);
+    let name = "whole-0/key";
+    let bytes = object(3, 2 << 20);
+    publish(&hosts.mounts[0].join(name), &bytes);
+    assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), bytes);
+    hosts.mounts[0].kill9();
+    assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("the copy"), bytes);
+    assert_eq!(fs::read(hosts.mounts[2].join(name)).expect("a copy of the copy"), bytes);
+}
+
+#[test]
+fn objects_of_many_hosts_are_read_by_many_at_once() {
+    let hosts = Hosts::start(3, &[]);
+    thread::scope(|scope| {
+        for (index, mount) in hosts.mounts.iter().enumerate() {
+            scope.spawn(move || {
+                for number in 0..40_u64 {
+                    let size = 10_000 + usize::try_from(number).expect("small") * 5000;
+                    publish(&mount.join(format!("whole-0/{index}-{number}")), &object(number, size));
+                }
+            });
+        }
+    });
+    thread::scope(|scope| {
+        for mount in &hosts.mounts {
+            scope.spawn(move || {
+                for index in 0..3 {
+                    for number in 0..40_u64 {
+                        let size = 10_000 + usize::try_from(number).expect("small") * 5000;
+                        let found = fs::read(mount.join(format!("whole-0/{index}-{number}")));
+                        assert_eq!(found.expect("it is there"), object(number, size), "{index}-{number}");
+                    }
+                }
+            });
+        }
+    });
+}
