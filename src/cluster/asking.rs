@@ -126,18 +126,15 @@ impl Core {
                 note(found, &places, answers);
                 continue;
             }
-            let Some(peer) = self.peer_id(member) else { continue };
             self.counters.find_messages.increment();
             let core = Arc::clone(self);
-            let call = self.carrier.call(peer, FIND, find.encode(), deadline);
             asked.spawn_on(
                 async move {
-                    let result = call.await;
-                    core.judge(member, result.as_ref().err());
+                    let result = core.call(member, FIND, find.encode(), deadline).await;
                     let answers = result.ok().and_then(|body| match Answers::decode(&body) {
                         Ok(answers) => Some(answers),
                         Err(error) => {
-                            tracing::warn!(%peer, %error, "an answer is refused");
+                            tracing::warn!(member = member.0, %error, "an answer is refused");
                             None
                         }
                     });

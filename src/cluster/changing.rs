@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::timeout_at;
 
 use super::batcher::Item;
-use super::catalog::wire::{Change, Changes, Message, Outcome, Results};
+use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results};
 use super::core::Core;
 use super::error::ClusterError;
 use super::object::Stamp;
@@ -172,7 +172,6 @@ impl Core {
         member: MemberId,
         sent: Vec<Sent>,
     ) -> Option<Vec<Outcome>> {
-        let peer = self.peer_id(member)?;
         let (deadline, count) = (self.in_background(), sent.len());
         // Whoever waits the shortest decides how long the member waits for others.
         let wait = sent.iter().map(|sent| self.until(sent.deadline)).min().unwrap_or_default();
@@ -180,12 +179,11 @@ impl Core {
         let changes = sent.into_iter().map(|sent| sent.change).collect();
         let message = Changes { view: self.seen().view.number, wait_ms, changes };
         self.counters.change_messages.increment();
-        let result = self.carrier.call(peer, super::catalog::wire::CHANGE, message.encode(), deadline).await;
-        self.judge(member, result.as_ref().err());
-        let results = match Results::decode(&result.ok()?) {
+        let answer = self.call(member, CHANGE, message.encode(), deadline).await.ok()?;
+        let results = match Results::decode(&answer) {
             Ok(results) => results,
             Err(error) => {
-                tracing::warn!(%peer, %error, "an answer is refused");
+                tracing::warn!(member = member.0, %error, "an answer is refused");
                 return None;
             }
         };

@@ -157,9 +157,8 @@ impl Core {
     ) -> Result<(Vec<u8>, u64), ClusterError> {
         let for_ms = u32::try_from(self.until(deadline).as_millis()).unwrap_or(u32::MAX);
         let lend = Lend { path: wanted.path.clone(), stamp: wanted.stamp, for_ms };
-        let result = self.carrier.call(peer, LEND, lend.encode(), deadline).await;
-        self.judge(peer.member, result.as_ref().err());
-        match Lending::decode(&result?)? {
+        let answer = self.call(peer.member, LEND, lend.encode(), deadline).await?;
+        match Lending::decode(&answer)? {
             Lending::NotHeld => {
                 Err(ClusterError::NoSource { asked: 1, reason: "not held any more".to_owned() })
             }

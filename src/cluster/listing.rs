@@ -65,14 +65,11 @@ impl Core {
         let body = List { directory, after, max: u32::try_from(max).unwrap_or(u32::MAX) }.encode();
         let mut asked = tokio::task::JoinSet::new();
         for member in others {
-            let Some(peer) = self.peer_id(member) else { continue };
-            let call = self.carrier.call(peer, LIST, body.clone(), deadline);
-            let core = Arc::clone(self);
+            let (core, body) = (Arc::clone(self), body.clone());
             asked.spawn_on(
                 async move {
-                    let result = call.await;
-                    core.judge(member, result.as_ref().err());
-                    Listed::decode(&result.ok()?).ok()
+                    let answer = core.call(member, LIST, body, deadline).await.ok()?;
+                    Listed::decode(&answer).ok()
                 },
                 &self.runtime,
             );

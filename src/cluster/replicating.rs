@@ -52,9 +52,7 @@ impl Core {
     }
 
     async fn send_word(self: &Arc<Self>, member: MemberId, word: &Replicate) -> bool {
-        let Some(peer) = self.peer_id(member) else { return false };
-        let result = self.carrier.call(peer, REPLICATE, word.encode(), self.in_background()).await;
-        self.judge(member, result.as_ref().err());
+        let result = self.call(member, REPLICATE, word.encode(), self.in_background()).await;
         result.is_ok_and(|body| Done::decode(&body).is_ok())
     }
 
@@ -159,9 +157,9 @@ impl Core {
     /// Learns what a backup decided meanwhile, and answers for their shards again. While it is lost there is nobody who
     /// could have decided anything that counts: it will tell when it is back.
     pub(super) async fn catch_up(self: Arc<Self>, backup: MemberId) {
-        while let Some(peer) = self.peer_id(backup) {
+        loop {
             let deadline = self.in_background();
-            let result = self.carrier.call(peer, CATCH_UP, Done {}.encode(), deadline).await;
+            let result = self.call(backup, CATCH_UP, Done {}.encode(), deadline).await;
             if result.is_ok_and(|body| Done::decode(&body).is_ok()) || self.is_suspect(backup) {
                 break;
             }

@@ -33,7 +33,7 @@ impl Core {
         let is_suspect = self.is_suspect(member);
         let mut peers = self.peers.lock();
         let peer = peers.get_mut(&member)?;
-        if !is_suspect && peer.owed.is_empty() {
+        if !is_suspect {
             if let Some(receiver) = peer.revocations.push(revocation.clone()) {
                 return Some(receiver);
             }
@@ -51,13 +51,10 @@ impl Core {
         items: Vec<Revocation>,
     ) -> Option<Vec<()>> {
         let count = items.len();
-        if let Some(peer) = self.peer_id(member) {
-            let body = Revoke { items: items.clone() }.encode();
-            let result = self.carrier.call(peer, REVOKE, body, self.in_background()).await;
-            self.judge(member, result.as_ref().err());
-            if result.is_ok_and(|body| Done::decode(&body).is_ok()) {
-                return Some(vec![(); count]);
-            }
+        let body = Revoke { items: items.clone() }.encode();
+        let result = self.call(member, REVOKE, body, self.in_background()).await;
+        if result.is_ok_and(|body| Done::decode(&body).is_ok()) {
+            return Some(vec![(); count]);
         }
         self.counters.owed.add(count as u64);
         if let Some(peer) = self.peers.lock().get_mut(&member) {

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidefs_engine::error::Error;
-use tidefs_engine::types::{MemberId, PeerId};
+use tidefs_engine::link::Channel;
+use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 use tokio::time::sleep;
 
 use super::catalog::wire::{Message, REVOKE, Revocation, Revoke};
@@ -153,6 +154,31 @@ impl Core {
         self.take_over(of_it(true).into_iter().collect(), seen.view.number);
     }
 
+    /// Asks a member, once it was connected for the first time. The request is on its way when the future was polled, if
+    /// it is connected.
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        member: MemberId,
+        channel: Channel,
+        body: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, Error> {
+        let known = self.peers.lock().get(&member).map(|peer| (peer.descriptor.clone(), peer.link));
+        let Some((descriptor, link)) = known else {
+            let id = PeerId { member, incarnation: Incarnation(0) };
+            return Err(Error::PeerGone { peer: id, cause: "never met".into() });
+        };
+        let peer = descriptor.id;
+        if matches!(link, Link::Connecting(_)) {
+            let patience = self.within(self.config.timings.reconnect * 2).min(deadline);
+            self.carrier.connect(descriptor, patience).await?;
+            self.link_up(peer);
+        }
+        let result = self.carrier.call(peer, channel, body, deadline).await;
+        self.judge(member, result.as_ref().err());
+        result
+    }
+
     /// Takes note of how a call ended: who does not answer in time is not waited for until it does.
     pub(super) fn judge(self: &Arc<Self>, member: MemberId, error: Option<&Error>) {
         if let Some(Error::DeadlinePassed) = error {
@@ -178,10 +204,9 @@ impl Core {
 
     /// Asks those that were slow whether they answer again.
     async fn probe(self: Arc<Self>, member: MemberId) {
-        let Some(peer) = self.peer_id(member) else { return };
         let deadline = self.within(self.config.timings.tick);
         let body = Revoke { items: Vec::new() }.encode();
-        if self.carrier.call(peer, REVOKE, body, deadline).await.is_err() {
+        if self.call(member, REVOKE, body, deadline).await.is_err() {
             return;
         }
         if let Some(peer) = self.peers.lock().get_mut(&member) {
