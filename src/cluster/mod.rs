@@ -5,16 +5,30 @@
 //!
 //! The daemon of one host does not use it yet.
 
+mod announcing;
+mod asking;
+mod batcher;
+mod carrier;
 pub mod catalog;
+mod changing;
 pub mod coordinator;
+mod core;
 mod error;
+mod fetching;
+mod lending;
+mod listing;
 pub mod member;
 pub mod node;
 pub mod object;
+mod peers;
 pub mod rendezvous;
+mod replicating;
+mod revoking;
 pub mod settings;
 pub mod shards;
 pub mod status;
+mod viewing;
+mod watching;
 
 pub use error::ClusterError;
 pub use member::{ClusterId, Member, ProtocolRange, View};
@@ -25,3 +39,6 @@ pub use object::{
 };
 pub use settings::{ClusterConfig, Limits, Timings};
 pub use status::{ClusterStatus, Counters, LinkState, MemberStatus};
+
+#[cfg(test)]
+mod tests;

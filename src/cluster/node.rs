@@ -7,25 +7,31 @@
 //! What a caller remembers of an answer must not outlive a revocation that overtakes it: see [`Cluster::asks`].
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
-use tidefs_engine::engine::Engine;
+use tidefs_engine::engine::{Engine, EngineConfig, Messages, PeerDescriptor, open_transports};
+use tidefs_engine::link::LinkConfig;
 use tidefs_engine::memory::Region;
-use tidefs_engine::types::{ByteCount, MemberId};
+use tidefs_engine::types::{ByteCount, MemberId, PeerId};
 use tokio::runtime::Handle;
 
+use super::carrier::{Carrier, Ear};
+use super::catalog::wire::{Change, Done, FAREWELL, Message};
 use super::coordinator::Coordinator;
+use super::core::{Core, Ingredients};
 use super::error::ClusterError;
+use super::member::{Member, ProtocolRange};
 use super::object::{Copy, Facts, Found, Holder, ListedName, Medium, Stamp};
 use super::settings::ClusterConfig;
-use super::shards::KeyId;
+use super::shards::{KeyId, Shard};
 use super::status::{ClusterStatus, Counters};
 
 /// This daemon as a member. Cheap to clone; all clones are one member.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    inner: Arc<Inner>,
+    pub(super) core: Arc<Core>,
 }
 
 /// What became of a publish.
@@ -53,15 +59,9 @@ pub struct Wanted {
 /// The moment at which a name was asked for, to be compared when the answer is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskedAt {
-    shard: super::shards::Shard,
+    shard: Shard,
     count: u64,
-}
-
-#[derive(Debug)]
-struct Inner {
-    runtime: Handle,
-    holder: Weak<dyn Holder>,
-    counters: Counters,
+    may_remember: bool,
 }
 
 impl Cluster {
@@ -78,9 +78,70 @@ impl Cluster {
         coordinator: Arc<dyn Coordinator>,
         holder: Weak<dyn Holder>,
     ) -> Result<Self, ClusterError> {
-        let _ = (config, coordinator);
-        let inner = Inner { runtime, holder, counters: Counters::default() };
-        Ok(Self { inner: Arc::new(inner) })
+        let deadline = Instant::now() + config.timings.start;
+        let start = coordinator.begin(config.member, deadline).await?;
+        let me = PeerId { member: config.member, incarnation: start.incarnation };
+        let link = LinkConfig {
+            listen: config.listen.clone(),
+            cluster: start.cluster.to_string(),
+            key: config.key.clone(),
+            tls: config.tls.clone(),
+            silence_max: config.timings.silence,
+            ..LinkConfig::default()
+        };
+        let ear = Arc::new(Ear::default());
+        let messages = Arc::clone(&ear) as Arc<dyn Messages>;
+        let engine_config = EngineConfig { link, ..EngineConfig::new(me) };
+        let transports = config.transports.clone();
+        let engine = Engine::start(runtime.clone(), engine_config, messages, |parts| {
+            open_transports(&transports, parts)
+        })?;
+        let descriptor = advertised(engine.descriptor(), &config.advertise);
+        let carrier: Arc<dyn Carrier> = Arc::new(engine.clone());
+        let engine = Some(engine);
+        let cluster = start.cluster;
+        let ingredients = Ingredients { me, cluster, config, runtime, coordinator, holder, carrier, engine };
+        let core = Core::new(ingredients);
+        // Set once, here.
+        let _ = ear.0.set(Arc::downgrade(&core));
+        Self::join(core, descriptor, deadline).await
+    }
+
+    /// Registers a member that is reached as `descriptor` says, and sets it going.
+    pub(super) async fn join(
+        core: Arc<Core>,
+        descriptor: PeerDescriptor,
+        deadline: Instant,
+    ) -> Result<Self, ClusterError> {
+        let member = Member {
+            id: core.me.member,
+            incarnation: core.me.incarnation,
+            name: core.config.name.clone(),
+            engine: descriptor,
+            labels: core.config.labels.clone(),
+            capacity: core.config.capacity,
+            protocol: ProtocolRange::OURS,
+        };
+        if let Err(error) = core.coordinator.register(member, deadline).await {
+            core.close().await;
+            return Err(error.into());
+        }
+        let mut views = core.coordinator.views();
+        let is_me = |view: &super::member::View| {
+            view.member(core.me.member).is_some_and(|member| member.engine.id == core.me)
+        };
+        if let Ok(Ok(view)) = tokio::time::timeout_at(deadline.into(), views.wait_for(is_me)).await {
+            core.adopt_view(view.clone());
+        }
+        core.spawn(Arc::clone(&core).follow_views());
+        core.spawn(Arc::clone(&core).announce_for_ever());
+        core.spawn(Arc::clone(&core).tick_for_ever());
+        Ok(Self { core })
+    }
+
+    /// Runs `work` in a task of the runtime, so that it may be awaited from anywhere and goes on when it is not.
+    async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        self.core.runtime.spawn(work).await.ok()
     }
 
     /// Waits on a thread that is not the runtime's.
@@ -88,19 +149,19 @@ impl Cluster {
     /// # Panics
     /// On a thread of a runtime, as [`Handle::block_on`].
     pub fn wait<F: Future>(&self, future: F) -> F::Output {
-        self.inner.runtime.block_on(future)
+        self.core.runtime.block_on(future)
     }
 
     /// Who this member is.
     #[must_use]
     pub fn me(&self) -> MemberId {
-        MemberId(0)
+        self.core.me.member
     }
 
     /// Whether there is nobody else: names that are not here are nowhere, and nothing needs to be asked or told.
     #[must_use]
     pub fn is_alone(&self) -> bool {
-        true
+        self.core.seen().is_alone
     }
 
     /// Notes the moment before a name is asked for. What [`Cluster::find`] then says may be remembered, present or absent,
@@ -108,21 +169,22 @@ impl Cluster {
     /// [`Holder::withdraw`] and [`Holder::forget_answers`] take too: they are called after the moment has passed.
     #[must_use]
     pub fn asks(&self, path: &[u8]) -> AskedAt {
-        AskedAt { shard: KeyId::of(path).shard(), count: 0 }
+        let shard = KeyId::of(path).shard();
+        AskedAt { shard, count: self.core.revocations(shard), may_remember: self.core.may_remember() }
     }
 
     /// Whether nothing about names like this one was revoked since then.
     #[must_use]
     pub fn is_current(&self, asked: AskedAt) -> bool {
-        let _ = (asked.shard, asked.count);
-        true
+        asked.may_remember && self.core.revocations(asked.shard) == asked.count
     }
 
     /// What stands under each of these names elsewhere: one message for each member that serves one of their shards.
     /// Names that nobody can be asked for by then are [`Found::Unknown`]. Never fails.
     pub async fn find(&self, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {
-        let _ = deadline;
-        paths.iter().map(|_| Found::Absent { is_watched: true }).collect()
+        let (core, count) = (Arc::clone(&self.core), paths.len());
+        let found = self.run(async move { core.find(paths, deadline).await }).await;
+        found.unwrap_or_else(|| vec![Found::Unknown; count])
     }
 
     /// Makes what this member holds at `path` the version that everyone finds. When it resolves, the key's owners know it,
@@ -142,8 +204,10 @@ impl Cluster {
         facts: Facts,
         deadline: Instant,
     ) -> Result<Published, ClusterError> {
-        let _ = (path, facts, deadline);
-        Ok(Published { stamp: proposed, is_settled: true })
+        let core = Arc::clone(&self.core);
+        let work = async move { core.publish(path, proposed, facts, deadline).await };
+        let (stamp, is_settled) = self.run(work).await.unwrap_or(Err(ClusterError::Closed))?;
+        Ok(Published { stamp, is_settled })
     }
 
     /// Removes what stands at `path` everywhere. When it resolves nobody finds it any more, and who comes back with a copy
@@ -154,18 +218,21 @@ impl Cluster {
     /// # Cancellation
     /// It goes on.
     pub async fn remove(&self, path: Vec<u8>, deadline: Instant) -> Result<(), ClusterError> {
-        let _ = (path, deadline);
-        Ok(())
+        let core = Arc::clone(&self.core);
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let at = Stamp(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
+        let work = async move { core.remove(path, at, deadline).await };
+        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 
     /// This member has no copy of that version any more. Told in the background.
     pub fn let_go(&self, path: &[u8], stamp: Stamp) {
-        let _ = (path, stamp);
+        self.core.note(Change::LetGo { path: path.to_vec(), stamp });
     }
 
     /// This member has a copy of that version, or has it in another place now. Told in the background.
     pub fn hold(&self, path: &[u8], stamp: Stamp, medium: Medium) {
-        let _ = (path, stamp, medium);
+        self.core.note(Change::Hold { path: path.to_vec(), stamp, medium });
     }
 
     /// Reads a small object (up to [`super::catalog::wire::INLINE_MAX`] in one message) from who holds it: its bytes and
@@ -178,8 +245,9 @@ impl Cluster {
         wanted: Wanted,
         deadline: Instant,
     ) -> Result<(Vec<u8>, u64), ClusterError> {
-        let _ = deadline;
-        Err(ClusterError::NoSource { asked: wanted.copies.len(), reason: String::new() })
+        let core = Arc::clone(&self.core);
+        let work = async move { core.fetch_bytes(wanted, deadline).await };
+        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 
     /// Reads an object into the first bytes of `region` from who holds it, the best source first and others when that
@@ -195,8 +263,9 @@ impl Cluster {
         region: &Arc<Region>,
         deadline: Instant,
     ) -> Result<u64, ClusterError> {
-        let _ = (region, deadline);
-        Err(ClusterError::NoSource { asked: wanted.copies.len(), reason: String::new() })
+        let (core, region) = (Arc::clone(&self.core), Arc::clone(region));
+        let work = async move { core.fetch_into(wanted, region, deadline).await };
+        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 
     /// Up to `max` names of a directory on all members, in the order of cookies, from beyond `after` on. Members that do
@@ -208,40 +277,27 @@ impl Cluster {
         max: usize,
         deadline: Instant,
     ) -> Vec<ListedName> {
-        let _ = deadline;
-        self.inner.holder.upgrade().map_or_else(Vec::new, |holder| holder.list(&directory, after, max))
+        let core = Arc::clone(&self.core);
+        let work = async move { core.list(directory, after, max, deadline).await };
+        self.run(work).await.unwrap_or_default()
     }
 
     /// What operators are shown.
     #[must_use]
     pub fn status(&self) -> ClusterStatus {
-        ClusterStatus {
-            cluster: super::member::ClusterId(0),
-            me: self.me(),
-            incarnation: tidefs_engine::types::Incarnation(0),
-            view: 0,
-            members: Vec::new(),
-            coordinator: super::coordinator::Reachability::Reached,
-            entries: 0,
-            tombstones: 0,
-            watches: 0,
-            table_bytes: ByteCount::ZERO,
-            incomplete_shards: 0,
-            shards_to_announce: 0,
-            loans: 0,
-        }
+        self.core.status()
     }
 
     /// What was counted since the start.
     #[must_use]
     pub fn counters(&self) -> &Counters {
-        &self.inner.counters
+        &self.core.counters
     }
 
     /// The engine that carries bytes and messages.
     #[must_use]
     pub fn engine(&self) -> Option<&Engine> {
-        None
+        self.core.engine.as_ref()
     }
 
     /// Tells everyone that this member goes, and takes it out of the view. What it holds is not found any more.
@@ -249,10 +305,33 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError::Coordinator`] when the coordinator is away; the registration then ends with its lease.
     pub async fn leave(&self, deadline: Instant) -> Result<(), ClusterError> {
-        let _ = deadline;
-        Ok(())
+        let (core, others) = (Arc::clone(&self.core), self.core.others());
+        let work = async move {
+            core.coordinator.leave(deadline).await?;
+            for peer in others {
+                core.carrier.notify(peer, FAREWELL, Done {}.encode());
+            }
+            Ok(())
+        };
+        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 
     /// Ends all tasks and connections. Idempotent.
-    pub async fn close(&self) {}
+    pub async fn close(&self) {
+        let core = Arc::clone(&self.core);
+        self.run(async move { core.close().await }).await;
+    }
+}
+
+/// What is published of an engine: where it listens, or where it is said to be reached.
+fn advertised(descriptor: PeerDescriptor, advertise: &[SocketAddr]) -> PeerDescriptor {
+    if advertise.is_empty() {
+        return descriptor;
+    }
+    let port = descriptor.addresses.first().map_or(0, SocketAddr::port);
+    let with_port = |address: &SocketAddr| match address.port() {
+        0 => SocketAddr::new(address.ip(), port),
+        _ => *address,
+    };
+    PeerDescriptor { addresses: advertise.iter().map(with_port).collect(), ..descriptor }
 }

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use tidefs_engine::types::{ByteCount, Incarnation, MemberId};
+use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId};
 
 use super::coordinator::Reachability;
+use super::core::Core;
 use super::member::ClusterId;
+use super::peers::Link;
+use super::shards::{Owners, Shard};
 
 macro_rules! counters {
     ($($field:ident: $name:literal, $help:literal;)*) => {
@@ -124,4 +127,78 @@ pub struct ClusterStatus {
     pub shards_to_announce: usize,
     /// Objects that are lent now.
     pub loans: usize,
+}
+
+impl Core {
+    /// Starts of all other members that are connected.
+    pub(super) fn others(&self) -> Vec<PeerId> {
+        self.peers.lock().values().filter(|peer| peer.link == Link::Up).map(|peer| peer.id).collect()
+    }
+
+    pub(super) fn status(&self) -> ClusterStatus {
+        let (seen, now) = (self.seen(), self.now());
+        let served = |id: MemberId, is_primary: bool| {
+            let owners = Shard::all().filter_map(|shard| seen.map.owners(shard));
+            let serves = |owners: &Owners| {
+                if is_primary { owners.primary == id } else { owners.backup == Some(id) }
+            };
+            owners.filter(serves).count()
+        };
+        let mut members: Vec<MemberStatus> = seen
+            .view
+            .members()
+            .iter()
+            .map(|member| MemberStatus {
+                id: member.id,
+                incarnation: member.incarnation,
+                name: member.name.clone(),
+                labels: member.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
+                capacity: member.capacity,
+                link: LinkState::Myself,
+                is_registered: true,
+                primary_shards: served(member.id, true),
+                backup_shards: served(member.id, false),
+                copies: 0,
+                read_bytes_per_second: 0,
+            })
+            .collect();
+        let mut owner = self.owner.lock();
+        for member in &mut members {
+            member.copies = owner.copies_of(member.id);
+        }
+        let (entries, tombstones, watches, bytes, incomplete_shards) = owner.sizes();
+        drop(owner);
+        for (id, peer) in &*self.peers.lock() {
+            let Some(member) = members.iter_mut().find(|member| member.id == *id) else { continue };
+            member.link = match peer.link {
+                Link::Up if !peer.is_slow => LinkState::Up,
+                Link::Connecting(_) => LinkState::Connecting,
+                Link::Up | Link::Down(_) => {
+                    LinkState::Suspect(now.saturating_sub(peer.lost_at.unwrap_or(now)))
+                }
+            };
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a rate, which is not negative"
+            )]
+            let rate = peer.read_rate as u64;
+            member.read_bytes_per_second = rate;
+        }
+        ClusterStatus {
+            cluster: self.cluster,
+            me: self.me.member,
+            incarnation: self.me.incarnation,
+            view: seen.view.number,
+            members,
+            coordinator: self.coordinator.reachability(),
+            entries,
+            tombstones,
+            watches,
+            table_bytes: ByteCount(bytes as u64),
+            incomplete_shards,
+            shards_to_announce: self.plan.len(),
+            loans: self.loans.len(),
+        }
+    }
 }

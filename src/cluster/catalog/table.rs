@@ -6,6 +6,7 @@
 //! - Stamps of a key only grow, through removals too: what is put in order later has the larger one.
 //! - A member is in the index of a shard for exactly the keys of which the table names it.
 //! - A key has an entry or a tombstone, never both.
+//!
 //! Limits: none of its own for entries, which are bounded by what members hold: an entry without copies leaves.
 
 use std::hash::{BuildHasherDefault, Hasher};
@@ -263,7 +264,6 @@ impl Table {
 
     /// Takes note of what `slot` says that it holds, since when it was last certain to have heard of all removals
     /// (`contact`, `None` for never).
-    #[expect(clippy::too_many_arguments, reason = "all of one announcement")]
     pub fn announce(
         &mut self,
         key: KeyId,

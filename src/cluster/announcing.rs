@@ -1,0 +1,218 @@
+//! Telling who serves a shard now what this member holds of it, at a bounded rate.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidefs_engine::types::MemberId;
+use tokio::sync::Notify;
+
+use super::catalog::wire::{Change, Outcome};
+use super::core::Core;
+use super::object::{Holder, Holding, Stamp};
+use super::shards::{KeyId, Owners, Shard};
+
+/// Things that are announced together.
+const PAGE: usize = 512;
+
+/// What is still to be announced, and to whom.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// Held for a look-up.
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    shards: BTreeMap<MemberId, BTreeSet<Shard>>,
+    /// The view in which a member was told last that all was announced to it.
+    told: BTreeMap<MemberId, u64>,
+    /// Whether everything was announced once since this member was started.
+    was_done: bool,
+}
+
+impl Plan {
+    pub(super) fn add(&self, member: MemberId, shard: Shard) {
+        self.state.lock().shards.entry(member).or_default().insert(shard);
+    }
+
+    pub(super) fn add_owners(&self, owners: Owners, shard: Shard) {
+        self.add(owners.primary, shard);
+        if let Some(backup) = owners.backup {
+            self.add(backup, shard);
+        }
+    }
+
+    /// Has it looked at at once.
+    pub(super) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Shards that wait to be announced.
+    pub(super) fn len(&self) -> usize {
+        self.state.lock().shards.values().map(BTreeSet::len).sum()
+    }
+}
+
+impl Core {
+    /// Everything that `member` serves is to be announced to it again.
+    pub(super) fn plan_all_of(&self, member: MemberId) {
+        let shards: Vec<Shard> = self.seen().map.served_by(member).collect();
+        let mut state = self.plan.state.lock();
+        state.told.remove(&member);
+        state.shards.entry(member).or_default().extend(shards);
+        drop(state);
+        self.plan.wake();
+    }
+
+    /// Announces what is to be announced, for ever.
+    pub(super) async fn announce_for_ever(self: Arc<Self>) {
+        loop {
+            let tick = self.config.timings.tick;
+            let _ = tokio::time::timeout(tick, self.plan.wake.notified()).await;
+            let seen = self.seen();
+            if seen.is_alone {
+                continue;
+            }
+            let view = seen.view.number;
+            let members: Vec<MemberId> = seen.view.members().iter().map(|member| member.id).collect();
+            let (wanted, untold) = {
+                let mut state = self.plan.state.lock();
+                state.shards.retain(|member, shards| members.contains(member) && !shards.is_empty());
+                let wanted: BTreeMap<MemberId, BTreeSet<Shard>> = state
+                    .shards
+                    .iter()
+                    .filter(|(member, _)| !self.is_suspect(**member))
+                    .map(|(member, shards)| (*member, shards.clone()))
+                    .collect();
+                for member in wanted.keys() {
+                    state.shards.remove(member);
+                }
+                let is_untold = |member: &MemberId| {
+                    state.told.get(member).copied().unwrap_or(0) < view && !self.is_suspect(*member)
+                };
+                let untold: Vec<MemberId> = members.iter().copied().filter(is_untold).collect();
+                (wanted, untold)
+            };
+            if wanted.is_empty() && untold.is_empty() {
+                continue;
+            }
+            let failed = self.announce(&wanted).await;
+            if self.seen().view.number != view {
+                // Others serve some of it now: what was not told is planned again, and nobody is told that it is done.
+                let mut state = self.plan.state.lock();
+                for (member, shards) in failed {
+                    state.shards.entry(member).or_default().extend(shards);
+                }
+                continue;
+            }
+            self.finish(&members, &untold, &wanted, failed, view).await;
+        }
+    }
+
+    /// Tells members that all was announced to them.
+    async fn finish(
+        self: &Arc<Self>,
+        members: &[MemberId],
+        untold: &[MemberId],
+        wanted: &BTreeMap<MemberId, BTreeSet<Shard>>,
+        failed: BTreeMap<MemberId, BTreeSet<Shard>>,
+        view: u64,
+    ) {
+        for &member in members {
+            if failed.contains_key(&member) || !(untold.contains(&member) || wanted.contains_key(&member)) {
+                continue;
+            }
+            let told = self.change_at(member, Change::Announced { view }, self.in_background()).await;
+            if matches!(told, Ok(Outcome::Done { .. })) {
+                self.plan.state.lock().told.insert(member, view);
+                if let Some(peer) = self.peers.lock().get_mut(&member) {
+                    peer.unheard_since = None;
+                }
+            }
+        }
+        let mut state = self.plan.state.lock();
+        state.was_done |= failed.is_empty();
+        for (member, shards) in failed {
+            state.shards.entry(member).or_default().extend(shards);
+        }
+    }
+
+    /// Announces all that is held of these shards. Returns what was not told.
+    async fn announce(
+        self: &Arc<Self>,
+        wanted: &BTreeMap<MemberId, BTreeSet<Shard>>,
+    ) -> BTreeMap<MemberId, BTreeSet<Shard>> {
+        let mut failed: BTreeMap<MemberId, BTreeSet<Shard>> = BTreeMap::new();
+        let Some(holder) = self.holder.upgrade().filter(|_| !wanted.is_empty()) else { return failed };
+        let all: BTreeSet<Shard> = wanted.values().flatten().copied().collect();
+        let mut after = 0;
+        loop {
+            let (page, next) = holder.holdings(&|shard| all.contains(&shard), after, PAGE);
+            let count = page.len() as u64;
+            self.announce_page(&holder, wanted, page, &mut failed).await;
+            let Some(next) = next.filter(|&next| next != after) else { return failed };
+            after = next;
+            let rate = self.config.limits.announced_per_second.max(1);
+            tokio::time::sleep(Duration::from_micros(count * 1_000_000 / rate)).await;
+        }
+    }
+
+    async fn announce_page(
+        self: &Arc<Self>,
+        holder: &Arc<dyn Holder>,
+        wanted: &BTreeMap<MemberId, BTreeSet<Shard>>,
+        page: Vec<Holding>,
+        failed: &mut BTreeMap<MemberId, BTreeSet<Shard>>,
+    ) {
+        let deadline = self.in_background();
+        let mut under_way = Vec::new();
+        for holding in page {
+            let shard = KeyId::of(&holding.path).shard();
+            if self.publishing.lock().is_later(&holding.path, 0) {
+                // Its publish tells more than this would.
+                continue;
+            }
+            for (&member, _) in wanted.iter().filter(|(_, shards)| shards.contains(&shard)) {
+                let Holding { path, stamp, facts, medium } = holding.clone();
+                let contact_age_ms = self.contact_age_ms(member);
+                let change = Change::Announce { path: path.clone(), stamp, facts, medium, contact_age_ms };
+                let core = Arc::clone(self);
+                let told = tokio::spawn(async move { core.change_at(member, change, deadline).await });
+                under_way.push((member, shard, path, told));
+            }
+        }
+        self.counters.announced.add(under_way.len() as u64);
+        let mut refused: BTreeMap<Vec<u8>, Stamp> = BTreeMap::new();
+        for (member, shard, path, told) in under_way {
+            match told.await {
+                Ok(Ok(Outcome::Refused { through })) => {
+                    let known = refused.entry(path).or_default();
+                    *known = through.max(*known);
+                }
+                Ok(Ok(Outcome::Done { .. } | Outcome::Late { .. })) => {}
+                Ok(Ok(Outcome::Moved) | Err(_)) | Err(_) => {
+                    failed.entry(member).or_default().insert(shard);
+                }
+            }
+        }
+        self.counters.refused.add(refused.len() as u64);
+        for (path, through) in refused {
+            self.note_revocation(KeyId::of(&path).shard());
+            holder.withdraw(path, through).await;
+        }
+    }
+
+    /// How long ago this member was last certain to hear of all that `member` decides.
+    fn contact_age_ms(&self, member: MemberId) -> u64 {
+        if !self.plan.state.lock().was_done {
+            return u64::MAX;
+        }
+        let since = self.peers.lock().get(&member).and_then(|peer| peer.unheard_since);
+        since.map_or(0, |since| {
+            u64::try_from(self.now().saturating_sub(since).as_millis()).unwrap_or(u64::MAX)
+        })
+    }
+}

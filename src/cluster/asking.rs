@@ -1,0 +1,171 @@
+//! Finding names: the primary of each shard is asked, then the backup; one message for all names of a member.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidefs_engine::types::{MemberId, PeerId};
+
+use super::catalog::wire::{Answered, Answers, FIND, Find, ITEMS_MAX, MESSAGE_BYTES, Message};
+use super::core::Core;
+use super::object::Found;
+use super::shards::KeyId;
+
+/// Names that are answered under one hold of the lock.
+const SLICE: usize = 256;
+
+/// A part of a question: names of it by their place, for one member.
+type Part = (MemberId, Vec<usize>);
+
+impl Core {
+    /// Answers what a peer asks.
+    pub(super) fn answer_find(self: &Arc<Self>, asker: PeerId, find: &Find) -> Answers {
+        let mut answers = Vec::with_capacity(find.paths.len());
+        let mut surplus = Vec::new();
+        for paths in find.paths.chunks(SLICE) {
+            let mut owner = self.owner.lock();
+            answers.extend(paths.iter().map(|path| owner.find(asker, path)));
+            surplus.extend(owner.drop_surplus(SLICE));
+        }
+        let moved = answers.iter().filter(|answer| **answer == Answered::Moved).count();
+        self.counters.moved.add(moved as u64);
+        self.counters.watches_dropped.add(surplus.len() as u64);
+        for (member, revocation) in surplus {
+            drop(self.tell(member, revocation));
+        }
+        Answers { view: self.seen().view.number, answers }
+    }
+
+    pub(super) async fn find(self: &Arc<Self>, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {
+        self.counters.finds.add(paths.len() as u64);
+        if self.seen().is_alone {
+            return paths.iter().map(|_| Found::Absent { is_watched: true }).collect();
+        }
+        let paths: Arc<[Vec<u8>]> = paths.into();
+        let asked_at: Vec<u64> = paths.iter().map(|path| self.revocations(KeyId::of(path).shard())).collect();
+        let mut found: Vec<Option<Answered>> = vec![None; paths.len()];
+        let mut open: Vec<usize> = (0..paths.len()).collect();
+        for is_backup in [false, true, false] {
+            let parts = self.parts(&paths, &open, is_backup);
+            if parts.is_empty() || self.until(deadline).is_zero() {
+                continue;
+            }
+            // What the first does not answer, another one has to have time for.
+            let wait = self.until(deadline);
+            let wait = if is_backup { wait } else { wait / 2 };
+            self.ask_parts(&paths, parts, wait, &mut found).await;
+            open.retain(|&at| !is_final(found[at].as_ref()));
+            if open.is_empty() {
+                break;
+            }
+        }
+        let may_remember = self.may_remember();
+        let settled = found.into_iter().zip(paths.iter()).zip(asked_at);
+        settled
+            .map(|((answer, path), asked_at)| {
+                let is_current = || self.revocations(KeyId::of(path).shard()) == asked_at;
+                match answer {
+                    Some(Answered::Present { stamp, facts, copies }) => {
+                        Found::Present { stamp, facts, copies }
+                    }
+                    Some(Answered::Absent { is_watched }) => {
+                        Found::Absent { is_watched: is_watched && may_remember && is_current() }
+                    }
+                    Some(Answered::Moved | Answered::Incomplete) | None => {
+                        self.counters.unknown.increment();
+                        Found::Unknown
+                    }
+                }
+            })
+            .collect()
+    }
+
+    /// Which member is asked for which of the names in `open`.
+    fn parts(&self, paths: &[Vec<u8>], open: &[usize], is_backup: bool) -> Vec<Part> {
+        let seen = self.seen();
+        let mut parts: BTreeMap<MemberId, Vec<usize>> = BTreeMap::new();
+        for &at in open {
+            let Some(owners) = seen.map.owners(KeyId::of(&paths[at]).shard()) else { continue };
+            let member = if is_backup { owners.backup } else { Some(owners.primary) };
+            if let Some(member) = member {
+                parts.entry(member).or_default().push(at);
+            }
+        }
+        parts.retain(|&member, _| !self.is_suspect(member));
+        let mut cut = Vec::with_capacity(parts.len());
+        for (member, places) in parts {
+            let (mut part, mut bytes) = (Vec::new(), 0);
+            for at in places {
+                bytes += paths[at].len() + 4;
+                if part.len() == ITEMS_MAX || (bytes > MESSAGE_BYTES && !part.is_empty()) {
+                    cut.push((member, std::mem::take(&mut part)));
+                    bytes = paths[at].len() + 4;
+                }
+                part.push(at);
+            }
+            cut.push((member, part));
+        }
+        cut
+    }
+
+    /// Asks all members at once, and takes what comes in time.
+    async fn ask_parts(
+        self: &Arc<Self>,
+        paths: &Arc<[Vec<u8>]>,
+        parts: Vec<Part>,
+        wait: Duration,
+        found: &mut [Option<Answered>],
+    ) {
+        let deadline = self.within(wait);
+        let view = self.seen().view.number;
+        let mut asked = tokio::task::JoinSet::new();
+        for (member, places) in parts {
+            let find = Find { view, paths: places.iter().map(|&at| paths[at].clone()).collect() };
+            if member == self.me.member {
+                let answers = self.answer_find(self.me, &find);
+                note(found, &places, answers);
+                continue;
+            }
+            self.counters.find_messages.increment();
+            let core = Arc::clone(self);
+            asked.spawn_on(
+                async move {
+                    let result = core.call(member, FIND, find.encode(), deadline).await;
+                    let answers = result.ok().and_then(|body| match Answers::decode(&body) {
+                        Ok(answers) => Some(answers),
+                        Err(error) => {
+                            tracing::warn!(member = member.0, %error, "an answer is refused");
+                            None
+                        }
+                    });
+                    (places, answers)
+                },
+                &self.runtime,
+            );
+        }
+        while let Some(ended) = asked.join_next().await {
+            if let Ok((places, Some(answers))) = ended {
+                note(found, &places, answers);
+            }
+        }
+    }
+
+    /// The latest start of a member.
+    pub(super) fn peer_id(&self, member: MemberId) -> Option<PeerId> {
+        self.peers.lock().get(&member).map(|peer| peer.id)
+    }
+}
+
+fn is_final(answer: Option<&Answered>) -> bool {
+    matches!(answer, Some(Answered::Absent { .. } | Answered::Present { .. }))
+}
+
+fn note(found: &mut [Option<Answered>], places: &[usize], answers: Answers) {
+    if answers.answers.len() != places.len() {
+        return;
+    }
+    for (&at, answer) in places.iter().zip(answers.answers) {
+        // A primary that does not know everything yet is less than a backup that says "absent", which is not remembered.
+        found[at] = Some(answer);
+    }
+}

@@ -1,0 +1,182 @@
+//! Gathers what is sent to one member, so that many callers share messages.
+//!
+//! A message leaves as soon as there is something to send, and no more than [`UNDER_WAY`] at a time: what comes while they
+//! are under way shares the next one. Messages leave in the order in which their items came.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+
+use parking_lot::Mutex;
+use tidefs_engine::types::BoxFuture;
+use tokio::sync::{Notify, Semaphore, oneshot};
+
+use super::catalog::wire::MESSAGE_BYTES;
+
+/// Messages that are under way to one member at once.
+const UNDER_WAY: usize = 8;
+/// Items in one message.
+const ITEMS_MAX: usize = 1024;
+
+/// Something that is sent.
+pub(super) trait Item: Send + 'static {
+    /// About how many bytes it takes in a message.
+    fn weight(&self) -> usize;
+}
+
+struct Queued<T, R> {
+    item: T,
+    done: oneshot::Sender<R>,
+}
+
+/// Items on their way to one member, and who waits for what becomes of them.
+pub(super) struct Batcher<T, R> {
+    /// Held for a push and for a cut.
+    queue: Mutex<VecDeque<Queued<T, R>>>,
+    wake: Notify,
+    limit: usize,
+}
+
+impl<T, R> fmt::Debug for Batcher<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batcher").field("queued", &self.queue.lock().len()).finish_non_exhaustive()
+    }
+}
+
+/// What sends a message: an answer for each item in their order, or none when nothing came back.
+pub(super) type Sender<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Option<Vec<R>>> + Send + Sync>;
+
+impl<T: Item, R: Send + 'static> Batcher<T, R> {
+    pub(super) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { queue: Mutex::default(), wake: Notify::new(), limit })
+    }
+
+    /// Queues `item`. What becomes of it comes over the channel, which ends without when it was not sent or not answered.
+    /// `None`, and nothing queued, when the queue is full.
+    pub(super) fn push(&self, item: T) -> Option<oneshot::Receiver<R>> {
+        let (done, receiver) = oneshot::channel();
+        {
+            let mut queue = self.queue.lock();
+            if queue.len() >= self.limit {
+                return None;
+            }
+            queue.push_back(Queued { item, done });
+        }
+        self.wake.notify_one();
+        Some(receiver)
+    }
+
+    fn cut(&self) -> Vec<Queued<T, R>> {
+        let mut queue = self.queue.lock();
+        let (mut count, mut bytes) = (0, 0);
+        for queued in queue.iter().take(ITEMS_MAX) {
+            bytes += queued.item.weight();
+            if count > 0 && bytes > MESSAGE_BYTES {
+                break;
+            }
+            count += 1;
+        }
+        queue.drain(..count).collect()
+    }
+
+    /// Sends what is queued, for ever.
+    pub(super) async fn run(self: Arc<Self>, send: Sender<T, R>) {
+        let permits = Arc::new(Semaphore::new(UNDER_WAY));
+        loop {
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+            let cut = loop {
+                let cut = self.cut();
+                if !cut.is_empty() {
+                    break cut;
+                }
+                self.wake.notified().await;
+            };
+            let (items, waiting): (Vec<T>, Vec<_>) =
+                cut.into_iter().map(|queued| (queued.item, queued.done)).unzip();
+            let mut under_way = send(items);
+            let tell = move |answers: Option<Vec<R>>| {
+                for (done, answer) in waiting.into_iter().zip(answers.into_iter().flatten()) {
+                    // Who has given up does not listen.
+                    let _ = done.send(answer);
+                }
+            };
+            // Polled here once, so that messages leave in order.
+            match poll_fn(|context| Poll::Ready(under_way.as_mut().poll(context))).await {
+                Poll::Ready(answers) => tell(answers),
+                Poll::Pending => {
+                    tokio::spawn(async move {
+                        tell(under_way.await);
+                        drop(permit);
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Item for usize {
+        fn weight(&self) -> usize {
+            *self
+        }
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn what_comes_while_messages_are_under_way_shares_the_next_one() {
+        runtime().block_on(async {
+            let batcher = Batcher::<usize, usize>::new(10_000);
+            let messages = Arc::new(Mutex::new(Vec::new()));
+            let gate = Arc::new(Semaphore::new(0));
+            let (seen, opens) = (Arc::clone(&messages), Arc::clone(&gate));
+            tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
+                seen.lock().push(items.clone());
+                let opens = Arc::clone(&opens);
+                Box::pin(async move {
+                    let _permit = opens.acquire().await;
+                    Some(items.iter().map(|item| item * 2).collect())
+                })
+            })));
+            let mut answers = Vec::new();
+            for item in 0..UNDER_WAY {
+                answers.push(batcher.push(item).unwrap());
+                while messages.lock().len() <= item {
+                    tokio::task::yield_now().await;
+                }
+            }
+            answers.extend((100..200).map(|item| batcher.push(item).unwrap()));
+            gate.add_permits(1000);
+            for (answer, item) in answers.into_iter().zip((0..UNDER_WAY).chain(100..200)) {
+                assert_eq!(answer.await, Ok(item * 2));
+            }
+            let messages = messages.lock();
+            assert_eq!(messages.len(), UNDER_WAY + 1);
+            assert_eq!(messages.concat(), (0..UNDER_WAY).chain(100..200).collect::<Vec<_>>());
+        });
+    }
+
+    #[test]
+    fn a_full_queue_takes_nothing_and_a_lost_message_ends_its_waiters() {
+        runtime().block_on(async {
+            let batcher = Batcher::<usize, usize>::new(2);
+            let (first, second) = (batcher.push(MESSAGE_BYTES).unwrap(), batcher.push(1).unwrap());
+            assert!(batcher.push(3).is_none());
+            let lengths = Arc::new(Mutex::new(Vec::new()));
+            let seen = Arc::clone(&lengths);
+            tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
+                seen.lock().push(items.len());
+                Box::pin(async { None })
+            })));
+            assert!(first.await.is_err() && second.await.is_err());
+            assert_eq!(*lengths.lock(), [1, 1], "a heavy item travels alone");
+        });
+    }
+}

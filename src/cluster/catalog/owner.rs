@@ -1,0 +1,382 @@
+//! What a member answers and decides for the shards that it serves. Neither I/O nor a clock: what others have to be told is
+//! returned.
+//!
+//! Invariants
+//! - The order of the versions of a key is decided by the shard's primary; by the backup only while it holds the primary
+//!   for lost. What it decided alone it owes the primary.
+//! - "Absent" is to be remembered by the asker only when the primary says it, after it has learned all there is to know,
+//!   and the asker is then told when that changes.
+//! - A primary that may have been passed over answers nothing until it has caught up.
+
+mod learning;
+mod members;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidefs_engine::types::{MemberId, PeerId};
+
+use super::entry::{Entry, Slot};
+use super::slots::Slots;
+use super::table::{Put, Table};
+use super::tombstones::Tombstones;
+use super::watches::Watches;
+use super::wire::{Answered, Change, Outcome, Revocation};
+use crate::cluster::object::{Copy, Facts, Stamp};
+use crate::cluster::shards::{KeyId, SHARDS, Shard, ShardMap};
+
+/// What this member is to a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It decides.
+    Primary,
+    /// It decides, since the primary is lost.
+    Acting,
+    /// It knows the same and decides nothing.
+    Backup,
+    /// It may have been passed over, and has to catch up first.
+    Behind,
+    /// Others serve it.
+    None,
+}
+
+/// What a change did, and who has to know.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Effects {
+    /// What became of it.
+    pub outcome: Outcome,
+    /// What members have to be told, this one too.
+    pub tell: Vec<(MemberId, Revocation)>,
+    /// The other owner, which has to know the key's new state; with the version of which the last copy went, if one did.
+    pub replicate: Option<(MemberId, KeyId, Stamp)>,
+    /// Whether bytes of another host's version were replaced by different ones.
+    pub is_conflict: bool,
+    /// Whether it was what another host had published already.
+    pub is_collapsed: bool,
+}
+
+impl Effects {
+    fn only(outcome: Outcome) -> Self {
+        Self { outcome, tell: Vec::new(), replicate: None, is_conflict: false, is_collapsed: false }
+    }
+}
+
+/// What another owner's word did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Learned {
+    /// What members have to be told.
+    pub tell: Vec<(MemberId, Revocation)>,
+    /// Keys of which this member knows something later.
+    pub ours_later: Vec<KeyId>,
+}
+
+/// The catalog that this member serves.
+#[derive(Debug)]
+pub struct Owner {
+    me: MemberId,
+    map: Arc<ShardMap>,
+    pub(super) table: Table,
+    watches: Watches,
+    slots: Slots,
+    /// Shards of which it may not know everything.
+    incomplete: Box<[bool]>,
+    /// Who has still to announce what it holds.
+    awaited: BTreeSet<MemberId>,
+    /// From which view on.
+    awaited_view: u64,
+    /// The latest view under which each member has announced all.
+    announced: BTreeMap<MemberId, u64>,
+    suspects: BTreeSet<MemberId>,
+    /// Backups that may have decided without this member.
+    behind: BTreeSet<MemberId>,
+    /// The last publish of each start of a member that was put in order.
+    seen: BTreeMap<PeerId, u64>,
+    /// When each member was lost last.
+    contacts: BTreeMap<MemberId, Duration>,
+    /// Members that have announced all that they hold in their latest start.
+    settled: BTreeSet<MemberId>,
+}
+
+impl Owner {
+    /// A catalog that serves nothing yet.
+    #[must_use]
+    pub fn new(me: MemberId, tombstones: Tombstones, watches: Watches) -> Self {
+        Self {
+            me,
+            map: Arc::new(ShardMap::new(&crate::cluster::member::View::default())),
+            table: Table::new(tombstones),
+            watches,
+            slots: Slots::default(),
+            incomplete: vec![false; usize::from(SHARDS)].into(),
+            awaited: BTreeSet::new(),
+            awaited_view: 0,
+            announced: BTreeMap::new(),
+            suspects: BTreeSet::new(),
+            behind: BTreeSet::new(),
+            seen: BTreeMap::new(),
+            contacts: BTreeMap::new(),
+            settled: BTreeSet::new(),
+        }
+    }
+
+    /// What it is to `shard`.
+    #[must_use]
+    pub fn role(&self, shard: Shard) -> Role {
+        let Some(owners) = self.map.owners(shard) else { return Role::None };
+        if owners.primary == self.me {
+            let is_behind = owners.backup.is_some_and(|backup| self.behind.contains(&backup));
+            if is_behind { Role::Behind } else { Role::Primary }
+        } else if owners.backup == Some(self.me) {
+            if self.suspects.contains(&owners.primary) { Role::Acting } else { Role::Backup }
+        } else {
+            Role::None
+        }
+    }
+
+    fn other_owner(&self, shard: Shard) -> Option<MemberId> {
+        let owners = self.map.owners(shard)?;
+        if owners.primary == self.me { owners.backup } else { Some(owners.primary) }
+    }
+
+    fn copies(&self, entry: &Entry) -> Vec<Copy> {
+        let of_entry = entry
+            .copies
+            .iter()
+            .filter_map(|(slot, medium)| Some(Copy { member: self.slots.peer(slot)?.member, medium }));
+        let mut copies: Vec<Copy> = of_entry.collect();
+        copies.sort_by_key(|copy| (self.suspects.contains(&copy.member), copy.medium));
+        // Two starts of one member may be named for a while.
+        let mut named = BTreeSet::new();
+        copies.retain(|copy| named.insert(copy.member));
+        copies
+    }
+
+    /// What stands under `path`, for `asker`, which watches it from then on.
+    pub fn find(&mut self, asker: PeerId, path: &[u8]) -> Answered {
+        let key = KeyId::of(path);
+        let role = self.role(key.shard());
+        match role {
+            Role::None => return Answered::Moved,
+            Role::Behind => return Answered::Incomplete,
+            Role::Primary | Role::Acting | Role::Backup => {}
+        }
+        let answer = match self.table.get(key) {
+            Some(entry) => {
+                let facts = entry.facts();
+                let is_file = matches!(facts, Facts::File(_));
+                let copies = if is_file { self.copies(entry) } else { Vec::new() };
+                let stamp = if is_file { entry.stamp() } else { Stamp(0) };
+                Answered::Present { stamp, facts, copies }
+            }
+            None if self.incomplete[usize::from(key.shard().number())] => return Answered::Incomplete,
+            None if role != Role::Primary => return Answered::Absent { is_watched: false },
+            None => Answered::Absent { is_watched: true },
+        };
+        match self.slots.of(asker) {
+            Some(slot) => self.watches.add(key, path, slot),
+            None if matches!(answer, Answered::Absent { .. }) => {
+                return Answered::Absent { is_watched: false };
+            }
+            None => {}
+        }
+        answer
+    }
+
+    /// What is told to who watches `key` or holds a copy of what it stood for: that nothing through `through` is valid any
+    /// more, or, when that is zero, that it stands for something.
+    fn revoke(
+        &mut self,
+        key: KeyId,
+        path: Option<&[u8]>,
+        through: Stamp,
+        holders: &[Slot],
+        but: Option<Slot>,
+    ) -> Vec<(MemberId, Revocation)> {
+        let watched = self.watches.take(key);
+        let path = path.or(watched.as_ref().map(|watched| &*watched.path));
+        let mut slots: Vec<Slot> = holders.to_vec();
+        slots.extend(watched.iter().flat_map(|watched| &watched.watchers));
+        slots.sort_unstable();
+        slots.dedup();
+        let mut tell = Vec::with_capacity(slots.len());
+        for slot in slots.into_iter().filter(|&slot| Some(slot) != but) {
+            let Some(peer) = self.slots.peer(slot) else { continue };
+            let revocation = match path {
+                Some(path) if through == Stamp(0) => Revocation::Appeared { path: path.to_vec() },
+                Some(path) => {
+                    let seen = self.seen.get(&peer).copied().unwrap_or(0);
+                    Revocation::Withdraw { path: path.to_vec(), through, seen }
+                }
+                // Only the key is known: it announces everything, and is told then.
+                None => Revocation::AnnounceAgain,
+            };
+            tell.push((peer.member, revocation));
+        }
+        tell
+    }
+
+    /// Does what `from` asks for, which was last in touch at `contact`.
+    pub fn change(&mut self, from: PeerId, change: &Change, now: Duration) -> Effects {
+        let Some(path) = change.path() else {
+            if let Change::Announced { view } = change {
+                self.announced(from, *view);
+            }
+            return Effects::only(Outcome::Done { stamp: Stamp(0) });
+        };
+        let key = KeyId::of(path);
+        let role = self.role(key.shard());
+        let is_announcement = matches!(change, Change::Announce { .. });
+        let may = match role {
+            Role::Primary | Role::Acting => true,
+            Role::Backup | Role::Behind => is_announcement,
+            Role::None => false,
+        };
+        let Some(slot) = self.slots.of(from).filter(|_| may) else { return Effects::only(Outcome::Moved) };
+        let mut effects = match change {
+            Change::Publish { number, proposed, facts, .. } => {
+                let seen = self.seen.entry(from).or_default();
+                *seen = (*seen).max(*number);
+                let put = self.table.publish(key, slot, *proposed, *facts);
+                self.put_effects(key, path, slot, put)
+            }
+            Change::Announce { stamp, facts, medium, contact_age_ms, .. } => {
+                let claimed = now.checked_sub(Duration::from_millis(*contact_age_ms));
+                let contact = claimed.max(self.contacts.get(&from.member).copied());
+                let put = self.table.announce(key, slot, *stamp, *facts, *medium, contact);
+                self.put_effects(key, path, slot, put)
+            }
+            Change::Remove { at, .. } => {
+                let removal = self.table.remove(key, slot, *at, now);
+                let tell = self.revoke(key, Some(path), removal.through, &removal.holders, Some(slot));
+                Effects { tell, ..Effects::only(Outcome::Done { stamp: removal.through }) }
+            }
+            Change::Hold { stamp, medium, .. } => {
+                if !self.table.hold(key, slot, *stamp, *medium) {
+                    // It holds what is not valid, or what nobody knows of: it is told by its next announcement.
+                    return Effects::only(Outcome::Done { stamp: *stamp });
+                }
+                Effects::only(Outcome::Done { stamp: *stamp })
+            }
+            Change::LetGo { stamp, .. } => match self.table.let_go(key, slot, *stamp) {
+                None => return Effects::only(Outcome::Done { stamp: *stamp }),
+                Some(None) => Effects::only(Outcome::Done { stamp: *stamp }),
+                Some(Some(last)) => {
+                    let tell = self.revoke(key, Some(path), last, &[], Some(slot));
+                    Effects { tell, ..Effects::only(Outcome::Done { stamp: last }) }
+                }
+            },
+            Change::Announced { .. } => return Effects::only(Outcome::Done { stamp: Stamp(0) }),
+        };
+        if !is_announcement {
+            let Outcome::Done { stamp } = effects.outcome else { return effects };
+            effects.replicate = self.other_owner(key.shard()).map(|other| (other, key, stamp));
+        }
+        effects
+    }
+
+    fn put_effects(&mut self, key: KeyId, path: &[u8], slot: Slot, put: Put) -> Effects {
+        match put {
+            Put::Collapsed { stamp } => {
+                Effects { is_collapsed: true, ..Effects::only(Outcome::Done { stamp }) }
+            }
+            Put::Appeared { stamp } => {
+                let tell = self.revoke(key, Some(path), Stamp(0), &[], Some(slot));
+                Effects { tell, ..Effects::only(Outcome::Done { stamp }) }
+            }
+            Put::Replaced { stamp, through, holders } => {
+                let tell = self.revoke(key, Some(path), through, &holders, Some(slot));
+                let is_conflict = !holders.is_empty();
+                Effects { tell, is_conflict, ..Effects::only(Outcome::Done { stamp }) }
+            }
+            Put::Refused { through } => Effects::only(Outcome::Refused { through }),
+        }
+    }
+
+    /// Names that are watched beyond the limit, at most `max` of them: what who watches them is told.
+    pub fn drop_surplus(&mut self, max: usize) -> Vec<(MemberId, Revocation)> {
+        let mut tell = Vec::new();
+        for _ in 0..max {
+            let Some((key, watched)) = self.watches.take_surplus() else { break };
+            let entry = self.table.get(key);
+            let through = entry.map_or(Stamp(0), Entry::stamp);
+            let outsiders: Vec<Slot> = watched
+                .watchers
+                .iter()
+                .copied()
+                .filter(|&slot| entry.is_none_or(|entry| !entry.copies.contains(slot)))
+                .collect();
+            // They are put back for the telling alone, which takes them.
+            for &slot in &outsiders {
+                self.watches.add(key, &watched.path, slot);
+            }
+            tell.extend(self.revoke(key, Some(&watched.path), through, &[], None));
+        }
+        tell
+    }
+
+    /// Forgets the copies of a start of a member in one shard. Returns what is told, and how many copies there were.
+    pub fn drop_copies(&mut self, shard: Shard, slot: Slot) -> (Vec<(MemberId, Revocation)>, usize) {
+        let (gone, count) = self.table.drop_copies(shard, slot);
+        let mut tell = Vec::new();
+        for (key, through) in gone {
+            tell.extend(self.revoke(key, None, through, &[], Some(slot)));
+        }
+        (tell, count)
+    }
+
+    /// The number of a start of a member, to drop what it held.
+    #[must_use]
+    pub fn slot_of(&self, peer: PeerId) -> Option<Slot> {
+        self.slots.find(peer)
+    }
+
+    /// Nothing names that number any more.
+    pub fn free_slot(&mut self, slot: Slot) {
+        if let Some(peer) = self.slots.peer(slot) {
+            self.seen.remove(&peer);
+        }
+        self.slots.free(slot);
+    }
+
+    /// A member was met.
+    pub fn meet(&mut self, peer: PeerId) {
+        self.slots.of(peer);
+    }
+
+    /// Keys of a shard with an entry or a tombstone. The latter cost a look at all of them.
+    #[must_use]
+    pub fn keys(&self, shards: &[Shard]) -> Vec<KeyId> {
+        let mut keys: Vec<KeyId> = shards.iter().flat_map(|&shard| self.table.keys(shard)).collect();
+        let removed = self.table.tombstones().iter().map(|(key, ..)| key);
+        let wanted: BTreeSet<Shard> = shards.iter().copied().collect();
+        keys.extend(removed.filter(|key| wanted.contains(&key.shard())));
+        keys
+    }
+
+    /// Forgets old removals.
+    pub fn expire(&mut self, now: Duration) {
+        self.table.tombstones_mut().expire(now);
+    }
+
+    /// Age of the youngest removal that was forgotten.
+    #[must_use]
+    pub fn horizon_age_ms(&self, now: Duration) -> Option<u64> {
+        let horizon = self.table.tombstones().horizon()?;
+        Some(u64::try_from(now.saturating_sub(horizon).as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Keys, tombstones, watched names, bytes, incomplete shards.
+    #[must_use]
+    pub fn sizes(&self) -> (usize, usize, usize, usize, usize) {
+        let incomplete =
+            Shard::all().filter(|&shard| self.role(shard) != Role::None && self.is_incomplete(shard)).count();
+        let bytes = self.table.bytes() + self.watches.bytes();
+        (self.table.len(), self.table.tombstones().len(), self.watches.len(), bytes, incomplete)
+    }
+
+    /// Copies that it names `member` for.
+    pub fn copies_of(&mut self, member: MemberId) -> usize {
+        self.slots.of_member(member).map_or(0, |slot| self.table.copies_of(slot))
+    }
+}

@@ -1,0 +1,74 @@
+//! What the two owners of a shard tell each other.
+
+use std::time::Duration;
+
+use tidefs_engine::types::MemberId;
+
+use super::super::entry::Entry;
+use super::super::table::{Adopted, State};
+use super::super::wire::{Known, Replicate, Revocation};
+use super::{Learned, Owner, Role};
+use crate::cluster::object::{Copy, Stamp};
+use crate::cluster::shards::{KeyId, Shard};
+
+impl Owner {
+    /// What the other owner of its shard is to be told of a key now.
+    #[must_use]
+    pub fn known(&self, key: KeyId, gone: Stamp, now: Duration) -> Known {
+        match self.table.state(key, gone) {
+            State::Gone(stamp) => Known::Gone { stamp },
+            State::Removed(stamp, at) => {
+                let age = now.saturating_sub(at).as_millis();
+                Known::Removed { stamp, age_ms: u64::try_from(age).unwrap_or(u64::MAX) }
+            }
+            State::Present(entry) => {
+                Known::Present { stamp: entry.stamp(), facts: entry.facts(), copies: self.copies(&entry) }
+            }
+        }
+    }
+
+    /// Takes the word of `from`, another owner of the same shards.
+    pub fn learn(&mut self, from: MemberId, word: &Replicate, now: Duration) -> Learned {
+        let mut learned = Learned::default();
+        for (key, known) in &word.keys {
+            let key = KeyId(*key);
+            let Some(owners) = self.map.owners(key.shard()) else { continue };
+            if self.role(key.shard()) == Role::None {
+                continue;
+            }
+            let state = match known {
+                Known::Gone { stamp } => State::Gone(*stamp),
+                Known::Removed { stamp, age_ms } => {
+                    State::Removed(*stamp, now.saturating_sub(Duration::from_millis(*age_ms)))
+                }
+                Known::Present { stamp, facts, copies } => {
+                    let mut entry = Entry::new(*stamp, *facts);
+                    for Copy { member, medium } in copies {
+                        if let Some(slot) = self.slots.of_member(*member) {
+                            entry.copies.put(slot, *medium);
+                        }
+                    }
+                    if entry.copies.is_empty() { State::Gone(*stamp) } else { State::Present(entry) }
+                }
+            };
+            let is_decided = word.is_decided && owners.primary == from;
+            let Adopted { changed, losers, is_ours_later } = self.table.adopt(key, state, is_decided, now);
+            if let Some(through) = changed {
+                learned.tell.extend(self.revoke(key, None, through, &losers, None));
+            } else if !losers.is_empty() {
+                let members = losers.iter().filter_map(|&slot| self.slots.peer(slot));
+                learned.tell.extend(members.map(|peer| (peer.member, Revocation::AnnounceAgain)));
+            }
+            if is_ours_later {
+                learned.ours_later.push(key);
+            }
+        }
+        for shard in word.complete.iter().filter_map(|&number| Shard::with_number(number)) {
+            self.incomplete[usize::from(shard.number())] = false;
+        }
+        if let Some(age) = word.horizon_age_ms {
+            self.table.tombstones_mut().raise_horizon(now.saturating_sub(Duration::from_millis(age)));
+        }
+        learned
+    }
+}

@@ -1,0 +1,111 @@
+//! Who serves what, who is lost, and of whom this owner still has to learn what there is.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidefs_engine::types::{MemberId, PeerId};
+
+use super::super::entry::Slot;
+use super::Owner;
+use crate::cluster::shards::{Shard, ShardMap};
+
+impl Owner {
+    /// Who serves what from now on. Shards in `gained` are new to this member: it learns what there is from `awaited`, and
+    /// from whoever served them. What it serves no more is forgotten by [`Self::forget_shards`].
+    pub fn set_map(&mut self, map: Arc<ShardMap>, gained: &[Shard], awaited: BTreeSet<MemberId>) {
+        if !gained.is_empty() {
+            self.awaited_view = map.view;
+            self.awaited = awaited;
+            // Who heard of the view earlier may have told all before this member asked.
+            let announced = &self.announced;
+            self.awaited.retain(|member| announced.get(member).is_none_or(|&view| view < map.view));
+        }
+        for shard in gained {
+            self.incomplete[usize::from(shard.number())] = true;
+        }
+        self.map = map;
+        self.check_awaited();
+    }
+
+    /// `member` has announced all that it holds, under that view.
+    pub(super) fn announced(&mut self, from: PeerId, view: u64) {
+        self.announced.insert(from.member, view);
+        if view >= self.awaited_view {
+            self.awaited.remove(&from.member);
+            self.check_awaited();
+        }
+        if !self.slots.earlier(from).is_empty() {
+            self.settled.insert(from.member);
+        }
+    }
+
+    /// Numbers of earlier starts of members of which the latest has announced what it holds.
+    pub fn take_settled_starts(&mut self) -> Vec<Slot> {
+        let settled = std::mem::take(&mut self.settled);
+        let latest = settled.into_iter().filter_map(|member| {
+            let slot = self.slots.of_member(member)?;
+            self.slots.peer(slot)
+        });
+        let latest: Vec<PeerId> = latest.collect();
+        latest.into_iter().flat_map(|peer| self.slots.earlier(peer)).collect()
+    }
+
+    /// `member` was lost at `now`.
+    pub fn note_contact(&mut self, member: MemberId, now: Duration) {
+        self.contacts.insert(member, now);
+    }
+
+    fn check_awaited(&mut self) {
+        if self.awaited.is_empty() {
+            self.incomplete.fill(false);
+        }
+    }
+
+    /// `member` is not waited for any more.
+    pub fn give_up_on(&mut self, member: MemberId) {
+        if self.awaited.remove(&member) {
+            self.check_awaited();
+        }
+    }
+
+    /// Shards that others serve now.
+    pub fn forget_shards(&mut self, is_kept: impl Fn(Shard) -> bool) {
+        for shard in Shard::all().filter(|&shard| !is_kept(shard)) {
+            self.table.forget_shard(shard);
+            self.incomplete[usize::from(shard.number())] = false;
+        }
+        self.table.tombstones_mut().retain(|key| is_kept(key.shard()));
+        self.watches.retain(|key| is_kept(key.shard()));
+    }
+
+    /// Whether `member` is held for lost.
+    pub fn set_suspect(&mut self, member: MemberId, is_suspect: bool) {
+        if is_suspect {
+            self.suspects.insert(member);
+        } else {
+            self.suspects.remove(&member);
+        }
+    }
+
+    /// Whether that backup may have decided without this member.
+    pub fn set_behind(&mut self, backup: MemberId, is_behind: bool) {
+        if is_behind {
+            self.behind.insert(backup);
+        } else {
+            self.behind.remove(&backup);
+        }
+    }
+
+    /// Who serves what, as this catalog goes by.
+    #[must_use]
+    pub fn map(&self) -> &Arc<ShardMap> {
+        &self.map
+    }
+
+    /// Whether it may not know everything of that shard.
+    #[must_use]
+    pub fn is_incomplete(&self, shard: Shard) -> bool {
+        self.incomplete[usize::from(shard.number())]
+    }
+}

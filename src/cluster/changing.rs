@@ -1,0 +1,342 @@
+//! Changes of the catalog: sent to who decides, put in order there, and answered when everyone who had to know does.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidefs_engine::engine::Answer;
+use tidefs_engine::types::{MemberId, PeerId};
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout_at;
+
+use super::batcher::Item;
+use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results};
+use super::core::Core;
+use super::error::ClusterError;
+use super::object::Stamp;
+use super::peers::Dirty;
+use super::shards::KeyId;
+
+/// Changes that are put in order under one hold of the lock.
+const SLICE: usize = 128;
+/// Pause before who decides is asked again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// What a change waits for before it is settled.
+#[derive(Debug)]
+pub(super) enum Wait {
+    /// A member's answer; that the channel ends without one means that the member is owed it.
+    Told(oneshot::Receiver<()>),
+    /// That others have forgotten what was answered before this member answered.
+    Takeover(watch::Receiver<bool>),
+}
+
+impl Wait {
+    async fn over(self) {
+        match self {
+            Self::Told(receiver) => drop(receiver.await),
+            Self::Takeover(mut receiver) => drop(receiver.wait_for(|is_over| *is_over).await),
+        }
+    }
+}
+
+/// A change on its way to who decides.
+#[derive(Debug)]
+pub(super) struct Sent {
+    change: Change,
+    /// How long somebody waits for it.
+    deadline: Instant,
+}
+
+impl Item for Sent {
+    fn weight(&self) -> usize {
+        64 + self.change.path().map_or(0, <[u8]>::len)
+    }
+}
+
+/// Publishes of this member that are under way.
+#[derive(Debug, Default)]
+pub(super) struct Publishing {
+    last: u64,
+    /// For each name how many, and the number of the last of them; the largest while it has none.
+    paths: HashMap<Vec<u8>, (usize, u64)>,
+}
+
+impl Publishing {
+    fn begin(&mut self, path: &[u8]) {
+        let (count, number) = self.paths.entry(path.to_vec()).or_default();
+        *count += 1;
+        *number = u64::MAX;
+    }
+
+    fn end(&mut self, path: &[u8]) {
+        let Some((count, _)) = self.paths.get_mut(path) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.paths.remove(path);
+        }
+    }
+
+    fn give_number(&mut self, change: &mut Change) {
+        if let Change::Publish { number, path, .. } = change {
+            self.last += 1;
+            *number = self.last;
+            if let Some((_, number)) = self.paths.get_mut(path) {
+                *number = self.last;
+            }
+        }
+    }
+
+    /// Whether something is being published there that comes, in order, after the publish with number `seen`.
+    pub(super) fn is_later(&self, path: &[u8], seen: u64) -> bool {
+        self.paths.get(path).is_some_and(|(_, number)| *number > seen)
+    }
+}
+
+/// A change that was put in order.
+#[derive(Debug)]
+pub(super) struct Applied {
+    outcome: Outcome,
+    waits: Vec<Wait>,
+}
+
+impl Core {
+    /// Waits until all is settled, but not beyond `deadline`.
+    pub(super) async fn settle(waits: Vec<Wait>, deadline: Instant) -> bool {
+        for wait in waits {
+            if timeout_at(deadline.into(), wait.over()).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Puts changes in order, as far as this member decides, and begins to tell who has to know.
+    pub(super) fn apply(self: &Arc<Self>, from: PeerId, changes: &[Change]) -> Vec<Applied> {
+        let now = self.now();
+        let mut applied = Vec::with_capacity(changes.len());
+        for changes in changes.chunks(SLICE) {
+            let mut owner = self.owner.lock();
+            for change in changes {
+                let effects = owner.change(from, change, now);
+                let shard = change.path().map(|path| KeyId::of(path).shard());
+                let mut waits: Vec<Wait> = Vec::new();
+                for (member, revocation) in effects.tell {
+                    waits.extend(self.tell(member, revocation).map(Wait::Told));
+                }
+                if let Some((other, key, gone)) = effects.replicate {
+                    waits.extend(self.replicate(other, Dirty { key, gone }).map(Wait::Told));
+                }
+                if effects.outcome == Outcome::Moved {
+                    self.counters.moved.increment();
+                } else if let Some(shard) = shard {
+                    let takeovers = self.takeovers.lock();
+                    let over = takeovers.iter().filter(|takeover| takeover.shards.contains(&shard));
+                    waits.extend(over.map(|takeover| Wait::Takeover(takeover.is_over.clone())));
+                }
+                self.counters.conflicts.add(u64::from(effects.is_conflict));
+                self.counters.collapsed.add(u64::from(effects.is_collapsed));
+                applied.push(Applied { outcome: effects.outcome, waits });
+            }
+        }
+        applied
+    }
+
+    async fn outcomes(applied: Vec<Applied>, deadline: Instant) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(applied.len());
+        for Applied { outcome, waits } in applied {
+            let is_settled = Self::settle(waits, deadline).await;
+            outcomes.push(match outcome {
+                Outcome::Done { stamp } if !is_settled => Outcome::Late { stamp },
+                outcome => outcome,
+            });
+        }
+        outcomes
+    }
+
+    pub(super) fn answer_changes(self: &Arc<Self>, from: PeerId, changes: &Changes) -> Answer {
+        let applied = self.apply(from, &changes.changes);
+        // A part of the time is for the way back.
+        let wait = Duration::from_millis(u64::from(changes.wait_ms)) * 9 / 10;
+        let deadline = self.within(wait.min(self.config.timings.background));
+        let core = Arc::clone(self);
+        Answer::Later(Box::pin(async move {
+            let outcomes = Self::outcomes(applied, deadline).await;
+            Ok(Results { view: core.seen().view.number, outcomes }.encode())
+        }))
+    }
+
+    /// Sends changes to a member; nothing when it does not answer.
+    pub(super) async fn send_changes(
+        self: Arc<Self>,
+        member: MemberId,
+        sent: Vec<Sent>,
+    ) -> Option<Vec<Outcome>> {
+        let (deadline, count) = (self.in_background(), sent.len());
+        // Whoever waits the shortest decides how long the member waits for others.
+        let wait = sent.iter().map(|sent| self.until(sent.deadline)).min().unwrap_or_default();
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        let changes = sent.into_iter().map(|sent| sent.change).collect();
+        let message = Changes { view: self.seen().view.number, wait_ms, changes };
+        self.counters.change_messages.increment();
+        let answer = self.call(member, CHANGE, message.encode(), deadline).await.ok()?;
+        let results = match Results::decode(&answer) {
+            Ok(results) => results,
+            Err(error) => {
+                tracing::warn!(member = member.0, %error, "an answer is refused");
+                return None;
+            }
+        };
+        (results.outcomes.len() == count).then_some(results.outcomes)
+    }
+
+    /// Queues a change for a member. Publishes get their number here, in the order in which they leave.
+    fn push_change(
+        &self,
+        member: MemberId,
+        mut change: Change,
+        deadline: Instant,
+    ) -> Option<oneshot::Receiver<Outcome>> {
+        let batcher = Arc::clone(&self.peers.lock().get(&member)?.changes);
+        let mut publishing = self.publishing.lock();
+        publishing.give_number(&mut change);
+        let receiver = batcher.push(Sent { change, deadline });
+        if receiver.is_none() {
+            self.counters.queue_overflows.increment();
+        }
+        receiver
+    }
+
+    /// Applies a change here, with a number if it is a publish.
+    async fn change_here(self: &Arc<Self>, mut change: Change, deadline: Instant) -> Outcome {
+        self.publishing.lock().give_number(&mut change);
+        let applied = self.apply(self.me, &[change]);
+        let outcomes = Self::outcomes(applied, deadline).await;
+        outcomes.first().copied().unwrap_or(Outcome::Moved)
+    }
+
+    /// Has one member do a change.
+    pub(super) async fn change_at(
+        self: &Arc<Self>,
+        member: MemberId,
+        change: Change,
+        deadline: Instant,
+    ) -> Result<Outcome, String> {
+        if member == self.me.member {
+            return Ok(self.change_here(change, deadline).await);
+        }
+        if self.is_suspect(member) {
+            return Err(format!("member {member:x} is lost", member = member.0));
+        }
+        let receiver =
+            self.push_change(member, change, deadline).ok_or("too much waits for the member already")?;
+        match timeout_at(deadline.into(), receiver).await {
+            Ok(Ok(outcome)) => Ok(outcome),
+            Ok(Err(_)) => Err(format!("member {member:x} did not answer", member = member.0)),
+            Err(_) => {
+                self.note_slow(member);
+                Err(format!("member {member:x} did not answer in time", member = member.0))
+            }
+        }
+    }
+
+    /// Has whoever decides do a change.
+    pub(super) async fn change(
+        self: &Arc<Self>,
+        change: Change,
+        deadline: Instant,
+    ) -> Result<Outcome, ClusterError> {
+        let Some(key) = change.path().map(KeyId::of) else { return Err(ClusterError::Closed) };
+        let mut reason = "no member serves it".to_owned();
+        loop {
+            let Some(owners) = self.seen().map.owners(key.shard()) else {
+                return Err(ClusterError::NobodyReached { reason });
+            };
+            let mut is_anyone_there = false;
+            for member in std::iter::once(owners.primary).chain(owners.backup) {
+                match self.change_at(member, change.clone(), deadline).await {
+                    Ok(Outcome::Moved) => {
+                        is_anyone_there = true;
+                        reason = "those who serve it do not agree yet on who decides".to_owned();
+                    }
+                    Ok(outcome) => return Ok(outcome),
+                    Err(error) => reason = error,
+                }
+            }
+            if !is_anyone_there || self.until(deadline) <= AGAIN {
+                return Err(ClusterError::NobodyReached { reason });
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Queues what nobody waits for, for whoever decides.
+    pub(super) fn note(self: &Arc<Self>, change: Change) {
+        let seen = self.seen();
+        if seen.is_alone {
+            return;
+        }
+        let Some(key) = change.path().map(KeyId::of) else { return };
+        let Some(owners) = seen.map.owners(key.shard()) else { return };
+        let is_known = |member: &MemberId| !self.is_suspect(*member);
+        let Some(member) = std::iter::once(owners.primary).chain(owners.backup).find(is_known) else {
+            self.plan.add_owners(owners, key.shard());
+            return;
+        };
+        if member == self.me.member {
+            drop(self.apply(self.me, &[change]));
+        } else if self.push_change(member, change, self.in_background()).is_none() {
+            self.plan.add(member, key.shard());
+        }
+    }
+
+    pub(super) async fn publish(
+        self: &Arc<Self>,
+        path: Vec<u8>,
+        proposed: Stamp,
+        facts: super::object::Facts,
+        deadline: Instant,
+    ) -> Result<(Stamp, bool), ClusterError> {
+        self.counters.publishes.increment();
+        let seen = self.seen();
+        if seen.is_alone {
+            return Ok((proposed, true));
+        }
+        let shard = KeyId::of(&path).shard();
+        self.publishing.lock().begin(&path);
+        let change = Change::Publish { number: 0, path: path.clone(), proposed, facts };
+        let result = self.change(change, deadline).await;
+        self.publishing.lock().end(&path);
+        self.note_revocation(shard);
+        match result {
+            Ok(Outcome::Done { stamp }) => Ok((stamp, true)),
+            Ok(Outcome::Late { stamp }) => Ok((stamp, false)),
+            Ok(Outcome::Moved | Outcome::Refused { .. }) | Err(_) => {
+                self.counters.publish_failures.increment();
+                if let Some(owners) = seen.map.owners(shard) {
+                    self.plan.add_owners(owners, shard);
+                }
+                Err(match result {
+                    Err(error) => error,
+                    Ok(_) => ClusterError::NobodyReached { reason: "nobody decides about it".to_owned() },
+                })
+            }
+        }
+    }
+
+    pub(super) async fn remove(
+        self: &Arc<Self>,
+        path: Vec<u8>,
+        at: Stamp,
+        deadline: Instant,
+    ) -> Result<(), ClusterError> {
+        self.counters.removals.increment();
+        if self.seen().is_alone {
+            return Ok(());
+        }
+        let shard = KeyId::of(&path).shard();
+        let result = self.change(Change::Remove { path, at }, deadline).await;
+        self.note_revocation(shard);
+        result.map(|_| ())
+    }
+}

@@ -1,0 +1,233 @@
+//! One member: its state, and what arrives for it.
+//!
+//! Locks are taken in the order `owner`, `peers`, the rest; none is held while something is waited for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use tidefs_engine::engine::{Answer, Engine};
+use tidefs_engine::link::Channel;
+use tidefs_engine::types::{MemberId, PeerId};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::announcing::Plan;
+use super::carrier::Carrier;
+use super::catalog::owner::Owner;
+use super::catalog::tombstones::Tombstones;
+use super::catalog::watches::Watches;
+use super::catalog::wire::{
+    CATCH_UP, CHANGE, Changes, Done, FAREWELL, FIND, Find, LEND, LIST, Lend, List, Message, RELEASE,
+    REPLICATE, REVOKE, Release, Replicate, Revoke, WireError,
+};
+use super::changing::Publishing;
+use super::coordinator::Coordinator;
+use super::lending::Loans;
+use super::member::{ClusterId, View};
+use super::object::Holder;
+use super::peers::Peers;
+use super::settings::ClusterConfig;
+use super::shards::{SHARDS, Shard, ShardMap};
+use super::status::Counters;
+
+/// The members, and who serves what among them.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) view: View,
+    pub(super) map: Arc<ShardMap>,
+    /// There is nobody else, and never was.
+    pub(super) is_alone: bool,
+}
+
+/// Shards that this member began to answer for: nobody is told that something is settled before all others have forgotten
+/// what was answered about them before.
+#[derive(Debug)]
+pub(super) struct Takeover {
+    pub(super) shards: BTreeSet<Shard>,
+    pub(super) is_over: watch::Receiver<bool>,
+}
+
+/// One member.
+pub(super) struct Core {
+    pub(super) me: PeerId,
+    pub(super) cluster: ClusterId,
+    pub(super) config: ClusterConfig,
+    pub(super) runtime: Handle,
+    pub(super) coordinator: Arc<dyn Coordinator>,
+    pub(super) holder: Weak<dyn Holder>,
+    pub(super) carrier: Arc<dyn Carrier>,
+    pub(super) engine: Option<Engine>,
+    pub(super) seen: RwLock<Arc<Seen>>,
+    /// The catalog that this member serves. Held for the keys of one message, in slices.
+    pub(super) owner: Mutex<Owner>,
+    pub(super) peers: Mutex<Peers>,
+    /// For each shard, how often something about it was revoked here.
+    revoked: Box<[AtomicU64]>,
+    /// Before this view nothing may be remembered.
+    pub(super) needed_view: AtomicU64,
+    pub(super) publishing: Mutex<Publishing>,
+    pub(super) takeovers: Mutex<Vec<Takeover>>,
+    pub(super) plan: Plan,
+    pub(super) loans: Loans,
+    pub(super) counters: Counters,
+    began: tokio::time::Instant,
+    pub(super) tasks: Mutex<JoinSet<()>>,
+    pub(super) is_closed: AtomicBool,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("me", &self.me).finish_non_exhaustive()
+    }
+}
+
+/// What a core is made of.
+pub(super) struct Ingredients {
+    pub(super) me: PeerId,
+    pub(super) cluster: ClusterId,
+    pub(super) config: ClusterConfig,
+    pub(super) runtime: Handle,
+    pub(super) coordinator: Arc<dyn Coordinator>,
+    pub(super) holder: Weak<dyn Holder>,
+    pub(super) carrier: Arc<dyn Carrier>,
+    pub(super) engine: Option<Engine>,
+}
+
+impl Core {
+    pub(super) fn new(ingredients: Ingredients) -> Arc<Self> {
+        let Ingredients { me, cluster, config, runtime, coordinator, holder, carrier, engine } = ingredients;
+        let limits = config.limits;
+        let tombstones = Tombstones::new(config.timings.tombstones, limits.tombstones);
+        let watches = Watches::new(usize::try_from(limits.watches.get()).unwrap_or(usize::MAX));
+        let view = View::default();
+        let map = Arc::new(ShardMap::new(&view));
+        Arc::new(Self {
+            me,
+            cluster,
+            config,
+            coordinator,
+            holder,
+            carrier,
+            engine,
+            seen: RwLock::new(Arc::new(Seen { view, map, is_alone: true })),
+            owner: Mutex::new(Owner::new(me.member, tombstones, watches)),
+            peers: Mutex::new(BTreeMap::new()),
+            revoked: (0..SHARDS).map(|_| AtomicU64::new(0)).collect(),
+            needed_view: AtomicU64::new(0),
+            publishing: Mutex::default(),
+            takeovers: Mutex::default(),
+            plan: Plan::default(),
+            loans: Loans::default(),
+            counters: Counters::default(),
+            began: {
+                let _context = runtime.enter();
+                tokio::time::Instant::now()
+            },
+            runtime,
+            tasks: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Time since this member began.
+    pub(super) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The moment that is `wait` from now.
+    pub(super) fn within(&self, wait: Duration) -> Instant {
+        tokio::time::Instant::now().into_std() + wait
+    }
+
+    /// The deadline of what nobody waits for.
+    pub(super) fn in_background(&self) -> Instant {
+        self.within(self.config.timings.background)
+    }
+
+    /// Time until `deadline`.
+    pub(super) fn until(&self, deadline: Instant) -> Duration {
+        deadline.saturating_duration_since(tokio::time::Instant::now().into_std())
+    }
+
+    pub(super) fn seen(&self) -> Arc<Seen> {
+        Arc::clone(&self.seen.read())
+    }
+
+    /// Runs a task for as long as this member takes part.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks.lock();
+        if self.is_closed.load(Ordering::Acquire) {
+            return;
+        }
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn_on(task, &self.runtime);
+    }
+
+    pub(super) fn revocations(&self, shard: Shard) -> u64 {
+        self.revoked[usize::from(shard.number())].load(Ordering::Acquire)
+    }
+
+    pub(super) fn note_revocation(&self, shard: Shard) {
+        self.revoked[usize::from(shard.number())].fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether answers may be remembered at all.
+    pub(super) fn may_remember(&self) -> bool {
+        self.seen.read().view.number >= self.needed_view.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_suspect(&self, member: MemberId) -> bool {
+        if member == self.me.member {
+            return false;
+        }
+        let (now, patience) = (self.now(), self.config.timings.reconnect * 2);
+        self.peers.lock().get(&member).is_none_or(|peer| peer.is_suspect(now, patience))
+    }
+
+    /// A request of a peer.
+    pub(super) fn serve(self: &Arc<Self>, peer: PeerId, channel: Channel, body: &[u8]) -> Answer {
+        let answer = match channel {
+            FIND => Find::decode(body).map(|find| Answer::Now(Ok(self.answer_find(peer, &find).encode()))),
+            CHANGE => Changes::decode(body).map(|changes| self.answer_changes(peer, &changes)),
+            REPLICATE => Replicate::decode(body).map(|word| self.answer_replicate(peer, &word)),
+            REVOKE => Revoke::decode(body).map(|revoke| self.answer_revoke(peer, revoke)),
+            CATCH_UP => Done::decode(body).map(|_| self.answer_catch_up(peer)),
+            LEND => Lend::decode(body).map(|lend| self.answer_lend(peer, lend)),
+            LIST => List::decode(body).map(|list| Answer::Now(Ok(self.answer_list(&list).encode()))),
+            _ => return Answer::Now(Err(format!("nobody answers on channel {}", channel.0))),
+        };
+        answer.unwrap_or_else(|error| {
+            tracing::warn!(%peer, channel = channel.0, %error, "a request is refused");
+            Answer::Now(Err(error.to_string()))
+        })
+    }
+
+    /// A notification of a peer.
+    pub(super) fn hear(self: &Arc<Self>, peer: PeerId, channel: Channel, body: &[u8]) {
+        let heard: Result<(), WireError> = match channel {
+            RELEASE => Release::decode(body).map(|release| self.take_back(peer, &release)),
+            FAREWELL => Done::decode(body).map(|_| self.bid_farewell(peer)),
+            _ => Ok(()),
+        };
+        if let Err(error) = heard {
+            tracing::warn!(%peer, channel = channel.0, %error, "a notification is refused");
+        }
+    }
+
+    pub(super) async fn close(&self) {
+        if self.is_closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        tasks.abort_all();
+        while tasks.join_next().await.is_some() {}
+        self.carrier.close().await;
+        self.loans.clear();
+    }
+}

@@ -1,0 +1,167 @@
+//! Lending bytes to readers on other members.
+//!
+//! Invariants
+//! - What is lent stays as it is until its loan has ended and no peer touches it any more: the region is withdrawn first,
+//!   and the holder's hold dropped then.
+//! - A loan ends when the reader gives it back, when the reader's connection ends, or when its time is over.
+//!
+//! Limits: [`LOANS_MAX`] loans at once; beyond, the object is not lent, and the reader goes elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidefs_engine::engine::{Answer, Engine};
+use tidefs_engine::memory::{Access, Region};
+use tidefs_engine::types::{ByteCount, PeerId, RegionId};
+use tokio::runtime::Handle;
+
+use super::catalog::wire::{Change, INLINE_MAX, Lend, Lending, Message, Release};
+use super::core::Core;
+use super::object::{Lent, LentBytes};
+
+/// Loans at once.
+const LOANS_MAX: usize = 65_536;
+
+/// A registered region that is lent; withdrawn when the last loan of it ends.
+#[derive(Debug)]
+struct LentRegion {
+    engine: Engine,
+    runtime: Handle,
+    id: RegionId,
+    /// Dropped when no peer touches the bytes any more.
+    lent: Option<Lent>,
+}
+
+impl Drop for LentRegion {
+    fn drop(&mut self) {
+        let (engine, id, lent) = (self.engine.clone(), self.id, self.lent.take());
+        self.runtime.spawn(async move {
+            engine.unregister(id).await;
+            drop(lent);
+        });
+    }
+}
+
+#[derive(Debug)]
+struct Loan {
+    reader: PeerId,
+    until: Duration,
+    #[expect(dead_code, reason = "held for its drop")]
+    region: LentRegion,
+}
+
+/// What is lent now.
+#[derive(Debug, Default)]
+pub(super) struct Loans {
+    next: AtomicU64,
+    /// Held for a look-up; loans are dropped outside.
+    loans: Mutex<BTreeMap<u64, Loan>>,
+}
+
+impl Loans {
+    pub(super) fn len(&self) -> usize {
+        self.loans.lock().len()
+    }
+
+    pub(super) fn clear(&self) {
+        drop(std::mem::take(&mut *self.loans.lock()));
+    }
+}
+
+impl Core {
+    pub(super) fn answer_lend(self: &Arc<Self>, reader: PeerId, lend: Lend) -> Answer {
+        let core = Arc::clone(self);
+        Answer::Later(Box::pin(async move {
+            let lending = core.lend(reader, lend).await?;
+            Ok(lending.encode())
+        }))
+    }
+
+    async fn lend(self: &Arc<Self>, reader: PeerId, lend: Lend) -> Result<Lending, String> {
+        let Some(holder) = self.holder.upgrade() else { return Ok(Lending::NotHeld) };
+        let Some(lent) = holder.lend(lend.path.clone(), lend.stamp).await else {
+            // The catalog is wrong about this member, unless it knows already.
+            self.note(Change::LetGo { path: lend.path, stamp: lend.stamp });
+            return Ok(Lending::NotHeld);
+        };
+        self.counters.lent.increment();
+        let checksum = lent.checksum;
+        match &lent.bytes {
+            LentBytes::Inline(bytes) => {
+                self.counters.lent_bytes.add(bytes.len() as u64);
+                if bytes.len() > INLINE_MAX {
+                    return Err(format!("{} bytes are too many for one answer", bytes.len()));
+                }
+                Ok(Lending::Inline { bytes: bytes.to_vec(), checksum })
+            }
+            LentBytes::Segment(file, length) => {
+                self.counters.lent_bytes.add(length.get());
+                let (file, length) = (Arc::clone(file), *length);
+                self.lend_region(reader, lend.for_ms, lent, file, length, checksum)
+            }
+        }
+    }
+
+    fn lend_region(
+        &self,
+        reader: PeerId,
+        for_ms: u32,
+        lent: Lent,
+        file: Arc<std::fs::File>,
+        length: ByteCount,
+        checksum: u64,
+    ) -> Result<Lending, String> {
+        let Some(engine) = &self.engine else { return Err("no engine moves bytes here".to_owned()) };
+        if self.loans.len() >= LOANS_MAX {
+            return Err(format!("{LOANS_MAX} objects are lent already"));
+        }
+        let region = Region::of_file(file, length, Access::Read).map_err(|error| error.to_string())?;
+        let id = engine.register(&Arc::new(region)).map_err(|error| error.to_string())?;
+        let region =
+            LentRegion { engine: engine.clone(), runtime: self.runtime.clone(), id, lent: Some(lent) };
+        let Some(descriptor) = engine.describe(id) else { return Err("the region is gone".to_owned()) };
+        let loan = self.loans.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let time = Duration::from_millis(u64::from(for_ms)).min(self.config.timings.loan);
+        let until = self.now() + time + self.config.timings.tick;
+        let replaced = self.loans.loans.lock().insert(loan, Loan { reader, until, region });
+        drop(replaced);
+        Ok(Lending::Region { loan, length: length.get(), checksum, region: descriptor.encode() })
+    }
+
+    /// The reader gives back what it was lent.
+    pub(super) fn take_back(&self, reader: PeerId, release: &Release) {
+        let mut ended = Vec::new();
+        let mut loans = self.loans.loans.lock();
+        for loan in &release.loans {
+            if loans.get(loan).is_some_and(|known| known.reader == reader) {
+                ended.extend(loans.remove(loan));
+            }
+        }
+        drop(loans);
+        drop(ended);
+    }
+
+    /// The connection of a reader has ended.
+    pub(super) fn drop_loans_of(&self, reader: PeerId) {
+        drop(self.end_loans(|loan| loan.reader == reader));
+    }
+
+    /// Ends loans whose time is over.
+    pub(super) fn expire_loans(&self, now: Duration) {
+        let ended = self.end_loans(|loan| loan.until < now);
+        if !ended.is_empty() {
+            tracing::warn!(count = ended.len(), "readers kept what they were lent for too long");
+            self.counters.loans_expired.add(ended.len() as u64);
+        }
+    }
+
+    fn end_loans(&self, is_over: impl Fn(&Loan) -> bool) -> Vec<Loan> {
+        let mut loans = self.loans.loans.lock();
+        let over: Vec<u64> =
+            loans.iter().filter(|(_, loan)| is_over(loan)).map(|(&number, _)| number).collect();
+        over.iter().filter_map(|number| loans.remove(number)).collect()
+    }
+}

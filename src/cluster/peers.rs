@@ -1,0 +1,148 @@
+//! What this member knows of each other one: whether it is there, and what it is still to be told.
+//!
+//! A member is *suspect* while no connection to it stands, after the first attempts to make one; it is not waited for then.
+//! What it has to be told is owed, up to a bound; beyond that it is told to ask, and to announce, everything again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidefs_engine::engine::PeerDescriptor;
+use tidefs_engine::types::{MemberId, PeerId};
+
+use super::batcher::{Batcher, Item};
+use super::catalog::wire::{Outcome, Revocation};
+use super::changing::Sent;
+use super::object::Stamp;
+use super::shards::KeyId;
+
+/// A key of which the other owner has to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dirty {
+    pub(super) key: KeyId,
+    /// The version of which the last copy went, if nothing is left.
+    pub(super) gone: Stamp,
+}
+
+impl Item for Dirty {
+    fn weight(&self) -> usize {
+        128
+    }
+}
+
+impl Item for Revocation {
+    fn weight(&self) -> usize {
+        match self {
+            Self::Forget { shards, .. } => 16 + 2 * shards.len(),
+            _ => 32 + self.path().map_or(0, <[u8]>::len),
+        }
+    }
+}
+
+/// How a member is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Link {
+    /// Not yet, for the first time, since then.
+    Connecting(Duration),
+    Up,
+    /// Lost then.
+    Down(Duration),
+}
+
+/// Things that a member has to be told when it is back.
+#[derive(Debug)]
+pub(super) struct Owed<T> {
+    pub(super) items: VecDeque<T>,
+    /// There was too much: everything.
+    pub(super) is_all: bool,
+}
+
+impl<T> Default for Owed<T> {
+    fn default() -> Self {
+        Self { items: VecDeque::new(), is_all: false }
+    }
+}
+
+impl<T> Owed<T> {
+    pub(super) fn add(&mut self, item: T, limit: usize) {
+        if self.items.len() >= limit {
+            self.items = VecDeque::new();
+            self.is_all = true;
+        }
+        if !self.is_all {
+            self.items.push_back(item);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty() && !self.is_all
+    }
+
+    pub(super) fn take(&mut self) -> Self {
+        std::mem::take(self)
+    }
+}
+
+/// Another member.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) id: PeerId,
+    pub(super) descriptor: PeerDescriptor,
+    /// Whether it is in the view.
+    pub(super) is_registered: bool,
+    pub(super) link: Link,
+    /// It did not answer in time, though its connection stands.
+    pub(super) is_slow: bool,
+    /// Since when it is suspect or out of the view.
+    pub(super) lost_at: Option<Duration>,
+    /// What it held was dropped since then.
+    pub(super) is_dropped: bool,
+    /// When it was first lost since all was announced to it.
+    pub(super) unheard_since: Option<Duration>,
+    pub(super) owed: Owed<Revocation>,
+    pub(super) debts: Owed<Dirty>,
+    pub(super) is_settling: bool,
+    pub(super) changes: Arc<Batcher<Sent, Outcome>>,
+    pub(super) revocations: Arc<Batcher<Revocation, ()>>,
+    pub(super) dirty: Arc<Batcher<Dirty, ()>>,
+    pub(super) read_rate: f64,
+    pub(super) reads_under_way: usize,
+}
+
+impl Peer {
+    /// Whether it is still to be told something.
+    pub(super) fn is_owed_anything(&self) -> bool {
+        !self.owed.is_empty() || !self.debts.is_empty()
+    }
+
+    /// Whether it is not to be waited for.
+    pub(super) fn is_suspect(&self, now: Duration, patience: Duration) -> bool {
+        let is_lost = match self.link {
+            Link::Up => false,
+            Link::Connecting(since) => now.saturating_sub(since) > patience,
+            Link::Down(_) => true,
+        };
+        is_lost || self.is_slow
+    }
+}
+
+/// All that were ever met.
+pub(super) type Peers = BTreeMap<MemberId, Peer>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_owed_is_bounded_and_then_everything() {
+        let mut owed = Owed::default();
+        for item in 0..3 {
+            owed.add(item, 3);
+        }
+        assert_eq!((owed.items.len(), owed.is_all), (3, false));
+        owed.add(3, 3);
+        owed.add(4, 3);
+        assert_eq!((owed.items.len(), owed.is_all), (0, true));
+        assert!(!owed.is_empty() && owed.take().is_all && owed.is_empty());
+    }
+}

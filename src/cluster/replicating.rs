@@ -1,0 +1,196 @@
+//! Keeping the two owners of a shard alike, and handing shards over.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidefs_engine::engine::Answer;
+use tidefs_engine::types::{MemberId, PeerId};
+use tokio::sync::oneshot;
+
+use super::catalog::wire::{CATCH_UP, Done, Message, REPLICATE, Replicate};
+use super::changing::Wait;
+use super::core::Core;
+use super::object::Stamp;
+use super::peers::Dirty;
+use super::shards::{KeyId, SHARDS, Shard};
+
+/// Keys in one message.
+const KEYS: usize = 2048;
+
+impl Core {
+    /// Has the other owner of a key know its new state. As [`Core::tell`].
+    pub(super) fn replicate(&self, other: MemberId, dirty: Dirty) -> Option<oneshot::Receiver<()>> {
+        let is_suspect = self.is_suspect(other);
+        let mut peers = self.peers.lock();
+        let peer = peers.get_mut(&other)?;
+        if !is_suspect {
+            if let Some(receiver) = peer.dirty.push(dirty) {
+                return Some(receiver);
+            }
+            self.counters.queue_overflows.increment();
+        }
+        peer.debts.add(dirty, self.config.limits.queued);
+        None
+    }
+
+    fn word(&self, keys: &BTreeMap<KeyId, Stamp>, is_decided: bool) -> Replicate {
+        let now = self.now();
+        let mut known = Vec::with_capacity(keys.len());
+        let mut horizon_age_ms = None;
+        for keys in keys.iter().collect::<Vec<_>>().chunks(256) {
+            let owner = self.owner.lock();
+            known.extend(keys.iter().map(|&(&key, &gone)| (key.0, owner.known(key, gone, now))));
+            horizon_age_ms = owner.horizon_age_ms(now);
+        }
+        Replicate {
+            view: self.seen().view.number,
+            is_decided,
+            keys: known,
+            complete: Vec::new(),
+            horizon_age_ms,
+        }
+    }
+
+    async fn send_word(self: &Arc<Self>, member: MemberId, word: &Replicate) -> bool {
+        let result = self.call(member, REPLICATE, word.encode(), self.in_background()).await;
+        result.is_ok_and(|body| Done::decode(&body).is_ok())
+    }
+
+    /// Sends what changed to the other owner, to which it is a debt when that does not answer.
+    pub(super) async fn send_dirty(self: Arc<Self>, member: MemberId, items: Vec<Dirty>) -> Option<Vec<()>> {
+        let keys = items.iter().map(|dirty| (dirty.key, dirty.gone)).collect();
+        let word = self.word(&keys, true);
+        if self.send_word(member, &word).await {
+            return Some(vec![(); items.len()]);
+        }
+        if let Some(peer) = self.peers.lock().get_mut(&member) {
+            for &dirty in &items {
+                peer.debts.add(dirty, self.config.limits.queued);
+            }
+        }
+        None
+    }
+
+    pub(super) fn answer_replicate(self: &Arc<Self>, from: PeerId, word: &Replicate) -> Answer {
+        let now = self.now();
+        let learned = self.owner.lock().learn(from.member, word, now);
+        let waits: Vec<Wait> = learned
+            .tell
+            .into_iter()
+            .filter_map(|(member, revocation)| self.tell(member, revocation))
+            .map(Wait::Told)
+            .collect();
+        if !learned.ours_later.is_empty()
+            && let Some(peer) = self.peers.lock().get_mut(&from.member)
+        {
+            for key in learned.ours_later {
+                peer.debts.add(Dirty { key, gone: Stamp(0) }, self.config.limits.queued);
+            }
+        }
+        let deadline = self.within(self.config.timings.background / 2);
+        Answer::Later(Box::pin(async move {
+            Self::settle(waits, deadline).await;
+            Ok(Done {}.encode())
+        }))
+    }
+
+    /// Shards that this member and `other` serve together.
+    fn shared_with(&self, other: MemberId) -> Vec<Shard> {
+        let map = Arc::clone(&self.seen().map);
+        let are_both = |shard: &Shard| {
+            map.owners(*shard).is_some_and(|owners| {
+                [Some(owners.primary), owners.backup] == [Some(self.me.member), Some(other)]
+                    || [Some(owners.primary), owners.backup] == [Some(other), Some(self.me.member)]
+            })
+        };
+        Shard::all().filter(are_both).collect()
+    }
+
+    /// Tells the other owner what it has missed. Returns whether it knows all of it.
+    pub(super) async fn pay_debts(self: &Arc<Self>, member: MemberId) -> bool {
+        loop {
+            let debts = match self.peers.lock().get_mut(&member) {
+                Some(peer) if !peer.debts.is_empty() => peer.debts.take(),
+                Some(_) => return true,
+                None => return false,
+            };
+            let mut keys: BTreeMap<KeyId, Stamp> =
+                debts.items.iter().map(|dirty| (dirty.key, dirty.gone)).collect();
+            if debts.is_all {
+                let all = self.owner.lock().keys(&self.shared_with(member));
+                keys.extend(all.into_iter().map(|key| (key, Stamp(0))));
+            }
+            if !self.push_keys(member, &keys).await {
+                if let Some(peer) = self.peers.lock().get_mut(&member) {
+                    peer.debts.is_all |= debts.is_all;
+                    for dirty in debts.items {
+                        peer.debts.add(dirty, self.config.limits.queued);
+                    }
+                }
+                return false;
+            }
+        }
+    }
+
+    async fn push_keys(self: &Arc<Self>, member: MemberId, keys: &BTreeMap<KeyId, Stamp>) -> bool {
+        let all: Vec<(KeyId, Stamp)> = keys.iter().map(|(&key, &gone)| (key, gone)).collect();
+        for part in all.chunks(KEYS) {
+            let word = self.word(&part.iter().copied().collect(), false);
+            if !self.send_word(member, &word).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    pub(super) fn answer_catch_up(self: &Arc<Self>, from: PeerId) -> Answer {
+        let core = Arc::clone(self);
+        Answer::Later(Box::pin(async move {
+            if core.pay_debts(from.member).await {
+                Ok(Done {}.encode())
+            } else {
+                Err("not all of it was told".to_owned())
+            }
+        }))
+    }
+
+    /// Learns what a backup decided meanwhile, and answers for their shards again. While it is lost there is nobody who
+    /// could have decided anything that counts: it will tell when it is back.
+    pub(super) async fn catch_up(self: Arc<Self>, backup: MemberId) {
+        loop {
+            let deadline = self.in_background();
+            let result = self.call(backup, CATCH_UP, Done {}.encode(), deadline).await;
+            if result.is_ok_and(|body| Done::decode(&body).is_ok()) || self.is_suspect(backup) {
+                break;
+            }
+            tokio::time::sleep(self.config.timings.tick).await;
+        }
+        self.owner.lock().set_behind(backup, false);
+    }
+
+    /// Hands what is known of `shards` over to a member that serves them from now on.
+    pub(super) async fn hand_over(self: Arc<Self>, member: MemberId, shards: Vec<Shard>, view: u64) {
+        for part in shards.chunks(usize::from(SHARDS / 64)) {
+            let (keys, complete) = {
+                let owner = self.owner.lock();
+                let complete: Vec<u16> = part
+                    .iter()
+                    .filter(|&&shard| !owner.is_incomplete(shard))
+                    .map(|shard| shard.number())
+                    .collect();
+                (owner.keys(part), complete)
+            };
+            let keys = keys.into_iter().map(|key| (key, Stamp(0))).collect();
+            let mut is_told = false;
+            while !is_told && self.seen().view.number == view && !self.is_suspect(member) {
+                is_told = self.push_keys(member, &keys).await && {
+                    let last = Replicate { complete: complete.clone(), ..self.word(&BTreeMap::new(), false) };
+                    self.send_word(member, &last).await
+                };
+                if !is_told {
+                    tokio::time::sleep(self.config.timings.tick).await;
+                }
+            }
+        }
+    }
+}

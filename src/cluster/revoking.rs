@@ -1,0 +1,130 @@
+//! Telling members that what they were answered, or hold, is not true any more; and being told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tidefs_engine::engine::Answer;
+use tidefs_engine::types::{MemberId, PeerId};
+use tokio::sync::oneshot;
+
+use super::catalog::wire::{Done, Message, REVOKE, Revocation, Revoke};
+use super::core::Core;
+use super::shards::{KeyId, Shard};
+
+impl Core {
+    /// Tells a member, or this one. The channel gets a message when nobody there finds it any more, and ends without when
+    /// the member is lost and is owed it. `None` when it is owed it already.
+    pub(super) fn tell(
+        self: &Arc<Self>,
+        member: MemberId,
+        revocation: Revocation,
+    ) -> Option<oneshot::Receiver<()>> {
+        self.counters.revocations.increment();
+        if member == self.me.member {
+            let (done, receiver) = oneshot::channel();
+            let core = Arc::clone(self);
+            self.spawn(async move {
+                core.revoke_here(core.me, vec![revocation]).await;
+                let _ = done.send(());
+            });
+            return Some(receiver);
+        }
+        let is_suspect = self.is_suspect(member);
+        let mut peers = self.peers.lock();
+        let peer = peers.get_mut(&member)?;
+        if !is_suspect {
+            if let Some(receiver) = peer.revocations.push(revocation.clone()) {
+                return Some(receiver);
+            }
+            self.counters.queue_overflows.increment();
+        }
+        self.counters.owed.increment();
+        peer.owed.add(revocation, self.config.limits.queued);
+        None
+    }
+
+    /// Sends revocations to a member, which is owed them when it does not answer.
+    pub(super) async fn send_revocations(
+        self: Arc<Self>,
+        member: MemberId,
+        items: Vec<Revocation>,
+    ) -> Option<Vec<()>> {
+        let count = items.len();
+        let body = Revoke { items: items.clone() }.encode();
+        let result = self.call(member, REVOKE, body, self.in_background()).await;
+        if result.is_ok_and(|body| Done::decode(&body).is_ok()) {
+            return Some(vec![(); count]);
+        }
+        self.counters.owed.add(count as u64);
+        if let Some(peer) = self.peers.lock().get_mut(&member) {
+            for item in items {
+                peer.owed.add(item, self.config.limits.queued);
+            }
+        }
+        None
+    }
+
+    pub(super) fn answer_revoke(self: &Arc<Self>, from: PeerId, revoke: Revoke) -> Answer {
+        let core = Arc::clone(self);
+        // The moments pass at once, so that no answer that came before is remembered from here on.
+        self.note_moments(&revoke.items);
+        Answer::Later(Box::pin(async move {
+            core.revoke_here(from, revoke.items).await;
+            Ok(Done {}.encode())
+        }))
+    }
+
+    fn note_moments(&self, items: &[Revocation]) {
+        for item in items {
+            match item {
+                Revocation::Forget { shards, view } => {
+                    self.needed_view.fetch_max(*view, Ordering::AcqRel);
+                    numbered(shards).for_each(|shard| self.note_revocation(shard));
+                }
+                _ => {
+                    if let Some(path) = item.path() {
+                        self.note_revocation(KeyId::of(path).shard());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does what `from` revokes. When it resolves nobody here finds any of it.
+    pub(super) async fn revoke_here(self: &Arc<Self>, from: PeerId, items: Vec<Revocation>) {
+        self.note_moments(&items);
+        let Some(holder) = self.holder.upgrade() else { return };
+        let mut appeared = Vec::new();
+        let mut withdrawn: BTreeMap<Vec<u8>, super::object::Stamp> = BTreeMap::new();
+        for item in items {
+            match item {
+                Revocation::Appeared { path } => appeared.push(path),
+                Revocation::Withdraw { path, through, seen } => {
+                    // What is published here right now comes after that, and stays.
+                    if !self.publishing.lock().is_later(&path, seen) {
+                        let known = withdrawn.entry(path).or_default();
+                        *known = through.max(*known);
+                    }
+                }
+                Revocation::Forget { shards, .. } => {
+                    holder.forget_answers(&numbered(&shards).collect::<Vec<_>>());
+                }
+                Revocation::AnnounceAgain => self.plan_all_of(from.member),
+            }
+        }
+        if !appeared.is_empty() {
+            holder.appeared(&appeared);
+        }
+        self.counters.withdrawals.add(withdrawn.len() as u64);
+        let all: Vec<_> =
+            withdrawn.into_iter().map(|(path, through)| holder.withdraw(path, through)).collect();
+        for future in all {
+            future.await;
+        }
+    }
+}
+
+fn numbered(shards: &[u16]) -> impl Iterator<Item = Shard> {
+    shards.iter().filter_map(|&number| Shard::with_number(number))
+}

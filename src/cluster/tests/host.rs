@@ -1,0 +1,292 @@
+//! A host as the datapath is one: objects in memory, answers that are remembered, and the calls in the order in which the
+//! datapath makes them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tidefs_engine::types::{BoxFuture, ByteCount};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+use crate::cluster::catalog::wire::INLINE_MAX;
+use crate::cluster::shards::{KeyId, Shard};
+use crate::cluster::*;
+
+/// An object in the memory of a host.
+#[derive(Clone, Debug)]
+pub(super) struct Object {
+    pub(super) stamp: Stamp,
+    pub(super) bytes: Arc<[u8]>,
+    pub(super) is_directory: bool,
+}
+
+impl Object {
+    fn facts(&self) -> Facts {
+        if self.is_directory {
+            return Facts::Directory(DirectoryFacts { mode: 0o755, uid: 0, gid: 0 });
+        }
+        Facts::File(FileFacts {
+            size: ByteCount(self.bytes.len() as u64),
+            mtime_ns: 0,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            checksum: Some(xxh3_64(&self.bytes)),
+        })
+    }
+}
+
+/// What a host remembers of answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Remembered {
+    Absent,
+    Present(Stamp),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) objects: BTreeMap<Vec<u8>, Object>,
+    pub(super) answers: BTreeMap<Vec<u8>, Remembered>,
+    /// Lends nothing, as a host whose memory fails.
+    pub(super) lends_nothing: bool,
+    /// Lends bytes that are not those of the checksum.
+    pub(super) lends_wrong_bytes: bool,
+}
+
+/// What a host holds.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    pub(super) state: Mutex<State>,
+}
+
+fn cookie(name: &[u8]) -> u64 {
+    u64::try_from(xxh3_128(name) >> 65).unwrap() + 1
+}
+
+fn memfd(bytes: &[u8]) -> Arc<File> {
+    let descriptor: OwnedFd =
+        nix::sys::memfd::memfd_create(c"object", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+    let mut file = File::from(descriptor);
+    file.write_all(bytes).unwrap();
+    Arc::new(file)
+}
+
+impl Holder for Memory {
+    fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Option<Lent>> {
+        let state = self.state.lock();
+        let object = state.objects.get(&path).filter(|object| object.stamp == stamp && !state.lends_nothing);
+        let mut lent = object.map(|object| Lent {
+            hold: Box::new(()),
+            bytes: if object.bytes.len() <= INLINE_MAX {
+                LentBytes::Inline(Arc::clone(&object.bytes))
+            } else {
+                LentBytes::Segment(memfd(&object.bytes), ByteCount(object.bytes.len() as u64))
+            },
+            checksum: xxh3_64(&object.bytes),
+        });
+        if let Some(lent) = lent.as_mut().filter(|_| state.lends_wrong_bytes) {
+            lent.checksum ^= 1;
+        }
+        Box::pin(std::future::ready(lent))
+    }
+
+    fn withdraw(&self, path: Vec<u8>, through: Stamp) -> BoxFuture<'static, ()> {
+        let mut state = self.state.lock();
+        if state.objects.get(&path).is_some_and(|object| object.stamp <= through) {
+            state.objects.remove(&path);
+        }
+        state.answers.remove(&path);
+        Box::pin(std::future::ready(()))
+    }
+
+    fn appeared(&self, paths: &[Vec<u8>]) {
+        let mut state = self.state.lock();
+        for path in paths {
+            state.answers.remove(path);
+        }
+    }
+
+    fn forget_answers(&self, shards: &[Shard]) {
+        let shards: std::collections::BTreeSet<Shard> = shards.iter().copied().collect();
+        self.state.lock().answers.retain(|path, _| !shards.contains(&KeyId::of(path).shard()));
+    }
+
+    fn holdings(
+        &self,
+        is_wanted: &dyn Fn(Shard) -> bool,
+        after: u64,
+        max: usize,
+    ) -> (Vec<Holding>, Option<u64>) {
+        let state = self.state.lock();
+        let start = usize::try_from(after).unwrap();
+        let page: Vec<Holding> = state
+            .objects
+            .iter()
+            .skip(start)
+            .take(max)
+            .filter(|(path, _)| is_wanted(KeyId::of(path).shard()))
+            .map(|(path, object)| Holding {
+                path: path.clone(),
+                stamp: object.stamp,
+                facts: object.facts(),
+                medium: Medium::Memory,
+            })
+            .collect();
+        let next = start + max;
+        (page, (next < state.objects.len()).then_some(next as u64))
+    }
+
+    fn list(&self, directory: &[u8], after: u64, max: usize) -> Vec<ListedName> {
+        let state = self.state.lock();
+        let mut names: Vec<ListedName> = state
+            .objects
+            .iter()
+            .filter_map(|(path, object)| {
+                let name = path.strip_prefix(directory)?.strip_prefix(b"/")?.to_vec();
+                Some(ListedName { cookie: cookie(&name), name, is_directory: object.is_directory })
+            })
+            .filter(|listed| listed.cookie > after && !listed.name.contains(&b'/'))
+            .collect();
+        names.sort_by_key(|listed| listed.cookie);
+        names.truncate(max);
+        names
+    }
+}
+
+/// What a look-up says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    Absent,
+    Here(Stamp),
+    Elsewhere(Stamp, Vec<Copy>, u64),
+    Unknown,
+}
+
+impl Seen {
+    pub(super) fn is_present(&self) -> bool {
+        matches!(self, Self::Here(_) | Self::Elsewhere(..))
+    }
+}
+
+/// A member with what it holds.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    pub(super) cluster: Cluster,
+    pub(super) memory: Arc<Memory>,
+}
+
+impl Host {
+    /// Writes a version, as a seal does: here first, then for everyone.
+    pub(super) async fn write(
+        &self,
+        path: &str,
+        bytes: &[u8],
+        at: Stamp,
+        deadline: Instant,
+    ) -> Result<Published, ClusterError> {
+        self.put(path, Object { stamp: at, bytes: bytes.into(), is_directory: false }, deadline).await
+    }
+
+    pub(super) async fn make_directory(
+        &self,
+        path: &str,
+        deadline: Instant,
+    ) -> Result<Published, ClusterError> {
+        self.put(path, Object { stamp: Stamp(0), bytes: Arc::new([]), is_directory: true }, deadline).await
+    }
+
+    async fn put(&self, path: &str, object: Object, deadline: Instant) -> Result<Published, ClusterError> {
+        let (key, facts, at) = (path.as_bytes().to_vec(), object.facts(), object.stamp);
+        {
+            let mut state = self.memory.state.lock();
+            state.objects.insert(key.clone(), object);
+            state.answers.remove(&key);
+        }
+        let published = self.cluster.publish(key.clone(), at, facts, deadline).await?;
+        let mut state = self.memory.state.lock();
+        let is_it = |object: &&mut Object| object.stamp == at && !object.is_directory;
+        if let Some(object) = state.objects.get_mut(&key).filter(is_it) {
+            object.stamp = published.stamp;
+        }
+        Ok(published)
+    }
+
+    /// Looks a name up: here, in what is remembered, and then in the catalog.
+    pub(super) async fn look_up(&self, path: &str, deadline: Instant) -> Seen {
+        {
+            let state = self.memory.state.lock();
+            if let Some(object) = state.objects.get(path.as_bytes()) {
+                return Seen::Here(object.stamp);
+            }
+            if let Some(Remembered::Absent) = state.answers.get(path.as_bytes()) {
+                return Seen::Absent;
+            }
+        }
+        let asked = self.cluster.asks(path.as_bytes());
+        let mut found = self.cluster.find(vec![path.as_bytes().to_vec()], deadline).await;
+        let mut state = self.memory.state.lock();
+        let is_current = self.cluster.is_current(asked);
+        let mut remember = |answer| {
+            if is_current {
+                state.answers.insert(path.as_bytes().to_vec(), answer);
+            }
+        };
+        match found.pop().unwrap() {
+            Found::Absent { is_watched } => {
+                if is_watched {
+                    remember(Remembered::Absent);
+                }
+                Seen::Absent
+            }
+            Found::Present { stamp, facts, copies } => {
+                remember(Remembered::Present(stamp));
+                let size = match facts {
+                    Facts::File(file) => file.size.get(),
+                    Facts::Directory(_) => 0,
+                };
+                Seen::Elsewhere(stamp, copies, size)
+            }
+            Found::Unknown => Seen::Unknown,
+        }
+    }
+
+    /// Reads a name: nothing when it is not there, or nobody gives it.
+    pub(super) async fn read(&self, path: &str, deadline: Instant) -> Option<Vec<u8>> {
+        match self.look_up(path, deadline).await {
+            Seen::Here(_) => {
+                let state = self.memory.state.lock();
+                state.objects.get(path.as_bytes()).map(|object| object.bytes.to_vec())
+            }
+            Seen::Elsewhere(stamp, copies, size) => {
+                let wanted = Wanted { path: path.into(), stamp, size: ByteCount(size), copies };
+                self.cluster.fetch_bytes(wanted, deadline).await.ok().map(|(bytes, _)| bytes)
+            }
+            Seen::Absent | Seen::Unknown => None,
+        }
+    }
+
+    pub(super) async fn unlink(&self, path: &str, deadline: Instant) -> Result<(), ClusterError> {
+        {
+            let mut state = self.memory.state.lock();
+            state.objects.remove(path.as_bytes());
+            state.answers.remove(path.as_bytes());
+        }
+        self.cluster.remove(path.as_bytes().to_vec(), deadline).await
+    }
+
+    /// Evicts an object, as for room.
+    pub(super) fn evict(&self, path: &str) {
+        let evicted = self.memory.state.lock().objects.remove(path.as_bytes());
+        if let Some(object) = evicted {
+            self.cluster.let_go(path.as_bytes(), object.stamp);
+        }
+    }
+
+    pub(super) fn remembers(&self, path: &str) -> Option<Remembered> {
+        self.memory.state.lock().answers.get(path.as_bytes()).cloned()
+    }
+}

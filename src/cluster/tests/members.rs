@@ -1,0 +1,366 @@
+//! Several members over real sockets of this machine: what one does, the others see.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tidefs_engine::engine::{TransportChoice, TransportName};
+use tidefs_engine::link::ClusterKey;
+use tidefs_engine::memory::{Access, PageKind, Region};
+use tidefs_engine::types::{ByteCount, MemberId};
+use tokio::runtime::{Handle, Runtime};
+
+use super::host::{Host, Memory, Remembered, Seen};
+use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::shards::{KeyId, Owners};
+use crate::cluster::*;
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(10)
+}
+
+fn wall() -> Stamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    Stamp(u64::try_from(since.as_nanos()).unwrap())
+}
+
+fn config(id: u64) -> ClusterConfig {
+    let mut config = ClusterConfig::new(MemberId(id), &format!("host-{id}"));
+    config.listen = vec!["127.0.0.1:0".parse().unwrap()];
+    config.key = Some(ClusterKey::new(*b"the key of this cluster"));
+    config.transports = TransportChoice::Named(vec![TransportName::Tcp]);
+    config.timings.reconnect = Duration::from_millis(100);
+    config.timings.tick = Duration::from_millis(50);
+    config
+}
+
+async fn start(coordinator: &Embedded, config: ClusterConfig) -> Host {
+    let memory = Arc::new(Memory::default());
+    start_with(coordinator, config, memory).await
+}
+
+async fn start_with(coordinator: &Embedded, config: ClusterConfig, memory: Arc<Memory>) -> Host {
+    let holder: std::sync::Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
+    let cluster =
+        Cluster::start(config, Handle::current(), Arc::new(coordinator.another()), holder).await.unwrap();
+    Host { cluster, memory }
+}
+
+/// Waits until all of them know all of each other, and all that they hold.
+async fn settled(hosts: &[Host]) {
+    until("all know each other", || {
+        hosts.iter().all(|host| {
+            let status = host.cluster.status();
+            status.members.len() == hosts.len()
+                && status.incomplete_shards == 0
+                && status.shards_to_announce == 0
+                && status
+                    .members
+                    .iter()
+                    .all(|member| matches!(member.link, LinkState::Up | LinkState::Myself))
+        })
+    })
+    .await;
+}
+
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let end = soon();
+    while !is_so() {
+        assert!(Instant::now() < end, "never seen: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn cluster_of(count: u64) -> (Embedded, Vec<Host>) {
+    let coordinator = Embedded::new(ClusterId(7));
+    let mut hosts = Vec::new();
+    for id in 1..=count {
+        hosts.push(start(&coordinator, config(id)).await);
+    }
+    settled(&hosts).await;
+    (coordinator, hosts)
+}
+
+/// A name whose shard is served like this, for the index of hosts.
+fn name_served(hosts: &[Host], is_wanted: impl Fn(Owners) -> bool) -> String {
+    let map = hosts[0].cluster.core.seen().map.clone();
+    let is_it = |name: &String| map.owners(KeyId::of(name.as_bytes()).shard()).is_some_and(&is_wanted);
+    (0..).map(|number| format!("kv/{number}")).find(is_it).unwrap()
+}
+
+fn in_a_cluster_of<F: Future<Output = ()>>(count: u64, fact: impl FnOnce(Embedded, Vec<Host>) -> F) {
+    runtime().block_on(async {
+        let (coordinator, hosts) = cluster_of(count).await;
+        fact(coordinator, hosts).await;
+    });
+}
+
+#[test]
+fn one_member_alone_answers_without_messages() {
+    in_a_cluster_of(1, |_, hosts| async move {
+        let host = &hosts[0];
+        host.write("kv/a", b"one", wall(), soon()).await.unwrap();
+        assert_eq!(host.look_up("kv/b", soon()).await, Seen::Absent);
+        assert_eq!(host.remembers("kv/b"), Some(Remembered::Absent));
+        host.unlink("kv/a", soon()).await.unwrap();
+        let counters = host.cluster.counters();
+        assert_eq!((counters.find_messages.get(), counters.change_messages.get()), (0, 0));
+        assert_eq!(host.cluster.status().entries, 0);
+    });
+}
+
+#[test]
+fn what_one_writes_all_others_read_small_and_large() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        for (length, name) in [(0, "kv/empty"), (100, "kv/small"), (3 << 20, "kv/large")] {
+            let bytes: Vec<u8> = (0..length).map(|at: u32| (at % 251) as u8).collect();
+            let published = hosts[0].write(name, &bytes, wall(), soon()).await.unwrap();
+            assert!(published.is_settled);
+            for host in &hosts {
+                assert_eq!(host.read(name, soon()).await.as_ref(), Some(&bytes), "{name}");
+            }
+        }
+        until("what was lent is given back", || hosts[0].cluster.status().loans == 0).await;
+    });
+}
+
+#[test]
+fn an_object_is_read_into_a_region_and_its_checksum_returned() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let bytes: Vec<u8> = (0..(2_u32 << 20)).map(|at| (at % 241) as u8).collect();
+        hosts[0].write("kv/a", &bytes, wall(), soon()).await.unwrap();
+        let Seen::Elsewhere(stamp, copies, size) = hosts[1].look_up("kv/a", soon()).await else { panic!() };
+        let region = Arc::new(Region::anonymous(ByteCount(4 << 20), PageKind::Base, Access::Read).unwrap());
+        let wanted = Wanted { path: b"kv/a".to_vec(), stamp, size: ByteCount(size), copies };
+        let checksum = hosts[1].cluster.fetch_into(wanted.clone(), &region, soon()).await.unwrap();
+        assert_eq!(checksum, xxhash_rust::xxh3::xxh3_64(&bytes));
+        let mut read = vec![0; bytes.len()];
+        assert!(region.read_at(0, &mut read) && read == bytes);
+        hosts[0].memory.state.lock().lends_wrong_bytes = true;
+        let refused = hosts[1].cluster.fetch_into(wanted, &region, soon()).await;
+        assert!(matches!(refused, Err(ClusterError::NoSource { asked: 1, .. })), "{refused:?}");
+        assert_eq!(hosts[1].cluster.counters().corrupt.get(), 1);
+    });
+}
+
+#[test]
+fn absence_is_remembered_and_revoked_before_a_publish_resolves() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        for round in 0..30 {
+            let name = format!("kv/{round}");
+            let (writer, reader) = (&hosts[round % 3], &hosts[(round + 1) % 3]);
+            assert_eq!(reader.look_up(&name, soon()).await, Seen::Absent);
+            assert_eq!(reader.remembers(&name), Some(Remembered::Absent));
+            writer.write(&name, b"bytes", wall(), soon()).await.unwrap();
+            assert_eq!(reader.remembers(&name), None);
+            assert_eq!(reader.read(&name, soon()).await.as_deref(), Some(&b"bytes"[..]));
+        }
+    });
+}
+
+#[test]
+fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        for round in 0..30 {
+            let name = format!("kv/{round}");
+            let (one, other, third) = (&hosts[round % 3], &hosts[(round + 1) % 3], &hosts[(round + 2) % 3]);
+            one.write(&name, b"first", wall(), soon()).await.unwrap();
+            assert!(third.look_up(&name, soon()).await.is_present());
+            other.write(&name, b"second", wall(), soon()).await.unwrap();
+            assert!(one.memory.state.lock().objects.is_empty(), "the version before is held no more");
+            assert_eq!(third.remembers(&name), None);
+            for host in &hosts {
+                assert_eq!(host.read(&name, soon()).await.as_deref(), Some(&b"second"[..]));
+            }
+            third.unlink(&name, soon()).await.unwrap();
+            for host in &hosts {
+                assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
+                assert!(host.memory.state.lock().objects.is_empty());
+            }
+        }
+        let conflicts: u64 = hosts.iter().map(|host| host.cluster.counters().conflicts.get()).sum();
+        assert_eq!(conflicts, 30);
+    });
+}
+
+#[test]
+fn identical_publishes_are_one_version_with_two_holders() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let first = hosts[0].write("kv/a", b"same", wall(), soon()).await.unwrap();
+        let again = hosts[1].write("kv/a", b"same", wall(), soon()).await.unwrap();
+        assert_eq!(first.stamp, again.stamp);
+        let Seen::Elsewhere(_, copies, _) = hosts[2].look_up("kv/a", soon()).await else { panic!() };
+        assert_eq!(copies.len(), 2);
+        // One of the two is enough.
+        hosts[0].memory.state.lock().lends_nothing = true;
+        assert_eq!(hosts[2].read("kv/a", soon()).await.as_deref(), Some(&b"same"[..]));
+    });
+}
+
+#[test]
+fn an_evicted_object_is_found_no_more_and_a_copy_of_it_is() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let published = hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        hosts[1].memory.state.lock().objects.insert(
+            b"kv/a".to_vec(),
+            super::host::Object { stamp: published.stamp, bytes: (*b"bytes").into(), is_directory: false },
+        );
+        hosts[1].cluster.hold(b"kv/a", published.stamp, Medium::Ssd);
+        let copies = |host: Host| async move {
+            match host.look_up("kv/a", soon()).await {
+                Seen::Elsewhere(_, copies, _) => copies.len(),
+                _ => 0,
+            }
+        };
+        while copies(hosts[2].clone()).await < 2 {}
+        hosts[0].evict("kv/a");
+        while copies(hosts[2].clone()).await > 1 {}
+        assert_eq!(hosts[2].read("kv/a", soon()).await.as_deref(), Some(&b"bytes"[..]));
+        assert!(hosts[2].remembers("kv/a").is_some());
+        hosts[1].evict("kv/a");
+        until("the last copy's end is told", || hosts[2].remembers("kv/a").is_none()).await;
+        assert_eq!(hosts[2].look_up("kv/a", soon()).await, Seen::Absent);
+    });
+}
+
+#[test]
+fn a_thousand_names_cost_a_message_for_each_member_that_serves_them() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let paths: Vec<Vec<u8>> = (0..1000).map(|number| format!("kv/{number}").into_bytes()).collect();
+        let found = hosts[0].cluster.find(paths, soon()).await;
+        assert!(found.iter().all(|found| *found == Found::Absent { is_watched: true }));
+        assert_eq!(hosts[0].cluster.counters().find_messages.get(), 2);
+    });
+}
+
+#[test]
+fn many_publishes_at_once_share_messages() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let before = hosts[0].cluster.counters().change_messages.get();
+        let writes = (0..1000).map(|number| {
+            let host = hosts[0].clone();
+            tokio::spawn(async move {
+                host.write(&format!("kv/{number}"), b"bytes", wall(), soon()).await.unwrap()
+            })
+        });
+        for write in writes.collect::<Vec<_>>() {
+            assert!(write.await.unwrap().is_settled);
+        }
+        let messages = hosts[0].cluster.counters().change_messages.get() - before;
+        assert!(messages < 250, "{messages} messages for about 500 publishes to the other member");
+    });
+}
+
+#[test]
+fn a_listing_has_the_names_of_all_members_once_and_in_pages() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        for number in 0..40 {
+            hosts[number % 3].write(&format!("kv/{number}"), b"same", wall(), soon()).await.unwrap();
+            hosts[(number + 1) % 3].write(&format!("kv/{number}"), b"same", wall(), soon()).await.unwrap();
+        }
+        hosts[1].make_directory("kv/folder", soon()).await.unwrap();
+        let (mut names, mut after) = (Vec::new(), 0);
+        loop {
+            let page = hosts[2].cluster.list(b"kv".to_vec(), after, 7, soon()).await;
+            let Some(last) = page.last() else { break };
+            assert!(page.len() <= 7);
+            after = last.cookie;
+            names.extend(page);
+        }
+        assert_eq!(names.len(), 41);
+        assert_eq!(names.iter().filter(|listed| listed.is_directory).count(), 1);
+        assert!(hosts[0].look_up("kv/folder", soon()).await.is_present());
+    });
+}
+
+#[test]
+fn who_joins_learns_what_was_written_before_and_serves_it() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let mut hosts = vec![start(&coordinator, config(1)).await];
+        for number in 0..500 {
+            hosts[0].write(&format!("kv/{number}"), b"before", wall(), soon()).await.unwrap();
+        }
+        for id in 2..=4 {
+            hosts.push(start(&coordinator, config(id)).await);
+            settled(&hosts).await;
+            for number in 0..500 {
+                let seen = hosts.last().unwrap().look_up(&format!("kv/{number}"), soon()).await;
+                assert!(matches!(seen, Seen::Elsewhere(..)), "kv/{number} at {id}: {seen:?}");
+            }
+        }
+        // Each name is known to exactly its two owners.
+        until("what moved away is forgotten", || {
+            hosts.iter().map(|host| host.cluster.status().entries).sum::<usize>() == 1000
+        })
+        .await;
+    });
+}
+
+#[test]
+fn who_leaves_is_found_no_more_and_its_shards_go_on() {
+    in_a_cluster_of(3, |_, mut hosts| async move {
+        for number in 0..100 {
+            hosts[number % 3].write(&format!("kv/{number}"), b"bytes", wall(), soon()).await.unwrap();
+        }
+        let gone = hosts.pop().unwrap();
+        gone.cluster.leave(soon()).await.unwrap();
+        gone.cluster.close().await;
+        until("the view without it", || {
+            hosts.iter().all(|host| {
+                let status = host.cluster.status();
+                status.members.len() == 2 && status.incomplete_shards == 0 && status.shards_to_announce == 0
+            })
+        })
+        .await;
+        for number in 0..100 {
+            let name = format!("kv/{number}");
+            let is_there = hosts[0].read(&name, soon()).await.is_some();
+            assert_eq!(is_there, number % 3 != 2, "{name}");
+        }
+    });
+}
+
+#[test]
+fn the_backup_answers_while_the_primary_is_dead_and_nothing_hangs() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let (one, two, three) = (hosts[0].cluster.me(), hosts[1].cluster.me(), hosts[2].cluster.me());
+        let name = name_served(&hosts, |owners| owners.primary == three && owners.backup == Some(two));
+        hosts[0].write(&name, b"before", wall(), soon()).await.unwrap();
+        // Dead, and still in the view: its lease lives on.
+        hosts[2].cluster.close().await;
+        until("it is missed", || hosts[..2].iter().all(|host| host.cluster.core.is_suspect(three))).await;
+        assert!(hosts[1].look_up(&name, soon()).await.is_present());
+        hosts[1].write(&name, b"after", wall(), soon()).await.unwrap();
+        assert_eq!(hosts[0].read(&name, soon()).await.as_deref(), Some(&b"after"[..]));
+        hosts[0].unlink(&name, soon()).await.unwrap();
+        assert_eq!(hosts[1].look_up(&name, soon()).await, Seen::Absent);
+        let _ = one;
+    });
+}
+
+#[test]
+fn who_is_started_again_finds_its_objects_and_the_others_theirs() {
+    in_a_cluster_of(3, |coordinator, mut hosts| async move {
+        for number in 0..200 {
+            hosts[number % 3].write(&format!("kv/{number}"), b"bytes", wall(), soon()).await.unwrap();
+        }
+        let old = hosts.pop().unwrap();
+        old.cluster.close().await;
+        // Removed while it was away.
+        until("it is missed", || hosts.iter().all(|host| host.cluster.core.is_suspect(old.cluster.me())))
+            .await;
+        hosts[0].unlink("kv/2", soon()).await.unwrap();
+        hosts.push(start_with(&coordinator, config(3), old.memory).await);
+        settled(&hosts).await;
+        for number in 0..200 {
+            let name = format!("kv/{number}");
+            for host in &hosts {
+                assert_eq!(host.read(&name, soon()).await.is_some(), number != 2, "{name}");
+            }
+        }
+    });
+}

@@ -1,0 +1,4 @@
+//! Members of one cluster in one process.
+
+mod host;
+mod members;

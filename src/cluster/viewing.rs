@@ -1,0 +1,259 @@
+//! Following the members: who serves what from now on, and what that asks of this member.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tidefs_engine::types::{MemberId, PeerId};
+use tokio::sync::watch;
+
+use super::batcher::Batcher;
+use super::catalog::wire::Revocation;
+use super::changing::Wait;
+use super::core::{Core, Seen, Takeover};
+use super::member::{Member, View};
+use super::peers::{Link, Owed, Peer};
+use super::shards::{Shard, ShardMap};
+
+/// What a change of the view asks of this member.
+#[derive(Debug, Default)]
+struct Moves {
+    /// Shards that it serves and did not.
+    gained: Vec<Shard>,
+    /// Of these and others, those that it answers for first now.
+    taken: BTreeSet<Shard>,
+    /// Shards that others answer for first now than before.
+    moved: Vec<Shard>,
+    /// To whom it announces what it holds.
+    announced: BTreeMap<MemberId, Vec<Shard>>,
+    /// To whom it hands over what it knows.
+    handed: BTreeMap<MemberId, Vec<Shard>>,
+}
+
+/// The starts of the members that serve `shard`: primary, backup.
+fn starts(seen: &Seen, shard: Shard) -> [Option<PeerId>; 2] {
+    let start = |member: MemberId| seen.view.member(member).map(|member| member.engine.id);
+    let owners = seen.map.owners(shard);
+    [owners.and_then(|owners| start(owners.primary)), owners.and_then(|owners| owners.backup).and_then(start)]
+}
+
+impl Moves {
+    fn new(me: PeerId, old: &Seen, new: &Seen) -> Self {
+        let mut moves = Self::default();
+        let is_known =
+            |start: &PeerId| new.view.member(start.member).is_some_and(|now| now.engine.id == *start);
+        for shard in Shard::all() {
+            let (before, after) = (starts(old, shard), starts(new, shard));
+            // Who was alone has told its own catalog nothing.
+            let before = if old.is_alone { [None, None] } else { before };
+            if before == after {
+                continue;
+            }
+            let added: Vec<PeerId> =
+                after.into_iter().flatten().filter(|start| !before.contains(&Some(*start))).collect();
+            if added.contains(&me) {
+                moves.gained.push(shard);
+            }
+            if before[0] != after[0] {
+                moves.moved.push(shard);
+                if after[0] == Some(me) {
+                    moves.taken.insert(shard);
+                }
+            }
+            let tells = before.into_iter().flatten().find(is_known) == Some(me);
+            for start in added {
+                moves.announced.entry(start.member).or_default().push(shard);
+                if tells && start != me {
+                    moves.handed.entry(start.member).or_default().push(shard);
+                }
+            }
+        }
+        moves
+    }
+}
+
+impl Core {
+    /// Follows the coordinator's views, for ever.
+    pub(super) async fn follow_views(self: Arc<Self>) {
+        let mut views = self.coordinator.views();
+        loop {
+            let view = views.borrow_and_update().clone();
+            self.adopt_view(view);
+            if views.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Goes by `view` from now on.
+    pub(super) fn adopt_view(self: &Arc<Self>, view: View) {
+        let old = self.seen();
+        let is_first = old.view.members().is_empty();
+        if view.number <= old.view.number && !is_first {
+            return;
+        }
+        if view.member(self.me.member).is_none_or(|me| me.engine.id != self.me) {
+            // Not registered yet, or not any more: until it is again, the members are as they were.
+            return;
+        }
+        let are_others = view.members().iter().any(|member| member.id != self.me.member);
+        let map = Arc::new(ShardMap::new(&view));
+        let is_alone = old.is_alone && !are_others;
+        let new = Arc::new(Seen { view: view.clone(), map: Arc::clone(&map), is_alone });
+        let moves = Moves::new(self.me, &old, &new);
+        self.meet_members(&view);
+        let members: BTreeSet<MemberId> = view.members().iter().map(|member| member.id).collect();
+        {
+            let mut owner = self.owner.lock();
+            for member in view.members() {
+                owner.meet(member.engine.id);
+            }
+            for (&member, peer) in &*self.peers.lock() {
+                let is_there = peer.is_registered && peer.link == Link::Up && !peer.is_slow;
+                if !peer.is_registered || is_there {
+                    owner.set_suspect(member, !is_there);
+                }
+            }
+            let (gained, awaited) =
+                if is_alone { (Vec::new(), BTreeSet::new()) } else { (moves.gained.clone(), members) };
+            owner.set_map(Arc::clone(&map), &gained, awaited);
+        }
+        *self.seen.write() = new;
+        tracing::info!(
+            view = view.number,
+            members = view.members().len(),
+            moved = moves.moved.len(),
+            "a new view"
+        );
+        if is_alone {
+            return;
+        }
+        for (member, shards) in &moves.announced {
+            shards.iter().for_each(|&shard| self.plan.add(*member, shard));
+        }
+        if !moves.moved.is_empty() {
+            moves.moved.iter().for_each(|&shard| self.note_revocation(shard));
+            if let Some(holder) = self.holder.upgrade() {
+                holder.forget_answers(&moves.moved);
+            }
+        }
+        self.take_over(moves.taken, view.number);
+        self.hand_over_all(moves.handed, view.number);
+        self.plan.wake();
+    }
+
+    /// Keeps what is known of the members, and meets new ones.
+    fn meet_members(self: &Arc<Self>, view: &View) {
+        let now = self.now();
+        let mut peers = self.peers.lock();
+        for (id, peer) in peers.iter_mut() {
+            if view.member(*id).is_none() && peer.is_registered {
+                peer.is_registered = false;
+                peer.lost_at.get_or_insert(now);
+            }
+        }
+        for member in view.members().iter().filter(|member| member.id != self.me.member) {
+            match peers.get_mut(&member.id) {
+                Some(peer) => {
+                    if peer.id != member.engine.id {
+                        tracing::info!(old = %peer.id, new = %member.engine.id, "a member was started again");
+                        peer.id = member.engine.id;
+                        peer.link = Link::Connecting(now);
+                        peer.is_slow = false;
+                        // It remembers nothing of what it was answered.
+                        peer.owed = Owed::default();
+                        peer.debts = Owed::default();
+                    }
+                    peer.descriptor = member.engine.clone();
+                    peer.is_registered = true;
+                    if peer.link == Link::Up {
+                        peer.lost_at = None;
+                    }
+                }
+                None => {
+                    peers.insert(member.id, self.meet(member));
+                }
+            }
+        }
+    }
+
+    fn meet(self: &Arc<Self>, member: &Member) -> Peer {
+        let limit = self.config.limits.queued;
+        let peer = Peer {
+            id: member.engine.id,
+            descriptor: member.engine.clone(),
+            is_registered: true,
+            link: Link::Connecting(self.now()),
+            is_slow: false,
+            lost_at: None,
+            is_dropped: false,
+            unheard_since: None,
+            owed: Owed::default(),
+            debts: Owed::default(),
+            is_settling: false,
+            changes: Batcher::new(limit),
+            revocations: Batcher::new(limit),
+            dirty: Batcher::new(limit),
+            read_rate: 0.0,
+            reads_under_way: 0,
+        };
+        let id = member.id;
+        let core = Arc::downgrade(self);
+        let sender = core.clone();
+        self.spawn(Arc::clone(&peer.changes).run(Box::new(move |items| {
+            let core = sender.upgrade();
+            Box::pin(async move { core?.send_changes(id, items).await })
+        })));
+        let sender = core.clone();
+        self.spawn(Arc::clone(&peer.revocations).run(Box::new(move |items| {
+            let core = sender.upgrade();
+            Box::pin(async move { core?.send_revocations(id, items).await })
+        })));
+        let sender = core;
+        self.spawn(Arc::clone(&peer.dirty).run(Box::new(move |items| {
+            let core = sender.upgrade();
+            Box::pin(async move { core?.send_dirty(id, items).await })
+        })));
+        self.spawn(Arc::clone(self).keep_connected(id));
+        peer
+    }
+
+    /// Has all others forget what was answered about `shards` before this member answered for them.
+    pub(super) fn take_over(self: &Arc<Self>, shards: BTreeSet<Shard>, view: u64) {
+        if shards.is_empty() {
+            return;
+        }
+        self.counters.takeovers.increment();
+        let numbers: Vec<u16> = shards.iter().map(|shard| shard.number()).collect();
+        let (over, is_over) = watch::channel(false);
+        self.takeovers.lock().push(Takeover { shards, is_over });
+        let members: Vec<MemberId> = self.peers.lock().keys().copied().collect();
+        let mut waits = Vec::new();
+        for member in members {
+            let revocation = Revocation::Forget { shards: numbers.clone(), view };
+            waits.extend(self.tell(member, revocation).map(Wait::Told));
+        }
+        let core = Arc::clone(self);
+        self.spawn(async move {
+            Self::settle(waits, core.in_background()).await;
+            over.send_replace(true);
+            core.takeovers.lock().retain(|takeover| !*takeover.is_over.borrow());
+        });
+    }
+
+    /// Hands over what others serve now, and forgets what this member serves no more.
+    fn hand_over_all(self: &Arc<Self>, handed: BTreeMap<MemberId, Vec<Shard>>, view: u64) {
+        let core = Arc::clone(self);
+        self.spawn(async move {
+            let mut under_way = tokio::task::JoinSet::new();
+            for (member, shards) in handed {
+                under_way.spawn(Arc::clone(&core).hand_over(member, shards, view));
+            }
+            while under_way.join_next().await.is_some() {}
+            let seen = core.seen();
+            if seen.view.number == view {
+                let served: BTreeSet<Shard> = seen.map.served_by(core.me.member).collect();
+                core.owner.lock().forget_shards(|shard| served.contains(&shard));
+            }
+        });
+    }
+}

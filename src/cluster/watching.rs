@@ -1,0 +1,338 @@
+//! Who is there: connections to all members, what happens when one is lost or comes back, and what is done now and then.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidefs_engine::error::Error;
+use tidefs_engine::link::Channel;
+use tidefs_engine::types::{Incarnation, MemberId, PeerId};
+use tokio::time::sleep;
+
+use super::catalog::wire::{Message, REVOKE, Revocation, Revoke};
+use super::core::Core;
+use super::peers::{Link, Owed};
+use super::shards::Shard;
+
+/// Pause after the first failed attempt to connect; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+
+impl Core {
+    /// Keeps a connection to a member, for as long as it is in the view or its entries are kept.
+    pub(super) async fn keep_connected(self: Arc<Self>, member: MemberId) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let (descriptor, is_wanted) = match self.peers.lock().get(&member) {
+                Some(peer) => (peer.descriptor.clone(), peer.is_registered && peer.link != Link::Up),
+                None => return,
+            };
+            if is_wanted {
+                let deadline = self.within(self.config.timings.silence);
+                match self.carrier.connect(descriptor.clone(), deadline).await {
+                    Ok(()) => {
+                        self.link_up(descriptor.id);
+                        pause = FIRST_PAUSE;
+                    }
+                    Err(error) => {
+                        tracing::debug!(peer = %descriptor.id, %error, "not connected");
+                        self.still_down(descriptor.id);
+                    }
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(self.config.timings.reconnect);
+        }
+    }
+
+    /// An attempt to connect failed: who was never reached is lost, too.
+    fn still_down(self: &Arc<Self>, peer: PeerId) {
+        let now = self.now();
+        let is_news = match self.peers.lock().get_mut(&peer.member) {
+            Some(known) if known.id == peer && matches!(known.link, Link::Connecting(_)) => {
+                known.link = Link::Down(now);
+                known.lost_at.get_or_insert(now);
+                true
+            }
+            _ => false,
+        };
+        if is_news {
+            self.lose(peer.member);
+        }
+    }
+
+    /// A connection to a peer stands.
+    pub(super) fn link_up(self: &Arc<Self>, peer: PeerId) {
+        let (is_back, was_dropped) = {
+            let mut peers = self.peers.lock();
+            let Some(known) = peers.get_mut(&peer.member).filter(|known| known.id == peer) else { return };
+            if known.link == Link::Up {
+                return;
+            }
+            let is_back = matches!(known.link, Link::Down(_));
+            known.link = Link::Up;
+            known.is_slow = false;
+            if known.is_registered {
+                known.lost_at = None;
+            }
+            let was_dropped = std::mem::take(&mut known.is_dropped);
+            if was_dropped {
+                known.owed = Owed { is_all: true, ..Owed::default() };
+            }
+            (is_back, was_dropped)
+        };
+        tracing::info!(%peer, is_back, was_dropped, "a member is there");
+        if is_back {
+            self.regain(peer.member);
+        }
+    }
+
+    /// A member that was lost answers again.
+    fn regain(self: &Arc<Self>, member: MemberId) {
+        let is_backup_of_mine = {
+            let map = Arc::clone(&self.seen().map);
+            let me = self.me.member;
+            Shard::all()
+                .filter_map(|shard| map.owners(shard))
+                .any(|owners| owners.primary == me && owners.backup == Some(member))
+        };
+        {
+            let mut owner = self.owner.lock();
+            owner.set_suspect(member, false);
+            if is_backup_of_mine {
+                owner.set_behind(member, true);
+            }
+        }
+        if is_backup_of_mine {
+            self.spawn(Arc::clone(self).catch_up(member));
+        }
+        self.spawn(Arc::clone(self).settle_up(member));
+    }
+
+    /// The connection to a peer is gone.
+    pub(super) fn link_down(self: &Arc<Self>, peer: PeerId, cause: &Error) {
+        self.drop_loans_of(peer);
+        let now = self.now();
+        {
+            let mut peers = self.peers.lock();
+            let Some(known) = peers.get_mut(&peer.member).filter(|known| known.id == peer) else { return };
+            if matches!(known.link, Link::Down(_)) {
+                return;
+            }
+            known.link = Link::Down(now);
+            known.lost_at.get_or_insert(now);
+            known.unheard_since.get_or_insert(now);
+        }
+        tracing::warn!(%peer, %cause, "a member is lost");
+        self.lose(peer.member);
+    }
+
+    /// A member is not waited for any more. What it answered may be wrong from now on.
+    fn lose(self: &Arc<Self>, member: MemberId) {
+        let seen = self.seen();
+        let of_it = |is_mine: bool| -> Vec<Shard> {
+            let is_wanted = |shard: &Shard| {
+                seen.map.owners(*shard).is_some_and(|owners| {
+                    owners.primary == member && (!is_mine || owners.backup == Some(self.me.member))
+                })
+            };
+            Shard::all().filter(is_wanted).collect()
+        };
+        let now = self.now();
+        {
+            let mut owner = self.owner.lock();
+            owner.set_suspect(member, true);
+            owner.note_contact(member, now);
+            owner.give_up_on(member);
+        }
+        let answered = of_it(false);
+        if !answered.is_empty() {
+            answered.iter().for_each(|&shard| self.note_revocation(shard));
+            if let Some(holder) = self.holder.upgrade() {
+                holder.forget_answers(&answered);
+            }
+        }
+        self.take_over(of_it(true).into_iter().collect(), seen.view.number);
+    }
+
+    /// Asks a member, once it was connected for the first time. The request is on its way when the future was polled, if
+    /// it is connected.
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        member: MemberId,
+        channel: Channel,
+        body: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, Error> {
+        let known = self.peers.lock().get(&member).map(|peer| (peer.descriptor.clone(), peer.link));
+        let Some((descriptor, link)) = known else {
+            let id = PeerId { member, incarnation: Incarnation(0) };
+            return Err(Error::PeerGone { peer: id, cause: "never met".into() });
+        };
+        let peer = descriptor.id;
+        if matches!(link, Link::Connecting(_)) {
+            let patience = self.within(self.config.timings.reconnect * 2).min(deadline);
+            self.carrier.connect(descriptor, patience).await?;
+            self.link_up(peer);
+        }
+        let result = self.carrier.call(peer, channel, body, deadline).await;
+        self.judge(member, result.as_ref().err());
+        result
+    }
+
+    /// Takes note of how a call ended: who does not answer in time is not waited for until it does.
+    pub(super) fn judge(self: &Arc<Self>, member: MemberId, error: Option<&Error>) {
+        if let Some(Error::DeadlinePassed) = error {
+            self.note_slow(member);
+        }
+    }
+
+    pub(super) fn note_slow(self: &Arc<Self>, member: MemberId) {
+        let now = self.now();
+        let is_news = match self.peers.lock().get_mut(&member) {
+            Some(peer) if peer.link == Link::Up && !peer.is_slow => {
+                peer.is_slow = true;
+                peer.lost_at.get_or_insert(now);
+                true
+            }
+            _ => false,
+        };
+        if is_news {
+            tracing::warn!(member = member.0, "a member does not answer in time");
+            self.lose(member);
+        }
+    }
+
+    /// Asks those that were slow whether they answer again.
+    async fn probe(self: Arc<Self>, member: MemberId) {
+        let deadline = self.within(self.config.timings.tick);
+        let body = Revoke { items: Vec::new() }.encode();
+        if self.call(member, REVOKE, body, deadline).await.is_err() {
+            return;
+        }
+        if let Some(peer) = self.peers.lock().get_mut(&member) {
+            peer.is_slow = false;
+            peer.lost_at = None;
+        }
+        self.regain(member);
+    }
+
+    /// Tells a member what it is owed, and what it missed.
+    async fn settle_up(self: Arc<Self>, member: MemberId) {
+        {
+            let mut peers = self.peers.lock();
+            let Some(peer) = peers.get_mut(&member).filter(|peer| !peer.is_settling) else { return };
+            peer.is_settling = true;
+        }
+        self.pay_debts(member).await;
+        loop {
+            let owed = match self.peers.lock().get_mut(&member) {
+                Some(peer) if !peer.owed.is_empty() && peer.link == Link::Up => peer.owed.take(),
+                _ => break,
+            };
+            let mut items: Vec<Revocation> = owed.items.into();
+            if owed.is_all {
+                let shards = self.seen().map.served_by(self.me.member).map(Shard::number).collect();
+                items = vec![Revocation::Forget { shards, view: 0 }, Revocation::AnnounceAgain];
+            }
+            let mut is_told = true;
+            for part in items.chunks(1024) {
+                // What is not told is owed again.
+                is_told &= Arc::clone(&self).send_revocations(member, part.to_vec()).await.is_some();
+            }
+            if !is_told {
+                break;
+            }
+        }
+        if let Some(peer) = self.peers.lock().get_mut(&member) {
+            peer.is_settling = false;
+        }
+    }
+
+    /// A member said that it leaves: what it holds is forgotten at once.
+    pub(super) fn bid_farewell(self: &Arc<Self>, peer: PeerId) {
+        tracing::info!(%peer, "a member leaves");
+        self.spawn(Arc::clone(self).drop_member(peer));
+    }
+
+    /// Forgets all that a start of a member held, a shard at a time.
+    async fn drop_member(self: Arc<Self>, peer: PeerId) {
+        let Some(slot) = self.owner.lock().slot_of(peer) else { return };
+        self.drop_slots(vec![slot]).await;
+    }
+
+    async fn drop_slots(self: &Arc<Self>, slots: Vec<super::catalog::entry::Slot>) {
+        for slot in slots {
+            for shard in Shard::all() {
+                let (tell, count) = self.owner.lock().drop_copies(shard, slot);
+                self.counters.dropped_copies.add(count as u64);
+                for (member, revocation) in tell {
+                    drop(self.tell(member, revocation));
+                }
+                if count > 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            self.owner.lock().free_slot(slot);
+        }
+    }
+
+    /// What is done now and then, for ever.
+    pub(super) async fn tick_for_ever(self: Arc<Self>) {
+        let timings = self.config.timings;
+        let mut last = self.now();
+        loop {
+            sleep(timings.tick).await;
+            let now = self.now();
+            if now.saturating_sub(last) > timings.silence / 2 + timings.tick {
+                self.stood_still(now.saturating_sub(last));
+            }
+            last = now;
+            self.owner.lock().expire(now);
+            self.expire_loans(now);
+            let patience = timings.reconnect * 2;
+            let (mut slow, mut owing, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+            for (&member, peer) in self.peers.lock().iter_mut() {
+                if peer.is_slow && peer.link == Link::Up {
+                    slow.push(member);
+                } else if !peer.is_suspect(now, patience) && peer.is_owed_anything() {
+                    owing.push(member);
+                }
+                let is_over = peer.lost_at.is_some_and(|at| now.saturating_sub(at) > timings.grace);
+                if is_over && !peer.is_dropped {
+                    peer.is_dropped = true;
+                    gone.push(peer.id);
+                }
+            }
+            slow.into_iter().for_each(|member| self.spawn(Arc::clone(&self).probe(member)));
+            owing.into_iter().for_each(|member| self.spawn(Arc::clone(&self).settle_up(member)));
+            for peer in gone {
+                tracing::warn!(%peer, "what a lost member held is forgotten");
+                self.spawn(Arc::clone(&self).drop_member(peer));
+            }
+            self.drop_earlier_starts().await;
+        }
+    }
+
+    /// What an earlier start of a member held counts until the later one has announced what it found again.
+    async fn drop_earlier_starts(self: &Arc<Self>) {
+        let settled = self.owner.lock().take_settled_starts();
+        if !settled.is_empty() {
+            self.drop_slots(settled).await;
+        }
+    }
+
+    /// This member itself was stopped, and may have been passed over.
+    fn stood_still(self: &Arc<Self>, time: Duration) {
+        tracing::warn!(seconds = time.as_secs(), "this member stood still; it catches up with the others");
+        self.counters.stalls.increment();
+        let map = Arc::clone(&self.seen().map);
+        let me = self.me.member;
+        let mine =
+            || Shard::all().filter_map(|shard| map.owners(shard)).filter(|owners| owners.primary == me);
+        let backups: BTreeSet<MemberId> = mine().filter_map(|owners| owners.backup).collect();
+        for backup in backups {
+            self.owner.lock().set_behind(backup, true);
+            self.spawn(Arc::clone(self).catch_up(backup));
+        }
+    }
+}
