@@ -74,7 +74,11 @@ pub(super) fn after_telling(datapath: &Arc<Datapath>, news: News, rest: impl FnO
 
 impl Filesystem for Dispatcher {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let handshake = Handshake::negotiate(config, self.max_background, self.wants_passthrough);
+        // Of what other members hold a listing knows the names alone.
+        let lists_attributes = self.datapath.cluster().is_none();
+        let wants_passthrough = self.wants_passthrough;
+        let handshake =
+            Handshake::negotiate(config, self.max_background, wants_passthrough, lists_attributes);
         // Set once: a session shakes hands once.
         let _ = self.handshake.set(handshake);
         Ok(())
@@ -354,12 +358,15 @@ impl Filesystem for Dispatcher {
 }
 
 /// Flags asked for where the kernel offers them.
-pub(super) const WANTED: [InitFlags; 6] = [
+pub(super) const WANTED: [InitFlags; 5] = [
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_PARALLEL_DIROPS,
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-    InitFlags::FUSE_DO_READDIRPLUS.union(InitFlags::FUSE_READDIRPLUS_AUTO),
     // Without it the kernel asks for a security attribute before each write.
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
 ];
+
+/// Listings with attributes.
+pub(super) const LISTS_ATTRIBUTES: InitFlags =
+    InitFlags::FUSE_DO_READDIRPLUS.union(InitFlags::FUSE_READDIRPLUS_AUTO);

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
-use super::dispatch::{Dispatcher, REQUEST_MAX, WANTED};
+use super::dispatch::{Dispatcher, LISTS_ATTRIBUTES, REQUEST_MAX, WANTED};
 use super::kernel::Kernel;
 use super::loader::{self, Loader};
 use super::mount::{self, MountError};
@@ -72,7 +72,12 @@ pub(super) struct Handshake {
 
 impl Handshake {
     /// Asks for what we want of what the kernel offers.
-    pub(super) fn negotiate(config: &mut KernelConfig, max_background: u16, wants_passthrough: bool) -> Self {
+    pub(super) fn negotiate(
+        config: &mut KernelConfig,
+        max_background: u16,
+        wants_passthrough: bool,
+        lists_attributes: bool,
+    ) -> Self {
         let mut flags = Vec::new();
         let mut take = |config: &mut KernelConfig, flag: InitFlags| {
             let taken = config.add_capabilities(flag).is_ok();
@@ -81,7 +86,7 @@ impl Handshake {
             }
             taken
         };
-        for flag in WANTED {
+        for flag in WANTED.into_iter().chain(lists_attributes.then_some(LISTS_ATTRIBUTES)) {
             take(config, flag);
         }
         let passthrough = if !wants_passthrough {

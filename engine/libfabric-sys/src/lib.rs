@@ -24,6 +24,7 @@ mod data;
 mod library;
 mod objects;
 mod operations;
+mod signals;
 
 pub use attributes::*;
 pub use constants::*;

@@ -9,6 +9,7 @@ use std::ptr::{self, NonNull};
 
 use crate::attributes::{fi_fabric_attr, fi_info};
 use crate::objects::fid_fabric;
+use crate::signals::KeptSignals;
 
 /// Environment variable that names the library's file, or the folder that holds it, before any other place.
 pub const SEARCH_VARIABLE: &str = "TIDEFS_LIBFABRIC";
@@ -151,6 +152,8 @@ impl Library {
         offers: &mut *mut fi_info,
     ) -> c_int {
         let node = node.map_or(ptr::null(), CStr::as_ptr);
+        // The first call loads the providers.
+        let _kept = KeptSignals::now();
         // SAFETY: the caller keeps it for `hints`; the other pointers are borrowed for the call.
         unsafe { (self.fi_getinfo)(api, node, ptr::null(), flags, hints, offers) }
     }
@@ -188,6 +191,7 @@ fn candidates(chosen: Option<OsString>) -> Vec<OsString> {
 /// dlopen(3), with the loader's words when it fails.
 fn load(file: &OsStr) -> Result<NonNull<c_void>, String> {
     let name = CString::new(file.as_bytes()).map_err(|_| "the name contains a zero".to_owned())?;
+    let _kept = KeptSignals::now();
     // SAFETY: the name ends with a zero. Initialisers of the library run here; libfabric's touch nothing of ours.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     NonNull::new(handle).ok_or_else(|| {

@@ -213,6 +213,8 @@ impl Datapath {
         }
         doomed.into_iter().for_each(|doomed| self.bury(doomed));
         if let Some(directory) = emptied {
+            // Its inode may be somebody's working directory, and answers: the name is what is to be looked up again.
+            self.forget_absence_in_kernel();
             if let Err(error) = self.tier.remove_directory(directory) {
                 tracing::warn!(%error, "a directory that another member removed may come back after a restart");
             }

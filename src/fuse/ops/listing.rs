@@ -5,11 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fuser::{FileAttr, FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, Request};
+use fuser::{Errno, FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, Request};
 
 use super::{Dispatcher, caller, fail};
 use crate::datapath::{Error, Listed};
-use crate::fuse::attributes::{absence, file_attr, ino, kind_of};
+use crate::fuse::attributes::{file_attr, ino, kind_of};
 use crate::fuse::control_files::ControlFiles;
 use crate::namespace::Cookie;
 
@@ -20,45 +20,40 @@ const POSITION_PARENT: u64 = 2;
 /// Names of one page of a listing that all members take part in.
 const PAGE_OF_MEMBERS: usize = 1024;
 
-/// Lists a directory that other members may have names in, off the session threads. `add` gets inode number, cookie, kind
-/// and name, and returns true when the reply is full; `done` ends it.
-fn list_with_members<R: Send + 'static>(
+/// Lists a directory that other members may have names in, off the session threads.
+fn list_with_members(
     dispatcher: &Dispatcher,
     request: &Request,
     directory: INodeNo,
     offset: u64,
-    mut reply: R,
-    add: impl Fn(&mut R, INodeNo, u64, FileType, &OsStr) -> bool + Send + 'static,
-    done: impl FnOnce(R, Result<(), Error>) + Send + 'static,
+    mut reply: ReplyDirectory,
 ) {
     let datapath = Arc::clone(&dispatcher.datapath);
     let caller = caller(request);
-    let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else { return };
+    let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else {
+        return reply.error(Errno::EIO);
+    };
     runtime.spawn(async move {
-        let parent = match datapath.parent(ino(directory)) {
-            Ok(parent) => INodeNo(parent.0),
-            Err(error) => return done(reply, Err(error)),
-        };
-        let dots = [(POSITION_SELF, directory, "."), (POSITION_PARENT, parent, "..")];
-        for (position, number, name) in dots.into_iter().filter(|(position, ..)| *position > offset) {
-            if add(&mut reply, number, position, FileType::Directory, OsStr::new(name)) {
-                return done(reply, Ok(()));
-            }
-        }
+        let number = ino(directory);
         let from = offset.max(POSITION_PARENT);
-        let listed = datapath.list_everywhere(&caller, ino(directory), from, PAGE_OF_MEMBERS).await;
-        let listed = match listed {
+        let listed = datapath.list_everywhere(&caller, number, from, PAGE_OF_MEMBERS).await;
+        let (parent, listed) = match datapath.parent(number).and_then(|parent| Ok((parent, listed?))) {
             Ok(listed) => listed,
-            Err(error) => return done(reply, Err(error)),
+            Err(error) => return reply.error(fail("readdir", &error)),
         };
+        let dots = [(POSITION_SELF, directory, "."), (POSITION_PARENT, INodeNo(parent.0), "..")];
+        let dots = dots.into_iter().filter(|(position, ..)| *position > offset);
+        let mut is_full = false;
+        for (position, number, name) in dots {
+            is_full = is_full || reply.add(number, position, FileType::Directory, OsStr::new(name));
+        }
         for entry in listed {
             let kind = if entry.is_directory { FileType::Directory } else { FileType::RegularFile };
+            // The number that it will have is not known before it is looked up; the kernel wants any but zero.
             let number = INodeNo(entry.cookie);
-            if add(&mut reply, number, entry.cookie, kind, OsStr::from_bytes(&entry.name)) {
-                break;
-            }
+            is_full = is_full || reply.add(number, entry.cookie, kind, OsStr::from_bytes(&entry.name));
         }
-        done(reply, Ok(()));
+        reply.ok();
     });
 }
 
@@ -105,21 +100,7 @@ pub(in crate::fuse) fn readdir(
     mut reply: ReplyDirectory,
 ) {
     if dispatcher.datapath.cluster().is_some() && !ControlFiles::owns(number) {
-        let add = |reply: &mut ReplyDirectory, child, cookie, kind, name: &OsStr| {
-            reply.add(child, cookie, kind, name)
-        };
-        return list_with_members(
-            dispatcher,
-            request,
-            number,
-            offset,
-            reply,
-            add,
-            |reply, listed| match listed {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(fail("readdir", &error)),
-            },
-        );
+        return list_with_members(dispatcher, request, number, offset, reply);
     }
     let listed = list(dispatcher, request, number, offset, false, |child, cookie, name, kind, _| {
         reply.add(child, cookie, kind, name)
@@ -137,25 +118,6 @@ pub(in crate::fuse) fn readdirplus(
     offset: u64,
     mut reply: ReplyDirectoryPlus,
 ) {
-    if dispatcher.datapath.cluster().is_some() && !ControlFiles::owns(number) {
-        // No inode number in the attributes: the kernel takes the name alone, and looks it up when it is used.
-        let add = |reply: &mut ReplyDirectoryPlus, child, cookie, kind, name: &OsStr| {
-            let attributes = FileAttr { kind, ..absence() };
-            reply.add(child, cookie, name, &Duration::ZERO, &attributes, Generation(0))
-        };
-        return list_with_members(
-            dispatcher,
-            request,
-            number,
-            offset,
-            reply,
-            add,
-            |reply, listed| match listed {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(fail("readdirplus", &error)),
-            },
-        );
-    }
     let listed = list(dispatcher, request, number, offset, true, |child, cookie, name, _, entry| {
         let (attributes, ttl) = match entry {
             Some(entry) => {
