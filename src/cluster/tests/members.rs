@@ -57,6 +57,7 @@ async fn settled(hosts: &[Host]) {
             status.members.len() == hosts.len()
                 && status.incomplete_shards == 0
                 && status.shards_to_announce == 0
+                && host.cluster.core.takeovers.lock().is_empty()
                 && status
                     .members
                     .iter()
