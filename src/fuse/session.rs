@@ -17,7 +17,6 @@ use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
 use super::dispatch::{Dispatcher, REQUEST_MAX, WANTED};
 use super::kernel::Kernel;
-use super::loader::{self, Loader};
 use super::mount::{self, MountError};
 use super::waiter::{self, Waiter};
 use crate::datapath::Datapath;
@@ -108,7 +107,7 @@ pub struct Session {
     directory: PathBuf,
     facts: SessionFacts,
     helpers: Vec<JoinHandle<()>>,
-    loader: Arc<Loader>,
+    datapath: Arc<Datapath>,
 }
 
 impl Session {
@@ -124,7 +123,6 @@ impl Session {
     ) -> Result<Self, MountError> {
         let (kernel, messages) = Kernel::new(Arc::clone(telemetry));
         let (waiter, arrivals) = Waiter::new();
-        let loader = Arc::new(Loader::default());
         let lifetimes = Lifetimes { settled: settings.entry_ttl, absent: settings.negative_ttl };
         let handshake = Arc::new(OnceLock::new());
         let may_register = may_register_backings();
@@ -134,7 +132,6 @@ impl Session {
             kernel: Arc::clone(&kernel),
             control,
             waiter,
-            loader: Arc::clone(&loader),
             lifetimes,
             max_background: settings.max_background,
             wants_passthrough,
@@ -158,11 +155,17 @@ impl Session {
         ];
         let loads = if datapath.ssd().is_some() { settings.loads } else { 0 };
         for index in 0..loads {
-            let (datapath, loader) = (Arc::clone(datapath), Arc::clone(&loader));
-            helpers.push(helper(&format!("load-{index}"), move || loader::run(&datapath, &loader))?);
+            let datapath = Arc::clone(datapath);
+            helpers.push(helper(&format!("load-{index}"), move || datapath.run_loads())?);
         }
         let background = session.spawn().map_err(MountError::Thread)?;
-        Ok(Self { background, directory: settings.directory.clone(), facts, helpers, loader })
+        Ok(Self {
+            background,
+            directory: settings.directory.clone(),
+            facts,
+            helpers,
+            datapath: Arc::clone(datapath),
+        })
     }
 
     /// What was agreed with the kernel.
@@ -197,7 +200,7 @@ impl Session {
             }
             thread::sleep(Duration::from_millis(5));
         }
-        self.loader.close();
+        self.datapath.loader().close();
         drop(self.helpers);
         match self.background.join() {
             Ok(()) => true,

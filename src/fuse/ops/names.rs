@@ -166,9 +166,9 @@ pub(in crate::fuse) fn rename(
             None => reply_done(outcome, "rename", reply),
             Some(number) => {
                 let datapath = Arc::clone(&dispatcher.datapath);
-                dispatcher.loader.leave(
+                dispatcher.datapath.loader().leave(
                     number,
-                    Box::new(move || {
+                    Box::new(move |_| {
                         // The object has its name whatever the disk says, which is counted and logged.
                         let _ = datapath.persist(number);
                         reply.ok();
@@ -180,7 +180,7 @@ pub(in crate::fuse) fn rename(
     // The name is part of an object's record: it is written anew once the object is in memory.
     let datapath = Arc::clone(&dispatcher.datapath);
     let (name, new_name) = (name.to_owned(), new_name.to_owned());
-    dispatcher.with_object(away, move || {
+    dispatcher.with_object(away, move |_| {
         let source = (ino(parent), name.as_bytes());
         let target = (ino(new_parent), new_name.as_bytes());
         let outcome = datapath.rename(&caller, source, target, keeps);
