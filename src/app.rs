@@ -450,6 +450,8 @@ fn settings_of(config: &Config) -> Settings {
         packed_max: config.memory.packed_max,
         write_headroom: config.memory.write_headroom,
         free_ahead: config.ssd.free_ahead,
+        prefetch_objects: config.ssd.prefetch_objects,
+        prefetch_max: config.ssd.prefetch_max,
         scratch_min: config.scratch.min,
         is_temporary: Box::new(move |name| patterns.matches(name)),
         kernel_inodes_max: config.fuse.cached_inodes_max,

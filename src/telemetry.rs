@@ -97,6 +97,10 @@ counters! {
     ssd_promotions: "tidefs_ssd_promotions_total", "Objects brought back from the SSD tier.";
     ssd_promoted_bytes: "tidefs_ssd_promoted_bytes_total", "Bytes of objects brought back from the SSD tier.";
     ssd_promotion_misses: "tidefs_ssd_promotion_misses_total", "Objects that could not be brought back, which is a miss.";
+    ssd_prefetches: "tidefs_ssd_prefetches_total", "Objects brought back from the SSD tier ahead of their use.";
+    ssd_prefetches_useful: "tidefs_ssd_prefetches_useful_total", "Of these, those that were used then.";
+    ssd_prefetches_wasted: "tidefs_ssd_prefetches_wasted_total", "Of these, those that left memory without.";
+    ssd_too_slow: "tidefs_ssd_too_slow_total", "Opens told that there is nothing, because loading would have taken longer than computing.";
     ssd_durability_failures: "tidefs_ssd_durability_failures_total", "Objects that were to be durable and are in memory only.";
     surprise_growth_bytes: "tidefs_surprise_growth_bytes_total", "Bytes evicted for writers larger than was reserved for them.";
 }

@@ -272,6 +272,22 @@ settings! {
             range: Range::between(10, 600_000); example: "1000";
         }
 
+        /// Objects of a chain that are brought back while the one before them is read; `0` waits for each open. Chains
+        /// are learnt from the order in which a client uses keys.
+        prefetch_objects: usize {
+            default: 8;
+            range: Range::between(0, 256);
+            example: "32";
+        }
+
+        /// Bytes that may be in memory, or on their way there, because they were brought back so and nobody used them yet.
+        prefetch_max: ByteCount {
+            default: default_part(memory.capacity, ByteCount::mib(8), ByteCount::gib(1)),
+                "`memory.capacity` / 16, within `8MiB` and `1GiB`";
+            range: Range::any();
+            example: "256MiB";
+        }
+
         /// Objects that are brought back at once.
         loads: usize {
             default: 16;

@@ -98,6 +98,27 @@ impl Domains {
         self.all[index].as_mut().expect("the root's domain stays, and others were just seen")
     }
 
+    /// About the next `limit` objects in the orders of all domains that list them cheaply.
+    pub(super) fn coldest(&mut self, limit: usize) -> Vec<Slot> {
+        let mut orders: Vec<_> = self.all.iter_mut().flatten().map(|domain| &mut domain.order).collect();
+        orders.retain(|order| order.lists_cheaply() && !order.is_empty());
+        let share = limit / orders.len().max(1);
+        let next = orders.into_iter().flat_map(|order| order.coldest(share));
+        next.map(|object| Slot(object.0)).collect()
+    }
+
+    /// The next `limit` objects in the order of a domain, none if it does not list them cheaply.
+    pub(super) fn coldest_of(&mut self, id: DomainId, limit: usize) -> Vec<Slot> {
+        let order = &mut self.get_mut(id).order;
+        let next = if order.lists_cheaply() { order.coldest(limit) } else { Vec::new() };
+        next.into_iter().map(|object| Slot(object.0)).collect()
+    }
+
+    /// Tells all orders how many objects are on SSD.
+    pub(super) fn set_below(&mut self, objects: usize) {
+        self.all.iter_mut().flatten().for_each(|domain| domain.order.set_below(objects));
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (DomainId, &Domain)> {
         self.all.iter().zip(0u32..).filter_map(|(domain, index)| Some((DomainId(index), domain.as_ref()?)))
     }
@@ -131,6 +152,7 @@ impl State {
 
     /// Takes an object out of the order of its domain; it still has its name.
     pub(super) fn leave_order(&mut self, slot: Slot, bytes: ByteCount, departure: Departure) {
+        self.settle_ahead(slot, false);
         let id = self.domain_of(slot);
         let domain = self.domains.get_mut(id);
         domain.bytes = domain.bytes.saturating_sub(bytes);

@@ -165,6 +165,8 @@ impl State {
             nearer.priority = nearer.priority.or(farther.priority);
             nearer.scratch = nearer.scratch.or(farther.scratch);
             nearer.durable = nearer.durable.or(farther.durable);
+            let rate = &mut nearer.recompute_bytes_per_second;
+            *rate = rate.or(farther.recompute_bytes_per_second);
             if nearer.eviction.is_none() {
                 nearer.eviction.clone_from(&farther.eviction);
             }

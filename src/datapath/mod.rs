@@ -22,11 +22,13 @@ mod folders;
 mod history;
 mod inspect;
 mod listing;
+mod loader;
 mod lookup;
 mod object;
 mod open;
 mod packing;
 mod persist;
+mod prefetch;
 mod promote;
 mod recent;
 mod records;
@@ -72,6 +74,7 @@ pub use elsewhere::{ClusterSide, MemberSide, News};
 pub use error::Error;
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::Listed;
+pub use loader::{Loader, Rest};
 pub use lookup::{Lookup, Patience};
 pub use object::{Marks, Object, Phase, Place};
 pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened};
@@ -113,6 +116,10 @@ pub struct Settings {
     pub free_ahead: ByteCount,
     /// A file of at least this size becomes scratch.
     pub scratch_min: ByteCount,
+    /// Objects of a chain that are brought back from SSD ahead of their use.
+    pub prefetch_objects: usize,
+    /// Most bytes that are brought back so and not used yet.
+    pub prefetch_max: ByteCount,
     /// Whether a name is temporary: not final until it is renamed.
     pub is_temporary: NamePredicate,
     /// Most inodes of ours that the kernel may hold; beyond that it is asked to drop idle ones.
@@ -165,6 +172,7 @@ pub struct State {
     history: History,
     chains: ChainTracker,
     recent: Recent,
+    ahead: prefetch::Ahead,
     elsewhere: Elsewhere,
     processes: Processes,
     /// Objects with a time to live: wall-clock nanoseconds and slot.
@@ -221,6 +229,11 @@ pub struct Datapath {
     this: OnceLock<Weak<Datapath>>,
     /// Bytes of objects on their way to the SSD tier, still in memory.
     lent: AtomicU64,
+    /// Loads that were predicted to take longer than computing.
+    slow_loads: AtomicU64,
+    /// Bytes of objects that are being loaded ahead of their use.
+    loading_ahead: AtomicU64,
+    loader: Loader,
 }
 
 impl Datapath {
@@ -242,6 +255,7 @@ impl Datapath {
             history: History::default(),
             chains: ChainTracker::default(),
             recent: Recent::default(),
+            ahead: prefetch::Ahead::new(Arc::clone(&telemetry)),
             elsewhere: Elsewhere::default(),
             processes: Processes::default(),
             expiries: BTreeSet::new(),
@@ -279,6 +293,9 @@ impl Datapath {
             cluster: OnceLock::new(),
             this: OnceLock::new(),
             lent: AtomicU64::new(0),
+            slow_loads: AtomicU64::new(0),
+            loading_ahead: AtomicU64::new(0),
+            loader: Loader::default(),
         }
     }
 

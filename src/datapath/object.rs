@@ -74,6 +74,9 @@ impl Marks {
     /// What that record says beside the bytes is not true any more.
     pub const STALE_ON_SSD: Self = Self(512);
 
+    /// Brought back from SSD before anybody asked, and not used since.
+    pub const PREFETCHED: Self = Self(2048);
+
     /// Whether all bits of `mark` are set.
     #[must_use]
     pub fn has(self, mark: Self) -> bool {

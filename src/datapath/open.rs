@@ -205,7 +205,8 @@ impl Datapath {
             }
             state.touch(slot);
             if let Some(key) = state.key_of(slot) {
-                state.chains.opened(caller.thread.0, key, self.clock.monotonic());
+                let before = state.chains.opened(caller.thread.0, key, self.clock.monotonic());
+                self.note_use(state, slot, before);
             }
             state.tree.node_mut(slot).attributes.atime_ns = self.now_ns();
         }

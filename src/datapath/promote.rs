@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidefs_engine::memory::Mapping;
@@ -24,6 +25,9 @@ use crate::tier::ssd::Missed;
 const ROOM_WAIT: Duration = Duration::from_millis(200);
 /// How often it looks.
 const ROOM_PAUSE: Duration = Duration::from_millis(1);
+
+/// Of the loads that are predicted to take too long, one in so many is tried.
+const TRIED_ANYWAY: u64 = 16;
 
 /// What is to be loaded.
 struct Wanted {
@@ -58,6 +62,28 @@ impl Datapath {
     /// Whether there may be objects that are not in memory.
     fn has_lower_tier(&self) -> bool {
         self.ssd.get().is_some() || self.cluster.get().is_some()
+    }
+
+    /// Whether computing an object again takes less time than bringing it back, as far as its namespace says how long that
+    /// takes. A few are brought back nevertheless, so that what is known of the disk stays true.
+    #[must_use]
+    pub fn is_faster_computed(&self, ino: Ino) -> bool {
+        let Some(ssd) = self.ssd.get() else { return false };
+        let state = self.lock();
+        let rate = state.tree.by_ino(ino).and_then(|slot| {
+            let rate = state.effective_policy(slot).record.recompute_bytes_per_second;
+            rate.map(ByteCount::get).filter(|rate| *rate > 0)
+        });
+        let (Some(rate), Some(wanted)) = (rate, self.wanted(&state, ino)) else { return false };
+        drop(state);
+        let Some(load) = ssd.predicted_load(&wanted.key, wanted.size) else { return false };
+        let computing = Duration::from_secs_f64(wanted.size.get() as f64 / rate as f64);
+        let is_faster =
+            load > computing && !self.slow_loads.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRIED_ANYWAY);
+        if is_faster {
+            self.telemetry.ssd_too_slow.increment();
+        }
+        is_faster
     }
 
     fn wanted(&self, state: &State, ino: Ino) -> Option<Wanted> {

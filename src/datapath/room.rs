@@ -94,6 +94,7 @@ impl Datapath {
         let mut all = Vec::new();
         while freed < missing && all.len() < BATCH_MAX {
             let Some(victim) = state.victim_anywhere(directory) else { break };
+            let victim = self.copied_instead(state, victim).unwrap_or(victim);
             let size = state.object(victim).map(|object| object.size).unwrap_or_default();
             freed = freed.saturating_add(footprint(size));
             // Room is needed now: nothing is lent to a disk.

@@ -137,6 +137,9 @@ impl Datapath {
         let predecessor = thread
             .and_then(|thread| {
                 let before = state.chains.created(thread, key, now);
+                if self.ssd.get().is_some() {
+                    state.note_successor(before, slot);
+                }
                 before.filter(|_| state.chains.walks(thread) || state.chains.was_probed(key))
             })
             .and_then(|key| state.recent.get(key))

@@ -33,8 +33,14 @@ use crate::tier::ssd::{Owner, Put, Refused, Source, SsdTier, Stored};
 
 /// Objects that are sent to the disks between two looks at the free room.
 const SENT_AT_ONCE: usize = 16;
+/// Objects that leave next of which copies are kept on disk while room is short.
+const COPIED_AHEAD: usize = 256;
+/// Objects that leave next among which one is looked for that is on disk already.
+const COPIED_INSTEAD: usize = 32;
 /// How often the free room is looked at while it is short.
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
+/// How long no copies are made after the tier refused one: its budgets are used up, or the object fits nowhere.
+const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 /// How often otherwise.
 const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
@@ -48,6 +54,8 @@ pub(super) struct Lent {
     record: ObjectRecord,
     place: Place,
     may_change: bool,
+    /// Whether it stays in memory: then its pages are not about to be free.
+    stays: bool,
 }
 
 /// A record of the SSD tier that stands for nothing any more.
@@ -87,9 +95,13 @@ impl State {
     /// The record that the SSD tier may have of the object in `slot`.
     pub(super) fn ssd_record(&self, slot: Slot) -> Option<SsdRecord> {
         let object = self.object(slot).filter(|object| object.marks.has(Marks::ON_SSD))?;
+        Some(SsdRecord { version: object.version, key: self.ssd_key(slot)? })
+    }
+
+    /// The key of the object in `slot`, under the name that it has now.
+    fn ssd_key(&self, slot: Slot) -> Option<Vec<u8>> {
         let directory = self.tree.directory(self.tree.get(slot)?.parent)?;
-        let key = object_key(directory.id, self.tree.name(slot).as_bytes());
-        Some(SsdRecord { key, version: object.version })
+        Some(object_key(directory.id, self.tree.name(slot).as_bytes()))
     }
 
     /// What a disk needs of an object, whose record is there or on its way from now on. `None` for what is not stored.
@@ -112,6 +124,7 @@ impl State {
             record: self.object_record(slot, directory, &name),
             place: object.place.clone(),
             may_change: object.marks.has(Marks::WRITABLE_MAPPING),
+            stays: true,
         };
         if let Some(object) = self.object_mut(slot) {
             object.marks.set(Marks::ON_SSD, true);
@@ -203,6 +216,17 @@ impl Datapath {
             && state.ssd_record(slot).is_some_and(|record| ssd.holds(&record.key) == Some(record.version))
     }
 
+    /// An object that is to leave soon and is on disk already, when the victim is not: it leaves without a loss.
+    pub(super) fn copied_instead(&self, state: &mut State, victim: Slot) -> Option<Slot> {
+        let ssd = self.ssd.get()?;
+        if self.stands_on_ssd(ssd, state, victim) {
+            return None;
+        }
+        let id = state.domain_of(victim);
+        let next = state.domains.coldest_of(id, COPIED_INSTEAD);
+        next.into_iter().find(|slot| self.stands_on_ssd(ssd, state, *slot))
+    }
+
     /// Takes a victim out of the tables of memory to send it to a disk, if one takes it.
     fn lend(&self, ssd: &SsdTier, state: &mut State, victim: Slot) -> Option<Lent> {
         let size = state.object(victim)?.size;
@@ -211,7 +235,7 @@ impl Datapath {
         if let Some(object) = state.object_mut(victim) {
             object.marks.set(Marks::STORING, true);
         }
-        Some(lent)
+        Some(Lent { stays: false, ..lent })
     }
 
     fn lent_bytes(&self) -> ByteCount {
@@ -224,10 +248,19 @@ impl Datapath {
     }
 
     /// Leaves an object to the SSD tier. `told`: who wants to know when that has ended.
-    pub(super) fn store(&self, lent: Lent, durable: bool, told: Option<std::sync::mpsc::SyncSender<()>>) {
-        let Lent { ino, slot, size, key, mut record, place, may_change } = lent;
-        self.lent.fetch_add(size.get(), Ordering::Relaxed);
+    /// Returns whether it takes it.
+    pub(super) fn store(
+        &self,
+        lent: Lent,
+        durable: bool,
+        told: Option<std::sync::mpsc::SyncSender<()>>,
+    ) -> bool {
+        let Lent { ino, slot, size, key, mut record, place, may_change, stays } = lent;
+        let counted = if stays { 0 } else { size.get() };
+        self.lent.fetch_add(counted, Ordering::Relaxed);
         let version = record.version;
+        let sent = Arc::new((ino, version, key.clone()));
+        let told_as = Arc::clone(&sent);
         let put = self.source_of(&place, size, &mut record, may_change).and_then(|source| {
             let meta = record.encode().map_err(io::Error::other)?;
             let (checksum, owner) = (record.checksum, slot.0);
@@ -236,7 +269,8 @@ impl Datapath {
         let weak = self.this.get().cloned().unwrap_or_default();
         let done = move |stored| {
             if let Some(datapath) = weak.upgrade() {
-                datapath.stored(ino, version, size, stored);
+                datapath.lent.fetch_sub(counted, Ordering::Relaxed);
+                datapath.stored(&told_as, size, stored);
             }
             if let Some(told) = told {
                 // Who asked may have stopped waiting.
@@ -248,7 +282,7 @@ impl Datapath {
                 Ok(()) => None,
                 Err(Refused::Underway) => {
                     // It was needed for a moment on its way; the end of that way decides.
-                    self.lent.fetch_sub(size.get(), Ordering::Relaxed);
+                    self.lent.fetch_sub(counted, Ordering::Relaxed);
                     None
                 }
                 Err(refused) => Some(format!("{refused:?}")),
@@ -256,10 +290,13 @@ impl Datapath {
             (Ok(_), None) => Some("there is no SSD tier".to_owned()),
             (Err(error), _) => Some(error.to_string()),
         };
+        let is_taken = refused.is_none();
         if let Some(reason) = refused {
             tracing::debug!(ino = ino.0, reason, "an evicted object is not stored");
-            self.stored(ino, version, size, Stored::Failed);
+            self.lent.fetch_sub(counted, Ordering::Relaxed);
+            self.stored(&sent, size, Stored::Failed);
         }
+        is_taken
     }
 
     /// Where the bytes are, for the SSD tier; and their checksum, in `record`, when it was taken and still holds.
@@ -295,13 +332,16 @@ impl Datapath {
         Ok(source)
     }
 
-    /// The way of an object to its disk has ended.
-    fn stored(&self, ino: Ino, version: Version, size: ByteCount, stored: Stored) {
-        self.lent.fetch_sub(size.get(), Ordering::Relaxed);
+    /// The way of an object to its disk has ended: of a version, under the name that it had when it was sent.
+    fn stored(&self, (ino, version, key): &(Ino, Version, Vec<u8>), size: ByteCount, stored: Stored) {
         let doomed = {
             let mut state = self.lock();
-            let Some(slot) = state.tree.by_ino(ino) else { return };
-            let is_same = |object: &&Object| object.version == version && object.phase == Phase::Sealed;
+            let Some(slot) = state.tree.by_ino(*ino) else { return };
+            // Under another name by now, it is on another way, or on none.
+            if state.ssd_key(slot).as_ref() != Some(key) {
+                return;
+            }
+            let is_same = |object: &&Object| object.version == *version && object.phase == Phase::Sealed;
             let Some(object) = state.object(slot).filter(is_same) else { return };
             let is_storing = object.marks.has(Marks::STORING);
             let is_used = object.is_open() || object.next_version().is_some();
@@ -341,13 +381,18 @@ impl Datapath {
 
     /// Keeps room free ahead of writers, until `is_stopping` says so. Runs in a thread of its own.
     pub fn demote_in_background(&self, is_stopping: impl Fn() -> bool) {
+        let mut copies_from = Duration::ZERO;
         while !is_stopping() {
             let target = self.settings.write_headroom.saturating_add(self.settings.free_ahead);
             let free = self.tier.usage().map(|usage| usage.free).unwrap_or_default();
             let missing = target.saturating_sub(free.saturating_add(self.lent_bytes()));
             let has_sent = missing > ByteCount::ZERO && self.send_coldest(missing);
+            let is_short = free < target.saturating_add(target);
+            let now = self.clock.monotonic();
+            if is_short && now >= copies_from && !self.copy_coldest() {
+                copies_from = now + REFUSED_PAUSE;
+            }
             if !has_sent {
-                let is_short = free < target.saturating_add(target);
                 std::thread::sleep(if is_short { BUSY_PAUSE } else { IDLE_PAUSE });
             }
         }
@@ -377,6 +422,31 @@ impl Datapath {
         has_sent
     }
 
+    /// Has copies made of the objects that leave next, while they stay: a writer that needs room at once takes those that
+    /// are on disk already. Returns false when the tier refuses.
+    fn copy_coldest(&self) -> bool {
+        let Some(ssd) = self.ssd.get() else { return true };
+        let mut copied = Vec::new();
+        {
+            let mut state = self.lock();
+            state.domains.set_below(ssd.records());
+            let next: Vec<Slot> = state.domains.coldest(COPIED_AHEAD);
+            let mut bytes = ByteCount::ZERO;
+            for slot in next {
+                let size = state.object(slot).map(|object| object.size).unwrap_or_default();
+                if copied.len() == SENT_AT_ONCE || !ssd.has_room_in_queue(size.saturating_add(bytes)) {
+                    break;
+                }
+                let is_known = state.object(slot).is_none_or(|object| object.marks.has(Marks::ON_SSD));
+                if !is_known && let Some(lent) = state.send(slot) {
+                    bytes = bytes.saturating_add(size);
+                    copied.push(lent);
+                }
+            }
+        }
+        copied.into_iter().all(|lent| self.store(lent, false, None))
+    }
+
     /// Does outside the lock what is left to do for a victim.
     pub(super) fn see_off(&self, leaving: Leaving, told: Option<std::sync::mpsc::SyncSender<()>>) {
         match leaving {
@@ -384,7 +454,9 @@ impl Datapath {
                 self.count_evictions(std::slice::from_ref(&doomed));
                 self.bury(doomed);
             }
-            Leaving::Lent(lent) => self.store(*lent, false, told),
+            Leaving::Lent(lent) => {
+                self.store(*lent, false, told);
+            }
         }
     }
 
@@ -425,6 +497,13 @@ impl Datapath {
         };
         self.count_evictions(std::slice::from_ref(&doomed));
         self.bury(doomed);
+    }
+
+    /// Whether memory alone would do for a version: it is there, and nobody asked for it to be on disk.
+    fn has_in_memory(&self, slot: Slot, version: Version) -> bool {
+        let state = self.lock();
+        let is_there = |object: &Object| object.version == version && object.is_resident();
+        state.object(slot).is_some_and(is_there) && state.effective_policy(slot).record.durable != Some(true)
     }
 
     /// Keeps what a directory is, in both tiers.
@@ -473,6 +552,10 @@ impl Datapath {
 pub(super) struct SsdOwner(pub(super) Weak<Datapath>);
 
 impl Owner for SsdOwner {
+    fn has_elsewhere(&self, number: u32, version: Version) -> bool {
+        self.0.upgrade().is_some_and(|datapath| datapath.has_in_memory(Slot(number), version))
+    }
+
     fn dropped(&self, number: u32, version: Version) {
         if let Some(datapath) = self.0.upgrade() {
             datapath.dropped(Slot(number), version);

@@ -16,7 +16,10 @@ use crate::tier::memory::{Pin, PolicyRecord};
 const PREFIX: &str = "user.tidefs.";
 
 /// Settable names below [`PREFIX`], in the order in which they are listed.
-const SETTABLE: [&str; 8] = ["quota", "floor", "ttl", "pin", "priority", "policy", "scratch", "durability"];
+const SETTABLE: [&str; 9] =
+    ["quota", "floor", "ttl", "pin", "priority", "policy", "scratch", "durability", RECOMPUTE];
+/// Bytes a second that computing an object again yields.
+const RECOMPUTE: &str = "recompute_bytes_per_second";
 /// Names of facts below [`PREFIX`].
 const FACTS: [&str; 4] = ["tier", "version", "checksum", "why"];
 
@@ -189,6 +192,7 @@ impl Datapath {
             "policy" => Some(state.domains.get(state.domain_for_reading(slot)).order.name().to_owned()),
             "scratch" => policy.scratch.map(|scratch| scratch.to_string()),
             "durability" => policy.durable.map(|durable| if durable { "ssd" } else { "memory" }.to_owned()),
+            RECOMPUTE => policy.recompute_bytes_per_second.map(|rate| rate.get().to_string()),
             "tier" if is_file => state.object(slot).map(|object| tier_text(object).to_owned()),
             "version" if is_file => state.object(slot).map(|object| object.version.to_string()),
             "why" if is_file => Some(state.why_text(slot)),
@@ -224,7 +228,8 @@ impl Datapath {
         let mut state = self.lock();
         let slot = state.slot_of(ino)?;
         let is_directory = state.tree.directory(slot).is_some();
-        if !is_directory && matches!(key, "quota" | "floor" | "policy" | "scratch" | "durability") {
+        if !is_directory && matches!(key, "quota" | "floor" | "policy" | "scratch" | "durability" | RECOMPUTE)
+        {
             return Err(Error::Invalid("this policy is set on directories"));
         }
         let before = match state.folders.get(slot) {
@@ -321,6 +326,7 @@ fn apply(policy: &mut PolicyRecord, key: &str, value: Option<&str>) -> Result<bo
                 _ => Err(Error::Invalid("write ssd or memory")),
             }),
         ),
+        RECOMPUTE => set(&mut policy.recompute_bytes_per_second, value.map(size)),
         _ => Err(Error::Unsupported("no such policy")),
     }
 }

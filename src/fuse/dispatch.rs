@@ -16,7 +16,6 @@ use fuser::{
 use super::attributes::{Lifetimes, ino};
 use super::control_files::ControlFiles;
 use super::kernel::Kernel;
-use super::loader::Loader;
 use super::ops;
 use super::session::Handshake;
 use super::waiter::Waiter;
@@ -33,7 +32,6 @@ pub(super) struct Dispatcher {
     pub(super) kernel: Arc<Kernel>,
     pub(super) control: Arc<ControlFiles>,
     pub(super) waiter: Waiter,
-    pub(super) loader: Arc<Loader>,
     pub(super) lifetimes: Lifetimes,
     pub(super) max_background: u16,
     pub(super) wants_passthrough: bool,
@@ -43,12 +41,13 @@ pub(super) struct Dispatcher {
 
 impl Dispatcher {
     /// Does a request that needs the bytes of an object: at once when they are in memory, which is nearly always, else when
-    /// they are back.
-    pub(super) fn with_object(&self, number: Ino, rest: impl FnOnce() + Send + 'static) {
+    /// they are back, or cannot be had, which it is told.
+    pub(super) fn with_object(&self, number: Ino, rest: impl FnOnce(bool) + Send + 'static) {
         if self.datapath.must_load(number) {
-            self.loader.leave(number, Box::new(rest));
+            self.datapath.loader().leave(number, Box::new(rest));
+            self.datapath.prefetch_successors(number);
         } else {
-            rest();
+            rest(true);
         }
     }
 

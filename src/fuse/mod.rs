@@ -9,7 +9,6 @@ mod control_files;
 mod dispatch;
 mod errno;
 mod kernel;
-mod loader;
 mod mount;
 mod ops;
 mod passthrough;

@@ -17,7 +17,6 @@ use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
 use super::dispatch::{Dispatcher, LISTS_ATTRIBUTES, REQUEST_MAX, WANTED};
 use super::kernel::Kernel;
-use super::loader::{self, Loader};
 use super::mount::{self, MountError};
 use super::waiter::{self, Waiter};
 use crate::datapath::Datapath;
@@ -113,7 +112,7 @@ pub struct Session {
     directory: PathBuf,
     facts: SessionFacts,
     helpers: Vec<JoinHandle<()>>,
-    loader: Arc<Loader>,
+    datapath: Arc<Datapath>,
 }
 
 impl Session {
@@ -129,7 +128,6 @@ impl Session {
     ) -> Result<Self, MountError> {
         let (kernel, messages) = Kernel::new(Arc::clone(telemetry));
         let (waiter, arrivals) = Waiter::new();
-        let loader = Arc::new(Loader::default());
         let lifetimes = Lifetimes { settled: settings.entry_ttl, absent: settings.negative_ttl };
         let handshake = Arc::new(OnceLock::new());
         let may_register = may_register_backings();
@@ -139,7 +137,6 @@ impl Session {
             kernel: Arc::clone(&kernel),
             control,
             waiter,
-            loader: Arc::clone(&loader),
             lifetimes,
             max_background: settings.max_background,
             wants_passthrough,
@@ -165,11 +162,17 @@ impl Session {
         let has_lower_tier = datapath.ssd().is_some() || datapath.cluster().is_some();
         let loads = if has_lower_tier { settings.loads } else { 0 };
         for index in 0..loads {
-            let (datapath, loader) = (Arc::clone(datapath), Arc::clone(&loader));
-            helpers.push(helper(&format!("load-{index}"), move || loader::run(&datapath, &loader))?);
+            let datapath = Arc::clone(datapath);
+            helpers.push(helper(&format!("load-{index}"), move || datapath.run_loads())?);
         }
         let background = session.spawn().map_err(MountError::Thread)?;
-        Ok(Self { background, directory: settings.directory.clone(), facts, helpers, loader })
+        Ok(Self {
+            background,
+            directory: settings.directory.clone(),
+            facts,
+            helpers,
+            datapath: Arc::clone(datapath),
+        })
     }
 
     /// What was agreed with the kernel.
@@ -204,7 +207,7 @@ impl Session {
             }
             thread::sleep(Duration::from_millis(5));
         }
-        self.loader.close();
+        self.datapath.loader().close();
         drop(self.helpers);
         match self.background.join() {
             Ok(()) => true,

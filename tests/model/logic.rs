@@ -20,6 +20,7 @@ use tidefs::telemetry::Telemetry;
 use tidefs::tier::eviction::EvictionParameters;
 use tidefs::tier::memory::{HugePages, MemoryConfig, MemoryTier};
 use tidefs::tier::scratch::Scratch;
+use tidefs::tier::ssd::{Budget, SsdConfig, SsdTier};
 use tidefs_engine::time::{Clock, SimClock};
 use tidefs_engine::types::ByteCount;
 
@@ -27,6 +28,8 @@ use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
 /// Thread ids above any that Linux gives out, so that each stands for a process of its own.
 const FIRST_THREAD: u32 = 4_200_001;
+/// Disk space below memory: more than the objects of a test.
+const SSD_CAPACITY: ByteCount = ByteCount::mib(96);
 /// Disk space for slot files.
 const SCRATCH_CAPACITY: ByteCount = ByteCount::mib(64);
 
@@ -45,6 +48,8 @@ pub(crate) struct Setup {
     pub(crate) policy: &'static str,
     /// Whether the kernel drops its caches after every step.
     pub(crate) forgets_at_once: bool,
+    /// Whether there is a disk below memory, with room for everything.
+    pub(crate) has_ssd: bool,
 }
 
 /// A daemon without a kernel.
@@ -53,7 +58,7 @@ pub(crate) struct Logic {
     setup: Setup,
     base: TempDir,
     clock: Arc<SimClock>,
-    datapath: Option<Datapath>,
+    datapath: Option<Arc<Datapath>>,
     references: BTreeMap<Ino, u64>,
     handles: HashMap<Token, (HandleId, Ino)>,
     next: Token,
@@ -122,6 +127,8 @@ impl Logic {
             packed_max: self.setup.packed_max,
             write_headroom: self.setup.write_headroom,
             free_ahead: ByteCount::ZERO,
+            prefetch_objects: 0,
+            prefetch_max: ByteCount::ZERO,
             scratch_min: self.setup.scratch_min,
             is_temporary: Box::new(|name: &OsStr| name.as_bytes().ends_with(b".tmp")),
             kernel_inodes_max: 1 << 20,
@@ -136,11 +143,65 @@ impl Logic {
         let clock: Arc<dyn Clock> = Arc::<SimClock>::clone(&self.clock);
         let datapath = Datapath::new(tier, scratch, clock, settings, Arc::new(Telemetry::default()));
         datapath.recover().expect("recovery");
+        let datapath = Arc::new(datapath);
+        if self.setup.has_ssd {
+            datapath.attach_ssd(self.open_ssd()).expect("the disk is taken into use");
+        }
         self.datapath = Some(datapath);
     }
 
-    fn datapath(&self) -> &Datapath {
+    fn open_ssd(&self) -> SsdTier {
+        let place = self.base.path().join("ssd");
+        std::fs::create_dir_all(&place).expect("a directory for the disk");
+        SsdTier::open(&SsdConfig {
+            places: vec![place],
+            capacity: SSD_CAPACITY,
+            zone_bytes: ByteCount::mib(4),
+            budget: Budget {
+                bytes_per_second: None,
+                bytes_per_day: None,
+                queue: Duration::from_secs(60),
+                queue_bytes_max: ByteCount::mib(16),
+            },
+            io_uring: true,
+            intents: Some(self.base.path().join("removals")),
+            limit: Duration::from_secs(30),
+        })
+        .expect("the disk opens")
+    }
+
+    /// Sends what is coldest to the disk until `bytes` left memory, or all that may.
+    pub(crate) fn demote(&mut self, bytes: ByteCount) {
+        self.datapath().evict_coldest(bytes);
+    }
+
+    /// Where the bytes of an object are.
+    pub(crate) fn tier_of(&mut self, path: &str) -> String {
+        let ino = self.resolve(super::system::WATCHER, path).expect("it is there");
+        let value = self.datapath().get_attribute(ino, b"user.tidefs.tier").expect("an object has a tier");
+        String::from_utf8(value).expect("a word")
+    }
+
+    /// Starts again without what was in memory, as after a reboot.
+    pub(crate) fn lose_memory(&mut self) {
+        self.references.clear();
+        self.handles.clear();
+        self.datapath = None;
+        while umount2(&self.memory(), MntFlags::MNT_DETACH).is_ok() {}
+        // Versions are told apart by the second of the start.
+        self.clock.advance(Duration::from_secs(2));
+        self.start();
+    }
+
+    fn datapath(&self) -> &Arc<Datapath> {
         self.datapath.as_ref().expect("the daemon runs")
+    }
+
+    /// Brings an object back before it is used, as the session does. A miss is told by what comes next.
+    fn load(&self, ino: Ino) {
+        if self.datapath().must_load(ino) {
+            let _ = self.datapath().promote(ino);
+        }
     }
 
     fn lookup(&mut self, who: usize, parent: Ino, name: &str) -> Result<(Ino, Kind, Facts), Errno> {
@@ -183,6 +244,7 @@ impl Logic {
     ) -> Result<T, Errno> {
         for _ in 0..2 {
             let ino = self.resolve(who, path)?;
+            self.load(ino);
             match action(self.datapath(), ino) {
                 Err(Error::Stale) => {}
                 outcome => return outcome.map_err(errno),
@@ -333,6 +395,9 @@ impl System for Logic {
             }
         }
         let (source, target) = ((parent, name.as_bytes()), (new_parent, new_name.as_bytes()));
+        if let Some(away) = self.datapath().must_load_child(source.0, source.1) {
+            self.load(away);
+        }
         let outcome = self.datapath().rename(&caller(who), source, target, keep).map_err(errno);
         self.done(outcome)
     }

@@ -13,6 +13,7 @@ mod reference;
 mod regressions;
 mod run;
 mod system;
+mod tiers;
 
 use std::cell::RefCell;
 use std::fmt;
@@ -47,6 +48,7 @@ fn setup() -> impl Strategy<Value = Setup> {
             scratch_min: scratch_min.unwrap_or(capacity),
             policy,
             forgets_at_once,
+            has_ssd: false,
         },
     )
 }

@@ -15,6 +15,7 @@ const SETUP: Setup = Setup {
     scratch_min: ByteCount::mib(1),
     policy: "lru",
     forgets_at_once: false,
+    has_ssd: false,
 };
 
 const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };

@@ -61,7 +61,10 @@ fn write_all(mount: &Mount, namespace: &Path) {
 fn check_all(mount: &Mount, namespace: &Path) {
     for number in 0..OBJECTS {
         let path = namespace.join(format!("object{number}"));
-        assert_eq!(fs::metadata(&path).expect("stat").len(), content(number).len() as u64);
+        let length = fs::metadata(&path).map(|metadata| metadata.len());
+        let why = || mount.control_get(&format!("/v1/why?path=kv/object{number}")).text();
+        let length = length.unwrap_or_else(|error| panic!("object{number}: {error}: {}", why()));
+        assert_eq!(length, content(number).len() as u64);
         let found = fs::read(&path).unwrap_or_else(|error| panic!("read of {}: {error}", path.display()));
         assert_same(&found, &content(number), &path.display().to_string());
         wait_for_room(mount);
@@ -154,7 +157,9 @@ fn what_is_deleted_renamed_or_replaced_on_disk_stays_so_after_a_kill() {
     mount.kill9();
     mount.restart();
     assert!(!object(0).exists() && !object(1).exists());
-    assert_same(&fs::read(namespace.join("renamed")).expect("read"), &content(1), "the renamed object");
+    let why = || mount.control_get("/v1/why?path=kv/renamed").text();
+    let renamed = fs::read(namespace.join("renamed")).unwrap_or_else(|error| panic!("{error}: {}", why()));
+    assert_same(&renamed, &content(1), "the renamed object");
     assert_eq!(fs::read(object(2)).expect("read"), b"new");
     assert_eq!(fs::metadata(object(3)).expect("stat").permissions().mode() & 0o777, 0o600);
     assert_same(&fs::read(object(3)).expect("read"), &content(3), "the object with another mode");
@@ -163,7 +168,8 @@ fn what_is_deleted_renamed_or_replaced_on_disk_stays_so_after_a_kill() {
 #[test]
 fn many_readers_of_one_object_on_disk_share_one_load_and_others_are_served_meanwhile() {
     let disk = disk();
-    let mount = mount_on(MODE, disk.path(), &[]);
+    // Loads ahead of their use are counted too.
+    let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=0"]);
     let namespace = mount.namespace("kv");
     write_all(&mount, &namespace);
     std::thread::scope(|scope| {
@@ -187,6 +193,66 @@ fn many_readers_of_one_object_on_disk_share_one_load_and_others_are_served_meanw
         .and_then(|value| value.trim().parse().ok())
         .expect("the counter");
     assert!(promotions <= 17, "{promotions} loads for 17 objects");
+}
+
+/// The value of a counter, from the metrics of the mount.
+fn counter(mount: &Mount, name: &str) -> u64 {
+    let text = mount.control_get("/v1/metrics").text();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.and_then(|value| value.trim().parse().ok()).expect("the counter")
+}
+
+fn write_and_evict_chain(mount: &Mount, namespace: &Path, objects: u64) {
+    for number in 0..objects {
+        let path = namespace.join(format!("object{number}"));
+        fs::write(path.with_extension("tmp"), content(number)).expect("write");
+        fs::rename(path.with_extension("tmp"), &path).expect("rename");
+    }
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+    assert!((0..objects).all(|number| tier_of(&namespace.join(format!("object{number}"))) == "ssd"));
+}
+
+#[test]
+fn the_next_objects_of_a_chain_are_loaded_while_the_first_is_read_and_counted_when_they_are_used() {
+    let disk = disk();
+    let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=4"]);
+    let namespace = mount.namespace("kv");
+    write_and_evict_chain(&mount, &namespace, 20);
+    let object = |number: u64| namespace.join(format!("object{number}"));
+    assert_same(&fs::read(object(0)).expect("read"), &content(0), "the first");
+    assert!(
+        until(HANG, || (1..=4).all(|number| tier_of(&object(number)) != "ssd")),
+        "nothing was loaded ahead"
+    );
+    assert_eq!(tier_of(&object(6)), "ssd", "no more than was asked for");
+    let before = counter(&mount, "tidefs_ssd_prefetches_useful_total");
+    assert_same(&fs::read(object(1)).expect("read"), &content(1), "the second");
+    assert_eq!(counter(&mount, "tidefs_ssd_prefetches_useful_total"), before + 1);
+    assert!(until(HANG, || tier_of(&object(5)) != "ssd"), "the reader is not followed");
+    fs::remove_file(object(2)).expect("unlink");
+    assert_eq!(counter(&mount, "tidefs_ssd_prefetches_wasted_total"), 1);
+}
+
+#[test]
+fn what_is_faster_computed_than_loaded_is_a_miss_at_once_where_the_namespace_says_so() {
+    let disk = disk();
+    let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=0"]);
+    let namespace = mount.namespace("kv");
+    write_and_evict_chain(&mount, &namespace, 20);
+    let open = |number: u64| File::open(namespace.join(format!("object{number}")));
+    assert!((0..4).all(|number| open(number).is_ok()), "without a rate nothing is refused");
+    // Nothing is loaded at that rate.
+    set_xattr(&namespace, "user.tidefs.recompute_bytes_per_second", b"1000TiB").expect("setxattr");
+    let refused = (4..8).filter(|number| open(*number).is_err()).count();
+    assert!(refused >= 3, "{refused} of 4 opens were refused, one is tried");
+    assert!(counter(&mount, "tidefs_ssd_too_slow_total") >= 3);
+    set_xattr(&namespace, "user.tidefs.recompute_bytes_per_second", b"1").expect("setxattr");
+    assert_same(
+        &fs::read(namespace.join("object7")).expect("read"),
+        &content(7),
+        "an object that was refused",
+    );
 }
 
 #[test]

@@ -70,7 +70,7 @@ pub(in crate::fuse) fn setattr(
     }
     let (datapath, lifetimes) = (Arc::clone(&dispatcher.datapath), dispatcher.lifetimes);
     let (caller, change) = (caller(request), *change);
-    dispatcher.with_object(ino(number), move || {
+    dispatcher.with_object(ino(number), move |_| {
         let outcome = datapath.setattr(&caller, ino(number), &change);
         reply_attr(&lifetimes, outcome, "setattr", reply);
     });

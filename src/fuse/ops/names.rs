@@ -220,9 +220,9 @@ pub(in crate::fuse) fn rename(
     };
     match away {
         None => rest(&mut |number, durable| {
-            dispatcher.loader.leave(number, Box::new(durable));
+            dispatcher.datapath.loader().leave(number, Box::new(move |_| durable()));
         }),
-        Some(away) => dispatcher.with_object(away, move || rest(&mut |_, durable| durable())),
+        Some(away) => dispatcher.with_object(away, move |_| rest(&mut |_, durable| durable())),
     }
 }
 

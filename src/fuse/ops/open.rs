@@ -13,7 +13,7 @@ use fuser::{
 };
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
-use crate::datapath::{Caller, Datapath, HandleId, OpenOptions};
+use crate::datapath::{Caller, Datapath, Error, HandleId, OpenOptions};
 use crate::fuse::attributes::{file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::kernel::Kernel;
@@ -51,15 +51,28 @@ pub(in crate::fuse) fn open(
         };
     }
     let (caller, options) = (caller(request), options(flags.0));
+    let mut reply = reply;
     if !datapath.must_load(ino(number)) {
-        return open_object(datapath, kernel, &caller, ino(number), options, reply);
+        match open_object(datapath, kernel, &caller, ino(number), options, reply) {
+            Some(left_again) => reply = left_again,
+            None => return,
+        }
+    }
+    if !options.write && datapath.is_faster_computed(ino(number)) {
+        return reply.error(fail("open", &Error::NoObject));
     }
     let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
-    dispatcher.with_object(ino(number), move || {
-        open_object(&datapath, &kernel, &caller, ino(number), options, reply);
+    dispatcher.with_object(ino(number), move |is_back| {
+        let open = |reply| open_object(&datapath, &kernel, &caller, ino(number), options, reply);
+        let Some(left_again) = open(reply) else { return };
+        let is_back = is_back && datapath.promote(ino(number)).is_ok();
+        if let Some(reply) = if is_back { open(left_again) } else { Some(left_again) } {
+            reply.error(fail("open", &Error::NoObject));
+        }
     });
 }
 
+/// Opens an object that was in memory a moment ago. Gives the reply back when it left memory meanwhile.
 fn open_object(
     datapath: &Datapath,
     kernel: &Kernel,
@@ -67,7 +80,7 @@ fn open_object(
     number: Ino,
     options: OpenOptions,
     reply: ReplyOpen,
-) {
+) -> Option<ReplyOpen> {
     let opened = datapath.open(caller, number, options);
     let answered = opened.and_then(|opened| {
         passthrough::answer(datapath, kernel, &reply, &opened).map(|answer| (opened, answer))
@@ -80,8 +93,10 @@ fn open_object(
                 None => reply.opened(handle, answer.flags),
             }
         }
+        Err(Error::NoObject) if datapath.must_load(number) => return Some(reply),
         Err(error) => reply.error(fail("open", &error)),
     }
+    None
 }
 
 /// `mode`: permissions, the umask taken off.
@@ -164,5 +179,6 @@ pub(in crate::fuse) fn fsync(
         .flatten();
     let Some(object) = durable else { return reply.ok() };
     let datapath = Arc::clone(&dispatcher.datapath);
-    dispatcher.loader.leave(object, Box::new(move || reply_done(datapath.persist(object), "fsync", reply)));
+    let rest = move |_| reply_done(datapath.persist(object), "fsync", reply);
+    dispatcher.datapath.loader().leave(object, Box::new(rest));
 }

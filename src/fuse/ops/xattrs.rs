@@ -65,7 +65,7 @@ pub(in crate::fuse) fn setxattr(
     };
     let datapath = Arc::clone(&dispatcher.datapath);
     let (name, value) = (name.to_owned(), value.to_vec());
-    dispatcher.with_object(ino(number), move || {
+    dispatcher.with_object(ino(number), move |_| {
         let outcome = datapath.set_attribute(ino(number), name.as_bytes(), &value, only);
         reply_done(outcome, "setxattr", reply);
     });
@@ -81,7 +81,7 @@ pub(in crate::fuse) fn removexattr(
         return reply.error(Errno::EPERM);
     }
     let (datapath, name) = (Arc::clone(&dispatcher.datapath), name.to_owned());
-    dispatcher.with_object(ino(number), move || {
+    dispatcher.with_object(ino(number), move |_| {
         reply_done(datapath.remove_attribute(ino(number), name.as_bytes()), "removexattr", reply);
     });
 }

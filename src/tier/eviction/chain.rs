@@ -122,12 +122,16 @@ impl ChainTracker {
         }
     }
 
-    /// `client` opened `key`, which exists.
-    pub fn opened(&mut self, client: u32, key: KeyHash, _now: Duration) {
+    /// `client` opened `key`, which exists. Returns the key that it opened or created before.
+    pub fn opened(&mut self, client: u32, key: KeyHash, _now: Duration) -> Option<KeyHash> {
         let client = self.clients.get_or_insert_mut(client, Client::default);
-        client.past = Past::Opened(key);
+        let before = match std::mem::replace(&mut client.past, Past::Opened(key)) {
+            Past::Nothing => None,
+            Past::Opened(before) | Past::Created(before, _) => Some(before).filter(|before| *before != key),
+        };
         client.run = None;
         client.walks = true;
+        before
     }
 
     /// Whether `client` was seen to walk chains. What one that only writes creates in a row may have nothing to do with
@@ -214,7 +218,9 @@ mod tests {
         }
 
         fn open(&mut self, keys: impl IntoIterator<Item = u64>) {
-            keys.into_iter().for_each(|key| self.0.opened(self.1, KeyHash(key), NOW));
+            for key in keys {
+                self.0.opened(self.1, KeyHash(key), NOW);
+            }
         }
 
         /// Creates each key and returns the predecessors that were inferred.

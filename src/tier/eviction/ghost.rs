@@ -77,19 +77,31 @@ pub struct Ghost {
     buckets: Vec<[Entry; WAYS]>,
     bucket_bits: u32,
     factor: u32,
+    /// Objects of a lower tier.
+    below: usize,
 }
+
+/// How often the objects of all tiers fit the ghost at least.
+const OF_ALL_TIERS: usize = 2;
 
 impl Ghost {
     /// An empty ghost that remembers about `factor` times the number of cached objects; 0 remembers nothing.
     #[must_use]
     pub fn new(factor: u32) -> Self {
-        Self { buckets: Vec::new(), bucket_bits: 0, factor }
+        Self { buckets: Vec::new(), bucket_bits: 0, factor, below: 0 }
+    }
+
+    /// Tells how many objects a lower tier holds.
+    pub(super) fn set_below(&mut self, objects: usize) {
+        self.below = objects;
     }
 
     /// Remembers that `key` was evicted after `hits` uses, while `cached` objects stay.
     pub(super) fn record(&mut self, key: Fingerprint, hits: u8, cached: usize) {
         let Some(factor) = NonZeroU32::new(self.factor) else { return };
-        self.fit(cached.saturating_mul(usize::try_from(factor.get()).unwrap_or(usize::MAX)));
+        let factor = usize::try_from(factor.get()).unwrap_or(usize::MAX);
+        let of_all = cached.saturating_add(self.below).saturating_mul(OF_ALL_TIERS);
+        self.fit(cached.saturating_mul(factor).max(of_all));
         let entry = key.entry(hits);
         let bucket = &mut self.buckets[key.bucket(self.bucket_bits)];
         // An older entry of the same key gives its place, else the oldest of the bucket.
@@ -195,6 +207,17 @@ mod tests {
         ghost.record(key(9), 4, 100);
         assert!(ghost.memory_bytes() < large / 100);
         assert_eq!(ghost.take(key(9)), Some(4));
+    }
+
+    #[test]
+    fn with_a_lower_tier_it_remembers_more_than_that_holds() {
+        let mut ghost = Ghost::new(8);
+        ghost.set_below(20_000);
+        for number in 0..100_000 {
+            ghost.record(key(number), 1, 100);
+        }
+        let recent = (80_000..100_000).filter(|&number| ghost.take(key(number)).is_some()).count();
+        assert!(recent > 18_500, "{recent} of the last 20,000");
     }
 
     #[test]

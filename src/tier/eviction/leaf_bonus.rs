@@ -314,6 +314,10 @@ impl Eviction for LeafBonus {
         self.node(object).map(|node| self.last_touch_of(node))
     }
 
+    fn set_below(&mut self, objects: usize) {
+        self.ghost.set_below(objects);
+    }
+
     fn len(&self) -> usize {
         self.len
     }

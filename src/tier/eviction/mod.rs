@@ -86,6 +86,14 @@ pub trait Eviction: Send + fmt::Debug {
     /// Clock value of the object's last touch; counts touches, so larger is more recent.
     fn last_touch(&self, object: ObjectSlot) -> Option<u64>;
 
+    /// Whether [`Eviction::coldest`] costs no more than its answer is long.
+    fn lists_cheaply(&self) -> bool {
+        true
+    }
+
+    /// Tells how many objects a lower tier holds: the ghost remembers at least twice as many as both tiers do.
+    fn set_below(&mut self, _objects: usize) {}
+
     /// Objects in the policy, held ones included.
     fn len(&self) -> usize;
 

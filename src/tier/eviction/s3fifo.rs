@@ -290,6 +290,14 @@ impl Eviction for S3Fifo {
         .collect()
     }
 
+    fn lists_cheaply(&self) -> bool {
+        false
+    }
+
+    fn set_below(&mut self, objects: usize) {
+        self.ghost.set_below(objects);
+    }
+
     fn last_touch(&self, object: ObjectSlot) -> Option<u64> {
         self.queues.node(object.0).map(|node| node.last_touch)
     }

@@ -5,8 +5,8 @@
 //!
 //! Invariants
 //! - What [`ObjectRecord::encode`] returns, [`ObjectRecord::decode`] reads back equal.
-//! - Formats 1 and 2 never change; their golden bytes are in the tests. Another layout is another format number.
-//! - A record without what format 2 added is written in format 1, which earlier daemons read.
+//! - Formats 1 to 3 never change; their golden bytes are in the tests. Another layout is another format number.
+//! - A record without what a later format added is written in the earlier one, which earlier daemons read.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,8 @@ const MAGIC: [u8; 2] = *b"TD";
 const FORMAT: u8 = 1;
 /// Ends in the policy's `durable`, which format 1 does not have.
 const FORMAT_DURABLE: u8 = 2;
+/// Ends in the policy's `recompute_bytes_per_second` behind that.
+const FORMAT_RECOMPUTE: u8 = 3;
 /// How postcard writes a `None`.
 const NONE: u8 = 0;
 const HEADER_BYTES: usize = 4;
@@ -103,9 +105,12 @@ pub struct PolicyRecord {
     pub eviction: Option<String>,
     /// Whether files are scratch.
     pub scratch: Option<bool>,
-    /// Whether an object is on disk, durably, before its rename returns. The last field of every record: format 1 is a
-    /// record without it.
+    /// Whether an object is on disk, durably, before its rename returns. Format 1 is a record without this and what
+    /// follows.
     pub durable: Option<bool>,
+    /// Bytes a second that computing an object again yields. The last field of every record: format 2 is a record without
+    /// it.
+    pub recompute_bytes_per_second: Option<ByteCount>,
 }
 
 /// An order not to evict.
@@ -139,7 +144,7 @@ pub enum RecordError {
     Foreign,
     /// Written by a version of the daemon with another layout.
     #[error(
-        "record format {format} is not known, this daemon writes {FORMAT} and {FORMAT_DURABLE}; use the daemon that wrote it"
+        "record format {format} is not known, this daemon writes {FORMAT} to {FORMAT_RECOMPUTE}; use the daemon that wrote it"
     )]
     Format {
         /// The number found.
@@ -168,7 +173,7 @@ impl ObjectRecord {
     /// [`RecordError::Field`] for a name or policy that no object may have.
     pub fn encode(&self) -> Result<Vec<u8>, RecordError> {
         self.validate()?;
-        encode(Self::KIND, self, self.policy.durable.is_some())
+        encode(Self::KIND, self, self.policy.format())
     }
 
     /// Reads what [`Self::encode`] wrote.
@@ -196,7 +201,7 @@ impl DirectoryRecord {
     /// [`RecordError::Field`] for a name or policy that no directory may have.
     pub fn encode(&self) -> Result<Vec<u8>, RecordError> {
         self.validate()?;
-        encode(Self::KIND, self, self.policy.durable.is_some())
+        encode(Self::KIND, self, self.policy.format())
     }
 
     /// Reads what [`Self::encode`] wrote.
@@ -218,6 +223,15 @@ impl DirectoryRecord {
 }
 
 impl PolicyRecord {
+    /// The earliest format that can say it.
+    fn format(&self) -> u8 {
+        match (self.durable, self.recompute_bytes_per_second) {
+            (_, Some(_)) => FORMAT_RECOMPUTE,
+            (Some(_), None) => FORMAT_DURABLE,
+            (None, None) => FORMAT,
+        }
+    }
+
     fn validate(&self) -> Result<(), RecordError> {
         match &self.eviction {
             Some(name) if name.is_empty() || name.len() > EVICTION_BYTES_MAX => {
@@ -235,13 +249,16 @@ fn validate_name(name: &[u8]) -> Result<(), RecordError> {
     if valid { Ok(()) } else { Err(RecordError::Field { field: "name" }) }
 }
 
-fn encode(kind: u8, body: &impl Serialize, is_durable: bool) -> Result<Vec<u8>, RecordError> {
+/// How many `None` at the end of a body a format leaves out.
+fn left_out(format: u8) -> usize {
+    usize::from(FORMAT_RECOMPUTE - format)
+}
+
+fn encode(kind: u8, body: &impl Serialize, format: u8) -> Result<Vec<u8>, RecordError> {
     let mut bytes = Vec::with_capacity(256);
-    bytes.extend([MAGIC[0], MAGIC[1], kind, FORMAT]);
+    bytes.extend([MAGIC[0], MAGIC[1], kind, format]);
     let mut bytes = postcard::to_extend(body, bytes).map_err(|_| RecordError::Body)?;
-    if is_durable {
-        bytes[3] = FORMAT_DURABLE;
-    } else {
+    for _ in 0..left_out(format) {
         bytes.pop_if(|last| *last == NONE);
     }
     bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
@@ -264,10 +281,10 @@ fn decode<T: DeserializeOwned>(kind: u8, bytes: &[u8]) -> Result<T, RecordError>
         return Err(RecordError::Damaged);
     }
     let value = match header[3] {
-        FORMAT => {
-            postcard::take_from_bytes(&[body, &[NONE]].concat()).map(|(value, rest)| (value, rest.len()))
+        format @ FORMAT..=FORMAT_RECOMPUTE => {
+            let whole = [body, &[NONE; 2][..left_out(format)]].concat();
+            postcard::take_from_bytes(&whole).map(|(value, rest)| (value, rest.len()))
         }
-        FORMAT_DURABLE => postcard::take_from_bytes(body).map(|(value, rest)| (value, rest.len())),
         format => return Err(RecordError::Format { format }),
     };
     match value {
@@ -311,6 +328,7 @@ pub(super) mod tests {
                 eviction: Some("lru".to_owned()),
                 scratch: Some(true),
                 durable: None,
+                recompute_bytes_per_second: None,
             },
         }
     }
@@ -351,6 +369,18 @@ pub(super) mod tests {
         assert_eq!(DirectoryRecord::decode(&record.encode().unwrap()), Ok(record));
     }
 
+    #[test]
+    fn format_3_has_its_golden_bytes_with_and_without_what_format_2_added() {
+        let mut record = directory(12, b"ns");
+        record.policy.recompute_bytes_per_second = Some(ByteCount(300));
+        assert_eq!(hex(&record.encode().unwrap()), GOLDEN_RECOMPUTE);
+        assert_eq!(DirectoryRecord::decode(&record.encode().unwrap()), Ok(record.clone()));
+        record.policy.durable = Some(false);
+        assert_eq!(DirectoryRecord::decode(&record.encode().unwrap()), Ok(record));
+    }
+
+    const GOLDEN_RECOMPUTE: &str = "544464030c01026e73ed83010005020400000001000000000001ac02620f1e54";
+
     const GOLDEN_DURABLE: &str = "544464020c01026e73ed8301000502040000000100000000010129e0ac05";
 
     #[test]
@@ -368,7 +398,7 @@ pub(super) mod tests {
         for name in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'x'; 256]] {
             let record = object(name, 1, 1);
             assert_eq!(record.encode(), Err(RecordError::Field { field: "name" }));
-            let forged = encode(ObjectRecord::KIND, &record, false).unwrap();
+            let forged = encode(ObjectRecord::KIND, &record, FORMAT).unwrap();
             assert_eq!(ObjectRecord::decode(&forged), Err(RecordError::Field { field: "name" }));
         }
     }
@@ -386,9 +416,9 @@ pub(super) mod tests {
         assert_eq!(ObjectRecord::decode(&[0; RECORD_BYTES_MAX + 1]), Err(RecordError::TooLong));
         assert_eq!(DirectoryRecord::decode(&good), Err(RecordError::Foreign));
         let mut later = good[..good.len() - 4].to_vec();
-        later[3] = 3;
+        later[3] = 4;
         later.extend(crc32fast::hash(&later).to_le_bytes());
-        assert_eq!(ObjectRecord::decode(&later), Err(RecordError::Format { format: 3 }));
+        assert_eq!(ObjectRecord::decode(&later), Err(RecordError::Format { format: 4 }));
         let mut longer = good[..good.len() - 4].to_vec();
         longer.push(0);
         longer.extend(crc32fast::hash(&longer).to_le_bytes());
@@ -410,10 +440,24 @@ pub(super) mod tests {
             option::of("[a-z0-9_]{1,32}"),
             option::of(any::<bool>()),
             option::of(any::<bool>()),
+            option::of(any::<u64>().prop_map(ByteCount)),
         )
-            .prop_map(|(quota, floor, ttl_s, pin, priority, eviction, scratch, durable)| {
-                PolicyRecord { quota, floor, ttl_s, pin, priority, eviction, scratch, durable }
-            })
+            .prop_map(
+                |(quota, floor, ttl_s, pin, priority, eviction, scratch, durable, recompute)| {
+                    let recompute_bytes_per_second = recompute;
+                    PolicyRecord {
+                        quota,
+                        floor,
+                        ttl_s,
+                        pin,
+                        priority,
+                        eviction,
+                        scratch,
+                        durable,
+                        recompute_bytes_per_second,
+                    }
+                },
+            )
     }
 
     fn any_name() -> impl Strategy<Value = Vec<u8>> {
@@ -447,7 +491,7 @@ pub(super) mod tests {
 
         #[test]
         fn arbitrary_bodies_in_a_whole_frame_never_panic(body in vec(any::<u8>(), 0..400)) {
-            let format = if body.len().is_multiple_of(2) { FORMAT } else { FORMAT_DURABLE };
+            let format = FORMAT + u8::try_from(body.len() % 3).unwrap();
             let mut bytes = [&MAGIC[..], &[ObjectRecord::KIND, format], &body].concat();
             bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
             if let Ok(record) = ObjectRecord::decode(&bytes) {

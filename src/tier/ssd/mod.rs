@@ -70,6 +70,9 @@ pub trait Owner: Send + Sync + fmt::Debug {
     /// The tier gave up the record of a version. `number` is what the owner gave with it. Called without a lock of the
     /// tier, from threads of its own and from those that load.
     fn dropped(&self, number: u32, version: Version);
+
+    /// Whether the owner has the bytes of a version elsewhere too: then its record is not worth being written again.
+    fn has_elsewhere(&self, number: u32, version: Version) -> bool;
 }
 
 /// Where the bytes of an object to be stored are.
@@ -157,6 +160,12 @@ impl SsdTier {
         Ok(())
     }
 
+    /// Records that can be loaded.
+    #[must_use]
+    pub fn records(&self) -> usize {
+        self.shared.index.len()
+    }
+
     /// The version of a key that can be loaded.
     #[must_use]
     pub fn holds(&self, key: &[u8]) -> Option<Version> {
@@ -213,6 +222,13 @@ impl SsdTier {
         let memory = Memory::Segment(Arc::clone(target));
         let facts = self.shared.load(&self.shared.hash(key), key, version, length, &memory)?;
         Ok(facts.checksum)
+    }
+
+    /// How long a load of `length` bytes would take right now, when its disk has shown how fast it is.
+    #[must_use]
+    pub fn predicted_load(&self, key: &[u8], length: ByteCount) -> Option<Duration> {
+        let found = self.shared.index.get(&self.shared.hash(key))?;
+        self.shared.devices.get(found.place.zone.device())?.work.predicted_load(length.get())
     }
 
     /// Reads an object into memory of its own. Waits for the disk.

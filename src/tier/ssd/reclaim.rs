@@ -1,7 +1,7 @@
 //! Taking zones back: the oldest of a disk is emptied while there are still others to write to.
 //!
-//! What was used since it was written is written again, up to a part of the zone; the rest is dropped, and its owner is
-//! told. Removals stay for as long as an older record of their key may stand in another zone.
+//! What was used since it was written, and is not in memory too, is written again, up to a part of the zone; the rest is
+//! dropped, and its owner is told. Removals stay for as long as an older record of their key may stand in another zone.
 //!
 //! Invariants
 //! - A zone is free only when its header is void on the disk: removals that went with it hide nothing any more, because
@@ -26,8 +26,9 @@ use super::recover::{read_footer, scan_zone};
 
 /// Zones that are kept free ahead of the writer.
 const SPARE_ZONES: usize = 2;
-/// Part of a zone that may be written again: one in so many.
-const REINSERTED_PART: u64 = 2;
+/// Parts of a zone that may be written again, of [`PARTS`]: the rest is what a zone gains at least.
+const REINSERTED_PARTS: u64 = 3;
+const PARTS: u64 = 4;
 /// Bytes that are read to be written again at once.
 const REINSERT_WINDOW: u64 = 32 << 20;
 /// How long records that are written again may take before the zone goes without them.
@@ -113,7 +114,7 @@ impl Shared {
 
     /// Drops what a zone holds, or writes it again.
     fn empty_zone(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) {
-        let mut budget = u64::from(device.zone_blocks) * BLOCK_BYTES / REINSERTED_PART;
+        let mut budget = u64::from(device.zone_blocks) * BLOCK_BYTES / PARTS * REINSERTED_PARTS;
         let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
         let deadline = Instant::now() + REINSERT_LIMIT;
         for entry in entries {
@@ -124,7 +125,10 @@ impl Shared {
             };
             let bytes = facts.blocks() * BLOCK_BYTES;
             let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
-            let is_kept = located.heat > 0 && bytes <= budget && pending <= REINSERT_WINDOW;
+            let is_kept = located.heat > 0
+                && bytes <= budget
+                && pending <= REINSERT_WINDOW
+                && !self.owner.get().is_some_and(|owner| owner.has_elsewhere(located.owner, located.version));
             if is_kept && let Some(receiver) = self.reinsert(device, place, facts) {
                 budget -= bytes;
                 under_way.push((bytes, receiver));

@@ -118,6 +118,9 @@ impl Disk for MemoryDisk {
     }
 }
 
+/// Objects from this number on are in memory too.
+pub(super) const ELSEWHERE: u32 = 1 << 30;
+
 /// Remembers what it was told.
 #[derive(Debug, Default)]
 pub(super) struct Told(pub(super) Mutex<Vec<(u32, Version)>>);
@@ -125,6 +128,10 @@ pub(super) struct Told(pub(super) Mutex<Vec<(u32, Version)>>);
 impl Owner for Told {
     fn dropped(&self, number: u32, version: Version) {
         self.0.lock().push((number, version));
+    }
+
+    fn has_elsewhere(&self, number: u32, _version: Version) -> bool {
+        number >= ELSEWHERE
     }
 }
 

@@ -1,0 +1,206 @@
+//! Objects that are to come back from the SSD tier, and requests that wait for them, off the session threads that others
+//! need.
+//!
+//! All who want one object wait for one load. What waited is done by the thread that loaded. Objects that nobody waits for
+//! yet are loaded ahead of their use ([`Datapath::prefetch`]) by threads that have nothing else to do, and by at most half
+//! of them; a request for one of these waits for the load that is under way, or makes it an ordinary one.
+//!
+//! Limits: at most `WAITING_MAX` requests wait; further ones are done at once, and find a miss. At most `AHEAD_MAX` objects
+//! wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+use parking_lot::{Condvar, Mutex};
+use tidefs_engine::types::ByteCount;
+
+use super::Datapath;
+use crate::namespace::Ino;
+
+const WAITING_MAX: usize = 4096;
+const AHEAD_MAX: usize = 1024;
+
+/// What is left to do of a request, with its reply; it is told whether the object is back.
+pub type Rest = Box<dyn FnOnce(bool) + Send>;
+
+/// One object that is to be loaded.
+#[derive(Default)]
+struct Load {
+    waiting: Vec<Rest>,
+    is_running: bool,
+    /// Its bytes, when it was begun ahead of its use.
+    ahead: Option<ByteCount>,
+}
+
+#[derive(Default)]
+struct Lines {
+    loads: HashMap<Ino, Load>,
+    /// Those that somebody waits for. One that was moved here from `ahead` stands in both.
+    wanted: VecDeque<Ino>,
+    /// Those that nobody waits for yet.
+    ahead: VecDeque<Ino>,
+    /// Requests that wait.
+    count: usize,
+    threads: usize,
+    running_ahead: usize,
+    is_closed: bool,
+}
+
+impl Lines {
+    /// The next object to load, and whether ahead of its use.
+    fn take(&mut self) -> Option<(Ino, bool)> {
+        while let Some(ino) = self.wanted.pop_front() {
+            if self.begin(ino) {
+                return Some((ino, false));
+            }
+        }
+        while self.running_ahead < self.threads.div_ceil(2)
+            && let Some(ino) = self.ahead.pop_front()
+        {
+            if self.begin(ino) {
+                self.running_ahead += 1;
+                return Some((ino, true));
+            }
+        }
+        None
+    }
+
+    fn begin(&mut self, ino: Ino) -> bool {
+        let load = self.loads.get_mut(&ino).filter(|load| !load.is_running);
+        load.map(|load| load.is_running = true).is_some()
+    }
+}
+
+/// Where requests are left to wait.
+#[derive(Default)]
+pub struct Loader {
+    /// Guards who waits for what.
+    lines: Mutex<Lines>,
+    arrived: Condvar,
+}
+
+impl fmt::Debug for Loader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader").field("waiting", &self.lines.lock().count).finish_non_exhaustive()
+    }
+}
+
+impl Loader {
+    /// Does `rest` when the object is back, or is known to be a miss; at once when too many wait.
+    pub fn leave(&self, ino: Ino, rest: Rest) {
+        {
+            let mut lines = self.lines.lock();
+            if lines.count < WAITING_MAX && !lines.is_closed {
+                lines.count += 1;
+                let load = lines.loads.entry(ino).or_default();
+                load.waiting.push(rest);
+                if load.waiting.len() == 1 && !load.is_running {
+                    lines.wanted.push_back(ino);
+                    self.arrived.notify_one();
+                }
+                return;
+            }
+        }
+        rest(false);
+    }
+
+    /// Has an object loaded that nobody waits for. Returns false when it is being loaded already, or too many are.
+    pub(super) fn leave_ahead(&self, ino: Ino, size: ByteCount) -> bool {
+        let mut lines = self.lines.lock();
+        if lines.ahead.len() >= AHEAD_MAX || lines.is_closed {
+            return false;
+        }
+        let Entry::Vacant(entry) = lines.loads.entry(ino) else { return false };
+        entry.insert(Load { ahead: Some(size), ..Load::default() });
+        lines.ahead.push_back(ino);
+        self.arrived.notify_one();
+        true
+    }
+
+    /// Ends the threads once nothing waits.
+    pub fn close(&self) {
+        self.lines.lock().is_closed = true;
+        self.arrived.notify_all();
+    }
+}
+
+impl Datapath {
+    /// Where requests wait for objects that are not in memory.
+    #[must_use]
+    pub fn loader(&self) -> &Loader {
+        &self.loader
+    }
+
+    /// Loads until the loader is closed. Run by each of the load threads.
+    pub fn run_loads(&self) {
+        self.loader.lines.lock().threads += 1;
+        loop {
+            let (ino, is_ahead) = {
+                let mut lines = self.loader.lines.lock();
+                loop {
+                    if let Some(next) = lines.take() {
+                        break next;
+                    }
+                    if lines.is_closed {
+                        return;
+                    }
+                    self.loader.arrived.wait(&mut lines);
+                }
+            };
+            // A miss is told by what waits for it.
+            let outcome = if is_ahead { self.promote_into_free_room(ino) } else { self.promote(ino) };
+            let load = {
+                let mut lines = self.loader.lines.lock();
+                let load = lines.loads.remove(&ino).unwrap_or_default();
+                lines.count -= load.waiting.len();
+                lines.running_ahead -= usize::from(is_ahead);
+                load
+            };
+            let is_wanted = !load.waiting.is_empty();
+            let outcome =
+                if is_ahead && is_wanted { outcome.or_else(|_| self.promote(ino)) } else { outcome };
+            if let Some(size) = load.ahead {
+                self.ended_ahead(ino, size, outcome.is_ok(), is_wanted);
+            }
+            load.waiting.into_iter().for_each(|rest| rest(outcome.is_ok()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(threads: usize) -> Loader {
+        let loader = Loader::default();
+        loader.lines.lock().threads = threads;
+        loader
+    }
+
+    #[test]
+    fn who_is_waited_for_comes_before_what_is_loaded_ahead_and_never_twice() {
+        let loader = lines(4);
+        assert!(loader.leave_ahead(Ino(1), ByteCount(1)) && loader.leave_ahead(Ino(2), ByteCount(1)));
+        assert!(!loader.leave_ahead(Ino(1), ByteCount(1)), "it is in line already");
+        loader.leave(Ino(3), Box::new(|_| ()));
+        loader.leave(Ino(2), Box::new(|_| ()));
+        let mut lines = loader.lines.lock();
+        assert_eq!(lines.take(), Some((Ino(3), false)));
+        assert_eq!(lines.take(), Some((Ino(2), false)), "somebody waits for it now");
+        assert_eq!(lines.take(), Some((Ino(1), true)));
+        assert_eq!(lines.take(), None);
+    }
+
+    #[test]
+    fn half_of_the_threads_stay_for_those_who_wait() {
+        let loader = lines(4);
+        assert!((1..=5).all(|number| loader.leave_ahead(Ino(number), ByteCount(1))));
+        let mut lines = loader.lines.lock();
+        assert_eq!(
+            (lines.take(), lines.take(), lines.take()),
+            (Some((Ino(1), true)), Some((Ino(2), true)), None)
+        );
+    }
+}

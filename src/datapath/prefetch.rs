@@ -1,0 +1,174 @@
+//! Bringing objects back from SSD before anybody asks: those that a client names, and those that come next in the chain of
+//! one that is being loaded.
+//!
+//! What comes next is what the same client opened or created after it the last time. The first load of a chain starts
+//! `prefetch_objects` of its successors; each first use of one of them starts the next, so that the disk stays that far
+//! ahead of the reader.
+//!
+//! Invariants
+//! - A load ahead begins only when there is free room for it.
+//! - What was loaded ahead and nobody used is bounded by `prefetch_max` bytes, those on their way included.
+//! - Each object that was loaded ahead is counted once: useful when somebody opens it, wasted when it leaves memory before.
+//!
+//! Limits: successors of as many keys as [`Recent`] holds are remembered, the least recently used are forgotten; none
+//! over a restart. posix_fadvise(2) does not reach a FUSE filesystem, so it starts nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tidefs_engine::types::{ByteCount, KeyHash};
+
+use super::recent::Recent;
+use super::{Datapath, Error, Marks, Object, Phase, Place, State};
+use crate::namespace::{Ino, Slot};
+use crate::telemetry::Telemetry;
+
+/// What is known of chains and of what was loaded ahead.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    /// What came after a key the last time; made when it is first needed.
+    successors: Option<Recent>,
+    /// Bytes that are loaded ahead and not used yet, and of those on their way.
+    bytes: u64,
+    telemetry: Arc<Telemetry>,
+}
+
+impl Ahead {
+    pub(super) fn new(telemetry: Arc<Telemetry>) -> Self {
+        Self { successors: None, bytes: 0, telemetry }
+    }
+}
+
+impl State {
+    /// Notes that `slot` was used after `before` by the same client.
+    pub(super) fn note_successor(&mut self, before: Option<KeyHash>, slot: Slot) {
+        if let Some(before) = before {
+            let ino = self.tree.ino(slot);
+            self.ahead.successors.get_or_insert_default().put(before, ino);
+        }
+    }
+
+    /// The next objects in the chain of the one in `slot` that are on SSD alone, among its next `limit` successors.
+    fn successors_on_ssd(&mut self, slot: Slot, limit: usize) -> Vec<(Ino, ByteCount)> {
+        let mut found = Vec::new();
+        let mut at = slot;
+        for _ in 0..limit {
+            let next = self.key_of(at).and_then(|key| self.ahead.successors.as_mut()?.get(key));
+            let Some(next) = next.and_then(|ino| self.tree.by_ino(ino)).filter(|next| *next != slot) else {
+                break;
+            };
+            found.extend(self.on_ssd_alone(next));
+            at = next;
+        }
+        found
+    }
+
+    /// The object in `slot`, if it is to be loaded before it is used.
+    fn on_ssd_alone(&self, slot: Slot) -> Option<(Ino, ByteCount)> {
+        let is_away = |object: &&Object| object.phase == Phase::Sealed && matches!(object.place, Place::Ssd);
+        self.object(slot).filter(is_away).map(|object| (self.tree.ino(slot), object.size))
+    }
+
+    /// An object that was loaded ahead is used, or leaves memory without. Returns whether it was one.
+    pub(super) fn settle_ahead(&mut self, slot: Slot, is_used: bool) -> bool {
+        let was_ahead = |object: &&mut Object| object.marks.has(Marks::PREFETCHED);
+        let Some(object) = self.object_mut(slot).filter(was_ahead) else { return false };
+        object.marks.set(Marks::PREFETCHED, false);
+        let size = object.size.get();
+        self.ahead.bytes = self.ahead.bytes.saturating_sub(size);
+        let telemetry = &self.ahead.telemetry;
+        if is_used { &telemetry.ssd_prefetches_useful } else { &telemetry.ssd_prefetches_wasted }.increment();
+        true
+    }
+}
+
+impl Datapath {
+    /// Has objects brought back from SSD ahead of their use, as far as the budget goes. Waits for nothing. Returns how
+    /// many are on their way; those that are in memory need none.
+    pub fn prefetch(&self, inos: &[Ino]) -> usize {
+        if self.ssd.get().is_none() {
+            return 0;
+        }
+        let mut state = self.lock();
+        let away = |ino: &Ino| state.on_ssd_alone(state.tree.by_ino(*ino)?);
+        let wanted: Vec<_> = inos.iter().filter_map(away).collect();
+        self.load_ahead(&mut state, wanted)
+    }
+
+    /// As [`Datapath::prefetch`], for the object `name` in `parent`. Returns whether it is on its way.
+    pub fn prefetch_child(&self, parent: Ino, name: &[u8]) -> bool {
+        self.must_load_child(parent, name).is_some_and(|ino| self.prefetch(&[ino]) == 1)
+    }
+
+    /// Somebody waits for an object: its successors are loaded meanwhile.
+    pub fn prefetch_successors(&self, ino: Ino) {
+        if self.ssd.get().is_none() || self.settings.prefetch_objects == 0 {
+            return;
+        }
+        let mut state = self.lock();
+        if let Some(slot) = state.tree.by_ino(ino) {
+            self.follow_chain(&mut state, slot);
+        }
+    }
+
+    /// An object is opened to be read. `before`: what its client used before it.
+    pub(super) fn note_use(&self, state: &mut State, slot: Slot, before: Option<KeyHash>) {
+        if self.ssd.get().is_some() {
+            state.note_successor(before, slot);
+            if state.settle_ahead(slot, true) {
+                self.follow_chain(state, slot);
+            }
+        }
+    }
+
+    fn follow_chain(&self, state: &mut State, slot: Slot) {
+        let wanted = state.successors_on_ssd(slot, self.settings.prefetch_objects);
+        self.load_ahead(state, wanted);
+    }
+
+    fn load_ahead(&self, state: &mut State, wanted: Vec<(Ino, ByteCount)>) -> usize {
+        let mut count = 0;
+        for (ino, size) in wanted {
+            let after = state.ahead.bytes.saturating_add(size.get());
+            if after > self.settings.prefetch_max.get() {
+                break;
+            }
+            if self.loader.leave_ahead(ino, size) {
+                state.ahead.bytes = after;
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Brings an object back if nothing has to go for it: what nobody asked for yet costs nobody anything.
+    pub(super) fn promote_into_free_room(&self, ino: Ino) -> Result<(), Error> {
+        let size = self.getattr(ino)?.size.round_up_to_pages();
+        // Those that run at once count together, what they have got already included.
+        let running = self.loading_ahead.fetch_add(size.get(), Ordering::Relaxed).saturating_add(size.get());
+        let needed = self.settings.write_headroom.saturating_add(ByteCount(running));
+        let outcome = match self.tier.usage() {
+            Ok(usage) if usage.free >= needed => self.promote(ino),
+            Ok(_) => Err(Error::NothingEvictable { needed }),
+            Err(error) => Err(error.into()),
+        };
+        self.loading_ahead.fetch_sub(size.get(), Ordering::Relaxed);
+        outcome
+    }
+
+    /// The load of an object of `size` that was begun ahead of its use has ended. `is_wanted`: somebody waits for it.
+    pub(super) fn ended_ahead(&self, ino: Ino, size: ByteCount, is_loaded: bool, is_wanted: bool) {
+        let mut state = self.lock();
+        let is_same = |object: &&mut Object| object.size == size && !matches!(object.place, Place::Ssd);
+        let slot = state.tree.by_ino(ino).filter(|_| is_loaded);
+        let Some(object) = slot.and_then(|slot| state.object_mut(slot)).filter(is_same) else {
+            state.ahead.bytes = state.ahead.bytes.saturating_sub(size.get());
+            return;
+        };
+        object.marks.set(Marks::PREFETCHED, true);
+        self.telemetry.ssd_prefetches.increment();
+        if let Some(slot) = slot.filter(|_| is_wanted) {
+            state.settle_ahead(slot, true);
+        }
+    }
+}
