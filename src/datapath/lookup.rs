@@ -132,6 +132,7 @@ impl Datapath {
         let parent = state.slot_of(parent)?;
         let directory = state.directory_id(parent)?;
         let Some(child) = state.tree.child(parent, name.as_bytes()) else {
+            self.fast.absences.note(key_hash(directory, name.as_bytes()));
             if is_temporary {
                 return Ok(Lookup::Absent { cacheable: true });
             }

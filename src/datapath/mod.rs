@@ -17,6 +17,7 @@ mod burial;
 mod create;
 mod domains;
 mod error;
+mod fastpath;
 mod folders;
 mod history;
 mod inspect;
@@ -45,6 +46,7 @@ mod xattrs;
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::fmt;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -66,6 +68,10 @@ use crate::tier::ssd::SsdTier;
 pub use attributes::AttributeChange;
 pub use domains::EvictionSettings;
 pub use error::Error;
+pub use fastpath::{
+    AREA_MAX, BeginRequest, CREATES_MAX, Credentials, GetRequest, Located, REFERENCES_MAX, RetiredSegments,
+    Run, SealRequest, Session,
+};
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::Listed;
 pub use lookup::Lookup;
@@ -143,6 +149,9 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
     fn drop_idle(&self, inos: &[Ino]);
     /// The inode's backing file is not needed for further opens; its pages may go.
     fn release_backing(&self, ino: Ino);
+    /// Names were made known that the kernel did not ask for: it asks again for each name that it uses, and does when this
+    /// returns. Waits for nothing, and takes no lock of a directory. Returns whether this kernel can.
+    fn forget_names(&self) -> bool;
 }
 
 /// All tables, behind the lock.
@@ -178,6 +187,8 @@ pub struct State {
     next_handle: u64,
     sealed_bytes: ByteCount,
     sealed_objects: u64,
+    /// Keys the hash of who may read what.
+    class_seed: u64,
 }
 
 /// The cache on one host.
@@ -209,6 +220,9 @@ pub struct Datapath {
     this: OnceLock<Weak<Datapath>>,
     /// Bytes of objects on their way to the SSD tier, still in memory.
     lent: AtomicU64,
+    fast: fastpath::FastPath,
+    /// Whether the kernel can be told of names that it did not ask for.
+    names_can_be_told: AtomicBool,
 }
 
 impl Datapath {
@@ -245,7 +259,9 @@ impl Datapath {
             next_handle: 1,
             sealed_bytes: ByteCount::ZERO,
             sealed_objects: 0,
+            class_seed: std::hash::RandomState::new().build_hasher().finish(),
         };
+        let fast = fastpath::FastPath::new(settings.capacity);
         Self {
             state: Mutex::new(state),
             released: Condvar::new(),
@@ -265,14 +281,29 @@ impl Datapath {
             ssd: OnceLock::new(),
             this: OnceLock::new(),
             lent: AtomicU64::new(0),
+            fast,
+            names_can_be_told: AtomicBool::new(false),
         }
     }
 
     /// Connects the kernel's caches, once, when the mount is up. `passthrough`: whether it serves files itself.
     pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>, passthrough: bool) {
         self.passthrough.store(passthrough, Ordering::Relaxed);
+        self.names_can_be_told.store(kernel.forget_names(), Ordering::Relaxed);
         // A second attach would be a bug of the composition root; the first one stays in force.
         let _ = self.kernel.set(kernel);
+    }
+
+    /// Whether objects can be made without the kernel: it can be told of their names.
+    #[must_use]
+    pub fn can_tell_names(&self) -> bool {
+        self.names_can_be_told.load(Ordering::Relaxed)
+    }
+
+    /// Objects shorter than this are packed.
+    #[must_use]
+    pub fn packed_max(&self) -> ByteCount {
+        self.settings.packed_max
     }
 
     /// Whether the kernel serves files itself.

@@ -26,6 +26,8 @@ use crate::telemetry::Telemetry;
 
 /// `FUSE_NOTIFY_PRUNE` of linux/fuse.h, from protocol 7.45 (Linux 6.18) on.
 const NOTIFY_PRUNE: i32 = 9;
+/// `FUSE_NOTIFY_INC_EPOCH`, from protocol 7.44 (Linux 6.16) on: names that were looked up before it are looked up again.
+const NOTIFY_INC_EPOCH: i32 = 8;
 /// Inodes in one such message.
 const PRUNED_AT_ONCE: usize = 512;
 
@@ -53,6 +55,8 @@ pub(super) struct Kernel {
     backings: Mutex<HashMap<Ino, Arc<BackingId>>>,
     /// Set once the session is open.
     notifier: OnceLock<Notifier>,
+    /// The mount's own descriptor, for what `notifier` cannot say; there is none where another program mounted for us.
+    device: OnceLock<File>,
     telemetry: Arc<Telemetry>,
 }
 
@@ -67,15 +71,19 @@ impl Kernel {
             queue: Arc::clone(&queue),
             backings: Mutex::new(HashMap::new()),
             notifier: OnceLock::new(),
+            device: OnceLock::new(),
             telemetry,
         };
         (Arc::new(kernel), Messages(queue))
     }
 
     /// Gives it the way by which messages reach the kernel.
-    pub(super) fn connect(&self, notifier: Notifier) {
+    pub(super) fn connect(&self, notifier: Notifier, device: Option<File>) {
         // Set once: a session is opened once.
         let _ = self.notifier.set(notifier);
+        if let Some(device) = device {
+            let _ = self.device.set(device);
+        }
     }
 
     /// The backing file registered for `ino`.
@@ -124,6 +132,11 @@ impl KernelCache for Kernel {
     fn release_backing(&self, ino: Ino) {
         let backing = self.backings.lock().remove(&ino);
         drop(backing);
+    }
+
+    fn forget_names(&self) -> bool {
+        let Some(mut device) = self.device.get() else { return false };
+        device.write_all(&header(HEADER_BYTES, NOTIFY_INC_EPOCH)).is_ok()
     }
 }
 
@@ -183,15 +196,22 @@ fn tell(notifier: &Notifier, ino: Ino, telemetry: &Telemetry) {
     }
 }
 
+/// Length of a [`header`].
+const HEADER_BYTES: usize = 16;
+
+/// `struct fuse_out_header` of linux/fuse.h, of a message of `length` bytes that answers nothing.
+fn header(length: usize, message: i32) -> Vec<u8> {
+    let mut header = Vec::with_capacity(length);
+    header.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
+    header.extend(message.to_ne_bytes());
+    header.extend(0_u64.to_ne_bytes()); // unique: not an answer
+    header
+}
+
 /// `struct fuse_out_header` and `struct fuse_notify_prune_out` of linux/fuse.h, then the inode numbers.
 fn prune_message(inos: &[Ino]) -> Vec<u8> {
-    const HEADER_BYTES: usize = 16;
     const BODY_BYTES: usize = 16;
-    let length = HEADER_BYTES + BODY_BYTES + size_of::<u64>() * inos.len();
-    let mut message = Vec::with_capacity(length);
-    message.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
-    message.extend(NOTIFY_PRUNE.to_ne_bytes());
-    message.extend(0_u64.to_ne_bytes()); // unique: not an answer
+    let mut message = header(HEADER_BYTES + BODY_BYTES + size_of::<u64>() * inos.len(), NOTIFY_PRUNE);
     message.extend(u32::try_from(inos.len()).unwrap_or(u32::MAX).to_ne_bytes());
     message.extend([0; 12]); // padding and spare
     inos.iter().for_each(|ino| message.extend(ino.0.to_ne_bytes()));

@@ -133,6 +133,7 @@ impl Session {
             datapath: Arc::clone(datapath),
             kernel: Arc::clone(&kernel),
             control,
+            fast: super::fast_files::FastFiles::default(),
             waiter,
             loader: Arc::clone(&loader),
             lifetimes,
@@ -148,7 +149,7 @@ impl Session {
             return Err(MountError::NoPassthrough { reason: reason.clone() });
         }
         let notifier = session.notifier();
-        kernel.connect(notifier.clone());
+        kernel.connect(notifier.clone(), device.as_ref().and_then(|device| device.try_clone().ok()));
         datapath.attach_kernel(kernel, facts.passthrough);
         let counters = Arc::clone(telemetry);
         let lookups = Arc::clone(datapath);

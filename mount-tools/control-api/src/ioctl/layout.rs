@@ -117,8 +117,10 @@ pub struct VersionReply {
     pub references_max: U32,
     /// Most objects that a session may have begun.
     pub creates_max: U32,
+    /// Bytes of objects whose references a client may keep back to return them together: they cannot be evicted.
+    pub kept_back_max: U64,
     /// 0.
-    pub reserved: [U64; 2],
+    pub reserved: U64,
 }
 
 /// Where the records and the results of a batch lie, when they are in an area.
@@ -163,6 +165,7 @@ const _: () = {
     assert!(size_of::<VersionReply>() == 48 && offset_of!(VersionReply, features) == 4);
     assert!(offset_of!(VersionReply, packed_max) == 8 && offset_of!(VersionReply, area_max) == 16);
     assert!(offset_of!(VersionReply, references_max) == 24 && offset_of!(VersionReply, creates_max) == 28);
+    assert!(offset_of!(VersionReply, kept_back_max) == 32);
     assert!(size_of::<AreaCall>() == 40 && offset_of!(AreaCall, reply_offset) == 24);
     assert!(size_of::<AreaGrant>() == 16 && offset_of!(AreaGrant, length) == 8);
 };

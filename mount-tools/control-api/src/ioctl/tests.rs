@@ -1,3 +1,5 @@
+//! The bytes of version 1, and what is refused.
+
 use super::*;
 
 fn payload(record: &impl for<'a> Record<'a>) -> Vec<u8> {
