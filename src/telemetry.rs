@@ -102,6 +102,13 @@ counters! {
     ssd_prefetches_wasted: "tidefs_ssd_prefetches_wasted_total", "Of these, those that left memory without.";
     ssd_too_slow: "tidefs_ssd_too_slow_total", "Opens told that there is nothing, because loading would have taken longer than computing.";
     ssd_durability_failures: "tidefs_ssd_durability_failures_total", "Objects that were to be durable and are in memory only.";
+    fast_hits: "tidefs_fast_hits_total", "Objects found by requests of the fast path.";
+    fast_misses: "tidefs_fast_misses_total", "Names that requests of the fast path found nothing under.";
+    fast_creates: "tidefs_fast_creates_total", "Objects begun by the fast path.";
+    fast_reuses: "tidefs_fast_reuses_total", "Such objects that got a segment which had held another one.";
+    fast_abandoned: "tidefs_fast_abandoned_total", "Such objects that were dropped with the session that had begun them.";
+    fast_name_resets: "tidefs_fast_name_resets_total", "Times the kernel was told to ask again for every name, because of such an object.";
+    fast_refusals: "tidefs_fast_refusals_total", "Requests of the fast path that this version does not understand.";
     surprise_growth_bytes: "tidefs_surprise_growth_bytes_total", "Bytes evicted for writers larger than was reserved for them.";
 }
 

@@ -100,11 +100,7 @@ impl Datapath {
         self.watch_for_end_of_room();
         match place {
             Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd | Place::Remote => {}
-            Place::Solo(segment) => {
-                if let Err(error) = self.tier.remove_segment(segment) {
-                    tracing::error!(segment = segment.0, %error, "a segment file could not be removed; its memory stays in use");
-                }
-            }
+            Place::Solo(segment) => self.free_segment(segment),
             Place::Packed(extent) => {
                 if let Err(error) = self.tier.free_packed(extent) {
                     tracing::error!(%extent, %error, "a packed object could not be freed; its memory stays in use");

@@ -316,7 +316,7 @@ impl Datapath {
 impl State {
     /// The group of a new node in `parent`, and the mode bits that a new directory there gets: a set-group-id directory
     /// hands both down (inode(7)).
-    fn inherited_group(&self, parent: Slot, callers: u32) -> (u32, u32) {
+    pub(super) fn inherited_group(&self, parent: Slot, callers: u32) -> (u32, u32) {
         let parent = self.tree.node(parent).attributes;
         let set_group_id = u32::from(parent.mode) & libc::S_ISGID;
         if set_group_id == 0 { (callers, 0) } else { (parent.gid, set_group_id) }

@@ -6,7 +6,7 @@
 
 use tidefs_engine::types::{ByteCount, KeyHash};
 
-use super::State;
+use super::{Marks, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::{Departure, Eviction, EvictionParameters, ObjectSlot, policy_by_name};
 
@@ -147,6 +147,14 @@ impl State {
         domain.order.insert(object_slot(slot), key, predecessor, policy.class());
         if held {
             domain.order.set_held(object_slot(slot), true);
+            self.note_hold(slot);
+        }
+    }
+
+    /// The object is held, maybe by references alone: then it is admitted again when the last one is given back.
+    fn note_hold(&mut self, slot: Slot) {
+        if let Some(object) = self.object_mut(slot).filter(|object| object.references > 0) {
+            object.marks.set(Marks::HELD, true);
         }
     }
 
@@ -183,6 +191,9 @@ impl State {
         let held = self.is_held(slot);
         let id = self.domain_of(slot);
         self.domains.get_mut(id).order.set_held(object_slot(slot), held);
+        if held {
+            self.note_hold(slot);
+        }
     }
 
     /// Whether the object is a closed temporary file that is still kept for its rename.

@@ -151,6 +151,7 @@ impl Datapath {
         let parent = state.slot_of(parent)?;
         let directory = state.directory_id(parent)?;
         let Some(child) = state.tree.child(parent, name.as_bytes()) else {
+            self.fast.absences.note(key_hash(directory, name.as_bytes()));
             if is_temporary {
                 return Ok(Lookup::Absent { cacheable: true });
             }
@@ -165,8 +166,7 @@ impl Datapath {
             if let Some(folder) = state.folders.get_mut(namespace) {
                 folder.misses += 1;
             }
-            let is_revocable =
-                !has_members || self.kernel.get().is_some_and(|kernel| kernel.forgets_absence());
+            let is_revocable = !has_members || self.can_tell_names();
             return Ok(Lookup::Absent { cacheable: is_certain && is_revocable });
         };
         if state.expiry_of.get(&child).is_some_and(|&at_ns| at_ns <= self.now_ns()) {

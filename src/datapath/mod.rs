@@ -18,6 +18,7 @@ mod create;
 mod domains;
 mod elsewhere;
 mod error;
+mod fastpath;
 mod folders;
 mod history;
 mod inspect;
@@ -50,6 +51,7 @@ mod xattrs;
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::fmt;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -72,6 +74,10 @@ pub use attributes::AttributeChange;
 pub use domains::EvictionSettings;
 pub use elsewhere::{ClusterSide, MemberSide, News};
 pub use error::Error;
+pub use fastpath::{
+    AREA_MAX, BeginRequest, CREATES_MAX, Credentials, GetRequest, Located, REFERENCES_MAX, RetiredSegments,
+    Run, SealRequest, Session,
+};
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::Listed;
 pub use loader::{Loader, Rest};
@@ -153,13 +159,11 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
     fn forget_attributes_now(&self, ino: Ino);
     /// Nobody uses these inodes: the kernel may drop them.
     fn drop_idle(&self, inos: &[Ino]);
-    /// Names that stood for nothing may stand for something now: it looks them up again. Other members say so. It has
-    /// forgotten when this returns.
-    fn forget_absence(&self);
-    /// Whether it can be made to.
-    fn forgets_absence(&self) -> bool;
     /// The inode's backing file is not needed for further opens; its pages may go.
     fn release_backing(&self, ino: Ino);
+    /// Names were made known that the kernel did not ask for: it asks again for each name that it uses, and does when this
+    /// returns. Waits for nothing, and takes no lock of a directory. Returns whether this kernel can.
+    fn forget_names(&self) -> bool;
 }
 
 /// All tables, behind the lock.
@@ -197,6 +201,8 @@ pub struct State {
     next_handle: u64,
     sealed_bytes: ByteCount,
     sealed_objects: u64,
+    /// Keys the hash of who may read what.
+    class_seed: u64,
 }
 
 /// The cache on one host.
@@ -234,6 +240,9 @@ pub struct Datapath {
     /// Bytes of objects that are being loaded ahead of their use.
     loading_ahead: AtomicU64,
     loader: Loader,
+    fast: fastpath::FastPath,
+    /// Whether the kernel can be told of names that it did not ask for.
+    names_can_be_told: AtomicBool,
 }
 
 impl Datapath {
@@ -272,7 +281,9 @@ impl Datapath {
             next_handle: 1,
             sealed_bytes: ByteCount::ZERO,
             sealed_objects: 0,
+            class_seed: std::hash::RandomState::new().build_hasher().finish(),
         };
+        let fast = fastpath::FastPath::new(settings.capacity);
         Self {
             state: Mutex::new(state),
             released: Condvar::new(),
@@ -296,6 +307,8 @@ impl Datapath {
             slow_loads: AtomicU64::new(0),
             loading_ahead: AtomicU64::new(0),
             loader: Loader::default(),
+            fast,
+            names_can_be_told: AtomicBool::new(false),
         }
     }
 
@@ -307,8 +320,21 @@ impl Datapath {
     /// Connects the kernel's caches, once, when the mount is up. `passthrough`: whether it serves files itself.
     pub fn attach_kernel(&self, kernel: Arc<dyn KernelCache>, passthrough: bool) {
         self.passthrough.store(passthrough, Ordering::Relaxed);
+        self.names_can_be_told.store(kernel.forget_names(), Ordering::Relaxed);
         // A second attach would be a bug of the composition root; the first one stays in force.
         let _ = self.kernel.set(kernel);
+    }
+
+    /// Whether objects can be made without the kernel: it can be told of their names.
+    #[must_use]
+    pub fn can_tell_names(&self) -> bool {
+        self.names_can_be_told.load(Ordering::Relaxed)
+    }
+
+    /// Objects shorter than this are packed.
+    #[must_use]
+    pub fn packed_max(&self) -> ByteCount {
+        self.settings.packed_max
     }
 
     /// Whether the kernel serves files itself.

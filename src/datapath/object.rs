@@ -73,6 +73,12 @@ impl Marks {
     pub const ON_SSD: Self = Self(256);
     /// What that record says beside the bytes is not true any more.
     pub const STALE_ON_SSD: Self = Self(512);
+    /// Taken over from an earlier daemon, whose clients may have its segment mapped.
+    pub const ADOPTED: Self = Self(2048);
+    /// Clients of the fast path know its segment.
+    pub const SHARED: Self = Self(4096);
+    /// Excluded from eviction while clients hold references to it.
+    pub const HELD: Self = Self(8192);
 
     /// Brought back from SSD before anybody asked, and not used since.
     pub const PREFETCHED: Self = Self(2048);
@@ -168,6 +174,8 @@ pub struct Object {
     pub marks: Marks,
     /// Times it was opened to read since it was sealed here or taken over; stops at the largest number.
     pub uses: u16,
+    /// References that clients of the fast path hold.
+    pub references: u16,
     /// Present while the file is open, written, or has a policy of its own.
     pub open: Option<Box<OpenState>>,
 }
@@ -184,6 +192,7 @@ impl Object {
             phase: Phase::Writing,
             marks: Marks::FRESH,
             uses: 0,
+            references: 0,
             open: Some(Box::default()),
         }
     }
@@ -205,10 +214,17 @@ impl Object {
         self.open.as_ref().map_or(0, |open| open.readers)
     }
 
-    /// Whether any handle is open.
+    /// Whether any handle is open, or a client of the fast path holds a reference.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.writers() + self.readers() > 0
+        self.references > 0 || self.writers() + self.readers() > 0
+    }
+
+    /// Gives it another place, in which nobody but the daemon has it yet. Returns the old one.
+    pub fn move_to(&mut self, place: Place) -> Place {
+        self.marks.set(Marks::SHARED, false);
+        self.marks.set(Marks::ADOPTED, false);
+        std::mem::replace(&mut self.place, place)
     }
 
     /// The hidden version that is written over this object.

@@ -311,6 +311,9 @@ impl Datapath {
             let is_first = !object.is_open();
             let is_first_passthrough = object.open.as_ref().is_none_or(|open| open.passthrough == 0);
             object.marks.set(Marks::READ, object.marks.has(Marks::READ) || is_sealed);
+            if let (Place::Solo(segment), true) = (&object.place, object.marks.has(Marks::SHARED)) {
+                self.fast.segments.lock().taint(*segment);
+            }
             if options.write && options.read {
                 object.marks.set(Marks::WRITABLE_MAPPING, true);
             }

@@ -32,7 +32,7 @@ impl Datapath {
         match self.pack(state, slot, file) {
             Ok(extent) => {
                 if let Some(object) = state.object_mut(slot) {
-                    object.place = Place::Packed(extent);
+                    object.move_to(Place::Packed(extent));
                 }
                 if let Some(kernel) = self.kernel.get() {
                     kernel.release_backing(state.tree.ino(slot));
@@ -133,7 +133,7 @@ impl Datapath {
         }
         let source = self.backing_file(ino)?;
         let length = source.metadata().map_err(Error::io("stat of a segment"))?.len();
-        copy_range(&source, target, length).map_err(Error::io("copy of an object"))?;
+        copy_range(&source, target, length).map_err(|error| self.copy_failed(ino, error))?;
         self.telemetry.copied_bytes.add(length);
         Ok(())
     }

@@ -246,7 +246,7 @@ impl Datapath {
     /// The object is in memory again; its record on SSD stays.
     fn put_back(&self, state: &mut State, slot: Slot, place: Place) {
         if let Some(object) = state.object_mut(slot) {
-            object.place = place;
+            object.move_to(place);
             object.marks.set(Marks::READ, false);
         }
         state.elsewhere.leave(slot);

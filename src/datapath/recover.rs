@@ -266,6 +266,7 @@ impl State {
         object.version = record.version;
         object.sealed_at_ns = record.sealed_at_ns;
         object.marks.set(Marks::FINAL, true);
+        object.marks.set(Marks::ADOPTED, true);
         object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
         if record.policy != memory::PolicyRecord::default() {
             object.open_mut().policy = record.policy.clone();

@@ -241,7 +241,7 @@ impl Datapath {
     }
 
     /// Nobody has the file open any more: what only an open file needs goes.
-    fn settle_closed(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
+    pub(super) fn settle_closed(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
         let Some(object) = state.object_mut(slot) else { return };
         if object.is_open() {
             return;

@@ -87,7 +87,10 @@ impl State {
             let lingers = is_replaced && kernel_knows;
             doomed.is_open |= lingers;
             let is_packed = matches!(object.place, Place::Packed(_));
-            let keeps = lingers || (is_packed && (doomed.is_open || (kernel_knows && was_read)));
+            // So does what a client of the fast path holds a reference to: it may be about to map it.
+            let keeps = lingers
+                || object.references > 0
+                || (is_packed && (doomed.is_open || (kernel_knows && was_read)));
             doomed.place = (!keeps).then(|| object.place.clone());
             match object.place {
                 Place::Packed(_) | Place::Solo(_) if keeps => doomed.retired = Some(object.place.clone()),

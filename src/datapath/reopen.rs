@@ -90,6 +90,8 @@ impl Datapath {
         let mut object = Object::writing(std::mem::replace(&mut old.place, Place::Solo(NO_SEGMENT)));
         object.version = old.version;
         object.marks = old.marks;
+        // Clients are told of its new inode when they look it up.
+        object.marks.set(Marks::SHARED, false);
         object.open = old.open.take();
         old.phase = Phase::Gone;
         let open = object.open_mut();

@@ -80,8 +80,14 @@ impl Datapath {
         }
     }
 
-    /// Evicts objects of at least `missing` bytes, or a batch, or what there is. Returns how many went.
+    /// Evicts objects of at least `missing` bytes, or a batch, or what there is. Returns how many went. Segments that wait
+    /// to be used again go before any object does.
     fn evict_round(&self, missing: ByteCount, directory: Slot) -> usize {
+        if self.drain_pool(missing) { 1 } else { self.evict_round_for_reuse(missing, directory) }
+    }
+
+    /// As [`Datapath::evict_round`], for somebody who may use a segment of what is evicted.
+    pub(super) fn evict_round_for_reuse(&self, missing: ByteCount, directory: Slot) -> usize {
         let leaving = self.evict(&mut self.lock(), missing, directory);
         let count = leaving.len();
         leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
@@ -302,7 +308,14 @@ impl State {
     }
 
     fn victim_of(&mut self, id: DomainId) -> Option<Slot> {
-        self.domains.get_mut(id).order.victim().map(|object| Slot(object.0))
+        loop {
+            let victim = self.domains.get_mut(id).order.victim().map(|object| Slot(object.0))?;
+            if !self.is_referenced(victim) {
+                return Some(victim);
+            }
+            // Taking a reference does not exclude an object from eviction; being met here does.
+            self.update_hold(victim);
+        }
     }
 
     /// The object that leaves next below `top`, which has a domain of its own.

@@ -165,7 +165,7 @@ impl State {
         let (mut place, mut size) = (Place::Ssd, ByteCount::ZERO);
         if let Some(object) = self.object_mut(slot) {
             size = object.size;
-            place = std::mem::replace(&mut object.place, Place::Ssd);
+            place = object.move_to(Place::Ssd);
             object.marks.set(Marks::STORING, false);
             object.marks.set(Marks::UNVERIFIED, false);
             object.settle();
@@ -261,7 +261,7 @@ impl Datapath {
         let version = record.version;
         let sent = Arc::new((ino, version, key.clone()));
         let told_as = Arc::clone(&sent);
-        let put = self.source_of(&place, size, &mut record, may_change).and_then(|source| {
+        let put = self.source_of(ino, &place, size, &mut record, may_change).and_then(|source| {
             let meta = record.encode().map_err(io::Error::other)?;
             let (checksum, owner) = (record.checksum, slot.0);
             Ok(Put { key, meta, version, length: size, checksum, source, durable, owner })
@@ -302,6 +302,7 @@ impl Datapath {
     /// Where the bytes are, for the SSD tier; and their checksum, in `record`, when it was taken and still holds.
     fn source_of(
         &self,
+        ino: Ino,
         place: &Place,
         size: ByteCount,
         record: &mut ObjectRecord,
@@ -310,12 +311,16 @@ impl Datapath {
         let source = match place {
             _ if size == ByteCount::ZERO => Source::Bytes(Vec::new()),
             Place::Solo(segment) => {
-                let file = self.tier.open_segment(*segment).map_err(io::Error::other)?;
+                let (file, mapping) = self.lend_mapping(*segment, ino, || {
+                    let file = self.tier.open_segment(*segment).map_err(io::Error::other)?;
+                    let mapping = Arc::new(Mapping::new(&file, size)?);
+                    Ok((file, mapping))
+                })?;
                 if !may_change {
                     let kept = self.tier.read_record(&file).map_err(io::Error::other)?;
                     record.checksum = kept.and_then(|kept| kept.checksum);
                 }
-                Source::Segment(Arc::new(Mapping::new(&file, size)?))
+                Source::Segment(mapping)
             }
             Place::Packed(extent) => {
                 let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];

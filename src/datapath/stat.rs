@@ -134,7 +134,7 @@ impl Datapath {
         let state = self.lock();
         let mut space = SpaceStat {
             capacity: self.settings.capacity,
-            free: usage.free.min(self.settings.capacity),
+            free: usage.free.saturating_add(self.pooled()).min(self.settings.capacity),
             nodes: state.tree.len() as u64,
         };
         let Some(slot) = state.tree.by_ino(ino) else { return Ok(space) };

@@ -10,11 +10,13 @@ use std::time::SystemTime;
 use fuser::{FileAttr, FileType, INodeNo};
 use parking_lot::Mutex;
 
+use super::fast_files;
+
 /// Name of the directory.
 pub(super) const DIRECTORY: &[u8] = b".tidefs";
 
 /// Inode numbers of control files have this bit; generations of ordinary ones never reach it.
-const MARK: u64 = 1 << 63;
+pub(super) const MARK: u64 = 1 << 63;
 
 type Source = Box<dyn Fn() -> String + Send + Sync>;
 
@@ -56,6 +58,9 @@ impl ControlFiles {
 
     /// The inode number of the file `name`.
     pub(super) fn child(&self, name: &[u8]) -> Option<INodeNo> {
+        if let Some(ino) = fast_files::child(name) {
+            return Some(ino);
+        }
         let index = self.names().position(|candidate| candidate.as_bytes() == name)?;
         Some(INodeNo(MARK | (index as u64 + 1)))
     }
@@ -67,7 +72,9 @@ impl ControlFiles {
 
     /// Attributes of the directory or a file.
     pub(super) fn attributes(&self, ino: INodeNo) -> FileAttr {
-        let is_directory = ino == Self::directory();
+        let is_directory = ino == Self::directory() || ino == fast_files::SEGMENTS;
+        // Who opens a segment, and how, is looked at when it is opened.
+        let is_writable = ino == fast_files::CONTROL || fast_files::segment_of(ino).is_some();
         FileAttr {
             ino,
             size: 0,
@@ -77,7 +84,11 @@ impl ControlFiles {
             ctime: self.since,
             crtime: self.since,
             kind: if is_directory { FileType::Directory } else { FileType::RegularFile },
-            perm: if is_directory { 0o555 } else { 0o444 },
+            perm: match (is_directory, is_writable) {
+                (true, _) => 0o555,
+                (_, true) => 0o666,
+                _ => 0o444,
+            },
             nlink: if is_directory { 2 } else { 1 },
             uid: 0,
             gid: 0,

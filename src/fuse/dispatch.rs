@@ -15,6 +15,7 @@ use fuser::{
 
 use super::attributes::{Lifetimes, ino};
 use super::control_files::ControlFiles;
+use super::fast_files::FastFiles;
 use super::kernel::Kernel;
 use super::ops;
 use super::session::Handshake;
@@ -31,6 +32,7 @@ pub(super) struct Dispatcher {
     pub(super) datapath: Arc<Datapath>,
     pub(super) kernel: Arc<Kernel>,
     pub(super) control: Arc<ControlFiles>,
+    pub(super) fast: FastFiles,
     pub(super) waiter: Waiter,
     pub(super) lifetimes: Lifetimes,
     pub(super) max_background: u16,
@@ -343,16 +345,20 @@ impl Filesystem for Dispatcher {
 
     fn ioctl(
         &self,
-        _request: &Request,
-        _number: INodeNo,
-        _handle: FileHandle,
+        request: &Request,
+        number: INodeNo,
+        handle: FileHandle,
         _flags: IoctlFlags,
-        _command: u32,
-        _data: &[u8],
-        _out_size: u32,
+        command: u32,
+        data: &[u8],
+        out_size: u32,
         reply: ReplyIoctl,
     ) {
-        reply.error(Errno::ENOTTY);
+        if number != super::fast_files::CONTROL {
+            return reply.error(Errno::ENOTTY);
+        }
+        let room = usize::try_from(out_size).unwrap_or(0);
+        super::ioctl::ioctl(self, request, handle, command, data, room, reply);
     }
 }
 

@@ -24,11 +24,11 @@ use crate::datapath::KernelCache;
 use crate::namespace::Ino;
 use crate::telemetry::Telemetry;
 
-/// `FUSE_NOTIFY_INC_EPOCH` of linux/fuse.h, from protocol 7.44 (Linux 6.16) on: every name is looked up again. It takes no
-/// lock, and what the kernel knows of inodes stays.
-const NOTIFY_INC_EPOCH: i32 = 8;
 /// `FUSE_NOTIFY_PRUNE` of linux/fuse.h, from protocol 7.45 (Linux 6.18) on.
 const NOTIFY_PRUNE: i32 = 9;
+/// `FUSE_NOTIFY_INC_EPOCH`, from protocol 7.44 (Linux 6.16) on: names that were looked up before it are looked up again. It
+/// takes no lock, and what the kernel knows of inodes stays.
+const NOTIFY_INC_EPOCH: i32 = 8;
 /// Inodes in one such message.
 const PRUNED_AT_ONCE: usize = 512;
 
@@ -56,8 +56,8 @@ pub(super) struct Kernel {
     backings: Mutex<HashMap<Ino, Arc<BackingId>>>,
     /// Set once the session is open.
     notifier: OnceLock<Notifier>,
-    /// The mount's own descriptor, where the kernel takes [`NOTIFY_INC_EPOCH`] by it.
-    epochs: OnceLock<Arc<File>>,
+    /// The mount's own descriptor, for what `notifier` cannot say; there is none where another program mounted for us.
+    device: OnceLock<File>,
     telemetry: Arc<Telemetry>,
 }
 
@@ -72,18 +72,18 @@ impl Kernel {
             queue: Arc::clone(&queue),
             backings: Mutex::new(HashMap::new()),
             notifier: OnceLock::new(),
-            epochs: OnceLock::new(),
+            device: OnceLock::new(),
             telemetry,
         };
         (Arc::new(kernel), Messages(queue))
     }
 
     /// Gives it the way by which messages reach the kernel.
-    pub(super) fn connect(&self, notifier: Notifier, device: Option<&Arc<File>>) {
+    pub(super) fn connect(&self, notifier: Notifier, device: Option<File>) {
         // Set once: a session is opened once.
         let _ = self.notifier.set(notifier);
-        if let Some(device) = device.filter(|device| (&***device).write_all(&epoch_message()).is_ok()) {
-            let _ = self.epochs.set(Arc::clone(device));
+        if let Some(device) = device {
+            let _ = self.device.set(device);
         }
     }
 
@@ -130,22 +130,15 @@ impl KernelCache for Kernel {
         self.queue.arrived.notify_one();
     }
 
-    fn forget_absence(&self) {
-        let Some(device) = self.epochs.get() else { return };
-        self.telemetry.epochs.increment();
-        if let Err(error) = (&**device).write_all(&epoch_message()) {
-            self.telemetry.invalidation_failures.increment();
-            tracing::warn!(%error, "the kernel may take names for absent that another member has made");
-        }
-    }
-
-    fn forgets_absence(&self) -> bool {
-        self.epochs.get().is_some()
-    }
-
     fn release_backing(&self, ino: Ino) {
         let backing = self.backings.lock().remove(&ino);
         drop(backing);
+    }
+
+    fn forget_names(&self) -> bool {
+        let Some(mut device) = self.device.get() else { return false };
+        self.telemetry.epochs.increment();
+        device.write_all(&header(HEADER_BYTES, NOTIFY_INC_EPOCH)).is_ok()
     }
 }
 
@@ -159,7 +152,7 @@ impl Drop for Kernel {
 impl Messages {
     /// Sends messages until the mount is gone and the queue is closed. `device`: the mount's own descriptor, for what
     /// `notifier` cannot say; there is none where another program mounted for us.
-    pub(super) fn run(self, notifier: &Notifier, mut device: Option<Arc<File>>, telemetry: &Telemetry) {
+    pub(super) fn run(self, notifier: &Notifier, mut device: Option<File>, telemetry: &Telemetry) {
         loop {
             let Pending { attributes, idle, .. } = {
                 let mut pending = self.0.pending.lock();
@@ -178,9 +171,9 @@ impl Messages {
             }
             let idle: Vec<Ino> = idle.into_iter().collect();
             for some in idle.chunks(PRUNED_AT_ONCE) {
-                let Some(open) = &device else { break };
+                let Some(open) = &mut device else { break };
                 // The kernel takes a message whole or not at all.
-                match (&**open).write_all(&prune_message(some)) {
+                match open.write_all(&prune_message(some)) {
                     Ok(()) => telemetry.inode_prunes.add(some.len() as u64),
                     Err(error) => {
                         tracing::info!(
@@ -205,23 +198,22 @@ fn tell(notifier: &Notifier, ino: Ino, telemetry: &Telemetry) {
     }
 }
 
-/// `struct fuse_out_header` of linux/fuse.h, with nothing behind it.
-fn epoch_message() -> Vec<u8> {
-    let mut message = 16_u32.to_ne_bytes().to_vec();
-    message.extend(NOTIFY_INC_EPOCH.to_ne_bytes());
-    message.extend(0_u64.to_ne_bytes()); // unique: not an answer
-    message
+/// Length of a [`header`].
+const HEADER_BYTES: usize = 16;
+
+/// `struct fuse_out_header` of linux/fuse.h, of a message of `length` bytes that answers nothing.
+fn header(length: usize, message: i32) -> Vec<u8> {
+    let mut header = Vec::with_capacity(length);
+    header.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
+    header.extend(message.to_ne_bytes());
+    header.extend(0_u64.to_ne_bytes()); // unique: not an answer
+    header
 }
 
 /// `struct fuse_out_header` and `struct fuse_notify_prune_out` of linux/fuse.h, then the inode numbers.
 fn prune_message(inos: &[Ino]) -> Vec<u8> {
-    const HEADER_BYTES: usize = 16;
     const BODY_BYTES: usize = 16;
-    let length = HEADER_BYTES + BODY_BYTES + size_of::<u64>() * inos.len();
-    let mut message = Vec::with_capacity(length);
-    message.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
-    message.extend(NOTIFY_PRUNE.to_ne_bytes());
-    message.extend(0_u64.to_ne_bytes()); // unique: not an answer
+    let mut message = header(HEADER_BYTES + BODY_BYTES + size_of::<u64>() * inos.len(), NOTIFY_PRUNE);
     message.extend(u32::try_from(inos.len()).unwrap_or(u32::MAX).to_ne_bytes());
     message.extend([0; 12]); // padding and spare
     inos.iter().for_each(|ino| message.extend(ino.0.to_ne_bytes()));

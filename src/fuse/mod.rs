@@ -8,6 +8,8 @@ mod attributes;
 mod control_files;
 mod dispatch;
 mod errno;
+mod fast_files;
+mod ioctl;
 mod kernel;
 mod mount;
 mod ops;

@@ -136,6 +136,7 @@ impl Session {
             datapath: Arc::clone(datapath),
             kernel: Arc::clone(&kernel),
             control,
+            fast: super::fast_files::FastFiles::default(),
             waiter,
             lifetimes,
             max_background: settings.max_background,
@@ -150,8 +151,7 @@ impl Session {
             return Err(MountError::NoPassthrough { reason: reason.clone() });
         }
         let notifier = session.notifier();
-        let device = device.map(Arc::new);
-        kernel.connect(notifier.clone(), device.as_ref());
+        kernel.connect(notifier.clone(), device.as_ref().and_then(|device| device.try_clone().ok()));
         datapath.attach_kernel(kernel, facts.passthrough);
         let counters = Arc::clone(telemetry);
         let lookups = Arc::clone(datapath);

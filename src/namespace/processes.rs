@@ -62,6 +62,14 @@ impl Processes {
     }
 }
 
+/// The supplementary groups of `thread`; none when it cannot be looked at, which gives it fewer rights and not more.
+#[must_use]
+pub fn supplementary_groups(thread: ThreadId) -> Vec<u32> {
+    let status = fs::read_to_string(format!("/proc/{}/status", thread.0)).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_ascii_whitespace().filter_map(|group| group.parse().ok()).collect()
+}
+
 fn read_process(thread: ThreadId) -> Option<ProcessId> {
     let status = fs::read_to_string(format!("/proc/{}/status", thread.0)).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;

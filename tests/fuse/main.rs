@@ -7,6 +7,7 @@ mod async_io;
 mod attributes;
 mod concurrent_writers;
 mod eviction;
+mod fastpath;
 mod fixture;
 mod full;
 mod hidden;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tidefs::config::{Config, ConfigFile, Host, MountOptions, NamePatterns, Sources};
 use tidefs::tier::memory::{DirectoryRecord, ObjectRecord};
+use tidefs_control_api::ioctl::{AreaCall, Body, Command, Encoder, Flags, Record, Records, Request};
 use tidefs_control_api::mounts::MountTable;
 use tidefs_control_api::{EvictRequest, KeyPath, ListQuery, PathQuery, PinRequest};
 use tidefs_engine::types::ByteCount;
@@ -23,6 +24,7 @@ pub(crate) const TARGETS: &[Target] = &[
     ("key_paths", key_paths),
     ("admin_requests", admin_requests),
     ("mount_table", mount_table),
+    ("fast_path_requests", fast_path_requests),
 ];
 
 /// Records in the extended attributes of segments, as they are and with a checksum that holds.
@@ -138,4 +140,29 @@ pub(crate) fn mount_table(bytes: &[u8]) {
     let _ = table.at(Path::new("/mnt/kv"));
     let _ = table.tidefs_containing(Path::new("/mnt/kv/a"));
     let _ = table.below(Path::new("/")).count();
+}
+
+/// Requests of the fast path: the first byte says which command.
+pub(crate) fn fast_path_requests(bytes: &[u8]) {
+    let Some((&first, payload)) = bytes.split_first() else { return };
+    let command = Command::ALL[usize::from(first) % Command::ALL.len()];
+    let _ = AreaCall::of_request(payload);
+    let Ok(request) = Request::parse(command, payload) else { return };
+    match request.body {
+        Body::Lookup(records) | Body::Prefix(records) | Body::Prefetch(records) => round(&records),
+        Body::Release(records) | Body::Abort(records) => round(&records),
+        Body::Create(records) => round(&records),
+        Body::Seal(records) => round(&records),
+        Body::GetInto(records) => round(&records),
+        Body::PutFrom(records) => round(&records),
+        Body::Version | Body::Register | Body::Unregister | Body::Retired => {}
+    }
+}
+
+/// What was read is as many records as were said, and writes itself again.
+fn round<'a, R: Record<'a>>(records: &Records<'a, R>) {
+    let mut encoder = Encoder::with_room(Flags::NONE, 0, 0, usize::MAX);
+    assert_eq!(records.iter().filter(|record| encoder.push(record)).count(), records.len());
+    let lengths: usize = records.iter().map(|record| record.length()).sum();
+    assert_eq!(encoder.records().len(), lengths);
 }

@@ -32,7 +32,8 @@ targets!(
     name_patterns,
     key_paths,
     admin_requests,
-    mount_table
+    mount_table,
+    fast_path_requests
 );
 
 mod seeds {
@@ -121,5 +122,29 @@ mod seeds {
             "36 35 98:0 / /mnt/a\\040b rw,noatime shared:1 - fuse.tidefs tidefs rw,user_id=0\n",
             "22 1 0:21 / /proc rw - proc proc rw\n36 35 0:5 / /x rw master:1 - tmpfs tidefs rw,size=8g\n",
         ])
+    }
+
+    pub(crate) fn fast_path_requests() -> Vec<Vec<u8>> {
+        use tidefs_control_api::ioctl::{
+            Command, Create, Encoder, Flags, Get, Name, Put, Range, Record, Seal,
+        };
+
+        fn seed<'a>(command: Command, flags: Flags, record: &impl Record<'a>) -> Vec<u8> {
+            let mut encoder = Encoder::new(flags, 1, 32);
+            assert!(encoder.push(record) && encoder.push(record));
+            let number = Command::ALL.iter().position(|known| *known == command).unwrap();
+            [&[u8::try_from(number).unwrap()][..], &encoder.finish()].concat()
+        }
+        let name = Name(b"kv/block-0001.safetensors");
+        vec![
+            seed(Command::Lookup, Flags::PROBE, &name),
+            seed(Command::Prefix, Flags::NONE, &name),
+            seed(Command::Release, Flags::NONE, &Range { first: 1 << 16, count: 7 }),
+            seed(Command::Create, Flags::NONE, &Create { size: 1 << 20, mode: 0o644, name }),
+            seed(Command::Seal, Flags::NONE, &Seal { reference: 1 << 16, length: 1 << 20 }),
+            seed(Command::GetInto, Flags::NONE, &Get { offset: 0, length: 9, area: 3, target: 64, name }),
+            seed(Command::PutFrom, Flags::NONE, &Put { area: 3, source: 0, length: 9, mode: 0o600, name }),
+            seed(Command::Lookup, Flags::IN_AREA, &Range { first: 3, count: 4096 }),
+        ]
     }
 }

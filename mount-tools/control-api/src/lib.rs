@@ -1,8 +1,8 @@
 //! What the daemon `tidefsd` and the tools on its host share.
 //!
-//! Two things: the types that travel over the admin socket (HTTP over a unix socket, root only), and how the
-//! state of one mount is found on the host ([`instance`], [`lock`], [`mounts`], [`socket`]) without asking the
-//! mount itself, which may be dead or hang.
+//! Three things: the types that travel over the admin socket (HTTP over a unix socket, root only), the ioctls of the fast
+//! path ([`ioctl`]), and how the state of one mount is found on the host ([`instance`], [`lock`], [`mounts`], [`socket`])
+//! without asking the mount itself, which may be dead or hang.
 //!
 //! Compatibility
 //! - [`API_VERSION`] is the first part of each route. A change that an old reader would misread makes a new one.
@@ -13,6 +13,7 @@ pub mod cluster;
 pub mod config;
 pub mod error;
 pub mod instance;
+pub mod ioctl;
 pub mod key_path;
 pub mod lock;
 pub mod mounts;

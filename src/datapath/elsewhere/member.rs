@@ -241,8 +241,10 @@ impl Datapath {
     }
 
     fn forget_absence_in_kernel(&self) {
-        if let Some(kernel) = self.kernel.get() {
-            kernel.forget_absence();
+        let has_forgotten = self.kernel.get().is_none_or(|kernel| kernel.forget_names());
+        if !has_forgotten && self.can_tell_names() {
+            self.telemetry.invalidation_failures.increment();
+            tracing::warn!("the kernel may take names for absent that another member has made");
         }
     }
 

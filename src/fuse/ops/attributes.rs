@@ -3,7 +3,7 @@
 //! Hot path: getattr.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use fuser::{Errno, INodeNo, ReplyAttr, ReplyStatfs, Request, TimeOrNow};
 use tidefs_engine::types::{ByteCount, PAGE};
@@ -12,6 +12,7 @@ use super::{Dispatcher, caller, fail};
 use crate::datapath::{AttributeChange, Error, Stat};
 use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
+use crate::fuse::fast_files;
 use crate::namespace::{NAME_LENGTH_MAX, nanos_of};
 
 fn reply_attr(
@@ -32,6 +33,13 @@ pub(in crate::fuse) fn getattr(
     number: INodeNo,
     reply: ReplyAttr,
 ) {
+    if fast_files::segment_of(number).is_some() {
+        let found = fast_files::segment_attributes(&dispatcher.control, &dispatcher.datapath, number);
+        return match found {
+            Some(attributes) => reply.attr(&Duration::ZERO, &attributes),
+            None => reply.error(Errno::ESTALE),
+        };
+    }
     if ControlFiles::owns(number) {
         return reply.attr(&dispatcher.lifetimes.settled, &dispatcher.control.attributes(number));
     }

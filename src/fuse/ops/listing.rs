@@ -11,6 +11,7 @@ use super::{Dispatcher, caller, fail};
 use crate::datapath::{Error, Listed};
 use crate::fuse::attributes::{file_attr, ino, kind_of};
 use crate::fuse::control_files::ControlFiles;
+use crate::fuse::fast_files;
 use crate::namespace::Cookie;
 
 /// Directory positions of `.` and `..`; entries come after.
@@ -66,6 +67,9 @@ fn list(
     holds: bool,
     mut add: impl FnMut(INodeNo, u64, &OsStr, FileType, Option<&Listed>) -> bool,
 ) -> Result<(), Error> {
+    if directory == fast_files::SEGMENTS {
+        return Ok(()); // reached by number
+    }
     if ControlFiles::owns(directory) {
         let files = dispatcher.control.children().zip(1..).filter(|(_, position)| *position > offset);
         for ((number, name), position) in files {

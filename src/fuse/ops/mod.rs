@@ -19,7 +19,7 @@ use super::errno::errno;
 use crate::datapath::{Caller, Error};
 use crate::namespace::ThreadId;
 
-fn caller(request: &Request) -> Caller {
+pub(super) fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid(), thread: ThreadId(request.pid()) }
 }
 

@@ -14,6 +14,7 @@ use crate::datapath::{Caller, Datapath, Error, Lookup, News, Patience, Stat};
 use crate::fuse::attributes::{Lifetimes, absence, file_attr, ino};
 use crate::fuse::control_files::{self, ControlFiles};
 use crate::fuse::dispatch::after_telling;
+use crate::fuse::fast_files;
 use crate::fuse::session::pin_this_thread;
 use crate::fuse::waiter::{Waiter, Waiting};
 use crate::namespace::Ino;
@@ -27,6 +28,15 @@ pub(in crate::fuse) fn lookup(
 ) {
     pin_this_thread();
     let Dispatcher { control, datapath, lifetimes, waiter, .. } = dispatcher;
+    if parent == fast_files::SEGMENTS {
+        let number = fast_files::segment(name.as_bytes());
+        let found = number.and_then(|number| fast_files::segment_attributes(control, datapath, number));
+        return match found {
+            // Its length changes with the object that it holds.
+            Some(attributes) => reply.entry(&Duration::ZERO, &attributes, Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        };
+    }
     if ControlFiles::owns(parent) {
         return match control.child(name.as_bytes()) {
             Some(number) => reply.entry(&Duration::MAX, &control.attributes(number), Generation(0)),

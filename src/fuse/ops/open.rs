@@ -16,6 +16,7 @@ use super::{Dispatcher, caller, fail, is_reserved, reply_done};
 use crate::datapath::{Caller, Datapath, Error, HandleId, OpenOptions};
 use crate::fuse::attributes::{file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
+use crate::fuse::fast_files;
 use crate::fuse::kernel::Kernel;
 use crate::fuse::passthrough;
 use crate::namespace::Ino;
@@ -40,10 +41,18 @@ pub(in crate::fuse) fn open(
 ) {
     let Dispatcher { control, datapath, kernel, .. } = dispatcher;
     if ControlFiles::owns(number) {
-        if options(flags.0).write {
+        let handle = dispatcher.control_handles.fetch_add(1, Ordering::Relaxed);
+        let write = options(flags.0).write;
+        if number == fast_files::CONTROL {
+            return dispatcher.fast.open_control(datapath, request, FileHandle(handle), reply);
+        }
+        if let Some(segment) = fast_files::segment_of(number) {
+            let wanted = (segment, write);
+            return dispatcher.fast.open_segment(datapath, request, wanted, FileHandle(handle), reply);
+        }
+        if write {
             return reply.error(Errno::EACCES);
         }
-        let handle = dispatcher.control_handles.fetch_add(1, Ordering::Relaxed);
         return if control.open(number, handle) {
             reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH);
         } else {
@@ -160,7 +169,11 @@ pub(in crate::fuse) fn release(
     reply: ReplyEmpty,
 ) {
     if ControlFiles::owns(number) {
-        dispatcher.control.release(handle.0);
+        if number == fast_files::CONTROL || fast_files::segment_of(number).is_some() {
+            dispatcher.fast.release(&dispatcher.datapath, number, handle);
+        } else {
+            dispatcher.control.release(handle.0);
+        }
     } else {
         dispatcher.datapath.release(HandleId(handle.0));
     }

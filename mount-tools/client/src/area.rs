@@ -1,0 +1,89 @@
+//! The request area: a segment of this session's own, for batches that do not fit into one ioctl and for copies.
+
+use std::sync::Arc;
+
+use parking_lot::{MappedMutexGuard, MutexGuard};
+use tidefs_control_api::ioctl::{
+    AREA_BATCH_MAX, AreaCall, AreaGrant, Command, Encoder, Flags, HEADER_BYTES, Header, Record, results,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::Error;
+use crate::memory::Mapping;
+use crate::session::Session;
+
+/// Bytes of the area: records in its first half, results in the second.
+pub(crate) const AREA_BYTES: usize = 4 << 20;
+
+/// A segment of one's own.
+#[derive(Debug)]
+pub(crate) struct Area {
+    pub(crate) segment: u64,
+    pub(crate) mapping: Arc<Mapping>,
+}
+
+impl Session {
+    /// The area, registered now if it was not. `None` when the daemon has no room for one.
+    pub(crate) fn area(&self) -> Option<MappedMutexGuard<'_, Area>> {
+        let mut area = self.area.lock();
+        if area.is_none() {
+            *area = self.register().ok();
+        }
+        MutexGuard::try_map(area, Option::as_mut).ok()
+    }
+
+    fn register(&self) -> Result<Area, Error> {
+        let request = Encoder::new(Flags::NONE, AREA_BYTES as u64, 0);
+        let reply = self.call(Command::Register, request, HEADER_BYTES + size_of::<AreaGrant>())?;
+        let bytes = reply.get(HEADER_BYTES..).ok_or(Error::BadReply)?;
+        let grant = AreaGrant::read_from_prefix(bytes).map_err(|_| Error::BadReply)?.0;
+        let segment = grant.segment.get();
+        let mapping =
+            self.segments.get(segment, AREA_BYTES, true).map_err(Error::io("map the request area"))?;
+        Ok(Area { segment, mapping })
+    }
+
+    /// Makes one request with as many records as fit into the area. Returns how many those were, the first reference and the
+    /// results; `None` when there is no area.
+    pub(crate) fn call_in_area<
+        'a,
+        R: Record<'a>,
+        T: FromBytes + KnownLayout + Immutable + Unaligned + Copy,
+    >(
+        &self,
+        command: Command,
+        flags: Flags,
+        records: &[R],
+    ) -> Result<Option<(usize, u64, Vec<T>)>, Error> {
+        let Some(area) = self.area() else { return Ok(None) };
+        let half = AREA_BYTES / 2;
+        let mut request =
+            Encoder::with_room(Flags(flags.0 | Flags::IN_AREA.0), self.scope, size_of::<T>(), half);
+        let taken = records.iter().take(AREA_BATCH_MAX).take_while(|record| request.push(*record)).count();
+        let written = request.records();
+        if taken == 0 || !area.mapping.copy_in(0, written) {
+            return Ok(None);
+        }
+        let call = AreaCall {
+            area: area.segment.into(),
+            request_offset: 0.into(),
+            request_length: (written.len() as u64).into(),
+            reply_offset: (half as u64).into(),
+            reply_length: (half as u64).into(),
+        };
+        let mut payload = [request.header().as_bytes(), call.as_bytes()].concat();
+        self.exchange(command, &mut payload)?;
+        let header = Header::read_from_prefix(&payload).map_err(|_| Error::BadReply)?.0;
+        if header.records() != taken {
+            return Err(Error::BadReply);
+        }
+        // A reply as it comes in a payload: its header, then the results.
+        let mut reply = vec![0; HEADER_BYTES + taken * size_of::<T>()];
+        reply[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+        if !area.mapping.copy_out(half, &mut reply[HEADER_BYTES..]) {
+            return Err(Error::BadReply);
+        }
+        let (header, found) = results::<T>(&reply).ok_or(Error::BadReply)?;
+        Ok(Some((taken, header.scope.get(), found.to_vec())))
+    }
+}

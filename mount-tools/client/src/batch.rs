@@ -1,0 +1,127 @@
+//! Many keys with one request.
+
+use std::sync::Arc;
+
+use tidefs_control_api::ioctl::{
+    BATCH_MAX, Command, Encoder, Entry, Flags, Get, Header, Name, Status, results,
+};
+use zerocopy::FromBytes as _;
+
+use crate::area::AREA_BYTES;
+use crate::session::Session;
+use crate::{Error, View};
+
+/// What the fast path says of one key.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    View(View),
+    Absent,
+    /// Its file can tell, or bring it.
+    ByFile,
+}
+
+/// Finds the objects of all keys and maps them.
+pub(crate) fn look_up(session: &Arc<Session>, keys: &[Name<'_>]) -> Result<Vec<Answer>, Error> {
+    let mut answers = Vec::with_capacity(keys.len());
+    let mut small = Vec::new();
+    session.each(Command::Lookup, Flags::NONE, keys, |first, start, entries: &[Entry]| {
+        for ((entry, reference), index) in entries.iter().zip(first..).zip(start..) {
+            answers.push(match entry.status() {
+                Status::Ok => map(session, entry, reference),
+                Status::Absent => Answer::Absent,
+                Status::CopyOnly => {
+                    small.push((index, entry.length.get()));
+                    Answer::ByFile
+                }
+                _ => Answer::ByFile,
+            });
+        }
+    })?;
+    copy_small(session, keys, &small, &mut answers);
+    Ok(answers)
+}
+
+/// A view of what was found; its reference goes back when it cannot be mapped.
+fn map(session: &Arc<Session>, entry: &Entry, reference: u64) -> Answer {
+    let (Ok(offset), Ok(length)) =
+        (usize::try_from(entry.offset_bytes()), usize::try_from(entry.length.get()))
+    else {
+        session.give_back(reference, 0);
+        return Answer::ByFile;
+    };
+    let version = entry.version.get();
+    if length == 0 {
+        session.give_back(reference, 0);
+        return Answer::View(View::owned(version, Vec::new()));
+    }
+    let mapping = session.segments.get(entry.segment.get(), offset.saturating_add(length), false);
+    let view = mapping
+        .ok()
+        .and_then(|mapping| View::mapped(session, mapping, (offset, length), (reference, version)));
+    match view {
+        Some(view) => Answer::View(view),
+        None => {
+            session.give_back(reference, 0);
+            Answer::ByFile
+        }
+    }
+}
+
+/// Copies small objects through the area, many at once. What does not come stays to be asked for by file.
+fn copy_small(session: &Session, keys: &[Name<'_>], small: &[(usize, u64)], answers: &mut [Answer]) {
+    let Some(area) = (!small.is_empty()).then(|| session.area()).flatten() else { return };
+    let mut rest = small;
+    while !rest.is_empty() {
+        let mut request = Encoder::new(Flags::NONE, session.scope, size_of::<Entry>());
+        let mut at = 0;
+        let taken = rest.iter().take(BATCH_MAX).take_while(|(index, length)| {
+            let get = Get { offset: 0, length: *length, area: area.segment, target: at, name: keys[*index] };
+            let fits = at + length <= AREA_BYTES as u64 && request.push(&get);
+            at += length;
+            fits
+        });
+        let taken = taken.count();
+        if taken == 0 {
+            return;
+        }
+        let (these, later) = rest.split_at(taken);
+        rest = later;
+        let Ok(reply) = session.call(Command::GetInto, request, 0) else { return };
+        let Some((_, entries)) = results::<Entry>(&reply) else { return };
+        let mut at = 0;
+        for ((index, length), entry) in these.iter().zip(entries) {
+            // One that was replaced by a longer one meanwhile is cut: its file has it whole.
+            let is_whole = entry.status() == Status::Ok && entry.length.get() == *length;
+            let mut bytes = vec![0; usize::try_from(*length).unwrap_or(0)];
+            if is_whole && area.mapping.copy_out(at, &mut bytes) {
+                answers[*index] = Answer::View(View::owned(entry.version.get(), bytes));
+            }
+            at += usize::try_from(*length).unwrap_or(0);
+        }
+    }
+}
+
+/// How many of the keys are there, from the first on, and what ended the count, if anything did.
+pub(crate) fn prefix(session: &Session, keys: &[Name<'_>]) -> Result<(usize, Option<Status>), Error> {
+    let mut present = 0;
+    while present < keys.len() {
+        let mut request = Encoder::new(Flags::NONE, session.scope, 0);
+        let taken = keys[present..].iter().take(BATCH_MAX).take_while(|key| request.push(*key)).count();
+        if taken == 0 {
+            return Err(Error::BadKey);
+        }
+        let reply = session.call(Command::Prefix, request, 0)?;
+        let header = Header::read_from_prefix(&reply).map_err(|_| Error::BadReply)?.0;
+        present += header.records();
+        if header.records() < taken {
+            let status = u16::try_from(header.scope.get()).map_or(Status::AskByFile, Status::of);
+            return Ok((present, Some(status)));
+        }
+    }
+    Ok((present, None))
+}
+
+/// Asks for objects below memory.
+pub(crate) fn prefetch(session: &Session, keys: &[Name<'_>]) -> Result<(), Error> {
+    session.each(Command::Prefetch, Flags::NONE, keys, |_, _, _: &[Entry]| ())
+}

@@ -1,0 +1,306 @@
+//! The cache as a program sees it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidefs_control_api::ioctl::{Command, Create, Entry, Features, Flags, Name, Range, Status};
+
+use crate::batch::{self, Answer};
+use crate::session::Session;
+use crate::writer::seal_all;
+use crate::{Error, View, Writer, file};
+
+/// How long [`Cache::wait_ready`] pauses at first and at most between two looks.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
+
+/// A directory of a tidefs mount, or any directory.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    directory: PathBuf,
+    session: Option<Arc<Session>>,
+    /// Permissions of new objects.
+    mode: u32,
+}
+
+impl Cache {
+    /// Opens a cache: a mount of tidefs, or a directory below it, for keys relative to that.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when there is no such directory.
+    pub fn open(directory: impl AsRef<Path>) -> Result<Self, Error> {
+        let directory = directory.as_ref().canonicalize().map_err(Error::io("open the cache"))?;
+        std::fs::read_dir(&directory).map_err(Error::io("open the cache"))?;
+        let session = Session::open(&directory).map(Arc::new);
+        Ok(Self { directory, session, mode: file::mode_of_new_files() })
+    }
+
+    /// Whether objects are mapped; else all is done by file.
+    #[must_use]
+    pub fn is_fast(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Segments that are mapped now.
+    #[must_use]
+    pub fn mapped_segments(&self) -> usize {
+        self.session.as_ref().map_or(0, |session| session.segments.len())
+    }
+
+    /// The bytes of an object; `None` is a miss.
+    ///
+    /// # Errors
+    /// [`Error::BadKey`]; [`Error::Io`] when it may not be read.
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<View>, Error> {
+        Ok(self.lookup_many(&[key])?.pop().flatten())
+    }
+
+    /// The bytes of many objects; `None` is a miss.
+    ///
+    /// # Errors
+    /// As [`Cache::get`], of any of them.
+    pub fn lookup_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<View>>, Error> {
+        let names = names_of(keys)?;
+        let Some(session) = &self.session else {
+            return names.iter().map(|name| self.read(name)).collect();
+        };
+        let answers = match batch::look_up(session, &names) {
+            Ok(answers) => answers,
+            // The daemon is gone, or another one is there: its files may be.
+            Err(Error::Io { .. }) => names.iter().map(|_| Answer::ByFile).collect(),
+            Err(error) => return Err(error),
+        };
+        let whole = answers.into_iter().zip(&names).map(|(answer, name)| match answer {
+            Answer::View(view) => Ok(Some(view)),
+            Answer::Absent => Ok(None),
+            Answer::ByFile => self.read(name),
+        });
+        whole.collect()
+    }
+
+    fn read(&self, name: &Name<'_>) -> Result<Option<View>, Error> {
+        let bytes = file::read(&file::path_of(&self.directory, name.0))?;
+        Ok(bytes.map(|bytes| View::owned(0, bytes)))
+    }
+
+    /// Copies the first bytes of an object into `target`, as many as fit. Returns the length of the object; `None` is a miss.
+    ///
+    /// # Errors
+    /// As [`Cache::get`].
+    pub fn get_into(&self, key: impl AsRef<[u8]>, target: &mut [u8]) -> Result<Option<usize>, Error> {
+        let key = file::check(key.as_ref())?;
+        if let Some(session) = &self.session
+            && let Ok(mut answers) = batch::look_up(session, &[Name(key)])
+        {
+            match answers.pop() {
+                Some(Answer::View(view)) => {
+                    let count = view.len().min(target.len());
+                    target[..count].copy_from_slice(&view[..count]);
+                    return Ok(Some(view.len()));
+                }
+                Some(Answer::Absent) => return Ok(None),
+                Some(Answer::ByFile) | None => {}
+            }
+        }
+        file::read_into(&file::path_of(&self.directory, key), target)
+    }
+
+    /// How many of the keys, from the first on, are there: the longest prefix of a chain that the cache has.
+    ///
+    /// # Errors
+    /// As [`Cache::get`].
+    pub fn prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize, Error> {
+        let names = names_of(keys)?;
+        let mut present = 0;
+        while present < names.len() {
+            let (more, end) = match &self.session {
+                None => (0, Some(Status::AskByFile)),
+                Some(session) => {
+                    batch::prefix(session, &names[present..]).unwrap_or((0, Some(Status::AskByFile)))
+                }
+            };
+            present += more;
+            match end {
+                None => break,
+                Some(Status::Absent) => return Ok(present),
+                Some(_) if file::exists(&file::path_of(&self.directory, names[present].0))? => present += 1,
+                Some(_) => return Ok(present),
+            }
+        }
+        Ok(present)
+    }
+
+    /// Whether an object is there.
+    ///
+    /// # Errors
+    /// As [`Cache::get`].
+    pub fn contains(&self, key: impl AsRef<[u8]>) -> Result<bool, Error> {
+        Ok(self.prefix(&[key])? == 1)
+    }
+
+    /// Asks for objects that are below memory to be brought into it. Does not wait; what is not there is passed over.
+    ///
+    /// # Errors
+    /// [`Error::BadKey`].
+    pub fn prefetch<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<(), Error> {
+        let names = names_of(keys)?;
+        match &self.session {
+            // A hint that is not taken is no failure.
+            Some(session) => batch::prefetch(session, &names).or(Ok(())),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until an object is there, at most for `limit`. Returns its bytes, or `None` when it did not come.
+    ///
+    /// # Errors
+    /// As [`Cache::get`].
+    pub fn wait_ready(&self, key: impl AsRef<[u8]>, limit: Duration) -> Result<Option<View>, Error> {
+        let (key, started) = (key.as_ref(), Instant::now());
+        let (mut pause, longest) = PAUSES;
+        loop {
+            if let Some(view) = self.get(key)? {
+                return Ok(Some(view));
+            }
+            let left = limit.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Begins an object of `size` bytes.
+    ///
+    /// # Errors
+    /// [`Error::BadKey`]; [`Error::Io`] when it may not be made, or there is no room.
+    pub fn create(&self, key: impl AsRef<[u8]>, size: usize) -> Result<Writer, Error> {
+        let created = self.create_many(&[(key.as_ref(), size)])?.pop();
+        created.ok_or(Error::BadReply)
+    }
+
+    /// Begins many objects, each given by its key and its size.
+    ///
+    /// # Errors
+    /// As [`Cache::create`], of any of them; then none is begun.
+    pub fn create_many<K: AsRef<[u8]>>(&self, objects: &[(K, usize)]) -> Result<Vec<Writer>, Error> {
+        let by_file = |key: &[u8], size| Writer::owned(size, file::path_of(&self.directory, key));
+        for (key, _) in objects {
+            file::check(key.as_ref())?;
+        }
+        let session = self.session.as_ref().filter(|session| session.offers(Features::CREATE));
+        let Some(session) = session else {
+            return Ok(objects.iter().map(|(key, size)| by_file(key.as_ref(), *size)).collect());
+        };
+        let mut writers = self.begin(session, objects)?;
+        for (index, writer) in writers.iter_mut().enumerate() {
+            let (key, size) = (objects[index].0.as_ref(), objects[index].1);
+            if let Begun::NoDirectory = writer {
+                let path = file::path_of(&self.directory, key);
+                file::make_parent(&path).map_err(Error::io("make the directory of an object"))?;
+                *writer = self.begin(session, &[(key, size)])?.pop().unwrap_or(Begun::ByFile);
+            }
+        }
+        let writers = writers.into_iter().zip(objects).map(|(begun, (key, size))| match begun {
+            Begun::Writer(writer) => writer,
+            Begun::NoDirectory | Begun::ByFile => by_file(key.as_ref(), *size),
+        });
+        Ok(writers.collect())
+    }
+
+    fn begin<K: AsRef<[u8]>>(
+        &self,
+        session: &Arc<Session>,
+        objects: &[(K, usize)],
+    ) -> Result<Vec<Begun>, Error> {
+        let records: Vec<Create<'_>> = objects
+            .iter()
+            .map(|(key, size)| Create { size: *size as u64, mode: self.mode, name: Name(key.as_ref()) })
+            .collect();
+        let (mut begun, mut failure) = (Vec::with_capacity(objects.len()), None);
+        let asked =
+            session.each(Command::Create, Flags::NONE, &records, |first, start, entries: &[Entry]| {
+                for ((entry, reference), (key, size)) in entries.iter().zip(first..).zip(&objects[start..]) {
+                    begun.push(match entry.status() {
+                        Status::Ok => {
+                            let path = file::path_of(&self.directory, key.as_ref());
+                            match session.segments.get(entry.segment.get(), *size, true) {
+                                Ok(mapping) => {
+                                    Begun::Writer(Writer::mapped(session, mapping, *size, reference, path))
+                                }
+                                Err(_) => {
+                                    session
+                                        .send_ranges(Command::Abort, &[Range { first: reference, count: 1 }]);
+                                    Begun::ByFile
+                                }
+                            }
+                        }
+                        Status::Absent => Begun::NoDirectory,
+                        Status::AskByFile | Status::Invalid => Begun::ByFile,
+                        status => {
+                            failure = failure.or(Some(status));
+                            Begun::ByFile
+                        }
+                    });
+                }
+            });
+        match (asked, failure) {
+            (_, Some(status)) => Err(Error::of("create an object", status)),
+            (Ok(()), None) => Ok(begun),
+            // The daemon is gone, or another one is there.
+            (Err(_), None) => Ok(objects.iter().map(|_| Begun::ByFile).collect()),
+        }
+    }
+
+    /// Stores an object, in place of what stood under its key.
+    ///
+    /// # Errors
+    /// As [`Cache::create`].
+    pub fn put(&self, key: impl AsRef<[u8]>, bytes: &[u8]) -> Result<(), Error> {
+        self.put_many(&[(key, bytes)])
+    }
+
+    /// Stores many objects. Each becomes visible whole; on a failure others of them may be stored.
+    ///
+    /// # Errors
+    /// As [`Cache::create`], of any of them.
+    pub fn put_many<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Result<(), Error> {
+        let sizes: Vec<(&[u8], usize)> =
+            objects.iter().map(|(key, bytes)| (key.as_ref(), bytes.len())).collect();
+        let mut writers = self.create_many(&sizes)?;
+        let (mut seals, mut failure) = (Vec::with_capacity(writers.len()), None);
+        for (writer, (_, bytes)) in writers.iter_mut().zip(objects) {
+            writer.copy_from_slice(bytes);
+        }
+        for writer in writers {
+            match writer.into_seal() {
+                Ok(seal) => seals.extend(seal),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        // Also after a failure: what is whole is worth having, and what is begun must end.
+        if let Some(session) = self.session.as_ref().filter(|_| !seals.is_empty()) {
+            seal_all(session, &seals)?;
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Gives back the references of views that were dropped. Without it they go back along with later ones.
+    pub fn flush(&self) {
+        if let Some(session) = &self.session {
+            session.give_back_all();
+        }
+    }
+}
+
+/// What became of an object to begin.
+enum Begun {
+    Writer(Writer),
+    NoDirectory,
+    ByFile,
+}
+
+fn names_of<K: AsRef<[u8]>>(keys: &[K]) -> Result<Vec<Name<'_>>, Error> {
+    keys.iter().map(|key| file::check(key.as_ref()).map(Name)).collect()
+}

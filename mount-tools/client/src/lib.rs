@@ -1,0 +1,44 @@
+//! Reads and writes a tidefs cache without a copy and with hardly a system call.
+//!
+//! [`Cache`] asks the daemon where objects are, many with one request, and maps the shared memory that holds them, each
+//! segment once. A [`View`] is those bytes themselves; they do not change and do not leave while it lives. A [`Writer`] is
+//! memory of the cache that becomes an object when it is sealed.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), tidefs_client::Error> {
+//! let cache = tidefs_client::Cache::open("/mnt/kv")?;
+//! cache.put("model/block-7", b"keys and values")?;
+//! if let Some(view) = cache.get("model/block-7")? {
+//!     assert_eq!(&*view, b"keys and values");
+//! }
+//! # Ok(()) }
+//! ```
+//! On another filesystem, or where the daemon or the kernel lacks something, the same calls do the same by file.
+//!
+//! Keys are paths below the directory given to [`Cache::open`], without a leading slash.
+//!
+//! Invariants
+//! - A view of mapped memory holds a reference in the daemon until it is dropped, give or take the last
+//!   [`RELEASE_BATCH`] views, whose references go back together.
+//! - Nothing is read through a mapping without a reference to the object in it.
+//!
+//! Limits: values may be shared between threads. After fork(2) a child must not use what its parent opened: both would
+//! share one session.
+
+mod area;
+mod batch;
+mod cache;
+mod error;
+mod ffi;
+mod file;
+mod memory;
+mod segments;
+mod session;
+mod view;
+mod writer;
+
+pub use cache::Cache;
+pub use error::Error;
+pub use session::RELEASE_BATCH;
+pub use view::View;
+pub use writer::Writer;

@@ -1,0 +1,87 @@
+//! Shared memory of the cache, mapped.
+//!
+//! The bytes of a segment change when it goes to another object. What makes a borrow of them sound is the reference that
+//! its holder has: the daemon changes and cuts no segment whose object is referenced, and hands a begun object to one
+//! writer alone.
+
+use std::fs::File;
+use std::io;
+use std::ptr::NonNull;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+/// A shared mapping of a segment.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    map: MmapRaw,
+    is_writable: bool,
+}
+
+const PAGE: usize = 4096;
+
+impl Mapping {
+    /// Maps a segment of `length` bytes, and its last page in full: the next object in it may be a little longer.
+    ///
+    /// # Errors
+    /// What mmap(2) says.
+    pub(crate) fn new(file: &File, length: usize, is_writable: bool) -> io::Result<Self> {
+        let mut options = MmapOptions::new();
+        options.len(length.next_multiple_of(PAGE)).populate();
+        let map = if is_writable { options.map_raw(file)? } else { options.map_raw_read_only(file)? };
+        Ok(Self { map, is_writable })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    fn at(&self, offset: usize, length: usize) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(length)?;
+        // A pointer into the mapping that `self` owns.
+        (end <= self.map.len()).then(|| NonNull::new(self.map.as_mut_ptr().wrapping_add(offset))).flatten()
+    }
+
+    /// The bytes of an object, to which the caller holds a reference while the borrow lives: views alone call this. Empty
+    /// when the range leaves the mapping, which views have looked at before.
+    pub(crate) fn referenced(&self, offset: usize, length: usize) -> &[u8] {
+        let Some(start) = self.at(offset, length) else { return &[] };
+        // SAFETY: the range lies in the mapping, which `self` owns. The view that borrows holds a reference in the daemon, which
+        // cuts and reuses no segment of a referenced object; whoever may write the segment has promised the daemon not to
+        // write a sealed object.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), length) }
+    }
+
+    /// The bytes of a begun object, whose one writer the caller is while the borrow lives: writers alone call this, through
+    /// an exclusive borrow of themselves. Empty when the range leaves the mapping, which writers have looked at before.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "what is borrowed is the segment, whose one writer the caller is"
+    )]
+    pub(crate) fn begun(&self, offset: usize, length: usize) -> &mut [u8] {
+        let Some(start) = self.at(offset, length).filter(|_| self.is_writable) else { return &mut [] };
+        // SAFETY: the range lies in the writable mapping that `self` owns. The daemon gives a begun object to one writer, in a
+        // segment that holds nothing else, and the writer borrows it through `&mut self`.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), length) }
+    }
+
+    /// Copies out bytes that somebody else may write meanwhile. False when the range leaves the mapping.
+    pub(crate) fn copy_out(&self, offset: usize, target: &mut [u8]) -> bool {
+        let Some(start) = self.at(offset, target.len()) else { return false };
+        // SAFETY: the source lies in the mapping and cannot overlap `target`, which is exclusive.
+        unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), target.as_mut_ptr(), target.len()) };
+        true
+    }
+
+    /// Copies bytes in, which somebody else may read meanwhile. False when the range leaves the mapping.
+    pub(crate) fn copy_in(&self, offset: usize, source: &[u8]) -> bool {
+        let Some(start) = self.at(offset, source.len()).filter(|_| self.is_writable) else { return false };
+        // SAFETY: the target lies in the writable mapping and cannot overlap `source`, which nobody writes while it is
+        // borrowed.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), start.as_ptr(), source.len()) };
+        true
+    }
+}

@@ -1,0 +1,65 @@
+//! The segments that this process has mapped, each once.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::memory::Mapping;
+
+/// Segments that stay mapped although nobody views them. Linux lets a process have 65,530 mappings by default.
+const MAPPED_MAX: usize = 16_384;
+
+/// Mapped segments by number.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    directory: PathBuf,
+    mapped: RwLock<HashMap<u64, Arc<Mapping>>>,
+}
+
+impl Segments {
+    pub(crate) fn new(directory: PathBuf) -> Self {
+        Self { directory, mapped: RwLock::default() }
+    }
+
+    /// The mapping of a segment, of at least `length` bytes, writable if that is asked for.
+    ///
+    /// # Errors
+    /// What open(2) and mmap(2) say.
+    pub(crate) fn get(&self, segment: u64, length: usize, is_writable: bool) -> io::Result<Arc<Mapping>> {
+        let fits =
+            |mapping: &Arc<Mapping>| mapping.len() >= length && (mapping.is_writable() || !is_writable);
+        if let Some(mapping) = self.mapped.read().get(&segment).filter(|mapping| fits(mapping)) {
+            return Ok(Arc::clone(mapping));
+        }
+        let file = self.open(segment, is_writable)?;
+        let mapping = Arc::new(Mapping::new(&file, length, is_writable)?);
+        let mut mapped = self.mapped.write();
+        if mapped.len() >= MAPPED_MAX {
+            mapped.retain(|_, mapping| Arc::strong_count(mapping) > 1);
+        }
+        mapped.insert(segment, Arc::clone(&mapping));
+        Ok(mapping)
+    }
+
+    fn open(&self, segment: u64, is_writable: bool) -> io::Result<File> {
+        let path = self.directory.join(segment.to_string());
+        OpenOptions::new().read(true).write(is_writable).open(path)
+    }
+
+    /// Unmaps segments that are no more, once nobody views them.
+    pub(crate) fn forget(&self, segments: impl Iterator<Item = u64>) {
+        let mut mapped = self.mapped.write();
+        for segment in segments {
+            mapped.remove(&segment);
+        }
+    }
+
+    /// How many are mapped.
+    pub(crate) fn len(&self) -> usize {
+        self.mapped.read().len()
+    }
+}

@@ -1,0 +1,188 @@
+//! An open control file: requests, and references on their way back.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use parking_lot::Mutex;
+use tidefs_control_api::ioctl::{
+    CONTROL_FILE, Command, Encoder, Features, Flags, Header, Range, Record, SEGMENT_DIRECTORY, VersionReply,
+    results,
+};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+use crate::Error;
+use crate::area::Area;
+use crate::segments::Segments;
+
+/// References that go back to the daemon together.
+pub const RELEASE_BATCH: usize = 32;
+
+#[derive(Debug, Default)]
+struct Returning {
+    references: Vec<u64>,
+    bytes: usize,
+}
+
+/// A session with the daemon.
+#[derive(Debug)]
+pub(crate) struct Session {
+    control: File,
+    pub(crate) segments: Segments,
+    pub(crate) facts: VersionReply,
+    /// Inode number of the directory to which keys are relative.
+    pub(crate) scope: u64,
+    returning: Mutex<Returning>,
+    /// Memory for large batches and copies, made when it is first needed. Held for one request.
+    pub(crate) area: Mutex<Option<Area>>,
+}
+
+impl Session {
+    /// Opens a session for keys below `directory`. `None` when there is no fast path there.
+    pub(crate) fn open(directory: &Path) -> Option<Self> {
+        let scope = directory.metadata().ok()?;
+        // The control file is at the root of the mount, above the directory.
+        let root = directory.ancestors().find(|above| above.join(".tidefs").join(CONTROL_FILE).exists())?;
+        if root.metadata().ok()?.dev() != scope.dev() {
+            return None;
+        }
+        let tidefs = root.join(".tidefs");
+        let control = File::options().read(true).write(true).open(tidefs.join(CONTROL_FILE)).ok()?;
+        let mut session = Self {
+            control,
+            segments: Segments::new(tidefs.join(SEGMENT_DIRECTORY)),
+            facts: VersionReply::default(),
+            scope: scope.ino(),
+            returning: Mutex::default(),
+            area: Mutex::default(),
+        };
+        let payload = session.call(Command::Version, Encoder::with_room(Flags::NONE, 0, 0, 64), 64).ok()?;
+        session.facts = results::<U64>(&payload)
+            .and_then(|_| payload.get(size_of::<Header>()..))
+            .and_then(|bytes| VersionReply::read_from_prefix(bytes).ok())?
+            .0;
+        session.offers(Features::MAPPING).then_some(session)
+    }
+
+    pub(crate) fn offers(&self, features: Features) -> bool {
+        Features(self.facts.features.get()).has(features)
+    }
+
+    /// Makes a request whose reply has at least `room` bytes.
+    ///
+    /// # Errors
+    /// What the daemon says to the request as a whole.
+    pub(crate) fn call(&self, command: Command, request: Encoder, room: usize) -> Result<Vec<u8>, Error> {
+        let mut payload = request.finish();
+        payload.resize(payload.len().max(room), 0);
+        self.exchange(command, &mut payload)?;
+        Ok(payload)
+    }
+
+    /// Makes a request with a payload that is built already.
+    pub(crate) fn exchange(&self, command: Command, payload: &mut [u8]) -> Result<(), Error> {
+        crate::ffi::request(&self.control, command, payload)
+            .map_err(Error::io("a request of the fast path"))?;
+        let header = Header::read_from_prefix(payload).map_err(|_| Error::BadReply)?.0;
+        if Flags(header.flags.get()).has(Flags::RETIRED) && command != Command::Retired {
+            self.unmap_retired();
+        }
+        Ok(())
+    }
+
+    /// Unmaps what the daemon has given up; else its memory stays in use.
+    fn unmap_retired(&self) {
+        loop {
+            let request = Encoder::new(Flags::NONE, 0, 0);
+            let Ok(reply) = self.call(Command::Retired, request, 16 + 1024 * 8) else { return };
+            let Some((_, numbers)) = results::<U64>(&reply) else { return };
+            self.segments.forget(numbers.iter().map(|number| number.get()));
+            if numbers.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Gives the reference to an object of `length` bytes back, along with others.
+    pub(crate) fn give_back(&self, reference: u64, length: usize) {
+        let full = {
+            let mut returning = self.returning.lock();
+            returning.references.push(reference);
+            returning.bytes += length;
+            let bytes_max = usize::try_from(self.facts.kept_back_max.get()).unwrap_or(usize::MAX);
+            let is_full = returning.references.len() >= RELEASE_BATCH || returning.bytes >= bytes_max;
+            is_full.then(|| std::mem::take(&mut *returning))
+        };
+        if let Some(full) = full {
+            self.send_back(full.references);
+        }
+    }
+
+    /// Gives back what waits.
+    pub(crate) fn give_back_all(&self) {
+        let waiting = std::mem::take(&mut *self.returning.lock());
+        self.send_back(waiting.references);
+    }
+
+    fn send_back(&self, mut references: Vec<u64>) {
+        references.sort_unstable();
+        let mut ranges: Vec<Range> = Vec::new();
+        for reference in references {
+            match ranges.last_mut() {
+                Some(last) if last.first + last.count == reference => last.count += 1,
+                _ => ranges.push(Range { first: reference, count: 1 }),
+            }
+        }
+        self.send_ranges(Command::Release, &ranges);
+    }
+
+    /// Sends ranges of references; that the daemon is gone means that it holds none any more.
+    pub(crate) fn send_ranges(&self, command: Command, ranges: &[Range]) {
+        let mut rest = ranges;
+        while !rest.is_empty() {
+            let mut request = Encoder::new(Flags::NONE, 0, 0);
+            let taken = rest.iter().take_while(|range| request.push(*range)).count();
+            let _ = self.call(command, request, 0);
+            rest = &rest[taken.max(1)..];
+        }
+    }
+
+    /// The results of a request with records of one kind: as many ioctls as they need, or one through the area when they are
+    /// many. `each` gets the first reference of each part, the index of its first record, and its results.
+    ///
+    /// # Errors
+    /// What the daemon says to a request as a whole.
+    pub(crate) fn each<'a, R: Record<'a>, T: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(
+        &self,
+        command: Command,
+        flags: Flags,
+        records: &[R],
+        mut each: impl FnMut(u64, usize, &[T]),
+    ) -> Result<(), Error> {
+        let mut start = 0;
+        while start < records.len() {
+            let rest = &records[start..];
+            if rest.len() > tidefs_control_api::ioctl::BATCH_MAX
+                && let Some((taken, first, results)) = self.call_in_area::<R, T>(command, flags, rest)?
+            {
+                each(first, start, &results);
+                start += taken;
+                continue;
+            }
+            let mut request = Encoder::new(flags, self.scope, size_of::<T>());
+            let taken = rest.iter().take_while(|record| request.push(*record)).count();
+            if taken == 0 {
+                return Err(Error::BadKey); // longer than any path
+            }
+            let reply = self.call(command, request, 0)?;
+            let (header, results) = results::<T>(&reply).ok_or(Error::BadReply)?;
+            if results.len() != taken {
+                return Err(Error::BadReply);
+            }
+            each(header.scope.get(), start, results);
+            start += taken;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! Objects on their way into the cache.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tidefs_control_api::ioctl::{Command, Outcome, Range, Seal, Status};
+
+use crate::memory::Mapping;
+use crate::session::Session;
+use crate::{Error, file};
+
+/// The bytes of an object that nobody sees yet. It becomes visible, whole, when it is sealed, and is given up when it is
+/// dropped before.
+///
+/// What it holds at first means nothing: zeros, or bytes of an object that was there before.
+pub struct Writer {
+    bytes: Bytes,
+    path: PathBuf,
+}
+
+enum Bytes {
+    Mapped {
+        session: Arc<Session>,
+        mapping: Arc<Mapping>,
+        length: usize,
+        reference: u64,
+    },
+    Owned(Vec<u8>),
+    /// Sealed, or given up.
+    Over,
+}
+
+impl Writer {
+    pub(crate) fn mapped(
+        session: &Arc<Session>,
+        mapping: Arc<Mapping>,
+        length: usize,
+        reference: u64,
+        path: PathBuf,
+    ) -> Self {
+        Self { bytes: Bytes::Mapped { session: Arc::clone(session), mapping, length, reference }, path }
+    }
+
+    pub(crate) fn owned(length: usize, path: PathBuf) -> Self {
+        Self { bytes: Bytes::Owned(vec![0; length]), path }
+    }
+
+    /// Whether these are bytes of the cache themselves, which sealing does not copy.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.bytes, Bytes::Mapped { .. })
+    }
+
+    /// Makes the object visible with all its bytes, in place of what stood under its key.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; then nothing changed and the object is given up.
+    pub fn seal(self) -> Result<(), Error> {
+        let length = self.len();
+        self.seal_first(length)
+    }
+
+    /// As [`Writer::seal`], with the first `length` bytes alone.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], [`Error::Io`].
+    pub fn seal_first(mut self, length: usize) -> Result<(), Error> {
+        if length > self.len() {
+            return Err(Error::TooLong { length, size: self.len() });
+        }
+        match std::mem::replace(&mut self.bytes, Bytes::Over) {
+            Bytes::Owned(bytes) => file::write(&self.path, &bytes[..length]),
+            Bytes::Mapped { session, reference, .. } => {
+                seal_all(&session, &[Seal { reference, length: length as u64 }])
+            }
+            Bytes::Over => Ok(()),
+        }
+    }
+
+    /// What sealing asks for, and nothing of the writer is left. `None` when it is written by file.
+    pub(crate) fn into_seal(mut self) -> Result<Option<Seal>, Error> {
+        match std::mem::replace(&mut self.bytes, Bytes::Over) {
+            Bytes::Mapped { reference, length, .. } => Ok(Some(Seal { reference, length: length as u64 })),
+            Bytes::Owned(bytes) => file::write(&self.path, &bytes).map(|()| None),
+            Bytes::Over => Ok(None),
+        }
+    }
+}
+
+/// Seals many; the first failure is told after all were tried.
+pub(crate) fn seal_all(session: &Session, seals: &[Seal]) -> Result<(), Error> {
+    let mut failure = None;
+    session.each(Command::Seal, Default::default(), seals, |_, _, outcomes: &[Outcome]| {
+        let failed = outcomes.iter().map(Outcome::status).find(|status| *status != Status::Ok);
+        failure = failure.or(failed);
+    })?;
+    failure.map_or(Ok(()), |status| Err(Error::of("seal an object", status)))
+}
+
+impl Deref for Writer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Mapped { mapping, length, .. } => mapping.referenced(0, *length),
+            Bytes::Owned(bytes) => bytes,
+            Bytes::Over => &[],
+        }
+    }
+}
+
+impl DerefMut for Writer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.bytes {
+            Bytes::Mapped { mapping, length, .. } => mapping.begun(0, *length),
+            Bytes::Owned(bytes) => bytes,
+            Bytes::Over => &mut [],
+        }
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer")
+            .field("path", &self.path)
+            .field("length", &self.len())
+            .field("is_mapped", &self.is_mapped())
+            .finish()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Bytes::Mapped { session, reference, .. } = &self.bytes {
+            session.send_ranges(Command::Abort, &[Range { first: *reference, count: 1 }]);
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! The records of requests: a fixed part, then the bytes of a name where there is one. They lie one behind the other
+//! without a gap.
+
+use std::marker::PhantomData;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::Refusal;
+
+/// One entry of a request.
+pub trait Record<'a>: Sized {
+    /// Takes one from the start of `bytes`.
+    fn take(bytes: &mut &'a [u8]) -> Option<Self>;
+    /// Appends its bytes.
+    fn put(&self, bytes: &mut Vec<u8>);
+    /// Length of its bytes.
+    fn length(&self) -> usize;
+}
+
+/// A path relative to the scope, without a leading slash. LOOKUP, PREFIX, PREFETCH.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Name<'a>(pub &'a [u8]);
+
+/// An object to begin. CREATE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Create<'a> {
+    /// How long it may become.
+    pub size: u64,
+    /// Permissions, the umask taken off.
+    pub mode: u32,
+    /// Its name.
+    pub name: Name<'a>,
+}
+
+/// References that follow each other. RELEASE, ABORT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// A begun object to seal. SEAL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seal {
+    /// The reference that CREATE gave.
+    pub reference: u64,
+    /// Its length, at most what CREATE was asked for.
+    pub length: u64,
+}
+
+/// A part of an object to copy out. GET_INTO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Get<'a> {
+    /// Where the part starts in the object.
+    pub offset: u64,
+    /// Its length; less is copied where the object ends.
+    pub length: u64,
+    /// Segment of the area.
+    pub area: u64,
+    /// Where it goes there.
+    pub target: u64,
+    /// The object.
+    pub name: Name<'a>,
+}
+
+/// An object to make of bytes in an area. PUT_FROM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Put<'a> {
+    /// Segment of the area.
+    pub area: u64,
+    /// Where its bytes start there.
+    pub source: u64,
+    /// Its length.
+    pub length: u64,
+    /// Permissions, the umask taken off.
+    pub mode: u32,
+    /// Its name.
+    pub name: Name<'a>,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct CreateHead {
+    size: U64,
+    mode: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Pair {
+    first: U64,
+    second: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct GetHead {
+    offset: U64,
+    length: U64,
+    area: U64,
+    target: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct PutHead {
+    area: U64,
+    source: U64,
+    length: U64,
+    mode: U32,
+}
+
+const _: () = {
+    assert!(size_of::<CreateHead>() == 12 && size_of::<Pair>() == 16);
+    assert!(size_of::<GetHead>() == 32 && size_of::<PutHead>() == 28);
+};
+
+/// Takes a fixed part from the start of `bytes`.
+fn head<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &mut &'a [u8]) -> Option<&'a T> {
+    let (head, rest) = T::ref_from_prefix(bytes).ok()?;
+    *bytes = rest;
+    Some(head)
+}
+
+impl<'a> Record<'a> for Name<'a> {
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let length = head::<U16>(bytes)?.get();
+        let (name, rest) = bytes.split_at_checked(usize::from(length))?;
+        *bytes = rest;
+        Some(Self(name))
+    }
+
+    /// A name too long for its length to be said is cut, and then names nothing: paths end at 4096 bytes.
+    fn put(&self, bytes: &mut Vec<u8>) {
+        let name = &self.0[..self.0.len().min(usize::from(u16::MAX))];
+        bytes.extend(u16::try_from(name.len()).unwrap_or(u16::MAX).to_le_bytes());
+        bytes.extend(name);
+    }
+
+    fn length(&self) -> usize {
+        size_of::<U16>() + self.0.len().min(usize::from(u16::MAX))
+    }
+}
+
+impl<'a> Record<'a> for Create<'a> {
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let head: &CreateHead = head(bytes)?;
+        Some(Self { size: head.size.get(), mode: head.mode.get(), name: Name::take(bytes)? })
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(CreateHead { size: self.size.into(), mode: self.mode.into() }.as_bytes());
+        self.name.put(bytes);
+    }
+
+    fn length(&self) -> usize {
+        size_of::<CreateHead>() + self.name.length()
+    }
+}
+
+impl<'a> Record<'a> for Range {
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let pair: &Pair = head(bytes)?;
+        Some(Self { first: pair.first.get(), count: pair.second.get() })
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(Pair { first: self.first.into(), second: self.count.into() }.as_bytes());
+    }
+
+    fn length(&self) -> usize {
+        size_of::<Pair>()
+    }
+}
+
+impl<'a> Record<'a> for Seal {
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let pair: &Pair = head(bytes)?;
+        Some(Self { reference: pair.first.get(), length: pair.second.get() })
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(Pair { first: self.reference.into(), second: self.length.into() }.as_bytes());
+    }
+
+    fn length(&self) -> usize {
+        size_of::<Pair>()
+    }
+}
+
+impl<'a> Record<'a> for Get<'a> {
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let head: &GetHead = head(bytes)?;
+        let (offset, length) = (head.offset.get(), head.length.get());
+        let (area, target) = (head.area.get(), head.target.get());
+        Some(Self { offset, length, area, target, name: Name::take(bytes)? })
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        let head = GetHead {
+            offset: self.offset.into(),
+            length: self.length.into(),
+            area: self.area.into(),
+            target: self.target.into(),
+        };
+        bytes.extend(head.as_bytes());
+        self.name.put(bytes);
+    }
+
+    fn length(&self) -> usize {
+        size_of::<GetHead>() + self.name.length()
+    }
+}
+
+impl<'a> Record<'a> for Put<'a> {
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let head: &PutHead = head(bytes)?;
+        let (area, source, length) = (head.area.get(), head.source.get(), head.length.get());
+        Some(Self { area, source, length, mode: head.mode.get(), name: Name::take(bytes)? })
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        let head = PutHead {
+            area: self.area.into(),
+            source: self.source.into(),
+            length: self.length.into(),
+            mode: self.mode.into(),
+        };
+        bytes.extend(head.as_bytes());
+        self.name.put(bytes);
+    }
+
+    fn length(&self) -> usize {
+        size_of::<PutHead>() + self.name.length()
+    }
+}
+
+/// The records of a request, known to be whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Records<'a, R> {
+    count: usize,
+    bytes: &'a [u8],
+    of: PhantomData<fn() -> R>,
+}
+
+impl<'a, R: Record<'a>> Records<'a, R> {
+    /// Takes `count` records from the start of `bytes`. What follows them is padding.
+    ///
+    /// # Errors
+    /// [`Refusal::Records`] when there are fewer.
+    pub fn parse(count: usize, bytes: &'a [u8]) -> Result<Self, Refusal> {
+        let mut rest = bytes;
+        for index in 0..count {
+            R::take(&mut rest).ok_or(Refusal::Records { index })?;
+        }
+        Ok(Self { count, bytes: &bytes[..bytes.len() - rest.len()], of: PhantomData })
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// One after the other.
+    pub fn iter(&self) -> impl Iterator<Item = R> + use<'a, R> {
+        let mut rest = self.bytes;
+        // The bytes end where the last record does.
+        std::iter::from_fn(move || R::take(&mut rest))
+    }
+}

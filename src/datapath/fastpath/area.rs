@@ -1,0 +1,257 @@
+//! Areas: segments that a client owns, for large batches and for bytes that are copied. And the files of segments, which
+//! clients open to map them.
+//!
+//! The daemon reads and writes an area through its file, never through a mapping: what the client changes meanwhile is
+//! other bytes, not other memory under a borrow.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use tidefs_engine::types::{ByteCount, FileOffset, SegmentId};
+
+use super::rights::Right;
+use super::segments::{Shared, Use};
+use super::session::Area;
+use super::{AREAS_MAX, Credentials, Located, Session};
+use crate::datapath::room::footprint;
+use crate::datapath::{Caller, Datapath, Error, Phase, Place};
+use crate::namespace::{Ino, Slot};
+
+/// Most bytes of one area.
+pub const AREA_MAX: ByteCount = ByteCount::mib(64);
+
+/// A part of an object that is to be copied.
+#[derive(Clone, Copy, Debug)]
+pub struct GetRequest<'n> {
+    /// Relative to the scope.
+    pub name: &'n [u8],
+    /// Where the part starts.
+    pub offset: FileOffset,
+    /// Its length.
+    pub length: ByteCount,
+    /// The area.
+    pub area: SegmentId,
+    /// Where it goes there.
+    pub target: FileOffset,
+}
+
+impl Session {
+    /// An area of this session.
+    pub(super) fn area(&self, segment: SegmentId) -> Option<Area> {
+        self.holdings.lock().areas.get(&segment).cloned()
+    }
+}
+
+impl Datapath {
+    /// Gives a session an area of at least `length` bytes. Returns its segment and its length.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a length that no area may have, or when the session has as many as it may;
+    /// [`Error::NothingEvictable`].
+    pub fn register_area(
+        &self,
+        session: &Session,
+        length: ByteCount,
+    ) -> Result<(SegmentId, ByteCount), Error> {
+        if length == ByteCount::ZERO || length > AREA_MAX {
+            return Err(Error::Invalid("no area may be so long"));
+        }
+        if session.holdings.lock().areas.len() >= AREAS_MAX {
+            return Err(Error::Invalid("the session has as many areas as it may"));
+        }
+        let length = footprint(length);
+        let (segment, file) = self.tier.create_segment()?;
+        let made = self
+            .reserve(&file, ByteCount::ZERO, length, Slot::ROOT)
+            .and_then(|()| file.set_len(length.get()).map_err(Error::io("ftruncate of an area")));
+        if let Err(error) = made {
+            self.free_place(Place::Solo(segment));
+            return Err(error);
+        }
+        let purpose = Use::Area { uid: session.credentials().uid };
+        self.fast.segments.lock().known.insert(segment, Shared::new(purpose, None, false));
+        let area = Area { file: Arc::new(file), length };
+        session.holdings.lock().areas.insert(segment, area);
+        Ok((segment, length))
+    }
+
+    /// Takes an area back.
+    ///
+    /// # Errors
+    /// [`Error::BadHandle`] when the session has no such area.
+    pub fn unregister_area(&self, session: &Session, segment: SegmentId) -> Result<(), Error> {
+        session.holdings.lock().areas.remove(&segment).ok_or(Error::BadHandle)?;
+        self.free_area(segment);
+        Ok(())
+    }
+
+    pub(super) fn free_area(&self, segment: SegmentId) {
+        self.free_place(Place::Solo(segment));
+    }
+
+    /// Reads `length` bytes of an area.
+    ///
+    /// # Errors
+    /// [`Error::BadHandle`] when the session has no such area, [`Error::Invalid`] when the range leaves it.
+    pub fn read_area(
+        &self,
+        session: &Session,
+        segment: SegmentId,
+        offset: FileOffset,
+        length: ByteCount,
+    ) -> Result<Vec<u8>, Error> {
+        let area = session.area(segment).ok_or(Error::BadHandle)?;
+        let count = length_within(&area, offset, length)?;
+        let mut bytes = vec![0; count];
+        area.file.read_exact_at(&mut bytes, offset.0).map_err(Error::io("read of an area"))?;
+        Ok(bytes)
+    }
+
+    /// Writes into an area.
+    ///
+    /// # Errors
+    /// As [`Datapath::read_area`].
+    pub fn write_area(
+        &self,
+        session: &Session,
+        segment: SegmentId,
+        offset: FileOffset,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        let area = session.area(segment).ok_or(Error::BadHandle)?;
+        length_within(&area, offset, ByteCount(bytes.len() as u64))?;
+        area.file.write_all_at(bytes, offset.0).map_err(Error::io("write of an area"))
+    }
+
+    /// Copies a part of an object into an area. Returns what the object is and how many bytes were copied, fewer than asked
+    /// for at its end.
+    pub fn get_into(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        scope: Ino,
+        request: &GetRequest<'_>,
+    ) -> (Located, ByteCount) {
+        let Some(area) = session.area(request.area) else { return (Located::Invalid, ByteCount::ZERO) };
+        let Ok(count) = length_within(&area, request.target, request.length) else {
+            return (Located::Invalid, ByteCount::ZERO);
+        };
+        let mut located = Located::Absent;
+        // A reference keeps the bytes of a solo object while they are copied.
+        let names = std::iter::once(request.name);
+        let reference = self.locate(session, caller, scope, names, false, |found| located = found);
+        let mut buffer = vec![0; count];
+        let copied = match located {
+            Located::Here { segment, .. } => self.copy_solo(segment, request.offset, &mut buffer),
+            Located::Packed { .. } => self.copy_packed(session, scope, request, &mut buffer),
+            _ => Ok(0),
+        };
+        self.give_back(session, std::iter::once((reference, 1)));
+        let written = copied.and_then(|copied| {
+            area.file
+                .write_all_at(&buffer[..copied], request.target.0)
+                .map_err(Error::io("write of an area"))?;
+            Ok(copied)
+        });
+        match written {
+            Ok(copied) => {
+                self.telemetry.copied_bytes.add(copied as u64);
+                (located, ByteCount(copied as u64))
+            }
+            Err(error) => (Located::of(&error), ByteCount::ZERO),
+        }
+    }
+
+    fn copy_solo(&self, segment: SegmentId, offset: FileOffset, buffer: &mut [u8]) -> Result<usize, Error> {
+        let file = self.tier.open_segment(segment)?;
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let at = offset.0.saturating_add(filled as u64);
+            let count = file.read_at(&mut buffer[filled..], at).map_err(Error::io("read of a segment"))?;
+            if count == 0 {
+                break;
+            }
+            filled += count;
+        }
+        Ok(filled)
+    }
+
+    /// The bytes of a packed object, under the lock, so that it is not moved meanwhile.
+    fn copy_packed(
+        &self,
+        session: &Session,
+        scope: Ino,
+        request: &GetRequest<'_>,
+        buffer: &mut [u8],
+    ) -> Result<usize, Error> {
+        let mut state = self.lock();
+        let mut walk = super::locate::Walk::new(&state, session.credentials(), scope);
+        let (within, leaf) = walk.split(&state, request.name);
+        let slot = within.ok().and_then(|within| state.tree.child(within.slot, leaf));
+        let slot = slot.ok_or(Error::NoObject)?;
+        let Some(Place::Packed(extent)) = state.object(slot).map(|object| object.place.clone()) else {
+            return Err(Error::NoObject);
+        };
+        if !session.credentials().may(&state.tree.node(slot).attributes, Right::READ) {
+            return Err(Error::NotPermitted("reading it"));
+        }
+        state.touch(slot);
+        let count = self.tier.read_packed(&extent, request.offset, buffer)?;
+        self.telemetry.packed_read_bytes.add(count as u64);
+        Ok(count)
+    }
+
+    /// The file of a segment, for a client to map: an object's, that it may read, or write while it is begun; an area's own.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`] when clients may know nothing of such a segment; [`Error::NotPermitted`].
+    pub fn open_shared(
+        &self,
+        credentials: &Credentials,
+        segment: SegmentId,
+        write: bool,
+    ) -> Result<Arc<File>, Error> {
+        let state = self.lock();
+        let owner = match self.fast.segments.lock().known.get(&segment).map(|shared| &shared.purpose) {
+            None => return Err(Error::NoObject),
+            Some(Use::Area { uid }) if *uid == credentials.uid || credentials.uid == 0 => None,
+            Some(Use::Area { .. }) => return Err(Error::NotPermitted("an area of another user")),
+            Some(Use::Object(ino)) => Some(*ino),
+        };
+        if let Some(ino) = owner {
+            let slot = state.tree.by_ino(ino).ok_or(Error::NoObject)?;
+            let object = state.object(slot).ok_or(Error::NoObject)?;
+            if !matches!(object.place, Place::Solo(place) if place == segment) {
+                return Err(Error::NoObject);
+            }
+            let attributes = state.tree.node(slot).attributes;
+            let is_begun = object.phase == Phase::Writing;
+            let owner_uid = attributes.uid;
+            let may = if is_begun || write {
+                is_begun && [0, owner_uid].contains(&credentials.uid)
+            } else {
+                state.may_search(credentials, state.tree.node(slot).parent)
+                    && credentials.may(&attributes, Right::READ)
+            };
+            if !may {
+                return Err(Error::NotPermitted("the segment of an object that the caller may not read so"));
+            }
+        }
+        Ok(Arc::new(self.tier.open_segment(segment)?))
+    }
+
+    /// Length of a segment that clients may know of; `None` when they may not.
+    #[must_use]
+    pub fn shared_length(&self, segment: SegmentId) -> Option<ByteCount> {
+        self.fast.segments.lock().known.contains_key(&segment).then_some(())?;
+        let file = self.tier.open_segment(segment).ok()?;
+        file.metadata().ok().map(|metadata| ByteCount(metadata.len()))
+    }
+}
+
+/// `length` as a number of bytes in memory, when the range lies in the area.
+fn length_within(area: &Area, offset: FileOffset, length: ByteCount) -> Result<usize, Error> {
+    let end = offset.0.checked_add(length.get()).filter(|&end| end <= area.length.get());
+    end.and_then(|_| usize::try_from(length.get()).ok()).ok_or(Error::Invalid("the range leaves the area"))
+}

@@ -1,0 +1,311 @@
+//! Hot path: finding the objects of a batch and taking references to them.
+
+use std::time::Duration;
+
+use tidefs_engine::types::{DirectoryId, SegmentId};
+
+use super::pool::Shape;
+use super::rights::Right;
+use super::segments::{Shared, Use};
+use super::{Credentials, LOCKED_AT_ONCE, Located, Session};
+use crate::datapath::room::footprint;
+use crate::datapath::{Caller, Datapath, Marks, Object, Phase, Place, State, key_hash};
+use crate::namespace::{Ino, Slot};
+
+/// How many names of a batch are there, from the first on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// How many.
+    pub length: usize,
+    /// What the one after them is, if there is one.
+    pub end: Option<Located>,
+}
+
+/// A directory that a batch looked into.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Within {
+    pub(super) slot: Slot,
+    pub(super) id: DirectoryId,
+}
+
+/// Resolves the names of a batch; most are in one directory.
+pub(super) struct Walk<'s, 'n> {
+    credentials: &'s Credentials,
+    scope: Result<Slot, Located>,
+    last: Option<(&'n [u8], Result<Within, Located>)>,
+}
+
+impl<'s, 'n> Walk<'s, 'n> {
+    pub(super) fn new(state: &State, credentials: &'s Credentials, scope: Ino) -> Self {
+        let slot = state.tree.by_ino(scope).filter(|&slot| state.tree.directory(slot).is_some());
+        let scope = match slot {
+            None => Err(Located::Absent),
+            Some(slot) if !state.may_search(credentials, slot) => Err(Located::Denied),
+            Some(slot) => Ok(slot),
+        };
+        Self { credentials, scope, last: None }
+    }
+
+    /// The directory that `name` stands in, and its name there.
+    pub(super) fn split(&mut self, state: &State, name: &'n [u8]) -> (Result<Within, Located>, &'n [u8]) {
+        let (path, leaf) = match name.iter().rposition(|&byte| byte == b'/') {
+            Some(at) => (&name[..at], &name[at + 1..]),
+            None => (&name[..0], name),
+        };
+        if leaf.is_empty() || leaf == b"." || leaf == b".." {
+            return (Err(Located::Invalid), leaf);
+        }
+        if let Some((last, within)) = self.last
+            && last == path
+        {
+            return (within, leaf);
+        }
+        let within = self.walk(state, path);
+        self.last = Some((path, within));
+        (within, leaf)
+    }
+
+    fn walk(&self, state: &State, path: &[u8]) -> Result<Within, Located> {
+        let mut slot = self.scope?;
+        for component in path.split(|&byte| byte == b'/').filter(|component| !component.is_empty()) {
+            if component == b"." || component == b".." {
+                return Err(Located::Invalid);
+            }
+            slot = state.tree.child(slot, component).ok_or(Located::Absent)?;
+            if state.tree.directory(slot).is_none() {
+                return Err(Located::Absent);
+            }
+            if !self.credentials.may(&state.tree.node(slot).attributes, Right::SEARCH) {
+                return Err(Located::Denied);
+            }
+        }
+        let id = state.directory_id(slot).map_err(|_| Located::Absent)?;
+        Ok(Within { slot, id })
+    }
+}
+
+/// What a batch found so far, for the accounts.
+#[derive(Default)]
+struct Tally {
+    hits: u64,
+    misses: u64,
+    /// The directory that these were counted in.
+    directory: Option<Slot>,
+}
+
+impl Datapath {
+    /// Finds objects, and unless `probe` takes a reference to each that is told as [`Located::Here`]. Returns the reference
+    /// to the first; those to the others follow it one by one, with gaps where there is none.
+    ///
+    /// `scope`: the directory to which names are relative. `tell` is called once for each name, in order, under the lock.
+    pub fn locate<'n>(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        scope: Ino,
+        names: impl Iterator<Item = &'n [u8]>,
+        probe: bool,
+        mut tell: impl FnMut(Located),
+    ) -> u64 {
+        let first = session.next_batch();
+        let (mut slots, mut left) = (Vec::new(), if probe { 0 } else { session.references_left() });
+        let mut names = names.peekable();
+        while names.peek().is_some() {
+            let mut state = self.lock();
+            let mut walk = Walk::new(&state, session.credentials(), scope);
+            let (mut tally, now) = (Tally::default(), self.clock.monotonic());
+            for name in names.by_ref().take(LOCKED_AT_ONCE) {
+                let (slot, mut located) = self.find(&mut state, caller, &mut walk, name, now, &mut tally);
+                if !probe && let Located::Here { segment, .. } = located {
+                    if left == 0 {
+                        located = Located::TooMany;
+                    } else if self.refer(&mut state, slot, segment) {
+                        left -= 1;
+                    } else {
+                        located = Located::AskByFile;
+                    }
+                }
+                let is_held = !probe && matches!(located, Located::Here { .. });
+                if !probe {
+                    slots.push(if is_held { slot } else { Slot::NONE });
+                }
+                if is_held && let Some(key) = state.key_of(slot) {
+                    state.chains.opened(caller.thread.0, key, now);
+                }
+                tell(located);
+            }
+            self.settle_tally(&mut state, &mut tally, None);
+        }
+        session.enter(first, slots);
+        first
+    }
+
+    /// How many names are there, from the first on. Takes no reference and counts no use.
+    pub fn run_length<'n>(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        scope: Ino,
+        names: impl Iterator<Item = &'n [u8]>,
+    ) -> Run {
+        let (mut names, mut length) = (names.peekable(), 0);
+        while names.peek().is_some() {
+            let mut state = self.lock();
+            let mut walk = Walk::new(&state, session.credentials(), scope);
+            let (mut tally, now) = (Tally::default(), self.clock.monotonic());
+            for name in names.by_ref().take(LOCKED_AT_ONCE) {
+                match self.find(&mut state, caller, &mut walk, name, now, &mut tally).1 {
+                    Located::Here { .. } | Located::Below | Located::Packed { .. } => length += 1,
+                    end => return Run { length, end: Some(end) },
+                }
+            }
+        }
+        Run { length, end: None }
+    }
+
+    /// The inode of an object that is below memory, to be brought into it.
+    pub fn find_below<'n>(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        scope: Ino,
+        names: impl Iterator<Item = &'n [u8]>,
+        mut tell: impl FnMut(Located, Option<Ino>),
+    ) {
+        let mut names = names.peekable();
+        while names.peek().is_some() {
+            let mut state = self.lock();
+            let mut walk = Walk::new(&state, session.credentials(), scope);
+            let (mut tally, now) = (Tally::default(), self.clock.monotonic());
+            for name in names.by_ref().take(LOCKED_AT_ONCE) {
+                let (slot, located) = self.find(&mut state, caller, &mut walk, name, now, &mut tally);
+                tell(located, (located == Located::Below).then(|| state.tree.ino(slot)));
+            }
+        }
+    }
+
+    fn find<'n>(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        walk: &mut Walk<'_, 'n>,
+        name: &'n [u8],
+        now: Duration,
+        tally: &mut Tally,
+    ) -> (Slot, Located) {
+        let (within, leaf) = walk.split(state, name);
+        let within = match within {
+            Ok(within) => within,
+            Err(located) => return (Slot::NONE, located),
+        };
+        if tally.directory != Some(within.slot) {
+            self.settle_tally(state, tally, Some(within.slot));
+        }
+        state.chains.probed(caller.thread.0, key_hash(within.id, leaf), now);
+        let Some(slot) = state.tree.child(within.slot, leaf) else {
+            if state.has_members() && !state.is_absent_everywhere(within.slot, leaf) {
+                // Another member may have it, and a file call asks.
+                return (Slot::NONE, Located::AskByFile);
+            }
+            tally.misses += 1;
+            return (Slot::NONE, Located::Absent);
+        };
+        let located = self.condition(state, walk.credentials, slot);
+        match located {
+            Located::Here { .. } | Located::Packed { .. } => tally.hits += 1,
+            Located::Absent => tally.misses += 1,
+            _ => {}
+        }
+        (slot, located)
+    }
+
+    /// What the node in `slot` is to a reader.
+    fn condition(&self, state: &State, credentials: &Credentials, slot: Slot) -> Located {
+        let Some(object) = state.object(slot) else { return Located::AskByFile };
+        if object.phase != Phase::Sealed {
+            let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
+            let may_show = object.phase == Phase::Parked || object.marks.has(Marks::SHOWN) || is_closing;
+            let is_lock = state.tree.name(slot).as_bytes().ends_with(b".lock");
+            return if may_show || is_lock { Located::AskByFile } else { Located::Absent };
+        }
+        if state.expiry_of.get(&slot).is_some_and(|&at_ns| at_ns <= self.now_ns()) {
+            return Located::AskByFile;
+        }
+        if !credentials.may(&state.tree.node(slot).attributes, Right::READ) {
+            return Located::Denied;
+        }
+        let is_settled = object.marks.has(Marks::FINAL)
+            && !object.marks.has(Marks::UNVERIFIED)
+            && object.writers() == 0
+            && object.next_version().is_none();
+        let (version, length) = (object.version, object.size);
+        match &object.place {
+            _ if !is_settled => Located::AskByFile,
+            Place::Solo(segment) => Located::Here { segment: *segment, version, length },
+            Place::Packed(_) => Located::Packed { version, length },
+            Place::Ssd | Place::Remote => Located::Below,
+            Place::Scratch(_) => Located::AskByFile,
+        }
+    }
+
+    /// Takes a reference to the object in `slot`. False when it has as many as can be counted.
+    fn refer(&self, state: &mut State, slot: Slot, segment: SegmentId) -> bool {
+        state.readmit(slot);
+        let now_ns = self.now_ns();
+        let Some(object) = state.object_mut(slot) else { return false };
+        let Some(references) = object.references.checked_add(1) else { return false };
+        object.references = references;
+        object.uses = object.uses.saturating_add(1);
+        let is_shared = object.marks.has(Marks::SHARED);
+        state.touch(slot);
+        state.tree.node_mut(slot).attributes.atime_ns = now_ns;
+        if !is_shared {
+            self.share(state, slot, segment);
+        }
+        true
+    }
+
+    /// From now on clients may map the segment of the object in `slot`.
+    pub(super) fn share(&self, state: &mut State, slot: Slot, segment: SegmentId) {
+        let node = state.tree.node(slot);
+        let (parent, attributes, is_known) = (node.parent, node.attributes, node.lookups > 0);
+        let (ino, class) = (state.tree.ino(slot), state.access_class(parent, &attributes));
+        let Some(object) = state.object_mut(slot) else { return };
+        object.marks.set(Marks::SHARED, true);
+        let shape = Shape { class, pages: footprint(object.size) };
+        let is_tainted = object.marks.has(Marks::ADOPTED) || (is_known && may_be_mapped(object));
+        let mut segments = self.fast.segments.lock();
+        match segments.known.get_mut(&segment) {
+            None => {
+                let shared = Shared::new(Use::Object(ino), Some(shape), is_tainted);
+                segments.known.insert(segment, shared);
+            }
+            Some(shared) => {
+                shared.purpose = Use::Object(ino);
+                shared.shape = shared.shape.filter(|before| *before == shape);
+                shared.is_tainted |= is_tainted;
+            }
+        }
+    }
+
+    /// Enters what was counted in one directory; `next` is counted in from now on.
+    fn settle_tally(&self, state: &mut State, tally: &mut Tally, next: Option<Slot>) {
+        let Tally { hits, misses, directory } =
+            std::mem::replace(tally, Tally { directory: next, ..Tally::default() });
+        let Some(directory) = directory.filter(|_| hits + misses > 0) else { return };
+        self.telemetry.fast_hits.add(hits);
+        self.telemetry.fast_misses.add(misses);
+        let namespace = state.namespace_of(directory);
+        if let Some(folder) = state.folders.get_mut(namespace) {
+            folder.hits += hits;
+            folder.misses += misses;
+        }
+    }
+}
+
+/// Whether somebody may have the object mapped through the file of its key, while the kernel knows its inode.
+fn may_be_mapped(object: &Object) -> bool {
+    object.marks.has(Marks::READ)
+        || object.marks.has(Marks::WRITABLE_MAPPING)
+        || object.readers() + object.writers() > 0
+}

@@ -1,0 +1,215 @@
+//! Segments that clients were told of, and what becomes of them when their object leaves.
+//!
+//! A client keeps what it mapped, so removing a segment's name frees nothing: its pages are given back by cutting the file,
+//! which takes them from every mapping, or they serve the next object.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Weak};
+
+use hashbrown::HashMap;
+use tidefs_engine::memory::Mapping;
+use tidefs_engine::types::{ByteCount, SegmentId};
+
+use super::pool::{Pool, Shape, Waiting};
+use crate::datapath::{Datapath, Error, Phase};
+use crate::namespace::Ino;
+
+/// Segments that are no more whose numbers are kept for clients that ask.
+const RETIRED_KEPT: usize = 1 << 16;
+
+/// What a client may know of a segment.
+#[derive(Debug)]
+pub(super) enum Use {
+    /// It holds the object with this inode.
+    Object(Ino),
+    /// It belongs to a session of this user.
+    Area {
+        /// The user.
+        uid: u32,
+    },
+}
+
+/// One segment that clients were told of.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) purpose: Use,
+    /// What it can be used again for; `None` when more users than those of one class may have mapped it.
+    pub(super) shape: Option<Shape>,
+    /// Somebody may have it mapped who made no promise: through the file of its key, or under an earlier daemon.
+    pub(super) is_tainted: bool,
+    /// The mapping that a disk is written from.
+    lent: Weak<Mapping>,
+}
+
+impl Shared {
+    pub(super) fn new(purpose: Use, shape: Option<Shape>, is_tainted: bool) -> Self {
+        Self { purpose, shape, is_tainted, lent: Weak::new() }
+    }
+}
+
+/// All segments that clients were told of.
+#[derive(Debug)]
+pub(in crate::datapath) struct Segments {
+    pub(super) known: HashMap<SegmentId, Shared>,
+    pub(super) pool: Pool,
+    retired: VecDeque<SegmentId>,
+    /// How many were ever retired: the number of the next one.
+    retired_total: u64,
+}
+
+/// Which segments are no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetiredSegments {
+    /// Their numbers.
+    pub segments: Vec<SegmentId>,
+    /// How many were retired up to these.
+    pub seen: u64,
+}
+
+impl Segments {
+    pub(super) fn new(pool: Pool) -> Self {
+        Self { known: HashMap::new(), pool, retired: VecDeque::new(), retired_total: 0 }
+    }
+
+    pub(super) fn retired_total(&self) -> u64 {
+        self.retired_total
+    }
+
+    /// Up to `limit` segments that were retired after the first `seen`; the oldest are forgotten.
+    pub(super) fn retired_since(&self, seen: u64, limit: usize) -> RetiredSegments {
+        let oldest = self.retired_total - self.retired.len() as u64;
+        let skipped = usize::try_from(seen.saturating_sub(oldest)).unwrap_or(usize::MAX);
+        let segments: Vec<SegmentId> = self.retired.iter().skip(skipped).take(limit).copied().collect();
+        let seen = seen.max(oldest).saturating_add(segments.len() as u64);
+        RetiredSegments { segments, seen }
+    }
+
+    fn retire(&mut self, segment: SegmentId) {
+        if self.retired.len() == RETIRED_KEPT {
+            self.retired.pop_front();
+        }
+        self.retired.push_back(segment);
+        self.retired_total += 1;
+    }
+
+    /// The file of the key is opened: somebody may map the segment through it.
+    pub(in crate::datapath) fn taint(&mut self, segment: SegmentId) {
+        if let Some(shared) = self.known.get_mut(&segment) {
+            shared.is_tainted = true;
+        }
+    }
+}
+
+impl Datapath {
+    /// Maps a segment with `map` for the object `ino` to be written to a disk from, so that it is not cut meanwhile.
+    ///
+    /// # Errors
+    /// `NotFound` when it is not that object's segment any more; what `map` says.
+    pub(in crate::datapath) fn lend_mapping<T>(
+        &self,
+        segment: SegmentId,
+        ino: Ino,
+        map: impl FnOnce() -> io::Result<(T, Arc<Mapping>)>,
+    ) -> io::Result<(T, Arc<Mapping>)> {
+        // Held while it is mapped, or it could be cut between being opened and being mapped.
+        let mut segments = self.fast.segments.lock();
+        let is_anothers = match segments.known.get(&segment).map(|shared| &shared.purpose) {
+            Some(Use::Object(owner)) => *owner != ino,
+            Some(Use::Area { .. }) => true,
+            None => segments.pool.holds(segment),
+        };
+        if is_anothers {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let mapped = map()?;
+        if let Some(shared) = segments.known.get_mut(&segment) {
+            shared.lent = Arc::downgrade(&mapped.1);
+        }
+        Ok(mapped)
+    }
+
+    /// Frees a segment that no object is in any more.
+    pub(in crate::datapath) fn free_segment(&self, segment: SegmentId) {
+        let file = {
+            let mut segments = self.fast.segments.lock();
+            let Some(shared) = segments.known.get(&segment) else {
+                drop(segments);
+                return self.unlink_segment(segment);
+            };
+            let is_reachable = shared.is_tainted || shared.lent.strong_count() > 0;
+            let shape = shared.shape.filter(|_| !is_reachable);
+            // Opened before it loses its name.
+            let file = (!is_reachable).then(|| self.tier.open_segment(segment).ok()).flatten();
+            if let (Some(shape), Some(file)) = (shape, &file)
+                && segments.pool.wants(shape)
+                && self.tier.unseal(file).is_ok()
+                && let Ok(file) = file.try_clone()
+            {
+                segments.known.remove(&segment);
+                segments.pool.keep(Waiting { shape, segment, file: Arc::new(file) });
+                return;
+            }
+            segments.known.remove(&segment);
+            segments.retire(segment);
+            // Its name goes while nobody can be about to map it.
+            self.unlink_segment(segment);
+            file
+        };
+        if let Some(file) = file
+            && let Err(error) = self.tier.trim(&file, ByteCount::ZERO)
+        {
+            tracing::error!(segment = segment.0, %error, "a segment could not be cut; its memory stays in use while clients map it");
+        }
+    }
+
+    fn unlink_segment(&self, segment: SegmentId) {
+        if let Err(error) = self.tier.remove_segment(segment) {
+            tracing::error!(segment = segment.0, %error, "a segment file could not be removed; its memory stays in use");
+        }
+    }
+
+    /// Gives up segments that wait for objects, the oldest first, until `wanted` bytes are free. Returns whether any went.
+    pub(in crate::datapath) fn drain_pool(&self, wanted: ByteCount) -> bool {
+        let mut drained = ByteCount::ZERO;
+        while drained < wanted {
+            let Some(waiting) = ({
+                let mut segments = self.fast.segments.lock();
+                let oldest = segments.pool.oldest();
+                if let Some(waiting) = &oldest {
+                    segments.retire(waiting.segment);
+                }
+                oldest
+            }) else {
+                break;
+            };
+            drained = drained.saturating_add(waiting.shape.pages);
+            self.unlink_segment(waiting.segment);
+            if let Err(error) = self.tier.trim(&waiting.file, ByteCount::ZERO) {
+                tracing::error!(segment = waiting.segment.0, %error, "a segment that waited could not be cut");
+            }
+        }
+        drained > ByteCount::ZERO
+    }
+
+    /// Bytes of segments that wait for objects: free memory to everybody else.
+    pub(in crate::datapath) fn pooled(&self) -> ByteCount {
+        self.fast.segments.lock().pool.bytes()
+    }
+
+    /// What a copy of the object `ino` that failed comes to: it may have left meanwhile, and its segment been cut.
+    pub(in crate::datapath) fn copy_failed(&self, ino: Ino, error: io::Error) -> Error {
+        let state = self.lock();
+        let is_away = |slot| {
+            state.object(slot).is_none_or(|object| object.phase == Phase::Gone || !object.is_readable())
+        };
+        let has_left = state.tree.by_ino(ino).is_none_or(is_away);
+        if has_left { Error::Stale } else { Error::io("copy of an object")(error) }
+    }
+
+    /// Which segments are no more, for a client that may have mapped them: at most `limit` at once.
+    #[must_use]
+    pub fn retired_segments(&self, seen: u64, limit: usize) -> RetiredSegments {
+        self.fast.segments.lock().retired_since(seen, limit)
+    }
+}

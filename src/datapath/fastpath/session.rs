@@ -1,0 +1,225 @@
+//! What one open control file holds, and how it is given back: by the client, or by its end.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use tidefs_engine::types::{ByteCount, SegmentId};
+
+use super::{Credentials, LOCKED_AT_ONCE};
+use crate::datapath::release::Afterwards;
+use crate::datapath::{Datapath, Marks, Phase, State};
+use crate::namespace::{Ino, Name, Slot};
+
+/// References that one session may hold.
+pub const REFERENCES_MAX: usize = 1 << 20;
+
+/// Objects that one session may have begun.
+pub const CREATES_MAX: usize = 4096;
+
+/// Part of the capacity that a client may keep from being evicted although it has no use for it any more.
+const KEPT_BACK_SHARE: u64 = 64;
+
+/// Bits of a reference that count within its batch.
+const INDEX_BITS: u32 = 16;
+
+/// An object that a client writes into a segment.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) slot: Slot,
+    pub(super) segment: SegmentId,
+    /// The directory in which it will stand.
+    pub(super) parent: Ino,
+    pub(super) name: Name,
+    /// Length of its segment.
+    pub(super) size: ByteCount,
+    pub(super) file: Arc<File>,
+}
+
+/// A segment that a client owns.
+#[derive(Clone, Debug)]
+pub(super) struct Area {
+    pub(super) file: Arc<File>,
+    pub(super) length: ByteCount,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Holdings {
+    /// Slots of each batch; given back ones are [`Slot::NONE`].
+    batches: HashMap<u64, Vec<Slot>>,
+    references: usize,
+    pub(super) begun: HashMap<u64, Begun>,
+    pub(super) areas: HashMap<SegmentId, Area>,
+}
+
+/// An open control file.
+#[derive(Debug)]
+pub struct Session {
+    credentials: Credentials,
+    /// A mutex: held while references are entered or taken out, never while an object is looked up.
+    pub(super) holdings: Mutex<Holdings>,
+    next_batch: AtomicU64,
+    /// How many retired segments its client was told of.
+    retired_seen: AtomicU64,
+}
+
+impl Session {
+    /// Who opened it.
+    #[must_use]
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// References that may still be taken.
+    pub(super) fn references_left(&self) -> usize {
+        REFERENCES_MAX.saturating_sub(self.holdings.lock().references)
+    }
+
+    /// The first reference of a new batch.
+    pub(super) fn next_batch(&self) -> u64 {
+        self.next_batch.fetch_add(1, Ordering::Relaxed) << INDEX_BITS
+    }
+
+    /// Enters the references of a batch: one for each entry, [`Slot::NONE`] where there is none.
+    pub(super) fn enter(&self, first: u64, slots: Vec<Slot>) {
+        let count = slots.iter().filter(|&&slot| slot != Slot::NONE).count();
+        if count > 0 {
+            let mut holdings = self.holdings.lock();
+            holdings.references += count;
+            holdings.batches.insert(first >> INDEX_BITS, slots);
+        }
+    }
+
+    /// Takes references out that follow each other.
+    fn take(&self, first: u64, count: u64, taken: &mut Vec<Slot>) {
+        let index = usize::try_from(first & ((1 << INDEX_BITS) - 1)).unwrap_or(usize::MAX);
+        let mut holdings = self.holdings.lock();
+        let Some(slots) = holdings.batches.get_mut(&(first >> INDEX_BITS)) else { return };
+        let end = index.saturating_add(usize::try_from(count).unwrap_or(usize::MAX)).min(slots.len());
+        let before = taken.len();
+        for slot in slots.get_mut(index..end).unwrap_or_default() {
+            if *slot != Slot::NONE {
+                taken.push(std::mem::replace(slot, Slot::NONE));
+            }
+        }
+        let is_empty = slots.iter().all(|&slot| slot == Slot::NONE);
+        holdings.references -= taken.len() - before;
+        if is_empty {
+            holdings.batches.remove(&(first >> INDEX_BITS));
+        }
+    }
+
+    /// Whether segments were retired that its client was not told of.
+    #[must_use]
+    pub fn retired_seen(&self) -> u64 {
+        self.retired_seen.load(Ordering::Relaxed)
+    }
+
+    /// Its client was told.
+    pub fn set_retired_seen(&self, seen: u64) {
+        self.retired_seen.store(seen, Ordering::Relaxed);
+    }
+}
+
+impl Datapath {
+    /// Begins a session with the rights of whoever opens the control file.
+    #[must_use]
+    pub fn begin_session(&self, credentials: Credentials) -> Session {
+        let seen = self.fast.segments.lock().retired_total();
+        Session {
+            credentials,
+            holdings: Mutex::default(),
+            next_batch: AtomicU64::new(1),
+            retired_seen: AtomicU64::new(seen),
+        }
+    }
+
+    /// Bytes of objects whose references a client may keep back for a while, to return them together.
+    #[must_use]
+    pub fn kept_back_max(&self) -> ByteCount {
+        ByteCount(self.settings.capacity.get() / KEPT_BACK_SHARE)
+    }
+
+    /// Whether segments were retired of which the session's client does not know.
+    #[must_use]
+    pub fn has_retired_for(&self, session: &Session) -> bool {
+        self.fast.segments.lock().retired_total() > session.retired_seen()
+    }
+
+    /// Gives references back: `(first, count)` of each range. What is not held is passed over.
+    pub fn give_back(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) {
+        let mut taken = Vec::new();
+        ranges.for_each(|(first, count)| session.take(first, count, &mut taken));
+        self.drop_references(&taken);
+    }
+
+    /// Gives up objects that were begun.
+    pub fn abort(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) {
+        for (first, count) in ranges {
+            let begun: Vec<Begun> = {
+                let mut holdings = session.holdings.lock();
+                let last = first.saturating_add(count);
+                let mut known: Vec<u64> =
+                    holdings.begun.keys().copied().filter(|id| (first..last).contains(id)).collect();
+                known.sort_unstable();
+                known.into_iter().filter_map(|id| holdings.begun.remove(&id)).collect()
+            };
+            begun.into_iter().for_each(|begun| self.give_up(&begun));
+        }
+    }
+
+    /// The control file is closed, or its last holder died.
+    pub fn end_session(&self, session: &Session) {
+        let Holdings { batches, begun, areas, .. } = std::mem::take(&mut *session.holdings.lock());
+        let held: Vec<Slot> = batches.into_values().flatten().filter(|&slot| slot != Slot::NONE).collect();
+        self.drop_references(&held);
+        self.telemetry.fast_abandoned.add(begun.len() as u64);
+        begun.into_values().for_each(|begun| self.give_up(&begun));
+        areas.into_keys().for_each(|segment| self.free_area(segment));
+    }
+
+    fn drop_references(&self, slots: &[Slot]) {
+        for some in slots.chunks(LOCKED_AT_ONCE) {
+            let mut afterwards = Afterwards::default();
+            {
+                let mut state = self.lock();
+                some.iter().for_each(|&slot| self.drop_reference(&mut state, slot, &mut afterwards));
+            }
+            self.carry_out(afterwards);
+        }
+    }
+
+    fn drop_reference(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
+        // A node with a reference is not freed, so this is the one that the reference was taken of.
+        let Some(object) = state.object_mut(slot) else { return };
+        object.references = object.references.saturating_sub(1);
+        if object.references > 0 {
+            return;
+        }
+        if object.phase == Phase::Gone {
+            self.settle_closed(state, slot, afterwards);
+        } else if object.marks.has(Marks::HELD) {
+            object.marks.set(Marks::HELD, false);
+            state.update_hold(slot);
+        }
+    }
+
+    pub(super) fn give_up(&self, begun: &Begun) {
+        let doomed = {
+            let mut state = self.lock();
+            let Some(object) = state.object_mut(begun.slot) else { return };
+            object.open_mut().writers = 0;
+            state.discard_writing(begun.slot)
+        };
+        self.bury(doomed);
+    }
+}
+
+impl State {
+    /// Whether a session holds a reference to the object in `slot`.
+    pub(in crate::datapath) fn is_referenced(&self, slot: Slot) -> bool {
+        self.object(slot).is_some_and(|object| object.references > 0)
+    }
+}

@@ -1,0 +1,360 @@
+//! New objects of the fast path: begun with a segment to write into, sealed in one step by the rules of rename(2), or
+//! given up.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
+
+use super::locate::Walk;
+use super::pool::Shape;
+use super::rights::Right;
+use super::segments::{Shared, Use};
+use super::session::{Begun, CREATES_MAX};
+use super::{LOCKED_AT_ONCE, Located, Session};
+use crate::datapath::release::Afterwards;
+use crate::datapath::room::footprint;
+use crate::datapath::{Caller, Datapath, Error, Marks, Object, Phase, Place, State, key_hash};
+use crate::namespace::{Attributes, Body, Ino, Name, Slot};
+
+/// How often a begin looks for a segment to use again before it makes one.
+const EVICTIONS_FOR_REUSE: usize = 4;
+
+/// Bytes that are copied through the daemon at once.
+const COPIED_AT_ONCE: u64 = 1 << 20;
+
+/// An object to begin.
+#[derive(Clone, Copy, Debug)]
+pub struct BeginRequest<'n> {
+    /// Relative to the scope.
+    pub name: &'n [u8],
+    /// How long it may become.
+    pub size: ByteCount,
+    /// Permissions.
+    pub mode: u32,
+}
+
+/// An object to seal.
+#[derive(Clone, Copy, Debug)]
+pub struct SealRequest {
+    /// The reference that the begin gave.
+    pub reference: u64,
+    /// Its length.
+    pub length: ByteCount,
+}
+
+/// Where a new object goes.
+struct Target {
+    parent: Slot,
+    parent_ino: Ino,
+    name: Name,
+    attributes: Attributes,
+    shape: Shape,
+}
+
+impl Datapath {
+    /// Begins objects: a segment for each, allocated in full. Returns the reference to the first; those to the others follow
+    /// it one by one. What the client reads there before it wrote is the bytes of some object that it may read, or zeros.
+    pub fn begin<'n>(
+        &self,
+        session: &Session,
+        scope: Ino,
+        requests: impl Iterator<Item = BeginRequest<'n>>,
+        mut tell: impl FnMut(Located),
+    ) -> u64 {
+        let first = session.next_batch();
+        for (request, reference) in requests.zip(first..) {
+            let begun = if session.holdings.lock().begun.len() >= CREATES_MAX {
+                Err(Located::TooMany)
+            } else {
+                self.begin_one(session, scope, &request)
+            };
+            tell(match begun {
+                Err(located) => located,
+                Ok(begun) => {
+                    let (segment, length) = (begun.segment, begun.size);
+                    session.holdings.lock().begun.insert(reference, begun);
+                    Located::Here { segment, version: Version::default(), length }
+                }
+            });
+        }
+        first
+    }
+
+    fn begin_one(&self, session: &Session, scope: Ino, request: &BeginRequest<'_>) -> Result<Begun, Located> {
+        let size = request.size;
+        if size == ByteCount::ZERO {
+            return Err(Located::Invalid);
+        }
+        if size >= self.settings.scratch_min || size > self.settings.capacity {
+            return Err(Located::NoRoom);
+        }
+        let target = self.target_of(&self.lock(), session, scope, request)?;
+        let failed = |error: Error| Located::of(&error);
+        self.make_room_in_quota(footprint(size), target.parent).map_err(failed)?;
+        let (segment, file) = self.segment_for(&target, size).map_err(failed)?;
+        let made = || -> Result<Slot, Error> {
+            if file.metadata().map_err(Error::io("stat of a segment"))?.len() != size.get() {
+                file.set_len(size.get()).map_err(Error::io("ftruncate of a segment"))?;
+            }
+            let mut state = self.lock();
+            state.slot_of(target.parent_ino)?;
+            let mut object = Object::writing(Place::Solo(segment));
+            object.marks.set(Marks::SHARED, true);
+            let open = object.open_mut();
+            open.file = Some(Arc::clone(&file));
+            open.reserved = footprint(size);
+            open.sized = size;
+            open.writers = 1;
+            open.was_opened = true;
+            let slot = state.tree.make(target.attributes, Body::File(object));
+            state.writing.insert(slot);
+            let shared = Shared::new(Use::Object(state.tree.ino(slot)), Some(target.shape), false);
+            self.fast.segments.lock().known.insert(segment, shared);
+            Ok(slot)
+        };
+        let slot = made().map_err(|error| {
+            self.free_place(Place::Solo(segment));
+            Located::of(&error)
+        })?;
+        self.telemetry.fast_creates.increment();
+        Ok(Begun { slot, segment, parent: target.parent_ino, name: target.name, size, file })
+    }
+
+    /// Where a name that is to be made stands, if the session may make it.
+    fn target_of(
+        &self,
+        state: &State,
+        session: &Session,
+        scope: Ino,
+        request: &BeginRequest<'_>,
+    ) -> Result<Target, Located> {
+        let credentials = session.credentials();
+        let (within, leaf) = Walk::new(state, credentials, scope).split(state, request.name);
+        let parent = within?.slot;
+        if parent == Slot::ROOT {
+            // Objects are in namespaces; a file of the root is made by its path.
+            return Err(Located::AskByFile);
+        }
+        let name = Name::new(leaf).map_err(|_| Located::Invalid)?;
+        let directory = state.tree.node(parent).attributes;
+        if !credentials.may(&directory, Right::CHANGE) {
+            return Err(Located::Denied);
+        }
+        if let Some(present) = state.tree.child(parent, leaf) {
+            if state.tree.directory(present).is_some() {
+                return Err(Located::AskByFile);
+            }
+            if !credentials.may_replace(&directory, &state.tree.node(present).attributes) {
+                return Err(Located::Denied);
+            }
+        }
+        let policy = state.effective_policy(parent).record;
+        if policy.scratch == Some(true) {
+            return Err(Located::AskByFile);
+        }
+        let (gid, _) = state.inherited_group(parent, credentials.gid);
+        let attributes = Attributes::new(request.mode, credentials.uid, gid, self.now_ns());
+        let class = state.access_class(parent, &attributes);
+        let shape = Shape { class, pages: footprint(request.size) };
+        Ok(Target { parent, parent_ino: state.tree.ino(parent), name, attributes, shape })
+    }
+
+    /// A segment for a new object: one that waits, else one that an eviction gives up, else a fresh one.
+    fn segment_for(&self, target: &Target, size: ByteCount) -> Result<(SegmentId, Arc<File>), Error> {
+        let waiting = self.fast.segments.lock().pool.take(target.shape);
+        if let Some(waiting) = waiting {
+            self.telemetry.fast_reuses.increment();
+            return Ok((waiting.segment, waiting.file));
+        }
+        let needed = footprint(size);
+        for _ in 0..EVICTIONS_FOR_REUSE {
+            let free = self.tier.usage()?.free;
+            if free >= needed || self.evict_round_for_reuse(needed.saturating_sub(free), target.parent) == 0 {
+                break;
+            }
+            let picked = self.fast.segments.lock().pool.pick(target.shape);
+            if let Some(waiting) = picked {
+                self.telemetry.fast_reuses.increment();
+                return Ok((waiting.segment, waiting.file));
+            }
+        }
+        let (segment, file) = self.tier.create_segment()?;
+        match self.reserve(&file, ByteCount::ZERO, footprint(size), target.parent) {
+            Ok(()) => Ok((segment, Arc::new(file))),
+            Err(error) => {
+                self.free_place(Place::Solo(segment));
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes begun objects visible. `tell` is called once for each, in order: with its version, or with why it was given up.
+    pub fn seal_begun(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        requests: impl Iterator<Item = SealRequest>,
+        mut tell: impl FnMut(Result<Version, Located>),
+    ) {
+        let mut requests = requests.peekable();
+        while requests.peek().is_some() {
+            let prepared: Vec<Result<Begun, Located>> = requests
+                .by_ref()
+                .take(LOCKED_AT_ONCE)
+                .map(|request| self.prepare_seal(session, &request))
+                .collect();
+            for sealed in self.publish_all(caller, prepared) {
+                tell(sealed);
+            }
+        }
+    }
+
+    /// Cuts a begun object to its length and makes room for it in the quotas above it.
+    fn prepare_seal(&self, session: &Session, request: &SealRequest) -> Result<Begun, Located> {
+        let begun = session.holdings.lock().begun.remove(&request.reference).ok_or(Located::Invalid)?;
+        let prepared = (|| {
+            if request.length > begun.size {
+                return Err(Error::Invalid("longer than was asked for"));
+            }
+            if request.length < begun.size {
+                self.tier.trim(&begun.file, request.length)?;
+                // The rest of its pages is gone: it is no segment for another object of the old length.
+                let mut segments = self.fast.segments.lock();
+                if let Some(shared) = segments.known.get_mut(&begun.segment)
+                    && let Some(shape) = &mut shared.shape
+                {
+                    shape.pages = footprint(request.length);
+                }
+            }
+            let (parent, counted) = {
+                let state = self.lock();
+                let parent = state.slot_of(begun.parent)?;
+                let present = state.tree.child(parent, begun.name.as_bytes());
+                let is_sealed = |object: &&Object| object.phase == Phase::Sealed && object.is_resident();
+                let present = present.and_then(|slot| state.object(slot)).filter(is_sealed);
+                (parent, present.map(|object| footprint(object.size)).unwrap_or_default())
+            };
+            self.make_room_in_quota(footprint(request.length).saturating_sub(counted), parent)
+        })();
+        match prepared {
+            Ok(()) => Ok(begun),
+            Err(error) => {
+                self.give_up(&begun);
+                Err(Located::of(&error))
+            }
+        }
+    }
+
+    fn publish_all(
+        &self,
+        caller: &Caller,
+        prepared: Vec<Result<Begun, Located>>,
+    ) -> Vec<Result<Version, Located>> {
+        let mut afterwards = Afterwards::default();
+        let (sealed, is_unknown) = {
+            let _publishing = self.fast.publishing.lock();
+            let mut is_unknown = false;
+            let sealed: Vec<_> = {
+                let mut state = self.lock();
+                let sealed = prepared.into_iter().map(|begun| {
+                    let begun = begun?;
+                    self.publish_begun(&mut state, caller, begun, &mut is_unknown, &mut afterwards)
+                });
+                let sealed = sealed.collect();
+                if is_unknown {
+                    // Before the kernel is told, so that what it is told from now on counts.
+                    self.fast.absences.clear();
+                }
+                sealed
+            };
+            if is_unknown && let Some(kernel) = self.kernel.get() {
+                kernel.forget_names();
+            }
+            (sealed, is_unknown)
+        };
+        if is_unknown {
+            self.telemetry.fast_name_resets.increment();
+        }
+        self.released.notify_all();
+        self.carry_out(afterwards);
+        sealed
+    }
+
+    /// Publishes one object. Sets `is_unknown` when the kernel may believe something else of its name.
+    fn publish_begun(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        begun: Begun,
+        is_unknown: &mut bool,
+        afterwards: &mut Afterwards,
+    ) -> Result<Version, Located> {
+        let Begun { slot, parent, name, .. } = begun;
+        if let Some(object) = state.object_mut(slot) {
+            object.open_mut().writers = 0;
+        }
+        let published = state.slot_of(parent).and_then(|parent| {
+            let directory = state.directory_id(parent)?;
+            let present = state.tree.child(parent, name.as_bytes());
+            if present.is_some_and(|present| state.tree.directory(present).is_some()) {
+                return Err(Error::IsDirectory);
+            }
+            let known = present.is_some_and(|present| state.tree.node(present).lookups > 0);
+            *is_unknown |= known || self.fast.absences.may_hold(key_hash(directory, name.as_bytes()));
+            state.tree.node_mut(parent).attributes.mtime_ns = self.now_ns();
+            self.publish(state, slot, parent, name, Some(caller.thread.0), afterwards)
+        });
+        match published {
+            Ok(()) => {
+                if state.has_members() {
+                    // Nobody waits until the other members know.
+                    afterwards.untold.push(state.tree.ino(slot));
+                }
+                Ok(state.object(slot).map(|object| object.version).unwrap_or_default())
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a begun object could not be sealed");
+                self.telemetry.discarded_writes.increment();
+                afterwards.doomed.push(state.discard_writing(slot));
+                Err(Located::of(&error))
+            }
+        }
+    }
+
+    /// Makes an object of bytes in an area of the session.
+    pub fn put_from(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        scope: Ino,
+        request: &BeginRequest<'_>,
+        (area, source): (SegmentId, FileOffset),
+    ) -> Result<Version, Located> {
+        let area = session.area(area).ok_or(Located::Invalid)?;
+        let end = source.0.checked_add(request.size.get()).ok_or(Located::Invalid)?;
+        if end > area.length.get() {
+            return Err(Located::Invalid);
+        }
+        let begun = self.begin_one(session, scope, request)?;
+        let mut buffer = vec![0; usize::try_from(request.size.get().min(COPIED_AT_ONCE)).unwrap_or(0)];
+        let copied = (|| {
+            let mut done = 0;
+            while done < request.size.get() {
+                let count = usize::try_from(request.size.get() - done)
+                    .map_or(buffer.len(), |left| left.min(buffer.len()));
+                area.file.read_exact_at(&mut buffer[..count], source.0 + done)?;
+                begun.file.write_all_at(&buffer[..count], done)?;
+                done += count as u64;
+            }
+            Ok(())
+        })();
+        if let Err(error) = copied.map_err(Error::io("copy out of an area")) {
+            self.give_up(&begun);
+            return Err(Located::of(&error));
+        }
+        self.telemetry.copied_bytes.add(request.size.get());
+        self.publish_all(caller, vec![Ok(begun)]).pop().unwrap_or(Err(Located::Failed))
+    }
+}

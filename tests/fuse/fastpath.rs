@@ -1,0 +1,294 @@
+//! The client library on a real mount: the same results by shared memory as by file, and bytes that stay while they are
+//! viewed.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use tidefs_client::{Cache, View};
+
+use crate::common::modes::in_both_modes;
+use crate::common::{Mode, Mount, pattern, wait};
+use crate::fixture::{MIB, SIZES, kv, kv_with, offset, publish, publish_object};
+
+in_both_modes!(
+    what_is_put_is_there_for_the_library_and_for_files,
+    what_files_wrote_is_there_for_the_library,
+    a_view_keeps_its_bytes_when_the_key_is_replaced_and_unlinked,
+    views_keep_their_bytes_while_everything_else_is_evicted,
+    a_cache_that_is_written_four_times_over_never_refuses_and_never_passes_its_capacity,
+    a_writer_that_is_dropped_leaves_nothing,
+    only_the_first_bytes_are_sealed_when_that_is_asked_for,
+    a_name_that_was_looked_up_before_shows_the_object_once_it_is_sealed,
+    a_replaced_object_shows_its_new_bytes_by_file_at_once,
+    a_prefix_ends_at_the_first_hole,
+    a_batch_of_ten_thousand_keys_finds_each,
+    what_comes_later_is_waited_for,
+    keys_are_relative_to_the_directory_that_was_opened,
+    many_threads_share_one_cache,
+);
+
+fn open(mount: &Mount, directory: &Path, mode: Mode) -> Cache {
+    let cache = Cache::open(directory).expect("the cache opens");
+    let is_fast = mode == Mode::Passthrough && !mount.is_bare();
+    assert_eq!(cache.is_fast(), is_fast, "the fast path is there where segments can be mapped");
+    cache
+}
+
+#[track_caller]
+fn assert_object(view: &View, seed: usize) {
+    assert_eq!(pattern::verify_object(view), Ok(offset(seed)));
+}
+
+fn what_is_put_is_there_for_the_library_and_for_files(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    for length in SIZES {
+        let (key, bytes) = (format!("some/where/k{length}"), pattern::bytes(7, length));
+        cache.put(&key, &bytes).expect("put");
+        let view = cache.get(&key).expect("get").expect("a hit");
+        assert!(*view == *bytes, "{length} bytes by the library");
+        assert!(fs::read(kv.join(&key)).expect("read") == bytes, "{length} bytes by file");
+        let is_large = length >= 64 * 1024;
+        assert!(!is_large || view.is_mapped() == cache.is_fast());
+        let mut first = vec![0; length.min(10)];
+        assert_eq!(cache.get_into(&key, &mut first).expect("get_into"), Some(length));
+        assert_eq!(first, bytes[..first.len()]);
+    }
+    assert!(cache.get("some/where/else").expect("a miss is no error").is_none());
+    assert!(cache.get("nowhere/else").expect("nor is a missing directory").is_none());
+}
+
+fn what_files_wrote_is_there_for_the_library(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    let keys: Vec<String> = SIZES.iter().map(|length| format!("k{length}")).collect();
+    for (key, length) in keys.iter().zip(SIZES) {
+        publish(&kv.join(key), &pattern::bytes(offset(length), length));
+    }
+    let views = cache.lookup_many(&keys).expect("lookup");
+    for (view, length) in views.iter().zip(SIZES) {
+        let view = view.as_ref().expect("a hit");
+        assert!(**view == *pattern::bytes(offset(length), length), "{length}");
+    }
+}
+
+fn a_view_keeps_its_bytes_when_the_key_is_replaced_and_unlinked(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    cache.put("key", &pattern::object(1, MIB)).expect("put");
+    let first = cache.get("key").expect("get").expect("a hit");
+    cache.put("key", &pattern::object(2, MIB)).expect("put over it");
+    let second = cache.get("key").expect("get").expect("a hit");
+    publish_object(&kv.join("key"), 3, MIB);
+    let third = cache.get("key").expect("get").expect("a hit");
+    fs::write(kv.join("key"), pattern::object(4, MIB)).expect("rewrite");
+    let fourth = cache.get("key").expect("get").expect("a hit");
+    fs::remove_file(kv.join("key")).expect("unlink");
+    assert!(cache.get("key").expect("get").is_none());
+    for round in 0..40 {
+        cache.put(format!("other{round}"), &pattern::object(9, MIB)).expect("put");
+    }
+    for (view, seed) in [first, second, third, fourth].iter().zip(1..) {
+        assert_object(view, seed);
+    }
+}
+
+fn views_keep_their_bytes_while_everything_else_is_evicted(mode: Mode) {
+    let (mount, kv) = kv_with(mode, &["capacity=64MiB"]);
+    let cache = open(&mount, &kv, mode);
+    let held: Vec<View> = (0..16)
+        .map(|seed| {
+            cache.put(format!("held{seed}"), &pattern::object(offset(seed), MIB)).expect("put");
+            cache.get(format!("held{seed}")).expect("get").expect("a hit")
+        })
+        .collect();
+    for seed in 100..400 {
+        cache.put(format!("k{seed}"), &pattern::object(offset(seed), MIB)).expect("put");
+        if seed % 3 == 0 {
+            publish_object(&kv.join(format!("f{seed}")), offset(seed), MIB);
+        }
+        if let Some(view) = cache.get(format!("k{}", seed - 20)).expect("get") {
+            assert_object(&view, seed - 20);
+        }
+    }
+    for (seed, view) in held.iter().enumerate() {
+        assert_object(view, seed);
+    }
+    drop(held);
+    cache.flush();
+    for seed in 400..520 {
+        cache.put(format!("k{seed}"), &pattern::object(offset(seed), MIB)).expect("put");
+    }
+    let left = (0..16).filter(|seed| kv.join(format!("held{seed}")).exists()).count();
+    assert_eq!(left, 0, "what nobody views any more leaves like the rest");
+}
+
+fn a_cache_that_is_written_four_times_over_never_refuses_and_never_passes_its_capacity(mode: Mode) {
+    let (mount, kv) = kv_with(mode, &["capacity=64MiB"]);
+    let cache = open(&mount, &kv, mode);
+    // Two sizes, so that segments are used again and given up, both while this process has them mapped.
+    for seed in 0..256 {
+        let length = if seed / 32 % 2 == 0 { MIB } else { 3 * MIB / 2 + 5000 };
+        let key = format!("k{seed}");
+        cache.put(&key, &pattern::object(offset(seed), length)).expect("never refused");
+        let view = cache.get(&key).expect("get");
+        assert_object(&view.expect("just written"), seed);
+        let usage = mount.usage();
+        assert!(usage.used <= usage.capacity, "{usage:?}");
+    }
+    let left = (0..256).filter(|seed| cache.contains(format!("k{seed}")).expect("contains")).count();
+    assert!(left >= 24, "only {left} objects are left of 64 MiB");
+    if cache.is_fast() {
+        // While the daemon keeps room for other writers, as in its first second, segments are given up instead.
+        let reused = wait::until(Duration::from_secs(20), || {
+            for seed in 0..32 {
+                cache.put(format!("k{seed}"), &pattern::object(offset(seed), MIB)).expect("never refused");
+                assert_object(&cache.get(format!("k{seed}")).expect("get").expect("just written"), seed);
+            }
+            metric(&mount, "tidefs_fast_reuses_total") > 50
+        });
+        assert!(reused, "segments are used again");
+        assert!(cache.mapped_segments() < 150, "{} segments are mapped", cache.mapped_segments());
+    }
+}
+
+fn metric(mount: &Mount, name: &str) -> u64 {
+    let text = fs::read_to_string(mount.join(".tidefs/metrics")).expect("the metrics");
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.expect("the metric is there")
+}
+
+fn a_writer_that_is_dropped_leaves_nothing(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    let before = mount.usage().used;
+    for _ in 0..8 {
+        let mut writer = cache.create("key", 4 * MIB).expect("create");
+        writer[..5].copy_from_slice(b"bytes");
+        assert!(!kv.join("key").exists(), "nothing is there before the seal");
+    }
+    assert!(cache.get("key").expect("get").is_none());
+    assert_eq!(fs::read_dir(&kv).expect("a listing").count(), 0);
+    let usage = mount.usage();
+    assert!(usage.used <= before + 6 * offset(MIB), "{usage:?}, {before} before");
+}
+
+fn only_the_first_bytes_are_sealed_when_that_is_asked_for(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    for length in [0, 100, 100_000, 2 * MIB - 1] {
+        let mut writer = cache.create("key", 2 * MIB).expect("create");
+        writer.copy_from_slice(&pattern::object(5, 2 * MIB));
+        writer.seal_first(length).expect("seal");
+        let expected = &pattern::object(5, 2 * MIB)[..length];
+        assert!(*cache.get("key").expect("get").expect("a hit") == *expected, "{length}");
+        assert_eq!(fs::read(kv.join("key")).expect("read"), expected);
+    }
+    let writer = cache.create("key", 10).expect("create");
+    assert!(matches!(writer.seal_first(11), Err(tidefs_client::Error::TooLong { .. })));
+}
+
+fn a_name_that_was_looked_up_before_shows_the_object_once_it_is_sealed(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    for round in 0..200 {
+        let path = kv.join(format!("k{round}"));
+        assert!(!path.exists());
+        cache.put(format!("k{round}"), &pattern::object(1, 100_000)).expect("put");
+        assert!(path.exists(), "round {round}");
+    }
+}
+
+fn a_replaced_object_shows_its_new_bytes_by_file_at_once(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    for round in 0..100_usize {
+        let bytes = pattern::object(offset(round), 50_000 + 1000 * round);
+        cache.put("key", &bytes).expect("put");
+        assert_eq!(fs::metadata(kv.join("key")).expect("stat").len(), offset(bytes.len()), "round {round}");
+        assert!(fs::read(kv.join("key")).expect("read") == bytes, "round {round}");
+    }
+}
+
+fn a_prefix_ends_at_the_first_hole(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    let keys: Vec<String> = (0..1200).map(|index| format!("b{index}")).collect();
+    for (index, key) in keys.iter().enumerate().filter(|(index, _)| *index != 1100) {
+        match index % 3 {
+            0 => publish(&kv.join(key), b"by file"),
+            _ => cache.put(key, b"by the library").expect("put"),
+        }
+    }
+    assert_eq!(cache.prefix(&keys).expect("prefix"), 1100);
+    assert_eq!(cache.prefix(&keys[..700]).expect("prefix"), 700);
+    assert_eq!(cache.prefix(&keys[1100..]).expect("prefix"), 0);
+    assert_eq!(cache.prefix::<&str>(&[]).expect("prefix"), 0);
+    // A directory is no object.
+    fs::create_dir(kv.join("b1100")).expect("mkdir");
+    assert_eq!(cache.prefix(&keys).expect("prefix"), 1100);
+}
+
+fn a_batch_of_ten_thousand_keys_finds_each(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    let objects: Vec<(String, Vec<u8>)> = (0..40_usize)
+        .map(|index| (format!("k{index}"), pattern::object(offset(index), 40_000 + index)))
+        .collect();
+    let parts: Vec<(&str, &[u8])> = objects.iter().map(|(key, bytes)| (&**key, &**bytes)).collect();
+    cache.put_many(&parts).expect("put_many");
+    let keys: Vec<String> = (0..10_000).map(|index| format!("k{}", index % 50)).collect();
+    let views = cache.lookup_many(&keys).expect("lookup");
+    for (index, view) in views.iter().enumerate() {
+        match view {
+            Some(view) => assert!(**view == *objects[index % 50].1, "{index}"),
+            None => assert!(index % 50 >= 40, "{index}"),
+        }
+    }
+    assert_eq!(views.iter().flatten().count(), 8000);
+}
+
+fn what_comes_later_is_waited_for(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    assert!(cache.wait_ready("key", Duration::from_millis(5)).expect("wait").is_none());
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| cache.wait_ready("key", Duration::from_secs(20)));
+        cache.put("key", &pattern::object(3, MIB)).expect("put");
+        let view = waiter.join().expect("joined").expect("wait").expect("it came");
+        assert_object(&view, 3);
+    });
+}
+
+fn keys_are_relative_to_the_directory_that_was_opened(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let root = open(&mount, mount.path(), mode);
+    root.put("kv/deep/key", &pattern::object(1, 50_000)).expect("put");
+    let deep = open(&mount, &kv.join("deep"), mode);
+    assert_object(&deep.get("key").expect("get").expect("a hit"), 1);
+    assert!(matches!(deep.get("../deep/key"), Err(tidefs_client::Error::BadKey)));
+}
+
+fn many_threads_share_one_cache(mode: Mode) {
+    let (mount, kv) = kv_with(mode, &["capacity=64MiB"]);
+    let cache = open(&mount, &kv, mode);
+    std::thread::scope(|scope| {
+        for thread in 0..4_usize {
+            let cache = &cache;
+            scope.spawn(move || {
+                for round in 0..60_usize {
+                    let seed = thread * 1000 + round;
+                    let length = [MIB, 200_000, 5000][round % 3];
+                    cache.put(format!("k{seed}"), &pattern::object(offset(seed), length)).expect("put");
+                    for other in 0..4 {
+                        let seed = other * 1000 + round / 2;
+                        if let Some(view) = cache.get(format!("k{seed}")).expect("get") {
+                            assert_object(&view, seed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+}
