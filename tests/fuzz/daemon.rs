@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use tidefs::cluster::catalog::wire;
 use tidefs::config::{Config, ConfigFile, Host, MountOptions, NamePatterns, Sources};
 use tidefs::tier::memory::{DirectoryRecord, ObjectRecord};
 use tidefs_control_api::mounts::MountTable;
@@ -23,6 +24,7 @@ pub(crate) const TARGETS: &[Target] = &[
     ("key_paths", key_paths),
     ("admin_requests", admin_requests),
     ("mount_table", mount_table),
+    ("catalog_messages", catalog_messages),
 ];
 
 /// Records in the extended attributes of segments, as they are and with a checksum that holds.
@@ -138,4 +140,28 @@ pub(crate) fn mount_table(bytes: &[u8]) {
     let _ = table.at(Path::new("/mnt/kv"));
     let _ = table.tidefs_containing(Path::new("/mnt/kv/a"));
     let _ = table.below(Path::new("/")).count();
+}
+
+/// What members send each other about keys: each kind may refuse the bytes, and writes again what it has read.
+pub(crate) fn catalog_messages(bytes: &[u8]) {
+    fn round<M: wire::Message + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+        if let Ok(message) = M::decode(bytes) {
+            assert_eq!(M::decode(&message.encode()).as_ref(), Ok(&message));
+        }
+    }
+    let versioned = [&[wire::VERSION], bytes].concat();
+    for bytes in [bytes, &versioned] {
+        round::<wire::Find>(bytes);
+        round::<wire::Answers>(bytes);
+        round::<wire::Changes>(bytes);
+        round::<wire::Results>(bytes);
+        round::<wire::Replicate>(bytes);
+        round::<wire::Revoke>(bytes);
+        round::<wire::Lend>(bytes);
+        round::<wire::Lending>(bytes);
+        round::<wire::Release>(bytes);
+        round::<wire::List>(bytes);
+        round::<wire::Listed>(bytes);
+        round::<wire::Done>(bytes);
+    }
 }

@@ -106,7 +106,7 @@ fn one_member_alone_answers_without_messages() {
         host.write("kv/a", b"one", wall(), soon()).await.unwrap();
         assert_eq!(host.look_up("kv/b", soon()).await, Seen::Absent);
         assert_eq!(host.remembers("kv/b"), Some(Remembered::Absent));
-        host.unlink("kv/a", soon()).await.unwrap();
+        host.unlink("kv/a", wall(), soon()).await.unwrap();
         let counters = host.cluster.counters();
         assert_eq!((counters.find_messages.get(), counters.change_messages.get()), (0, 0));
         assert_eq!(host.cluster.status().entries, 0);
@@ -176,7 +176,7 @@ fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
             for host in &hosts {
                 assert_eq!(host.read(&name, soon()).await.as_deref(), Some(&b"second"[..]));
             }
-            third.unlink(&name, soon()).await.unwrap();
+            third.unlink(&name, wall(), soon()).await.unwrap();
             for host in &hosts {
                 assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
                 assert!(host.memory.state.lock().objects.is_empty());
@@ -337,7 +337,7 @@ fn the_backup_answers_while_the_primary_is_dead_and_nothing_hangs() {
         assert!(hosts[1].look_up(&name, soon()).await.is_present());
         hosts[1].write(&name, b"after", wall(), soon()).await.unwrap();
         assert_eq!(hosts[0].read(&name, soon()).await.as_deref(), Some(&b"after"[..]));
-        hosts[0].unlink(&name, soon()).await.unwrap();
+        hosts[0].unlink(&name, wall(), soon()).await.unwrap();
         assert_eq!(hosts[1].look_up(&name, soon()).await, Seen::Absent);
         let _ = one;
     });
@@ -354,7 +354,7 @@ fn who_is_started_again_finds_its_objects_and_the_others_theirs() {
         // Removed while it was away.
         until("it is missed", || hosts.iter().all(|host| host.cluster.core.is_suspect(old.cluster.me())))
             .await;
-        hosts[0].unlink("kv/2", soon()).await.unwrap();
+        hosts[0].unlink("kv/2", wall(), soon()).await.unwrap();
         hosts.push(start_with(&coordinator, config(3), old.memory).await);
         settled(&hosts).await;
         for number in 0..200 {
