@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::catalog::wire::{Message, REVOKE, Revocation, Revoke};
 use super::core::Core;
-use super::peers::{Link, Owed};
+use super::peers::{Link, Owed, Peer};
 use super::shards::Shard;
 
 /// Pause after the first failed attempt to connect; it doubles.
@@ -304,6 +304,7 @@ impl Core {
             self.expire_loans(now);
             let patience = timings.reconnect * 2;
             let (mut slow, mut owing, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+            self.forget_strangers(now);
             for (&member, peer) in self.peers.lock().iter_mut() {
                 if peer.is_slow && peer.link == Link::Up {
                     slow.push(member);
@@ -323,6 +324,24 @@ impl Core {
                 self.spawn(Arc::clone(&self).drop_member(peer));
             }
             self.drop_earlier_starts().await;
+        }
+    }
+
+    /// Forgets members that left so long ago that nothing about them counts any more.
+    fn forget_strangers(&self, now: Duration) {
+        // Longer than removals are remembered: then it is not believed anyway.
+        let time = self.config.timings.tombstones + self.config.timings.grace;
+        let is_over = |peer: &mut Peer| {
+            let is_long_ago = peer.lost_at.is_some_and(|at| now.saturating_sub(at) > time);
+            !peer.is_registered && peer.is_dropped && is_long_ago
+        };
+        let forgotten: Vec<(MemberId, Peer)> =
+            self.peers.lock().extract_if(.., |_, peer| is_over(peer)).collect();
+        for (member, peer) in forgotten {
+            peer.changes.close();
+            peer.revocations.close();
+            peer.dirty.close();
+            self.owner.lock().forget_member(member);
         }
     }
 

@@ -326,6 +326,36 @@ fn who_leaves_is_found_no_more_and_its_shards_go_on() {
 }
 
 #[test]
+fn who_left_long_ago_is_forgotten_altogether() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let brief = |id| {
+            let mut config = config(id);
+            config.timings.grace = Duration::from_millis(100);
+            config.timings.tombstones = Duration::from_millis(200);
+            config
+        };
+        let mut hosts = Vec::new();
+        for id in 1..=3 {
+            hosts.push(start(&coordinator, brief(id)).await);
+        }
+        settled(&hosts).await;
+        let gone = hosts.pop().unwrap();
+        gone.write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        gone.cluster.leave(soon()).await.unwrap();
+        gone.cluster.close().await;
+        until("nothing of it is left", || {
+            hosts
+                .iter()
+                .all(|host| host.cluster.status().entries == 0 && host.cluster.core.peers.lock().len() == 1)
+        })
+        .await;
+        hosts[0].write("kv/b", b"bytes", wall(), soon()).await.unwrap();
+        assert!(hosts[1].read("kv/b", soon()).await.is_some());
+    });
+}
+
+#[test]
 fn the_backup_answers_while_the_primary_is_dead_and_nothing_hangs() {
     in_a_cluster_of(3, |_, hosts| async move {
         let (one, two, three) = (hosts[0].cluster.me(), hosts[1].cluster.me(), hosts[2].cluster.me());

@@ -442,7 +442,7 @@ fn from_environment(name: &str) -> Option<u64> {
 fn no_seed_brings_back_what_was_removed_or_forgets_who_was_answered() {
     let seeds = match from_environment("TIDEFS_SIMULATION_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..from_environment("TIDEFS_SIMULATION_SEEDS").unwrap_or(60),
+        None => 0..from_environment("TIDEFS_SIMULATION_SEEDS").unwrap_or(40),
     };
     for seed in seeds {
         if let Err(report) = simulate(seed) {

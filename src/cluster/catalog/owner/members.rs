@@ -58,6 +58,16 @@ impl Owner {
         self.away.entry(member).or_insert(now);
     }
 
+    /// `member` is not expected any more.
+    pub fn forget_member(&mut self, member: MemberId) {
+        self.contacts.remove(&member);
+        self.away.remove(&member);
+        self.announced.remove(&member);
+        self.suspects.remove(&member);
+        self.behind.remove(&member);
+        self.give_up_on(member);
+    }
+
     /// `member` was told all that changed while it was lost.
     pub fn note_back(&mut self, member: MemberId) {
         self.away.remove(&member);
