@@ -54,6 +54,10 @@ impl Core {
             let wait = self.until(deadline);
             let wait = if is_backup { wait } else { wait / 2 };
             self.ask_parts(&paths, parts, wait, &mut found).await;
+            if is_backup {
+                // A backup tells nobody when its answers are not true any more: nothing that was asked now is remembered.
+                open.iter().for_each(|&at| self.note_revocation(KeyId::of(&paths[at]).shard()));
+            }
             open.retain(|&at| !is_final(found[at].as_ref()));
             if open.is_empty() {
                 break;
@@ -148,6 +152,11 @@ impl Core {
                 note(found, &places, answers);
             }
         }
+    }
+
+    /// Whether a member is in the view.
+    pub(super) fn is_registered(&self, member: MemberId) -> bool {
+        self.peers.lock().get(&member).is_some_and(|peer| peer.is_registered)
     }
 
     /// The latest start of a member.

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use parking_lot::Mutex;
@@ -37,6 +38,7 @@ pub(super) struct Batcher<T, R> {
     queue: Mutex<VecDeque<Queued<T, R>>>,
     wake: Notify,
     limit: usize,
+    is_closed: AtomicBool,
 }
 
 impl<T, R> fmt::Debug for Batcher<T, R> {
@@ -50,7 +52,12 @@ pub(super) type Sender<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Option<V
 
 impl<T: Item, R: Send + 'static> Batcher<T, R> {
     pub(super) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { queue: Mutex::default(), wake: Notify::new(), limit })
+        Arc::new(Self {
+            queue: Mutex::default(),
+            wake: Notify::new(),
+            limit,
+            is_closed: AtomicBool::new(false),
+        })
     }
 
     /// Queues `item`. What becomes of it comes over the channel, which ends without when it was not sent or not answered.
@@ -81,13 +88,23 @@ impl<T: Item, R: Send + 'static> Batcher<T, R> {
         queue.drain(..count).collect()
     }
 
-    /// Sends what is queued, for ever.
+    /// Nothing is sent any more. What is queued is given up.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.queue.lock().clear();
+        self.wake.notify_one();
+    }
+
+    /// Sends what is queued, until it is closed.
     pub(super) async fn run(self: Arc<Self>, send: Sender<T, R>) {
         let permits = Arc::new(Semaphore::new(UNDER_WAY));
         loop {
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             let cut = loop {
                 let cut = self.cut();
+                if self.is_closed.load(Ordering::Acquire) {
+                    return;
+                }
                 if !cut.is_empty() {
                     break cut;
                 }

@@ -228,13 +228,14 @@ impl Core {
         if self.is_suspect(member) {
             return Err(format!("member {member:x} is lost", member = member.0));
         }
+        let patience = self.until(deadline);
         let receiver =
             self.push_change(member, change, deadline).ok_or("too much waits for the member already")?;
         match timeout_at(deadline.into(), receiver).await {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(_)) => Err(format!("member {member:x} did not answer", member = member.0)),
             Err(_) => {
-                self.note_slow(member);
+                self.note_slow(member, patience);
                 Err(format!("member {member:x} did not answer in time", member = member.0))
             }
         }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -79,6 +79,10 @@ pub(super) struct Core {
     began: tokio::time::Instant,
     pub(super) tasks: Mutex<JoinSet<()>>,
     pub(super) is_closed: AtomicBool,
+    /// Hand-overs of shards that are under way.
+    pub(super) handing_over: AtomicUsize,
+    /// The last view was without this member.
+    pub(super) was_out: AtomicBool,
 }
 
 impl fmt::Debug for Core {
@@ -132,6 +136,8 @@ impl Core {
             runtime,
             tasks: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            handing_over: AtomicUsize::new(0),
+            was_out: AtomicBool::new(false),
         })
     }
 

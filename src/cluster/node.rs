@@ -87,6 +87,9 @@ impl Cluster {
             key: config.key.clone(),
             tls: config.tls.clone(),
             silence_max: config.timings.silence,
+            // Readers of many objects at once, and changes that wait for others.
+            calls_max: 8192,
+            answers_max: 4096,
             ..LinkConfig::default()
         };
         let ear = Arc::new(Ear::default());

@@ -102,6 +102,8 @@ pub(super) struct Peer {
     pub(super) owed: Owed<Revocation>,
     pub(super) debts: Owed<Dirty>,
     pub(super) is_settling: bool,
+    /// It was started again, and not lost since.
+    pub(super) is_new_start: bool,
     pub(super) changes: Arc<Batcher<Sent, Outcome>>,
     pub(super) revocations: Arc<Batcher<Revocation, ()>>,
     pub(super) dirty: Arc<Batcher<Dirty, ()>>,

@@ -36,11 +36,12 @@ impl Core {
     fn word(&self, keys: &BTreeMap<KeyId, Stamp>, is_decided: bool) -> Replicate {
         let now = self.now();
         let mut known = Vec::with_capacity(keys.len());
-        let mut horizon_age_ms = None;
+        let (mut horizon_age_ms, mut away_ms) = (None, Vec::new());
         for keys in keys.iter().collect::<Vec<_>>().chunks(256) {
             let owner = self.owner.lock();
             known.extend(keys.iter().map(|&(&key, &gone)| (key.0, owner.known(key, gone, now))));
             horizon_age_ms = owner.horizon_age_ms(now);
+            away_ms = owner.away_ms(now);
         }
         Replicate {
             view: self.seen().view.number,
@@ -48,6 +49,7 @@ impl Core {
             keys: known,
             complete: Vec::new(),
             horizon_age_ms,
+            away_ms,
         }
     }
 
@@ -169,7 +171,8 @@ impl Core {
     }
 
     /// Hands what is known of `shards` over to a member that serves them from now on.
-    pub(super) async fn hand_over(self: Arc<Self>, member: MemberId, shards: Vec<Shard>, view: u64) {
+    pub(super) async fn hand_over(self: Arc<Self>, member: MemberId, shards: Vec<Shard>) {
+        let start = self.peer_id(member);
         for part in shards.chunks(usize::from(SHARDS / 64)) {
             let (keys, complete) = {
                 let owner = self.owner.lock();
@@ -182,7 +185,8 @@ impl Core {
             };
             let keys = keys.into_iter().map(|key| (key, Stamp(0))).collect();
             let mut is_told = false;
-            while !is_told && self.seen().view.number == view && !self.is_suspect(member) {
+            // Until it knows, or is gone: another start of it learns from whoever serves the shards then.
+            while !is_told && start.is_some() && self.peer_id(member) == start && self.is_registered(member) {
                 is_told = self.push_keys(member, &keys).await && {
                     let last = Replicate { complete: complete.clone(), ..self.word(&BTreeMap::new(), false) };
                     self.send_word(member, &last).await

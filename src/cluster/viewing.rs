@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::watch;
@@ -37,14 +38,14 @@ fn starts(seen: &Seen, shard: Shard) -> [Option<PeerId>; 2] {
 }
 
 impl Moves {
-    fn new(me: PeerId, old: &Seen, new: &Seen) -> Self {
+    fn new(me: PeerId, old: &Seen, new: &Seen, is_new: bool) -> Self {
         let mut moves = Self::default();
         let is_known =
             |start: &PeerId| new.view.member(start.member).is_some_and(|now| now.engine.id == *start);
         for shard in Shard::all() {
             let (before, after) = (starts(old, shard), starts(new, shard));
-            // Who was alone has told its own catalog nothing.
-            let before = if old.is_alone { [None, None] } else { before };
+            // Who was alone has told its own catalog nothing, and who was out has missed what happened.
+            let before = if is_new { [None, None] } else { before };
             if before == after {
                 continue;
             }
@@ -92,14 +93,17 @@ impl Core {
             return;
         }
         if view.member(self.me.member).is_none_or(|me| me.engine.id != self.me) {
-            // Not registered yet, or not any more: until it is again, the members are as they were.
+            // Not registered yet, or not any more: until it is again, the members are as they were, and others serve what
+            // this member served.
+            self.was_out.store(true, Ordering::Release);
             return;
         }
+        let was_out = self.was_out.swap(false, Ordering::AcqRel);
         let are_others = view.members().iter().any(|member| member.id != self.me.member);
         let map = Arc::new(ShardMap::new(&view));
         let is_alone = old.is_alone && !are_others;
         let new = Arc::new(Seen { view: view.clone(), map: Arc::clone(&map), is_alone });
-        let moves = Moves::new(self.me, &old, &new);
+        let moves = Moves::new(self.me, &old, &new, was_out || old.is_alone);
         self.meet_members(&view);
         let members: BTreeSet<MemberId> = view.members().iter().map(|member| member.id).collect();
         {
@@ -117,6 +121,12 @@ impl Core {
                 if is_alone { (Vec::new(), BTreeSet::new()) } else { (moves.gained.clone(), members) };
             owner.set_map(Arc::clone(&map), &gained, awaited);
         }
+        if !is_alone {
+            // Planned before the view counts, or it would be told that all is announced.
+            for (member, shards) in &moves.announced {
+                shards.iter().for_each(|&shard| self.plan.add(*member, shard));
+            }
+        }
         *self.seen.write() = new;
         tracing::info!(
             view = view.number,
@@ -127,9 +137,6 @@ impl Core {
         if is_alone {
             return;
         }
-        for (member, shards) in &moves.announced {
-            shards.iter().for_each(|&shard| self.plan.add(*member, shard));
-        }
         if !moves.moved.is_empty() {
             moves.moved.iter().for_each(|&shard| self.note_revocation(shard));
             if let Some(holder) = self.holder.upgrade() {
@@ -137,7 +144,7 @@ impl Core {
             }
         }
         self.take_over(moves.taken, view.number);
-        self.hand_over_all(moves.handed, view.number);
+        self.hand_over_all(moves.handed);
         self.plan.wake();
     }
 
@@ -159,6 +166,7 @@ impl Core {
                         peer.id = member.engine.id;
                         peer.link = Link::Connecting(now);
                         peer.is_slow = false;
+                        peer.is_new_start = true;
                         // It remembers nothing of what it was answered.
                         peer.owed = Owed::default();
                         peer.debts = Owed::default();
@@ -190,6 +198,7 @@ impl Core {
             owed: Owed::default(),
             debts: Owed::default(),
             is_settling: false,
+            is_new_start: false,
             changes: Batcher::new(limit),
             revocations: Batcher::new(limit),
             dirty: Batcher::new(limit),
@@ -241,17 +250,17 @@ impl Core {
     }
 
     /// Hands over what others serve now, and forgets what this member serves no more.
-    fn hand_over_all(self: &Arc<Self>, handed: BTreeMap<MemberId, Vec<Shard>>, view: u64) {
+    fn hand_over_all(self: &Arc<Self>, handed: BTreeMap<MemberId, Vec<Shard>>) {
         let core = Arc::clone(self);
+        self.handing_over.fetch_add(1, Ordering::AcqRel);
         self.spawn(async move {
             let mut under_way = tokio::task::JoinSet::new();
             for (member, shards) in handed {
-                under_way.spawn(Arc::clone(&core).hand_over(member, shards, view));
+                under_way.spawn(Arc::clone(&core).hand_over(member, shards));
             }
             while under_way.join_next().await.is_some() {}
-            let seen = core.seen();
-            if seen.view.number == view {
-                let served: BTreeSet<Shard> = seen.map.served_by(core.me.member).collect();
+            if core.handing_over.fetch_sub(1, Ordering::AcqRel) == 1 {
+                let served: BTreeSet<Shard> = core.seen().map.served_by(core.me.member).collect();
                 core.owner.lock().forget_shards(|shard| served.contains(&shard));
             }
         });

@@ -11,11 +11,13 @@ use tokio::time::sleep;
 
 use super::catalog::wire::{Message, REVOKE, Revocation, Revoke};
 use super::core::Core;
-use super::peers::{Link, Owed};
+use super::peers::{Link, Owed, Peer};
 use super::shards::Shard;
 
 /// Pause after the first failed attempt to connect; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// Who was given less time than this is not judged by it.
+const FAIR: Duration = Duration::from_millis(500);
 
 impl Core {
     /// Keeps a connection to a member, for as long as it is in the view or its entries are kept.
@@ -119,6 +121,7 @@ impl Core {
                 return;
             }
             known.link = Link::Down(now);
+            known.is_new_start = false;
             known.lost_at.get_or_insert(now);
             known.unheard_since.get_or_insert(now);
         }
@@ -174,19 +177,19 @@ impl Core {
             self.carrier.connect(descriptor, patience).await?;
             self.link_up(peer);
         }
+        let patience = self.until(deadline);
         let result = self.carrier.call(peer, channel, body, deadline).await;
-        self.judge(member, result.as_ref().err());
+        if let Err(Error::DeadlinePassed) = result {
+            self.note_slow(member, patience);
+        }
         result
     }
 
-    /// Takes note of how a call ended: who does not answer in time is not waited for until it does.
-    pub(super) fn judge(self: &Arc<Self>, member: MemberId, error: Option<&Error>) {
-        if let Some(Error::DeadlinePassed) = error {
-            self.note_slow(member);
+    /// A member did not answer within `patience`: it is not waited for until it does, unless that was too short to tell.
+    pub(super) fn note_slow(self: &Arc<Self>, member: MemberId, patience: Duration) {
+        if patience < FAIR {
+            return;
         }
-    }
-
-    pub(super) fn note_slow(self: &Arc<Self>, member: MemberId) {
         let now = self.now();
         let is_news = match self.peers.lock().get_mut(&member) {
             Some(peer) if peer.link == Link::Up && !peer.is_slow => {
@@ -224,15 +227,22 @@ impl Core {
             peer.is_settling = true;
         }
         self.pay_debts(member).await;
+        let (mut is_all_told, mut is_announcing) = (false, false);
         loop {
             let owed = match self.peers.lock().get_mut(&member) {
                 Some(peer) if !peer.owed.is_empty() && peer.link == Link::Up => peer.owed.take(),
-                _ => break,
+                // Another start of it has to announce what it holds first.
+                Some(peer) => {
+                    is_all_told = peer.link == Link::Up && !peer.is_new_start && !is_announcing;
+                    break;
+                }
+                None => break,
             };
             let mut items: Vec<Revocation> = owed.items.into();
             if owed.is_all {
                 let shards = self.seen().map.served_by(self.me.member).map(Shard::number).collect();
                 items = vec![Revocation::Forget { shards, view: 0 }, Revocation::AnnounceAgain];
+                is_announcing = true;
             }
             let mut is_told = true;
             for part in items.chunks(1024) {
@@ -245,6 +255,9 @@ impl Core {
         }
         if let Some(peer) = self.peers.lock().get_mut(&member) {
             peer.is_settling = false;
+        }
+        if is_all_told {
+            self.owner.lock().note_back(member);
         }
     }
 
@@ -263,7 +276,7 @@ impl Core {
     async fn drop_slots(self: &Arc<Self>, slots: Vec<super::catalog::entry::Slot>) {
         for slot in slots {
             for shard in Shard::all() {
-                let (tell, count) = self.owner.lock().drop_copies(shard, slot);
+                let (tell, count) = self.owner.lock().drop_copies(shard, slot, self.now());
                 self.counters.dropped_copies.add(count as u64);
                 for (member, revocation) in tell {
                     drop(self.tell(member, revocation));
@@ -291,6 +304,7 @@ impl Core {
             self.expire_loans(now);
             let patience = timings.reconnect * 2;
             let (mut slow, mut owing, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+            self.forget_strangers(now);
             for (&member, peer) in self.peers.lock().iter_mut() {
                 if peer.is_slow && peer.link == Link::Up {
                     slow.push(member);
@@ -313,6 +327,24 @@ impl Core {
         }
     }
 
+    /// Forgets members that left so long ago that nothing about them counts any more.
+    fn forget_strangers(&self, now: Duration) {
+        // Longer than removals are remembered: then it is not believed anyway.
+        let time = self.config.timings.tombstones + self.config.timings.grace;
+        let is_over = |peer: &mut Peer| {
+            let is_long_ago = peer.lost_at.is_some_and(|at| now.saturating_sub(at) > time);
+            !peer.is_registered && peer.is_dropped && is_long_ago
+        };
+        let forgotten: Vec<(MemberId, Peer)> =
+            self.peers.lock().extract_if(.., |_, peer| is_over(peer)).collect();
+        for (member, peer) in forgotten {
+            peer.changes.close();
+            peer.revocations.close();
+            peer.dirty.close();
+            self.owner.lock().forget_member(member);
+        }
+    }
+
     /// What an earlier start of a member held counts until the later one has announced what it found again.
     async fn drop_earlier_starts(self: &Arc<Self>) {
         let settled = self.owner.lock().take_settled_starts();
@@ -322,7 +354,7 @@ impl Core {
     }
 
     /// This member itself was stopped, and may have been passed over.
-    fn stood_still(self: &Arc<Self>, time: Duration) {
+    pub(super) fn stood_still(self: &Arc<Self>, time: Duration) {
         tracing::warn!(seconds = time.as_secs(), "this member stood still; it catches up with the others");
         self.counters.stalls.increment();
         let map = Arc::clone(&self.seen().map);

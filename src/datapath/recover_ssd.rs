@@ -8,7 +8,7 @@ use tidefs_engine::types::{DirectoryId, Version};
 use super::burial::Doomed;
 use super::ssd::SsdOwner;
 use super::{Datapath, Error, Marks, Phase, Place, State};
-use crate::namespace::{Name, Slot};
+use crate::namespace::{Name, Slot, permissions};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{DirectoryRecord, ObjectRecord};
 use crate::tier::ssd::{FoundRecord, RecoverySummary, SsdTier};
@@ -137,11 +137,13 @@ impl State {
         let name = Name::new(&record.name).ok()?;
         self.next_version = self.next_version.max(Version(record.version.0 + 1));
         if let Some(slot) = self.tree.child(parent, name.as_bytes()) {
-            let ctime_ns = self.tree.node(slot).attributes.ctime_ns;
+            let now = self.tree.node(slot).attributes;
+            let is_same = (now.ctime_ns, now.mtime_ns) == (record.ctime_ns, record.mtime_ns)
+                && (now.mode, now.uid, now.gid) == (permissions(record.mode), record.uid, record.gid);
             let object = self.object_mut(slot)?;
             if object.version == record.version && object.phase == Phase::Sealed {
                 object.marks.set(Marks::ON_SSD, true);
-                object.marks.set(Marks::STALE_ON_SSD, ctime_ns != record.ctime_ns);
+                object.marks.set(Marks::STALE_ON_SSD, !is_same);
                 return Some(slot);
             }
             if object.version > record.version {

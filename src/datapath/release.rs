@@ -272,7 +272,8 @@ impl Datapath {
         afterwards.doomed.into_iter().for_each(|doomed| self.bury(doomed));
         afterwards.places.into_iter().for_each(|place| self.free_place(place));
         if let (Some(kernel), true) = (self.kernel.get(), !afterwards.changed.is_empty()) {
-            afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes(ino));
+            // Before the request is answered: whoever looks next must not be told what the kernel had at hand.
+            afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes_now(ino));
         }
         if let (Some(this), false) =
             (self.this.get().and_then(std::sync::Weak::upgrade), afterwards.untold.is_empty())

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use tidefs::cluster::catalog::wire;
 use tidefs::config::{Config, ConfigFile, Host, MountOptions, NamePatterns, Sources};
 use tidefs::tier::memory::{DirectoryRecord, ObjectRecord};
 use tidefs_control_api::ioctl::{AreaCall, Body, Command, Encoder, Flags, Record, Records, Request};
@@ -25,6 +26,7 @@ pub(crate) const TARGETS: &[Target] = &[
     ("admin_requests", admin_requests),
     ("mount_table", mount_table),
     ("fast_path_requests", fast_path_requests),
+    ("catalog_messages", catalog_messages),
 ];
 
 /// Records in the extended attributes of segments, as they are and with a checksum that holds.
@@ -165,4 +167,28 @@ fn round<'a, R: Record<'a>>(records: &Records<'a, R>) {
     assert_eq!(records.iter().filter(|record| encoder.push(record)).count(), records.len());
     let lengths: usize = records.iter().map(|record| record.length()).sum();
     assert_eq!(encoder.records().len(), lengths);
+}
+
+/// What members send each other about keys: each kind may refuse the bytes, and writes again what it has read.
+pub(crate) fn catalog_messages(bytes: &[u8]) {
+    fn round<M: wire::Message + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+        if let Ok(message) = M::decode(bytes) {
+            assert_eq!(M::decode(&message.encode()).as_ref(), Ok(&message));
+        }
+    }
+    let versioned = [&[wire::VERSION], bytes].concat();
+    for bytes in [bytes, &versioned] {
+        round::<wire::Find>(bytes);
+        round::<wire::Answers>(bytes);
+        round::<wire::Changes>(bytes);
+        round::<wire::Results>(bytes);
+        round::<wire::Replicate>(bytes);
+        round::<wire::Revoke>(bytes);
+        round::<wire::Lend>(bytes);
+        round::<wire::Lending>(bytes);
+        round::<wire::Release>(bytes);
+        round::<wire::List>(bytes);
+        round::<wire::Listed>(bytes);
+        round::<wire::Done>(bytes);
+    }
 }

@@ -33,12 +33,62 @@ targets!(
     key_paths,
     admin_requests,
     mount_table,
-    fast_path_requests
+    fast_path_requests,
+    catalog_messages
 );
 
 mod seeds {
+    use tidefs::cluster::catalog::wire::{
+        Answered, Answers, Change, Changes, Find, Known, Lending, Message, Replicate, Revocation, Revoke,
+    };
+    use tidefs::cluster::{Copy, Facts, FileFacts, Medium, Stamp};
     use tidefs::tier::memory::{DirectoryRecord, ObjectRecord, Pin, PolicyRecord};
     use tidefs_engine::types::{ByteCount, DirectoryId, Version};
+
+    pub(crate) fn catalog_messages() -> Vec<Vec<u8>> {
+        let path = b"kv/0123".to_vec();
+        let stamp = Stamp(1_700_000_000_000_000_000);
+        let facts = Facts::File(FileFacts {
+            size: ByteCount::mib(4),
+            mtime_ns: -1,
+            mode: 0o644,
+            uid: 1000,
+            gid: 1000,
+            checksum: Some(7),
+        });
+        let copies = vec![Copy { member: tidefs_engine::types::MemberId(3), medium: Medium::Ssd }];
+        let present = Answered::Present { stamp, facts, copies: copies.clone() };
+        let answers = vec![present, Answered::Absent { is_watched: true }, Answered::Moved];
+        let changes = vec![
+            Change::Publish { number: 1, path: path.clone(), proposed: stamp, facts },
+            Change::Remove { path: path.clone(), at: stamp },
+            Change::Announced { view: 3 },
+        ];
+        let known = Known::Present { stamp, facts, copies };
+        let removed = Known::Removed { stamp, age_ms: 5 };
+        let keys = vec![(u128::MAX, known), (1, removed)];
+        let horizon_age_ms = Some(9);
+        let items = vec![
+            Revocation::Withdraw { path: path.clone(), through: stamp, seen: 4 },
+            Revocation::Forget { shards: vec![1, 4095], view: 2 },
+        ];
+        vec![
+            Find { view: 3, paths: vec![path.clone(), Vec::new()] }.encode(),
+            Answers { view: 3, answers }.encode(),
+            Changes { view: 3, wait_ms: 2000, changes }.encode(),
+            Replicate {
+                view: 3,
+                is_decided: true,
+                keys,
+                complete: vec![5],
+                horizon_age_ms,
+                away_ms: Vec::new(),
+            }
+            .encode(),
+            Revoke { items }.encode(),
+            Lending::Inline { bytes: path, checksum: 8 }.encode(),
+        ]
+    }
 
     pub(crate) fn records() -> Vec<Vec<u8>> {
         let policy = PolicyRecord {

@@ -4,8 +4,8 @@
 //! Invariants
 //! - The order of the versions of a key is decided by the shard's primary; by the backup only while it holds the primary
 //!   for lost. What it decided alone it owes the primary.
-//! - "Absent" is to be remembered by the asker only when the primary says it, after it has learned all there is to know,
-//!   and the asker is then told when that changes.
+//! - What the primary answers may be remembered by the asker, absence only after the primary has learned all there is to
+//!   know; the asker is told when it changes. What a backup answers may not, and it does not note who asked.
 //! - A primary that may have been passed over answers nothing until it has caught up.
 
 mod learning;
@@ -94,6 +94,9 @@ pub struct Owner {
     seen: BTreeMap<PeerId, u64>,
     /// When each member was lost last.
     contacts: BTreeMap<MemberId, Duration>,
+    /// Members that were lost then and have not told since what they hold: they may come back with earlier versions. While
+    /// there are such, the end of a version's last copy is remembered like a removal.
+    away: BTreeMap<MemberId, Duration>,
     /// Members that have announced all that they hold in their latest start.
     settled: BTreeSet<MemberId>,
 }
@@ -116,6 +119,7 @@ impl Owner {
             behind: BTreeSet::new(),
             seen: BTreeMap::new(),
             contacts: BTreeMap::new(),
+            away: BTreeMap::new(),
             settled: BTreeSet::new(),
         }
     }
@@ -152,7 +156,7 @@ impl Owner {
         copies
     }
 
-    /// What stands under `path`, for `asker`, which watches it from then on.
+    /// What stands under `path`, for `asker`, which watches it from then on if this is the primary.
     pub fn find(&mut self, asker: PeerId, path: &[u8]) -> Answered {
         let key = KeyId::of(path);
         let role = self.role(key.shard());
@@ -173,6 +177,9 @@ impl Owner {
             None if role != Role::Primary => return Answered::Absent { is_watched: false },
             None => Answered::Absent { is_watched: true },
         };
+        if role != Role::Primary {
+            return answer;
+        }
         match self.slots.of(asker) {
             Some(slot) => self.watches.add(key, path, slot),
             None if matches!(answer, Answered::Absent { .. }) => {
@@ -262,6 +269,9 @@ impl Owner {
                 None => return Effects::only(Outcome::Done { stamp: *stamp }),
                 Some(None) => Effects::only(Outcome::Done { stamp: *stamp }),
                 Some(Some(last)) => {
+                    if !self.away.is_empty() {
+                        self.table.tombstones_mut().note(key, last, now, now);
+                    }
                     let tell = self.revoke(key, Some(path), last, &[], Some(slot));
                     Effects { tell, ..Effects::only(Outcome::Done { stamp: last }) }
                 }
@@ -316,10 +326,22 @@ impl Owner {
     }
 
     /// Forgets the copies of a start of a member in one shard. Returns what is told, and how many copies there were.
-    pub fn drop_copies(&mut self, shard: Shard, slot: Slot) -> (Vec<(MemberId, Revocation)>, usize) {
+    pub fn drop_copies(
+        &mut self,
+        shard: Shard,
+        slot: Slot,
+        now: Duration,
+    ) -> (Vec<(MemberId, Revocation)>, usize) {
         let (gone, count) = self.table.drop_copies(shard, slot);
+        let lost = self.slots.peer(slot).map(|peer| peer.member);
+        let are_others_away = self.away.keys().any(|&member| Some(member) != lost);
         let mut tell = Vec::new();
         for (key, through) in gone {
+            if are_others_away {
+                // It may bring this version back; others may not bring back an earlier one.
+                let before = Stamp(through.0.saturating_sub(1));
+                self.table.tombstones_mut().note(key, before, now, now);
+            }
             tell.extend(self.revoke(key, None, through, &[], Some(slot)));
         }
         (tell, count)
@@ -357,6 +379,16 @@ impl Owner {
     /// Forgets old removals.
     pub fn expire(&mut self, now: Duration) {
         self.table.tombstones_mut().expire(now);
+        // Who was away for longer is not believed any more.
+        let retention = self.table.tombstones().retention();
+        let (table, away) = (&mut self.table, &mut self.away);
+        away.retain(|_, lost_at| {
+            let is_recent = *lost_at + retention > now;
+            if !is_recent {
+                table.tombstones_mut().raise_horizon(*lost_at);
+            }
+            is_recent
+        });
     }
 
     /// Age of the youngest removal that was forgotten.

@@ -39,6 +39,12 @@ impl Tombstones {
         Self { removed, order, horizon: None, retention, limit: limit.max(1) }
     }
 
+    /// For how long each is remembered.
+    #[must_use]
+    pub fn retention(&self) -> Duration {
+        self.retention
+    }
+
     /// How many are remembered.
     #[must_use]
     pub fn len(&self) -> usize {

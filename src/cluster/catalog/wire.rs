@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tidefs_engine::engine::FIRST_FREE_CHANNEL;
 use tidefs_engine::link::Channel;
+use tidefs_engine::types::MemberId;
 
 use crate::cluster::object::{Copy, Facts, ListedName, Medium, Stamp};
 
@@ -254,6 +255,8 @@ pub struct Replicate {
     pub complete: Vec<u16>,
     /// Age in milliseconds of the youngest removal that the sender has forgotten, if there is one.
     pub horizon_age_ms: Option<u64>,
+    /// Members that the sender has lost, and how long ago, in milliseconds.
+    pub away_ms: Vec<(MemberId, u64)>,
 }
 
 /// Something that was answered, or is held, and is not true any more.
@@ -445,7 +448,8 @@ messages! {
     Changes(changes): at_most("Changes", "changes", changes.changes.len(), ITEMS_MAX)
         .and_then(|()| paths("Changes", changes.changes.iter().filter_map(Change::path)));
     Results(results): at_most("Results", "outcomes", results.outcomes.len(), ITEMS_MAX);
-    Replicate(replicate): at_most("Replicate", "keys", replicate.keys.len(), ITEMS_MAX);
+    Replicate(replicate): at_most("Replicate", "keys", replicate.keys.len(), ITEMS_MAX)
+        .and_then(|()| at_most("Replicate", "members", replicate.away_ms.len(), ITEMS_MAX));
     Revoke(revoke): at_most("Revoke", "items", revoke.items.len(), ITEMS_MAX)
         .and_then(|()| paths("Revoke", revoke.items.iter().filter_map(Revocation::path)));
     Lend(lend): paths("Lend", std::iter::once(lend.path.as_slice()));
@@ -458,3 +462,6 @@ messages! {
     Listed(listed): at_most("Listed", "names", listed.names.len(), LISTED_MAX);
     Done(_done): Ok(());
 }
+
+#[cfg(test)]
+mod tests;

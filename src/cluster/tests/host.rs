@@ -269,13 +269,13 @@ impl Host {
         }
     }
 
-    pub(super) async fn unlink(&self, path: &str, deadline: Instant) -> Result<(), ClusterError> {
+    pub(super) async fn unlink(&self, path: &str, at: Stamp, deadline: Instant) -> Result<(), ClusterError> {
         {
             let mut state = self.memory.state.lock();
             state.objects.remove(path.as_bytes());
             state.answers.remove(path.as_bytes());
         }
-        self.cluster.remove(path.as_bytes().to_vec(), deadline).await
+        self.cluster.core.remove(path.as_bytes().to_vec(), at, deadline).await
     }
 
     /// Evicts an object, as for room.

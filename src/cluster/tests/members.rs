@@ -106,7 +106,7 @@ fn one_member_alone_answers_without_messages() {
         host.write("kv/a", b"one", wall(), soon()).await.unwrap();
         assert_eq!(host.look_up("kv/b", soon()).await, Seen::Absent);
         assert_eq!(host.remembers("kv/b"), Some(Remembered::Absent));
-        host.unlink("kv/a", soon()).await.unwrap();
+        host.unlink("kv/a", wall(), soon()).await.unwrap();
         let counters = host.cluster.counters();
         assert_eq!((counters.find_messages.get(), counters.change_messages.get()), (0, 0));
         assert_eq!(host.cluster.status().entries, 0);
@@ -176,7 +176,7 @@ fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
             for host in &hosts {
                 assert_eq!(host.read(&name, soon()).await.as_deref(), Some(&b"second"[..]));
             }
-            third.unlink(&name, soon()).await.unwrap();
+            third.unlink(&name, wall(), soon()).await.unwrap();
             for host in &hosts {
                 assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
                 assert!(host.memory.state.lock().objects.is_empty());
@@ -326,6 +326,36 @@ fn who_leaves_is_found_no_more_and_its_shards_go_on() {
 }
 
 #[test]
+fn who_left_long_ago_is_forgotten_altogether() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let brief = |id| {
+            let mut config = config(id);
+            config.timings.grace = Duration::from_millis(100);
+            config.timings.tombstones = Duration::from_millis(200);
+            config
+        };
+        let mut hosts = Vec::new();
+        for id in 1..=3 {
+            hosts.push(start(&coordinator, brief(id)).await);
+        }
+        settled(&hosts).await;
+        let gone = hosts.pop().unwrap();
+        gone.write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        gone.cluster.leave(soon()).await.unwrap();
+        gone.cluster.close().await;
+        until("nothing of it is left", || {
+            hosts
+                .iter()
+                .all(|host| host.cluster.status().entries == 0 && host.cluster.core.peers.lock().len() == 1)
+        })
+        .await;
+        hosts[0].write("kv/b", b"bytes", wall(), soon()).await.unwrap();
+        assert!(hosts[1].read("kv/b", soon()).await.is_some());
+    });
+}
+
+#[test]
 fn the_backup_answers_while_the_primary_is_dead_and_nothing_hangs() {
     in_a_cluster_of(3, |_, hosts| async move {
         let (one, two, three) = (hosts[0].cluster.me(), hosts[1].cluster.me(), hosts[2].cluster.me());
@@ -337,7 +367,7 @@ fn the_backup_answers_while_the_primary_is_dead_and_nothing_hangs() {
         assert!(hosts[1].look_up(&name, soon()).await.is_present());
         hosts[1].write(&name, b"after", wall(), soon()).await.unwrap();
         assert_eq!(hosts[0].read(&name, soon()).await.as_deref(), Some(&b"after"[..]));
-        hosts[0].unlink(&name, soon()).await.unwrap();
+        hosts[0].unlink(&name, wall(), soon()).await.unwrap();
         assert_eq!(hosts[1].look_up(&name, soon()).await, Seen::Absent);
         let _ = one;
     });
@@ -354,7 +384,7 @@ fn who_is_started_again_finds_its_objects_and_the_others_theirs() {
         // Removed while it was away.
         until("it is missed", || hosts.iter().all(|host| host.cluster.core.is_suspect(old.cluster.me())))
             .await;
-        hosts[0].unlink("kv/2", soon()).await.unwrap();
+        hosts[0].unlink("kv/2", wall(), soon()).await.unwrap();
         hosts.push(start_with(&coordinator, config(3), old.memory).await);
         settled(&hosts).await;
         for number in 0..200 {

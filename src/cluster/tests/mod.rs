@@ -2,3 +2,5 @@
 
 mod host;
 mod members;
+mod network;
+mod simulation;

@@ -66,6 +66,14 @@ impl Owner {
         for shard in word.complete.iter().filter_map(|&number| Shard::with_number(number)) {
             self.incomplete[usize::from(shard.number())] = false;
         }
+        for &(member, age) in &word.away_ms {
+            // Whoever has told this owner what it holds is not away.
+            if !self.announced.contains_key(&member) {
+                let lost_at = now.saturating_sub(Duration::from_millis(age));
+                self.away.entry(member).or_insert(lost_at);
+                self.contacts.entry(member).or_insert(lost_at);
+            }
+        }
         if let Some(age) = word.horizon_age_ms {
             self.table.tombstones_mut().raise_horizon(now.saturating_sub(Duration::from_millis(age)));
         }

@@ -31,6 +31,7 @@ impl Owner {
     /// `member` has announced all that it holds, under that view.
     pub(super) fn announced(&mut self, from: PeerId, view: u64) {
         self.announced.insert(from.member, view);
+        self.away.remove(&from.member);
         if view >= self.awaited_view {
             self.awaited.remove(&from.member);
             self.check_awaited();
@@ -54,6 +55,29 @@ impl Owner {
     /// `member` was lost at `now`.
     pub fn note_contact(&mut self, member: MemberId, now: Duration) {
         self.contacts.insert(member, now);
+        self.away.entry(member).or_insert(now);
+    }
+
+    /// `member` is not expected any more.
+    pub fn forget_member(&mut self, member: MemberId) {
+        self.contacts.remove(&member);
+        self.away.remove(&member);
+        self.announced.remove(&member);
+        self.suspects.remove(&member);
+        self.behind.remove(&member);
+        self.give_up_on(member);
+    }
+
+    /// `member` was told all that changed while it was lost.
+    pub fn note_back(&mut self, member: MemberId) {
+        self.away.remove(&member);
+    }
+
+    /// Who is away, and for how long.
+    #[must_use]
+    pub fn away_ms(&self, now: Duration) -> Vec<(MemberId, u64)> {
+        let age = |lost: Duration| u64::try_from(now.saturating_sub(lost).as_millis()).unwrap_or(u64::MAX);
+        self.away.iter().map(|(&member, &lost)| (member, age(lost))).collect()
     }
 
     fn check_awaited(&mut self) {

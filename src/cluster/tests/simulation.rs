@@ -1,0 +1,464 @@
+//! A cluster in virtual time, over a network that is made up: clients write, remove, look up, read and evict while members
+//! are parted, killed, started again and stopped, one after the other. One seed decides everything; it is printed when
+//! something is wrong.
+//!
+//! What holds, at any time: every call ends by its deadline; bytes are of the name that was read, and were written once.
+//! Until the first fault every look-up says what is. After the last one, when all have had time to settle: what was removed
+//! last stays removed, on every host; what is found is what was written last, or later without success; what is remembered
+//! is true; the owners of a shard agree, and know of every object that is held; nobody owes anybody anything.
+//!
+//! `TIDEFS_SIMULATION_SEEDS` runs more seeds, `TIDEFS_SIMULATION_SEED` one of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tidefs_engine::rng::Rng;
+use tidefs_engine::types::{MemberId, PeerId};
+use tokio::runtime::Handle;
+use tokio::time::sleep;
+
+use super::host::{Host, Memory, Remembered, Seen};
+use super::network::{End, Network, SILENCE};
+use crate::cluster::carrier::Carrier;
+use crate::cluster::catalog::wire::Known;
+use crate::cluster::coordinator::Coordinator;
+use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::core::{Core, Ingredients};
+use crate::cluster::peers::Link;
+use crate::cluster::shards::KeyId;
+use crate::cluster::*;
+
+const KEYS: u64 = 12;
+const CLIENTS: u64 = 4;
+const OPERATIONS: u64 = 40;
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// What became of the changes of a name, in order: what they leave, and whether they were answered with success.
+#[derive(Debug, Default)]
+struct History {
+    /// `None` for a removal.
+    changes: Vec<(Option<Vec<u8>>, bool)>,
+    /// Somebody may have let go of it.
+    may_be_missing: bool,
+}
+
+impl History {
+    /// What may stand there now: what succeeded last, and what was tried since.
+    fn allowed(&self) -> Vec<Option<&[u8]>> {
+        let last = self.changes.iter().rposition(|(_, is_done)| *is_done).unwrap_or(0);
+        let mut allowed: Vec<Option<&[u8]>> =
+            self.changes.iter().skip(last).map(|(bytes, _)| bytes.as_deref()).collect();
+        if !self.changes.iter().any(|(_, is_done)| *is_done) {
+            allowed.push(None);
+        }
+        allowed
+    }
+}
+
+struct World {
+    network: Arc<Network>,
+    coordinator: Embedded,
+    handles: Mutex<BTreeMap<u64, Arc<Embedded>>>,
+    hosts: Mutex<BTreeMap<u64, Host>>,
+    names: Vec<tokio::sync::Mutex<History>>,
+    rng: Mutex<Rng>,
+    began: tokio::time::Instant,
+    /// Set with the first fault: from then on look-ups may miss.
+    is_faulty: std::sync::atomic::AtomicBool,
+    log: Mutex<Vec<String>>,
+}
+
+impl World {
+    fn below(&self, bound: u64) -> u64 {
+        self.rng.lock().below(bound)
+    }
+
+    fn say(&self, text: String) {
+        let at = self.began.elapsed().as_millis();
+        self.log.lock().push(format!("{at:>7} {text}"));
+    }
+
+    fn stamp(&self) -> Stamp {
+        Stamp(1_000_000 + u64::try_from(self.began.elapsed().as_nanos()).unwrap())
+    }
+
+    fn deadline(&self) -> Instant {
+        tokio::time::Instant::now().into_std() + DEADLINE
+    }
+
+    async fn start(&self, id: u64, memory: Arc<Memory>) {
+        let mut config = ClusterConfig::new(MemberId(id), &format!("host-{id}"));
+        config.timings.silence = SILENCE;
+        config.timings.reconnect = Duration::from_millis(200);
+        config.timings.tick = Duration::from_millis(100);
+        config.timings.grace = Duration::from_secs(20);
+        let handle = Arc::new(self.coordinator.another());
+        let begun = handle.begin(MemberId(id), self.deadline()).await.unwrap();
+        let me = PeerId { member: MemberId(id), incarnation: begun.incarnation };
+        let end = End { me, network: Arc::clone(&self.network) };
+        let holder: std::sync::Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
+        let core = Core::new(Ingredients {
+            me,
+            cluster: begun.cluster,
+            config,
+            runtime: Handle::current(),
+            coordinator: Arc::clone(&handle) as Arc<dyn Coordinator>,
+            holder,
+            carrier: Arc::new(end) as Arc<dyn Carrier>,
+            engine: None,
+        });
+        self.network.add(&core);
+        let descriptor = tidefs_engine::engine::PeerDescriptor {
+            id: me,
+            addresses: vec![([127, 0, 0, 1], 1).into()],
+            transports: Vec::new(),
+        };
+        let cluster = Cluster::join(core, descriptor, self.deadline()).await.unwrap();
+        self.handles.lock().insert(id, handle);
+        self.hosts.lock().insert(id, Host { cluster, memory });
+    }
+
+    fn any_host(&self) -> Option<(u64, Host)> {
+        let hosts = self.hosts.lock();
+        let at = usize::try_from(self.below(hosts.len() as u64)).unwrap();
+        hosts.iter().nth(at).map(|(&id, host)| (id, host.clone()))
+    }
+
+    fn is_faulty(&self) -> bool {
+        self.is_faulty.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// One operation of one client on a name that nobody else changes meanwhile.
+    async fn operate(&self, number: u64) {
+        let key = usize::try_from(self.below(KEYS)).unwrap();
+        let name = format!("kv/{key}");
+        let kind = self.below(10);
+        let mut history = self.names[key].lock().await;
+        let Some((id, host)) = self.any_host() else { return };
+        let (was_faulty, began) = (self.is_faulty(), tokio::time::Instant::now());
+        let deadline = self.deadline();
+        match kind {
+            0..=2 => {
+                let bytes = format!("{name} as {number}").into_bytes();
+                let done = host.write(&name, &bytes, self.stamp(), deadline).await;
+                self.say(format!("host {id} writes {name} as {number}: {done:?}"));
+                assert!(was_faulty || self.is_faulty() || done.as_ref().is_ok_and(|done| done.is_settled));
+                history.changes.push((Some(bytes), done.is_ok()));
+                history.may_be_missing = false;
+            }
+            3 => {
+                let done = host.unlink(&name, self.stamp(), deadline).await;
+                self.say(format!("host {id} removes {name}: {done:?}"));
+                assert!(was_faulty || self.is_faulty() || done.is_ok());
+                history.changes.push((None, done.is_ok()));
+            }
+            4 => {
+                host.evict(&name);
+                self.say(format!("host {id} evicts {name}"));
+                history.may_be_missing = true;
+            }
+            5 | 6 => {
+                let seen = host.look_up(&name, deadline).await;
+                self.say(format!("host {id} looks {name} up: {seen:?}"));
+                if !was_faulty && !self.is_faulty() {
+                    let is_there = history.changes.last().is_some_and(|(bytes, _)| bytes.is_some());
+                    let is_right =
+                        seen.is_present() == is_there || (history.may_be_missing && !seen.is_present());
+                    assert!(is_right, "{name} is {seen:?}, {history:?}");
+                }
+            }
+            _ => {
+                let read = host.read(&name, deadline).await;
+                self.say(format!(
+                    "host {id} reads {name}: {:?}",
+                    read.as_deref().map(String::from_utf8_lossy)
+                ));
+                if let Some(bytes) = &read {
+                    let was_written = history.changes.iter().any(|(known, _)| known.as_ref() == Some(bytes));
+                    assert!(was_written, "{name} was never {}", String::from_utf8_lossy(bytes));
+                }
+                if !was_faulty && !self.is_faulty() && !history.may_be_missing {
+                    assert_eq!(read, history.changes.last().and_then(|(bytes, _)| bytes.clone()), "{name}");
+                }
+            }
+        }
+        let took = began.elapsed();
+        // Reads are two calls, each with the rest of the time.
+        assert!(took <= DEADLINE + Duration::from_millis(50), "an operation took {took:?}");
+    }
+
+    fn peers(&self) -> Vec<(u64, PeerId)> {
+        self.hosts.lock().iter().map(|(&id, host)| (id, host.cluster.core.me)).collect()
+    }
+
+    fn begin_fault(&self, text: String) {
+        self.is_faulty.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.say(text);
+    }
+
+    /// One bad thing, and its end.
+    async fn break_something(&self) {
+        let peers = self.peers();
+        let pick = |bound: usize| usize::try_from(self.below(bound as u64)).unwrap();
+        let (id, peer) = peers[pick(peers.len())];
+        let time = Duration::from_millis(200 + self.below(15_000));
+        match self.below(4) {
+            0 => {
+                let (other_id, other) = peers[pick(peers.len())];
+                if other == peer {
+                    return;
+                }
+                self.begin_fault(format!("{id} and {other_id} are parted for {time:?}"));
+                self.network.part(peer, other);
+                sleep(time).await;
+                self.network.join(peer, other);
+                self.say(format!("{id} and {other_id} are joined"));
+            }
+            1 => {
+                self.begin_fault(format!("{id} is stopped for {time:?}"));
+                let host = self.hosts.lock().remove(&id).unwrap();
+                let others: Vec<PeerId> =
+                    peers.iter().map(|&(_, other)| other).filter(|&other| other != peer).collect();
+                for &other in &others {
+                    self.network.part(peer, other);
+                }
+                sleep(time).await;
+                host.cluster.core.stood_still(time);
+                for &other in &others {
+                    self.network.join(peer, other);
+                }
+                self.hosts.lock().insert(id, host);
+                self.say(format!("{id} goes on"));
+            }
+            _ => {
+                let forgets = self.below(3) == 0;
+                let is_noticed = self.below(2) == 0;
+                self.begin_fault(format!(
+                    "{id} is killed for {time:?}, lease ends: {is_noticed}, memory lost: {forgets}"
+                ));
+                // Whoever is in the middle of something with it goes on until its call ends.
+                let host = self.hosts.lock().remove(&id).unwrap();
+                self.network.kill(peer);
+                host.cluster.close().await;
+                let handle = self.handles.lock().remove(&id).unwrap();
+                sleep(time / 2).await;
+                if is_noticed {
+                    handle.leave(self.deadline()).await.unwrap();
+                }
+                sleep(time / 2).await;
+                let memory = if forgets { Arc::default() } else { Arc::clone(&host.memory) };
+                memory.state.lock().answers.clear();
+                self.start(id, memory).await;
+                self.say(format!("{id} is back"));
+                if forgets {
+                    for name in &self.names {
+                        name.lock().await.may_be_missing = true;
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        let hosts = self.hosts.lock();
+        hosts.values().all(|host| {
+            let status = host.cluster.status();
+            let peers = host.cluster.core.peers.lock();
+            let quiet =
+                peers.values().all(|peer| peer.link == Link::Up && !peer.is_slow && !peer.is_owed_anything());
+            status.members.len() == hosts.len()
+                && status.incomplete_shards == 0
+                && status.shards_to_announce == 0
+                && quiet
+        })
+    }
+
+    async fn check_the_end(&self) {
+        for _ in 0..600 {
+            sleep(Duration::from_millis(100)).await;
+            if self.is_settled() {
+                break;
+            }
+        }
+        assert!(self.is_settled(), "not settled after a minute");
+        // What is under way arrives, and what was asked for again is announced.
+        sleep(Duration::from_secs(5)).await;
+        assert!(self.is_settled(), "settled, and then not any more");
+        let hosts = self.hosts.lock().clone();
+        for (key, history) in self.names.iter().enumerate() {
+            let (name, history) = (format!("kv/{key}"), history.lock().await);
+            let allowed = history.allowed();
+            for (id, host) in &hosts {
+                self.check_answers(*id, host, &name, &hosts);
+                let held = host.memory.state.lock().objects.get(name.as_bytes()).cloned();
+                if let Some(object) = held {
+                    assert!(
+                        allowed.contains(&Some(&object.bytes)),
+                        "host {id} holds {name} as {object:?}, {history:?}"
+                    );
+                    let found = primary(&hosts, &name).1;
+                    let is_known = match &found {
+                        Known::Present { stamp, copies, .. } => {
+                            *stamp == object.stamp && copies.iter().any(|copy| copy.member == MemberId(*id))
+                        }
+                        _ => false,
+                    };
+                    assert!(is_known, "host {id} holds {name} as {object:?}, the catalog says {found:?}");
+                }
+                let read = host.read(&name, self.deadline()).await;
+                let is_allowed = allowed.contains(&read.as_deref()) || read.is_none() && may_miss(&history);
+                assert!(is_allowed, "host {id} reads {name} as {read:?}, {history:?}");
+            }
+        }
+        // Who was asked in vain for a copy has said so.
+        sleep(Duration::from_secs(1)).await;
+        for name in (0..KEYS).map(|key| format!("kv/{key}")) {
+            let (first, second) = owners_know(&hosts, &name);
+            assert!(
+                agree(&hosts, &name, &first, &second),
+                "{name}: the primary knows {first:?}, the backup {second:?}"
+            );
+        }
+    }
+
+    fn check_answers(&self, id: u64, host: &Host, name: &str, hosts: &BTreeMap<u64, Host>) {
+        let (_, known) = primary(hosts, name);
+        match (host.remembers(name), &known) {
+            (None, _) | (Some(Remembered::Absent), Known::Gone { .. } | Known::Removed { .. }) => {}
+            (Some(Remembered::Present(seen)), Known::Present { stamp, .. }) if seen == *stamp => {}
+            (Some(answer), _) => panic!("host {id} remembers that {name} is {answer:?}, it is {known:?}"),
+        }
+    }
+}
+
+/// After faults a name may be missing unless it was written whole afterwards, which is not followed that closely.
+fn may_miss(_: &History) -> bool {
+    true
+}
+
+fn known_at(host: &Host, name: &str) -> Known {
+    let core = &host.cluster.core;
+    core.owner.lock().known(KeyId::of(name.as_bytes()), Stamp(0), core.now())
+}
+
+fn primary(hosts: &BTreeMap<u64, Host>, name: &str) -> (MemberId, Known) {
+    let any = hosts.values().next().unwrap();
+    let owners = any.cluster.core.seen().map.owners(KeyId::of(name.as_bytes()).shard()).unwrap();
+    (owners.primary, known_at(&hosts[&owners.primary.0], name))
+}
+
+fn owners_know(hosts: &BTreeMap<u64, Host>, name: &str) -> (Known, Known) {
+    let any = hosts.values().next().unwrap();
+    let owners = any.cluster.core.seen().map.owners(KeyId::of(name.as_bytes()).shard()).unwrap();
+    let know = |member: MemberId| known_at(&hosts[&member.0], name);
+    (know(owners.primary), know(owners.backup.unwrap_or(owners.primary)))
+}
+
+/// A backup may name copies that are gone, which whoever asks for them finds out; it misses none, and no removal.
+fn agree(hosts: &BTreeMap<u64, Host>, name: &str, first: &Known, second: &Known) -> bool {
+    match (first, second) {
+        (Known::Present { stamp, .. }, Known::Present { stamp: other, .. }) => stamp == other,
+        (Known::Gone { .. }, Known::Present { stamp, copies, .. }) => !copies.iter().any(|copy| {
+            let state = hosts[&copy.member.0].memory.state.lock();
+            state.objects.get(name.as_bytes()).is_some_and(|object| object.stamp == *stamp)
+        }),
+        (Known::Present { .. }, _) | (_, Known::Present { .. }) => false,
+        _ => true,
+    }
+}
+
+async fn run(seed: u64) -> Arc<World> {
+    let mut rng = Rng::seeded(seed);
+    let (members, faults) = (2 + rng.below(3), rng.below(5));
+    let world = Arc::new(World {
+        network: Network::new(rng.next_u64()),
+        coordinator: Embedded::new(ClusterId(seed)),
+        handles: Mutex::default(),
+        hosts: Mutex::default(),
+        names: (0..KEYS).map(|_| tokio::sync::Mutex::default()).collect(),
+        rng: Mutex::new(rng),
+        began: tokio::time::Instant::now(),
+        is_faulty: false.into(),
+        log: Mutex::default(),
+    });
+    *LAST.lock() = Some(Arc::clone(&world));
+    for id in 1..=members {
+        world.start(id, Arc::default()).await;
+    }
+    while !world.is_settled() {
+        sleep(Duration::from_millis(20)).await;
+    }
+    sleep(Duration::from_secs(1)).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for client in 0..CLIENTS {
+        let world = Arc::clone(&world);
+        tasks.spawn(async move {
+            for number in 0..OPERATIONS {
+                sleep(Duration::from_millis(world.below(400))).await;
+                world.operate(client * 1000 + number).await;
+            }
+        });
+    }
+    for _ in 0..faults {
+        sleep(Duration::from_millis(world.below(8000))).await;
+        world.break_something().await;
+        // Time to catch up: what both owners of a shard lose at once is lost.
+        sleep(SILENCE).await;
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    world.check_the_end().await;
+    let hosts = std::mem::take(&mut *world.hosts.lock());
+    for host in hosts.into_values() {
+        host.cluster.close().await;
+    }
+    world
+}
+
+/// The world that ran last, for what is printed when it fails.
+static LAST: Mutex<Option<Arc<World>>> = Mutex::new(None);
+
+fn simulate(seed: u64) -> Result<(), String> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        drop(runtime.block_on(run(seed)));
+    }));
+    let world = LAST.lock().take();
+    result.map_err(|_| {
+        let log = world.map(|world| world.log.lock().join("\n")).unwrap_or_default();
+        format!("{log}\nseed {seed} fails: TIDEFS_SIMULATION_SEED={seed} runs it alone")
+    })
+}
+
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn no_seed_brings_back_what_was_removed_or_forgets_who_was_answered() {
+    let seeds = match from_environment("TIDEFS_SIMULATION_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..from_environment("TIDEFS_SIMULATION_SEEDS").unwrap_or(40),
+    };
+    for seed in seeds {
+        if let Err(report) = simulate(seed) {
+            panic!("{report}");
+        }
+    }
+}
+
+#[test]
+fn a_look_up_that_misses_what_is_there_would_be_noticed() {
+    let history = History {
+        changes: vec![(Some(vec![1]), true), (None, true), (Some(vec![2]), false)],
+        ..History::default()
+    };
+    assert_eq!(history.allowed(), [None, Some(&[2_u8][..])]);
+    let written = History { changes: vec![(Some(vec![1]), true)], ..History::default() };
+    assert_eq!(written.allowed(), [Some(&[1_u8][..])]);
+    assert!(!Seen::Absent.is_present() && Seen::Here(Stamp(1)).is_present());
+}
