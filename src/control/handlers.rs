@@ -170,7 +170,7 @@ async fn verify(
             Err(mpsc::error::TrySendError::Closed(_)) => ControlFlow::Break(()),
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => ControlFlow::Continue(()),
         };
-        let last = match control.operations.verify(request.path.as_ref(), &mut progress) {
+        let last = match control.operations.verify(&request, &mut progress) {
             Ok(summary) => VerifyEvent::Summary(summary),
             Err(error) => VerifyEvent::Error(error),
         };

@@ -24,7 +24,7 @@ use std::ops::ControlFlow;
 
 use tidefs_control_api::{
     ApiError, EffectiveConfig, EvictTarget, Evicted, KeyPath, List, ListQuery, ObjectStat, PinRequest,
-    Pinned, Status, VerifyProgress, VerifySummary, Where, Why,
+    Pinned, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
 };
 
 pub use operations::{DaemonFacts, DaemonOperations};
@@ -78,7 +78,7 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
     /// [`ApiError::no_object`].
     fn pin(&self, request: &PinRequest) -> Result<Pinned, ApiError>;
 
-    /// Compares the bytes of all objects at and below `path` (all, if absent) with their checksums.
+    /// Compares the bytes of all objects at and below the path of a request (all, if absent) with their checksums.
     ///
     /// Calls `progress` now and then, at least once a second; once it answers `Break`, nobody listens any more
     /// and the verification ends soon, with any result. At most one runs at a time.
@@ -87,7 +87,7 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
     /// [`ApiError::no_object`]. Corrupt objects are a finding, not an error.
     fn verify(
         &self,
-        path: Option<&KeyPath>,
+        request: &VerifyRequest,
         progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
     ) -> Result<VerifySummary, ApiError>;
 

@@ -11,8 +11,8 @@ use tidefs_control_api::{
     API_VERSION, ApiError, ChecksumHex, ConfigEntry, ConfigOrigin, Counters, EffectiveConfig, ErrorCode,
     EvictTarget, Evicted, EvictionStatus, FuseStatus, KeyPath, List, ListEntry, ListQuery, MemoryStatus,
     NamespaceStatus, ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned, ScratchStatus,
-    SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifySummary, Where,
-    Why,
+    SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifyRequest,
+    VerifySummary, Where, Why,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -396,21 +396,33 @@ impl Operations for DaemonOperations {
 
     fn verify(
         &self,
-        path: Option<&KeyPath>,
+        request: &VerifyRequest,
         progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
     ) -> Result<VerifySummary, ApiError> {
         let started = Instant::now();
         let root = KeyPath::root();
-        let path = path.unwrap_or(&root);
+        let path = request.path.as_ref().unwrap_or(&root);
+        let is_on_disk = match request.tier {
+            None => false,
+            Some(Tier::Ssd) => true,
+            Some(_) => {
+                return Err(ApiError::new(
+                    ErrorCode::BadRequest,
+                    "only the tier `ssd` is verified by itself",
+                ));
+            }
+        };
         let objects = self.datapath.sealed_below(&bytes_of(path)?).map_err(|error| refusal(path, &error))?;
         let mut seen =
             VerifyProgress { total: ObjectCount(objects.len() as u64), ..VerifyProgress::default() };
         let mut summary = VerifySummary::default();
         let mut reported = Instant::now();
-        for ino in objects {
+        'objects: for ino in objects {
             let path = self.datapath.path_of_ino(ino).unwrap_or_default();
             let size = self.datapath.getattr(ino).map(|stat| stat.size).unwrap_or_default();
-            match self.datapath.verify_object(ino) {
+            let verdict =
+                if is_on_disk { self.datapath.verify_on_ssd(ino) } else { self.datapath.verify_object(ino) };
+            match verdict {
                 Ok(datapath::Verdict::Sound) => seen.checked_bytes = seen.checked_bytes.saturating_add(size),
                 Ok(datapath::Verdict::Corrupt) => {
                     seen.corrupt.0 += 1;
@@ -422,11 +434,21 @@ impl Operations for DaemonOperations {
                 Ok(datapath::Verdict::Skipped) | Err(_) => summary.gone.0 += 1,
             }
             seen.checked.0 += 1;
-            if reported.elapsed() >= PROGRESS_INTERVAL {
-                reported = Instant::now();
-                if progress(seen).is_break() {
+            // When so many bytes may have been read.
+            let rate = request.bytes_per_second.map(ByteCount::get).filter(|rate| *rate > 0);
+            let seconds = rate.map_or(0.0, |rate| seen.checked_bytes.get() as f64 / rate as f64);
+            loop {
+                if reported.elapsed() >= PROGRESS_INTERVAL {
+                    reported = Instant::now();
+                    if progress(seen).is_break() {
+                        break 'objects;
+                    }
+                }
+                let early = seconds - started.elapsed().as_secs_f64();
+                if early <= 0.0 {
                     break;
                 }
+                std::thread::sleep(Duration::from_secs_f64(early.min(PROGRESS_INTERVAL.as_secs_f64())));
             }
         }
         summary.checked = seen.checked;

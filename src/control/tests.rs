@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidefs_control_api::{
     ApiError, EffectiveConfig, ErrorCode, EvictTarget, Evicted, KeyPath, List, ListEntry, ListQuery,
-    ObjectStat, PinRequest, Pinned, Status, Verdict, VerifyProgress, VerifySummary, Where, Why, routes,
+    ObjectStat, PinRequest, Pinned, Status, Verdict, VerifyProgress, VerifyRequest, VerifySummary, Where,
+    Why, routes,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -68,7 +69,7 @@ impl Operations for FakeDaemon {
 
     fn verify(
         &self,
-        _path: Option<&KeyPath>,
+        _request: &VerifyRequest,
         progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
     ) -> Result<VerifySummary, ApiError> {
         let mut checked = 0;

@@ -107,9 +107,11 @@ impl Domains {
         next.map(|object| Slot(object.0)).collect()
     }
 
-    /// The next `limit` objects in the order of a domain, none if it does not list them cheaply.
+    /// The next `limit` objects in the order of a domain, at most an eighth of them, so that none is among them that was
+    /// just used; none if it does not list them cheaply.
     pub(super) fn coldest_of(&mut self, id: DomainId, limit: usize) -> Vec<Slot> {
         let order = &mut self.get_mut(id).order;
+        let limit = limit.min(order.len() / 8);
         let next = if order.lists_cheaply() { order.coldest(limit) } else { Vec::new() };
         next.into_iter().map(|object| Slot(object.0)).collect()
     }

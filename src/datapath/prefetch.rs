@@ -15,6 +15,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tidefs_engine::types::{ByteCount, KeyHash};
 
@@ -119,6 +120,21 @@ impl Datapath {
                 self.follow_chain(state, slot);
             }
         }
+    }
+
+    /// An object is created by `thread` under a key. Returns the key before it in its chain, if it seems to have one.
+    pub(super) fn note_created(
+        &self,
+        state: &mut State,
+        (thread, key): (u32, KeyHash),
+        slot: Slot,
+        now: Duration,
+    ) -> Option<KeyHash> {
+        let before = state.chains.created(thread, key, now);
+        if self.ssd.get().is_some() {
+            state.note_successor(before, slot);
+        }
+        before
     }
 
     fn follow_chain(&self, state: &mut State, slot: Slot) {

@@ -136,10 +136,7 @@ impl Datapath {
         let thread = thread.or_else(|| state.writer_thread(slot));
         let predecessor = thread
             .and_then(|thread| {
-                let before = state.chains.created(thread, key, now);
-                if self.ssd.get().is_some() {
-                    state.note_successor(before, slot);
-                }
+                let before = self.note_created(state, (thread, key), slot, now);
                 before.filter(|_| state.chains.walks(thread) || state.chains.was_probed(key))
             })
             .and_then(|key| state.recent.get(key))

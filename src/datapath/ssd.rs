@@ -17,7 +17,6 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, Version};
@@ -30,19 +29,6 @@ use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::ObjectRecord;
 use crate::tier::ssd::{Owner, Put, Refused, Source, SsdTier, Stored};
-
-/// Objects that are sent to the disks between two looks at the free room.
-const SENT_AT_ONCE: usize = 16;
-/// Objects that leave next of which copies are kept on disk while room is short.
-const COPIED_AHEAD: usize = 256;
-/// Objects that leave next among which one is looked for that is on disk already.
-const COPIED_INSTEAD: usize = 32;
-/// How often the free room is looked at while it is short.
-const BUSY_PAUSE: Duration = Duration::from_millis(2);
-/// How long no copies are made after the tier refused one: its budgets are used up, or the object fits nowhere.
-const REFUSED_PAUSE: Duration = Duration::from_millis(500);
-/// How often otherwise.
-const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
 /// An object on its way to a disk.
 #[derive(Debug)]
@@ -216,17 +202,6 @@ impl Datapath {
             && state.ssd_record(slot).is_some_and(|record| ssd.holds(&record.key) == Some(record.version))
     }
 
-    /// An object that is to leave soon and is on disk already, when the victim is not: it leaves without a loss.
-    pub(super) fn copied_instead(&self, state: &mut State, victim: Slot) -> Option<Slot> {
-        let ssd = self.ssd.get()?;
-        if self.stands_on_ssd(ssd, state, victim) {
-            return None;
-        }
-        let id = state.domain_of(victim);
-        let next = state.domains.coldest_of(id, COPIED_INSTEAD);
-        next.into_iter().find(|slot| self.stands_on_ssd(ssd, state, *slot))
-    }
-
     /// Takes a victim out of the tables of memory to send it to a disk, if one takes it.
     fn lend(&self, ssd: &SsdTier, state: &mut State, victim: Slot) -> Option<Lent> {
         let size = state.object(victim)?.size;
@@ -238,7 +213,7 @@ impl Datapath {
         Some(Lent { stays: false, ..lent })
     }
 
-    fn lent_bytes(&self) -> ByteCount {
+    pub(super) fn lent_bytes(&self) -> ByteCount {
         ByteCount(self.lent.load(Ordering::Relaxed))
     }
 
@@ -382,74 +357,6 @@ impl Datapath {
         if let Some(ssd) = self.ssd.get() {
             ssd.remove(&record.key, record.version);
         }
-    }
-
-    /// Keeps room free ahead of writers, until `is_stopping` says so. Runs in a thread of its own.
-    pub fn demote_in_background(&self, is_stopping: impl Fn() -> bool) {
-        let mut copies_from = Duration::ZERO;
-        while !is_stopping() {
-            let target = self.settings.write_headroom.saturating_add(self.settings.free_ahead);
-            let free = self.tier.usage().map(|usage| usage.free).unwrap_or_default();
-            let missing = target.saturating_sub(free.saturating_add(self.lent_bytes()));
-            let has_sent = missing > ByteCount::ZERO && self.send_coldest(missing);
-            let is_short = free < target.saturating_add(target);
-            let now = self.clock.monotonic();
-            if is_short && now >= copies_from && !self.copy_coldest() {
-                copies_from = now + REFUSED_PAUSE;
-            }
-            if !has_sent {
-                std::thread::sleep(if is_short { BUSY_PAUSE } else { IDLE_PAUSE });
-            }
-        }
-    }
-
-    /// Sends the coldest objects to the disks until `missing` bytes are free or on their way. Returns whether any went.
-    fn send_coldest(&self, missing: ByteCount) -> bool {
-        let Some(ssd) = self.ssd.get() else { return false };
-        let mut leaving = Vec::new();
-        {
-            let mut state = self.lock();
-            let mut freed = ByteCount::ZERO;
-            while freed < missing && leaving.len() < SENT_AT_ONCE {
-                let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
-                let size = state.object(victim).map(|object| object.size).unwrap_or_default();
-                // Those of this round are not in the queue yet.
-                if !ssd.has_room_in_queue(size.saturating_add(freed)) {
-                    break;
-                }
-                freed = freed.saturating_add(footprint(size));
-                let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
-                leaving.push(self.let_leave(&mut state, victim, ending, true));
-            }
-        }
-        let has_sent = !leaving.is_empty();
-        leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
-        has_sent
-    }
-
-    /// Has copies made of the objects that leave next, while they stay: a writer that needs room at once takes those that
-    /// are on disk already. Returns false when the tier refuses.
-    fn copy_coldest(&self) -> bool {
-        let Some(ssd) = self.ssd.get() else { return true };
-        let mut copied = Vec::new();
-        {
-            let mut state = self.lock();
-            state.domains.set_below(ssd.records());
-            let next: Vec<Slot> = state.domains.coldest(COPIED_AHEAD);
-            let mut bytes = ByteCount::ZERO;
-            for slot in next {
-                let size = state.object(slot).map(|object| object.size).unwrap_or_default();
-                if copied.len() == SENT_AT_ONCE || !ssd.has_room_in_queue(size.saturating_add(bytes)) {
-                    break;
-                }
-                let is_known = state.object(slot).is_none_or(|object| object.marks.has(Marks::ON_SSD));
-                if !is_known && let Some(lent) = state.send(slot) {
-                    bytes = bytes.saturating_add(size);
-                    copied.push(lent);
-                }
-            }
-        }
-        copied.into_iter().all(|lent| self.store(lent, false, None))
     }
 
     /// Does outside the lock what is left to do for a victim.

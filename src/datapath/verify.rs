@@ -21,6 +21,7 @@ use crate::ffi::IdlePriority;
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{checksum_bytes, checksum_file};
+use crate::tier::ssd::Missed;
 
 const QUEUE_MAX: usize = 1 << 16;
 
@@ -208,6 +209,30 @@ impl Datapath {
             return Err(Error::Stale);
         }
         Ok(())
+    }
+
+    /// Compares an object's record on SSD with its checksum, whether the object is in memory too or not. A damaged record is
+    /// given up, and with it the object if it stands nowhere else. No use of it.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when there is no such object any more.
+    pub fn verify_on_ssd(&self, ino: Ino) -> Result<Verdict, Error> {
+        let Some(ssd) = self.ssd() else { return Ok(Verdict::Skipped) };
+        let (record, size) = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            let size = state.object(slot).map(|object| object.size).unwrap_or_default();
+            (state.ssd_record(slot), size)
+        };
+        let Some(record) = record else { return Ok(Verdict::Skipped) };
+        Ok(match ssd.check(&record.key, record.version, size) {
+            Ok(()) => Verdict::Sound,
+            Err(Missed::Absent) => Verdict::Skipped,
+            Err(Missed::Corrupt | Missed::Failed) => {
+                self.telemetry.corrupt_objects.increment();
+                Verdict::Corrupt
+            }
+        })
     }
 
     /// Compares one object with its checksum, and drops it when they differ.

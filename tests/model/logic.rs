@@ -20,16 +20,15 @@ use tidefs::telemetry::Telemetry;
 use tidefs::tier::eviction::EvictionParameters;
 use tidefs::tier::memory::{HugePages, MemoryConfig, MemoryTier};
 use tidefs::tier::scratch::Scratch;
-use tidefs::tier::ssd::{Budget, SsdConfig, SsdTier};
 use tidefs_engine::time::{Clock, SimClock};
 use tidefs_engine::types::ByteCount;
 
 use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
+mod ssd;
+
 /// Thread ids above any that Linux gives out, so that each stands for a process of its own.
 const FIRST_THREAD: u32 = 4_200_001;
-/// Disk space below memory: more than the objects of a test.
-const SSD_CAPACITY: ByteCount = ByteCount::mib(96);
 /// Disk space for slot files.
 const SCRATCH_CAPACITY: ByteCount = ByteCount::mib(64);
 
@@ -150,58 +149,8 @@ impl Logic {
         self.datapath = Some(datapath);
     }
 
-    fn open_ssd(&self) -> SsdTier {
-        let place = self.base.path().join("ssd");
-        std::fs::create_dir_all(&place).expect("a directory for the disk");
-        SsdTier::open(&SsdConfig {
-            places: vec![place],
-            capacity: SSD_CAPACITY,
-            zone_bytes: ByteCount::mib(4),
-            budget: Budget {
-                bytes_per_second: None,
-                bytes_per_day: None,
-                queue: Duration::from_secs(60),
-                queue_bytes_max: ByteCount::mib(16),
-            },
-            io_uring: true,
-            intents: Some(self.base.path().join("removals")),
-            limit: Duration::from_secs(30),
-        })
-        .expect("the disk opens")
-    }
-
-    /// Sends what is coldest to the disk until `bytes` left memory, or all that may.
-    pub(crate) fn demote(&mut self, bytes: ByteCount) {
-        self.datapath().evict_coldest(bytes);
-    }
-
-    /// Where the bytes of an object are.
-    pub(crate) fn tier_of(&mut self, path: &str) -> String {
-        let ino = self.resolve(super::system::WATCHER, path).expect("it is there");
-        let value = self.datapath().get_attribute(ino, b"user.tidefs.tier").expect("an object has a tier");
-        String::from_utf8(value).expect("a word")
-    }
-
-    /// Starts again without what was in memory, as after a reboot.
-    pub(crate) fn lose_memory(&mut self) {
-        self.references.clear();
-        self.handles.clear();
-        self.datapath = None;
-        while umount2(&self.memory(), MntFlags::MNT_DETACH).is_ok() {}
-        // Versions are told apart by the second of the start.
-        self.clock.advance(Duration::from_secs(2));
-        self.start();
-    }
-
     fn datapath(&self) -> &Arc<Datapath> {
         self.datapath.as_ref().expect("the daemon runs")
-    }
-
-    /// Brings an object back before it is used, as the session does. A miss is told by what comes next.
-    fn load(&self, ino: Ino) {
-        if self.datapath().must_load(ino) {
-            let _ = self.datapath().promote(ino);
-        }
     }
 
     fn lookup(&mut self, who: usize, parent: Ino, name: &str) -> Result<(Ino, Kind, Facts), Errno> {

@@ -235,6 +235,32 @@ fn the_next_objects_of_a_chain_are_loaded_while_the_first_is_read_and_counted_wh
 }
 
 #[test]
+fn a_verification_of_the_disk_finds_the_damaged_record_and_keeps_to_its_rate() {
+    let disk = disk();
+    let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=0"]);
+    let namespace = mount.namespace("kv");
+    write_and_evict_chain(&mount, &namespace, 8);
+    let log = disk.path().join("tidefs.ssd");
+    let bytes = fs::read(&log).expect("read the log");
+    let wanted = &content(3)[4096..4160];
+    let at = bytes.windows(wanted.len()).position(|window| window == wanted).expect("the object is there");
+    let file = fs::OpenOptions::new().write(true).open(&log).expect("open the log");
+    file.write_all_at(&[bytes[at] ^ 1], at as u64).expect("damage");
+    file.sync_all().expect("fsync");
+    let began = std::time::Instant::now();
+    let body = r#"{"tier":"ssd","bytes_per_second":16777216}"#;
+    let lines = mount.control("POST", "/v1/verify", Some(body)).text();
+    assert!(began.elapsed() >= std::time::Duration::from_millis(400), "7 MiB at 16 MiB/s");
+    let last: serde_json::Value = serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
+    assert_eq!((&last["checked"], &last["corrupt"]), (&8.into(), &1.into()), "{lines}");
+    assert_eq!(last["corrupt_paths"][0], "kv/object3", "{lines}");
+    for number in 0..8_u64 {
+        let found = fs::read(namespace.join(format!("object{number}")));
+        assert_eq!(found.is_ok(), number != 3, "object{number}");
+    }
+}
+
+#[test]
 fn what_is_faster_computed_than_loaded_is_a_miss_at_once_where_the_namespace_says_so() {
     let disk = disk();
     let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=0"]);
@@ -269,6 +295,57 @@ fn a_disk_that_is_not_there_is_no_error_of_the_mount() {
     assert_eq!(status["ssd"]["devices"][0]["state"], "missing", "{status}");
     let warning = status["warnings"][0].as_str().expect("a warning");
     assert!(warning.contains("tidefs-no-such-disk"), "{warning}");
+}
+
+/// A small filesystem of its own, gone with the value.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(flags: nix::mount::MsFlags) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        nix::mount::mount(Some("tidefs-test"), directory.path(), Some("tmpfs"), flags, Some("size=48m"))
+            .expect("mount of a small disk");
+        Self(directory)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn a_disk_with_less_room_than_configured_is_used_as_far_as_it_goes_and_says_so() {
+    let disk = SmallDisk::new(nix::mount::MsFlags::empty());
+    let mount = mount_on(MODE, disk.0.path(), &[]);
+    let namespace = mount.namespace("kv");
+    for number in 0..OBJECTS {
+        let path = namespace.join(format!("object{number}"));
+        fs::write(path.with_extension("tmp"), content(number)).expect("write");
+        fs::rename(path.with_extension("tmp"), &path).expect("rename");
+    }
+    let status = || mount.control_get("/v1/status").json();
+    assert!(until(HANG, || status()["ssd"]["devices"][0]["state"] == "full"), "{}", status());
+    let mut found = 0;
+    for number in 0..OBJECTS {
+        if let Ok(bytes) = fs::read(namespace.join(format!("object{number}"))) {
+            assert_same(&bytes, &content(number), "an object that is there");
+            found += 1;
+        }
+    }
+    assert!(found > 40, "{found} objects are left");
+}
+
+#[test]
+fn a_disk_that_cannot_be_written_is_no_error_of_the_mount() {
+    let disk = SmallDisk::new(nix::mount::MsFlags::MS_RDONLY);
+    let mount = mount_on(MODE, disk.0.path(), &[]);
+    let namespace = mount.namespace("kv");
+    fs::write(namespace.join("object"), content(0)).expect("write");
+    assert_same(&fs::read(namespace.join("object")).expect("read"), &content(0), "the object");
+    let status = mount.control_get("/v1/status").json();
+    assert_eq!(status["ssd"]["devices"][0]["state"], "read_only", "{status}");
 }
 
 in_both_modes!(twice_as_much_as_memory_holds_is_read_back_and_survives_a_kill);

@@ -326,8 +326,21 @@ impl PinStrength {
 pub(crate) struct VerifyArgs {
     /// Object, or directory with all below it; default: everything
     pub(crate) path: Option<PathBuf>,
+    /// Verify the records of this tier instead of what is in memory
+    #[arg(long, value_name = "TIER")]
+    pub(crate) tier: Option<VerifiedTier>,
+    /// Most bytes to read a second, for example 200MiB [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) rate: Option<ByteCount>,
     #[command(flatten)]
     pub(crate) select: Select,
+}
+
+/// Tiers that are verified by themselves.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum VerifiedTier {
+    /// The records on disk
+    Ssd,
 }
 
 /// Commands about the configuration.

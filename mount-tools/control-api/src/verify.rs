@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
-use crate::{ApiError, KeyPath};
+use crate::{ApiError, KeyPath, Tier};
 
 /// Largest number of corrupt keys that a summary names; further ones are counted.
 pub const CORRUPT_LISTED_MAX: usize = 1000;
@@ -15,6 +15,12 @@ pub struct VerifyRequest {
     /// The object, or the directory with all below it. Absent: everything.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<KeyPath>,
+    /// `ssd`: the records on disk, also of objects that are in memory too. Absent: what is in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier: Option<Tier>,
+    /// Most bytes to read a second, so that readers do not feel it. Absent: as fast as it goes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<ByteCount>,
 }
 
 /// How far a verification is.

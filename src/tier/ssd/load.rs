@@ -83,7 +83,6 @@ impl Shared {
             }
             Err(missed) => return Err(missed),
         };
-        self.index.touch(hash);
         Ok(facts)
     }
 

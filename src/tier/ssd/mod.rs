@@ -220,7 +220,9 @@ impl SsdTier {
         target: &Arc<Mapping>,
     ) -> Result<Checksum, Missed> {
         let memory = Memory::Segment(Arc::clone(target));
-        let facts = self.shared.load(&self.shared.hash(key), key, version, length, &memory)?;
+        let hash = self.shared.hash(key);
+        let facts = self.shared.load(&hash, key, version, length, &memory)?;
+        self.shared.index.touch(&hash);
         Ok(facts.checksum)
     }
 
@@ -238,8 +240,20 @@ impl SsdTier {
     pub fn read(&self, key: &[u8], version: Version, length: ByteCount) -> Result<Vec<u8>, Missed> {
         let bytes = usize::try_from(length.get()).map_err(|_| Missed::Corrupt)?;
         let memory = Memory::Buffer(Arc::new(Buffer::zeroed(bytes)));
-        self.shared.load(&self.shared.hash(key), key, version, length, &memory)?;
+        let hash = self.shared.hash(key);
+        self.shared.load(&hash, key, version, length, &memory)?;
+        self.shared.index.touch(&hash);
         Ok(memory.prefix(bytes).unwrap_or_default().to_vec())
+    }
+
+    /// Reads an object and compares it, which is no use of it. What is damaged is given up. Waits for the disk.
+    ///
+    /// # Errors
+    /// Why it is a miss.
+    pub fn check(&self, key: &[u8], version: Version, length: ByteCount) -> Result<(), Missed> {
+        let bytes = usize::try_from(length.get()).map_err(|_| Missed::Corrupt)?;
+        let memory = Memory::Buffer(Arc::new(Buffer::zeroed(bytes)));
+        self.shared.load(&self.shared.hash(key), key, version, length, &memory).map(drop)
     }
 
     /// Counts a use of an object that is in memory too: reclaim keeps what is used.

@@ -134,7 +134,8 @@ impl Shared {
     pub(super) fn enqueue(&self, append: Append) -> Result<(), Refused> {
         let outcome = self.try_enqueue(append);
         let counter = match outcome {
-            Ok(()) => return Ok(()),
+            // What is on its way is not refused.
+            Ok(()) | Err(Refused::Underway) => return outcome,
             Err(Refused::QueueFull) => &self.counters.refused_queue,
             Err(Refused::OverRate) => &self.counters.refused_rate,
             Err(Refused::OverDay) => &self.counters.refused_day,

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde_json::Value;
-use tidefs_control_api::{ApiError, VerifyEvent, VerifyProgress, VerifyRequest, VerifySummary, routes};
+use tidefs_control_api::{ApiError, Tier, VerifyEvent, VerifyProgress, VerifyRequest, VerifySummary, routes};
 
-use crate::args::VerifyArgs;
+use crate::args::{VerifiedTier, VerifyArgs};
 use crate::error::{CliError, Exit};
 use crate::locate;
 use crate::output::{Output, grouped};
@@ -25,7 +25,9 @@ pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, CliErro
     // indicatif draws on stderr, and only if that is a terminal.
     let bar = if output.is_json() { ProgressBar::hidden() } else { progress_bar() };
     let mut last: Option<Result<(VerifySummary, Value), ApiError>> = None;
-    let asked = client.post_for_events(routes::VERIFY, &VerifyRequest { path }, |event, value| match event {
+    let tier = args.tier.map(|VerifiedTier::Ssd| Tier::Ssd);
+    let request = VerifyRequest { path, tier, bytes_per_second: args.rate };
+    let asked = client.post_for_events(routes::VERIFY, &request, |event, value| match event {
         VerifyEvent::Progress(progress) => show(&bar, &progress),
         VerifyEvent::Summary(summary) => last = Some(Ok((summary, value))),
         VerifyEvent::Error(error) => last = Some(Err(error)),

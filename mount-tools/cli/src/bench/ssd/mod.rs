@@ -10,6 +10,7 @@
 //! Limits: needs root, fio, and room on the disk for some samples (`--sample`) in memory and on disk.
 
 mod fio;
+mod small;
 mod subject;
 
 use std::path::{Path, PathBuf};
@@ -84,12 +85,20 @@ pub(crate) struct SsdArgs {
     options: Vec<String>,
 }
 
+/// How the daemon is started.
+struct Launch {
+    binary: PathBuf,
+    capacity: ByteCount,
+    options: Vec<String>,
+}
+
 /// What every part of a run shares.
 struct Bench {
     rounds: usize,
     sample: ByteCount,
     samples: u64,
     depth: usize,
+    launch: Launch,
     subject: Subject,
     fio: Fio,
     /// Where a plain copy of an object comes from.
@@ -123,18 +132,21 @@ pub(super) fn run(args: &SsdArgs) -> Result<bool, Error> {
         rows.extend(bench.measure_hits_beside_offload(*largest)?);
     }
     let small = if args.quick { args.small_objects.min(10_000) } else { args.small_objects };
+    let rounds = bench.rounds;
+    let notes = bench.subject.ssd()?.io_fallback.map(|why| format!("without io_uring: {why}"));
     if small > 0 {
         rows.extend(bench.measure_memory(small)?);
+        rows.push(bench.measure_restart()?);
+    } else {
+        bench.progress.finish_and_clear();
     }
-    bench.progress.finish_and_clear();
-    let notes = bench.subject.ssd()?.io_fallback.map(|why| format!("without io_uring: {why}"));
     let report = Report {
         machine,
         subject: format!(
             "the SSD tier of a mount against fio with O_DIRECT and huge pages in {}",
             args.dir.display()
         ),
-        rounds: bench.rounds,
+        rounds,
         rows,
         notes: notes.into_iter().collect(),
     };
@@ -162,19 +174,22 @@ impl Bench {
         ];
         let options: Vec<_> = options.into_iter().chain(args.options.iter().cloned()).collect();
         // What a round writes fits beside what it loads, and nothing is sent ahead of the clock.
-        let capacity = ByteCount(sample.get() * 4 + ByteCount::gib(1).get());
+        let small = u64::from(args.small_objects) * SMALL.get();
+        let capacity = ByteCount(sample.get() * 4 + small + small / 2 + ByteCount::gib(1).get());
         let available = machine::meminfo("MemAvailable");
         if available < capacity {
             let advice = "give a smaller --sample";
             return Err(Error::Memory { what: "this bench", needed: capacity, available, advice });
         }
-        let daemon = Daemon::start(&daemon::binary(args.daemon.as_deref())?, capacity, &options)?;
+        let launch = Launch { binary: daemon::binary(args.daemon.as_deref())?, capacity, options };
+        let daemon = Daemon::start(&launch.binary, launch.capacity, &launch.options)?;
         let buffers = ByteCount(largest.get() * u64::from(args.depth).max(WRITE_DEPTH as u64));
         Ok(Self {
             rounds,
             sample,
             samples,
             depth,
+            launch,
             subject: Subject::new(daemon)?,
             fio: Fio::new(directory, sample, samples, buffers)?,
             memory: memory(baseline, largest)?,
@@ -344,43 +359,6 @@ impl Bench {
             let done = worker.join().expect("the worker does not panic")?;
             outcome.map(|()| (done, latencies))
         })
-    }
-
-    /// Memory of the index, and of the daemon as a whole, for each of many small objects on disk.
-    fn measure_memory(&mut self, count: u32) -> Result<[Row; 2], Error> {
-        self.progress.set_message("memory of small objects");
-        let (_, bytes) = objects_of(SMALL, SMALL)?;
-        let objects = usize::try_from(count).expect("a count of objects fits an address");
-        let before = (self.subject.ssd()?, self.subject.anonymous_memory()?, self.subject.lost()?);
-        let paths = self.subject.write("small", objects, bytes, &mut self.source)?;
-        self.subject.evict(ByteCount(u64::from(count) * SMALL.get()))?;
-        self.check_nothing_lost(before.2)?;
-        let ssd = self.subject.ssd()?;
-        let records = ssd.records.0.saturating_sub(before.0.records.0);
-        if records < u64::from(count) {
-            return Err(Error::Invalid(format!("{records} of {count} small objects are on disk")));
-        }
-        let grown = self.subject.anonymous_memory()?.saturating_sub(before.1);
-        remove_all(&paths)?;
-        let row = |case: &str, value: f64, target| Row {
-            case: case.to_owned(),
-            size: Some(SMALL),
-            threads: 1,
-            placement: None,
-            unit: Unit::Bytes,
-            value: Some(Spread::single(value)),
-            baseline: None,
-            baseline_name: "",
-            ratio: None,
-            memcpy_ratio: None,
-            target,
-        };
-        let index = ssd.index_bytes.get() as f64 / ssd.records.0.max(1) as f64;
-        let all = grown.get() as f64 / f64::from(count);
-        Ok([
-            row("index memory of an object on disk", index, Some(Target::AtMost(100.0))),
-            row("memory of the daemon for each, with its name", all, None),
-        ])
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidefs_control_api::instance::StateDir;
 use tidefs_control_api::{EvictRequest, Evicted, KeyPath, Pin, PinRequest, SsdStatus, Status, routes};
@@ -44,6 +44,20 @@ impl Subject {
         let client = Client::new(&instance.control_socket()).map_err(|error| told(&error))?;
         let directory = make_directory(daemon.mount(), "bench")?;
         Ok(Self { daemon, client, directory })
+    }
+
+    /// Stops the daemon, which gives its memory up, and starts another on what is on disk. Returns how long that took.
+    ///
+    /// # Errors
+    /// As of [`Daemon::restart`].
+    pub(super) fn restart(
+        self,
+        binary: &Path,
+        capacity: ByteCount,
+        options: &[String],
+    ) -> Result<(Self, Duration), Error> {
+        let (daemon, taken) = self.daemon.restart(binary, capacity, options)?;
+        Ok((Self::new(daemon)?, taken))
     }
 
     /// The path of an object.

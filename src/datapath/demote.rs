@@ -1,0 +1,107 @@
+//! The demoter: keeps room free ahead of writers by sending what is coldest to the disks, and copies there of what leaves
+//! next, so that a writer who needs room at once loses nothing.
+//!
+//! Threads: `demote_in_background` is a thread of its own; who needs room at once calls [`Datapath::copied_instead`].
+
+use std::time::Duration;
+
+use tidefs_engine::types::ByteCount;
+
+use super::history::Ending;
+use super::room::footprint;
+use super::{Datapath, Marks, State};
+use crate::namespace::Slot;
+
+/// Objects that are sent to the disks between two looks at the free room.
+const SENT_AT_ONCE: usize = 16;
+/// Objects that leave next of which copies are kept on disk while room is short.
+const COPIED_AHEAD: usize = 256;
+/// Objects that leave next among which one is looked for that is on disk already.
+const COPIED_INSTEAD: usize = 32;
+/// How often the free room is looked at while it is short.
+const BUSY_PAUSE: Duration = Duration::from_millis(2);
+/// How long no copies are made after the tier refused one: its budgets are used up, or the object fits nowhere.
+const REFUSED_PAUSE: Duration = Duration::from_millis(500);
+/// How often otherwise.
+const IDLE_PAUSE: Duration = Duration::from_millis(20);
+
+impl Datapath {
+    /// Keeps room free ahead of writers, until `is_stopping` says so. Runs in a thread of its own.
+    pub fn demote_in_background(&self, is_stopping: impl Fn() -> bool) {
+        let mut copies_from = Duration::ZERO;
+        while !is_stopping() {
+            let target = self.settings.write_headroom.saturating_add(self.settings.free_ahead);
+            let free = self.tier.usage().map(|usage| usage.free).unwrap_or_default();
+            let missing = target.saturating_sub(free.saturating_add(self.lent_bytes()));
+            let has_sent = missing > ByteCount::ZERO && self.send_coldest(missing);
+            let is_short = free < target.saturating_add(target);
+            let now = self.clock.monotonic();
+            if is_short && now >= copies_from && !self.copy_coldest() {
+                copies_from = now + REFUSED_PAUSE;
+            }
+            if !has_sent {
+                std::thread::sleep(if is_short { BUSY_PAUSE } else { IDLE_PAUSE });
+            }
+        }
+    }
+
+    /// Sends the coldest objects to the disks until `missing` bytes are free or on their way. Returns whether any went.
+    fn send_coldest(&self, missing: ByteCount) -> bool {
+        let Some(ssd) = self.ssd.get() else { return false };
+        let mut leaving = Vec::new();
+        {
+            let mut state = self.lock();
+            let mut freed = ByteCount::ZERO;
+            while freed < missing && leaving.len() < SENT_AT_ONCE {
+                let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
+                let size = state.object(victim).map(|object| object.size).unwrap_or_default();
+                // Those of this round are not in the queue yet.
+                if !ssd.has_room_in_queue(size.saturating_add(freed)) {
+                    break;
+                }
+                freed = freed.saturating_add(footprint(size));
+                let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
+                leaving.push(self.let_leave(&mut state, victim, ending, true));
+            }
+        }
+        let has_sent = !leaving.is_empty();
+        leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
+        has_sent
+    }
+
+    /// Has copies made of the objects that leave next, while they stay: a writer that needs room at once takes those that
+    /// are on disk already. Returns false when the tier refuses.
+    fn copy_coldest(&self) -> bool {
+        let Some(ssd) = self.ssd.get() else { return true };
+        let mut copied = Vec::new();
+        {
+            let mut state = self.lock();
+            state.domains.set_below(ssd.records());
+            let next: Vec<Slot> = state.domains.coldest(COPIED_AHEAD);
+            let mut bytes = ByteCount::ZERO;
+            for slot in next {
+                let size = state.object(slot).map(|object| object.size).unwrap_or_default();
+                if copied.len() == SENT_AT_ONCE || !ssd.has_room_in_queue(size.saturating_add(bytes)) {
+                    break;
+                }
+                let is_known = state.object(slot).is_none_or(|object| object.marks.has(Marks::ON_SSD));
+                if !is_known && let Some(lent) = state.send(slot) {
+                    bytes = bytes.saturating_add(size);
+                    copied.push(lent);
+                }
+            }
+        }
+        copied.into_iter().all(|lent| self.store(lent, false, None))
+    }
+
+    /// An object that is to leave soon and is on disk already, when the victim is not: it leaves without a loss.
+    pub(super) fn copied_instead(&self, state: &mut State, victim: Slot) -> Option<Slot> {
+        let ssd = self.ssd.get()?;
+        if self.stands_on_ssd(ssd, state, victim) {
+            return None;
+        }
+        let id = state.domain_of(victim);
+        let next = state.domains.coldest_of(id, COPIED_INSTEAD);
+        next.into_iter().find(|slot| self.stands_on_ssd(ssd, state, *slot))
+    }
+}
