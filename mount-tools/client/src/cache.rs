@@ -253,6 +253,25 @@ impl Cache {
         }
     }
 
+    /// Makes many objects visible, each as [`Writer::seal`] does. Returns the first failure after all were tried.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn seal_many(&self, writers: Vec<Writer>) -> Result<(), Error> {
+        let (mut seals, mut failure) = (Vec::with_capacity(writers.len()), None);
+        for writer in writers {
+            match writer.into_seal() {
+                Ok(seal) => seals.extend(seal),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        // Also after a failure: what is whole is worth having, and what is begun must end.
+        if let Some(session) = self.session.as_ref().filter(|_| !seals.is_empty()) {
+            seal_all(session, &seals)?;
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
     /// Stores an object, in place of what stood under its key.
     ///
     /// # Errors
@@ -269,21 +288,10 @@ impl Cache {
         let sizes: Vec<(&[u8], usize)> =
             objects.iter().map(|(key, bytes)| (key.as_ref(), bytes.len())).collect();
         let mut writers = self.create_many(&sizes)?;
-        let (mut seals, mut failure) = (Vec::with_capacity(writers.len()), None);
         for (writer, (_, bytes)) in writers.iter_mut().zip(objects) {
             writer.copy_from_slice(bytes);
         }
-        for writer in writers {
-            match writer.into_seal() {
-                Ok(seal) => seals.extend(seal),
-                Err(error) => failure = failure.or(Some(error)),
-            }
-        }
-        // Also after a failure: what is whole is worth having, and what is begun must end.
-        if let Some(session) = self.session.as_ref().filter(|_| !seals.is_empty()) {
-            seal_all(session, &seals)?;
-        }
-        failure.map_or(Ok(()), Err)
+        self.seal_many(writers)
     }
 
     /// Gives back the references of views that were dropped. Without it they go back along with later ones.

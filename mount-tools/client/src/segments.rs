@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,11 +14,29 @@ use crate::memory::Mapping;
 /// Segments that stay mapped although nobody views them. Linux lets a process have 65,530 mappings by default.
 const MAPPED_MAX: usize = 16_384;
 
+/// Spreads numbers that follow one another: the odd constant is 2^64 divided by the golden ratio.
+#[derive(Debug, Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
 /// Mapped segments by number.
 #[derive(Debug)]
 pub(crate) struct Segments {
     directory: PathBuf,
-    mapped: RwLock<HashMap<u64, Arc<Mapping>>>,
+    mapped: RwLock<HashMap<u64, Arc<Mapping>, BuildHasherDefault<NumberHasher>>>,
 }
 
 impl Segments {
@@ -31,8 +50,8 @@ impl Segments {
     /// What open(2) and mmap(2) say.
     pub(crate) fn get(&self, segment: u64, length: usize, is_writable: bool) -> io::Result<Arc<Mapping>> {
         let fits =
-            |mapping: &Arc<Mapping>| mapping.len() >= length && (mapping.is_writable() || !is_writable);
-        if let Some(mapping) = self.mapped.read().get(&segment).filter(|mapping| fits(mapping)) {
+            |mapping: &&Arc<Mapping>| mapping.len() >= length && (mapping.is_writable() || !is_writable);
+        if let Some(mapping) = self.mapped.read().get(&segment).filter(fits) {
             return Ok(Arc::clone(mapping));
         }
         let file = self.open(segment, is_writable)?;
@@ -43,6 +62,15 @@ impl Segments {
         }
         mapped.insert(segment, Arc::clone(&mapping));
         Ok(mapping)
+    }
+
+    /// The mappings of these segments and lengths, as far as they are mapped already.
+    pub(crate) fn mapped(&self, wanted: impl Iterator<Item = (u64, usize)>) -> Vec<Option<Arc<Mapping>>> {
+        let mapped = self.mapped.read();
+        let one = |(segment, length): (u64, usize)| {
+            mapped.get(&segment).filter(|mapping| mapping.len() >= length).cloned()
+        };
+        wanted.map(one).collect()
     }
 
     fn open(&self, segment: u64, is_writable: bool) -> io::Result<File> {

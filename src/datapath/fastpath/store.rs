@@ -168,7 +168,8 @@ impl Datapath {
             self.telemetry.fast_reuses.increment();
             return Ok((waiting.segment, waiting.file));
         }
-        let needed = footprint(size);
+        // As every writer, it leaves the headroom to those that the kernel serves.
+        let needed = footprint(size).saturating_add(self.settings.write_headroom);
         for _ in 0..EVICTIONS_FOR_REUSE {
             let free = self.tier.usage()?.free;
             if free >= needed || self.evict_round_for_reuse(needed.saturating_sub(free), target.parent) == 0 {
