@@ -1,6 +1,7 @@
 //! The cache as a program sees it.
 
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use tidefs_control_api::ioctl::{Command, Create, Entry, Features, Flags, Name, R
 use crate::batch::{self, Answer};
 use crate::session::Session;
 use crate::writer::seal_all;
-use crate::{Error, View, Writer, file};
+use crate::{Error, Registration, View, Writer, file};
 
 /// How long [`Cache::wait_ready`] pauses at first and at most between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
@@ -292,6 +293,22 @@ impl Cache {
             writer.copy_from_slice(bytes);
         }
         self.seal_many(writers)
+    }
+
+    /// Calls `register` for each segment that is mapped, now and from now on, with its start and its length: for
+    /// `cudaHostRegister`, `ibv_reg_mr` and the like. What it returns is dropped right before the segment is unmapped, which
+    /// is when the last view of it is dropped and the cache is, or the daemon has given the segment up. With `None` the
+    /// segment stays unregistered; [`View::is_registered`] tells.
+    ///
+    /// While `register` runs no other segment is mapped, and it must not use the cache. Without a fast path it is never
+    /// called. A second call replaces the first for segments that are mapped later.
+    pub fn register_with(
+        &self,
+        register: impl Fn(NonNull<u8>, usize) -> Option<Registration> + Send + Sync + 'static,
+    ) {
+        if let Some(session) = &self.session {
+            session.segments.register_with(Box::new(register));
+        }
     }
 
     /// Gives back the references of views that were dropped. Without it they go back along with later ones.

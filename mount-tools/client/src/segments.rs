@@ -1,6 +1,7 @@
 //! The segments that this process has mapped, each once.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use crate::memory::Mapping;
+use crate::memory::{Mapping, Register};
 
 /// Segments that stay mapped although nobody views them. Linux lets a process have 65,530 mappings by default.
 const MAPPED_MAX: usize = 16_384;
@@ -33,15 +34,32 @@ impl Hasher for NumberHasher {
 }
 
 /// Mapped segments by number.
-#[derive(Debug)]
 pub(crate) struct Segments {
     directory: PathBuf,
+    /// Set, and called, under the write lock of `mapped`, so that no segment is missed.
+    register: RwLock<Option<Box<Register>>>,
     mapped: RwLock<HashMap<u64, Arc<Mapping>, BuildHasherDefault<NumberHasher>>>,
+}
+
+impl fmt::Debug for Segments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segments")
+            .field("directory", &self.directory)
+            .field("mapped", &self.mapped)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Segments {
     pub(crate) fn new(directory: PathBuf) -> Self {
-        Self { directory, mapped: RwLock::default() }
+        Self { directory, register: RwLock::default(), mapped: RwLock::default() }
+    }
+
+    /// Registers each segment that is mapped, now and from now on.
+    pub(crate) fn register_with(&self, register: Box<Register>) {
+        let mapped = self.mapped.write();
+        mapped.values().for_each(|mapping| mapping.register(&register));
+        *self.register.write() = Some(register);
     }
 
     /// The mapping of a segment, of at least `length` bytes, writable if that is asked for.
@@ -59,6 +77,9 @@ impl Segments {
         let mut mapped = self.mapped.write();
         if mapped.len() >= MAPPED_MAX {
             mapped.retain(|_, mapping| Arc::strong_count(mapping) > 1);
+        }
+        if let Some(register) = &*self.register.read() {
+            mapping.register(register);
         }
         mapped.insert(segment, Arc::clone(&mapping));
         Ok(mapping)
