@@ -63,7 +63,7 @@ impl Datapath {
         let length = footprint(length);
         let (segment, file) = self.tier.create_segment()?;
         let made = self
-            .reserve(&file, ByteCount::ZERO, length, Slot::ROOT)
+            .reserve_beside_headroom(&file, length, Slot::ROOT)
             .and_then(|()| file.set_len(length.get()).map_err(Error::io("ftruncate of an area")));
         if let Err(error) = made {
             self.free_place(Place::Solo(segment));
