@@ -31,7 +31,10 @@ impl Cache {
     /// [`Error::Io`] when there is no such directory.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, Error> {
         let directory = directory.as_ref().canonicalize().map_err(Error::io("open the cache"))?;
-        std::fs::read_dir(&directory).map_err(Error::io("open the cache"))?;
+        // Searching it is enough to use it, so it is not opened to be listed.
+        if !directory.metadata().map_err(Error::io("open the cache"))?.is_dir() {
+            return Err(Error::io("open the cache")(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
+        }
         let session = Session::open(&directory).map(Arc::new);
         Ok(Self { directory, session, mode: file::mode_of_new_files() })
     }
@@ -328,4 +331,36 @@ enum Begun {
 
 fn names_of<K: AsRef<[u8]>>(keys: &[K]) -> Result<Vec<Name<'_>>, Error> {
     keys.iter().map(|key| file::check(key.as_ref()).map(Name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_another_filesystem_all_is_done_by_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path()).unwrap();
+        assert!(!cache.is_fast());
+        cache.put_many(&[("a/1", &b"one"[..]), ("a/2", b"two")]).unwrap();
+        let found = cache.lookup_many(&["a/1", "a/2", "a/3", "b"]).unwrap();
+        let found: Vec<Option<&[u8]>> = found.iter().map(Option::as_deref).collect();
+        assert_eq!(found, [Some(&b"one"[..]), Some(b"two"), None, None]);
+        assert_eq!(cache.prefix(&["a/1", "a/2", "a/3"]).unwrap(), 2);
+        let mut writer = cache.create("a/3", 5).unwrap();
+        writer.copy_from_slice(b"three");
+        assert!(!cache.contains("a/3").unwrap());
+        writer.seal_first(2).unwrap();
+        assert_eq!(std::fs::read(directory.path().join("a/3")).unwrap(), b"th");
+        assert!(cache.get("").is_err() && cache.put("../x", b"").is_err());
+    }
+
+    #[test]
+    fn only_a_directory_is_a_cache() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        assert_eq!(Cache::open(&file).unwrap_err().errno(), libc::ENOTDIR);
+        assert_eq!(Cache::open(directory.path().join("none")).unwrap_err().errno(), libc::ENOENT);
+    }
 }
