@@ -2,16 +2,16 @@
 //!
 //! What is not understood is refused as a whole, before anything is done; what fails is told entry by entry.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Once};
 
 use fuser::{Errno, FileHandle, ReplyIoctl, Request as KernelRequest};
 use tidefs_control_api::ioctl::{
-    ABI_VERSION, AREA_REQUEST_MAX, AreaCall, AreaGrant, Body, Command, Entry, Features, Flags, Header,
-    Outcome, Refusal, Request, Status, VersionReply, results_bytes,
+    ABI_VERSION, AREA_REQUEST_MAX, AreaCall, AreaGrant, Body, Command, Entry, Features, Flags, HEADER_BYTES,
+    Header, Outcome, Refusal, Request, Status, VersionReply,
 };
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::U64;
 
 use super::dispatch::Dispatcher;
 use super::errno::errno;
@@ -43,49 +43,17 @@ impl From<Error> for Fault {
     }
 }
 
-/// The results of a request, of one kind.
-enum Results {
-    Entries(Vec<Entry>),
-    Outcomes(Vec<Outcome>),
-    /// As many of these as they are.
-    Numbers(Vec<U64>),
-    /// One structure of fixed length.
-    Bytes(Vec<u8>),
-}
-
-impl Results {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Entries(entries) => entries.as_bytes(),
-            Self::Outcomes(outcomes) => outcomes.as_bytes(),
-            Self::Numbers(numbers) => numbers.as_bytes(),
-            Self::Bytes(bytes) => bytes,
-        }
-    }
-
-    fn count(&self) -> usize {
-        match self {
-            Self::Entries(entries) => entries.len(),
-            Self::Outcomes(outcomes) => outcomes.len(),
-            Self::Numbers(numbers) => numbers.len(),
-            Self::Bytes(_) => 0,
-        }
-    }
-}
-
-/// A reply before it is put into bytes.
+/// A reply, apart from its results, which are bytes already.
 struct Reply {
     /// Number of results, or what the command says instead.
     count: usize,
     /// See [`Header::scope`].
     first: u64,
-    results: Results,
 }
 
-impl Reply {
-    fn new(first: u64, results: Results) -> Self {
-        Self { count: results.count(), first, results }
-    }
+thread_local! {
+    /// Where this thread puts its replies together, each after its header.
+    static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Answers an ioctl on a control file.
@@ -100,9 +68,25 @@ pub(super) fn ioctl(
 ) {
     let Some((command, _)) = Command::of_request(number) else { return reply.error(Errno::ENOTTY) };
     let Some(session) = dispatcher.fast.session(handle) else { return reply.error(Errno::EBADF) };
-    match answer(dispatcher, &session, &caller(request), command, payload) {
-        Ok(bytes) if bytes.len() <= room => reply.ioctl(0, &bytes),
-        Ok(_) => reply.error(Errno::EINVAL),
+    BYTES.with_borrow_mut(|bytes| {
+        bytes.clear();
+        bytes.resize(HEADER_BYTES, 0);
+        let answered = answer(dispatcher, &session, &caller(request), command, payload, bytes);
+        reply_with(dispatcher, command, answered, bytes, room, reply);
+    });
+}
+
+fn reply_with(
+    dispatcher: &Dispatcher,
+    command: Command,
+    answered: Result<(), Fault>,
+    bytes: &[u8],
+    room: usize,
+    reply: ReplyIoctl,
+) {
+    match answered {
+        Ok(()) if bytes.len() <= room => reply.ioctl(0, bytes),
+        Ok(()) => reply.error(Errno::EINVAL),
         Err(Fault::Failed(error)) => reply.error(errno(&error)),
         Err(Fault::Refused(refusal)) => {
             dispatcher.datapath.telemetry().fast_refusals.increment();
@@ -121,13 +105,15 @@ fn answer(
     caller: &Caller,
     command: Command,
     payload: &[u8],
-) -> Result<Vec<u8>, Fault> {
+    bytes: &mut Vec<u8>,
+) -> Result<(), Fault> {
     let datapath = &dispatcher.datapath;
     let header = Header::of_request(command, payload)?;
     if !Flags(header.flags.get()).has(Flags::IN_AREA) {
         let request = Request::parse(command, payload)?;
-        let reply = carry_out(dispatcher, session, caller, &request)?;
-        return Ok(finish(datapath, session, &reply, reply.results.bytes()));
+        let reply = carry_out(dispatcher, session, caller, &request, bytes)?;
+        finish(datapath, session, &reply, bytes);
+        return Ok(());
     }
     let call = AreaCall::of_request(payload)?;
     let (area, room) = (SegmentId(call.area.get()), call.reply_length.get());
@@ -143,15 +129,16 @@ fn answer(
     if expected > room {
         return Err(Error::Invalid("the results do not fit into their place").into());
     }
-    let reply = carry_out(dispatcher, session, caller, &request)?;
-    let written =
-        datapath.write_area(session, area, FileOffset(call.reply_offset.get()), reply.results.bytes());
-    if let Err(error) = written {
+    let reply = carry_out(dispatcher, session, caller, &request, bytes)?;
+    let target = FileOffset(call.reply_offset.get());
+    if let Err(error) = datapath.write_area(session, area, target, &bytes[HEADER_BYTES..]) {
         // Nobody learns of these references.
         datapath.give_back(session, std::iter::once((reply.first, reply.count as u64)));
         return Err(error.into());
     }
-    Ok(finish(datapath, session, &reply, &[]))
+    bytes.truncate(HEADER_BYTES);
+    finish(datapath, session, &reply, bytes);
+    Ok(())
 }
 
 fn result_bytes(command: Command) -> usize {
@@ -162,122 +149,119 @@ fn result_bytes(command: Command) -> usize {
     }
 }
 
-fn finish(datapath: &Datapath, session: &Session, reply: &Reply, results: &[u8]) -> Vec<u8> {
+/// Writes the header at the start of `bytes`.
+fn finish(datapath: &Datapath, session: &Session, reply: &Reply, bytes: &mut [u8]) {
     let flags = if datapath.has_retired_for(session) { Flags::RETIRED } else { Flags::NONE };
-    let mut bytes = results_bytes::<u8>(flags, reply.first, &[]);
-    // The count is that of results, wherever they are.
-    let count = u32::try_from(reply.count).unwrap_or(u32::MAX);
-    bytes[4..8].copy_from_slice(&count.to_le_bytes());
-    bytes.extend(results);
-    bytes
+    let header = Header {
+        version: ABI_VERSION.into(),
+        flags: flags.0.into(),
+        // The count is that of results, wherever they are.
+        count: u32::try_from(reply.count).unwrap_or(u32::MAX).into(),
+        scope: reply.first.into(),
+    };
+    bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
 }
 
 fn scope_of(request: &Request<'_>) -> Ino {
     if request.scope == 0 { Ino::ROOT } else { Ino(request.scope) }
 }
 
+/// Does what is asked, and appends the results to `bytes`.
 fn carry_out(
     dispatcher: &Dispatcher,
     session: &Session,
     caller: &Caller,
     request: &Request<'_>,
+    bytes: &mut Vec<u8>,
 ) -> Result<Reply, Fault> {
     let (datapath, scope) = (&dispatcher.datapath, scope_of(request));
-    Ok(match &request.body {
-        Body::Version => Reply::new(0, Results::Bytes(version(datapath).as_bytes().to_vec())),
+    let (mut count, mut first) = (0, 0);
+    // Appends one result.
+    let mut put = |result: &[u8]| {
+        bytes.extend_from_slice(result);
+        count += 1;
+    };
+    match &request.body {
+        Body::Version => {
+            bytes.extend(version(datapath).as_bytes());
+        }
         Body::Lookup(names) => {
-            let mut entries = Vec::with_capacity(names.len());
             let probe = request.flags.has(Flags::PROBE);
             let names = names.iter().map(|name| name.0);
-            let first =
-                datapath.locate(session, caller, scope, names, probe, |found| entries.push(entry(found)));
-            Reply::new(first, Results::Entries(entries))
+            first =
+                datapath.locate(session, caller, scope, names, probe, |found| put(entry(found).as_bytes()));
         }
         Body::Prefix(names) => {
             let run = datapath.run_length(session, caller, scope, names.iter().map(|name| name.0));
-            let end = run.end.map_or(Status::Ok, status);
-            Reply { count: run.length, first: end as u64, results: Results::Bytes(Vec::new()) }
+            count = run.length;
+            first = run.end.map_or(Status::Ok, status) as u64;
         }
         Body::Release(ranges) => {
             datapath.give_back(session, ranges.iter().map(|range| (range.first, range.count)));
-            Reply::new(0, Results::Bytes(Vec::new()))
         }
         Body::Abort(ranges) => {
             datapath.abort(session, ranges.iter().map(|range| (range.first, range.count)));
-            Reply::new(0, Results::Bytes(Vec::new()))
         }
         Body::Create(requests) => {
             must_tell_names(datapath)?;
-            let mut entries = Vec::with_capacity(requests.len());
             let requests = requests.iter().map(|create| BeginRequest {
                 name: create.name.0,
                 size: ByteCount(create.size),
                 mode: create.mode,
             });
-            let first = datapath.begin(session, scope, requests, |begun| entries.push(entry(begun)));
-            Reply::new(first, Results::Entries(entries))
+            first = datapath.begin(session, scope, requests, |begun| put(entry(begun).as_bytes()));
         }
         Body::Seal(requests) => {
-            let mut outcomes = Vec::with_capacity(requests.len());
             let requests = requests
                 .iter()
                 .map(|seal| SealRequest { reference: seal.reference, length: ByteCount(seal.length) });
-            datapath.seal_begun(session, caller, requests, |sealed| outcomes.push(outcome(sealed)));
-            Reply::new(0, Results::Outcomes(outcomes))
+            datapath.seal_begun(session, caller, requests, |sealed| put(outcome(sealed).as_bytes()));
         }
         Body::Prefetch(names) => {
-            let mut entries = Vec::with_capacity(names.len());
             let mut below = Vec::new();
             let names = names.iter().map(|name| name.0);
-            datapath.find_below(session, caller, scope, names, |found, ino| {
-                entries.push(entry(found));
+            datapath.find_below(session, scope, names, |found, ino| {
+                put(entry(found).as_bytes());
                 below.extend(ino);
             });
             for ino in below {
                 // What waits for it is nothing: its coming is all.
                 dispatcher.datapath.loader().leave(ino, Box::new(|_| ()));
             }
-            Reply::new(0, Results::Entries(entries))
         }
-        Body::GetInto(requests) => {
-            let copied = requests.iter().map(|get| {
-                let request = GetRequest {
-                    name: get.name.0,
-                    offset: FileOffset(get.offset),
-                    length: ByteCount(get.length),
-                    area: SegmentId(get.area),
-                    target: FileOffset(get.target),
-                };
-                let (found, copied) = datapath.get_into(session, caller, scope, &request);
-                copied_entry(found, copied)
-            });
-            Reply::new(0, Results::Entries(copied.collect()))
-        }
+        Body::GetInto(requests) => requests.iter().for_each(|get| {
+            let request = GetRequest {
+                name: get.name.0,
+                offset: FileOffset(get.offset),
+                length: ByteCount(get.length),
+                area: SegmentId(get.area),
+                target: FileOffset(get.target),
+            };
+            let (found, copied) = datapath.get_into(session, caller, scope, &request);
+            put(copied_entry(found, copied).as_bytes());
+        }),
         Body::PutFrom(requests) => {
             must_tell_names(datapath)?;
-            let put = requests.iter().map(|put| {
-                let request = BeginRequest { name: put.name.0, size: ByteCount(put.length), mode: put.mode };
-                let source = (SegmentId(put.area), FileOffset(put.source));
-                outcome(datapath.put_from(session, caller, scope, &request, source))
-            });
-            Reply::new(0, Results::Outcomes(put.collect()))
+            for one in requests.iter() {
+                let (size, mode) = (ByteCount(one.length), one.mode);
+                let request = BeginRequest { name: one.name.0, size, mode };
+                let source = (SegmentId(one.area), FileOffset(one.source));
+                put(outcome(datapath.put_from(session, caller, scope, &request, source)).as_bytes());
+            }
         }
         Body::Register => {
             let (segment, length) = datapath.register_area(session, ByteCount(request.scope))?;
             let grant = AreaGrant { segment: segment.0.into(), length: length.get().into() };
-            Reply::new(0, Results::Bytes(grant.as_bytes().to_vec()))
+            bytes.extend(grant.as_bytes());
         }
-        Body::Unregister => {
-            datapath.unregister_area(session, SegmentId(request.scope))?;
-            Reply::new(0, Results::Bytes(Vec::new()))
-        }
+        Body::Unregister => datapath.unregister_area(session, SegmentId(request.scope))?,
         Body::Retired => {
             let retired = datapath.retired_segments(session.retired_seen(), RETIRED_AT_ONCE);
             session.set_retired_seen(retired.seen);
-            let numbers = retired.segments.iter().map(|segment| segment.0.into()).collect();
-            Reply::new(0, Results::Numbers(numbers))
+            retired.segments.iter().for_each(|segment| put(&segment.0.to_le_bytes()));
         }
-    })
+    }
+    Ok(Reply { count, first })
 }
 
 fn must_tell_names(datapath: &Arc<Datapath>) -> Result<(), Error> {

@@ -11,6 +11,7 @@ mod fastpath;
 mod fixture;
 mod full;
 mod hidden;
+mod ioctl;
 mod listing;
 mod names;
 mod permissions;

@@ -163,7 +163,7 @@ pub(crate) fn fast_path_requests(bytes: &[u8]) {
 
 /// What was read is as many records as were said, and writes itself again.
 fn round<'a, R: Record<'a>>(records: &Records<'a, R>) {
-    let mut encoder = Encoder::with_room(Flags::NONE, 0, 0, usize::MAX);
+    let mut encoder = Encoder::with_room(Flags::IN_AREA, 0, 0, usize::MAX);
     assert_eq!(records.iter().filter(|record| encoder.push(record)).count(), records.len());
     let lengths: usize = records.iter().map(|record| record.length()).sum();
     assert_eq!(encoder.records().len(), lengths);

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{fault, invalidations, worker};
+use super::{fastpath, fault, invalidations, worker};
 
 /// Tells the test binary which role it plays.
 const ROLE: &str = "TIDEFS_TEST_ROLE";
@@ -17,7 +17,20 @@ const ORDERS: &str = "TIDEFS_TEST_ORDERS";
 
 /// Starts a child in `role`; it dies with the thread that started it. What it prints is piped to the caller.
 pub(crate) fn spawn(role: &str, orders: &impl Serialize) -> Child {
-    let mut command = Command::new(env::current_exe().expect("the test binary knows its path"));
+    spawn_under(&[], role, orders)
+}
+
+/// As [`spawn`], by a command that starts the command that follows it.
+pub(crate) fn spawn_under(under: &[String], role: &str, orders: &impl Serialize) -> Child {
+    let program = env::current_exe().expect("the test binary knows its path");
+    let mut command = match under.split_first() {
+        None => Command::new(program),
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+    };
     command
         .args(["--exact", "child::a_child_plays_its_role", "--ignored", "--test-threads=1", "--nocapture"])
         .env(ROLE, role)
@@ -49,11 +62,14 @@ fn tell(report: &impl Serialize) {
 }
 
 #[test]
-#[ignore = "the entry of child processes: the fault, stress and invalidation tests run it in each of theirs"]
+#[ignore = "the entry of child processes: the fast path, fault, stress and invalidation tests run it in each of theirs"]
 fn a_child_plays_its_role() {
     match env::var(ROLE).as_deref() {
         Ok("fault writer") => tell(&fault::write_until_the_mount_dies(&orders())),
         Ok("invalidator") => tell(&invalidations::work_until_the_mount_dies(&orders())),
+        Ok("fast holder") => fastpath::hold_until_killed(&orders()),
+        Ok("fast churn") => tell(&fastpath::churn(&orders())),
+        Ok("fast visitor") => tell(&fastpath::look_around(&orders())),
         Ok("stress") => tell(&worker::write_and_read(&orders())),
         Ok("mortal") => worker::write_until_killed(&orders()),
         Ok(role) => panic!("no such role: {role}"),

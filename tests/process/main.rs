@@ -12,6 +12,7 @@ mod bad_input;
 mod big_write;
 mod child;
 mod daemon;
+mod fastpath;
 mod fault;
 mod invalidations;
 mod restart;

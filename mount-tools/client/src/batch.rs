@@ -8,6 +8,7 @@ use tidefs_control_api::ioctl::{
 use zerocopy::FromBytes as _;
 
 use crate::area::AREA_BYTES;
+use crate::memory::Mapping;
 use crate::session::Session;
 use crate::{Error, View};
 
@@ -25,12 +26,17 @@ pub(crate) fn look_up(session: &Arc<Session>, keys: &[Name<'_>]) -> Result<Vec<A
     let mut answers = Vec::with_capacity(keys.len());
     let mut small = Vec::new();
     session.each(Command::Lookup, Flags::NONE, keys, |first, start, entries: &[Entry]| {
-        for ((entry, reference), index) in entries.iter().zip(first..).zip(start..) {
+        let wanted = entries.iter().map(|entry| {
+            let end = entry.offset_bytes().saturating_add(entry.length.get());
+            (entry.segment.get(), usize::try_from(end).unwrap_or(usize::MAX))
+        });
+        let mapped = session.segments.mapped(wanted);
+        for (((entry, mapped), reference), index) in entries.iter().zip(mapped).zip(first..).zip(start..) {
             answers.push(match entry.status() {
-                Status::Ok => map(session, entry, reference),
+                Status::Ok => map(session, entry, mapped, reference),
                 Status::Absent => Answer::Absent,
                 Status::CopyOnly => {
-                    small.push((index, entry.length.get()));
+                    small.push(Small { index, length: entry.length.get(), version: entry.version.get() });
                     Answer::ByFile
                 }
                 _ => Answer::ByFile,
@@ -42,7 +48,7 @@ pub(crate) fn look_up(session: &Arc<Session>, keys: &[Name<'_>]) -> Result<Vec<A
 }
 
 /// A view of what was found; its reference goes back when it cannot be mapped.
-fn map(session: &Arc<Session>, entry: &Entry, reference: u64) -> Answer {
+fn map(session: &Arc<Session>, entry: &Entry, mapped: Option<Arc<Mapping>>, reference: u64) -> Answer {
     let (Ok(offset), Ok(length)) =
         (usize::try_from(entry.offset_bytes()), usize::try_from(entry.length.get()))
     else {
@@ -54,10 +60,10 @@ fn map(session: &Arc<Session>, entry: &Entry, reference: u64) -> Answer {
         session.give_back(reference, 0);
         return Answer::View(View::owned(version, Vec::new()));
     }
-    let mapping = session.segments.get(entry.segment.get(), offset.saturating_add(length), false);
-    let view = mapping
-        .ok()
-        .and_then(|mapping| View::mapped(session, mapping, (offset, length), (reference, version)));
+    let mapping = mapped
+        .or_else(|| session.segments.get(entry.segment.get(), offset.saturating_add(length), false).ok());
+    let view =
+        mapping.and_then(|mapping| View::mapped(session, mapping, (offset, length), (reference, version)));
     match view {
         Some(view) => Answer::View(view),
         None => {
@@ -67,15 +73,24 @@ fn map(session: &Arc<Session>, entry: &Entry, reference: u64) -> Answer {
     }
 }
 
+/// A small object that was found.
+#[derive(Clone, Copy)]
+struct Small {
+    /// Of its key.
+    index: usize,
+    length: u64,
+    version: u64,
+}
+
 /// Copies small objects through the area, many at once. What does not come stays to be asked for by file.
-fn copy_small(session: &Session, keys: &[Name<'_>], small: &[(usize, u64)], answers: &mut [Answer]) {
+fn copy_small(session: &Session, keys: &[Name<'_>], small: &[Small], answers: &mut [Answer]) {
     let Some(area) = (!small.is_empty()).then(|| session.area()).flatten() else { return };
     let mut rest = small;
     while !rest.is_empty() {
         let mut request = Encoder::new(Flags::NONE, session.scope, size_of::<Entry>());
         let mut at = 0;
-        let taken = rest.iter().take(BATCH_MAX).take_while(|(index, length)| {
-            let get = Get { offset: 0, length: *length, area: area.segment, target: at, name: keys[*index] };
+        let taken = rest.iter().take(BATCH_MAX).take_while(|&&Small { index, length, .. }| {
+            let get = Get { offset: 0, length, area: area.segment, target: at, name: keys[index] };
             let fits = at + length <= AREA_BYTES as u64 && request.push(&get);
             at += length;
             fits
@@ -89,14 +104,15 @@ fn copy_small(session: &Session, keys: &[Name<'_>], small: &[(usize, u64)], answ
         let Ok(reply) = session.call(Command::GetInto, request, 0) else { return };
         let Some((_, entries)) = results::<Entry>(&reply) else { return };
         let mut at = 0;
-        for ((index, length), entry) in these.iter().zip(entries) {
-            // One that was replaced by a longer one meanwhile is cut: its file has it whole.
-            let is_whole = entry.status() == Status::Ok && entry.length.get() == *length;
-            let mut bytes = vec![0; usize::try_from(*length).unwrap_or(0)];
-            if is_whole && area.mapping.copy_out(at, &mut bytes) {
-                answers[*index] = Answer::View(View::owned(entry.version.get(), bytes));
+        for (&Small { index, length, version }, entry) in these.iter().zip(entries) {
+            // Of another version that stands there by now this may be a part: its file has it whole.
+            let is_same = entry.version.get() == version && entry.length.get() == length;
+            let length = usize::try_from(length).unwrap_or(0);
+            let mut bytes = vec![0; length];
+            if is_same && entry.status() == Status::Ok && area.mapping.copy_out(at, &mut bytes) {
+                answers[index] = Answer::View(View::owned(version, bytes));
             }
-            at += usize::try_from(*length).unwrap_or(0);
+            at += length;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The cache as a program sees it.
 
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use tidefs_control_api::ioctl::{Command, Create, Entry, Features, Flags, Name, R
 use crate::batch::{self, Answer};
 use crate::session::Session;
 use crate::writer::seal_all;
-use crate::{Error, View, Writer, file};
+use crate::{Error, Registration, View, Writer, file};
 
 /// How long [`Cache::wait_ready`] pauses at first and at most between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
@@ -30,7 +31,10 @@ impl Cache {
     /// [`Error::Io`] when there is no such directory.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, Error> {
         let directory = directory.as_ref().canonicalize().map_err(Error::io("open the cache"))?;
-        std::fs::read_dir(&directory).map_err(Error::io("open the cache"))?;
+        // Searching it is enough to use it, so it is not opened to be listed.
+        if !directory.metadata().map_err(Error::io("open the cache"))?.is_dir() {
+            return Err(Error::io("open the cache")(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
+        }
         let session = Session::open(&directory).map(Arc::new);
         Ok(Self { directory, session, mode: file::mode_of_new_files() })
     }
@@ -253,6 +257,25 @@ impl Cache {
         }
     }
 
+    /// Makes many objects visible, each as [`Writer::seal`] does. Returns the first failure after all were tried.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn seal_many(&self, writers: Vec<Writer>) -> Result<(), Error> {
+        let (mut seals, mut failure) = (Vec::with_capacity(writers.len()), None);
+        for writer in writers {
+            match writer.into_seal() {
+                Ok(seal) => seals.extend(seal),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        // Also after a failure: what is whole is worth having, and what is begun must end.
+        if let Some(session) = self.session.as_ref().filter(|_| !seals.is_empty()) {
+            seal_all(session, &seals)?;
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
     /// Stores an object, in place of what stood under its key.
     ///
     /// # Errors
@@ -269,21 +292,26 @@ impl Cache {
         let sizes: Vec<(&[u8], usize)> =
             objects.iter().map(|(key, bytes)| (key.as_ref(), bytes.len())).collect();
         let mut writers = self.create_many(&sizes)?;
-        let (mut seals, mut failure) = (Vec::with_capacity(writers.len()), None);
         for (writer, (_, bytes)) in writers.iter_mut().zip(objects) {
             writer.copy_from_slice(bytes);
         }
-        for writer in writers {
-            match writer.into_seal() {
-                Ok(seal) => seals.extend(seal),
-                Err(error) => failure = failure.or(Some(error)),
-            }
+        self.seal_many(writers)
+    }
+
+    /// Calls `register` for each segment that is mapped, now and from now on, with its start and its length: for
+    /// `cudaHostRegister`, `ibv_reg_mr` and the like. What it returns is dropped right before the segment is unmapped, which
+    /// is when the last view of it is dropped and the cache is, or the daemon has given the segment up. With `None` the
+    /// segment stays unregistered; [`View::is_registered`] tells.
+    ///
+    /// While `register` runs no other segment is mapped, and it must not use the cache. Without a fast path it is never
+    /// called. A second call replaces the first for segments that are mapped later.
+    pub fn register_with(
+        &self,
+        register: impl Fn(NonNull<u8>, usize) -> Option<Registration> + Send + Sync + 'static,
+    ) {
+        if let Some(session) = &self.session {
+            session.segments.register_with(Box::new(register));
         }
-        // Also after a failure: what is whole is worth having, and what is begun must end.
-        if let Some(session) = self.session.as_ref().filter(|_| !seals.is_empty()) {
-            seal_all(session, &seals)?;
-        }
-        failure.map_or(Ok(()), Err)
     }
 
     /// Gives back the references of views that were dropped. Without it they go back along with later ones.
@@ -303,4 +331,36 @@ enum Begun {
 
 fn names_of<K: AsRef<[u8]>>(keys: &[K]) -> Result<Vec<Name<'_>>, Error> {
     keys.iter().map(|key| file::check(key.as_ref()).map(Name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_another_filesystem_all_is_done_by_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path()).unwrap();
+        assert!(!cache.is_fast());
+        cache.put_many(&[("a/1", &b"one"[..]), ("a/2", b"two")]).unwrap();
+        let found = cache.lookup_many(&["a/1", "a/2", "a/3", "b"]).unwrap();
+        let found: Vec<Option<&[u8]>> = found.iter().map(Option::as_deref).collect();
+        assert_eq!(found, [Some(&b"one"[..]), Some(b"two"), None, None]);
+        assert_eq!(cache.prefix(&["a/1", "a/2", "a/3"]).unwrap(), 2);
+        let mut writer = cache.create("a/3", 5).unwrap();
+        writer.copy_from_slice(b"three");
+        assert!(!cache.contains("a/3").unwrap());
+        writer.seal_first(2).unwrap();
+        assert_eq!(std::fs::read(directory.path().join("a/3")).unwrap(), b"th");
+        assert!(cache.get("").is_err() && cache.put("../x", b"").is_err());
+    }
+
+    #[test]
+    fn only_a_directory_is_a_cache() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        assert_eq!(Cache::open(&file).unwrap_err().errno(), libc::ENOTDIR);
+        assert_eq!(Cache::open(directory.path().join("none")).unwrap_err().errno(), libc::ENOENT);
+    }
 }

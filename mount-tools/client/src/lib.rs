@@ -39,6 +39,7 @@ mod writer;
 
 pub use cache::Cache;
 pub use error::Error;
+pub use memory::Registration;
 pub use session::RELEASE_BATCH;
 pub use view::View;
 pub use writer::Writer;

@@ -4,17 +4,37 @@
 //! its holder has: the daemon changes and cuts no segment whose object is referenced, and hands a begun object to one
 //! writer alone.
 
+use std::any::Any;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use memmap2::{MmapOptions, MmapRaw};
 
+/// What a device keeps of a registered segment. It is dropped right before the segment is unmapped.
+pub type Registration = Box<dyn Any + Send + Sync>;
+
+/// Registers memory with a device.
+pub(crate) type Register = dyn Fn(NonNull<u8>, usize) -> Option<Registration> + Send + Sync;
+
 /// A shared mapping of a segment.
-#[derive(Debug)]
 pub(crate) struct Mapping {
+    /// Before the mapping, since fields are dropped in this order.
+    registration: OnceLock<Registration>,
     map: MmapRaw,
     is_writable: bool,
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping")
+            .field("map", &self.map)
+            .field("is_writable", &self.is_writable)
+            .field("is_registered", &self.is_registered())
+            .finish()
+    }
 }
 
 const PAGE: usize = 4096;
@@ -28,7 +48,22 @@ impl Mapping {
         let mut options = MmapOptions::new();
         options.len(length.next_multiple_of(PAGE)).populate();
         let map = if is_writable { options.map_raw(file)? } else { options.map_raw_read_only(file)? };
-        Ok(Self { map, is_writable })
+        Ok(Self { registration: OnceLock::new(), map, is_writable })
+    }
+
+    /// Registers the whole mapping, if it is not registered yet.
+    pub(crate) fn register(&self, register: &Register) {
+        if !self.is_registered()
+            && let Some(start) = NonNull::new(self.map.as_mut_ptr())
+            && let Some(registration) = register(start, self.map.len())
+        {
+            // Nobody else registers it: whoever does holds the lock of all segments.
+            let _ = self.registration.set(registration);
+        }
+    }
+
+    pub(crate) fn is_registered(&self) -> bool {
+        self.registration.get().is_some()
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -1,28 +1,65 @@
 //! The segments that this process has mapped, each once.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{File, OpenOptions};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use crate::memory::Mapping;
+use crate::memory::{Mapping, Register};
 
 /// Segments that stay mapped although nobody views them. Linux lets a process have 65,530 mappings by default.
 const MAPPED_MAX: usize = 16_384;
 
+/// Spreads numbers that follow one another: the odd constant is 2^64 divided by the golden ratio.
+#[derive(Debug, Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
 /// Mapped segments by number.
-#[derive(Debug)]
 pub(crate) struct Segments {
     directory: PathBuf,
-    mapped: RwLock<HashMap<u64, Arc<Mapping>>>,
+    /// Set, and called, under the write lock of `mapped`, so that no segment is missed.
+    register: RwLock<Option<Box<Register>>>,
+    mapped: RwLock<HashMap<u64, Arc<Mapping>, BuildHasherDefault<NumberHasher>>>,
+}
+
+impl fmt::Debug for Segments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segments")
+            .field("directory", &self.directory)
+            .field("mapped", &self.mapped)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Segments {
     pub(crate) fn new(directory: PathBuf) -> Self {
-        Self { directory, mapped: RwLock::default() }
+        Self { directory, register: RwLock::default(), mapped: RwLock::default() }
+    }
+
+    /// Registers each segment that is mapped, now and from now on.
+    pub(crate) fn register_with(&self, register: Box<Register>) {
+        let mapped = self.mapped.write();
+        mapped.values().for_each(|mapping| mapping.register(&register));
+        *self.register.write() = Some(register);
     }
 
     /// The mapping of a segment, of at least `length` bytes, writable if that is asked for.
@@ -31,8 +68,8 @@ impl Segments {
     /// What open(2) and mmap(2) say.
     pub(crate) fn get(&self, segment: u64, length: usize, is_writable: bool) -> io::Result<Arc<Mapping>> {
         let fits =
-            |mapping: &Arc<Mapping>| mapping.len() >= length && (mapping.is_writable() || !is_writable);
-        if let Some(mapping) = self.mapped.read().get(&segment).filter(|mapping| fits(mapping)) {
+            |mapping: &&Arc<Mapping>| mapping.len() >= length && (mapping.is_writable() || !is_writable);
+        if let Some(mapping) = self.mapped.read().get(&segment).filter(fits) {
             return Ok(Arc::clone(mapping));
         }
         let file = self.open(segment, is_writable)?;
@@ -41,8 +78,20 @@ impl Segments {
         if mapped.len() >= MAPPED_MAX {
             mapped.retain(|_, mapping| Arc::strong_count(mapping) > 1);
         }
+        if let Some(register) = &*self.register.read() {
+            mapping.register(register);
+        }
         mapped.insert(segment, Arc::clone(&mapping));
         Ok(mapping)
+    }
+
+    /// The mappings of these segments and lengths, as far as they are mapped already.
+    pub(crate) fn mapped(&self, wanted: impl Iterator<Item = (u64, usize)>) -> Vec<Option<Arc<Mapping>>> {
+        let mapped = self.mapped.read();
+        let one = |(segment, length): (u64, usize)| {
+            mapped.get(&segment).filter(|mapping| mapping.len() >= length).cloned()
+        };
+        wanted.map(one).collect()
     }
 
     fn open(&self, segment: u64, is_writable: bool) -> io::Result<File> {

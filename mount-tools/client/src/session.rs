@@ -6,8 +6,8 @@ use std::path::Path;
 
 use parking_lot::Mutex;
 use tidefs_control_api::ioctl::{
-    CONTROL_FILE, Command, Encoder, Features, Flags, Header, Range, Record, SEGMENT_DIRECTORY, VersionReply,
-    results,
+    BATCH_MAX, CONTROL_FILE, Command, Encoder, Features, Flags, Header, Range, Record, SEGMENT_DIRECTORY,
+    VersionReply, results,
 };
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -17,7 +17,7 @@ use crate::area::Area;
 use crate::segments::Segments;
 
 /// References that go back to the daemon together.
-pub const RELEASE_BATCH: usize = 32;
+pub const RELEASE_BATCH: usize = 512;
 
 #[derive(Debug, Default)]
 struct Returning {
@@ -163,7 +163,7 @@ impl Session {
         let mut start = 0;
         while start < records.len() {
             let rest = &records[start..];
-            if rest.len() > tidefs_control_api::ioctl::BATCH_MAX
+            if rest.len() > BATCH_MAX
                 && let Some((taken, first, results)) = self.call_in_area::<R, T>(command, flags, rest)?
             {
                 each(first, start, &results);
@@ -171,6 +171,8 @@ impl Session {
                 continue;
             }
             let mut request = Encoder::new(flags, self.scope, size_of::<T>());
+            let sizes = rest.iter().take(BATCH_MAX).map(|record| record.length().max(size_of::<T>()));
+            request.reserve(sizes.sum());
             let taken = rest.iter().take_while(|record| request.push(*record)).count();
             if taken == 0 {
                 return Err(Error::BadKey); // longer than any path

@@ -51,6 +51,14 @@ impl View {
     }
 }
 
+impl View {
+    /// Whether a device may read it where it lies: see [`Cache::register_with`](crate::Cache::register_with).
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        matches!(&self.bytes, Bytes::Mapped { mapping, .. } if mapping.is_registered())
+    }
+}
+
 impl Deref for View {
     type Target = [u8];
 

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, FileOffset, SegmentId};
+use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 
 use super::rights::Right;
 use super::segments::{Shared, Use};
@@ -63,7 +63,7 @@ impl Datapath {
         let length = footprint(length);
         let (segment, file) = self.tier.create_segment()?;
         let made = self
-            .reserve(&file, ByteCount::ZERO, length, Slot::ROOT)
+            .reserve_beside_headroom(&file, length, Slot::ROOT)
             .and_then(|()| file.set_len(length.get()).map_err(Error::io("ftruncate of an area")));
         if let Err(error) = made {
             self.free_place(Place::Solo(segment));
@@ -144,7 +144,13 @@ impl Datapath {
         let mut buffer = vec![0; count];
         let copied = match located {
             Located::Here { segment, .. } => self.copy_solo(segment, request.offset, &mut buffer),
-            Located::Packed { .. } => self.copy_packed(session, scope, request, &mut buffer),
+            // It may be another version by now; what is told is the one that was copied.
+            Located::Packed { .. } => {
+                self.copy_packed(session, scope, request, &mut buffer).map(|(copied, version, length)| {
+                    located = Located::Packed { version, length };
+                    copied
+                })
+            }
             _ => Ok(0),
         };
         self.give_back(session, std::iter::once((reference, 1)));
@@ -184,22 +190,22 @@ impl Datapath {
         scope: Ino,
         request: &GetRequest<'_>,
         buffer: &mut [u8],
-    ) -> Result<usize, Error> {
+    ) -> Result<(usize, Version, ByteCount), Error> {
         let mut state = self.lock();
         let mut walk = super::locate::Walk::new(&state, session.credentials(), scope);
         let (within, leaf) = walk.split(&state, request.name);
         let slot = within.ok().and_then(|within| state.tree.child(within.slot, leaf));
         let slot = slot.ok_or(Error::NoObject)?;
-        let Some(Place::Packed(extent)) = state.object(slot).map(|object| object.place.clone()) else {
-            return Err(Error::NoObject);
-        };
+        let object = state.object(slot).ok_or(Error::NoObject)?;
+        let Place::Packed(extent) = object.place else { return Err(Error::NoObject) };
+        let (version, length) = (object.version, object.size);
         if !session.credentials().may(&state.tree.node(slot).attributes, Right::READ) {
             return Err(Error::NotPermitted("reading it"));
         }
         state.touch(slot);
         let count = self.tier.read_packed(&extent, request.offset, buffer)?;
         self.telemetry.packed_read_bytes.add(count as u64);
-        Ok(count)
+        Ok((count, version, length))
     }
 
     /// The file of a segment, for a client to map: an object's, that it may read, or write while it is begun; an area's own.

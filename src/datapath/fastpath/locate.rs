@@ -1,8 +1,6 @@
 //! Hot path: finding the objects of a batch and taking references to them.
 
-use std::time::Duration;
-
-use tidefs_engine::types::{DirectoryId, SegmentId};
+use tidefs_engine::types::{DirectoryId, KeyHash, SegmentId};
 
 use super::pool::Shape;
 use super::rights::Right;
@@ -84,6 +82,14 @@ impl<'s, 'n> Walk<'s, 'n> {
     }
 }
 
+/// What a name of a batch stands for.
+#[derive(Clone, Copy, Debug)]
+struct Spot {
+    /// [`Slot::NONE`] when nothing stands there.
+    slot: Slot,
+    key: KeyHash,
+}
+
 /// What a batch found so far, for the accounts.
 #[derive(Default)]
 struct Tally {
@@ -108,29 +114,39 @@ impl Datapath {
         mut tell: impl FnMut(Located),
     ) -> u64 {
         let first = session.next_batch();
-        let (mut slots, mut left) = (Vec::new(), if probe { 0 } else { session.references_left() });
+        let expected = if probe { 0 } else { names.size_hint().1.unwrap_or(0) };
+        let (mut slots, mut left) =
+            (Vec::with_capacity(expected), if probe { 0 } else { session.references_left() });
         let mut names = names.peekable();
         while names.peek().is_some() {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
-            let (mut tally, now) = (Tally::default(), self.clock.monotonic());
+            let (mut tally, now, now_ns) = (Tally::default(), self.clock.monotonic(), self.now_ns());
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
-                let (slot, mut located) = self.find(&mut state, caller, &mut walk, name, now, &mut tally);
-                if !probe && let Located::Here { segment, .. } = located {
+                let (found, mut located) = self.find(&mut state, &mut walk, name, &mut tally);
+                let mut held = Slot::NONE;
+                if let (false, Located::Here { segment, .. }, Some(Spot { slot, .. })) =
+                    (probe, located, found)
+                {
                     if left == 0 {
                         located = Located::TooMany;
-                    } else if self.refer(&mut state, slot, segment) {
+                    } else if self.refer(&mut state, slot, segment, now_ns) {
                         left -= 1;
+                        held = slot;
                     } else {
                         located = Located::AskByFile;
                     }
                 }
-                let is_held = !probe && matches!(located, Located::Here { .. });
-                if !probe {
-                    slots.push(if is_held { slot } else { Slot::NONE });
+                // The order of a batch is that of a chain.
+                match found {
+                    Some(Spot { key, .. }) if held != Slot::NONE => {
+                        state.chains.opened(caller.thread.0, key, now);
+                    }
+                    Some(Spot { key, .. }) => state.chains.probed(caller.thread.0, key, now),
+                    None => {}
                 }
-                if is_held && let Some(key) = state.key_of(slot) {
-                    state.chains.opened(caller.thread.0, key, now);
+                if !probe {
+                    slots.push(held);
                 }
                 tell(located);
             }
@@ -154,7 +170,11 @@ impl Datapath {
             let mut walk = Walk::new(&state, session.credentials(), scope);
             let (mut tally, now) = (Tally::default(), self.clock.monotonic());
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
-                match self.find(&mut state, caller, &mut walk, name, now, &mut tally).1 {
+                let (found, located) = self.find(&mut state, &mut walk, name, &mut tally);
+                if let Some(Spot { key, .. }) = found {
+                    state.chains.probed(caller.thread.0, key, now);
+                }
+                match located {
                     Located::Here { .. } | Located::Below | Located::Packed { .. } => length += 1,
                     end => return Run { length, end: Some(end) },
                 }
@@ -167,7 +187,6 @@ impl Datapath {
     pub fn find_below<'n>(
         &self,
         session: &Session,
-        caller: &Caller,
         scope: Ino,
         names: impl Iterator<Item = &'n [u8]>,
         mut tell: impl FnMut(Located, Option<Ino>),
@@ -176,10 +195,11 @@ impl Datapath {
         while names.peek().is_some() {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
-            let (mut tally, now) = (Tally::default(), self.clock.monotonic());
+            let mut tally = Tally::default();
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
-                let (slot, located) = self.find(&mut state, caller, &mut walk, name, now, &mut tally);
-                tell(located, (located == Located::Below).then(|| state.tree.ino(slot)));
+                let (found, located) = self.find(&mut state, &mut walk, name, &mut tally);
+                let below = found.filter(|_| located == Located::Below);
+                tell(located, below.map(|spot| state.tree.ino(spot.slot)));
             }
         }
     }
@@ -187,28 +207,26 @@ impl Datapath {
     fn find<'n>(
         &self,
         state: &mut State,
-        caller: &Caller,
         walk: &mut Walk<'_, 'n>,
         name: &'n [u8],
-        now: Duration,
         tally: &mut Tally,
-    ) -> (Slot, Located) {
+    ) -> (Option<Spot>, Located) {
         let (within, leaf) = walk.split(state, name);
         let within = match within {
             Ok(within) => within,
-            Err(located) => return (Slot::NONE, located),
+            Err(located) => return (None, located),
         };
         if tally.directory != Some(within.slot) {
             self.settle_tally(state, tally, Some(within.slot));
         }
-        state.chains.probed(caller.thread.0, key_hash(within.id, leaf), now);
+        let key = key_hash(within.id, leaf);
         let Some(slot) = state.tree.child(within.slot, leaf) else {
             if state.has_members() && !state.is_absent_everywhere(within.slot, leaf) {
                 // Another member may have it, and a file call asks.
                 return (Slot::NONE, Located::AskByFile);
             }
             tally.misses += 1;
-            return (Slot::NONE, Located::Absent);
+            return (Some(Spot { slot: Slot::NONE, key }), Located::Absent);
         };
         let located = self.condition(state, walk.credentials, slot);
         match located {
@@ -216,7 +234,7 @@ impl Datapath {
             Located::Absent => tally.misses += 1,
             _ => {}
         }
-        (slot, located)
+        (Some(Spot { slot, key }), located)
     }
 
     /// What the node in `slot` is to a reader.
@@ -249,9 +267,8 @@ impl Datapath {
     }
 
     /// Takes a reference to the object in `slot`. False when it has as many as can be counted.
-    fn refer(&self, state: &mut State, slot: Slot, segment: SegmentId) -> bool {
+    fn refer(&self, state: &mut State, slot: Slot, segment: SegmentId, now_ns: i64) -> bool {
         state.readmit(slot);
-        let now_ns = self.now_ns();
         let Some(object) = state.object_mut(slot) else { return false };
         let Some(references) = object.references.checked_add(1) else { return false };
         object.references = references;

@@ -83,16 +83,19 @@ impl Pool {
         Some(waiting)
     }
 
-    /// Whether a segment of this shape is welcome now. Grants the wish.
-    pub(super) fn wants(&mut self, shape: Shape) -> bool {
-        let fits = self.waiting.len() < COUNT_MAX && self.bytes.saturating_add(shape.pages) <= self.bytes_max;
-        match self.wishes.get_mut(&shape) {
-            Some(wishes) if fits && *wishes > 0 => {
-                *wishes -= 1;
-                true
-            }
-            _ => false,
+    /// Whether a segment of this shape is welcome: `None` when it is not, else the ones that wait longest and make place for
+    /// it, to be given up. Grants the wish.
+    pub(super) fn admit(&mut self, shape: Shape) -> Option<Vec<Waiting>> {
+        let wishes = self.wishes.get_mut(&shape).filter(|wishes| **wishes > 0)?;
+        if shape.pages > self.bytes_max {
+            return None;
         }
+        *wishes -= 1;
+        let mut surplus = Vec::new();
+        while self.waiting.len() >= COUNT_MAX || self.bytes.saturating_add(shape.pages) > self.bytes_max {
+            surplus.push(self.oldest()?);
+        }
+        Some(surplus)
     }
 
     /// Keeps a segment.
@@ -135,10 +138,10 @@ mod tests {
     #[test]
     fn what_nobody_asked_for_is_not_kept() {
         let mut pool = Pool::new(ByteCount::mib(64));
-        assert!(!pool.wants(shape(1, 64)));
+        assert!(pool.admit(shape(1, 64)).is_none());
         assert!(pool.take(shape(1, 64)).is_none());
-        assert!(pool.wants(shape(1, 64)), "one was wished for");
-        assert!(!pool.wants(shape(1, 64)), "and one alone");
+        assert!(pool.admit(shape(1, 64)).is_some(), "one was wished for");
+        assert!(pool.admit(shape(1, 64)).is_none(), "and one alone");
     }
 
     #[test]
@@ -149,11 +152,13 @@ mod tests {
             assert!(pool.take(wished).is_none());
         }
         for segment in 0..2 {
-            assert!(pool.wants(wished));
+            assert!(pool.admit(wished).is_some_and(|surplus| surplus.is_empty()));
             pool.keep(waiting(wished, segment));
         }
-        assert!(!pool.wants(wished), "a sixteenth of 1 MiB waits");
-        assert_eq!(pool.oldest().unwrap().segment, SegmentId(0));
-        assert!(pool.wants(wished));
+        let surplus = pool.admit(wished).unwrap();
+        assert_eq!(surplus.len(), 1, "a sixteenth of 1 MiB waits");
+        assert_eq!(surplus[0].segment, SegmentId(0));
+        assert_eq!(pool.bytes(), ByteCount::kib(32));
+        assert!(pool.take(shape(1, 128)).is_none() && pool.admit(shape(1, 128)).is_none(), "longer than all");
     }
 }

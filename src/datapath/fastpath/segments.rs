@@ -131,6 +131,7 @@ impl Datapath {
 
     /// Frees a segment that no object is in any more.
     pub(in crate::datapath) fn free_segment(&self, segment: SegmentId) {
+        let mut surplus = Vec::new();
         let file = {
             let mut segments = self.fast.segments.lock();
             let Some(shared) = segments.known.get(&segment) else {
@@ -142,13 +143,19 @@ impl Datapath {
             // Opened before it loses its name.
             let file = (!is_reachable).then(|| self.tier.open_segment(segment).ok()).flatten();
             if let (Some(shape), Some(file)) = (shape, &file)
-                && segments.pool.wants(shape)
-                && self.tier.unseal(file).is_ok()
-                && let Ok(file) = file.try_clone()
+                && let Some(oldest) = segments.pool.admit(shape)
             {
-                segments.known.remove(&segment);
-                segments.pool.keep(Waiting { shape, segment, file: Arc::new(file) });
-                return;
+                surplus = oldest;
+                surplus.iter().for_each(|waiting| segments.retire(waiting.segment));
+                if self.tier.unseal(file).is_ok()
+                    && let Ok(file) = file.try_clone()
+                {
+                    segments.known.remove(&segment);
+                    segments.pool.keep(Waiting { shape, segment, file: Arc::new(file) });
+                    drop(segments);
+                    surplus.iter().for_each(|waiting| self.give_up_segment(waiting.segment, &waiting.file));
+                    return;
+                }
             }
             segments.known.remove(&segment);
             segments.retire(segment);
@@ -156,9 +163,16 @@ impl Datapath {
             self.unlink_segment(segment);
             file
         };
-        if let Some(file) = file
-            && let Err(error) = self.tier.trim(&file, ByteCount::ZERO)
-        {
+        surplus.iter().for_each(|waiting| self.give_up_segment(waiting.segment, &waiting.file));
+        if let Some(file) = file {
+            self.give_up_segment(segment, &file);
+        }
+    }
+
+    /// Takes the name and the pages of a segment away that nobody may look at any more.
+    fn give_up_segment(&self, segment: SegmentId, file: &std::fs::File) {
+        self.unlink_segment(segment);
+        if let Err(error) = self.tier.trim(file, ByteCount::ZERO) {
             tracing::error!(segment = segment.0, %error, "a segment could not be cut; its memory stays in use while clients map it");
         }
     }
@@ -184,10 +198,7 @@ impl Datapath {
                 break;
             };
             drained = drained.saturating_add(waiting.shape.pages);
-            self.unlink_segment(waiting.segment);
-            if let Err(error) = self.tier.trim(&waiting.file, ByteCount::ZERO) {
-                tracing::error!(segment = waiting.segment.0, %error, "a segment that waited could not be cut");
-            }
+            self.give_up_segment(waiting.segment, &waiting.file);
         }
         drained > ByteCount::ZERO
     }

@@ -168,7 +168,8 @@ impl Datapath {
             self.telemetry.fast_reuses.increment();
             return Ok((waiting.segment, waiting.file));
         }
-        let needed = footprint(size);
+        // As every writer, it leaves the headroom to those that the kernel serves.
+        let needed = footprint(size).saturating_add(self.settings.write_headroom);
         for _ in 0..EVICTIONS_FOR_REUSE {
             let free = self.tier.usage()?.free;
             if free >= needed || self.evict_round_for_reuse(needed.saturating_sub(free), target.parent) == 0 {
@@ -181,13 +182,28 @@ impl Datapath {
             }
         }
         let (segment, file) = self.tier.create_segment()?;
-        match self.reserve(&file, ByteCount::ZERO, footprint(size), target.parent) {
+        match self.reserve_beside_headroom(&file, footprint(size), target.parent) {
             Ok(()) => Ok((segment, Arc::new(file))),
             Err(error) => {
                 self.free_place(Place::Solo(segment));
                 Err(error)
             }
         }
+    }
+
+    /// Allocates a segment in full, and leaves the headroom to writers that the kernel serves, or one of them would be cut
+    /// short. When nothing can be evicted any more it takes of that too, as a write through the daemon does.
+    pub(super) fn reserve_beside_headroom(
+        &self,
+        file: &File,
+        pages: ByteCount,
+        directory: Slot,
+    ) -> Result<(), Error> {
+        let wanted = pages.saturating_add(self.settings.write_headroom);
+        if let Err(error) = self.make_room(wanted, directory) {
+            tracing::debug!(%error, "a begun object takes of the headroom");
+        }
+        self.reserve(file, ByteCount::ZERO, pages, directory)
     }
 
     /// Makes begun objects visible. `tell` is called once for each, in order: with its version, or with why it was given up.

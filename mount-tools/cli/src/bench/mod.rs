@@ -1,7 +1,8 @@
 //! `tidefs bench`: what the mount reaches, measured against the machine it runs on.
 //!
-//! `local` compares a mount with a private tmpfs, `replay` sends a trace of requests through a mount, `ssd` compares the
-//! SSD tier with fio, `transfer` measures the transfer engine between processes. A bare
+//! `local` compares a mount with a private tmpfs, `fastpath` the client library with memcpy, `replay` sends a trace of
+//! requests through a mount, `ssd` compares the SSD tier with fio, `transfer` measures the transfer engine between processes.
+//! A bare
 //! number of a shared machine says little, so every number comes as a ratio to a baseline that was measured
 //! within the same second, with the spread over the rounds.
 //!
@@ -14,6 +15,7 @@ mod affinity;
 mod buffer;
 mod daemon;
 mod error;
+mod fastpath;
 mod ffi;
 mod local;
 mod machine;
@@ -43,6 +45,8 @@ pub(crate) struct BenchArgs {
 enum BenchCommand {
     /// Measure reads, writes and latencies of a mount as ratios to a private tmpfs and to memcpy (needs root).
     Local(Box<local::LocalArgs>),
+    /// Measure the client library against memcpy from mapped memory (needs root).
+    Fastpath(fastpath::FastpathArgs),
     /// Replay a trace of requests through a mount and compare its hit ratio with exact LRU.
     Replay(replay::ReplayArgs),
     /// Measure the SSD tier against fio on the same disk (needs root and fio).
@@ -59,6 +63,7 @@ pub(crate) fn run(args: BenchArgs) -> ExitCode {
     }
     let outcome = match args.command {
         BenchCommand::Local(args) => local::run(&args),
+        BenchCommand::Fastpath(args) => fastpath::run(&args),
         BenchCommand::Replay(args) => replay::run(&args),
         BenchCommand::Ssd(args) => ssd::run(&args),
         BenchCommand::Transfer(args) => transfer::run(&args),

@@ -24,6 +24,8 @@ pub(crate) enum Unit {
     Seconds,
     /// Bytes.
     Bytes,
+    /// Keys a second.
+    KeysPerSecond,
 }
 
 impl Unit {
@@ -33,6 +35,7 @@ impl Unit {
             Self::Microseconds => format!("{value:.2} us"),
             Self::Seconds => format!("{value:.2} s"),
             Self::Bytes => format!("{value:.0} B"),
+            Self::KeysPerSecond => format!("{:.2} M/s", value / 1e6),
         }
     }
 }
@@ -45,6 +48,8 @@ pub(crate) enum Target {
     RatioAtLeast(f64),
     /// The median of the figure is at most this, in the unit of the row.
     AtMost(f64),
+    /// The median of the figure is at least this, in the unit of the row.
+    AtLeast(f64),
 }
 
 /// Whether a row reaches its target.
@@ -93,6 +98,7 @@ impl Row {
             None => return Verdict::NoTarget,
             Some(Target::RatioAtLeast(least)) => self.ratio.is_some_and(|ratio| ratio.median >= least),
             Some(Target::AtMost(most)) => self.value.is_some_and(|value| value.median <= most),
+            Some(Target::AtLeast(least)) => self.value.is_some_and(|value| value.median >= least),
         };
         if reached { Verdict::Pass } else { Verdict::Below }
     }
@@ -123,6 +129,7 @@ impl Row {
                 None => "-".to_owned(),
                 Some(Target::RatioAtLeast(least)) => format!(">= {least:.2}"),
                 Some(Target::AtMost(most)) => format!("<= {}", self.unit.show(most)),
+                Some(Target::AtLeast(least)) => format!(">= {}", self.unit.show(least)),
             },
             match self.verdict() {
                 Verdict::Pass => "PASS".to_owned(),

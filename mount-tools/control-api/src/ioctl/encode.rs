@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::layout::{HEADER_BYTES, Header};
-use super::{ABI_VERSION, Flags, PAYLOAD_MAX, Record};
+use super::{ABI_VERSION, AREA_BATCH_MAX, BATCH_MAX, Flags, PAYLOAD_MAX, Record};
 
 /// Builds the payload of a request, record by record.
 #[derive(Clone, Debug)]
@@ -28,15 +28,20 @@ impl Encoder {
     /// A request with room for `room` bytes each way, its header included.
     #[must_use]
     pub fn with_room(flags: Flags, scope: u64, result_bytes: usize, room: usize) -> Self {
-        let mut bytes = Vec::with_capacity(room.min(PAYLOAD_MAX));
-        bytes.resize(HEADER_BYTES, 0);
+        let bytes = vec![0; HEADER_BYTES];
         Self { bytes, flags, scope, count: 0, result_bytes, room }
     }
 
-    /// Adds a record. Returns whether there was room for it and its result.
+    /// Makes room for `more` bytes of records and results, to save growing step by step.
+    pub fn reserve(&mut self, more: usize) {
+        self.bytes.reserve(more.min(self.room).min(PAYLOAD_MAX));
+    }
+
+    /// Adds a record. Returns whether there was room for it and its result, and a batch may be so long.
     pub fn push<'a>(&mut self, record: &impl Record<'a>) -> bool {
         let results = HEADER_BYTES + self.result_bytes * (self.len() + 1);
-        if results > self.room || self.bytes.len() + record.length() > self.room {
+        let most = if self.flags.has(Flags::IN_AREA) { AREA_BATCH_MAX } else { BATCH_MAX };
+        if self.len() == most || results > self.room || self.bytes.len() + record.length() > self.room {
             return false;
         }
         record.put(&mut self.bytes);

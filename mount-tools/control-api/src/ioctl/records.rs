@@ -274,7 +274,7 @@ impl<'a, R: Record<'a>> Records<'a, R> {
     /// One after the other.
     pub fn iter(&self) -> impl Iterator<Item = R> + use<'a, R> {
         let mut rest = self.bytes;
-        // The bytes end where the last record does.
-        std::iter::from_fn(move || R::take(&mut rest))
+        // All are whole, so none ends the row early; the count tells collectors how many to expect.
+        (0..self.count).map_while(move |_| R::take(&mut rest))
     }
 }

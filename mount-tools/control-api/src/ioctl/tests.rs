@@ -88,6 +88,17 @@ fn a_request_comes_back_as_it_was_written() {
 }
 
 #[test]
+fn what_is_written_is_never_longer_than_what_is_read() {
+    let range = Range { first: 0, count: 1 };
+    for (flags, most) in [(Flags::NONE, BATCH_MAX), (Flags::IN_AREA, AREA_BATCH_MAX)] {
+        let mut encoder = Encoder::with_room(flags, 0, 0, usize::MAX);
+        while encoder.push(&range) {}
+        assert_eq!(encoder.len(), most);
+        assert!(Header::of_request(Command::Release, &encoder.finish()).is_ok());
+    }
+}
+
+#[test]
 fn what_is_not_known_is_refused() {
     let good = {
         let mut encoder = Encoder::new(Flags::NONE, 0, 32);

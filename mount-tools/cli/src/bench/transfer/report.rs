@@ -27,11 +27,13 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Whether it has a target value and misses it. `AtMost` is about the ratio here.
+    /// Whether it has a target value and misses it. Here all are about the ratio.
     fn is_missed(&self) -> bool {
         match self.target {
             None => false,
-            Some(Target::RatioAtLeast(least)) => self.ratio.is_none_or(|ratio| ratio.median < least),
+            Some(Target::RatioAtLeast(least) | Target::AtLeast(least)) => {
+                self.ratio.is_none_or(|ratio| ratio.median < least)
+            }
             Some(Target::AtMost(most)) => self.ratio.is_none_or(|ratio| ratio.median > most),
         }
     }
@@ -55,7 +57,7 @@ impl Row {
             figure(self.cpu_seconds_per_gigabyte),
             match self.target {
                 None => String::new(),
-                Some(Target::RatioAtLeast(least)) => format!(">= {least:.2}"),
+                Some(Target::RatioAtLeast(least) | Target::AtLeast(least)) => format!(">= {least:.2}"),
                 Some(Target::AtMost(most)) => format!("<= {most:.2}"),
             },
             match (self.target.is_some(), self.is_missed()) {

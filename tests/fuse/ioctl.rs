@@ -1,0 +1,206 @@
+//! The fast path's ioctls as another client would make them, byte by byte, without the library.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use nix::errno::Errno;
+use tidefs_control_api::ioctl::{
+    AreaGrant, Command, Create, Encoder, Entry, Features, Flags, Get, HEADER_BYTES, Name, Outcome, Put,
+    Range, Record, Seal, Status, VersionReply, request_number, results,
+};
+use zerocopy::FromBytes as _;
+
+use crate::common::{Mode, Mount, pattern};
+use crate::fixture::{MIB, kv, offset, publish_object};
+
+/// An open control file.
+struct Control {
+    file: File,
+    segments: std::path::PathBuf,
+}
+
+impl Control {
+    fn open(mount: &Mount) -> Self {
+        let path = mount.join(".tidefs/control");
+        let file = File::options().read(true).write(true).open(path).expect("the control file opens");
+        Self { file, segments: mount.join(".tidefs/segments") }
+    }
+
+    fn number(&self, number: u32, payload: &mut [u8]) -> Result<(), Errno> {
+        // SAFETY: the number says how many bytes the kernel reads and writes, which is the length of the payload.
+        let outcome =
+            unsafe { libc::ioctl(self.file.as_raw_fd(), libc::Ioctl::from(number), payload.as_mut_ptr()) };
+        Errno::result(outcome).map(drop)
+    }
+
+    fn call(&self, command: Command, mut payload: Vec<u8>) -> Result<Vec<u8>, Errno> {
+        let number = request_number(command, payload.len());
+        self.number(number, &mut payload).map(|()| payload)
+    }
+
+    /// Makes a request with one record and returns its one result, and the first reference.
+    fn one<'a, T>(&self, command: Command, record: &impl Record<'a>) -> (u64, T)
+    where
+        T: zerocopy::FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned + Copy,
+    {
+        let mut request = Encoder::new(Flags::NONE, 0, size_of::<T>());
+        assert!(request.push(record));
+        let reply = self.call(command, request.finish()).expect("a reply");
+        let (header, found) = results::<T>(&reply).expect("a whole reply");
+        (header.scope.get(), found[0])
+    }
+
+    fn area(&self, length: u64) -> (u64, File) {
+        let mut payload = Encoder::new(Flags::NONE, length, 0).finish();
+        payload.resize(HEADER_BYTES + size_of::<AreaGrant>(), 0);
+        let reply = self.call(Command::Register, payload).expect("an area");
+        let grant = AreaGrant::read_from_prefix(&reply[HEADER_BYTES..]).expect("a grant").0;
+        let segment = grant.segment.get();
+        assert!(grant.length.get() >= length);
+        let path = self.segments.join(segment.to_string());
+        (segment, File::options().read(true).write(true).open(path).expect("the area opens"))
+    }
+
+    fn segment(&self, number: u64) -> std::path::PathBuf {
+        self.segments.join(number.to_string())
+    }
+}
+
+fn metric(mount: &Mount, name: &str) -> u64 {
+    let text = fs::read_to_string(mount.join(".tidefs/metrics")).expect("the metrics");
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.expect("the metric is there")
+}
+
+#[test]
+fn what_a_client_says_that_is_not_known_is_refused_whole() {
+    let (mount, kv) = kv(Mode::Passthrough);
+    publish_object(&kv.join("key"), 1, MIB);
+    let control = Control::open(&mount);
+    let request = || {
+        let mut request = Encoder::new(Flags::NONE, 0, size_of::<Entry>());
+        assert!(request.push(&Name(b"kv/key")));
+        request.finish()
+    };
+    for (at, byte) in [(0, 9), (2, 0x40), (3, 0x80), (5, 0xff), (16, 0xff)] {
+        let mut payload = request();
+        payload[at] = byte;
+        assert_eq!(control.call(Command::Lookup, payload).err(), Some(Errno::EINVAL), "byte {at}");
+    }
+    assert_eq!(metric(&mount, "tidefs_fast_refusals_total"), 5);
+    assert_eq!(metric(&mount, "tidefs_fast_hits_total"), 0, "nothing of them was done");
+    let mut payload = request();
+    let unknown = request_number(Command::Lookup, payload.len()) + 100;
+    assert_eq!(control.number(unknown, &mut payload), Err(Errno::ENOTTY));
+    assert_eq!(control.call(Command::Lookup, vec![0; 8]).err(), Some(Errno::EINVAL));
+    // An ordinary file and a directory have no such requests.
+    for path in [kv.join("key"), kv.clone(), mount.join(".tidefs/status")] {
+        let other = Control { file: File::open(path).expect("open"), segments: control.segments.clone() };
+        assert_eq!(other.call(Command::Lookup, request()).err(), Some(Errno::ENOTTY));
+    }
+    assert!(control.call(Command::Lookup, request()).is_ok());
+    assert_eq!(mount.log().matches("a request of the fast path is refused").count(), 1, "said once");
+}
+
+#[test]
+fn version_tells_what_is_offered() {
+    for (mode, mapping) in [(Mode::Passthrough, true), (Mode::Direct, false)] {
+        let (mount, _) = kv(mode);
+        let mut payload = Encoder::new(Flags::NONE, 0, 0).finish();
+        payload.resize(HEADER_BYTES + size_of::<VersionReply>(), 0);
+        let reply = Control::open(&mount).call(Command::Version, payload).expect("a reply");
+        let facts = VersionReply::read_from_prefix(&reply[HEADER_BYTES..]).expect("facts").0;
+        assert_eq!((facts.oldest.get(), facts.newest.get()), (1, 1));
+        assert_eq!(Features(facts.features.get()).has(Features::MAPPING), mapping);
+        assert_eq!(facts.packed_max.get(), 32 << 10);
+    }
+}
+
+#[test]
+fn objects_are_made_of_an_area_and_copied_into_it() {
+    let (mount, kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    let (area, file) = control.area(8 << 20);
+    for length in [1, 5000, 40_000, 3 * MIB] {
+        let bytes = pattern::bytes(4, length);
+        file.write_all_at(&bytes, 4096).expect("write the area");
+        let name = Name(b"kv/made");
+        let put = Put { area, source: 4096, length: offset(length), mode: 0o640, name };
+        let (_, outcome) = control.one::<Outcome>(Command::PutFrom, &put);
+        assert_eq!(outcome.status(), Status::Ok, "{length}");
+        assert_eq!(fs::read(kv.join("made")).expect("read"), bytes);
+        let part = Get { offset: 1, length: offset(length), area, target: 4 << 20, name };
+        let (_, copied) = control.one::<Entry>(Command::GetInto, &part);
+        assert_eq!((copied.status(), copied.length.get()), (Status::Ok, offset(length) - 1));
+        assert_eq!(copied.version.get(), outcome.version.get());
+        let mut found = vec![0; length - 1];
+        file.read_exact_at(&mut found, 4 << 20).expect("read the area");
+        assert_eq!(found, bytes[1..]);
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    assert_eq!(fs::metadata(kv.join("made")).expect("stat").permissions().mode() & 0o777, 0o640);
+    let beyond = Put { area, source: 8 << 20, length: 1, mode: 0o640, name: Name(b"kv/made") };
+    assert_eq!(control.one::<Outcome>(Command::PutFrom, &beyond).1.status(), Status::Invalid);
+    // Another session has no part in it.
+    let other = Control::open(&mount);
+    let theirs = Put { area, source: 0, length: 1, mode: 0o640, name: Name(b"kv/theirs") };
+    assert_eq!(other.one::<Outcome>(Command::PutFrom, &theirs).1.status(), Status::Invalid);
+    drop(control);
+    assert!(
+        crate::common::wait::until(crate::common::wait::HANG, || !Path::new(&other.segment(area)).exists())
+    );
+}
+
+#[test]
+fn a_reference_is_given_back_once_and_strangers_give_back_nothing() {
+    let (mount, kv) = kv(Mode::Passthrough);
+    publish_object(&kv.join("key"), 1, MIB);
+    let (control, other) = (Control::open(&mount), Control::open(&mount));
+    let (first, found) = control.one::<Entry>(Command::Lookup, &Name(b"kv/key"));
+    assert_eq!((found.status(), found.length.get()), (Status::Ok, offset(MIB)));
+    let release = |control: &Control, first, count| {
+        let mut request = Encoder::new(Flags::NONE, 0, 0);
+        assert!(request.push(&Range { first, count }));
+        control.call(Command::Release, request.finish()).expect("release");
+    };
+    let segment = control.segment(found.segment.get());
+    fs::remove_file(kv.join("key")).expect("unlink");
+    for strange in [(first, 1), (0, u64::MAX), (u64::MAX, u64::MAX)] {
+        release(&other, strange.0, strange.1);
+    }
+    release(&control, first + 1, u64::MAX);
+    assert_eq!(pattern::verify_object(&fs::read(&segment).expect("still there")), Ok(1));
+    release(&control, first, u64::MAX);
+    release(&control, first, 1);
+    assert!(crate::common::wait::until(crate::common::wait::HANG, || fs::read(&segment).is_err()));
+}
+
+#[test]
+fn a_begun_object_is_written_through_its_segment_and_sealed_once() {
+    let (mount, kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    let create = Create { size: offset(MIB), mode: 0o600, name: Name(b"kv/key") };
+    let (reference, begun) = control.one::<Entry>(Command::Create, &create);
+    assert_eq!(begun.status(), Status::Ok);
+    let path = control.segment(begun.segment.get());
+    let file = File::options().read(true).write(true).open(&path).expect("its segment opens");
+    file.write_all_at(&pattern::object(6, MIB), 0).expect("write");
+    let seal = Seal { reference, length: offset(MIB) };
+    assert_eq!(control.one::<Outcome>(Command::Seal, &seal).1.status(), Status::Ok);
+    assert_eq!(control.one::<Outcome>(Command::Seal, &seal).1.status(), Status::Invalid, "it is sealed");
+    assert_eq!(pattern::verify_object(&fs::read(kv.join("key")).expect("read")), Ok(6));
+    let refused =
+        File::options().read(true).write(true).open(&path).expect_err("a sealed one is not written");
+    assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+    let bad = [&b"kv/../x"[..], b"", b"kv/", b"/kv/..", &[b'x'; 300]];
+    for name in bad {
+        let create = Create { size: 4096, mode: 0o600, name: Name(name) };
+        let status = control.one::<Entry>(Command::Create, &create).1.status();
+        assert!(
+            matches!(status, Status::Invalid | Status::Absent | Status::AskByFile),
+            "{name:?}: {status:?}"
+        );
+    }
+}
