@@ -15,6 +15,7 @@
 mod cluster;
 mod credentials;
 mod handlers;
+mod metrics;
 mod operations;
 mod server;
 mod ssd;

@@ -20,7 +20,7 @@ use super::Operations;
 use crate::config::{Effective, Origin};
 use crate::datapath::{self, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction};
 use crate::namespace::time_of;
-use crate::telemetry::{self, Family};
+use crate::telemetry;
 use crate::tier::memory;
 
 /// How far into the order of eviction `stat` looks for an object's rank.
@@ -484,34 +484,7 @@ impl Operations for DaemonOperations {
     }
 
     fn metrics(&self) -> Result<String, ApiError> {
-        let overview = self.datapath.overview().map_err(|error| internal(&error))?;
-        let mut families: Vec<_> = self.datapath.telemetry().families().collect();
-        let gauges = [
-            ("tidefs_capacity_bytes", "Most bytes of the memory tier.", overview.usage.capacity.get()),
-            ("tidefs_used_bytes", "Bytes of real pages in use.", overview.usage.used.get()),
-            ("tidefs_free_bytes", "Bytes that can still be reserved.", overview.usage.free.get()),
-            ("tidefs_objects", "Sealed objects.", overview.objects),
-            ("tidefs_object_bytes", "Bytes of sealed objects.", overview.sealed_bytes.get()),
-            ("tidefs_unsealed_files", "Files that are being written.", overview.unsealed_files),
-            ("tidefs_kernel_inodes", "Inodes that the kernel holds.", overview.kernel_inodes),
-            ("tidefs_packed_objects", "Objects in packed segments.", overview.packed.objects.0),
-            (
-                "tidefs_packed_allocated_bytes",
-                "Bytes of packed segments.",
-                overview.packed.bytes_allocated.get(),
-            ),
-            ("tidefs_scratch_used_bytes", "Bytes of scratch files.", overview.scratch_used.get()),
-            (
-                "tidefs_eviction_memory_bytes",
-                "Heap bytes of the eviction orders.",
-                overview.policy_memory as u64,
-            ),
-        ];
-        families.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, value)));
-        families.extend(
-            self.datapath.cluster().into_iter().flat_map(|side| super::cluster::metrics(side.cluster())),
-        );
-        families.extend(self.datapath.ssd().into_iter().flat_map(|tier| super::ssd::metrics(&tier.status())));
+        let families = super::metrics::families(&self.datapath).map_err(|error| internal(&error))?;
         telemetry::render(families).map_err(|error| ApiError::new(ErrorCode::Internal, error.to_string()))
     }
 }

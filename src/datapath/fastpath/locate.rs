@@ -223,7 +223,7 @@ impl Datapath {
         let Some(slot) = state.tree.child(within.slot, leaf) else {
             if state.has_members() && !state.is_absent_everywhere(within.slot, leaf) {
                 // Another member may have it, and a file call asks.
-                return (Slot::NONE, Located::AskByFile);
+                return (None, Located::AskByFile);
             }
             tally.misses += 1;
             return (Some(Spot { slot: Slot::NONE, key }), Located::Absent);
@@ -290,7 +290,9 @@ impl Datapath {
         let Some(object) = state.object_mut(slot) else { return };
         object.marks.set(Marks::SHARED, true);
         let shape = Shape { class, pages: footprint(object.size) };
-        let is_tainted = object.marks.has(Marks::ADOPTED) || (is_known && may_be_mapped(object));
+        // A peer reads through a handle of an object that the kernel may not know.
+        let is_read = object.readers() + object.writers() > 0;
+        let is_tainted = object.marks.has(Marks::ADOPTED) || is_read || (is_known && may_be_mapped(object));
         let mut segments = self.fast.segments.lock();
         match segments.known.get_mut(&segment) {
             None => {

@@ -1,0 +1,30 @@
+//! The metrics of a daemon: what it counts, and how full it is now.
+
+use crate::datapath::{Datapath, Error};
+use crate::telemetry::Family;
+
+/// All of them.
+///
+/// # Errors
+/// [`Error::Io`] when the memory tier cannot be asked.
+pub(super) fn families(datapath: &Datapath) -> Result<Vec<Family>, Error> {
+    let overview = datapath.overview()?;
+    let mut families: Vec<_> = datapath.telemetry().families().collect();
+    let gauges = [
+        ("tidefs_capacity_bytes", "Most bytes of the memory tier.", overview.usage.capacity.get()),
+        ("tidefs_used_bytes", "Bytes of real pages in use.", overview.usage.used.get()),
+        ("tidefs_free_bytes", "Bytes that can still be reserved.", overview.usage.free.get()),
+        ("tidefs_objects", "Sealed objects.", overview.objects),
+        ("tidefs_object_bytes", "Bytes of sealed objects.", overview.sealed_bytes.get()),
+        ("tidefs_unsealed_files", "Files that are being written.", overview.unsealed_files),
+        ("tidefs_kernel_inodes", "Inodes that the kernel holds.", overview.kernel_inodes),
+        ("tidefs_packed_objects", "Objects in packed segments.", overview.packed.objects.0),
+        ("tidefs_packed_allocated_bytes", "Bytes of packed segments.", overview.packed.bytes_allocated.get()),
+        ("tidefs_scratch_used_bytes", "Bytes of scratch files.", overview.scratch_used.get()),
+        ("tidefs_eviction_memory_bytes", "Heap bytes of the eviction orders.", overview.policy_memory as u64),
+    ];
+    families.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, value)));
+    families.extend(datapath.cluster().into_iter().flat_map(|side| super::cluster::metrics(side.cluster())));
+    families.extend(datapath.ssd().into_iter().flat_map(|tier| super::ssd::metrics(&tier.status())));
+    Ok(families)
+}
