@@ -55,7 +55,7 @@ impl Core {
             let wait = if is_backup { wait } else { wait / 2 };
             self.ask_parts(&paths, parts, wait, &mut found).await;
             if is_backup {
-                // A backup tells nobody when its answers are not true any more: nothing that was asked now is remembered.
+                // A backup is lost more easily than it is missed: nothing that was asked now is remembered.
                 open.iter().for_each(|&at| self.note_revocation(KeyId::of(&paths[at]).shard()));
             }
             open.retain(|&at| !is_final(found[at].as_ref()));

@@ -22,7 +22,7 @@ struct Moves {
     gained: Vec<Shard>,
     /// Of these and others, those that it answers for first now.
     taken: BTreeSet<Shard>,
-    /// Shards that others answer for first now than before.
+    /// Shards that others answer for now than before.
     moved: Vec<Shard>,
     /// To whom it announces what it holds.
     announced: BTreeMap<MemberId, Vec<Shard>>,
@@ -54,11 +54,9 @@ impl Moves {
             if added.contains(&me) {
                 moves.gained.push(shard);
             }
-            if before[0] != after[0] {
-                moves.moved.push(shard);
-                if after[0] == Some(me) {
-                    moves.taken.insert(shard);
-                }
+            moves.moved.push(shard);
+            if before[0] != after[0] && after[0] == Some(me) {
+                moves.taken.insert(shard);
             }
             let tells = before.into_iter().flatten().find(is_known) == Some(me);
             for start in added {

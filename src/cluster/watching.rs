@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use super::catalog::wire::{Message, REVOKE, Revocation, Revoke};
 use super::core::Core;
 use super::peers::{Link, Owed, Peer};
-use super::shards::Shard;
+use super::shards::{Owners, Shard};
 
 /// Pause after the first failed attempt to connect; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -132,13 +132,8 @@ impl Core {
     /// A member is not waited for any more. What it answered may be wrong from now on.
     fn lose(self: &Arc<Self>, member: MemberId) {
         let seen = self.seen();
-        let of_it = |is_mine: bool| -> Vec<Shard> {
-            let is_wanted = |shard: &Shard| {
-                seen.map.owners(*shard).is_some_and(|owners| {
-                    owners.primary == member && (!is_mine || owners.backup == Some(self.me.member))
-                })
-            };
-            Shard::all().filter(is_wanted).collect()
+        let owned = |is_wanted: &dyn Fn(Owners) -> bool| -> Vec<Shard> {
+            Shard::all().filter(|&shard| seen.map.owners(shard).is_some_and(is_wanted)).collect()
         };
         let now = self.now();
         {
@@ -147,14 +142,16 @@ impl Core {
             owner.note_contact(member, now);
             owner.give_up_on(member);
         }
-        let answered = of_it(false);
+        let answered = owned(&|owners| owners.primary == member || owners.backup == Some(member));
         if !answered.is_empty() {
             answered.iter().for_each(|&shard| self.note_revocation(shard));
             if let Some(holder) = self.holder.upgrade() {
                 holder.forget_answers(&answered);
             }
         }
-        self.take_over(of_it(true).into_iter().collect(), seen.view.number);
+        let me = Some(self.me.member);
+        let mine = owned(&|owners| owners.primary == member && owners.backup == me);
+        self.take_over(mine.into_iter().collect(), seen.view.number);
     }
 
     /// Asks a member, once it was connected for the first time. The request is on its way when the future was polled, if

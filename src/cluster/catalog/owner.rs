@@ -4,8 +4,8 @@
 //! Invariants
 //! - The order of the versions of a key is decided by the shard's primary; by the backup only while it holds the primary
 //!   for lost. What it decided alone it owes the primary.
-//! - What the primary answers may be remembered by the asker, absence only after the primary has learned all there is to
-//!   know; the asker is told when it changes. What a backup answers may not, and it does not note who asked.
+//! - Who was answered is told when that changes, for as long as the one who answered serves the shard. Absence may be
+//!   remembered only when the primary says it, after it has learned all there is to know.
 //! - A primary that may have been passed over answers nothing until it has caught up.
 
 mod learning;
@@ -156,7 +156,7 @@ impl Owner {
         copies
     }
 
-    /// What stands under `path`, for `asker`, which watches it from then on if this is the primary.
+    /// What stands under `path`, for `asker`, which watches it from then on.
     pub fn find(&mut self, asker: PeerId, path: &[u8]) -> Answered {
         let key = KeyId::of(path);
         let role = self.role(key.shard());
@@ -177,9 +177,6 @@ impl Owner {
             None if role != Role::Primary => return Answered::Absent { is_watched: false },
             None => Answered::Absent { is_watched: true },
         };
-        if role != Role::Primary {
-            return answer;
-        }
         match self.slots.of(asker) {
             Some(slot) => self.watches.add(key, path, slot),
             None if matches!(answer, Answered::Absent { .. }) => {
@@ -272,7 +269,8 @@ impl Owner {
                     if !self.away.is_empty() {
                         self.table.tombstones_mut().note(key, last, now, now);
                     }
-                    let tell = self.revoke(key, Some(path), last, &[], Some(slot));
+                    // Who let go may have asked since, and been told of its own copy.
+                    let tell = self.revoke(key, Some(path), last, &[], None);
                     Effects { tell, ..Effects::only(Outcome::Done { stamp: last }) }
                 }
             },
