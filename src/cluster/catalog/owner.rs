@@ -230,7 +230,8 @@ impl Owner {
         };
         let key = KeyId::of(path);
         let role = self.role(key.shard());
-        let is_announcement = matches!(change, Change::Announce { .. });
+        // What a member holds is taken from it by both owners, whoever decides.
+        let is_announcement = matches!(change, Change::Announce { .. } | Change::LetGo { .. });
         let may = match role {
             Role::Primary | Role::Acting => true,
             Role::Backup | Role::Behind => is_announcement,
@@ -276,7 +277,7 @@ impl Owner {
             },
             Change::Announced { .. } => return Effects::only(Outcome::Done { stamp: Stamp(0) }),
         };
-        if !is_announcement {
+        if matches!(role, Role::Primary | Role::Acting) && !matches!(change, Change::Announce { .. }) {
             let Outcome::Done { stamp } = effects.outcome else { return effects };
             effects.replicate = self.other_owner(key.shard()).map(|other| (other, key, stamp));
         }
