@@ -171,6 +171,8 @@ impl Bench {
             format!("ssd.dirs={}", tier.display()),
             format!("ssd.capacity={}", sample.get() * samples),
             format!("ssd.loads={}", args.depth),
+            // What is opened is to be cold.
+            "ssd.prefetch_objects=0".to_owned(),
         ];
         let options: Vec<_> = options.into_iter().chain(args.options.iter().cloned()).collect();
         // What a round writes fits beside what it loads, and nothing is sent ahead of the clock.
