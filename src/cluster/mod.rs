@@ -3,7 +3,7 @@
 //! What must agree and changes rarely is held by etcd, or by the daemon itself when it is alone. Who is
 //! responsible for a key follows from the members alone ([`shards`], [`rendezvous`]), so nothing is agreed per key.
 //!
-//! The daemon of one host does not use it yet.
+//! A daemon alone uses none of it.
 
 mod announcing;
 mod asking;

@@ -9,7 +9,7 @@
 //! - A segment is cut or written again only when no reference, no file handle, no mapping made through a key's file and no
 //!   way to a disk can reach its bytes, and never if it was taken over from an earlier daemon. Mappings of programs that
 //!   hold no reference do not count: they have promised not to look.
-//! - A segment is written again only for an object that the same users may read as the one before ([`AccessClass`]).
+//! - A segment is written again only for an object that the same users may read as the one before.
 //!
 //! Limits: [`REFERENCES_MAX`] references, [`CREATES_MAX`] begun objects, [`AREAS_MAX`] areas in one session. A request holds
 //! the lock for at most [`LOCKED_AT_ONCE`] entries at a time.
