@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 
 use super::catalog::wire::{Change, INLINE_MAX, Lend, Lending, Message, Release};
 use super::core::Core;
-use super::object::{Lent, LentBytes};
+use super::object::{Lent, LentBytes, Unlent};
 
 /// Loans at once.
 const LOANS_MAX: usize = 65_536;
@@ -82,10 +82,14 @@ impl Core {
 
     async fn lend(self: &Arc<Self>, reader: PeerId, lend: Lend) -> Result<Lending, String> {
         let Some(holder) = self.holder.upgrade() else { return Ok(Lending::NotHeld) };
-        let Some(lent) = holder.lend(lend.path.clone(), lend.stamp).await else {
-            // The catalog is wrong about this member, unless it knows already.
-            self.note(Change::LetGo { path: lend.path, stamp: lend.stamp });
-            return Ok(Lending::NotHeld);
+        let lent = match holder.lend(lend.path.clone(), lend.stamp).await {
+            Ok(lent) => lent,
+            Err(Unlent::NotNow) => return Err("it cannot be read now".to_owned()),
+            Err(Unlent::Gone) => {
+                // The catalog is wrong about this member, unless it knows already.
+                self.note(Change::LetGo { path: lend.path, stamp: lend.stamp });
+                return Ok(Lending::NotHeld);
+            }
         };
         self.counters.lent.increment();
         let checksum = lent.checksum;

@@ -32,10 +32,10 @@ mod watching;
 
 pub use error::ClusterError;
 pub use member::{ClusterId, Member, ProtocolRange, View};
-pub use node::{AskedAt, Cluster, Published, Wanted};
+pub use node::{Cluster, Published, Wanted};
 pub use object::{
     Copy, DirectoryFacts, Facts, FileFacts, Found, Holder, Holding, Lent, LentBytes, ListedName, Medium,
-    Stamp,
+    Stamp, Unlent,
 };
 pub use settings::{ClusterConfig, Limits, Timings};
 pub use status::{ClusterStatus, Counters, LinkState, MemberStatus};

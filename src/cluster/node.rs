@@ -4,7 +4,8 @@
 //! awaited from anywhere, and dropping its future gives up the answer, not the work. Threads of their own use
 //! [`Cluster::wait`].
 //!
-//! What a caller remembers of an answer must not outlive a revocation that overtakes it: see [`Cluster::asks`].
+//! What a caller remembers of an answer must not outlive a revocation that overtakes it: it notes what [`Holder::appeared`],
+//! [`Holder::withdraw`] and [`Holder::forget_answers`] say while a question is under way, and forgets the answer then.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -25,7 +26,6 @@ use super::error::ClusterError;
 use super::member::{Member, ProtocolRange};
 use super::object::{Copy, Facts, Found, Holder, ListedName, Medium, Stamp};
 use super::settings::ClusterConfig;
-use super::shards::{KeyId, Shard};
 use super::status::{ClusterStatus, Counters};
 
 /// This daemon as a member. Cheap to clone; all clones are one member.
@@ -54,14 +54,6 @@ pub struct Wanted {
     pub size: ByteCount,
     /// Who holds it, as [`Found::Present`] said.
     pub copies: Vec<Copy>,
-}
-
-/// The moment at which a name was asked for, to be compared when the answer is remembered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AskedAt {
-    shard: Shard,
-    count: u64,
-    may_remember: bool,
 }
 
 impl Cluster {
@@ -159,27 +151,6 @@ impl Cluster {
     #[must_use]
     pub fn me(&self) -> MemberId {
         self.core.me.member
-    }
-
-    /// Whether there is nobody else: names that are not here are nowhere, and nothing needs to be asked or told.
-    #[must_use]
-    pub fn is_alone(&self) -> bool {
-        self.core.seen().is_alone
-    }
-
-    /// Notes the moment before a name is asked for. What [`Cluster::find`] then says may be remembered, present or absent,
-    /// only if [`Cluster::is_current`] still says so while the caller holds the lock that [`Holder::appeared`],
-    /// [`Holder::withdraw`] and [`Holder::forget_answers`] take too: they are called after the moment has passed.
-    #[must_use]
-    pub fn asks(&self, path: &[u8]) -> AskedAt {
-        let shard = KeyId::of(path).shard();
-        AskedAt { shard, count: self.core.revocations(shard), may_remember: self.core.may_remember() }
-    }
-
-    /// Whether nothing about names like this one was revoked since then.
-    #[must_use]
-    pub fn is_current(&self, asked: AskedAt) -> bool {
-        asked.may_remember && self.core.revocations(asked.shard) == asked.count
     }
 
     /// What stands under each of these names elsewhere: one message for each member that serves one of their shards.

@@ -107,10 +107,19 @@ impl fmt::Debug for Lent {
     }
 }
 
+/// Why bytes are not lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unlent {
+    /// This version is not held here any more: nobody is to be sent here for it.
+    Gone,
+    /// It is held and cannot be read now: somebody may still write it, or its disk is too slow.
+    NotNow,
+}
+
 /// Where lent bytes are.
 #[derive(Clone, Debug)]
 pub enum LentBytes {
-    /// A small object, to be sent in the answer.
+    /// A small object, to be sent in the answer: [`super::catalog::wire::INLINE_MAX`] bytes at most.
     Inline(Arc<[u8]>),
     /// The whole of a segment file of this length.
     Segment(Arc<File>, ByteCount),
@@ -143,8 +152,8 @@ pub struct ListedName {
 /// What a member does for the cluster with what it holds. Implemented by the datapath. None of the calls that return at
 /// once blocks; those that return a future may wait for a disk, and end by themselves.
 pub trait Holder: Send + Sync + fmt::Debug {
-    /// Lends the bytes of `stamp` of the object at `path`; `None` when it is not held any more.
-    fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Option<Lent>>;
+    /// Lends the bytes of `stamp` of the object at `path`.
+    fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Result<Lent, Unlent>>;
 
     /// What stood at `path` up to and with version `through` is not valid any more: it was removed or replaced elsewhere.
     /// When the future resolves nobody here finds it by name; who has it open keeps its bytes.

@@ -96,11 +96,6 @@ impl Datapath {
         self.load_ahead(&mut state, wanted)
     }
 
-    /// As [`Datapath::prefetch`], for the object `name` in `parent`. Returns whether it is on its way.
-    pub fn prefetch_child(&self, parent: Ino, name: &[u8]) -> bool {
-        self.must_load_child(parent, name).is_some_and(|ino| self.prefetch(&[ino]) == 1)
-    }
-
     /// Somebody waits for an object: its successors are loaded meanwhile.
     pub fn prefetch_successors(&self, ino: Ino) {
         if self.ssd.get().is_none() || self.settings.prefetch_objects == 0 {

@@ -245,11 +245,18 @@ impl Datapath {
 
     /// The object is in memory again; its record on SSD stays.
     fn put_back(&self, state: &mut State, slot: Slot, place: Place) {
+        let mut was_remote = false;
         if let Some(object) = state.object_mut(slot) {
+            was_remote = object.is_remote();
             object.move_to(place);
             object.marks.set(Marks::READ, false);
         }
         state.elsewhere.leave(slot);
+        if was_remote {
+            // What is only shown neither expires nor is pinned here.
+            state.renew_expiry(slot);
+            state.watch_pin(slot);
+        }
         state.arrive(slot);
     }
 }

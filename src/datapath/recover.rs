@@ -164,9 +164,13 @@ impl Datapath {
 }
 
 impl State {
-    /// Hangs recovered directories into the tree, with their domains, and notes where each is; those without a parent
-    /// are left out.
-    fn adopt_directories(&mut self, records: Vec<DirectoryRecord>, slots: &mut HashMap<DirectoryId, Slot>) {
+    /// Hangs recovered directories into the tree, below those that are there, with their domains, and notes where each is;
+    /// those without a parent are left out.
+    pub(super) fn adopt_directories(
+        &mut self,
+        records: Vec<DirectoryRecord>,
+        slots: &mut HashMap<DirectoryId, Slot>,
+    ) {
         if records.is_empty() && !slots.is_empty() {
             return;
         }
@@ -183,7 +187,7 @@ impl State {
                 waiting.entry(record.parent).or_default().push(record);
             }
         }
-        let mut ready = vec![DirectoryId::ROOT];
+        let mut ready: Vec<_> = waiting.keys().filter(|parent| slots.contains_key(parent)).copied().collect();
         while let Some(parent) = ready.pop() {
             for record in waiting.remove(&parent).unwrap_or_default() {
                 let (Ok(name), Some(&parent)) = (Name::new(&record.name), slots.get(&parent)) else {
@@ -203,39 +207,6 @@ impl State {
         let lost: usize = waiting.values().map(Vec::len).sum();
         if lost > 0 {
             tracing::warn!(directories = lost, "directories without a parent were found and are not shown");
-        }
-        self.renew_domains();
-    }
-
-    /// Hangs further directories into the tree, below those that are there.
-    pub(super) fn adopt_more_directories(
-        &mut self,
-        records: Vec<DirectoryRecord>,
-        slots: &mut HashMap<DirectoryId, Slot>,
-    ) {
-        let mut waiting = records;
-        loop {
-            let (ready, later): (Vec<_>, Vec<_>) = std::mem::take(&mut waiting)
-                .into_iter()
-                .partition(|record| slots.contains_key(&record.parent));
-            if ready.is_empty() {
-                break;
-            }
-            for record in ready {
-                let (Ok(name), Some(&parent)) = (Name::new(&record.name), slots.get(&record.parent)) else {
-                    continue;
-                };
-                self.next_directory = self.next_directory.max(DirectoryId(record.id.0 + 1));
-                let body = Body::Directory(Box::new(Directory::new(record.id)));
-                let slot = self.tree.make(attributes_of(&record), body);
-                if self.tree.attach(slot, parent, name).is_err() {
-                    self.tree.free(slot);
-                    continue;
-                }
-                self.folders.insert(slot, record.policy, self.folders.domain(parent), ByteCount::ZERO);
-                slots.insert(record.id, slot);
-            }
-            waiting = later;
         }
         self.renew_domains();
     }

@@ -74,7 +74,7 @@ impl Datapath {
         });
         let directories = std::mem::take(&mut adoption.directories);
         let records = directories.iter().map(|(record, _)| record.clone()).collect();
-        state.adopt_more_directories(records, &mut adoption.slots);
+        state.adopt_directories(records, &mut adoption.slots);
         for (record, found) in directories {
             match adoption.slots.get(&record.id) {
                 Some(slot) => tier.set_owner(&found.key, found.version, slot.0),

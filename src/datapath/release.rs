@@ -284,12 +284,6 @@ impl Datapath {
             self.check_later(ino);
         }
     }
-
-    /// Passthrough writers that are open, for `status`.
-    #[must_use]
-    pub fn open_passthrough_writers(&self) -> u64 {
-        self.passthrough_writers.load(Ordering::Relaxed)
-    }
 }
 
 /// What is done after the lock is let go.

@@ -127,6 +127,17 @@ impl Datapath {
         Ok(Some(taken))
     }
 
+    /// The checksum that a final object has now, for one whose bytes may have changed since its checksum was recorded.
+    pub(super) fn checksum_now(&self, ino: Ino) -> Result<Option<Checksum>, Error> {
+        let bytes = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            let Some(object) = state.object(slot).filter(|object| is_final(object)) else { return Ok(None) };
+            self.bytes_of(object)?
+        };
+        Ok(Some(bytes.checksum()?.0))
+    }
+
     /// The bytes of a final object whose checksum was not taken.
     fn unchecked_bytes(&self, ino: Ino) -> Result<Option<Bytes>, Error> {
         let state = self.lock();

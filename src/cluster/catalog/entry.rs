@@ -119,15 +119,6 @@ impl Copies {
         }
         was_there
     }
-
-    /// Bytes outside of the entry.
-    #[must_use]
-    pub fn heap_bytes(&self) -> usize {
-        match &self.0 {
-            Packed::Few(_) => 0,
-            Packed::Many(many) => size_of::<Vec<u16>>() + many.capacity() * size_of::<u16>(),
-        }
-    }
 }
 
 /// Bit of the mode that stands for a directory.

@@ -37,8 +37,8 @@ pub const VERSION: u8 = 1;
 pub const ITEMS_MAX: usize = 8192;
 /// Bytes of paths after which a message is sent and another one begun.
 pub const MESSAGE_BYTES: usize = 512 << 10;
-/// Longest object that is sent in an answer.
-pub const INLINE_MAX: usize = 64 << 10;
+/// Longest object that is sent in an answer: the longest that is packed, as those have no region to lend.
+pub const INLINE_MAX: usize = 1 << 20;
 /// Most names in one page of a listing.
 pub const LISTED_MAX: usize = 4096;
 /// Longest path.

@@ -12,7 +12,6 @@ use parking_lot::Mutex;
 use tidefs_engine::types::{BoxFuture, ByteCount};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use crate::cluster::catalog::wire::INLINE_MAX;
 use crate::cluster::shards::{KeyId, Shard};
 use crate::cluster::*;
 
@@ -51,11 +50,16 @@ pub(super) enum Remembered {
 pub(super) struct State {
     pub(super) objects: BTreeMap<Vec<u8>, Object>,
     pub(super) answers: BTreeMap<Vec<u8>, Remembered>,
+    /// How often something was revoked: an answer that was asked for before is not remembered.
+    revocations: u64,
     /// Lends nothing, as a host whose memory fails.
     pub(super) lends_nothing: bool,
     /// Lends bytes that are not those of the checksum.
     pub(super) lends_wrong_bytes: bool,
 }
+
+/// Longest object that is sent in an answer.
+const SENT_AT_ONCE: usize = 64 << 10;
 
 /// What a host holds.
 #[derive(Debug, Default)]
@@ -76,12 +80,15 @@ fn memfd(bytes: &[u8]) -> Arc<File> {
 }
 
 impl Holder for Memory {
-    fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Option<Lent>> {
+    fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Result<Lent, Unlent>> {
         let state = self.state.lock();
-        let object = state.objects.get(&path).filter(|object| object.stamp == stamp && !state.lends_nothing);
+        if state.lends_nothing {
+            return Box::pin(std::future::ready(Err(Unlent::NotNow)));
+        }
+        let object = state.objects.get(&path).filter(|object| object.stamp == stamp);
         let mut lent = object.map(|object| Lent {
             hold: Box::new(()),
-            bytes: if object.bytes.len() <= INLINE_MAX {
+            bytes: if object.bytes.len() <= SENT_AT_ONCE {
                 LentBytes::Inline(Arc::clone(&object.bytes))
             } else {
                 LentBytes::Segment(memfd(&object.bytes), ByteCount(object.bytes.len() as u64))
@@ -91,7 +98,7 @@ impl Holder for Memory {
         if let Some(lent) = lent.as_mut().filter(|_| state.lends_wrong_bytes) {
             lent.checksum ^= 1;
         }
-        Box::pin(std::future::ready(lent))
+        Box::pin(std::future::ready(lent.ok_or(Unlent::Gone)))
     }
 
     fn withdraw(&self, path: Vec<u8>, through: Stamp) -> BoxFuture<'static, ()> {
@@ -100,11 +107,13 @@ impl Holder for Memory {
             state.objects.remove(&path);
         }
         state.answers.remove(&path);
+        state.revocations += 1;
         Box::pin(std::future::ready(()))
     }
 
     fn appeared(&self, paths: &[Vec<u8>]) {
         let mut state = self.state.lock();
+        state.revocations += 1;
         for path in paths {
             state.answers.remove(path);
         }
@@ -112,7 +121,9 @@ impl Holder for Memory {
 
     fn forget_answers(&self, shards: &[Shard]) {
         let shards: std::collections::BTreeSet<Shard> = shards.iter().copied().collect();
-        self.state.lock().answers.retain(|path, _| !shards.contains(&KeyId::of(path).shard()));
+        let mut state = self.state.lock();
+        state.revocations += 1;
+        state.answers.retain(|path, _| !shards.contains(&KeyId::of(path).shard()));
     }
 
     fn holdings(
@@ -217,7 +228,7 @@ impl Host {
 
     /// Looks a name up: here, in what is remembered, and then in the catalog.
     pub(super) async fn look_up(&self, path: &str, deadline: Instant) -> Seen {
-        {
+        let asked_at = {
             let state = self.memory.state.lock();
             if let Some(object) = state.objects.get(path.as_bytes()) {
                 return Seen::Here(object.stamp);
@@ -225,11 +236,11 @@ impl Host {
             if let Some(Remembered::Absent) = state.answers.get(path.as_bytes()) {
                 return Seen::Absent;
             }
-        }
-        let asked = self.cluster.asks(path.as_bytes());
+            state.revocations
+        };
         let mut found = self.cluster.find(vec![path.as_bytes().to_vec()], deadline).await;
         let mut state = self.memory.state.lock();
-        let is_current = self.cluster.is_current(asked);
+        let is_current = state.revocations == asked_at;
         let mut remember = |answer| {
             if is_current {
                 state.answers.insert(path.as_bytes().to_vec(), answer);

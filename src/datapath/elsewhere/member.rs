@@ -3,20 +3,22 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use tidefs_engine::types::BoxFuture;
+use tidefs_engine::types::{BoxFuture, ByteCount};
 use tokio::runtime::Handle;
 
 use super::super::history::Ending;
 use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, OpenOptions, Phase, Place};
 use super::stamp_of;
 use crate::cluster::shards::{KeyId, Shard};
-use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp};
+use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp, Unlent};
 use crate::namespace::{Cookie, Slot, ThreadId};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
 
 /// How long a reader waits for a writer that still has the file open.
 const WRITER_WAIT: Duration = Duration::from_secs(1);
+/// Objects up to this length are sent in the answer: lending a region would take longer than copying them.
+const SENT_AT_ONCE: ByteCount = ByteCount::kib(64);
 /// Slots that are looked at for one page of holdings.
 const SCANNED_MAX: usize = 8192;
 
@@ -50,7 +52,9 @@ impl Drop for Loan {
 /// Why an object cannot be lent yet.
 enum Reluctance {
     /// It is not held, not in this version.
-    Never,
+    Gone,
+    /// It could not be read this time.
+    Unreadable,
     /// It is on SSD.
     OnSsd(crate::namespace::Ino),
     /// Somebody may still write it.
@@ -58,12 +62,14 @@ enum Reluctance {
 }
 
 impl Holder for MemberSide {
-    fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Option<Lent>> {
+    fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Result<Lent, Unlent>> {
         let datapath = self.datapath.upgrade();
         let runtime = self.runtime.clone();
         Box::pin(async move {
-            let datapath = datapath?;
-            runtime.spawn_blocking(move || datapath.lend_to_peer(&path, stamp)).await.ok().flatten()
+            let datapath = datapath.ok_or(Unlent::NotNow)?;
+            let lending = runtime.spawn_blocking(move || datapath.lend_to_peer(&path, stamp));
+            // A panic in there is logged by its thread.
+            lending.await.unwrap_or(Err(Unlent::NotNow))
         })
     }
 
@@ -114,65 +120,71 @@ impl Holder for MemberSide {
 
 impl Datapath {
     /// Lends an object to another member, when it is here and final. Waits for the SSD tier, and a while for a writer.
-    fn lend_to_peer(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Option<Lent> {
+    fn lend_to_peer(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Result<Lent, Unlent> {
         let deadline = Instant::now() + WRITER_WAIT;
         loop {
             match self.try_to_lend(path, stamp) {
                 Ok(lent) => {
                     self.telemetry.remote_lends.increment();
-                    return Some(lent);
+                    return Ok(lent);
                 }
-                Err(Reluctance::OnSsd(ino)) => self.promote(ino).ok()?,
+                // What a disk lost is not held any more, and the catalog has been told so.
+                Err(Reluctance::OnSsd(ino)) => self.promote(ino).map_err(|_| Unlent::NotNow)?,
                 Err(Reluctance::Unfinished) => {
-                    let left = deadline.checked_duration_since(Instant::now())?;
+                    let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::NotNow)?;
                     self.wait_for_release(left.min(Duration::from_millis(20)));
                 }
-                Err(Reluctance::Never) => return None,
+                Err(Reluctance::Gone) => return Err(Unlent::Gone),
+                Err(Reluctance::Unreadable) => return Err(Unlent::NotNow),
             }
         }
     }
 
     fn try_to_lend(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Result<Lent, Reluctance> {
-        let (ino, handle, place, size) = {
+        let (ino, handle, place, size, may_change) = {
             let mut state = self.lock();
-            let slot = state.tree.by_path(path).ok_or(Reluctance::Never)?;
+            let slot = state.tree.by_path(path).ok_or(Reluctance::Gone)?;
             state.readmit(slot);
-            let object = state.object(slot).ok_or(Reluctance::Never)?;
-            let is_final = object.marks.has(Marks::FINAL) && !object.marks.has(Marks::WRITABLE_MAPPING);
+            let object = state.object(slot).ok_or(Reluctance::Gone)?;
+            let may_change = object.marks.has(Marks::WRITABLE_MAPPING);
+            let is_final = object.marks.has(Marks::FINAL) && !may_change;
             match (object.phase, &object.place) {
                 (Phase::Writing, _) => return Err(Reluctance::Unfinished),
-                (Phase::Sealed, _) if stamp_of(object) != stamp => return Err(Reluctance::Never),
+                (Phase::Sealed, _) if stamp_of(object) != stamp => return Err(Reluctance::Gone),
                 (Phase::Sealed, Place::Ssd) => return Err(Reluctance::OnSsd(state.tree.ino(slot))),
                 (Phase::Sealed, _) if !is_final && object.writers() > 0 => {
                     return Err(Reluctance::Unfinished);
                 }
                 (Phase::Sealed, Place::Solo(_) | Place::Packed(_)) => {}
-                _ => return Err(Reluctance::Never),
+                _ => return Err(Reluctance::Gone),
             }
             let (place, size) = (object.place.clone(), object.size);
             let caller = Caller { uid: 0, gid: 0, thread: ThreadId(std::process::id()) };
             let options = OpenOptions { read: true, ..OpenOptions::default() };
             let opened = self.open_handle(&mut state, &caller, slot, options, IoPath::Cached);
             state.touch(slot);
-            (opened.ino, opened.handle, place, size)
+            (opened.ino, opened.handle, place, size, may_change)
         };
         let loan = Loan { datapath: Arc::clone(self), handle };
-        let never = |error: Error| {
-            tracing::debug!(%error, "an object cannot be lent");
-            Reluctance::Never
+        let unreadable = |error: Error| {
+            tracing::debug!(%error, "an object cannot be lent now");
+            Reluctance::Unreadable
         };
-        self.verify_before_first_use(ino).map_err(never)?;
+        self.verify_before_first_use(ino).map_err(unreadable)?;
         let (bytes, checksum) = match place {
-            Place::Packed(_) => {
+            Place::Packed(_) | Place::Solo(_)
+                if size <= SENT_AT_ONCE || matches!(place, Place::Packed(_)) =>
+            {
                 let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
-                let count = self.read(handle, 0, &mut bytes).map_err(never)?;
+                let count = self.read(handle, 0, &mut bytes).map_err(unreadable)?;
                 bytes.truncate(count);
                 let checksum = checksum_bytes(&bytes);
                 (LentBytes::Inline(bytes.into()), checksum)
             }
             _ => {
-                let file = self.backing_file(ino).map_err(never)?;
-                let checksum = self.checksum(ino).map_err(never)?.ok_or(Reluctance::Unfinished)?;
+                let file = self.backing_file(ino).map_err(unreadable)?;
+                let taken = if may_change { self.checksum_now(ino) } else { self.checksum(ino) };
+                let checksum = taken.map_err(unreadable)?.ok_or(Reluctance::Unfinished)?;
                 (LentBytes::Segment(file, size), checksum)
             }
         };
@@ -184,10 +196,11 @@ impl Datapath {
         let (doomed, emptied, known) = {
             let mut state = self.lock();
             state.elsewhere.change(KeyId::of(path));
-            let Some(slot) = state.tree.by_path(path) else { return };
+            // Nobody removes the root, whatever a peer says.
+            let Some(slot) = state.tree.by_path(path).filter(|slot| *slot != Slot::ROOT) else { return };
             if let Some(directory) = state.tree.directory(slot) {
                 let emptied = directory.children.is_empty().then_some(directory.id);
-                if emptied.is_some() && slot != Slot::ROOT {
+                if emptied.is_some() {
                     state.leave_directory(slot);
                 }
                 let known = (state.tree.node(slot).lookups > 0).then(|| state.tree.ino(slot));

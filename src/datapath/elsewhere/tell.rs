@@ -199,13 +199,4 @@ impl Datapath {
             }
         }
     }
-
-    /// Bytes that objects of other members would take if all that are shown here were fetched.
-    #[must_use]
-    pub fn shown_elsewhere(&self) -> (u64, ByteCount) {
-        let state = self.lock();
-        let sizes = state.elsewhere.copies.keys().filter_map(|&slot| state.remote_size(slot));
-        let (count, bytes) = sizes.fold((0, 0_u64), |(count, sum), size| (count + 1, sum + size.get()));
-        (count, ByteCount(bytes))
-    }
 }
