@@ -302,6 +302,9 @@ impl Daemon {
             Arc::clone(&effective),
             mount_dir.to_owned(),
         ));
+        if let Some(membership) = &membership {
+            operations.set_joining(membership.joining());
+        }
         let files = ControlFiles::new(operations.control_files());
         let session = Session::start(
             &datapath,

@@ -348,6 +348,25 @@ settings! {
             range: Range::any(); alias: "cluster_key"; example: "/etc/tidefs/cluster.key";
         }
 
+        /// File with the certificate of who signed those of all members, as PEM. With it every connection between members
+        /// is encrypted, and both ends show a certificate.
+        tls_authority: OptionalFile {
+            default: OptionalFile::default();
+            range: Range::any(); example: "/etc/tidefs/cluster-ca.pem";
+        }
+
+        /// File with this host's certificate and its key, as PEM, for connections between members.
+        tls_identity: OptionalFile {
+            default: OptionalFile::default();
+            range: Range::any(); example: "/etc/tidefs/host.pem";
+        }
+
+        /// Name that the certificate of every member holds.
+        tls_name: Word {
+            default: Word("tidefs".to_owned());
+            range: Range::any(); example: "kv.example.org";
+        }
+
         /// Where this host stands: what is kept twice goes to distinct `topology.rack`s.
         labels: Labels {
             default: Labels::default();

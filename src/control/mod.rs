@@ -14,6 +14,7 @@
 
 mod cluster;
 mod credentials;
+mod facts;
 mod handlers;
 mod metrics;
 mod operations;
@@ -28,7 +29,8 @@ use tidefs_control_api::{
     Pinned, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
 };
 
-pub use operations::{DaemonFacts, DaemonOperations};
+pub use facts::{DaemonFacts, Joining};
+pub use operations::DaemonOperations;
 pub use server::{ControlServer, StartError};
 
 /// What the admin API can ask of the daemon; one method a route.

@@ -188,7 +188,7 @@ pub struct State {
     /// Objects whose soft pin has ended.
     unpinned: HashSet<Slot>,
     /// Who was just sent to look a name up again, so that it is not sent twice.
-    resent: lru::LruCache<ThreadId, (Name, Duration)>,
+    resent: lru::LruCache<ThreadId, (Option<Name>, Duration)>,
     /// Slots of files that are hidden, for `status` and for dropping abandoned versions.
     writing: BTreeSet<Slot>,
     /// Closed temporary files that wait for their rename: monotonic milliseconds until which, and slot.
@@ -232,6 +232,8 @@ pub struct Datapath {
     unchecked: verify::Queue,
     ssd: OnceLock<Arc<SsdTier>>,
     cluster: OnceLock<ClusterSide>,
+    /// Whether this host is a member of a cluster, or is to be.
+    expects_cluster: AtomicBool,
     /// The datapath itself, for what the SSD tier's threads and peers call back.
     this: OnceLock<Weak<Datapath>>,
     /// Bytes of objects on their way to the SSD tier, still in memory.
@@ -303,6 +305,7 @@ impl Datapath {
             unchecked: verify::Queue::default(),
             ssd: OnceLock::new(),
             cluster: OnceLock::new(),
+            expects_cluster: AtomicBool::new(false),
             this: OnceLock::new(),
             lent: AtomicU64::new(0),
             slow_loads: AtomicU64::new(0),

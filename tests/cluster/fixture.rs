@@ -17,7 +17,11 @@ pub(crate) struct Hosts {
 impl Hosts {
     /// `count` hosts with these options beside those that make them a cluster.
     pub(crate) fn start(count: usize, options: &[&str]) -> Self {
-        let etcd = Etcd::start();
+        Self::start_by(Etcd::start(), count, options)
+    }
+
+    /// As [`Hosts::start`], by an etcd that runs.
+    pub(crate) fn start_by(etcd: Etcd, count: usize, options: &[&str]) -> Self {
         let endpoint = format!("cluster.etcd={}", etcd.endpoint());
         let mounts = (0..count)
             .map(|index| {

@@ -9,3 +9,4 @@ mod fixture;
 mod life;
 mod names;
 mod reading;
+mod secrets;

@@ -61,7 +61,7 @@ impl State {
 impl Datapath {
     /// What is to be told of what stands under `name` in `parent` now; nothing when that is of this host alone.
     pub fn news_of(&self, parent: Ino, name: &[u8]) -> News {
-        if self.cluster.get().is_none() {
+        if !self.is_in_cluster() {
             return News::default();
         }
         let state = self.lock();
@@ -80,7 +80,7 @@ impl Datapath {
 
     /// What is to be told when `name` in `parent`, which stands there now, goes away.
     pub fn news_of_removal(&self, parent: Ino, name: &[u8]) -> News {
-        if self.cluster.get().is_none() {
+        if !self.is_in_cluster() {
             return News::default();
         }
         let state = self.lock();
@@ -98,7 +98,7 @@ impl Datapath {
 
     /// What is to be told when the sole writer of a file closes it under its final name: it is an object in a moment.
     pub fn news_of_close(&self, caller: &Caller, handle: HandleId) -> News {
-        if self.cluster.get().is_none() || writer_fate(caller.thread) == WriterFate::Killed {
+        if !self.is_in_cluster() || writer_fate(caller.thread) == WriterFate::Killed {
             return News::default();
         }
         let state = self.lock();
@@ -136,12 +136,19 @@ impl Datapath {
         News { appeared, removed: None }
     }
 
+    /// Keeps what there is nobody to tell yet, until this host is a member. What appeared is announced then anyway.
+    pub fn remember_news(&self, news: News) {
+        if let Some(Removed { path, through }) = news.removed {
+            self.removed_alone(path, through);
+        }
+    }
+
     /// Tells the other members, and waits until they know, as long as they are waited for.
     ///
     /// # Cancellation
     /// Dropping the future leaves it open who knows.
     pub async fn tell(&self, news: News) {
-        let Some(side) = self.cluster.get() else { return };
+        let Some(side) = self.cluster.get() else { return self.remember_news(news) };
         let News { appeared, removed } = news;
         if let Some(appeared) = appeared {
             self.tell_appeared(side, appeared).await;
