@@ -67,12 +67,14 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
             settings.etcd.items().join(" ")
         ))
     })?);
-    datapath.attach_cluster(ClusterSide::new(
+    let side_of_datapath = ClusterSide::new(
         Arc::clone(&cluster),
         runtime.handle().clone(),
         Duration::from_millis(settings.patience_ms),
         Duration::from_millis(settings.fetch_ms),
-    ));
+    );
+    let soft_after = u16::try_from(settings.soft_after).unwrap_or(u16::MAX);
+    datapath.attach_cluster(side_of_datapath.with_soft_after(soft_after));
     let status = cluster.status();
     tracing::info!(member = %cluster.me(), cluster = %status.cluster, members = status.members.len(), "joined the cluster");
     Ok(Some(Membership { cluster, runtime, _side: side }))

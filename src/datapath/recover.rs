@@ -187,7 +187,8 @@ impl State {
                 waiting.entry(record.parent).or_default().push(record);
             }
         }
-        let mut ready: Vec<_> = waiting.keys().filter(|parent| slots.contains_key(*parent)).copied().collect();
+        let mut ready: Vec<_> =
+            waiting.keys().filter(|parent| slots.contains_key(*parent)).copied().collect();
         while let Some(parent) = ready.pop() {
             for record in waiting.remove(&parent).unwrap_or_default() {
                 let (Ok(name), Some(&parent)) = (Name::new(&record.name), slots.get(&parent)) else {
@@ -353,7 +354,7 @@ impl State {
 
     /// Applies the class and pin in force to one object.
     pub(super) fn refresh_rank(&mut self, slot: Slot) {
-        let class = self.effective_policy(slot).class();
+        let class = self.class_of(slot);
         let id = self.domain_of(slot);
         self.domains.get_mut(id).order.set_class(super::domains::object_slot(slot), class);
         self.update_hold(slot);
