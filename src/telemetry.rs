@@ -93,6 +93,7 @@ counters! {
     remote_fetched_bytes: "tidefs_remote_fetched_bytes_total", "Bytes of objects fetched from other members.";
     remote_misses: "tidefs_remote_misses_total", "Objects that no member gave though one was said to hold them, which is a miss.";
     remote_lends: "tidefs_remote_lends_total", "Objects lent to other members.";
+    soft_evictions: "tidefs_soft_evictions_total", "Of the evicted objects, copies that another member has too.";
     withdrawals: "tidefs_withdrawals_total", "Objects dropped because another member removed or replaced them.";
     ssd_promotions: "tidefs_ssd_promotions_total", "Objects brought back from the SSD tier.";
     ssd_promoted_bytes: "tidefs_ssd_promoted_bytes_total", "Bytes of objects brought back from the SSD tier.";

@@ -69,6 +69,7 @@ struct Joiner {
     side: Arc<dyn Holder>,
     patience: Duration,
     fetch_limit: Duration,
+    soft_after: u16,
     joined: Arc<Joined>,
 }
 
@@ -79,12 +80,9 @@ impl Joiner {
         let cluster = Arc::new(Cluster::start(config, self.runtime.clone(), coordinator, side).await?);
         let status = cluster.status();
         tracing::info!(member = %cluster.me(), cluster = %status.cluster, members = status.members.len(), "joined the cluster");
-        self.datapath.attach_cluster(ClusterSide::new(
-            Arc::clone(&cluster),
-            self.runtime.clone(),
-            self.patience,
-            self.fetch_limit,
-        ));
+        let (cluster_of_side, runtime) = (Arc::clone(&cluster), self.runtime.clone());
+        let side = ClusterSide::new(cluster_of_side, runtime, self.patience, self.fetch_limit);
+        self.datapath.attach_cluster(side.with_soft_after(self.soft_after));
         // Set once: who has joined does not try again.
         let _ = self.joined.cluster.set(cluster);
         Ok(())
@@ -131,6 +129,7 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
         side: Arc::new(MemberSide::new(datapath, runtime.handle().clone())),
         patience: Duration::from_millis(settings.patience_ms),
         fetch_limit: Duration::from_millis(settings.fetch_ms),
+        soft_after: u16::try_from(settings.soft_after).unwrap_or(u16::MAX),
         joined: Arc::default(),
     };
     let joined = Arc::clone(&joiner.joined);

@@ -179,7 +179,20 @@ impl Core {
         let changes = sent.into_iter().map(|sent| sent.change).collect();
         let message = Changes { view: self.seen().view.number, wait_ms, changes };
         self.counters.change_messages.increment();
-        let answer = self.call(member, CHANGE, message.encode(), deadline).await.ok()?;
+        let Ok(answer) = self.call(member, CHANGE, message.encode(), deadline).await else {
+            // That something is not here any more is found out by who asks for it; that it is, by an announcement.
+            for change in &message.changes {
+                if let Change::Hold { path, .. } = change {
+                    let shard = KeyId::of(path).shard();
+                    self.seen()
+                        .map
+                        .owners(shard)
+                        .into_iter()
+                        .for_each(|owners| self.plan.add_owners(owners, shard));
+                }
+            }
+            return None;
+        };
         let results = match Results::decode(&answer) {
             Ok(results) => results,
             Err(error) => {

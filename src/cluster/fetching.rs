@@ -14,7 +14,7 @@ use super::catalog::wire::{LEND, Lend, Lending, Message, RELEASE, Release};
 use super::core::Core;
 use super::error::ClusterError;
 use super::node::Wanted;
-use super::object::{Copy, Medium};
+use super::object::Copy;
 
 /// Weight of the latest measurement in a peer's rate.
 const RATE_GAIN: f64 = 0.25;
@@ -63,10 +63,10 @@ impl Core {
     /// busy ones, fast ones before slow ones.
     pub(super) fn rank(&self, copies: &[Copy]) -> Vec<MemberId> {
         let me = self.me.member;
-        let mut ranked: Vec<(bool, Medium, usize, u64, MemberId)> = copies
+        let mut ranked: Vec<(bool, u8, usize, u64, MemberId)> = copies
             .iter()
             .filter(|copy| copy.member != me)
-            .map(|copy| (self.is_suspect(copy.member), copy.medium, 0, 0, copy.member))
+            .map(|copy| (self.is_suspect(copy.member), copy.medium.distance(), 0, 0, copy.member))
             .collect();
         let peers = self.peers.lock();
         for (_, _, under_way, slowness, member) in &mut ranked {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{BoxFuture, ByteCount, MemberId};
 
-use super::shards::Shard;
+use super::shards::{KeyId, Shard};
 
 /// Order of the versions of one key: nanoseconds since 1970 of its seal, moved on where clocks disagree, so that it grows
 /// with each version. Equal stamps of one key are one version.
@@ -59,6 +59,25 @@ pub enum Medium {
     Memory,
     /// On SSD alone.
     Ssd,
+    /// In memory for its readers there: it leaves before what has no other copy, so it is none to rely on.
+    Soft,
+}
+
+impl Medium {
+    /// Whether the copy is one to rely on: not one that leaves first.
+    #[must_use]
+    pub fn is_hard(self) -> bool {
+        self != Self::Soft
+    }
+
+    /// Order in which copies are read: memory first, soft or not, since both are as fast.
+    #[must_use]
+    pub fn distance(self) -> u8 {
+        match self {
+            Self::Memory | Self::Soft => 0,
+            Self::Ssd => 1,
+        }
+    }
 }
 
 /// A member that holds a copy.
@@ -162,6 +181,10 @@ pub trait Holder: Send + Sync + fmt::Debug {
     /// Names that were absent stand for something now: absence must not be answered from memory any more when this
     /// returns.
     fn appeared(&self, paths: &[Vec<u8>]);
+
+    /// Nobody else has a copy to rely on of these any more: those here count from now on. Returns what they are, with
+    /// where they lie; what is not here is left out.
+    fn inherit(&self, keys: &[KeyId]) -> Vec<(Vec<u8>, Stamp, Medium)>;
 
     /// What was answered about names of these shards must be asked for again: who served them does so no more.
     fn forget_answers(&self, shards: &[Shard]);

@@ -34,6 +34,7 @@ impl Item for Revocation {
     fn weight(&self) -> usize {
         match self {
             Self::Forget { shards, .. } => 16 + 2 * shards.len(),
+            Self::Inherit { keys } => 16 + 20 * keys.len(),
             _ => 32 + self.path().map_or(0, <[u8]>::len),
         }
     }

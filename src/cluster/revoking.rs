@@ -8,8 +8,9 @@ use tidefs_engine::engine::Answer;
 use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::oneshot;
 
-use super::catalog::wire::{Done, Message, REVOKE, Revocation, Revoke};
+use super::catalog::wire::{Change, Done, Message, REVOKE, Revocation, Revoke};
 use super::core::Core;
+use super::object::Holder;
 use super::shards::{KeyId, Shard};
 
 impl Core {
@@ -91,6 +92,17 @@ impl Core {
         }
     }
 
+    /// Copies of this member that were to leave first are the ones to rely on now.
+    fn inherit(self: &Arc<Self>, holder: &dyn Holder, keys: &[u128]) {
+        let keys: Vec<KeyId> = keys.iter().copied().map(KeyId).collect();
+        let inherited = holder.inherit(&keys);
+        self.counters.inherited.add(inherited.len() as u64);
+        // What is not here any more was let go of, which its owners are being told.
+        for (path, stamp, medium) in inherited {
+            self.note(Change::Hold { path, stamp, medium });
+        }
+    }
+
     /// Does what `from` revokes. When it resolves nobody here finds any of it.
     pub(super) async fn revoke_here(self: &Arc<Self>, from: PeerId, items: Vec<Revocation>) {
         self.note_moments(&items);
@@ -111,6 +123,7 @@ impl Core {
                     holder.forget_answers(&numbered(&shards).collect::<Vec<_>>());
                 }
                 Revocation::AnnounceAgain => self.plan_all_of(from.member),
+                Revocation::Inherit { keys } => self.inherit(&*holder, &keys),
             }
         }
         if !appeared.is_empty() {

@@ -34,7 +34,7 @@ pub struct Shard(u16);
 
 impl Shard {
     /// All of them.
-    pub fn all() -> impl Iterator<Item = Self> {
+    pub fn all() -> impl Iterator<Item = Self> + Clone {
         (0..SHARDS).map(Self)
     }
 

@@ -42,6 +42,7 @@ counters! {
     revocations: "tidefs_cluster_revocations_total", "Names of which members were told that they changed.";
     owed: "tidefs_cluster_owed_total", "Of these, those that could not be told at once.";
     withdrawals: "tidefs_cluster_withdrawals_total", "Names that were withdrawn here.";
+    inherited: "tidefs_cluster_inherited_total", "Copies here that became the ones to rely on, since the others were let go of or lost.";
     announced: "tidefs_cluster_announced_total", "Things that were announced because shards moved.";
     refused: "tidefs_cluster_refused_total", "Of these, those that are not valid any more.";
     moved: "tidefs_cluster_moved_total", "Questions that reached a member which does not serve the shard.";

@@ -16,6 +16,8 @@ use super::shards::{Owners, Shard};
 
 /// Pause after the first failed attempt to connect; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// Shards that are looked through in each round for keys whose copies would all leave first.
+const LOOKED_THROUGH: usize = 128;
 /// Who was given less time than this is not judged by it.
 const FAIR: Duration = Duration::from_millis(500);
 
@@ -290,6 +292,7 @@ impl Core {
     pub(super) async fn tick_for_ever(self: Arc<Self>) {
         let timings = self.config.timings;
         let mut last = self.now();
+        let mut shards = Shard::all().cycle();
         loop {
             sleep(timings.tick).await;
             let now = self.now();
@@ -322,6 +325,10 @@ impl Core {
             }
             self.drop_earlier_starts().await;
             self.tell_removals_again();
+            for shard in shards.by_ref().take(LOOKED_THROUGH) {
+                let heirs = self.owner.lock().find_heirs(shard);
+                heirs.into_iter().for_each(|(member, revocation)| drop(self.tell(member, revocation)));
+            }
         }
     }
 

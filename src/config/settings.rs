@@ -397,6 +397,13 @@ settings! {
             range: Range::between(1, 1024); example: "64";
         }
 
+        /// Opens after which a copy that was fetched from another member stays longer here than those that were opened
+        /// less. All of them leave before what no other member has. `1` makes no difference between them.
+        soft_after: u64 {
+            default: 2;
+            range: Range::between(1, 65_535); example: "3";
+        }
+
         /// Seconds that a member which is not heard of keeps its place. Its objects are the last to be asked for
         /// meanwhile, and gone afterwards.
         grace_s: u64 {

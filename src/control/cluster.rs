@@ -122,6 +122,7 @@ pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Wher
         medium: match copy.medium {
             Medium::Memory => "memory".to_owned(),
             Medium::Ssd => "ssd".to_owned(),
+            Medium::Soft => "memory, leaves first".to_owned(),
         },
     });
     Where { path: path.clone(), kind: kind.to_owned(), size, copies: copies.collect() }

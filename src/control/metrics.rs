@@ -21,6 +21,8 @@ pub(super) fn families(datapath: &Datapath) -> Result<Vec<Family>, Error> {
         ("tidefs_packed_objects", "Objects in packed segments.", overview.packed.objects.0),
         ("tidefs_packed_allocated_bytes", "Bytes of packed segments.", overview.packed.bytes_allocated.get()),
         ("tidefs_scratch_used_bytes", "Bytes of scratch files.", overview.scratch_used.get()),
+        ("tidefs_soft_copies", "Objects that another member has too, and that leave first.", overview.soft.0),
+        ("tidefs_soft_copy_bytes", "Their bytes.", overview.soft.1),
         ("tidefs_eviction_memory_bytes", "Heap bytes of the eviction orders.", overview.policy_memory as u64),
     ];
     families.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, value)));

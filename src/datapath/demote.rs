@@ -84,7 +84,8 @@ impl Datapath {
                 if copied.len() == SENT_AT_ONCE || !ssd.has_room_in_queue(size.saturating_add(bytes)) {
                     break;
                 }
-                let is_known = state.object(slot).is_none_or(|object| object.marks.has(Marks::ON_SSD));
+                let is_known = state.leaves_first(slot)
+                    || state.object(slot).is_none_or(|object| object.marks.has(Marks::ON_SSD));
                 if !is_known && let Some(lent) = state.send(slot) {
                     bytes = bytes.saturating_add(size);
                     copied.push(lent);
@@ -97,7 +98,7 @@ impl Datapath {
     /// An object that is to leave soon and is on disk already, when the victim is not: it leaves without a loss.
     pub(super) fn copied_instead(&self, state: &mut State, victim: Slot) -> Option<Slot> {
         let ssd = self.ssd.get()?;
-        if self.stands_on_ssd(ssd, state, victim) {
+        if state.leaves_first(victim) || self.stands_on_ssd(ssd, state, victim) {
             return None;
         }
         let id = state.domain_of(victim);

@@ -39,6 +39,8 @@ pub(super) struct Domain {
     pub(super) bytes: ByteCount,
     /// Objects evicted from it.
     pub(super) evicted: u64,
+    /// Its objects that are soft copies.
+    pub(super) soft: u64,
 }
 
 /// All domains.
@@ -69,7 +71,7 @@ impl Domains {
         let order = policy_by_name(name, &self.settings.parameters)
             .or_else(|| policy_by_name(&self.settings.policy, &self.settings.parameters))
             .expect("the configured policy was validated when the daemon started");
-        let domain = Some(Domain { directory, order, bytes: ByteCount::ZERO, evicted: 0 });
+        let domain = Some(Domain { directory, order, bytes: ByteCount::ZERO, evicted: 0, soft: 0 });
         let free = self.all.iter().position(Option::is_none);
         let index = free.unwrap_or(self.all.len());
         if free.is_some() {
@@ -140,16 +142,19 @@ impl State {
         predecessor: Option<Slot>,
         bytes: ByteCount,
     ) {
-        let policy = self.effective_policy(slot);
+        let class = self.class_of(slot);
         let held = self.is_held(slot);
         let id = self.domain_of(slot);
         let predecessor = predecessor.filter(|&other| self.domain_of(other) == id).map(object_slot);
         let domain = self.domains.get_mut(id);
         domain.bytes.0 += bytes.0;
-        domain.order.insert(object_slot(slot), key, predecessor, policy.class());
+        domain.order.insert(object_slot(slot), key, predecessor, class);
         if held {
             domain.order.set_held(object_slot(slot), true);
             self.note_hold(slot);
+        }
+        if self.is_soft(slot) {
+            self.count_soft(slot, true);
         }
     }
 
@@ -163,10 +168,20 @@ impl State {
     /// Takes an object out of the order of its domain; it still has its name.
     pub(super) fn leave_order(&mut self, slot: Slot, bytes: ByteCount, departure: Departure) {
         self.settle_ahead(slot, false);
+        if self.is_soft(slot) {
+            self.count_soft(slot, false);
+        }
         let id = self.domain_of(slot);
         let domain = self.domains.get_mut(id);
         domain.bytes = domain.bytes.saturating_sub(bytes);
         domain.order.remove(object_slot(slot), departure);
+    }
+
+    /// Counts the soft copy in `slot` in its domain, or takes it out.
+    pub(super) fn count_soft(&mut self, slot: Slot, is_there: bool) {
+        let id = self.domain_of(slot);
+        let soft = &mut self.domains.get_mut(id).soft;
+        *soft = if is_there { *soft + 1 } else { soft.saturating_sub(1) };
     }
 
     /// Whether an object may not be evicted: it is open, pinned, being replaced, or waits for its rename.
@@ -208,6 +223,11 @@ impl State {
     /// Counts a use of an object.
     pub(super) fn touch(&mut self, slot: Slot) {
         let id = self.domain_of(slot);
-        self.domains.get_mut(id).order.touch(object_slot(slot));
+        let is_admitted = self.is_soft(slot).then(|| self.class_of(slot));
+        let order = &mut self.domains.get_mut(id).order;
+        order.touch(object_slot(slot));
+        if let Some(class) = is_admitted {
+            order.set_class(object_slot(slot), class);
+        }
     }
 }

@@ -31,6 +31,8 @@ pub struct Overview {
     pub scratch_used: ByteCount,
     /// Most scratch bytes.
     pub scratch_capacity: ByteCount,
+    /// Copies of what other members hold, and their bytes.
+    pub soft: (u64, u64),
     /// The default eviction policy.
     pub policy: &'static str,
     /// Heap bytes of all eviction orders.
@@ -238,6 +240,7 @@ impl Datapath {
             scratch_files: self.scratch.files(),
             scratch_used: self.scratch.used(),
             scratch_capacity: self.scratch.capacity(),
+            soft: state.soft_copies(),
             policy: state.domains.get(state.domains.root()).order.name(),
             policy_memory: state.domains.iter().map(|(_, domain)| domain.order.memory_bytes()).sum(),
             namespaces,

@@ -81,7 +81,9 @@ impl Marks {
     pub const HELD: Self = Self(8192);
 
     /// Brought back from SSD before anybody asked, and not used since.
-    pub const PREFETCHED: Self = Self(2048);
+    pub const PREFETCHED: Self = Self(16384);
+    /// A copy of what another member holds, fetched for readers here: it leaves first.
+    pub const SOFT: Self = Self(32768);
 
     /// Whether all bits of `mark` are set.
     #[must_use]

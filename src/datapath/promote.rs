@@ -115,7 +115,7 @@ impl Datapath {
         match outcome {
             Ok(()) if wanted.away.is_some() => {
                 if let Some(away) = wanted.away {
-                    self.has_arrived(away, wanted.size);
+                    self.has_arrived(ino, away, wanted.size);
                 }
                 Ok(())
             }
@@ -253,6 +253,7 @@ impl Datapath {
         }
         state.elsewhere.leave(slot);
         if was_remote {
+            state.soften(slot);
             // What is only shown neither expires nor is pinned here.
             state.renew_expiry(slot);
             state.watch_pin(slot);

@@ -353,7 +353,7 @@ impl State {
 
     /// Applies the class and pin in force to one object.
     pub(super) fn refresh_rank(&mut self, slot: Slot) {
-        let class = self.effective_policy(slot).class();
+        let class = self.class_of(slot);
         let id = self.domain_of(slot);
         self.domains.get_mut(id).order.set_class(super::domains::object_slot(slot), class);
         self.update_hold(slot);

@@ -172,6 +172,8 @@ impl Datapath {
             let ino = state.tree.ino(slot);
             afterwards.doomed.push(Doomed::record_only(record, ino));
         }
+        // Under its new name nobody else has it.
+        state.harden(slot);
         let size = state.object(slot).map(|object| object.size).unwrap_or_default();
         let next = state.object(slot).and_then(|object| object.open.as_ref()?.next_version);
         let doomed_before = afterwards.doomed.len();

@@ -303,6 +303,14 @@ impl State {
                 (id == grower && excess > 0, excess, id)
             })
             .collect();
+        // What another member has a copy of goes before what nobody else has, whoever grows.
+        let has_soft = |id: &DomainId| self.domains.get(*id).soft > 0;
+        let soft: Vec<DomainId> = candidates.iter().map(|&(_, _, id)| id).filter(has_soft).collect();
+        if let Some(victim) =
+            soft.into_iter().find_map(|id| self.victim_of(id).filter(|slot| self.leaves_first(*slot)))
+        {
+            return Some(victim);
+        }
         candidates.sort_unstable();
         candidates.into_iter().rev().find_map(|(_, _, id)| self.victim_of(id))
     }

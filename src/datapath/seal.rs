@@ -124,6 +124,7 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         let directory = state.directory_id(parent)?;
+        state.harden(slot);
         self.open_backing(state, slot)?;
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
         let has_own_mtime = object.marks.has(Marks::MTIME_SET);

@@ -175,7 +175,9 @@ impl Datapath {
         ending: Ending,
         may_lend: bool,
     ) -> Leaving {
-        if let Some(ssd) = self.ssd.get() {
+        if state.leaves_first(victim) {
+            self.telemetry.soft_evictions.increment();
+        } else if let Some(ssd) = self.ssd.get() {
             if self.stands_on_ssd(ssd, state, victim) {
                 state.count_eviction(victim);
                 state.depart(victim);

@@ -1,5 +1,6 @@
 //! Hosts of one cluster.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -17,22 +18,67 @@ pub(crate) struct Hosts {
 impl Hosts {
     /// `count` hosts with these options beside those that make them a cluster.
     pub(crate) fn start(count: usize, options: &[&str]) -> Self {
-        Self::start_by(Etcd::start(), count, options)
+        Self::start_each(count, options, |_| Vec::new())
     }
 
-    /// As [`Hosts::start`], by an etcd that runs.
+    /// The same, by an etcd that runs.
     pub(crate) fn start_by(etcd: Etcd, count: usize, options: &[&str]) -> Self {
-        let endpoint = format!("cluster.etcd={}", etcd.endpoint());
-        let mounts = (0..count)
-            .map(|index| {
-                let host = format!("cluster.host=host-{index}");
-                let fixed = [&*endpoint, &*host, "cluster.listen=127.0.0.1:0", "cluster.grace_s=3"];
-                Mount::start(&[&fixed[..], options].concat())
-            })
-            .collect();
-        let hosts = Self { mounts, etcd };
+        let mut hosts = Self { mounts: Vec::new(), etcd };
+        (0..count).for_each(|_| hosts.add(options));
         hosts.wait_until_whole();
         hosts
+    }
+
+    /// The same, with options of each host beside those of all.
+    pub(crate) fn start_each(
+        count: usize,
+        options: &[&str],
+        own_options: impl Fn(usize) -> Vec<String>,
+    ) -> Self {
+        let mut hosts = Self { mounts: Vec::new(), etcd: Etcd::start() };
+        for index in 0..count {
+            let own = own_options(index);
+            let own: Vec<&str> = own.iter().map(String::as_str).collect();
+            hosts.add(&[options, &own].concat());
+        }
+        hosts.wait_until_whole();
+        hosts
+    }
+
+    /// One host more. [`Hosts::wait_until_whole`] waits until all know it.
+    pub(crate) fn add(&mut self, options: &[&str]) {
+        let endpoint = format!("cluster.etcd={}", self.etcd.endpoint());
+        let host = format!("cluster.host=host-{}", self.mounts.len());
+        let mut all = vec![&*endpoint, &*host, "cluster.listen=127.0.0.1:0"];
+        if !options.iter().any(|option| option.starts_with("cluster.grace_s=")) {
+            all.push("cluster.grace_s=3");
+        }
+        all.extend(options);
+        self.mounts.push(Mount::start(&all));
+    }
+
+    /// Who holds the object, by the catalog as host `asked` finds it: names of hosts and where it lies there.
+    #[track_caller]
+    pub(crate) fn copies(&self, asked: usize, name: &str) -> BTreeMap<String, String> {
+        let found = self.found(asked, name);
+        let copies = found["copies"].as_array().unwrap_or_else(|| panic!("no copies: {found}"));
+        let text = |copy: &serde_json::Value, key: &str| copy[key].as_str().unwrap_or_default().to_owned();
+        copies.iter().map(|copy| (text(copy, "name"), text(copy, "medium"))).collect()
+    }
+
+    /// What the catalog says of a name, as `tidefs where --json`.
+    #[track_caller]
+    pub(crate) fn found(&self, asked: usize, name: &str) -> serde_json::Value {
+        self.mounts[asked].control_get(&format!("/v1/where?path={name}")).json()
+    }
+
+    /// A counter or gauge of a host.
+    #[track_caller]
+    pub(crate) fn metric(&self, host: usize, name: &str) -> u64 {
+        let text = self.mounts[host].control_get("/v1/metrics").text();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = line.unwrap_or_else(|| panic!("no metric {name} in:\n{text}"));
+        value.parse().expect("a whole number")
     }
 
     /// Waits until what is made on any host is seen on all others.

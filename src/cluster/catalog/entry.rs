@@ -4,13 +4,13 @@ use tidefs_engine::types::ByteCount;
 
 use crate::cluster::object::{DirectoryFacts, Facts, FileFacts, Medium, Stamp};
 
-/// A start of a member, as the tables of this process number it. 15 bits.
+/// A start of a member, as the tables of this process number it. 14 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(u16);
 
 impl Slot {
     /// The number of slots: one is left over, for "none".
-    pub const COUNT: u16 = (1 << 15) - 1;
+    pub const COUNT: u16 = (1 << 14) - 1;
 
     /// The slot with this number, if there is one.
     #[must_use]
@@ -27,6 +27,10 @@ impl Slot {
 
 /// Bit of a packed copy that stands for [`Medium::Ssd`].
 const ON_SSD: u16 = 1 << 15;
+/// Bit of a packed copy that stands for [`Medium::Soft`].
+const IS_SOFT: u16 = 1 << 14;
+/// Bits of a packed copy that are not its slot.
+const MEDIUM: u16 = ON_SSD | IS_SOFT;
 /// A place for a copy that has none.
 const NONE: u16 = u16::MAX;
 
@@ -49,7 +53,12 @@ impl Default for Copies {
 }
 
 fn pack(slot: Slot, medium: Medium) -> u16 {
-    slot.0 | if medium == Medium::Ssd { ON_SSD } else { 0 }
+    slot.0
+        | match medium {
+            Medium::Memory => 0,
+            Medium::Ssd => ON_SSD,
+            Medium::Soft => IS_SOFT,
+        }
 }
 
 impl Copies {
@@ -63,8 +72,12 @@ impl Copies {
     /// All of them, in the order in which they came.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, Medium)> {
         self.packed().iter().map(|&copy| {
-            let medium = if copy & ON_SSD == 0 { Medium::Memory } else { Medium::Ssd };
-            (Slot(copy & !ON_SSD), medium)
+            let medium = match copy & MEDIUM {
+                0 => Medium::Memory,
+                IS_SOFT => Medium::Soft,
+                _ => Medium::Ssd,
+            };
+            (Slot(copy & !MEDIUM), medium)
         })
     }
 
@@ -80,6 +93,13 @@ impl Copies {
         self.packed().is_empty()
     }
 
+    /// The member to whose copy it falls to be the one to rely on, when all that are left are soft.
+    #[must_use]
+    pub fn heir(&self) -> Option<Slot> {
+        let is_soft = self.iter().all(|(_, medium)| !medium.is_hard());
+        self.iter().next().map(|(slot, _)| slot).filter(|_| is_soft)
+    }
+
     /// Whether `slot` has one.
     #[must_use]
     pub fn contains(&self, slot: Slot) -> bool {
@@ -89,7 +109,7 @@ impl Copies {
     /// Notes that `slot` has one. Returns whether it had none.
     pub fn put(&mut self, slot: Slot, medium: Medium) -> bool {
         let copy = pack(slot, medium);
-        let found = self.packed().iter().position(|other| other & !ON_SSD == slot.0);
+        let found = self.packed().iter().position(|other| other & !MEDIUM == slot.0);
         match (&mut self.0, found) {
             (Packed::Few(few), Some(at)) => few[at] = copy,
             (Packed::Many(many), Some(at)) => many[at] = copy,
@@ -106,7 +126,7 @@ impl Copies {
     pub fn take(&mut self, slot: Slot) -> bool {
         let mut rest: Vec<u16> = self.packed().to_vec();
         let before = rest.len();
-        rest.retain(|copy| copy & !ON_SSD != slot.0);
+        rest.retain(|copy| copy & !MEDIUM != slot.0);
         let was_there = rest.len() < before;
         if was_there {
             let mut few = [NONE; 3];
@@ -222,12 +242,12 @@ mod tests {
     proptest! {
         #[test]
         fn copies_are_a_map_from_slot_to_medium(
-            steps in proptest::collection::vec((any::<bool>(), 0_u16..6, any::<bool>()), 0..40)
+            steps in proptest::collection::vec((any::<bool>(), 0_u16..6, 0_usize..3), 0..40)
         ) {
             let mut copies = Copies::default();
             let mut model = std::collections::BTreeMap::new();
-            for (is_put, slot, is_ssd) in steps {
-                let medium = if is_ssd { Medium::Ssd } else { Medium::Memory };
+            for (is_put, slot, medium) in steps {
+                let medium = [Medium::Memory, Medium::Ssd, Medium::Soft][medium];
                 let slot = Slot::new(slot).unwrap();
                 if is_put {
                     prop_assert_eq!(copies.put(slot, medium), model.insert(slot, medium).is_none());
@@ -238,6 +258,8 @@ mod tests {
                 found.sort_unstable();
                 prop_assert_eq!(found, model.clone().into_iter().collect::<Vec<_>>());
                 prop_assert_eq!(copies.len(), model.len());
+                let is_soft = !model.is_empty() && model.values().all(|medium| !medium.is_hard());
+                prop_assert_eq!(copies.heir().is_some(), is_soft);
             }
         }
 

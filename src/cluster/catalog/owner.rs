@@ -19,12 +19,15 @@ use tidefs_engine::types::{MemberId, PeerId};
 
 use super::entry::{Entry, Slot};
 use super::slots::Slots;
-use super::table::{Put, Table};
+use super::table::{Dropped, Put, Table};
 use super::tombstones::Tombstones;
 use super::watches::Watches;
 use super::wire::{Answered, Change, Outcome, Revocation};
 use crate::cluster::object::{Copy, Facts, Stamp};
 use crate::cluster::shards::{KeyId, SHARDS, Shard, ShardMap};
+
+/// Keys that a member is told at once that its copies count.
+const HEIRLOOMS: usize = 1024;
 
 /// What this member is to a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +152,7 @@ impl Owner {
             .iter()
             .filter_map(|(slot, medium)| Some(Copy { member: self.slots.peer(slot)?.member, medium }));
         let mut copies: Vec<Copy> = of_entry.collect();
-        copies.sort_by_key(|copy| (self.suspects.contains(&copy.member), copy.medium));
+        copies.sort_by_key(|copy| (self.suspects.contains(&copy.member), copy.medium.distance()));
         // Two starts of one member may be named for a while.
         let mut named = BTreeSet::new();
         copies.retain(|copy| named.insert(copy.member));
@@ -277,6 +280,13 @@ impl Owner {
             },
             Change::Announced { .. } => return Effects::only(Outcome::Done { stamp: Stamp(0) }),
         };
+        if matches!(role, Role::Primary | Role::Acting)
+            && matches!(change, Change::Hold { .. } | Change::LetGo { .. })
+        {
+            effects
+                .tell
+                .extend(self.heir(key).map(|member| (member, Revocation::Inherit { keys: vec![key.0] })));
+        }
         if matches!(role, Role::Primary | Role::Acting) && !matches!(change, Change::Announce { .. }) {
             let Outcome::Done { stamp } = effects.outcome else { return effects };
             effects.replicate = self.other_owner(key.shard()).map(|other| (other, key, stamp));
@@ -300,6 +310,12 @@ impl Owner {
             }
             Put::Refused { through } => Effects::only(Outcome::Refused { through }),
         }
+    }
+
+    /// The member whose copy is to be relied on from now on: there are only copies left that leave first.
+    fn heir(&self, key: KeyId) -> Option<MemberId> {
+        let copies = &self.table.get(key)?.copies;
+        Some(self.slots.peer(copies.heir()?)?.member)
     }
 
     /// Names that are watched beyond the limit, at most `max` of them: what who watches them is told.
@@ -331,7 +347,7 @@ impl Owner {
         slot: Slot,
         now: Duration,
     ) -> (Vec<(MemberId, Revocation)>, usize) {
-        let (gone, count) = self.table.drop_copies(shard, slot);
+        let Dropped { gone, soft, count } = self.table.drop_copies(shard, slot);
         let lost = self.slots.peer(slot).map(|peer| peer.member);
         let are_others_away = self.away.keys().any(|&member| Some(member) != lost);
         let mut tell = Vec::new();
@@ -343,7 +359,36 @@ impl Owner {
             }
             tell.extend(self.revoke(key, None, through, &[], Some(slot)));
         }
+        if matches!(self.role(shard), Role::Primary | Role::Acting) {
+            tell.extend(self.bequeath(soft));
+        }
         (tell, count)
+    }
+
+    /// What is told to those whose copies of `keys` are to be relied on from now on.
+    fn bequeath(&self, keys: Vec<KeyId>) -> Vec<(MemberId, Revocation)> {
+        let mut heirs: BTreeMap<MemberId, Vec<u128>> = BTreeMap::new();
+        for key in keys {
+            if let Some(heir) = self.heir(key) {
+                heirs.entry(heir).or_default().push(key.0);
+            }
+        }
+        let parts = |(heir, keys): (MemberId, Vec<u128>)| {
+            let parts: Vec<_> = keys.chunks(HEIRLOOMS).map(<[u128]>::to_vec).collect();
+            parts.into_iter().map(move |keys| (heir, Revocation::Inherit { keys }))
+        };
+        heirs.into_iter().flat_map(parts).collect()
+    }
+
+    /// Looks through one shard for keys of which only copies are left that leave first: whoever was to be told of that may
+    /// have been lost meanwhile, or have lost this member.
+    pub fn find_heirs(&mut self, shard: Shard) -> Vec<(MemberId, Revocation)> {
+        if !matches!(self.role(shard), Role::Primary | Role::Acting) || self.is_incomplete(shard) {
+            return Vec::new();
+        }
+        let is_soft = |key: &KeyId| self.table.get(*key).is_some_and(|entry| entry.copies.heir().is_some());
+        let soft = self.table.keys(shard).filter(is_soft).collect();
+        self.bequeath(soft)
     }
 
     /// The number of a start of a member, to drop what it held.

@@ -157,6 +157,17 @@ pub struct Adopted {
     pub is_ours_later: bool,
 }
 
+/// What it did to forget the copies of a member.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Keys of which no copy is left, with their last version.
+    pub gone: Vec<(KeyId, Stamp)>,
+    /// Keys of which only copies are left that leave first.
+    pub soft: Vec<KeyId>,
+    /// How many copies there were.
+    pub count: usize,
+}
+
 /// All shards of an owner.
 #[derive(Debug)]
 pub struct Table {
@@ -367,28 +378,29 @@ impl Table {
         }
     }
 
-    /// Forgets the copies of `slot` in one shard: a slice of the work that losing a member is. Returns the keys of which
-    /// no copy is left, with their last version, and how many copies there were.
-    pub fn drop_copies(&mut self, shard: Shard, slot: Slot) -> (Vec<(KeyId, Stamp)>, usize) {
+    /// Forgets the copies of `slot` in one shard: a slice of the work that losing a member is.
+    pub fn drop_copies(&mut self, shard: Shard, slot: Slot) -> Dropped {
         let part = self.part(shard);
         let Some(at) = part.held.iter().position(|(other, _)| *other == slot) else {
-            return (Vec::new(), 0);
+            return Dropped::default();
         };
         let (_, keys) = part.held.swap_remove(at);
-        let mut gone = Vec::new();
+        let (mut gone, mut soft) = (Vec::new(), Vec::new());
         for &key in &keys {
             let Some(entry) = part.entries.get_mut(&key) else { continue };
             entry.copies.take(slot);
             if entry.copies.is_empty() {
                 gone.push((key, entry.stamp()));
                 part.entries.remove(&key);
+            } else if entry.copies.heir().is_some() {
+                soft.push(key);
             }
         }
         if part.entries.capacity() > 64 && part.entries.len() < part.entries.capacity() / 4 {
             part.entries.shrink_to_fit();
         }
         self.entries -= gone.len();
-        (gone, keys.len())
+        Dropped { gone, soft, count: keys.len() }
     }
 
     /// Keys of a shard that stand for something.

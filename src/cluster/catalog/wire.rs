@@ -285,6 +285,11 @@ pub enum Revocation {
     },
     /// What the receiver holds of the sender's shards is to be announced again.
     AnnounceAgain,
+    /// Only copies that leave first are left of these: the receiver's is the one to rely on from now on.
+    Inherit {
+        /// The keys, as hashes: the sender does not know their names.
+        keys: Vec<u128>,
+    },
 }
 
 /// Revocations.
@@ -436,7 +441,7 @@ impl Revocation {
     pub fn path(&self) -> Option<&[u8]> {
         match self {
             Self::Withdraw { path, .. } | Self::Appeared { path } => Some(path),
-            Self::Forget { .. } | Self::AnnounceAgain => None,
+            Self::Forget { .. } | Self::AnnounceAgain | Self::Inherit { .. } => None,
         }
     }
 }
@@ -451,6 +456,10 @@ messages! {
     Replicate(replicate): at_most("Replicate", "keys", replicate.keys.len(), ITEMS_MAX)
         .and_then(|()| at_most("Replicate", "members", replicate.away_ms.len(), ITEMS_MAX));
     Revoke(revoke): at_most("Revoke", "items", revoke.items.len(), ITEMS_MAX)
+        .and_then(|()| revoke.items.iter().try_for_each(|item| match item {
+            Revocation::Inherit { keys } => at_most("Revoke", "keys", keys.len(), ITEMS_MAX),
+            _ => Ok(()),
+        }))
         .and_then(|()| paths("Revoke", revoke.items.iter().filter_map(Revocation::path)));
     Lend(lend): paths("Lend", std::iter::once(lend.path.as_slice()));
     Lending(lending): match lending {

@@ -21,9 +21,15 @@ pub(super) struct Object {
     pub(super) stamp: Stamp,
     pub(super) bytes: Arc<[u8]>,
     pub(super) is_directory: bool,
+    /// A copy of what another host wrote.
+    pub(super) is_soft: bool,
 }
 
 impl Object {
+    fn medium(&self) -> Medium {
+        if self.is_soft { Medium::Soft } else { Medium::Memory }
+    }
+
     fn facts(&self) -> Facts {
         if self.is_directory {
             return Facts::Directory(DirectoryFacts { mode: 0o755, uid: 0, gid: 0 });
@@ -111,6 +117,17 @@ impl Holder for Memory {
         Box::pin(std::future::ready(()))
     }
 
+    fn inherit(&self, keys: &[KeyId]) -> Vec<(Vec<u8>, Stamp, Medium)> {
+        let mut state = self.state.lock();
+        let mut inherited = Vec::new();
+        for (path, object) in &mut state.objects {
+            if keys.contains(&KeyId::of(path)) && std::mem::take(&mut object.is_soft) {
+                inherited.push((path.clone(), object.stamp, Medium::Memory));
+            }
+        }
+        inherited
+    }
+
     fn appeared(&self, paths: &[Vec<u8>]) {
         let mut state = self.state.lock();
         state.revocations += 1;
@@ -144,7 +161,7 @@ impl Holder for Memory {
                 path: path.clone(),
                 stamp: object.stamp,
                 facts: object.facts(),
-                medium: Medium::Memory,
+                medium: object.medium(),
             })
             .collect();
         let next = start + max;
@@ -199,7 +216,12 @@ impl Host {
         at: Stamp,
         deadline: Instant,
     ) -> Result<Published, ClusterError> {
-        self.put(path, Object { stamp: at, bytes: bytes.into(), is_directory: false }, deadline).await
+        self.put(
+            path,
+            Object { stamp: at, bytes: bytes.into(), is_directory: false, is_soft: false },
+            deadline,
+        )
+        .await
     }
 
     pub(super) async fn make_directory(
@@ -207,7 +229,12 @@ impl Host {
         path: &str,
         deadline: Instant,
     ) -> Result<Published, ClusterError> {
-        self.put(path, Object { stamp: Stamp(0), bytes: Arc::new([]), is_directory: true }, deadline).await
+        self.put(
+            path,
+            Object { stamp: Stamp(0), bytes: Arc::new([]), is_directory: true, is_soft: false },
+            deadline,
+        )
+        .await
     }
 
     async fn put(&self, path: &str, object: Object, deadline: Instant) -> Result<Published, ClusterError> {
@@ -267,6 +294,16 @@ impl Host {
 
     /// Reads a name: nothing when it is not there, or nobody gives it.
     pub(super) async fn read(&self, path: &str, deadline: Instant) -> Option<Vec<u8>> {
+        self.fetch(path, deadline, false).await
+    }
+
+    /// The same, and what was fetched stays as a copy that leaves first.
+    pub(super) async fn read_and_keep(&self, path: &str, deadline: Instant) -> Option<Vec<u8>> {
+        self.fetch(path, deadline, true).await
+    }
+
+    async fn fetch(&self, path: &str, deadline: Instant, keeps: bool) -> Option<Vec<u8>> {
+        let asked_at = self.memory.state.lock().revocations;
         match self.look_up(path, deadline).await {
             Seen::Here(_) => {
                 let state = self.memory.state.lock();
@@ -274,9 +311,24 @@ impl Host {
             }
             Seen::Elsewhere(stamp, copies, size) => {
                 let wanted = Wanted { path: path.into(), stamp, size: ByteCount(size), copies };
-                self.cluster.fetch_bytes(wanted, deadline).await.ok().map(|(bytes, _)| bytes)
+                let (bytes, _) = self.cluster.fetch_bytes(wanted, deadline).await.ok()?;
+                if keeps {
+                    self.keep_softly(path, stamp, &bytes, asked_at);
+                }
+                Some(bytes)
             }
             Seen::Absent | Seen::Unknown => None,
+        }
+    }
+
+    /// Keeps what was fetched, as a copy that leaves first, unless something changed since it was asked for.
+    fn keep_softly(&self, path: &str, stamp: Stamp, bytes: &[u8], asked_at: u64) {
+        let mut state = self.memory.state.lock();
+        if state.revocations == asked_at && !state.objects.contains_key(path.as_bytes()) {
+            let object = Object { stamp, bytes: bytes.into(), is_directory: false, is_soft: true };
+            state.objects.insert(path.into(), object);
+            state.answers.remove(path.as_bytes());
+            self.cluster.hold(path.as_bytes(), stamp, Medium::Soft);
         }
     }
 

@@ -18,11 +18,11 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-fn soon() -> Instant {
+pub(super) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-fn wall() -> Stamp {
+pub(super) fn wall() -> Stamp {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     Stamp(u64::try_from(since.as_nanos()).unwrap())
 }
@@ -67,7 +67,7 @@ async fn settled(hosts: &[Host]) {
     .await;
 }
 
-async fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
     let end = soon();
     while !is_so() {
         assert!(Instant::now() < end, "never seen: {what}");
@@ -92,7 +92,10 @@ fn name_served(hosts: &[Host], is_wanted: impl Fn(Owners) -> bool) -> String {
     (0..).map(|number| format!("kv/{number}")).find(is_it).unwrap()
 }
 
-fn in_a_cluster_of<F: Future<Output = ()>>(count: u64, fact: impl FnOnce(Embedded, Vec<Host>) -> F) {
+pub(super) fn in_a_cluster_of<F: Future<Output = ()>>(
+    count: u64,
+    fact: impl FnOnce(Embedded, Vec<Host>) -> F,
+) {
     runtime().block_on(async {
         let (coordinator, hosts) = cluster_of(count).await;
         fact(coordinator, hosts).await;
@@ -207,7 +210,12 @@ fn an_evicted_object_is_found_no_more_and_a_copy_of_it_is() {
         let published = hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
         hosts[1].memory.state.lock().objects.insert(
             b"kv/a".to_vec(),
-            super::host::Object { stamp: published.stamp, bytes: (*b"bytes").into(), is_directory: false },
+            super::host::Object {
+                stamp: published.stamp,
+                bytes: (*b"bytes").into(),
+                is_directory: false,
+                is_soft: false,
+            },
         );
         hosts[1].cluster.hold(b"kv/a", published.stamp, Medium::Ssd);
         let copies = |host: Host| async move {

@@ -1,5 +1,6 @@
 //! Members of one cluster in one process.
 
+mod copies;
 mod host;
 mod members;
 mod network;

@@ -5,7 +5,8 @@
 //! What holds, at any time: every call ends by its deadline; bytes are of the name that was read, and were written once.
 //! Until the first fault every look-up says what is. After the last one, when all have had time to settle: what was removed
 //! last stays removed, on every host; what is found is what was written last, or later without success; what is remembered
-//! is true; the owners of a shard agree, and know of every object that is held; nobody owes anybody anything.
+//! is true; the owners of a shard agree, and know of every object that is held; nobody owes anybody anything; of what is
+//! held one copy is one to rely on, and not one that leaves first.
 //!
 //! `TIDEFS_SIMULATION_SEEDS` runs more seeds, `TIDEFS_SIMULATION_SEED` one of them.
 
@@ -170,7 +171,7 @@ impl World {
                 }
             }
             _ => {
-                let read = host.read(&name, deadline).await;
+                let read = host.read_and_keep(&name, deadline).await;
                 self.say(format!(
                     "host {id} reads {name}: {:?}",
                     read.as_deref().map(String::from_utf8_lossy)
@@ -312,9 +313,13 @@ impl World {
                 assert!(is_allowed, "host {id} reads {name} as {read:?}, {history:?}");
             }
         }
-        // Who was asked in vain for a copy has said so.
-        sleep(Duration::from_secs(1)).await;
+        // Who was asked in vain for a copy has said so, and each shard was looked through once more.
+        sleep(Duration::from_secs(8)).await;
         for name in (0..KEYS).map(|key| format!("kv/{key}")) {
+            if let Known::Present { copies, .. } = primary(&hosts, &name).1 {
+                let is_relied_on = copies.iter().any(|copy| copy.medium.is_hard());
+                assert!(is_relied_on, "all copies of {name} leave first: {copies:?}");
+            }
             let (first, second) = owners_know(&hosts, &name);
             assert!(
                 agree(&hosts, &name, &first, &second),

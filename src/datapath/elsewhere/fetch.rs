@@ -95,11 +95,16 @@ impl Datapath {
     }
 
     /// A copy of an object of other members is here now, and others may read it.
-    pub(in crate::datapath) fn has_arrived(&self, away: Away, size: ByteCount) {
+    pub(in crate::datapath) fn has_arrived(&self, ino: Ino, away: Away, size: ByteCount) {
         self.telemetry.remote_fetches.increment();
         self.telemetry.remote_fetched_bytes.add(size.get());
-        if let Some(side) = self.cluster.get() {
-            side.cluster.hold(&away.path, away.stamp, Medium::Memory);
+        let Some(side) = self.cluster.get() else { return };
+        // Under the lock: that it leaves again is told after this.
+        let state = self.lock();
+        let slot = state.tree.by_ino(ino).filter(|&slot| state.sealed_stamp(slot) == Some(away.stamp));
+        if let Some(slot) = slot.filter(|&slot| state.remote_size(slot).is_none()) {
+            let medium = if state.is_soft(slot) { Medium::Soft } else { Medium::Memory };
+            side.cluster.hold(&away.path, away.stamp, medium);
         }
     }
 

@@ -94,6 +94,10 @@ impl Holder for MemberSide {
         datapath.forget_absence_in_kernel();
     }
 
+    fn inherit(&self, keys: &[KeyId]) -> Vec<(Vec<u8>, Stamp, Medium)> {
+        self.datapath.upgrade().map(|datapath| datapath.lock().inherit(keys)).unwrap_or_default()
+    }
+
     fn forget_answers(&self, shards: &[Shard]) {
         if let Some(datapath) = self.datapath.upgrade() {
             datapath.forget_answers(&|shard| shards.contains(&shard));
@@ -295,7 +299,11 @@ impl Datapath {
             let path = state.tree.path(slot);
             if is_wanted(KeyId::of(&path).shard()) {
                 let is_on_ssd = state.object(slot).is_some_and(|object| matches!(object.place, Place::Ssd));
-                let medium = if is_on_ssd { Medium::Ssd } else { Medium::Memory };
+                let medium = match is_on_ssd {
+                    true => Medium::Ssd,
+                    false if state.is_soft(slot) => Medium::Soft,
+                    false => Medium::Memory,
+                };
                 found.push(Holding { path, stamp, facts, medium });
             }
         }

@@ -13,6 +13,7 @@
 
 mod fetch;
 mod member;
+mod soft;
 mod tell;
 
 use std::num::NonZeroUsize;
@@ -50,13 +51,21 @@ pub struct ClusterSide {
     patience: Duration,
     /// How long a fetch may take.
     fetch_limit: Duration,
+    /// Reads after which a soft copy stays longer than those that were read less.
+    soft_after: u16,
 }
 
 impl ClusterSide {
     /// A side that waits `patience` for messages and `fetch_limit` for bytes.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, runtime: Handle, patience: Duration, fetch_limit: Duration) -> Self {
-        Self { cluster, runtime, patience, fetch_limit }
+        Self { cluster, runtime, patience, fetch_limit, soft_after: 2 }
+    }
+
+    /// The same, where a fetched copy outlives those that were read less once it was read `reads` times.
+    #[must_use]
+    pub fn with_soft_after(self, reads: u16) -> Self {
+        Self { soft_after: reads, ..self }
     }
 
     /// The member itself.
@@ -91,6 +100,13 @@ pub(super) struct Elsewhere {
     asking: HashMap<KeyId, Asking>,
     /// Who holds the bytes of the objects that are shown and not here.
     copies: HashMap<Slot, Vec<Copy>>,
+    /// Copies that leave first.
+    soft: HashMap<KeyId, Slot>,
+    soft_bytes: u64,
+    /// How often soft copies that left were read.
+    met: LruCache<KeyId, u16>,
+    /// Reads after which a soft copy stays longer than those that were read less.
+    soft_after: u16,
     /// Hears of what leaves this host. It takes that without waiting.
     cluster: Option<Arc<Cluster>>,
     /// Set while this host is to be a member and is none yet: what it removes meanwhile is told when it is.
@@ -103,6 +119,10 @@ impl Default for Elsewhere {
             absent: LruCache::new(ABSENT_MAX),
             asking: HashMap::new(),
             copies: HashMap::new(),
+            soft: HashMap::new(),
+            soft_bytes: 0,
+            met: LruCache::new(soft::MET_MAX),
+            soft_after: 2,
             cluster: None,
             solitude: None,
         }
@@ -222,8 +242,9 @@ impl State {
 
     /// Tells the catalog that the object in `slot`, which is about to leave its name, is not here any more. Nobody waits for
     /// that.
-    pub(super) fn let_go(&self, slot: Slot) {
+    pub(super) fn let_go(&mut self, slot: Slot) {
         let (Some(cluster), Some(object)) = (&self.elsewhere.cluster, self.object(slot)) else { return };
+        let cluster = Arc::clone(cluster);
         let stamp = match object.phase {
             Phase::Sealed if !object.is_remote() => Some(stamp_of(object)),
             Phase::Writing => self.promised(slot),
@@ -231,7 +252,9 @@ impl State {
         };
         if let Some(stamp) = stamp {
             let (parent, name) = self.final_place(slot);
-            cluster.let_go(&self.path_of_child(parent, name.as_bytes()), stamp);
+            let path = self.path_of_child(parent, name.as_bytes());
+            cluster.let_go(&path, stamp);
+            self.forget_soft(slot, KeyId::of(&path));
         }
     }
 
@@ -289,7 +312,7 @@ impl Datapath {
     pub fn attach_cluster(self: &Arc<Self>, side: ClusterSide) {
         self.know_itself();
         self.expects_cluster.store(true, Ordering::Relaxed);
-        let cluster = Arc::clone(&side.cluster);
+        let (cluster, soft_after) = (Arc::clone(&side.cluster), side.soft_after);
         // A second attach would be a bug of the composition root; the first one stays in force.
         if self.cluster.set(side).is_err() {
             return;
@@ -297,6 +320,7 @@ impl Datapath {
         let removed_alone = {
             let mut state = self.lock();
             state.elsewhere.cluster = Some(Arc::clone(&cluster));
+            state.elsewhere.soft_after = soft_after;
             state.elsewhere.solitude.take().unwrap_or_default()
         };
         for (path, through) in removed_alone {

@@ -35,8 +35,12 @@ pub struct ObjectSlot(pub u32);
 pub struct RetentionClass(pub u8);
 
 impl RetentionClass {
-    /// Objects without a policy of their own (`user.tidefs.priority` 0).
-    pub const NORMAL: Self = Self(100);
+    /// Copies of what other members hold that were hardly read: before everything else.
+    pub const PASSING_COPY: Self = Self(0);
+    /// Copies of what other members hold.
+    pub const SOFT_COPY: Self = Self(1);
+    /// Objects without a policy of their own (`user.tidefs.priority` 0). The lowest priority, -100, is above all copies.
+    pub const NORMAL: Self = Self(102);
     /// Soft-pinned objects: after everything of a lower class is gone.
     pub const SOFT_PIN: Self = Self(254);
 }

@@ -238,7 +238,7 @@ fn losing_a_member_takes_what_only_it_held() {
     let mut gone: Vec<KeyId> = Vec::new();
     for shard in table.shards() {
         gone.extend(
-            table.drop_copies(Shard::with_number(shard).unwrap(), slot(1)).0.iter().map(|&(key, _)| key),
+            table.drop_copies(Shard::with_number(shard).unwrap(), slot(1)).gone.iter().map(|&(key, _)| key),
         );
     }
     gone.sort_unstable_by_key(|key| key.0 & 0xff);

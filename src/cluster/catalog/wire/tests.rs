@@ -101,8 +101,9 @@ fn version_1_of_each_message_is_these_bytes() {
         Revocation::Appeared { path: path() },
         Revocation::Forget { shards: vec![1], view: 3 },
         Revocation::AnnounceAgain,
+        Revocation::Inherit { keys: vec![5] },
     ];
-    is(Revoke { items }, &[&[4, 0], PATH, &[7, 4, 1], PATH, &[2, 1, 1, 3, 3]]);
+    is(Revoke { items }, &[&[5, 0], PATH, &[7, 4, 1], PATH, &[2, 1, 1, 3, 3, 4, 1, 5]]);
     is(Lend { path: path(), stamp, for_ms: 100 }, &[PATH, &[7, 100]]);
     is(Lending::NotHeld, &[&[0]]);
     is(Lending::Inline { bytes: vec![8], checksum: 5 }, &[&[1, 1, 8, 5]]);

@@ -1,0 +1,136 @@
+//! Copies that were fetched to be read: they leave before what no other host has, and count when nobody else has one.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::common::wait;
+use crate::fixture::{Hosts, object, publish};
+
+const OBJECT: usize = 2 << 20;
+const SOFT: &str = "memory, leaves first";
+
+/// Objects of this host that fill two thirds of its 64 MiB.
+fn write_own(hosts: &Hosts, host: usize, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        publish(&hosts.mounts[host].join(format!("whole-0/own-{number}")), &object(number, OBJECT));
+    }
+}
+
+fn there(hosts: &Hosts, host: usize, name: &str) -> PathBuf {
+    hosts.mounts[host].join(name)
+}
+
+/// Host 0 writes objects that host 1 reads, more than its memory holds beside its own.
+fn read_many_of_another(hosts: &Hosts) {
+    for number in 100..140 {
+        let name = format!("whole-0/other-{number}");
+        publish(&hosts.mounts[0].join(&name), &object(number, OBJECT));
+        assert_eq!(
+            fs::read(there(hosts, 1, &name)).expect("it is there"),
+            object(number, OBJECT),
+            "{number}"
+        );
+    }
+}
+
+#[test]
+fn a_fetched_copy_leaves_before_what_no_other_host_has() {
+    let hosts = Hosts::start_each(2, &[], |host| vec![format!("capacity={}MiB", [256, 64][host])]);
+    write_own(&hosts, 1, 0..18);
+    read_many_of_another(&hosts);
+    assert_eq!(hosts.metric(1, "tidefs_evictions_total"), hosts.metric(1, "tidefs_soft_evictions_total"));
+    assert!(hosts.metric(1, "tidefs_soft_evictions_total") > 10, "memory was never full");
+    for number in 0..18 {
+        let found = fs::read(there(&hosts, 1, &format!("whole-0/own-{number}")));
+        assert_eq!(found.expect("an object of its own"), object(number, OBJECT), "{number}");
+    }
+    // More of its own takes the room of copies until there are none.
+    write_own(&hosts, 1, 18..24);
+    for number in 0..24 {
+        assert!(there(&hosts, 1, &format!("whole-0/own-{number}")).exists(), "{number}");
+    }
+}
+
+#[test]
+fn a_fetched_copy_is_not_written_to_disk() {
+    let disk =
+        tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory on a disk");
+    let hosts = Hosts::start_each(2, &[], |host| match host {
+        0 => vec!["capacity=256MiB".to_owned()],
+        _ => vec![
+            "capacity=64MiB".to_owned(),
+            "ssd.capacity=512MiB".to_owned(),
+            "ssd.zone=8MiB".to_owned(),
+            format!("ssd.dirs={}", disk.path().display()),
+        ],
+    });
+    read_many_of_another(&hosts);
+    assert!(hosts.metric(1, "tidefs_soft_evictions_total") > 10, "memory was never full");
+    assert_eq!(hosts.metric(1, "tidefs_ssd_demotions_total"), 0);
+    for name in (100..140).map(|number| format!("whole-0/other-{number}")) {
+        assert_ne!(hosts.copies(0, &name).get("host-1").map(String::as_str), Some("ssd"), "{name}");
+    }
+}
+
+#[test]
+fn what_was_read_twice_outlives_what_was_read_once() {
+    let hosts = Hosts::start_each(2, &[], |host| vec![format!("capacity={}MiB", [256, 64][host])]);
+    for number in 0..4 {
+        let name = format!("whole-0/hot-{number}");
+        publish(&hosts.mounts[0].join(&name), &object(number, OBJECT));
+        for _ in 0..2 {
+            assert_eq!(fs::read(there(&hosts, 1, &name)).expect("it is there"), object(number, OBJECT));
+        }
+    }
+    read_many_of_another(&hosts);
+    assert!(hosts.metric(1, "tidefs_soft_evictions_total") > 5, "memory was never full");
+    for number in 0..4 {
+        let copies = hosts.copies(0, &format!("whole-0/hot-{number}"));
+        assert_eq!(copies.get("host-1").map(String::as_str), Some(SOFT), "{number}: {copies:?}");
+    }
+}
+
+#[test]
+fn the_copy_that_is_left_when_its_writer_lets_go_counts_from_then_on() {
+    let mut hosts = Hosts::start(3, &[]);
+    for (name, is_evicted) in [("whole-1/let-go", true), ("whole-1/lost", false)] {
+        publish(&hosts.mounts[0].join(name), &object(7, OBJECT));
+        assert_eq!(fs::read(there(&hosts, 1, name)).expect("it is there"), object(7, OBJECT));
+        let is_soft = || hosts.copies(2, name).get("host-1").is_some_and(|medium| medium == SOFT);
+        assert!(wait::until(Duration::from_secs(10), is_soft), "{:?}", hosts.copies(2, name));
+        if is_evicted {
+            let body = format!("{{\"path\":\"{name}\",\"force\":true}}");
+            let answer = hosts.mounts[0].control("POST", "/v1/evict", Some(&body));
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        } else {
+            hosts.mounts[0].kill9();
+        }
+        let is_hard = || {
+            let copies = hosts.copies(2, name);
+            copies.len() == 1 && copies.get("host-1").is_some_and(|medium| medium == "memory")
+        };
+        assert!(wait::until(Duration::from_secs(30), is_hard), "{:?}", hosts.copies(2, name));
+        assert_eq!(fs::read(there(&hosts, 2, name)).expect("the copy"), object(7, OBJECT));
+    }
+}
+
+#[test]
+fn a_copy_that_is_pinned_or_renamed_does_not_leave_first() {
+    let hosts = Hosts::start(2, &[]);
+    for name in ["whole-0/pinned", "whole-0/renamed"] {
+        publish(&hosts.mounts[0].join(name), &object(7, OBJECT));
+        assert_eq!(fs::read(there(&hosts, 1, name)).expect("it is there"), object(7, OBJECT));
+    }
+    assert_eq!(hosts.metric(1, "tidefs_soft_copies"), 2);
+    fs::rename(there(&hosts, 1, "whole-0/renamed"), there(&hosts, 1, "whole-0/its-own")).expect("the rename");
+    assert_eq!(hosts.metric(1, "tidefs_soft_copies"), 1);
+    let copies = hosts.copies(0, "whole-0/its-own");
+    assert_eq!(copies.get("host-1").map(String::as_str), Some("memory"), "{copies:?}");
+    let body = "{\"path\":\"whole-0/pinned\",\"pin\":\"hard\"}";
+    let answer = hosts.mounts[1].control("POST", "/v1/pin", Some(body));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let answer = hosts.mounts[1].control("POST", "/v1/evict", Some("{\"bytes\":1073741824,\"force\":false}"));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(hosts.copies(0, "whole-0/pinned").contains_key("host-1"), "a pinned copy was evicted");
+}
