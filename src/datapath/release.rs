@@ -4,7 +4,6 @@
 //! makes. A writer's close is therefore announced first by FLUSH, which close(2) waits for: from then on whoever looks
 //! the hidden file up waits for the RELEASE. FLUSH alone proves nothing, a forked child sends one too.
 
-
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::history::Ending;
@@ -218,7 +217,7 @@ impl Datapath {
             // A slot file with a name stays what it is, visible to whoever looks, in place of what stood there.
             if let Some((parent, name)) = state.drop_claim(slot) {
                 self.displace(state, parent, &name, slot, false, afterwards);
-                if state.tree.attach(slot, parent, name).is_err() {
+                if state.take_name(slot, parent, name).is_err() {
                     afterwards.doomed.push(state.discard_writing(slot));
                     return;
                 }
