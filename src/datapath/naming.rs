@@ -123,17 +123,19 @@ impl Datapath {
             let mut doomed = Vec::new();
             {
                 let mut state = self.lock();
-                if standing.is_empty() {
-                    state.naming = None;
-                } else {
-                    standing.iter().for_each(|standing| state.give_name(standing, &mut doomed));
-                    if let Some(naming) = &mut state.naming {
-                        naming.named += standing.len() as u64;
+                let told = standing.iter().flatten();
+                told.for_each(|standing| state.give_name(standing, &mut doomed));
+                match &standing {
+                    None => state.naming = None,
+                    Some(standing) => {
+                        if let Some(naming) = &mut state.naming {
+                            naming.named += standing.len() as u64;
+                        }
                     }
                 }
             }
             doomed.into_iter().for_each(|doomed| self.bury(doomed));
-            if standing.is_empty() {
+            if standing.is_none() {
                 let seconds = self.clock.monotonic().saturating_sub(started).as_secs_f64();
                 tracing::info!(objects = unnamed.objects(), seconds, "all objects on disk have their names");
                 return;

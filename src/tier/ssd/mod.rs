@@ -146,10 +146,10 @@ impl SsdTier {
     }
 
     /// Some of the objects that the owner was not told of yet, for each of which it calls [`Self::own`], or
-    /// [`Self::remove`]; none when it was told of all. Waits for the disk.
-    pub fn next_unnamed(&self, unnamed: &mut Unnamed) -> Vec<Standing> {
+    /// [`Self::remove`]; `None` when it was told of all. Waits for the disk, and has nothing when that is late.
+    pub fn next_unnamed(&self, unnamed: &mut Unnamed) -> Option<Vec<Standing>> {
         let next = self.shared.next_standing(unnamed);
-        if next.is_empty() {
+        if next.is_none() {
             self.shared.end_naming();
         }
         next

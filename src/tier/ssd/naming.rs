@@ -88,11 +88,10 @@ impl Shared {
         self.stands(standing) && self.index.set_owner(&standing.hash, standing.record.version, owner)
     }
 
-    /// Some of what nobody was told of yet; nothing when all was.
-    pub(super) fn next_standing(&self, unnamed: &mut Unnamed) -> Vec<Standing> {
-        while unnamed.standing.is_empty()
-            && let Some(mut known) = unnamed.zones.pop_front()
-        {
+    /// Some of what nobody was told of yet, perhaps nothing for now; `None` when all was told.
+    pub(super) fn next_standing(&self, unnamed: &mut Unnamed) -> Option<Vec<Standing>> {
+        while unnamed.standing.is_empty() {
+            let mut known = unnamed.zones.pop_front()?;
             let device = &self.devices[known.device];
             match self.entries_of(device, &mut known, false) {
                 Ok(entries) => {
@@ -104,6 +103,12 @@ impl Shared {
                     });
                     unnamed.standing.extend(standing);
                 }
+                // The disk is busy, or hangs: what it holds is found when it is looked up, if at all.
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    tracing::warn!(device = device.name, zone = known.zone, "the names of a zone are late");
+                    unnamed.zones.push_back(known);
+                    return Some(Vec::new());
+                }
                 Err(error) => {
                     tracing::error!(device = device.name, zone = known.zone, %error, "a zone is lost");
                     self.quarantine(device, known.zone);
@@ -111,7 +116,7 @@ impl Shared {
             }
         }
         let count = unnamed.standing.len().min(TOLD_AT_ONCE);
-        unnamed.standing.drain(..count).collect()
+        Some(unnamed.standing.drain(..count).collect())
     }
 
     /// From now on zones are taken back.

@@ -170,11 +170,7 @@ pub(super) fn tier_on(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> SsdTier 
 pub(super) fn recover(tier: &SsdTier) -> (Vec<(Vec<u8>, u64, u64)>, RecoverySummary) {
     let mut found = Vec::new();
     let Indexed { summary, mut unnamed, .. } = tier.index(&|_| false);
-    loop {
-        let standing = tier.next_unnamed(&mut unnamed);
-        if standing.is_empty() {
-            break;
-        }
+    while let Some(standing) = tier.next_unnamed(&mut unnamed) {
         for one in standing {
             let number = u32::try_from(found.len() + 1).unwrap();
             assert!(tier.own(&one, number), "it was removed by nobody");
