@@ -178,7 +178,7 @@ impl Operations for DaemonOperations {
         let telemetry = self.datapath.telemetry();
         let facts = self.facts.get();
         let (memory_warnings, mut warnings) = self.warnings(&overview);
-        let ssd = self.datapath.ssd().map(|tier| super::ssd::status(tier));
+        let ssd = self.datapath.ssd().map(|tier| super::ssd::status(tier, self.datapath.naming()));
         warnings.extend(ssd.iter().flat_map(super::ssd::warnings));
         let cluster = self.datapath.cluster().map(|side| super::cluster::status(side.cluster()));
         warnings.extend(cluster.iter().flat_map(super::cluster::warnings));

@@ -26,6 +26,7 @@ mod inspect;
 mod listing;
 mod loader;
 mod lookup;
+mod naming;
 mod object;
 mod open;
 mod packing;
@@ -81,7 +82,7 @@ pub use fastpath::{
 };
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::Listed;
-pub use loader::{Loader, Rest};
+pub use loader::{Job, Loader, Rest};
 pub use lookup::{Lookup, Patience};
 pub use object::{Marks, Object, Phase, Place};
 pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened};
@@ -179,6 +180,8 @@ pub struct State {
     recent: Recent,
     ahead: prefetch::Ahead,
     elsewhere: Elsewhere,
+    /// While objects on SSD are without their names.
+    naming: Option<naming::Naming>,
     processes: Processes,
     /// Objects with a time to live: wall-clock nanoseconds and slot.
     expiries: BTreeSet<(i64, Slot)>,
@@ -269,6 +272,7 @@ impl Datapath {
             recent: Recent::default(),
             ahead: prefetch::Ahead::new(Arc::clone(&telemetry)),
             elsewhere: Elsewhere::default(),
+            naming: None,
             processes: Processes::default(),
             expiries: BTreeSet::new(),
             expiry_of: HashMap::new(),
