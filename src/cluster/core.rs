@@ -32,6 +32,7 @@ use super::lending::Loans;
 use super::member::{ClusterId, View};
 use super::object::Holder;
 use super::peers::Peers;
+use super::removing::Unheard;
 use super::settings::ClusterConfig;
 use super::shards::{SHARDS, Shard, ShardMap};
 use super::status::Counters;
@@ -74,6 +75,8 @@ pub(super) struct Core {
     pub(super) publishing: Mutex<Publishing>,
     pub(super) takeovers: Mutex<Vec<Takeover>>,
     pub(super) plan: Plan,
+    /// Removals that nobody who decides could be told of.
+    pub(super) unheard: Unheard,
     pub(super) loans: Loans,
     pub(super) counters: Counters,
     began: tokio::time::Instant,
@@ -127,6 +130,7 @@ impl Core {
             publishing: Mutex::default(),
             takeovers: Mutex::default(),
             plan: Plan::default(),
+            unheard: Unheard::default(),
             loans: Loans::default(),
             counters: Counters::default(),
             began: {

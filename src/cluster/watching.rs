@@ -321,6 +321,7 @@ impl Core {
                 self.spawn(Arc::clone(&self).drop_member(peer));
             }
             self.drop_earlier_starts().await;
+            self.tell_removals_again();
         }
     }
 

@@ -4,8 +4,6 @@
 //! makes. A writer's close is therefore announced first by FLUSH, which close(2) waits for: from then on whoever looks
 //! the hidden file up waits for the RELEASE. FLUSH alone proves nothing, a forked child sends one too.
 
-use std::sync::atomic::Ordering;
-
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::history::Ending;

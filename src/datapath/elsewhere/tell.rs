@@ -17,7 +17,14 @@ use crate::namespace::{Ino, Name, Slot, WriterFate, writer_fate};
 #[must_use = "nothing is told before `Datapath::tell`"]
 pub struct News {
     appeared: Option<Appeared>,
-    removed: Option<Vec<u8>>,
+    removed: Option<Removed>,
+}
+
+/// A name that goes away, with all versions up to one.
+#[derive(Debug)]
+struct Removed {
+    path: Vec<u8>,
+    through: Stamp,
 }
 
 #[derive(Debug)]
@@ -80,9 +87,11 @@ impl Datapath {
         let removed = (|| {
             let parent = state.tree.by_ino(parent)?;
             let slot = state.tree.child(parent, name)?;
-            let is_known = state.facts_for_members(slot).is_some();
-            (is_known && !self.is_temporary(&Name::new(name).ok()?))
-                .then(|| state.path_of_child(parent, name))
+            let (stamp, _) = state.facts_for_members(slot)?;
+            // The clock of the host that published it may be ahead of this one's.
+            let through = stamp.max(Stamp(u64::try_from(self.now_ns()).unwrap_or(0)));
+            (!self.is_temporary(&Name::new(name).ok()?))
+                .then(|| Removed { path: state.path_of_child(parent, name), through })
         })();
         News { appeared: None, removed }
     }
@@ -137,9 +146,9 @@ impl Datapath {
         if let Some(appeared) = appeared {
             self.tell_appeared(side, appeared).await;
         }
-        if let Some(path) = removed {
+        if let Some(Removed { path, through }) = removed {
             self.telemetry.catalog_removals.increment();
-            if let Err(error) = side.cluster.remove(path, side.deadline()).await {
+            if let Err(error) = side.cluster.remove(path, through, side.deadline()).await {
                 self.telemetry.catalog_failures.increment();
                 tracing::warn!(%error, "a removal is not known to the whole cluster yet");
             }
