@@ -12,4 +12,5 @@ mod conformance;
 mod fio;
 mod fsx;
 mod python;
+mod python_package;
 mod tools;

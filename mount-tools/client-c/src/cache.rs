@@ -98,7 +98,7 @@ pub unsafe extern "C" fn tidefs_lookup_many(
 ) -> c_int {
     guard(|| {
         // SAFETY: as the caller promises.
-        let targets = unsafe { ffi::slice_mut(views, count, "views is NULL")? };
+        let targets = unsafe { ffi::values_mut(views, count, "views is NULL")? };
         targets.fill(std::ptr::null_mut());
         // SAFETY: as the caller promises.
         let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn tidefs_get_into(
         // SAFETY: as the caller promises.
         let key = unsafe { ffi::text(key, "key is NULL")? };
         // SAFETY: as the caller promises.
-        let target = unsafe { ffi::slice_mut(target.cast::<u8>(), capacity, "target is NULL")? };
+        let target = unsafe { ffi::values_mut(target.cast::<u8>(), capacity, "target is NULL")? };
         let Some(whole) = cache.0.get_into(key, target)? else { return Ok(TIDEFS_MISS) };
         *length = whole;
         Ok(TIDEFS_OK)

@@ -26,7 +26,7 @@ pub(crate) unsafe fn exclusive<'a, T>(pointer: *mut T, name: &'static str) -> Re
 ///
 /// # Safety
 /// NULL, or so many values that live and are not changed while the slice does.
-pub(crate) unsafe fn slice<'a, T>(
+pub(crate) unsafe fn values<'a, T>(
     pointer: *const T,
     count: usize,
     name: &'static str,
@@ -39,11 +39,11 @@ pub(crate) unsafe fn slice<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// As [`slice`], to be changed.
+/// As [`values`], to be changed.
 ///
 /// # Safety
-/// As of [`slice`], and nobody else looks at them.
-pub(crate) unsafe fn slice_mut<'a, T>(
+/// As of [`values`], and nobody else looks at them.
+pub(crate) unsafe fn values_mut<'a, T>(
     pointer: *mut T,
     count: usize,
     name: &'static str,
@@ -82,7 +82,7 @@ pub(crate) unsafe fn texts<'a>(
     count: usize,
 ) -> Result<Vec<&'a [u8]>, Failure> {
     // SAFETY: as the caller promises.
-    let pointers = unsafe { slice(pointer, count, "keys is NULL")? };
+    let pointers = unsafe { values(pointer, count, "keys is NULL")? };
     // SAFETY: as the caller promises.
     pointers.iter().map(|&pointer| unsafe { text(pointer, "a key is NULL") }).collect()
 }
@@ -104,12 +104,12 @@ pub(crate) unsafe fn take_back<T>(pointer: *mut T) -> Option<Box<T>> {
 /// The bytes from `pointer` on.
 ///
 /// # Safety
-/// As of [`slice`].
+/// As of [`values`].
 pub(crate) unsafe fn bytes<'a>(
     pointer: *const c_void,
     length: usize,
     name: &'static str,
 ) -> Result<&'a [u8], Failure> {
     // SAFETY: as the caller promises.
-    unsafe { slice(pointer.cast(), length, name) }
+    unsafe { values(pointer.cast(), length, name) }
 }

@@ -84,7 +84,7 @@ pub unsafe extern "C" fn tidefs_view_release(view: *mut TidefsView) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidefs_views_release(views: *const *mut TidefsView, count: usize) {
     // SAFETY: as the caller promises.
-    let Ok(views) = (unsafe { ffi::slice(views, count, "views is NULL") }) else { return };
+    let Ok(views) = (unsafe { ffi::values(views, count, "views is NULL") }) else { return };
     for &view in views {
         // SAFETY: as the caller promises.
         unsafe { tidefs_view_release(view) };

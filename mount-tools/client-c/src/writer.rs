@@ -67,14 +67,14 @@ pub unsafe extern "C" fn tidefs_create_many(
 ) -> c_int {
     guard(|| {
         // SAFETY: as the caller promises.
-        let targets = unsafe { ffi::slice_mut(writers, count, "writers is NULL")? };
+        let targets = unsafe { ffi::values_mut(writers, count, "writers is NULL")? };
         targets.fill(std::ptr::null_mut());
         // SAFETY: as the caller promises.
         let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
         // SAFETY: as the caller promises.
         let keys = unsafe { ffi::texts(keys, count)? };
         // SAFETY: as the caller promises.
-        let sizes = unsafe { ffi::slice(sizes, count, "sizes is NULL")? };
+        let sizes = unsafe { ffi::values(sizes, count, "sizes is NULL")? };
         let objects: Vec<(&[u8], usize)> = keys.into_iter().zip(sizes.iter().copied()).collect();
         for (target, writer) in targets.iter_mut().zip(cache.0.create_many(&objects)?) {
             *target = ffi::give(TidefsWriter(writer));
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn tidefs_seal_many(
 ) -> c_int {
     guard(|| {
         // SAFETY: as the caller promises.
-        let pointers = unsafe { ffi::slice(writers, count, "writers is NULL")? };
+        let pointers = unsafe { ffi::values(writers, count, "writers is NULL")? };
         // SAFETY: as the caller promises.
         let taken = pointers.iter().filter_map(|&writer| unsafe { ffi::take_back(writer) });
         let writers = taken.map(|writer| writer.0).collect();
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn tidefs_put_many(
         // SAFETY: as the caller promises.
         let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
         // SAFETY: as the caller promises.
-        let objects = unsafe { ffi::slice(objects, count, "objects is NULL")? };
+        let objects = unsafe { ffi::values(objects, count, "objects is NULL")? };
         let object = |object: &TidefsObject| {
             // SAFETY: as the caller promises.
             let key = unsafe { ffi::text(object.key, "a key is NULL")? };
