@@ -154,8 +154,7 @@ ensure_python_clients() {
         note "python3's venv module is missing: it keeps the test clients apart from the system (python3-venv)."
         install_packages python3-venv
     fi
-    note "installing numpy, safetensors and maturin into $python_env: tests save and load tensors with them, and"
-    note "build the Python package."
+    note "installing numpy, safetensors and maturin into $python_env: for tensors, and for our own package."
     rm -rf -- "$python_env"
     python3 -m venv "$python_env" </dev/null
     "$python_env/bin/pip" install --quiet --disable-pip-version-check \
@@ -409,8 +408,7 @@ build_tests() {
 # What tests of the client libraries load, so that none of them waits for a compiler.
 build_client_libraries() {
     cargo build --locked -p tidefs-client-c
-    (cd mount-tools/client-python && "$python_env/bin/maturin" build --quiet --locked --compatibility linux \
-        --interpreter "$python_env/bin/python3" --out "$target_dir/wheels")
+    mount-tools/client-python/build.sh "$python_env/bin/python3" "$target_dir/wheels"
 }
 
 # Runs the tests and keeps their output, so that the runner's closing line can be shown once more at the end.

@@ -44,17 +44,15 @@ impl Package {
         };
         let environment = tempfile::tempdir().expect("a temporary directory");
         let wheels = environment.path().join("wheels");
-        let mut maturin = Command::new(python.with_file_name("maturin"));
-        maturin.args(["build", "--locked", "--compatibility", "linux", "--out"]).arg(&wheels);
-        maturin.arg("--interpreter").arg(&python);
-        maturin.current_dir(checkout().join("mount-tools/client-python"));
+        let mut maturin = Command::new(checkout().join("mount-tools/client-python/build.sh"));
+        maturin.args([&python, &wheels]);
         {
             // It moves what cargo built to a place of its own, which two at once would take from each other.
             let lock =
                 File::create(concat!(env!("CARGO_TARGET_TMPDIR"), "/wheel.lock")).expect("a file to lock");
             let _alone =
                 Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error).expect("a lock");
-            program::run(&mut maturin, BUILD).success("maturin build");
+            program::run(&mut maturin, BUILD).success("build.sh");
         }
         let wheel =
             std::fs::read_dir(&wheels).expect("the wheels").next().expect("one").expect("its name").path();
