@@ -71,6 +71,7 @@ readonly test_needs=(
     'etcd:etcd-server:is what tests of many hosts coordinate by'
     'etcdctl:etcd-client:gives etcd the user and password that a test of it needs'
     'python3:python3:runs the tests with real Python clients'
+    'pkg-config:pkg-config:tells the tests in C how to link libtidefs.so'
     'ip:iproute2:tests transfers between hosts that are network namespaces'
     'nft:nftables:cuts and resets the connections of those hosts'
     '/usr/include/rdma/fabric.h:libfabric-dev:brings libfabric, which tests of transfers use, and its headers'
@@ -146,19 +147,20 @@ ensure_packages_if_possible() {
     (ensure_packages "$@") || note "going on without them: the tests that need them will say that they are skipped."
 }
 
-# A private Python with the packages that real clients use. Without PyTorch, whose CPU build alone is 200 MB;
+# A private Python with the packages that real clients use, and maturin, which builds the wheel of our own. Without PyTorch, whose CPU build alone is 200 MB;
 # tests that need it say so and are run where it is found.
 ensure_python_clients() {
-    if "$python_env/bin/python3" -c 'import numpy, safetensors' 2>/dev/null; then return; fi
+    if "$python_env/bin/python3" -c 'import numpy, safetensors, maturin' 2>/dev/null; then return; fi
     if ! python3 -c 'import ensurepip' 2>/dev/null; then
         note "python3's venv module is missing: it keeps the test clients apart from the system (python3-venv)."
         install_packages python3-venv
     fi
-    note "installing numpy and safetensors into $python_env: the tests save and load tensors with them."
+    note "installing numpy, safetensors and maturin into $python_env: for tensors, and for our own package."
     rm -rf -- "$python_env"
     python3 -m venv "$python_env" </dev/null
-    "$python_env/bin/pip" install --quiet --disable-pip-version-check 'numpy<3' 'safetensors<1' </dev/null ||
-        die "pip could not install numpy and safetensors." \
+    "$python_env/bin/pip" install --quiet --disable-pip-version-check \
+        'numpy<3' 'safetensors<1' 'maturin>=1.9.4,<2' </dev/null ||
+        die "pip could not install numpy, safetensors and maturin." \
             "It needs a package index: check the network or pip's settings (pip config list), then try again."
 }
 
@@ -365,9 +367,9 @@ unmount_leftovers() {
 
 check_scripts() {
     local script
-    for script in packaging/*.sh tests/*/*.sh .ci/run; do bash -n "$script"; done
+    for script in packaging/*.sh mount-tools/*/*.sh tests/*/*.sh .ci/run; do bash -n "$script"; done
     if command -v shellcheck >/dev/null; then
-        shellcheck packaging/*.sh tests/*/*.sh .ci/run
+        shellcheck packaging/*.sh mount-tools/*/*.sh tests/*/*.sh .ci/run
     else
         note "shellcheck is not installed: the scripts were only parsed."
     fi
@@ -387,10 +389,11 @@ check_licences() {
 
 check_docs() {
     export RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings"
-    # The library of the daemon and the program of the CLI are both called tidefs, and so would be their pages: one
-    # after the other, and the library last, so that its pages stay.
+    # The library of the daemon, the program of the CLI and the library for C are all called tidefs, and so would be
+    # their pages: one after the other, and the daemon's last, so that its pages stay.
     cargo doc -p tidefs-cli --no-deps --document-private-items --locked
-    cargo doc --workspace --exclude tidefs-cli --no-deps --document-private-items --locked
+    cargo doc -p tidefs-client-c --no-deps --document-private-items --locked
+    cargo doc --workspace --exclude tidefs-cli --exclude tidefs-client-c --no-deps --document-private-items --locked
 }
 
 have_nextest() { cargo nextest --version >/dev/null 2>&1; }
@@ -401,6 +404,12 @@ build_tests() {
     else
         cargo test --workspace --locked --no-run
     fi
+}
+
+# What tests of the client libraries load, so that none of them waits for a compiler.
+build_client_libraries() {
+    cargo build --locked -p tidefs-client-c
+    mount-tools/client-python/build.sh "$python_env/bin/python3" "$target_dir/wheels"
 }
 
 # Runs the tests and keeps their output, so that the runner's closing line can be shown once more at the end.
@@ -457,6 +466,7 @@ command_test() {
         step "lints (clippy)" cargo clippy --workspace --all-targets --locked -- -D warnings
         step "documentation builds (cargo doc)" check_docs
         step "building the tests" build_tests
+        step "building the client libraries" build_client_libraries
         step "examples in the documentation (doc tests)" cargo test --workspace --locked --doc --quiet
         step "tests" run_tests
         step "tests in a guest with soft-RoCE and netem" tests/rdma/test.sh

@@ -1,5 +1,5 @@
-//! Real programs on a real mount: the clients' own call orders, their libraries, fio, the usual tools, and a random
-//! exerciser of one file.
+//! Real programs on a real mount: the clients' own call orders, their libraries, tidefs's own client library in each
+//! language, fio, the usual tools, and a random exerciser of one file.
 //!
 //! What is run is named by each module. A program that is missing is an error unless the machine cannot have it:
 //! `packaging/dev.sh` installs all of them. `TIDEFS_TEST_DIR=DIR` runs everything on a plain directory instead.
@@ -7,7 +7,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod c_library;
+mod conformance;
 mod fio;
 mod fsx;
 mod python;
+mod python_package;
 mod tools;

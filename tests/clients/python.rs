@@ -16,7 +16,7 @@ use super::common::{Mode, Mount, program};
 const SCRIPT: Duration = Duration::from_secs(180);
 
 /// The interpreter with the client libraries, if there is one.
-fn interpreter_with_libraries() -> Option<PathBuf> {
+pub(crate) fn interpreter_with_libraries() -> Option<PathBuf> {
     let named = env::var_os("TIDEFS_TEST_PYTHON").map(PathBuf::from);
     let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/test-venv/bin/python");
     named.or_else(|| made.exists().then_some(made))

@@ -16,6 +16,8 @@ const FOREIGN: &[(&str, &str)] = &[
         "declarations of libfabric's C interface, and the calls through its tables",
     ),
     ("engine/libfabric-strict/src/", "a provider of libfabric: the other side of the same interface"),
+    ("mount-tools/client-python/src/", "buffers and capsules, by the interface of the interpreter"),
+    ("mount-tools/client-c/src/", "functions that C calls: each takes pointers on its caller's word"),
 ];
 
 /// Lines of `unsafe` blocks, functions, traits, implementations and foreign blocks.

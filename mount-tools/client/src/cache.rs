@@ -9,8 +9,9 @@ use tidefs_control_api::ioctl::{Command, Create, Entry, Features, Flags, Name, R
 
 use crate::batch::{self, Answer};
 use crate::session::Session;
+use crate::statistics::Counters;
 use crate::writer::seal_all;
-use crate::{Error, Registration, View, Writer, file};
+use crate::{Error, Registration, Statistics, View, Writer, file};
 
 /// How long [`Cache::wait_ready`] pauses at first and at most between two looks.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
@@ -22,6 +23,7 @@ pub struct Cache {
     session: Option<Arc<Session>>,
     /// Permissions of new objects.
     mode: u32,
+    counters: Arc<Counters>,
 }
 
 impl Cache {
@@ -36,7 +38,7 @@ impl Cache {
             return Err(Error::io("open the cache")(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
         }
         let session = Session::open(&directory).map(Arc::new);
-        Ok(Self { directory, session, mode: file::mode_of_new_files() })
+        Ok(Self { directory, session, mode: file::mode_of_new_files(), counters: Arc::default() })
     }
 
     /// Whether objects are mapped; else all is done by file.
@@ -49,6 +51,12 @@ impl Cache {
     #[must_use]
     pub fn mapped_segments(&self) -> usize {
         self.session.as_ref().map_or(0, |session| session.segments.len())
+    }
+
+    /// What was shown and what was copied so far, by this value and its clones.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.counters.now()
     }
 
     /// The bytes of an object; `None` is a miss.
@@ -64,17 +72,22 @@ impl Cache {
     /// # Errors
     /// As [`Cache::get`], of any of them.
     pub fn lookup_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<View>>, Error> {
-        let names = names_of(keys)?;
+        let views = self.find_all(&names_of(keys)?)?;
+        self.counters.count(views.iter().flatten());
+        Ok(views)
+    }
+
+    fn find_all(&self, names: &[Name<'_>]) -> Result<Vec<Option<View>>, Error> {
         let Some(session) = &self.session else {
             return names.iter().map(|name| self.read(name)).collect();
         };
-        let answers = match batch::look_up(session, &names) {
+        let answers = match batch::look_up(session, names) {
             Ok(answers) => answers,
             // The daemon is gone, or another one is there: its files may be.
             Err(Error::Io { .. }) => names.iter().map(|_| Answer::ByFile).collect(),
             Err(error) => return Err(error),
         };
-        let whole = answers.into_iter().zip(&names).map(|(answer, name)| match answer {
+        let whole = answers.into_iter().zip(names).map(|(answer, name)| match answer {
             Answer::View(view) => Ok(Some(view)),
             Answer::Absent => Ok(None),
             Answer::ByFile => self.read(name),

@@ -34,6 +34,7 @@ mod file;
 mod memory;
 mod segments;
 mod session;
+mod statistics;
 mod view;
 mod writer;
 
@@ -41,5 +42,6 @@ pub use cache::Cache;
 pub use error::Error;
 pub use memory::Registration;
 pub use session::RELEASE_BATCH;
+pub use statistics::Statistics;
 pub use view::View;
 pub use writer::Writer;

@@ -104,15 +104,23 @@ impl Session {
         }
     }
 
+    /// Whether references that wait go back along with one more, to an object of `length` bytes.
+    pub(crate) fn is_full_with(&self, length: usize) -> bool {
+        self.is_full(&self.returning.lock(), 1, length)
+    }
+
+    fn is_full(&self, returning: &Returning, more: usize, length: usize) -> bool {
+        let bytes_max = usize::try_from(self.facts.kept_back_max.get()).unwrap_or(usize::MAX);
+        returning.references.len() + more >= RELEASE_BATCH || returning.bytes + length >= bytes_max
+    }
+
     /// Gives the reference to an object of `length` bytes back, along with others.
     pub(crate) fn give_back(&self, reference: u64, length: usize) {
         let full = {
             let mut returning = self.returning.lock();
             returning.references.push(reference);
             returning.bytes += length;
-            let bytes_max = usize::try_from(self.facts.kept_back_max.get()).unwrap_or(usize::MAX);
-            let is_full = returning.references.len() >= RELEASE_BATCH || returning.bytes >= bytes_max;
-            is_full.then(|| std::mem::take(&mut *returning))
+            self.is_full(&returning, 0, 0).then(|| std::mem::take(&mut *returning))
         };
         if let Some(full) = full {
             self.send_back(full.references);

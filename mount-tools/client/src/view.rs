@@ -59,6 +59,15 @@ impl View {
     }
 }
 
+impl View {
+    /// Whether dropping it makes a request to the daemon, to give back its reference and those that wait: for who must not
+    /// wait where it would be dropped. Another thread may make it so, or not so, meanwhile.
+    #[must_use]
+    pub fn asks_when_dropped(&self) -> bool {
+        matches!(&self.bytes, Bytes::Mapped { session, length, .. } if session.is_full_with(*length))
+    }
+}
+
 impl Deref for View {
     type Target = [u8];
 

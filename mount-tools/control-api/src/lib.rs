@@ -1,45 +1,72 @@
 //! What the daemon `tidefsd` and the tools on its host share.
 //!
-//! Three things: the types that travel over the admin socket (HTTP over a unix socket, root only), the ioctls of the fast
-//! path ([`ioctl`]), and how the state of one mount is found on the host ([`instance`], [`lock`], [`mounts`], [`socket`])
-//! without asking the mount itself, which may be dead or hang.
+//! Three things: the ioctls of the fast path ([`ioctl`]), the types that travel over the admin socket (HTTP over a unix
+//! socket, root only), and how the state of one mount is found on the host ([`instance`], [`lock`], [`mounts`],
+//! [`socket`]) without asking the mount itself, which may be dead or hang.
+//!
+//! The last two are there with the feature `admin`, which is on by default; a client library does without.
 //!
 //! Compatibility
 //! - [`API_VERSION`] is the first part of each route. A change that an old reader would misread makes a new one.
 //! - Readers ignore fields that they do not know, and take the default for one that is missing.
 //! - The daemon refuses query keys and request fields that it does not know: a typing error is not a wish.
 
+#[cfg(feature = "admin")]
 pub mod cluster;
+#[cfg(feature = "admin")]
 pub mod config;
+#[cfg(feature = "admin")]
 pub mod error;
+#[cfg(feature = "admin")]
 pub mod instance;
 pub mod ioctl;
+#[cfg(feature = "admin")]
 pub mod key_path;
+#[cfg(feature = "admin")]
 pub mod lock;
+#[cfg(feature = "admin")]
 pub mod mounts;
+#[cfg(feature = "admin")]
 pub mod object;
+#[cfg(feature = "admin")]
 pub mod routes;
+#[cfg(feature = "admin")]
 pub mod socket;
+#[cfg(feature = "admin")]
 pub mod ssd;
+#[cfg(feature = "admin")]
 pub mod status;
+#[cfg(feature = "admin")]
 pub mod timestamp;
+#[cfg(feature = "admin")]
 pub mod verify;
+#[cfg(feature = "admin")]
 pub mod why;
 
+#[cfg(feature = "admin")]
 pub use cluster::{CatalogStatus, ClusterStatus, CopyPlace, MemberStatus, Where};
+#[cfg(feature = "admin")]
 pub use config::{ConfigEntry, ConfigOrigin, EffectiveConfig};
+#[cfg(feature = "admin")]
 pub use error::{ApiError, ErrorBody, ErrorCode};
+#[cfg(feature = "admin")]
 pub use key_path::KeyPath;
+#[cfg(feature = "admin")]
 pub use object::{
     ChecksumHex, EvictRequest, EvictTarget, Evicted, List, ListEntry, ListQuery, ObjectKind, ObjectStat,
     PathQuery, Pin, PinRequest, Pinned, SkipReason, Skipped, SortOrder, Tier,
 };
+#[cfg(feature = "admin")]
 pub use ssd::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus};
+#[cfg(feature = "admin")]
 pub use status::{
     Counters, EvictionStatus, FuseStatus, MemoryStatus, NamespaceStatus, PackedStatus, ScratchStatus, Status,
 };
+#[cfg(feature = "admin")]
 pub use timestamp::Timestamp;
+#[cfg(feature = "admin")]
 pub use verify::{VerifyEvent, VerifyProgress, VerifyRequest, VerifySummary};
+#[cfg(feature = "admin")]
 pub use why::{Verdict, Why};
 
 /// Version of the admin API, the number in `/v1/...`.

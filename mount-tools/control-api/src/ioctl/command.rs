@@ -91,6 +91,16 @@ pub fn request_number(command: Command, length: usize) -> u32 {
     READ_WRITE << 30 | length << 16 | TYPE << 8 | command as u32
 }
 
+/// Flag of a request: the records lie in an area, and the results are to be written there; the payload has an
+/// [`AreaCall`](super::AreaCall) in their place.
+pub const FLAG_IN_AREA: u16 = 1;
+
+/// Flag of LOOKUP: only says what is there: takes no reference and counts no use.
+pub const FLAG_PROBE: u16 = 2;
+
+/// Flag of a reply: segments are gone that this client may have mapped; RETIRED tells which.
+pub const FLAG_RETIRED: u16 = 1 << 15;
+
 /// Flags of a request, and of a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub u16);
@@ -98,13 +108,12 @@ pub struct Flags(pub u16);
 impl Flags {
     /// None.
     pub const NONE: Self = Self(0);
-    /// The records lie in an area, and the results are to be written there; the payload has an
-    /// [`AreaCall`](super::AreaCall) in their place.
-    pub const IN_AREA: Self = Self(1);
-    /// Only says what is there: takes no reference and counts no use.
-    pub const PROBE: Self = Self(2);
-    /// Of a reply: segments are gone that this client may have mapped; [`Command::Retired`] tells which.
-    pub const RETIRED: Self = Self(1 << 15);
+    /// [`FLAG_IN_AREA`].
+    pub const IN_AREA: Self = Self(FLAG_IN_AREA);
+    /// [`FLAG_PROBE`].
+    pub const PROBE: Self = Self(FLAG_PROBE);
+    /// [`FLAG_RETIRED`].
+    pub const RETIRED: Self = Self(FLAG_RETIRED);
 
     /// Whether all of `flags` are set.
     #[must_use]

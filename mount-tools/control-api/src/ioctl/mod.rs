@@ -24,14 +24,14 @@ mod parse;
 mod records;
 mod status;
 
-pub use self::command::{Command, Flags, request_number};
+pub use self::command::{Command, FLAG_IN_AREA, FLAG_PROBE, FLAG_RETIRED, Flags, request_number};
 pub use self::encode::{Encoder, results, results_bytes};
 pub use self::layout::{
     AREA_CALL_BYTES, AreaCall, AreaGrant, Entry, HEADER_BYTES, Header, Outcome, VersionReply,
 };
 pub use self::parse::{Body, Refusal, Request};
 pub use self::records::{Create, Get, Name, Put, Range, Record, Records, Seal};
-pub use self::status::{Features, Status};
+pub use self::status::{FEATURE_CREATE, FEATURE_MAPPING, Features, Status};
 
 /// The version of these structures.
 pub const ABI_VERSION: u16 = 1;

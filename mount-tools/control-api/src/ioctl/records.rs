@@ -81,13 +81,15 @@ pub struct Put<'a> {
     pub name: Name<'a>,
 }
 
+/// Record of CREATE. A name follows: 2 bytes of length, then its bytes.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
+#[repr(C, packed)]
 struct CreateHead {
     size: U64,
     mode: U32,
 }
 
+/// Record of RELEASE and ABORT: the first reference and how many. Of SEAL: the reference and the length.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Pair {
@@ -95,6 +97,7 @@ struct Pair {
     second: U64,
 }
 
+/// Record of GET_INTO. A name follows.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct GetHead {
@@ -104,8 +107,9 @@ struct GetHead {
     target: U64,
 }
 
+/// Record of PUT_FROM. A name follows.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
+#[repr(C, packed)]
 struct PutHead {
     area: U64,
     source: U64,

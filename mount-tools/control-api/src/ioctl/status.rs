@@ -57,15 +57,21 @@ impl Status {
     }
 }
 
+/// Feature of a daemon: segments can be mapped, since the kernel serves them by passthrough.
+pub const FEATURE_MAPPING: u32 = 1;
+
+/// Feature of a daemon: objects can be created, since the kernel can be told of new names.
+pub const FEATURE_CREATE: u32 = 2;
+
 /// What a daemon offers beyond the commands that only look: a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
 
 impl Features {
-    /// Segments can be mapped: the kernel serves them by passthrough.
-    pub const MAPPING: Self = Self(1);
-    /// Objects can be created: the kernel can be told of new names.
-    pub const CREATE: Self = Self(2);
+    /// [`FEATURE_MAPPING`].
+    pub const MAPPING: Self = Self(FEATURE_MAPPING);
+    /// [`FEATURE_CREATE`].
+    pub const CREATE: Self = Self(FEATURE_CREATE);
 
     /// Whether all of `features` are offered.
     #[must_use]

@@ -1,0 +1,228 @@
+//! Opening a cache, and finding objects in it.
+
+use std::ffi::{OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use tidefs_client::Cache;
+
+use crate::outcome::{TIDEFS_MISS, TIDEFS_OK, guard, guard_value};
+use crate::{TidefsView, ffi};
+
+/// An open cache: a directory of a tidefs mount, or any directory.
+#[derive(Debug)]
+pub struct TidefsCache(pub(crate) Cache);
+
+const NO_CACHE: &str = "cache is NULL";
+const NO_VIEW: &str = "view is NULL";
+
+/// Opens the cache at `directory`: a mount of tidefs, or a directory below it, for keys relative to that. On another
+/// filesystem, and where the daemon or the kernel lacks something, all functions do the same by file.
+///
+/// `cache`: where it goes; NULL on a failure.
+///
+/// # Safety
+/// `directory` is NULL or a text; `cache` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_open(directory: *const c_char, cache: *mut *mut TidefsCache) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let target = unsafe { ffi::exclusive(cache, NO_CACHE)? };
+        *target = std::ptr::null_mut();
+        // SAFETY: as the caller promises.
+        let directory = unsafe { ffi::text(directory, "directory is NULL")? };
+        let cache = Cache::open(Path::new(OsStr::from_bytes(directory)))?;
+        *target = ffi::give(TidefsCache(cache));
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// Closes a cache. Its views and writers may outlive it. NULL is passed over.
+///
+/// # Safety
+/// `cache` is NULL or an open cache that no thread uses any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_close(cache: *mut TidefsCache) {
+    // SAFETY: as the caller promises.
+    let cache = unsafe { ffi::take_back(cache) };
+    guard_value((), || drop(cache));
+}
+
+/// Whether objects are mapped; else all is done by file.
+///
+/// # Safety
+/// `cache` is NULL or an open cache.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_is_fast(cache: *const TidefsCache) -> bool {
+    // SAFETY: as the caller promises.
+    let cache = unsafe { cache.as_ref() };
+    guard_value(false, || cache.is_some_and(|cache| cache.0.is_fast()))
+}
+
+/// The bytes of an object. `view`: where they go; NULL of a miss or a failure.
+///
+/// # Safety
+/// `cache` is NULL or an open cache, `key` NULL or a text; `view` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_get(
+    cache: *const TidefsCache,
+    key: *const c_char,
+    view: *mut *mut TidefsView,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let target = unsafe { ffi::exclusive(view, NO_VIEW)? };
+        *target = std::ptr::null_mut();
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let key = unsafe { ffi::text(key, "key is NULL")? };
+        let Some(found) = cache.0.get(key)? else { return Ok(TIDEFS_MISS) };
+        *target = ffi::give(TidefsView(found));
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// The bytes of `count` objects, with one request for many. `views`: room for so many pointers; each that is NULL
+/// afterwards is a miss. On a failure all are NULL.
+///
+/// # Safety
+/// `cache` is NULL or an open cache; `keys` has `count` texts; `views` has room for `count` pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_lookup_many(
+    cache: *const TidefsCache,
+    keys: *const *const c_char,
+    count: usize,
+    views: *mut *mut TidefsView,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let targets = unsafe { ffi::values_mut(views, count, "views is NULL")? };
+        targets.fill(std::ptr::null_mut());
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let keys = unsafe { ffi::texts(keys, count)? };
+        for (target, found) in targets.iter_mut().zip(cache.0.lookup_many(&keys)?) {
+            *target = found.map_or(std::ptr::null_mut(), |view| ffi::give(TidefsView(view)));
+        }
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// Copies the first bytes of an object to `target`, `capacity` at most. `length`: where the length of the whole object
+/// goes; 0 of a miss or a failure.
+///
+/// # Safety
+/// `cache` is NULL or an open cache, `key` NULL or a text; `target` has room for `capacity` bytes; `length` is NULL or may
+/// be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_get_into(
+    cache: *const TidefsCache,
+    key: *const c_char,
+    target: *mut c_void,
+    capacity: usize,
+    length: *mut usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let length = unsafe { ffi::exclusive(length, "length is NULL")? };
+        *length = 0;
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let key = unsafe { ffi::text(key, "key is NULL")? };
+        // SAFETY: as the caller promises.
+        let target = unsafe { ffi::values_mut(target.cast::<u8>(), capacity, "target is NULL")? };
+        let Some(whole) = cache.0.get_into(key, target)? else { return Ok(TIDEFS_MISS) };
+        *length = whole;
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// How many of the keys, from the first on, are there: the longest prefix of a chain that the cache has. `present`: where
+/// the number goes.
+///
+/// # Safety
+/// `cache` is NULL or an open cache; `keys` has `count` texts; `present` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_prefix(
+    cache: *const TidefsCache,
+    keys: *const *const c_char,
+    count: usize,
+    present: *mut usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let present = unsafe { ffi::exclusive(present, "present is NULL")? };
+        *present = 0;
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let keys = unsafe { ffi::texts(keys, count)? };
+        *present = cache.0.prefix(&keys)?;
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// Asks for objects that are below memory to be brought into it. Does not wait; what is not there is passed over.
+///
+/// # Safety
+/// `cache` is NULL or an open cache; `keys` has `count` texts.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_prefetch(
+    cache: *const TidefsCache,
+    keys: *const *const c_char,
+    count: usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let keys = unsafe { ffi::texts(keys, count)? };
+        cache.0.prefetch(&keys)?;
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// Waits until an object is there, `limit_ms` milliseconds at most. `view`: where its bytes go; NULL when it did not come.
+///
+/// # Safety
+/// As of tidefs_get.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_wait(
+    cache: *const TidefsCache,
+    key: *const c_char,
+    limit_ms: u64,
+    view: *mut *mut TidefsView,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let target = unsafe { ffi::exclusive(view, NO_VIEW)? };
+        *target = std::ptr::null_mut();
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let key = unsafe { ffi::text(key, "key is NULL")? };
+        let found = cache.0.wait_ready(key, Duration::from_millis(limit_ms))?;
+        let Some(found) = found else { return Ok(TIDEFS_MISS) };
+        *target = ffi::give(TidefsView(found));
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// Gives back what views that were released held in the daemon. Without it that goes back along with later ones.
+///
+/// # Safety
+/// `cache` is NULL or an open cache.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_flush(cache: *const TidefsCache) {
+    // SAFETY: as the caller promises.
+    let cache = unsafe { cache.as_ref() };
+    guard_value((), || {
+        if let Some(cache) = cache {
+            cache.0.flush();
+        }
+    });
+}

@@ -1,0 +1,209 @@
+//! The cache as a Python program sees it.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::arguments::{Key, raise};
+use crate::ffi::Bytes;
+use crate::view::View;
+use crate::writer::Writer;
+
+/// How long a wait goes on before it looks whether the program was interrupted.
+const INTERRUPTIBLE: Duration = Duration::from_millis(50);
+
+/// A directory of a tidefs mount, or any directory: opened, and used by any number of threads. Keys are paths below it. After
+/// a fork the child opens its own.
+#[pyclass(frozen, module = "tidefs")]
+pub(crate) struct Cache {
+    /// `None` once it is closed.
+    inner: RwLock<Option<tidefs_client::Cache>>,
+}
+
+impl Cache {
+    fn inner(&self) -> PyResult<tidefs_client::Cache> {
+        let inner = self.inner.read().clone();
+        inner.ok_or_else(|| PyValueError::new_err("the cache is closed"))
+    }
+}
+
+#[pymethods]
+impl Cache {
+    #[new]
+    fn new(py: Python<'_>, directory: PathBuf) -> PyResult<Self> {
+        let inner = py.detach(|| tidefs_client::Cache::open(directory)).map_err(raise)?;
+        Ok(Self { inner: RwLock::new(Some(inner)) })
+    }
+
+    /// Whether objects are mapped; else all is done by file.
+    #[getter]
+    fn is_fast(&self) -> PyResult<bool> {
+        Ok(self.inner()?.is_fast())
+    }
+
+    /// Whether close() was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.read().is_none()
+    }
+
+    /// Segments that are mapped now.
+    #[getter]
+    fn mapped_segments(&self) -> PyResult<usize> {
+        Ok(self.inner()?.mapped_segments())
+    }
+
+    /// The bytes of an object; None is a miss.
+    fn get(&self, py: Python<'_>, key: Key) -> PyResult<Option<View>> {
+        let cache = self.inner()?;
+        let found = py.detach(|| cache.get(&key)).map_err(raise)?;
+        Ok(found.map(View::new))
+    }
+
+    /// The bytes of many objects, with one request for hundreds; None is a miss.
+    fn lookup_many(&self, py: Python<'_>, keys: Vec<Key>) -> PyResult<Vec<Option<View>>> {
+        let cache = self.inner()?;
+        let found = py.detach(|| cache.lookup_many(&keys)).map_err(raise)?;
+        Ok(found.into_iter().map(|view| view.map(View::new)).collect())
+    }
+
+    /// Copies the first bytes of an object into a buffer, as many as fit. Returns the length of the object; None is a miss.
+    /// Nothing else may use the buffer meanwhile.
+    fn get_into(&self, py: Python<'_>, key: Key, target: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+        let cache = self.inner()?;
+        let mut bytes = Bytes::writable(target)?;
+        let target = bytes.as_mut_slice();
+        py.detach(|| cache.get_into(&key, target)).map_err(raise)
+    }
+
+    /// How many of the keys, from the first on, are there: the longest prefix of a chain that the cache has.
+    fn prefix(&self, py: Python<'_>, keys: Vec<Key>) -> PyResult<usize> {
+        let cache = self.inner()?;
+        py.detach(|| cache.prefix(&keys)).map_err(raise)
+    }
+
+    /// Whether an object is there.
+    fn contains(&self, py: Python<'_>, key: Key) -> PyResult<bool> {
+        let cache = self.inner()?;
+        py.detach(|| cache.contains(&key)).map_err(raise)
+    }
+
+    fn __contains__(&self, py: Python<'_>, key: Key) -> PyResult<bool> {
+        self.contains(py, key)
+    }
+
+    /// Asks for objects that are below memory to be brought into it. Does not wait; what is not there is passed over.
+    fn prefetch(&self, py: Python<'_>, keys: Vec<Key>) -> PyResult<()> {
+        let cache = self.inner()?;
+        py.detach(|| cache.prefetch(&keys)).map_err(raise)
+    }
+
+    /// Waits until an object is there, at most for `timeout` seconds. Returns its bytes, or None when it did not come.
+    #[pyo3(signature = (key, timeout = None))]
+    fn wait_ready(&self, py: Python<'_>, key: Key, timeout: Option<f64>) -> PyResult<Option<View>> {
+        let cache = self.inner()?;
+        wait(py, timeout, |limit| cache.wait_ready(&key, limit))
+    }
+
+    /// Begins an object of `size` bytes.
+    fn create(&self, py: Python<'_>, key: Key, size: usize) -> PyResult<Writer> {
+        let cache = self.inner()?;
+        py.detach(|| cache.create(&key, size)).map(Writer::new).map_err(raise)
+    }
+
+    /// Begins many objects, each given by its key and its size. On a failure none is begun.
+    fn create_many(&self, py: Python<'_>, objects: Vec<(Key, usize)>) -> PyResult<Vec<Writer>> {
+        let cache = self.inner()?;
+        let begun = py.detach(|| cache.create_many(&objects)).map_err(raise)?;
+        Ok(begun.into_iter().map(Writer::new).collect())
+    }
+
+    /// Makes many objects visible with one request for hundreds. Raises the first failure after all were tried; none is
+    /// sealed while an array or a buffer made of one of them is in use.
+    fn seal_many(&self, py: Python<'_>, writers: Vec<PyRef<'_, Writer>>) -> PyResult<()> {
+        let cache = self.inner()?;
+        writers.iter().try_for_each(|writer| writer.check())?;
+        let taken: PyResult<Vec<_>> = writers.iter().map(|writer| writer.take()).collect();
+        let taken = taken?;
+        py.detach(|| cache.seal_many(taken)).map_err(raise)
+    }
+
+    /// Stores an object, in place of what stood under its key. Nothing may change the data meanwhile.
+    fn put(&self, py: Python<'_>, key: Key, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let cache = self.inner()?;
+        let bytes = Bytes::of(data)?;
+        let data = bytes.as_slice();
+        py.detach(|| cache.put(&key, data)).map_err(raise)
+    }
+
+    /// Stores many objects, each given by its key and its data. Each becomes visible whole.
+    fn put_many(&self, py: Python<'_>, objects: Vec<(Key, Bound<'_, PyAny>)>) -> PyResult<()> {
+        let cache = self.inner()?;
+        let data: Vec<Bytes> = objects.iter().map(|(_, data)| Bytes::of(data)).collect::<PyResult<_>>()?;
+        let objects: Vec<(&Key, &[u8])> =
+            objects.iter().zip(&data).map(|((key, _), data)| (key, data.as_slice())).collect();
+        py.detach(|| cache.put_many(&objects)).map_err(raise)
+    }
+
+    /// Gives back what views that were released held in the daemon. Without it that goes back along with later ones.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        let cache = self.inner()?;
+        py.detach(|| cache.flush());
+        Ok(())
+    }
+
+    /// What was shown and what was copied so far.
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let statistics = self.inner()?.statistics();
+        let facts = PyDict::new(py);
+        facts.set_item("mapped_views", statistics.mapped_views)?;
+        facts.set_item("copied_views", statistics.copied_views)?;
+        facts.set_item("copied_bytes", statistics.copied_bytes)?;
+        Ok(facts)
+    }
+
+    /// Closes it. Its views and writers may outlive it.
+    fn close(&self, py: Python<'_>) {
+        let inner = self.inner.write().take();
+        py.detach(|| drop(inner));
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+}
+
+/// Waits in pieces, so that an interrupted program stops.
+fn wait(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    look: impl Fn(Duration) -> Result<Option<tidefs_client::View>, tidefs_client::Error> + Sync,
+) -> PyResult<Option<View>> {
+    let limit = match timeout {
+        Some(seconds) if seconds.is_nan() => return Err(PyValueError::new_err("no time is that long")),
+        // What no duration can say is longer than any wait.
+        Some(seconds) => Duration::try_from_secs_f64(seconds.max(0.0)).ok(),
+        None => None,
+    };
+    let started = Instant::now();
+    loop {
+        let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
+        let piece = left.unwrap_or(INTERRUPTIBLE).min(INTERRUPTIBLE);
+        if let Some(view) = py.detach(|| look(piece)).map_err(raise)? {
+            return Ok(Some(View::new(view)));
+        }
+        if left.is_some_and(|left| left <= INTERRUPTIBLE) {
+            return Ok(None);
+        }
+        py.check_signals()?;
+    }
+}

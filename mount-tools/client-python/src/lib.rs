@@ -1,0 +1,29 @@
+//! The Python package `tidefs`: the module `tidefs._tidefs`, which `python/tidefs` shows to programs.
+//!
+//! Invariants
+//! - Whatever may wait for the daemon runs with the interpreter's lock released.
+//! - What was made of a view or a writer (a buffer, an array, a tensor) keeps its memory, whatever is released meanwhile.
+//! - An object is not sealed while somebody may write to it through what was made of its writer.
+//!
+//! Limits: Python 3.11 and later, whose stable interface has buffers.
+
+mod arguments;
+mod cache;
+mod ffi;
+mod view;
+mod writer;
+
+/// Reads and writes a tidefs cache without a copy.
+#[pyo3::pymodule]
+mod _tidefs {
+    #[pymodule_export]
+    use crate::cache::Cache;
+    #[pymodule_export]
+    use crate::view::View;
+    #[pymodule_export]
+    use crate::writer::Writer;
+
+    #[expect(non_upper_case_globals, reason = "the name that Python packages give it")]
+    #[pymodule_export]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,236 @@
+//! Objects on their way into the cache.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi as python;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::arguments::raise;
+use crate::ffi::{self, Bytes, Shown};
+use crate::view::check_wishes;
+
+/// A writer, and what was made of it.
+struct State {
+    /// `None` once it is sealed or given up.
+    writer: Option<tidefs_client::Writer>,
+    /// Buffers and tensors through which somebody may write.
+    exports: usize,
+    /// It is to be given up when the last of those is gone.
+    is_doomed: bool,
+}
+
+impl State {
+    fn check(&self) -> PyResult<()> {
+        if self.writer.is_none() || self.is_doomed {
+            return Err(over());
+        }
+        if self.exports > 0 {
+            return Err(PyBufferError::new_err(
+                "an array or a buffer that was made of the writer is still in use; an object is not sealed while it may be written",
+            ));
+        }
+        Ok(())
+    }
+}
+
+type Shared = Arc<Mutex<State>>;
+
+/// A buffer or a tensor that was made of a writer.
+struct Export(Shared);
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let doomed = {
+            let mut state = self.0.lock();
+            state.exports = state.exports.saturating_sub(1);
+            if state.exports == 0 && state.is_doomed { state.writer.take() } else { None }
+        };
+        if doomed.is_some() {
+            drop_apart(doomed);
+        }
+    }
+}
+
+/// Drops a writer, which tells the daemon, with the interpreter's lock released where this thread has it.
+fn drop_apart(mut writer: Option<tidefs_client::Writer>) {
+    if Python::try_attach(|py| py.detach(|| drop(writer.take()))).is_none() {
+        drop(writer);
+    }
+}
+
+/// An object that nobody sees yet: a buffer to be written. It becomes visible, whole, when it is sealed. As a context manager
+/// it is sealed at the end of the block, and given up after an exception.
+///
+/// What it holds at first means nothing: zeros, or bytes of an object that was there before.
+#[pyclass(frozen, module = "tidefs")]
+pub(crate) struct Writer {
+    state: Shared,
+    length: usize,
+    is_mapped: bool,
+}
+
+impl Writer {
+    pub(crate) fn new(writer: tidefs_client::Writer) -> Self {
+        let (length, is_mapped) = (writer.len(), writer.is_mapped());
+        let state = State { writer: Some(writer), exports: 0, is_doomed: false };
+        Self { state: Arc::new(Mutex::new(state)), length, is_mapped }
+    }
+
+    /// Whether it may be sealed now.
+    pub(crate) fn check(&self) -> PyResult<()> {
+        self.state.lock().check()
+    }
+
+    /// The writer itself, to be sealed.
+    pub(crate) fn take(&self) -> PyResult<tidefs_client::Writer> {
+        let mut state = self.state.lock();
+        state.check()?;
+        state.writer.take().ok_or_else(over)
+    }
+
+    fn shown(&self) -> PyResult<Shown> {
+        let mut state = self.state.lock();
+        if state.is_doomed {
+            return Err(over());
+        }
+        let writer = state.writer.as_mut().ok_or_else(over)?;
+        let (start, length) = (writer.as_mut_ptr(), writer.len());
+        state.exports += 1;
+        let keeper = Box::new(Export(Arc::clone(&self.state)));
+        Ok(Shown { start, length, is_readonly: false, keeper })
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+fn over() -> PyErr {
+    PyValueError::new_err("the object was sealed or given up")
+}
+
+#[pymethods]
+impl Writer {
+    /// Whether these are bytes of the cache themselves, which sealing does not copy.
+    #[getter]
+    fn is_mapped(&self) -> bool {
+        self.is_mapped
+    }
+
+    /// Whether it was sealed or given up.
+    #[getter]
+    fn closed(&self) -> bool {
+        let state = self.state.lock();
+        state.writer.is_none() || state.is_doomed
+    }
+
+    /// Copies bytes to `offset`. Returns how many.
+    #[pyo3(signature = (data, offset = 0))]
+    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<usize> {
+        let bytes = Bytes::of(data)?;
+        let source = bytes.as_slice();
+        py.detach(|| {
+            let mut state = self.state.lock();
+            if state.is_doomed {
+                return Err(over());
+            }
+            let writer = state.writer.as_mut().ok_or_else(over)?;
+            let end = offset.checked_add(source.len());
+            let target = end.and_then(|end| writer.get_mut(offset..end));
+            let target =
+                target.ok_or_else(|| PyValueError::new_err("the bytes do not fit into the object"))?;
+            target.copy_from_slice(source);
+            Ok(source.len())
+        })
+    }
+
+    /// Makes the object visible, with its first `length` bytes if that is given, in place of what stood under its key.
+    #[pyo3(signature = (length = None))]
+    fn seal(&self, py: Python<'_>, length: Option<usize>) -> PyResult<()> {
+        if length.is_some_and(|length| length > self.length) {
+            return Err(PyValueError::new_err("longer than the object was created for"));
+        }
+        let writer = self.take()?;
+        py.detach(|| writer.seal_first(length.unwrap_or(self.length))).map_err(raise)
+    }
+
+    /// Gives the object up, as soon as nothing that was made of the writer is in use.
+    fn abort(&self) {
+        let given_up = {
+            let mut state = self.state.lock();
+            state.is_doomed = true;
+            if state.exports == 0 { state.writer.take() } else { None }
+        };
+        if given_up.is_some() {
+            drop_apart(given_up);
+        }
+    }
+
+    fn __len__(&self) -> usize {
+        self.length
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { "closed" } else { "open" };
+        format!("<tidefs.Writer of {} bytes, {state}>", self.length)
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind = None, *_exception))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyAny>>,
+        _exception: &Bound<'_, PyTuple>,
+    ) -> PyResult<()> {
+        if kind.is_some() {
+            self.abort();
+        } else if !self.closed() {
+            self.seal(py, None)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut python::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let shown = slf.get().shown()?;
+        // SAFETY: the interpreter asks for its buffer to be filled.
+        unsafe { ffi::fill_buffer(view, flags, slf.into_any(), shown) }
+    }
+
+    unsafe fn __releasebuffer__(&self, view: *mut python::Py_buffer) {
+        // SAFETY: the interpreter gives back what `__getbuffer__` filled.
+        unsafe { ffi::release_buffer(view) };
+    }
+
+    /// A tensor of bytes to be written, without a copy.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        check_wishes(stream.as_ref(), dl_device, copy)?;
+        ffi::capsule(py, max_version.is_some_and(|(major, _)| major >= 1), self.shown()?)
+    }
+
+    /// The memory of the host.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (ffi::CPU, 0)
+    }
+}

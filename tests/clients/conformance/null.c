@@ -1,0 +1,112 @@
+// Every function with NULL where it must not be: each says -EINVAL and why, or does nothing. null DIRECTORY
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <tidefs.h>
+
+static int failures;
+
+static void refused(int outcome, const char *word, const char *what) {
+    if (outcome != -EINVAL || strstr(tidefs_error_message(), word) == NULL) {
+        printf("%s: %d, %s\n", what, outcome, tidefs_error_message());
+        failures++;
+    }
+}
+
+#define REFUSED(word, call) refused(call, word, #call)
+
+static void expect(int holds, const char *what) {
+    if (!holds) {
+        printf("not so: %s\n", what);
+        failures++;
+    }
+}
+
+#define EXPECT(claim) expect(claim, #claim)
+
+static void *take(void *context, void *start, size_t length) {
+    (void)start, (void)length;
+    return context;
+}
+
+static void leave(void *context, void *registration) { (void)context, (void)registration; }
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 2;
+    tidefs_cache *cache = NULL;
+    tidefs_view *view = (tidefs_view *)&failures;
+    tidefs_writer *writer = (tidefs_writer *)&failures;
+    const char *keys[] = {"a", NULL};
+    size_t sizes[] = {1, 2}, number = 7;
+    tidefs_object nameless = {NULL, "x", 1}, empty = {"a", NULL, 1};
+
+    EXPECT(tidefs_error_message()[0] == '\0');
+    REFUSED("directory", tidefs_open(NULL, &cache));
+    REFUSED("cache", tidefs_open(argv[1], NULL));
+    EXPECT(tidefs_open("/nowhere/at/all", &cache) == -ENOENT && cache == NULL);
+    EXPECT(tidefs_open(argv[1], &cache) == TIDEFS_OK && cache != NULL);
+
+    REFUSED("cache", tidefs_get(NULL, "a", &view));
+    EXPECT(view == NULL);
+    REFUSED("key", tidefs_get(cache, NULL, &view));
+    REFUSED("view", tidefs_get(cache, "a", NULL));
+    REFUSED("cache", tidefs_wait(NULL, "a", 0, &view));
+    REFUSED("key", tidefs_wait(cache, NULL, 0, &view));
+    REFUSED("view", tidefs_wait(cache, "a", 0, NULL));
+    REFUSED("views", tidefs_lookup_many(cache, keys, 1, NULL));
+    REFUSED("keys", tidefs_lookup_many(cache, NULL, 1, &view));
+    REFUSED("cache", tidefs_lookup_many(NULL, keys, 1, &view));
+    tidefs_view *views[2];
+    REFUSED("a key", tidefs_lookup_many(cache, keys, 2, views));
+    EXPECT(views[0] == NULL && views[1] == NULL);
+    REFUSED("views", tidefs_lookup_many(cache, keys, (size_t)-1, views));
+    EXPECT(tidefs_lookup_many(cache, NULL, 0, NULL) == TIDEFS_OK);
+    REFUSED("length", tidefs_get_into(cache, "a", NULL, 0, NULL));
+    REFUSED("target", tidefs_get_into(cache, "a", NULL, 1, &number));
+    EXPECT(number == 0);
+    REFUSED("cache", tidefs_get_into(NULL, "a", NULL, 0, &number));
+    REFUSED("key", tidefs_get_into(cache, NULL, NULL, 0, &number));
+    REFUSED("present", tidefs_prefix(cache, keys, 1, NULL));
+    REFUSED("cache", tidefs_prefix(NULL, keys, 1, &number));
+    REFUSED("keys", tidefs_prefix(cache, NULL, 1, &number));
+    REFUSED("cache", tidefs_prefetch(NULL, keys, 1));
+    REFUSED("a key", tidefs_prefetch(cache, keys, 2));
+
+    REFUSED("writer", tidefs_create(cache, "a", 1, NULL));
+    REFUSED("cache", tidefs_create(NULL, "a", 1, &writer));
+    EXPECT(writer == NULL);
+    REFUSED("key", tidefs_create(cache, NULL, 1, &writer));
+    REFUSED("writers", tidefs_create_many(cache, keys, sizes, 1, NULL));
+    REFUSED("sizes", tidefs_create_many(cache, keys, NULL, 1, &writer));
+    REFUSED("keys", tidefs_create_many(cache, NULL, sizes, 1, &writer));
+    REFUSED("cache", tidefs_create_many(NULL, keys, sizes, 1, &writer));
+    REFUSED("writer", tidefs_writer_seal(NULL));
+    REFUSED("writer", tidefs_writer_seal_first(NULL, 1));
+    REFUSED("writers", tidefs_seal_many(cache, NULL, 1));
+    writer = NULL;
+    REFUSED("cache", tidefs_seal_many(NULL, &writer, 1));
+    EXPECT(tidefs_seal_many(cache, &writer, 1) == TIDEFS_OK);
+    REFUSED("objects", tidefs_put_many(cache, NULL, 1));
+    REFUSED("a key", tidefs_put_many(cache, &nameless, 1));
+    REFUSED("bytes", tidefs_put_many(cache, &empty, 1));
+    REFUSED("cache", tidefs_put(NULL, "a", "x", 1));
+    EXPECT(tidefs_put(cache, "a", NULL, 0) == TIDEFS_OK);
+    REFUSED("cache", tidefs_register_with(NULL, take, leave, NULL));
+    REFUSED("register_segment", tidefs_register_with(cache, NULL, leave, NULL));
+    REFUSED("unregister_segment", tidefs_register_with(cache, take, NULL, NULL));
+
+    EXPECT(tidefs_view_bytes(NULL) == NULL && tidefs_view_length(NULL) == 0 && tidefs_view_version(NULL) == 0);
+    EXPECT(!tidefs_view_is_mapped(NULL) && !tidefs_view_is_registered(NULL) && !tidefs_is_fast(NULL));
+    EXPECT(tidefs_writer_bytes(NULL) == NULL && tidefs_writer_length(NULL) == 0);
+    EXPECT(!tidefs_writer_is_mapped(NULL));
+    tidefs_view_release(NULL);
+    tidefs_views_release(NULL, 1);
+    tidefs_writer_abort(NULL);
+    tidefs_flush(NULL);
+    tidefs_close(NULL);
+    tidefs_close(cache);
+    if (failures == 0) printf("ok\n");
+    return failures != 0;
+}
