@@ -27,6 +27,8 @@ const LEASE: Duration = Duration::from_secs(10);
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a start waits for the cluster before it serves alone.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(3);
+/// How long a start waits until all members know what this host holds.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(5);
 /// Between two attempts to join.
 const JOIN_PAUSE: Duration = Duration::from_secs(1);
 /// How long a stop waits for the other members to be told.
@@ -137,7 +139,17 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
     first.timings.start = FIRST_ATTEMPT;
     datapath.expect_cluster();
     let later = match runtime.block_on(joiner.join(first)) {
-        Ok(()) => false,
+        Ok(()) => {
+            // What was removed or replaced while this host was away is not to be served for a moment.
+            let announced =
+                joined.cluster.get().map(|cluster| cluster.settle(Instant::now() + SETTLE_PATIENCE));
+            if !announced.is_none_or(|announced| runtime.block_on(announced)) {
+                tracing::warn!(
+                    "not every member was told what this host holds: it may serve what was removed while it was away"
+                );
+            }
+            false
+        }
         Err(ClusterError::Coordinator(error)) if error.is_away() => {
             tracing::warn!(%error, "this host serves alone until it can join its cluster");
             *joined.failure.lock() = Some(error.to_string());

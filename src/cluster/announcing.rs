@@ -50,6 +50,11 @@ impl Plan {
         self.wake.notify_one();
     }
 
+    /// Whether everything was announced once, to all, since this member was started.
+    pub(super) fn was_done(&self) -> bool {
+        self.state.lock().was_done
+    }
+
     /// Shards that wait to be announced.
     pub(super) fn len(&self) -> usize {
         self.state.lock().shards.values().map(BTreeSet::len).sum()
@@ -213,7 +218,7 @@ impl Core {
 
     /// How long ago this member was last certain to hear of all that `member` decides.
     fn contact_age_ms(&self, member: MemberId) -> u64 {
-        if !self.plan.state.lock().was_done {
+        if !self.plan.was_done() {
             return u64::MAX;
         }
         let since = self.peers.lock().get(&member).and_then(|peer| peer.unheard_since);

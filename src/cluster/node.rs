@@ -10,7 +10,7 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidefs_engine::engine::{Engine, EngineConfig, Messages, PeerDescriptor, open_transports};
 use tidefs_engine::link::LinkConfig;
@@ -27,6 +27,9 @@ use super::member::{Member, ProtocolRange};
 use super::object::{Copy, Facts, Found, Holder, ListedName, Medium, Stamp};
 use super::settings::ClusterConfig;
 use super::status::{ClusterStatus, Counters};
+
+/// How often a member looks whether it is announced.
+const SETTLE_PAUSE: Duration = Duration::from_millis(2);
 
 /// This daemon as a member. Cheap to clone; all clones are one member.
 #[derive(Clone, Debug)]
@@ -203,6 +206,18 @@ impl Cluster {
     /// As [`Cluster::remove`], in the background.
     pub fn remove_later(&self, path: Vec<u8>, through: Stamp) {
         self.core.remove_later(path, through);
+    }
+
+    /// Waits until all that this member held when it joined is announced, and what is not valid any more withdrawn. Returns
+    /// whether that happened before the deadline.
+    pub async fn settle(&self, deadline: Instant) -> bool {
+        while !self.core.seen().is_alone && !self.core.plan.was_done() {
+            if self.core.until(deadline).is_zero() {
+                return false;
+            }
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
+        true
     }
 
     /// Announces all that this member holds to everyone who serves it, again.

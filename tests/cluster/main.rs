@@ -7,6 +7,7 @@ mod common;
 
 mod copies;
 mod fixture;
+mod history;
 mod life;
 mod names;
 mod reading;

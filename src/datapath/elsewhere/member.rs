@@ -8,7 +8,7 @@ use tidefs_engine::types::{BoxFuture, ByteCount};
 use tokio::runtime::Handle;
 
 use super::super::history::Ending;
-use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, OpenOptions, Phase, Place};
+use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, OpenOptions, Phase, Place};
 use super::stamp_of;
 use crate::cluster::shards::{KeyId, Shard};
 use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp, Unlent};
@@ -91,7 +91,7 @@ impl Holder for MemberSide {
             let mut state = datapath.lock();
             paths.iter().for_each(|path| state.elsewhere.change(KeyId::of(path)));
         }
-        datapath.forget_absence_in_kernel();
+        datapath.forget_names_in_kernel();
     }
 
     fn inherit(&self, keys: &[KeyId]) -> Vec<(Vec<u8>, Stamp, Medium)> {
@@ -204,11 +204,18 @@ impl Datapath {
 
     /// What stood at `path` was removed or replaced on another member.
     fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
-        let (doomed, emptied, known) = {
+        let (doomed, emptied, known, is_kept) = {
             let mut state = self.lock();
             state.elsewhere.change(KeyId::of(path));
-            // Nobody removes the root, whatever a peer says.
-            let Some(slot) = state.tree.by_path(path).filter(|slot| *slot != Slot::ROOT) else { return };
+            let Some(slot) = state.tree.by_path(path) else {
+                // It was known to be absent, and nobody tells this host any more when it appears.
+                drop(state);
+                return self.forget_names_in_kernel();
+            };
+            if slot == Slot::ROOT {
+                // Nobody removes the root, whatever a peer says.
+                return;
+            }
             if let Some(directory) = state.tree.directory(slot) {
                 let emptied = directory.children.is_empty().then_some(directory.id);
                 if emptied.is_some() {
@@ -216,29 +223,35 @@ impl Datapath {
                 }
                 let known = (state.tree.node(slot).lookups > 0).then(|| state.tree.ino(slot));
                 state.drop_if_unused(slot);
-                (None, emptied, known)
+                (None, emptied, known, false)
             } else {
                 let (current, _) = state.versions_of(slot);
                 let old = current.filter(|&slot| {
-                    let is_old = |object: &super::super::Object| {
-                        object.phase == Phase::Sealed && stamp_of(object) <= through
-                    };
+                    let is_old =
+                        |object: &Object| object.phase == Phase::Sealed && stamp_of(object) <= through;
                     state.object(slot).is_some_and(is_old)
                 });
                 let Some(old) = old else { return };
                 let known = (state.tree.node(old).lookups > 0).then(|| state.tree.ino(old));
                 let ending = (self.now_ns(), Ending::Withdrawn);
-                (Some(state.remove_object(old, Departure::Gone, Some(ending))), None, known)
+                let doomed = state.remove_object(old, Departure::Gone, Some(ending));
+                let slot = known.and_then(|ino| state.tree.by_ino(ino));
+                let is_kept = slot.and_then(|slot| state.object(slot)).is_some_and(Object::is_readable);
+                (Some(doomed), None, known, is_kept)
             }
         };
         self.telemetry.withdrawals.increment();
         if let (Some(kernel), Some(ino)) = (self.kernel.get(), known) {
             kernel.forget_attributes_now(ino);
         }
+        if is_kept {
+            // Somebody has the old one open, so its inode answers: the name is what is to be looked up again.
+            self.forget_names_in_kernel();
+        }
         doomed.into_iter().for_each(|doomed| self.bury(doomed));
         if let Some(directory) = emptied {
             // Its inode may be somebody's working directory, and answers: the name is what is to be looked up again.
-            self.forget_absence_in_kernel();
+            self.forget_names_in_kernel();
             if let Err(error) = self.tier.remove_directory(directory) {
                 tracing::warn!(%error, "a directory that another member removed may come back after a restart");
             }
@@ -261,10 +274,10 @@ impl Datapath {
         if let Some(kernel) = self.kernel.get() {
             known.into_iter().for_each(|ino| kernel.forget_attributes(ino));
         }
-        self.forget_absence_in_kernel();
+        self.forget_names_in_kernel();
     }
 
-    pub(super) fn forget_absence_in_kernel(&self) {
+    pub(super) fn forget_names_in_kernel(&self) {
         let has_forgotten = self.kernel.get().is_none_or(|kernel| kernel.forget_names());
         if !has_forgotten && self.can_tell_names() {
             self.telemetry.invalidation_failures.increment();

@@ -328,7 +328,7 @@ impl Datapath {
         }
         // What was sealed while it joined may have been passed over.
         cluster.announce_again();
-        self.forget_absence_in_kernel();
+        self.forget_names_in_kernel();
     }
 
     /// Whether the daemon is a member of a cluster, or is to be.

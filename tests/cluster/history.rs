@@ -1,0 +1,269 @@
+//! Histories: what programs on all hosts saw of a few keys, compared with what they may have seen.
+//!
+//! A key is a register that may lose its value at any time (a cache), but never shows one that was replaced or removed
+//! before the look began. What is certain of an operation is that it took effect between its call and its return, unless it
+//! took as long as members are waited for, or failed: then it may take effect at any time after its call.
+
+use std::fmt;
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::common::pattern;
+use crate::fixture::Hosts;
+
+/// Keys that all programs fight for.
+const KEYS: usize = 6;
+/// Programs on each host.
+const PROGRAMS: usize = 2;
+/// A call of at least this length may have given up waiting for a member (`cluster.patience_ms` is 2000).
+const CERTAIN: Duration = Duration::from_millis(1800);
+
+/// What a call did, or saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Did {
+    Publish(u64),
+    Unlink,
+    /// The value that was read; none where there was nothing.
+    Read(Option<u64>),
+}
+
+#[derive(Clone, Copy)]
+struct Event {
+    key: usize,
+    host: usize,
+    did: Did,
+    start: Duration,
+    end: Duration,
+    /// Whether it took effect before it returned.
+    is_certain: bool,
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, host, did, start, end, is_certain } = self;
+        write!(f, "key {key} on host {host}: {did:?} from {start:?} to {end:?}, certain: {is_certain}")
+    }
+}
+
+/// The looks of a history that nothing explains, with what contradicts them.
+fn contradictions(history: &[Event], may_lose: bool) -> Vec<String> {
+    let mut found = Vec::new();
+    for read in history {
+        let Did::Read(seen) = read.did else { continue };
+        let of_key = || history.iter().filter(|event| event.key == read.key);
+        if let Some(value) = seen {
+            let Some(origin) = of_key().find(|event| event.did == Did::Publish(value)) else {
+                found.push(format!("{read:?} is of nobody"));
+                continue;
+            };
+            if origin.start > read.end {
+                found.push(format!("{read:?} comes before {origin:?}"));
+            }
+            let ends_it = of_key().find(|event| {
+                let is_change = matches!(event.did, Did::Publish(_) | Did::Unlink);
+                let is_between = origin.end < event.start && event.end < read.start;
+                is_change && is_between && event.is_certain && origin.is_certain
+            });
+            if let Some(end) = ends_it {
+                found.push(format!("{read:?} is of {origin:?}, which ended with {end:?}"));
+            }
+        } else if !may_lose {
+            let is_there = of_key().find(|event| {
+                let is_before =
+                    matches!(event.did, Did::Publish(_)) && event.is_certain && event.end < read.start;
+                let unlinks = || of_key().filter(|event| event.did == Did::Unlink);
+                is_before && !unlinks().any(|unlink| unlink.end > event.start && unlink.start < read.end)
+            });
+            if let Some(there) = is_there {
+                found.push(format!("{read:?} though {there:?}"));
+            }
+        }
+    }
+    found
+}
+
+/// What programs do, and the history of it.
+struct Programs {
+    epoch: Instant,
+    seeds: AtomicU64,
+    is_over: AtomicBool,
+    history: Mutex<Vec<Event>>,
+}
+
+impl Programs {
+    fn new() -> Self {
+        Self {
+            epoch: Instant::now(),
+            seeds: AtomicU64::new(1),
+            is_over: AtomicBool::new(false),
+            history: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// One program on a host, until the run is over.
+    fn run(&self, host: usize, folder: &Path, seed: u64) {
+        let mut random = StdRng::seed_from_u64(seed);
+        while !self.is_over.load(Ordering::Relaxed) {
+            let key = random.random_range(0..KEYS);
+            let path = folder.join(format!("key-{key}"));
+            let start = self.epoch.elapsed();
+            let (did, is_done) = match random.random_range(0..100) {
+                0..35 => {
+                    let value = self.seeds.fetch_add(1, Ordering::Relaxed);
+                    let length = random.random_range(pattern::HEAD_BYTES..120_000);
+                    (Did::Publish(value), publish(&path, value, length))
+                }
+                35..45 => (Did::Unlink, fs::remove_file(&path).is_ok()),
+                _ => match read(&path) {
+                    Some(seen) => (Did::Read(seen), true),
+                    None => continue,
+                },
+            };
+            let end = self.epoch.elapsed();
+            // What failed may have happened all the same. An unlink that found nothing ended nothing.
+            let is_certain = is_done && end - start < CERTAIN;
+            let event = Event { key, host, did, start, end, is_certain };
+            self.history.lock().expect("nobody panics with it").push(event);
+            thread::sleep(Duration::from_millis(random.random_range(0..4)));
+        }
+    }
+}
+
+fn publish(path: &Path, value: u64, length: usize) -> bool {
+    let temporary = path.with_extension(format!("{value}.tmp"));
+    let written = fs::File::create(&temporary)
+        .and_then(|mut file| file.write_all(&pattern::object(value, length)))
+        .and_then(|()| fs::rename(&temporary, path));
+    written.is_ok()
+}
+
+/// What stands there; nothing when the host cannot be asked.
+fn read(path: &Path) -> Option<Option<u64>> {
+    match fs::read(path) {
+        Ok(bytes) => Some(Some(pattern::verify_object(&bytes).expect("whole and of one version"))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Some(None),
+        Err(_) => None,
+    }
+}
+
+/// Ends a run when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Has programs on all hosts work while `disturb` runs. Returns what they did and saw.
+fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts)) -> Vec<Event> {
+    let programs = Programs::new();
+    let folders: Vec<PathBuf> = hosts.mounts.iter().map(|mount| mount.join("whole-0")).collect();
+    thread::scope(|scope| {
+        for (host, folder) in folders.iter().enumerate() {
+            for number in 0..PROGRAMS {
+                let programs = &programs;
+                let seed = (host * PROGRAMS + number) as u64;
+                scope.spawn(move || programs.run(host, folder, seed));
+            }
+        }
+        // Also when it panics, or nobody would ever join the programs.
+        let _over = Over(&programs.is_over);
+        disturb(hosts);
+    });
+    programs.history.into_inner().expect("nobody panicked with it")
+}
+
+/// Seconds of a run.
+fn length() -> Duration {
+    let seconds =
+        std::env::var("TIDEFS_TEST_SECONDS").map_or(8, |text| text.parse().expect("a number of seconds"));
+    Duration::from_secs(seconds)
+}
+
+#[track_caller]
+fn expect_explained(history: &[Event], may_lose: bool) {
+    let values = history.iter().filter(|event| matches!(event.did, Did::Read(Some(_)))).count();
+    assert!(values > 100, "only {values} looks saw a value");
+    let found = contradictions(history, may_lose);
+    if let Some(first) = found.first() {
+        eprintln!("FIRST {first}");
+        let mut sorted = history.to_vec();
+        sorted.sort_by_key(|event| event.start);
+        for event in sorted.iter().take(400) {
+            eprintln!("EV {event:?}");
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "{} of {} events:\n{}",
+        found.len(),
+        history.len(),
+        found[..found.len().min(10)].join("\n")
+    );
+}
+
+#[test]
+fn every_look_on_any_host_is_explained_by_what_all_hosts_did() {
+    let mut hosts = Hosts::start(3, &[]);
+    let history = history_of(&mut hosts, |_| thread::sleep(length()));
+    expect_explained(&history, false);
+}
+
+#[test]
+fn no_host_shows_what_was_replaced_or_removed_while_others_are_killed_and_paused() {
+    let mut hosts = Hosts::start(3, &["on_stop=keep"]);
+    let history = history_of(&mut hosts, |hosts| {
+        let over = Instant::now() + length();
+        let mut random = StdRng::seed_from_u64(7);
+        while Instant::now() < over {
+            thread::sleep(Duration::from_millis(500));
+            let index = random.random_range(0..hosts.mounts.len());
+            if random.random_bool(0.5) {
+                hosts.mounts[index].signal(Signal::SIGSTOP);
+                thread::sleep(Duration::from_millis(random.random_range(100..2500)));
+                hosts.mounts[index].signal(Signal::SIGCONT);
+            } else {
+                hosts.mounts[index].kill9();
+                hosts.mounts[index].start_daemon();
+            }
+        }
+    });
+    expect_explained(&history, true);
+}
+
+#[test]
+fn a_look_that_nothing_explains_is_found() {
+    let at = |number: u64| Duration::from_secs(number);
+    let event = |did, start: u64, end: u64| Event {
+        key: 0,
+        host: 0,
+        did,
+        start: at(start),
+        end: at(end),
+        is_certain: true,
+    };
+    let written = event(Did::Publish(1), 1, 2);
+    let count = |events: &[Event], may_lose| contradictions(events, may_lose).len();
+    assert_eq!(count(&[written, event(Did::Read(Some(1)), 3, 4)], false), 0);
+    assert_eq!(count(&[written, event(Did::Read(Some(9)), 3, 4)], true), 1, "a value of nobody");
+    assert_eq!(count(&[event(Did::Publish(1), 5, 6), event(Did::Read(Some(1)), 3, 4)], true), 1, "too early");
+    let stale = [written, event(Did::Publish(2), 3, 4), event(Did::Read(Some(1)), 5, 6)];
+    assert_eq!(count(&stale, true), 1, "a value that was replaced");
+    let back = [written, event(Did::Unlink, 3, 4), event(Did::Read(Some(1)), 5, 6)];
+    assert_eq!(count(&back, true), 1, "a value that was removed");
+    let unsure = Event { is_certain: false, ..event(Did::Unlink, 3, 4) };
+    assert_eq!(count(&[written, unsure, event(Did::Read(Some(1)), 5, 6)], true), 0);
+    let lost = [written, event(Did::Read(None), 5, 6)];
+    assert_eq!((count(&lost, true), count(&lost, false)), (0, 1), "a value that was lost");
+    assert_eq!(count(&[written, event(Did::Unlink, 3, 6), event(Did::Read(None), 5, 6)], false), 0);
+}
