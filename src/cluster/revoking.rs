@@ -113,8 +113,10 @@ impl Core {
             match item {
                 Revocation::Appeared { path } => appeared.push(path),
                 Revocation::Withdraw { path, through, seen } => {
-                    // What is published here right now comes after that, and stays.
-                    if !self.publishing.lock().is_later(&path, seen) {
+                    if self.publishing.lock().is_later(&path, seen) {
+                        // What is published here right now comes after that, and stays; what it replaces does not.
+                        appeared.push(path);
+                    } else {
                         let known = withdrawn.entry(path).or_default();
                         *known = through.max(*known);
                     }

@@ -27,15 +27,18 @@ impl State {
         departure: Departure,
         ending: Option<(i64, Ending)>,
     ) -> Doomed {
-        self.let_go(slot);
+        let is_replaced = departure == Departure::Gone
+            && ending.is_none()
+            && self.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
+        if !is_replaced {
+            // What takes its place is told itself; a word about the old one before that would be a moment of absence.
+            self.let_go(slot);
+        }
         let on_ssd = self.ssd_record(slot);
         self.readmit(slot);
         let node = self.tree.node(slot);
         let (parent, kernel_knows) = (node.parent, node.lookups > 0);
         let is_named = !node.is_detached();
-        let is_replaced = departure == Departure::Gone
-            && ending.is_none()
-            && self.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
         let ino = self.tree.ino(slot);
         let key = self.key_of(slot);
         let size = self.object(slot).map(|object| object.size).unwrap_or_default();

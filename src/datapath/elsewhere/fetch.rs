@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidefs_engine::memory::{Access, Mapping, Region};
 use tidefs_engine::types::{ByteCount, Checksum};
@@ -13,6 +13,9 @@ use super::stamp_of;
 use crate::cluster::{Copy, Medium, Stamp, Wanted};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
+
+/// How long a version that takes the place of another one is on its way into the catalog.
+const TELLING: Duration = Duration::from_millis(2);
 
 /// Where the bytes of an object are, beyond this host.
 #[derive(Clone, Debug)]
@@ -91,6 +94,8 @@ impl Datapath {
             is_same.then(|| state.remove_object(slot, Departure::Gone, Some(ending)))
         };
         doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        // Whoever replaced it meanwhile is about to tell the catalog, which is asked again.
+        std::thread::sleep(TELLING);
         Error::NoObject
     }
 

@@ -18,6 +18,8 @@ use crate::tier::memory::checksum_bytes;
 
 /// How long a reader waits for a writer that still has the file open.
 const WRITER_WAIT: Duration = Duration::from_secs(1);
+/// How often a member looks whether it was told the stamp of what it published.
+const STAMP_PAUSE: Duration = Duration::from_micros(200);
 /// Objects up to this length are sent in the answer: lending a region would take longer than copying them.
 const SENT_AT_ONCE: ByteCount = ByteCount::kib(64);
 /// Slots that are looked at for one page of holdings.
@@ -54,6 +56,8 @@ impl Drop for Loan {
 enum Reluctance {
     /// It is not held, not in this version.
     Gone,
+    /// What is held is an earlier version, or was just published.
+    Earlier,
     /// It could not be read this time.
     Unreadable,
     /// It is on SSD.
@@ -139,6 +143,10 @@ impl Datapath {
                     let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::NotNow)?;
                     self.wait_for_release(left.min(Duration::from_millis(20)));
                 }
+                Err(Reluctance::Earlier) => {
+                    let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::Gone)?;
+                    std::thread::sleep(left.min(STAMP_PAUSE));
+                }
                 Err(Reluctance::Gone) => return Err(Unlent::Gone),
                 Err(Reluctance::Unreadable) => return Err(Unlent::NotNow),
             }
@@ -155,7 +163,10 @@ impl Datapath {
             let is_final = object.marks.has(Marks::FINAL) && !may_change;
             match (object.phase, &object.place) {
                 (Phase::Writing, _) => return Err(Reluctance::Unfinished),
-                (Phase::Sealed, _) if stamp_of(object) != stamp => return Err(Reluctance::Gone),
+                // A later version is on its way into the catalog.
+                (Phase::Sealed, _) if stamp_of(object) > stamp => return Err(Reluctance::Unreadable),
+                // This version may be the one, and not know yet which stamp the catalog gave it.
+                (Phase::Sealed, _) if stamp_of(object) < stamp => return Err(Reluctance::Earlier),
                 (Phase::Sealed, Place::Ssd) => return Err(Reluctance::OnSsd(state.tree.ino(slot))),
                 (Phase::Sealed, _) if !is_final && object.writers() > 0 => {
                     return Err(Reluctance::Unfinished);
@@ -231,7 +242,11 @@ impl Datapath {
                         |object: &Object| object.phase == Phase::Sealed && stamp_of(object) <= through;
                     state.object(slot).is_some_and(is_old)
                 });
-                let Some(old) = old else { return };
+                let Some(old) = old else {
+                    // The kernel may still take the name for what a rename that is under way here replaces.
+                    drop(state);
+                    return self.forget_names_in_kernel();
+                };
                 let known = (state.tree.node(old).lookups > 0).then(|| state.tree.ino(old));
                 let ending = (self.now_ns(), Ending::Withdrawn);
                 let doomed = state.remove_object(old, Departure::Gone, Some(ending));

@@ -205,7 +205,7 @@ impl SsdTier {
         self.shared.index.get(&self.shared.hash(key)).map(|found| found.version)
     }
 
-    /// Notes how the owner finds the object of a version, for one whose place it did not know in [`Self::recover`].
+    /// Notes how the owner finds the object of a version, for one whose place it did not know in the index.
     pub fn set_owner(&self, key: &[u8], version: Version, number: u32) {
         self.shared.index.set_owner(&self.shared.hash(key), version, number);
     }
