@@ -385,6 +385,25 @@ settings! {
             range: Range::between(1, 65_535); example: "3";
         }
 
+        /// Bytes a second of copies that this host has made anew when another member is lost (`user.tidefs.replicas`).
+        repair_rate: ByteCount {
+            default: ByteCount::mib(256);
+            range: Range::between(ByteCount::kib(64), ByteCount::gib(1024)); example: "64MiB";
+        }
+
+        /// Bytes a second that other members may have this host keep, when they place copies or drain. A tenth of it just
+        /// after its start, and all of it once `cluster.ramp_s` have passed.
+        ingest_rate: ByteCount {
+            default: ByteCount::gib(1);
+            range: Range::between(ByteCount::kib(64), ByteCount::gib(1024)); example: "256MiB";
+        }
+
+        /// Seconds after its start in which this host keeps less for others: as the emptiest it would be sent the most.
+        ramp_s: u64 {
+            default: 60;
+            range: Range::between(0, 86_400); example: "600";
+        }
+
         /// Seconds that a member which is not heard of keeps its place. Its objects are the last to be asked for
         /// meanwhile, and gone afterwards.
         grace_s: u64 {

@@ -6,7 +6,9 @@
 mod common;
 
 mod copies;
+mod draining;
 mod fixture;
 mod life;
 mod names;
+mod placing;
 mod reading;

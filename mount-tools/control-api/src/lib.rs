@@ -11,6 +11,7 @@
 
 pub mod cluster;
 pub mod config;
+pub mod drain;
 pub mod error;
 pub mod instance;
 pub mod ioctl;
@@ -28,6 +29,7 @@ pub mod why;
 
 pub use cluster::{CatalogStatus, ClusterStatus, CopyPlace, MemberStatus, Where};
 pub use config::{ConfigEntry, ConfigOrigin, EffectiveConfig};
+pub use drain::{DrainOrder, DrainRequest, DrainStatus};
 pub use error::{ApiError, ErrorBody, ErrorCode};
 pub use key_path::KeyPath;
 pub use object::{
