@@ -69,6 +69,7 @@ readonly test_needs=(
     'fio:fio:tests reads and writes by libaio, io_uring and mmap with verification'
     'jq:jq:tests and scripts read the JSON of the tools with it'
     'etcd:etcd-server:is what tests of many hosts coordinate by'
+    'etcdctl:etcd-client:gives etcd the user and password that a test of it needs'
     'python3:python3:runs the tests with real Python clients'
     'ip:iproute2:tests transfers between hosts that are network namespaces'
     'nft:nftables:cuts and resets the connections of those hosts'

@@ -34,6 +34,7 @@ use crate::telemetry::Telemetry;
 use crate::tier::eviction::EvictionParameters;
 use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
 use crate::tier::scratch::Scratch;
+use crate::tier::ssd::Unnamed;
 
 /// How long a stop waits for programs to close their files.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
@@ -294,7 +295,7 @@ impl Daemon {
                 "took over what an earlier daemon sealed"
             );
         }
-        ssd::attach(&datapath, &effective)?;
+        let unnamed = ssd::attach(&datapath, &effective)?;
         let membership = cluster::join(&datapath, &effective)?;
         let effective = Arc::new(effective);
         let operations = Arc::new(DaemonOperations::new(
@@ -302,6 +303,9 @@ impl Daemon {
             Arc::clone(&effective),
             mount_dir.to_owned(),
         ));
+        if let Some(membership) = &membership {
+            operations.set_joining(membership.joining());
+        }
         let files = ControlFiles::new(operations.control_files());
         let session = Session::start(
             &datapath,
@@ -344,7 +348,7 @@ impl Daemon {
             }
         };
         let stopping = Arc::new(AtomicBool::new(false));
-        let threads = start_background(&datapath, &stopping)?;
+        let threads = start_background(&datapath, &stopping, unnamed)?;
         let mount_dir = mount_dir.to_owned();
         Ok(Self { datapath, session, control, threads, stopping, membership, mount_dir, effective })
     }
@@ -402,6 +406,7 @@ impl Daemon {
 fn start_background(
     datapath: &Arc<Datapath>,
     stopping: &Arc<AtomicBool>,
+    unnamed: Option<Unnamed>,
 ) -> Result<Vec<JoinHandle<()>>, Failure> {
     let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
         thread::Builder::new()
@@ -420,6 +425,13 @@ fn start_background(
     )?;
     datapath.set_keeper(headroom.thread().clone());
     let mut threads = Vec::new();
+    if let Some(unnamed) = unnamed {
+        let (namer, names) = (Arc::clone(datapath), Arc::clone(stopping));
+        threads.push(spawn(
+            "ssd-names",
+            Box::new(move || namer.name_objects(unnamed, || names.load(Ordering::Relaxed))),
+        )?);
+    }
     if datapath.ssd().is_some() {
         let (demoter, demotes) = (Arc::clone(datapath), Arc::clone(stopping));
         threads.push(spawn(

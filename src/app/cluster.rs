@@ -2,18 +2,21 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use tidefs_engine::link::ClusterKey;
+use parking_lot::Mutex;
+use tidefs_engine::link::{ClusterKey, TlsConfig};
 use tidefs_engine::types::MemberId;
 use tokio::runtime::{Handle, Runtime};
+use tokio::task::JoinHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Failure;
 use crate::cluster::coordinator::Coordinator;
-use crate::cluster::{Cluster, ClusterConfig, Holder};
+use crate::cluster::{Cluster, ClusterConfig, ClusterError, Holder};
 use crate::config::{ClusterSettings, Effective, ExitStatus, OptionalFile};
+use crate::control::Joining;
 use crate::datapath::{ClusterSide, Datapath, MemberSide};
 
 /// How long a member that is silent stays registered.
@@ -22,6 +25,10 @@ const LEASE: Duration = Duration::from_secs(10);
 /// How long one call to etcd may take.
 #[cfg(feature = "etcd")]
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a start waits for the cluster before it serves alone.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(3);
+/// Between two attempts to join.
+const JOIN_PAUSE: Duration = Duration::from_secs(1);
 /// How long a stop waits for the other members to be told.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(3);
 /// Threads for messages of other members.
@@ -32,13 +39,76 @@ const KEY_BYTES_MIN: usize = 16;
 /// This daemon's membership, while it lasts.
 #[derive(Debug)]
 pub(super) struct Membership {
-    cluster: Arc<Cluster>,
+    joined: Arc<Joined>,
+    /// Tries again as long as the cluster does not let this host in, and holds what the cluster knows weakly.
+    keeper: JoinHandle<()>,
     runtime: Runtime,
-    /// Held here: the cluster knows it weakly.
-    _side: Arc<dyn Holder>,
 }
 
-/// Joins the cluster that is configured, if one is.
+/// Whether this host takes part, and if not, why.
+#[derive(Debug, Default)]
+pub(super) struct Joined {
+    cluster: OnceLock<Arc<Cluster>>,
+    /// What the last attempt failed with. Held to copy it.
+    failure: Mutex<Option<String>>,
+}
+
+impl Joining for Joined {
+    fn waits_for(&self) -> Option<String> {
+        if self.cluster.get().is_some() { None } else { self.failure.lock().clone() }
+    }
+}
+
+/// All that it takes to join.
+struct Joiner {
+    config: ClusterConfig,
+    coordinator: Arc<dyn Coordinator>,
+    runtime: Handle,
+    datapath: Arc<Datapath>,
+    /// Held here: the cluster knows it weakly.
+    side: Arc<dyn Holder>,
+    patience: Duration,
+    fetch_limit: Duration,
+    soft_after: u16,
+    joined: Arc<Joined>,
+}
+
+impl Joiner {
+    async fn join(&self, config: ClusterConfig) -> Result<(), ClusterError> {
+        let side = Arc::downgrade(&self.side) as Weak<dyn Holder>;
+        let coordinator = Arc::clone(&self.coordinator);
+        let cluster = Arc::new(Cluster::start(config, self.runtime.clone(), coordinator, side).await?);
+        let status = cluster.status();
+        tracing::info!(member = %cluster.me(), cluster = %status.cluster, members = status.members.len(), "joined the cluster");
+        let (cluster_of_side, runtime) = (Arc::clone(&cluster), self.runtime.clone());
+        let side = ClusterSide::new(cluster_of_side, runtime, self.patience, self.fetch_limit);
+        self.datapath.attach_cluster(side.with_soft_after(self.soft_after));
+        // Set once: who has joined does not try again.
+        let _ = self.joined.cluster.set(cluster);
+        Ok(())
+    }
+
+    /// Tries until it succeeds.
+    async fn join_later(self) -> Self {
+        loop {
+            tokio::time::sleep(JOIN_PAUSE).await;
+            match self.join(self.config.clone()).await {
+                Ok(()) => return self,
+                Err(error) => {
+                    let mut failure = self.joined.failure.lock();
+                    let reason = error.to_string();
+                    if failure.as_ref() != Some(&reason) {
+                        tracing::debug!(reason, "this host cannot join its cluster yet");
+                    }
+                    *failure = Some(reason);
+                }
+            }
+        }
+    }
+}
+
+/// Joins the cluster that is configured, if one is. While its coordinator cannot be reached this host serves alone, and
+/// joins when it can.
 pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Option<Membership>, Failure> {
     let settings = &effective.config.cluster;
     if settings.etcd.items().is_empty() {
@@ -51,44 +121,62 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
         .enable_all()
         .build()
         .map_err(|error| failure(format!("cannot start the threads of the cluster: {error}")))?;
-    let coordinator = coordinator(settings, runtime.handle())?;
-    let side: Arc<dyn Holder> = Arc::new(MemberSide::new(datapath, runtime.handle().clone()));
-    let config = member_config(effective)?;
-    let joined = runtime.block_on(Cluster::start(
-        config,
-        runtime.handle().clone(),
-        coordinator,
-        Arc::downgrade(&side) as Weak<dyn Holder>,
-    ));
-    let cluster = Arc::new(joined.map_err(|error| {
-        failure(format!(
-            "cannot join the cluster `{}` by etcd at {}: {error}; start without cluster.etcd to serve this host alone",
-            settings.name.0,
-            settings.etcd.items().join(" ")
-        ))
-    })?);
-    let side_of_datapath = ClusterSide::new(
-        Arc::clone(&cluster),
-        runtime.handle().clone(),
-        Duration::from_millis(settings.patience_ms),
-        Duration::from_millis(settings.fetch_ms),
-    );
-    let soft_after = u16::try_from(settings.soft_after).unwrap_or(u16::MAX);
-    datapath.attach_cluster(side_of_datapath.with_soft_after(soft_after));
-    let status = cluster.status();
-    tracing::info!(member = %cluster.me(), cluster = %status.cluster, members = status.members.len(), "joined the cluster");
-    Ok(Some(Membership { cluster, runtime, _side: side }))
+    let joiner = Joiner {
+        config: member_config(effective)?,
+        coordinator: coordinator(settings, runtime.handle())?,
+        runtime: runtime.handle().clone(),
+        datapath: Arc::clone(datapath),
+        side: Arc::new(MemberSide::new(datapath, runtime.handle().clone())),
+        patience: Duration::from_millis(settings.patience_ms),
+        fetch_limit: Duration::from_millis(settings.fetch_ms),
+        soft_after: u16::try_from(settings.soft_after).unwrap_or(u16::MAX),
+        joined: Arc::default(),
+    };
+    let joined = Arc::clone(&joiner.joined);
+    let mut first = joiner.config.clone();
+    first.timings.start = FIRST_ATTEMPT;
+    datapath.expect_cluster();
+    let later = match runtime.block_on(joiner.join(first)) {
+        Ok(()) => false,
+        Err(ClusterError::Coordinator(error)) if error.is_away() => {
+            tracing::warn!(%error, "this host serves alone until it can join its cluster");
+            *joined.failure.lock() = Some(error.to_string());
+            true
+        }
+        Err(error) => {
+            let text = format!(
+                "cannot join the cluster `{}` by etcd at {}: {error}; start without cluster.etcd to serve this host alone",
+                settings.name.0,
+                settings.etcd.items().join(" ")
+            );
+            return Err(failure(text));
+        }
+    };
+    // The task keeps what the cluster knows weakly, joined or not.
+    let keeper = runtime.spawn(async move {
+        let _kept = if later { joiner.join_later().await } else { joiner };
+        std::future::pending::<()>().await;
+    });
+    Ok(Some(Membership { joined, keeper, runtime }))
 }
 
 impl Membership {
+    /// Who knows whether this host takes part.
+    pub(super) fn joining(&self) -> Arc<dyn Joining> {
+        Arc::clone(&self.joined) as Arc<dyn Joining>
+    }
+
     /// Leaves: the others stop asking for what is here.
     pub(super) fn end(self) {
         self.runtime.block_on(async {
-            if let Err(error) = self.cluster.leave(Instant::now() + LEAVE_PATIENCE).await {
-                tracing::warn!(%error, "the cluster learns of this member's end when its lease ends");
+            if let Some(cluster) = self.joined.cluster.get() {
+                if let Err(error) = cluster.leave(Instant::now() + LEAVE_PATIENCE).await {
+                    tracing::warn!(%error, "the cluster learns of this member's end when its lease ends");
+                }
+                cluster.close().await;
             }
-            self.cluster.close().await;
         });
+        self.keeper.abort();
         self.runtime.shutdown_timeout(LEAVE_PATIENCE);
     }
 }
@@ -102,11 +190,11 @@ fn member_config(effective: &Effective) -> Result<ClusterConfig, Failure> {
     }
     config.advertise = settings.advertise.items().to_vec();
     config.key = read_key(settings)?;
+    config.tls = tls_between_members(settings)?;
     config.transports = settings.transports.choice.clone();
     config.labels = settings.labels.by_name();
     config.capacity = effective.config.memory.capacity.saturating_add(effective.config.ssd.capacity);
     config.timings.grace = Duration::from_secs(settings.grace_s);
-    config.timings.ramp = Duration::from_secs(settings.ramp_s);
     config.timings.keep = config.timings.keep.max(Duration::from_millis(settings.fetch_ms) * 2);
     config.limits.repair_bytes_per_second = settings.repair_rate.get();
     config.limits.ingest_bytes_per_second = settings.ingest_rate.get();
@@ -122,11 +210,36 @@ fn member_id(settings: &ClusterSettings, instance: &str) -> MemberId {
     MemberId(xxh3_64(format!("{}\n{}\n{instance}", machine.trim(), settings.host.0).as_bytes()))
 }
 
+/// Encryption between members, where it is configured.
+fn tls_between_members(settings: &ClusterSettings) -> Result<Option<TlsConfig>, Failure> {
+    match (settings.tls_authority.path(), settings.tls_identity.path()) {
+        (None, None) => Ok(None),
+        // One file holds the certificate and its key; each is found in it.
+        (Some(authority), Some(identity)) => Ok(Some(TlsConfig {
+            authority: authority.to_owned(),
+            certificate: identity.to_owned(),
+            key: identity.to_owned(),
+            name: settings.tls_name.0.clone(),
+        })),
+        (authority, _) => {
+            let (set, missing) = if authority.is_some() {
+                ("cluster.tls_authority", "cluster.tls_identity")
+            } else {
+                ("cluster.tls_identity", "cluster.tls_authority")
+            };
+            let text = format!("{set} is set and {missing} is not: encryption between members needs both");
+            Err(Failure::new(ExitStatus::Configuration, text))
+        }
+    }
+}
+
 fn read_key(settings: &ClusterSettings) -> Result<Option<ClusterKey>, Failure> {
     let Some(bytes) = read_file(&settings.key_file, "cluster.key_file")? else {
-        tracing::warn!(
-            "cluster.key_file is not set: whoever reaches this port and knows the cluster's name is a member"
-        );
+        if settings.tls_authority.path().is_none() {
+            tracing::warn!(
+                "cluster.key_file is not set: whoever reaches this port and knows the cluster's name is a member"
+            );
+        }
         return Ok(None);
     };
     // A file that was written with an editor ends with a line break; the secret does not.

@@ -10,16 +10,17 @@ use tidefs_engine::types::ByteCount;
 use super::Failure;
 use crate::config::{Effective, ExitStatus};
 use crate::datapath::Datapath;
-use crate::tier::ssd::{Budget, SsdConfig, SsdTier};
+use crate::tier::ssd::{Budget, SsdConfig, SsdTier, Unnamed};
 
 /// Removals that are not on disk yet, in the state directory of the mount.
 const REMOVALS: &str = "ssd-removals";
 
-/// Takes the SSD tier into use, if one is configured. A disk that cannot be used is told in `status`.
-pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<(), Failure> {
+/// Takes the SSD tier into use, if one is configured. A disk that cannot be used is told in `status`. Returns the objects
+/// that are to get their names when the mount is served.
+pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Option<Unnamed>, Failure> {
     let config = &effective.config.ssd;
     if config.dirs.paths().is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let limit = |bytes: ByteCount| (bytes > ByteCount::ZERO).then_some(bytes);
     let tier = SsdTier::open(&SsdConfig {
@@ -37,7 +38,8 @@ pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<
         limit: Duration::from_millis(config.deadline_ms),
     })
     .map_err(|error| Failure::new(ExitStatus::Environment, format!("the SSD tier cannot start: {error}")))?;
-    let found = datapath.attach_ssd(tier).map_err(|error| Failure::new(ExitStatus::Failed, error))?;
+    let (found, unnamed) =
+        datapath.attach_ssd(tier).map_err(|error| Failure::new(ExitStatus::Failed, error))?;
     tracing::info!(
         objects = found.objects,
         zones = found.zones,
@@ -45,7 +47,12 @@ pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<
         lost_zones = found.lost_zones,
         "the SSD tier is in use"
     );
-    Ok(())
+    if !effective.config.cluster.etcd.items().is_empty() {
+        // Who joins a cluster tells it all that it holds.
+        datapath.name_objects(unnamed, || false);
+        return Ok(None);
+    }
+    Ok(Some(unnamed))
 }
 
 /// Removes the file of removals when there are none, before the state directory goes.

@@ -67,6 +67,12 @@ impl Core {
         self.plan.wake();
     }
 
+    /// Everything is to be announced to all again.
+    pub(super) fn plan_everything(&self) {
+        let members: Vec<MemberId> = self.seen().view.members().iter().map(|member| member.id).collect();
+        members.into_iter().for_each(|member| self.plan_all_of(member));
+    }
+
     /// Announces what is to be announced, for ever.
     pub(super) async fn announce_for_ever(self: Arc<Self>) {
         loop {

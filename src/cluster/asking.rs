@@ -69,6 +69,10 @@ impl Core {
             .map(|((answer, path), asked_at)| {
                 let is_current = || self.revocations(KeyId::of(path).shard()) == asked_at;
                 match answer {
+                    // Removed here, and those who decide have not heard of it yet.
+                    Some(Answered::Present { stamp, .. }) if self.unheard.covers(path, stamp) => {
+                        Found::Absent { is_watched: false }
+                    }
                     Some(Answered::Present { stamp, facts, copies }) => {
                         Found::Present { stamp, facts, copies }
                     }

@@ -338,20 +338,4 @@ impl Core {
             }
         }
     }
-
-    pub(super) async fn remove(
-        self: &Arc<Self>,
-        path: Vec<u8>,
-        at: Stamp,
-        deadline: Instant,
-    ) -> Result<(), ClusterError> {
-        self.counters.removals.increment();
-        if self.seen().is_alone {
-            return Ok(());
-        }
-        let shard = KeyId::of(&path).shard();
-        let result = self.change(Change::Remove { path, at }, deadline).await;
-        self.note_revocation(shard);
-        result.map(|_| ())
-    }
 }

@@ -254,11 +254,12 @@ impl Core {
         };
         let holders = members(true);
         let first = holders.iter().copied().filter(|&member| !self.is_suspect(member)).min();
-        if as_first && first != Some(self.me.member) {
+        // When its policy has changed since it was sealed the others do not know how many are wanted.
+        let is_known = facts.replicas >= wish.replicas;
+        if as_first && is_known && first != Some(self.me.member) {
             return (Copied::NotMine, 0);
         }
-        if facts.replicas < wish.replicas {
-            // Its policy changed since it was sealed.
+        if !is_known {
             let facts = Facts::File(FileFacts { replicas: wish.replicas, ..facts });
             let (path, stamp, medium) = (wish.path.clone(), wish.stamp, Medium::Memory);
             self.note(Change::Announce { path, stamp, facts, medium, contact_age_ms: 0 });
@@ -346,7 +347,9 @@ impl Core {
             Ok(size) => {
                 self.counters.copies_kept.increment();
                 // Who has just joined takes less at first: the others see it as the emptiest of all.
-                let wait = pay(&self.copying.taken_until_ns, self.now(), size, self.ingest_rate());
+                let (ramp, full) = (self.config.timings.ramp, self.config.limits.ingest_bytes_per_second);
+                let rate = ingest_rate(self.now(), ramp, full);
+                let wait = pay(&self.copying.taken_until_ns, self.now(), size, rate);
                 tokio::time::sleep(wait.min(self.config.timings.keep / 4)).await;
                 Kept::Done
             }
@@ -354,18 +357,13 @@ impl Core {
             Err(Unkept::NotNow) => Kept::NotNow,
         }
     }
+}
 
-    /// Bytes a second that others may have this member keep: less while it is new.
-    fn ingest_rate(&self) -> u64 {
-        let (full, ramp) = (self.config.limits.ingest_bytes_per_second, self.config.timings.ramp);
-        let age = self.now();
-        if age >= ramp {
-            return full;
-        }
-        // A tenth at first.
-        let part = u128::from(full) * age.as_millis() / ramp.as_millis().max(1);
-        u64::try_from(part).unwrap_or(full).max(full / 10)
-    }
+/// Bytes a second that others may have a member keep which was started `age` ago: a tenth of `full` at first, all of it after
+/// `ramp`.
+fn ingest_rate(age: Duration, ramp: Duration, full: u64) -> u64 {
+    let part = u128::from(full) * age.min(ramp).as_millis() / ramp.as_millis().max(1);
+    if age >= ramp { full } else { u64::try_from(part).unwrap_or(full).max(full / 10) }
 }
 
 /// What a walk looks at more closely: what is to be there more than once, and is here to stay.
@@ -384,6 +382,13 @@ fn repairable(holder: &dyn Holder, holding: Holding) -> Option<Wish> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_member_takes_a_tenth_at_first_and_all_in_the_end() {
+        let at = |seconds| ingest_rate(Duration::from_secs(seconds), Duration::from_secs(60), 1000);
+        assert_eq!([0, 6, 30, 60, 600].map(at), [100, 100, 500, 1000, 1000]);
+        assert_eq!(ingest_rate(Duration::ZERO, Duration::ZERO, 1000), 1000, "without a ramp");
+    }
 
     #[test]
     fn a_budget_is_paid_for_in_time() {

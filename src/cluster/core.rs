@@ -34,6 +34,7 @@ use super::lending::Loans;
 use super::member::{ClusterId, View};
 use super::object::Holder;
 use super::peers::Peers;
+use super::removing::Unheard;
 use super::settings::ClusterConfig;
 use super::shards::{SHARDS, Shard, ShardMap};
 use super::status::Counters;
@@ -76,6 +77,8 @@ pub(super) struct Core {
     pub(super) publishing: Mutex<Publishing>,
     pub(super) takeovers: Mutex<Vec<Takeover>>,
     pub(super) plan: Plan,
+    /// Removals that nobody who decides could be told of.
+    pub(super) unheard: Unheard,
     pub(super) loans: Loans,
     pub(super) copying: Copying,
     pub(super) draining: Draining,
@@ -131,6 +134,7 @@ impl Core {
             publishing: Mutex::default(),
             takeovers: Mutex::default(),
             plan: Plan::default(),
+            unheard: Unheard::default(),
             loans: Loans::default(),
             copying: Copying::default(),
             draining: Draining::default(),

@@ -138,14 +138,26 @@ impl Core {
                 tokio::time::sleep(PAUSE).await;
             }
         };
-        if end == DrainPhase::Left
-            && let Err(error) = self.leave(self.in_background()).await
-        {
-            tracing::warn!(%error, "the registration of a drained member ends with its lease");
-        }
+        let end = if end == DrainPhase::Left { self.leave_when_drained().await } else { end };
         let mut state = self.draining.state.lock();
         state.report.phase = end;
         tracing::info!(phase = ?end, left = state.report.objects_left, "the drain of this member has ended");
+    }
+
+    /// Leaves; while the coordinator is away that waits for it, or for the end of the time.
+    async fn leave_when_drained(&self) -> DrainPhase {
+        while let Err(error) = self.leave(self.in_background()).await {
+            tracing::warn!(%error, "a drained member cannot leave yet");
+            if self.is_out_of_time() {
+                return DrainPhase::Late;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        DrainPhase::Left
+    }
+
+    fn is_out_of_time(&self) -> bool {
+        self.draining.state.lock().until.is_some_and(|until| self.now() >= until)
     }
 
     /// Walks through all that is here, the hottest first. `None` when the time is over.
@@ -164,7 +176,7 @@ impl Core {
         let walk = Arc::new(Mutex::new(Walk::default()));
         let mut under_way = JoinSet::new();
         for place in places {
-            if self.draining.state.lock().until.is_some_and(|until| self.now() >= until) {
+            if self.is_out_of_time() {
                 under_way.shutdown().await;
                 return None;
             }

@@ -23,6 +23,7 @@ pub mod member;
 pub mod node;
 pub mod object;
 mod peers;
+mod removing;
 pub mod rendezvous;
 mod replicating;
 mod revoking;

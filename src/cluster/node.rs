@@ -10,7 +10,7 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use tidefs_engine::engine::{Engine, EngineConfig, Messages, PeerDescriptor, open_transports};
 use tidefs_engine::link::LinkConfig;
@@ -190,16 +190,27 @@ impl Cluster {
     /// Removes what stands at `path` everywhere. When it resolves nobody finds it any more, and who comes back with a copy
     /// later is told to drop it. The caller has removed what it holds itself.
     ///
+    /// `through`: the version up to which it is removed; one that was published later stays.
+    ///
     /// # Errors
-    /// As [`Cluster::publish`]; copies on other members may live on then.
+    /// As [`Cluster::publish`]; copies on other members live on until somebody who serves the key is reached. That is tried
+    /// as long as this member lives, and nothing of it is found here meanwhile.
     /// # Cancellation
     /// It goes on.
-    pub async fn remove(&self, path: Vec<u8>, deadline: Instant) -> Result<(), ClusterError> {
+    pub async fn remove(&self, path: Vec<u8>, through: Stamp, deadline: Instant) -> Result<(), ClusterError> {
         let core = Arc::clone(&self.core);
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let at = Stamp(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
-        let work = async move { core.remove(path, at, deadline).await };
+        let work = async move { core.remove(path, through, deadline).await };
         self.run(work).await.unwrap_or(Err(ClusterError::Closed))
+    }
+
+    /// As [`Cluster::remove`], in the background.
+    pub fn remove_later(&self, path: Vec<u8>, through: Stamp) {
+        self.core.remove_later(path, through);
+    }
+
+    /// Announces all that this member holds to everyone who serves it, again.
+    pub fn announce_again(&self) {
+        self.core.plan_everything();
     }
 
     /// This member has no copy of that version any more. Told in the background.

@@ -35,6 +35,8 @@ counters! {
     publishes: "tidefs_cluster_publishes_total", "Objects and directories that were published.";
     publish_failures: "tidefs_cluster_publish_failures_total", "Of these, those that nobody could be told of in time.";
     removals: "tidefs_cluster_removals_total", "Names that were removed for the whole cluster.";
+    removals_later: "tidefs_cluster_removals_later_total", "Of these, those that nobody could be told of at once: they are told again.";
+    removals_lost: "tidefs_cluster_removals_lost_total", "Of these, those that are not told again, because too many were.";
     change_messages: "tidefs_cluster_change_messages_total", "Messages with publishes, removals, notes and announcements.";
     conflicts: "tidefs_cluster_conflicts_total", "Publishes that replaced a version of another host with different bytes.";
     collapsed: "tidefs_cluster_collapsed_total", "Publishes of what another host had published alike.";

@@ -329,6 +329,7 @@ impl Core {
                 self.spawn(Arc::clone(&self).drop_member(peer));
             }
             self.drop_earlier_starts().await;
+            self.tell_removals_again();
             for shard in shards.by_ref().take(LOOKED_THROUGH) {
                 let heirs = self.owner.lock().find_heirs(shard);
                 heirs.into_iter().for_each(|(member, revocation)| drop(self.tell(member, revocation)));

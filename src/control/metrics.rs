@@ -26,6 +26,11 @@ pub(super) fn families(datapath: &Datapath) -> Result<Vec<Family>, Error> {
         ("tidefs_eviction_memory_bytes", "Heap bytes of the eviction orders.", overview.policy_memory as u64),
     ];
     families.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, value)));
+    if datapath.is_in_cluster() {
+        let (name, help) =
+            ("tidefs_cluster_joined", "Whether this host takes part in its cluster: 1 when it does.");
+        families.push(Family::gauge(name, help, u64::from(datapath.cluster().is_some())));
+    }
     families.extend(datapath.cluster().into_iter().flat_map(|side| super::cluster::metrics(side.cluster())));
     families.extend(datapath.ssd().into_iter().flat_map(|tier| super::ssd::metrics(&tier.status())));
     Ok(families)

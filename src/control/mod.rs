@@ -15,6 +15,7 @@
 mod cluster;
 mod credentials;
 mod drain;
+mod facts;
 mod handlers;
 mod metrics;
 mod operations;
@@ -29,7 +30,8 @@ use tidefs_control_api::{
     ObjectStat, PinRequest, Pinned, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
 };
 
-pub use operations::{DaemonFacts, DaemonOperations};
+pub use facts::{DaemonFacts, Joining};
+pub use operations::DaemonOperations;
 pub use server::{ControlServer, StartError};
 
 /// What the admin API can ask of the daemon; one method a route.

@@ -17,6 +17,7 @@ use tidefs_control_api::{
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::Operations;
+use super::facts::{DaemonFacts, Joining};
 use crate::config::{Effective, Origin};
 use crate::datapath::{
     self, ClusterSide, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction,
@@ -30,23 +31,6 @@ const RANK_MAX: usize = 100_000;
 /// How often a verification reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What is known once the mount is up.
-#[derive(Debug)]
-pub struct DaemonFacts {
-    /// Whether the kernel serves files itself.
-    pub passthrough: bool,
-    /// Why not, if not.
-    pub passthrough_reason: Option<String>,
-    /// Session threads.
-    pub threads: u32,
-    /// Protocol version of the kernel.
-    pub kernel_abi: String,
-    /// Names of the capabilities in force.
-    pub flags: Vec<String>,
-    /// When the daemon started.
-    pub started_at: SystemTime,
-}
-
 /// The daemon, as the admin API sees it.
 #[derive(Debug)]
 pub struct DaemonOperations {
@@ -54,6 +38,7 @@ pub struct DaemonOperations {
     effective: Arc<Effective>,
     mount_dir: PathBuf,
     facts: OnceLock<DaemonFacts>,
+    joining: OnceLock<Arc<dyn Joining>>,
 }
 
 /// Name and source of a file of `.tidefs`.
@@ -63,7 +48,12 @@ impl DaemonOperations {
     /// Operations on `datapath`, which is or will be mounted on `mount_dir`.
     #[must_use]
     pub fn new(datapath: Arc<Datapath>, effective: Arc<Effective>, mount_dir: PathBuf) -> Self {
-        Self { datapath, effective, mount_dir, facts: OnceLock::new() }
+        Self { datapath, effective, mount_dir, facts: OnceLock::new(), joining: OnceLock::new() }
+    }
+
+    /// Tells who knows whether the host takes part in its cluster. Once.
+    pub fn set_joining(&self, joining: Arc<dyn Joining>) {
+        let _ = self.joining.set(joining);
     }
 
     /// Tells what is known now that the mount is up. Once.
@@ -109,10 +99,15 @@ impl DaemonOperations {
     }
 
     fn cluster_side(&self) -> Result<&ClusterSide, ApiError> {
-        self.datapath.cluster().ok_or_else(|| {
-            ApiError::new(ErrorCode::Conflict, "this host is in no cluster")
-                .next_step("it joins one with cluster.etcd")
-        })
+        let alone = || {
+            let waits = self.joining.get().and_then(|joining| joining.waits_for());
+            let text = waits.map_or_else(
+                || "this host is in no cluster; it joins one with cluster.etcd".to_owned(),
+                |reason| format!("this host has not joined its cluster yet: {reason}"),
+            );
+            ApiError::new(ErrorCode::Conflict, text)
+        };
+        self.datapath.cluster().ok_or_else(alone)
     }
 
     fn warnings(&self, overview: &datapath::Overview) -> (Vec<String>, Vec<String>) {
@@ -131,6 +126,9 @@ impl DaemonOperations {
         let mut all = memory.clone();
         if let Some(reason) = self.facts.get().and_then(|facts| facts.passthrough_reason.as_ref()) {
             all.push(format!("files are served by the daemon: {reason}"));
+        }
+        if let Some(reason) = self.joining.get().and_then(|joining| joining.waits_for()) {
+            all.push(format!("this host serves alone, it has not joined its cluster yet: {reason}"));
         }
         (memory, all)
     }
@@ -194,7 +192,7 @@ impl Operations for DaemonOperations {
         let telemetry = self.datapath.telemetry();
         let facts = self.facts.get();
         let (memory_warnings, mut warnings) = self.warnings(&overview);
-        let ssd = self.datapath.ssd().map(|tier| super::ssd::status(tier));
+        let ssd = self.datapath.ssd().map(|tier| super::ssd::status(tier, self.datapath.naming()));
         warnings.extend(ssd.iter().flat_map(super::ssd::warnings));
         let cluster = self.datapath.cluster().map(|side| super::cluster::status(side.cluster()));
         warnings.extend(cluster.iter().flat_map(super::cluster::warnings));

@@ -1,6 +1,6 @@
 //! The SSD tier as operators see it: in `status`, in `tidefs tier status`, and as metrics of each disk.
 
-use tidefs_control_api::{DayBudget, SsdDeviceStatus, SsdStatus};
+use tidefs_control_api::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus};
 use tidefs_engine::types::ObjectCount;
 
 use crate::telemetry::{Family, Value};
@@ -46,9 +46,10 @@ fn device(device: ssd::DeviceStatus) -> SsdDeviceStatus {
 }
 
 /// The tier's status, as the admin socket tells it.
-pub(super) fn status(tier: &SsdTier) -> SsdStatus {
+pub(super) fn status(tier: &SsdTier, naming: Option<(ObjectCount, ObjectCount)>) -> SsdStatus {
     let status = tier.status();
     SsdStatus {
+        naming: naming.map(|(named, objects)| NamingProgress { named, objects }),
         records: ObjectCount(status.objects),
         index_bytes: status.index_bytes,
         io_fallback: status.io_fallback,

@@ -135,7 +135,7 @@ impl Datapath {
         open.file = backing.file;
         open.reserved = backing.reserved;
         let slot = state.tree.make(attributes, Body::File(object));
-        state.tree.attach(slot, parent, name.clone())?;
+        state.take_name(slot, parent, name.clone())?;
         state.tree.reference(slot);
         state.tree.node_mut(parent).attributes.mtime_ns = attributes.mtime_ns;
         state.writing.insert(slot);
@@ -288,7 +288,7 @@ impl Datapath {
         let id = state.next_directory;
         state.next_directory = tidefs_engine::types::DirectoryId(id.0 + 1);
         let slot = state.tree.make(attributes, Body::Directory(Box::new(Directory::new(id))));
-        state.tree.attach(slot, parent, name)?;
+        state.take_name(slot, parent, name)?;
         let domain = state.folders.domain(parent);
         state.folders.insert(slot, PolicyRecord::default(), domain, ByteCount::ZERO);
         if let Err(error) = self.persist_directory(state, slot) {

@@ -5,6 +5,8 @@
 //! yet are loaded ahead of their use ([`Datapath::prefetch`]) by threads that have nothing else to do, and by at most half
 //! of them; a request for one of these waits for the load that is under way, or makes it an ordinary one.
 //!
+//! A request that waits for a disk otherwise is a *job*: it is done by the same threads, before loads.
+//!
 //! Limits: at most `WAITING_MAX` requests wait; further ones are done at once, and find a miss. At most `AHEAD_MAX` objects
 //! wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit.
 
@@ -25,6 +27,9 @@ const AHEAD_MAX: usize = 1024;
 /// What is left to do of a request, with its reply; it is told whether the object is back.
 pub type Rest = Box<dyn FnOnce(bool) + Send>;
 
+/// A request that waits for a disk, with its reply; it is told whether it may wait.
+pub type Job = Box<dyn FnOnce(bool) + Send>;
+
 /// One object that is to be loaded.
 #[derive(Default)]
 struct Load {
@@ -37,6 +42,7 @@ struct Load {
 #[derive(Default)]
 struct Lines {
     loads: HashMap<Ino, Load>,
+    jobs: VecDeque<Job>,
     /// Those that somebody waits for. One that was moved here from `ahead` stands in both.
     wanted: VecDeque<Ino>,
     /// Those that nobody waits for yet.
@@ -106,6 +112,19 @@ impl Loader {
         rest(false);
     }
 
+    /// Has a request done by a thread that may wait; at once, by this one, when too many are left already.
+    pub fn leave_job(&self, job: Job) {
+        {
+            let mut lines = self.lines.lock();
+            if lines.jobs.len() < WAITING_MAX && !lines.is_closed {
+                lines.jobs.push_back(job);
+                self.arrived.notify_one();
+                return;
+            }
+        }
+        job(false);
+    }
+
     /// Has an object loaded that nobody waits for. Returns false when it is being loaded already, or too many are.
     pub(super) fn leave_ahead(&self, ino: Ino, size: ByteCount) -> bool {
         let mut lines = self.lines.lock();
@@ -137,16 +156,26 @@ impl Datapath {
     pub fn run_loads(&self) {
         self.loader.lines.lock().threads += 1;
         loop {
-            let (ino, is_ahead) = {
+            let next = {
                 let mut lines = self.loader.lines.lock();
                 loop {
+                    if let Some(job) = lines.jobs.pop_front() {
+                        break Err(job);
+                    }
                     if let Some(next) = lines.take() {
-                        break next;
+                        break Ok(next);
                     }
                     if lines.is_closed {
                         return;
                     }
                     self.loader.arrived.wait(&mut lines);
+                }
+            };
+            let (ino, is_ahead) = match next {
+                Ok(next) => next,
+                Err(job) => {
+                    job(true);
+                    continue;
                 }
             };
             // A miss is told by what waits for it.

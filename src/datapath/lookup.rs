@@ -24,6 +24,8 @@ pub enum Lookup {
     Wait,
     /// Nothing here, and other members may hold it: ask again when [`Datapath::ask`] has.
     Ask,
+    /// A disk holds the object and it has no name yet: ask again when [`Datapath::name_one`] has.
+    Name,
 }
 
 /// What a look-up may be told to come back after.
@@ -33,7 +35,7 @@ pub enum Patience {
     None,
     /// [`Lookup::Wait`].
     Writers,
-    /// [`Lookup::Wait`] and [`Lookup::Ask`].
+    /// [`Lookup::Wait`], [`Lookup::Ask`] and [`Lookup::Name`].
     Members,
 }
 
@@ -151,6 +153,10 @@ impl Datapath {
         let parent = state.slot_of(parent)?;
         let directory = state.directory_id(parent)?;
         let Some(child) = state.tree.child(parent, name.as_bytes()) else {
+            if state.is_unnamed(directory, name.as_bytes()) {
+                let is_patient = patience == Patience::Members;
+                return Ok(if is_patient { Lookup::Name } else { Lookup::Absent { cacheable: false } });
+            }
             self.fast.absences.note(key_hash(directory, name.as_bytes()));
             if is_temporary {
                 return Ok(Lookup::Absent { cacheable: true });

@@ -26,6 +26,7 @@ mod inspect;
 mod listing;
 mod loader;
 mod lookup;
+mod naming;
 mod object;
 mod open;
 mod packing;
@@ -81,7 +82,7 @@ pub use fastpath::{
 };
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::Listed;
-pub use loader::{Loader, Rest};
+pub use loader::{Job, Loader, Rest};
 pub use lookup::{Lookup, Patience};
 pub use object::{Marks, Object, Phase, Place};
 pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened};
@@ -179,6 +180,8 @@ pub struct State {
     recent: Recent,
     ahead: prefetch::Ahead,
     elsewhere: Elsewhere,
+    /// While objects on SSD are without their names.
+    naming: Option<naming::Naming>,
     processes: Processes,
     /// Objects with a time to live: wall-clock nanoseconds and slot.
     expiries: BTreeSet<(i64, Slot)>,
@@ -188,7 +191,7 @@ pub struct State {
     /// Objects whose soft pin has ended.
     unpinned: HashSet<Slot>,
     /// Who was just sent to look a name up again, so that it is not sent twice.
-    resent: lru::LruCache<ThreadId, (Name, Duration)>,
+    resent: lru::LruCache<ThreadId, (Option<Name>, Duration)>,
     /// Slots of files that are hidden, for `status` and for dropping abandoned versions.
     writing: BTreeSet<Slot>,
     /// Closed temporary files that wait for their rename: monotonic milliseconds until which, and slot.
@@ -232,6 +235,8 @@ pub struct Datapath {
     unchecked: verify::Queue,
     ssd: OnceLock<Arc<SsdTier>>,
     cluster: OnceLock<ClusterSide>,
+    /// Whether this host is a member of a cluster, or is to be.
+    expects_cluster: AtomicBool,
     /// The datapath itself, for what the SSD tier's threads and peers call back.
     this: OnceLock<Weak<Datapath>>,
     /// Bytes of objects on their way to the SSD tier, still in memory.
@@ -267,6 +272,7 @@ impl Datapath {
             recent: Recent::default(),
             ahead: prefetch::Ahead::new(Arc::clone(&telemetry)),
             elsewhere: Elsewhere::default(),
+            naming: None,
             processes: Processes::default(),
             expiries: BTreeSet::new(),
             expiry_of: HashMap::new(),
@@ -303,6 +309,7 @@ impl Datapath {
             unchecked: verify::Queue::default(),
             ssd: OnceLock::new(),
             cluster: OnceLock::new(),
+            expects_cluster: AtomicBool::new(false),
             this: OnceLock::new(),
             lent: AtomicU64::new(0),
             slow_loads: AtomicU64::new(0),

@@ -18,6 +18,8 @@ pub(super) const EXPECTED_FOR_MS: u64 = 1000;
 
 /// How long after it was sent to look a name up again a thread is taken to come back for that.
 const RESENT: Duration = Duration::from_secs(1);
+/// The same for one that had to be brought back, which may have taken long.
+const RESENT_LATE: Duration = Duration::from_secs(30);
 
 /// Identity of an open handle, as the kernel carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,15 +83,23 @@ impl Datapath {
     /// [`Error::Stale`] when the name must be looked up again: the object is gone, hidden, or the writer is to meet
     /// the new version that was begun for it. [`Error::IsDirectory`], [`Error::NothingEvictable`], [`Error::Io`].
     pub fn open(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
-        self.verify_before_first_use(ino)?;
+        match self.verify_before_first_use(ino) {
+            // That it is gone is found below.
+            Ok(()) | Err(Error::Stale) => {}
+            Err(error) => return Err(error),
+        }
         let mut was_resent = false;
         let outcome = (|| {
             let mut state = self.lock();
             let now = self.clock.monotonic();
             let resent = state.resent.pop(&caller.thread);
-            let slot = state.slot_of(ino)?;
-            was_resent = resent
-                .is_some_and(|(name, at)| now.saturating_sub(at) < RESENT && name == state.tree.name(slot));
+            let slot = state.slot_of(ino).ok();
+            was_resent = resent.is_some_and(|(name, at)| match slot.filter(|&slot| state.is_there(slot)) {
+                Some(slot) => now.saturating_sub(at) < RESENT && name == Some(state.tree.name(slot)),
+                // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once.
+                None => now.saturating_sub(at) < RESENT_LATE,
+            });
+            let slot = slot.ok_or(Error::Stale)?;
             if self.is_hidden_from(&mut state, caller, slot)
                 || (!was_resent && self.writes_next_version(&mut state, caller, slot))
             {
@@ -115,10 +125,9 @@ impl Datapath {
                 }
                 let now = self.clock.monotonic();
                 let mut state = self.lock();
-                if let Some(slot) = state.tree.by_ino(ino) {
-                    let name = state.tree.name(slot);
-                    state.resent.put(caller.thread, (name, now));
-                }
+                let slot = state.tree.by_ino(ino).filter(|&slot| state.is_there(slot));
+                let name = slot.map(|slot| state.tree.name(slot));
+                state.resent.put(caller.thread, (name, now));
                 Err(Error::Stale)
             }
             other => other,
@@ -383,6 +392,11 @@ impl Datapath {
 }
 
 impl State {
+    /// Whether the node was not removed.
+    fn is_there(&self, slot: Slot) -> bool {
+        self.object(slot).is_none_or(|object| object.phase != Phase::Gone)
+    }
+
     /// `process` sees the hidden file in `slot` from now on.
     pub(super) fn admit_writer(&mut self, slot: Slot, process: ProcessId) {
         if let Some(object) = self.object_mut(slot)

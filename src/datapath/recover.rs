@@ -187,8 +187,7 @@ impl State {
                 waiting.entry(record.parent).or_default().push(record);
             }
         }
-        let mut ready: Vec<_> =
-            waiting.keys().filter(|parent| slots.contains_key(*parent)).copied().collect();
+        let mut ready: Vec<_> = waiting.keys().copied().filter(|parent| slots.contains_key(parent)).collect();
         while let Some(parent) = ready.pop() {
             for record in waiting.remove(&parent).unwrap_or_default() {
                 let (Ok(name), Some(&parent)) = (Name::new(&record.name), slots.get(&parent)) else {

@@ -1,4 +1,7 @@
 //! At a start: what the SSD tier holds gets its names again, beside what memory held.
+//!
+//! Directories come first, before the mount: what is made below one must not take the place of what stands there. Objects
+//! get their names while the mount is served already ([`super::naming`]).
 
 use std::sync::{Arc, Weak};
 
@@ -6,103 +9,78 @@ use hashbrown::HashMap;
 use tidefs_engine::types::{DirectoryId, Version};
 
 use super::burial::Doomed;
-use super::ssd::SsdOwner;
+use super::naming::Naming;
+use super::ssd::{SsdOwner, is_directory_key};
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot, permissions};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{DirectoryRecord, ObjectRecord};
-use crate::tier::ssd::{FoundRecord, RecoverySummary, SsdTier};
+use crate::tier::ssd::{Indexed, RecoverySummary, SsdTier, Standing, Unnamed};
 
 /// Versions and directories begin above this many for each second since 1970, so that those of a life whose memory is
 /// gone and whose disk was away are never given out twice.
 const NUMBERS_PER_SECOND_SHIFT: u32 = 20;
 
-/// A start in progress.
-#[derive(Default)]
-struct Adoption {
-    slots: HashMap<DirectoryId, Slot>,
-    /// Objects whose directory was not met yet.
-    waiting: Vec<(ObjectRecord, FoundRecord)>,
-    directories: Vec<(DirectoryRecord, FoundRecord)>,
-    doomed: Vec<Doomed>,
-}
-
 impl Datapath {
-    /// Takes the SSD tier into use: names for what it holds, then its threads. Called once, after
-    /// [`Datapath::recover`] and before the mount.
+    /// Takes the SSD tier into use: names for the directories that it holds, then its threads. Called once, after
+    /// [`Datapath::recover`] and before the mount. What it returns is to be passed to [`Datapath::name_objects`].
     ///
     /// # Errors
     /// [`Error::Io`] when a thread cannot be started.
-    pub fn attach_ssd(self: &Arc<Self>, tier: SsdTier) -> Result<RecoverySummary, Error> {
+    pub fn attach_ssd(self: &Arc<Self>, tier: SsdTier) -> Result<(RecoverySummary, Unnamed), Error> {
         let tier = Arc::new(tier);
         self.know_itself();
         let mut state = self.lock();
         state.number_from(self.now_ns());
-        let summary = self.adopt_directories_of_ssd(&mut state, &tier);
+        let Indexed { summary, last_version, early, unnamed } = tier.index(&is_directory_key);
+        state.next_version = state.next_version.max(Version(last_version.0.saturating_add(1)));
+        let slots = self.adopt_directories_of_ssd(&mut state, &tier, early);
         let missing = state.directories_not_on(&tier);
+        state.naming = Some(Naming::new(Arc::clone(&tier), slots, unnamed.objects(), state.next_directory));
         drop(state);
         let owner = SsdOwner(Weak::clone(self.this.get().unwrap_or(&Weak::new())));
         tier.start(Arc::new(owner)).map_err(Error::io("start of the SSD tier's threads"))?;
         let _ = self.ssd.set(tier);
         let mut state = self.lock();
         missing.into_iter().for_each(|slot| self.keep_directory(&mut state, slot));
-        Ok(summary)
+        Ok((summary, unnamed))
     }
 
-    /// Directories come first, from a pass of their own; then objects.
-    fn adopt_directories_of_ssd(&self, state: &mut State, tier: &SsdTier) -> RecoverySummary {
-        let mut adoption = Adoption { slots: state.directory_slots(), ..Adoption::default() };
-        let mut unwanted: Vec<(Vec<u8>, Version)> = Vec::new();
-        let mut summary = tier.recover(&mut |found| {
-            if let Ok(record) = DirectoryRecord::decode(&found.meta) {
-                let slot = adoption.slots.get(&record.id).map(|slot| slot.0);
-                if slot.is_none() {
-                    adoption.directories.push((record, found));
-                }
-                return Some(slot.unwrap_or_default());
+    /// Hangs the directories of the SSD tier into the tree. Returns where each directory is.
+    fn adopt_directories_of_ssd(
+        &self,
+        state: &mut State,
+        tier: &SsdTier,
+        found: Vec<Standing>,
+    ) -> HashMap<DirectoryId, Slot> {
+        let mut slots = state.directory_slots();
+        let decode = |standing: Standing| {
+            let record = DirectoryRecord::decode(&standing.record.meta);
+            if record.is_err() {
+                tier.remove(&standing.record.key, standing.record.version);
             }
-            let record = ObjectRecord::decode(&found.meta).ok()?;
-            match adoption.slots.get(&record.parent).copied() {
-                Some(parent) => {
-                    state.adopt_from_ssd(parent, &record, &mut adoption.doomed).map(|slot| slot.0)
+            Some((record.ok()?, standing))
+        };
+        let found: Vec<(DirectoryRecord, Standing)> = found.into_iter().filter_map(decode).collect();
+        let is_new = |(record, _): &&(DirectoryRecord, Standing)| !slots.contains_key(&record.id);
+        let new = found.iter().filter(is_new).map(|(record, _)| record.clone()).collect();
+        let known = slots.clone();
+        state.adopt_directories(new, &mut slots);
+        for (record, standing) in found {
+            match slots.get(&record.id) {
+                Some(slot) => {
+                    tier.own(&standing, slot.0);
                 }
-                None => {
-                    adoption.waiting.push((record, found));
-                    Some(0)
-                }
-            }
-        });
-        let directories = std::mem::take(&mut adoption.directories);
-        let records = directories.iter().map(|(record, _)| record.clone()).collect();
-        state.adopt_directories(records, &mut adoption.slots);
-        for (record, found) in directories {
-            match adoption.slots.get(&record.id) {
-                Some(slot) => tier.set_owner(&found.key, found.version, slot.0),
-                None => unwanted.push((found.key, found.version)),
-            }
-            summary.objects = summary.objects.saturating_sub(1);
-        }
-        for (record, found) in std::mem::take(&mut adoption.waiting) {
-            let parent = adoption.slots.get(&record.parent).copied();
-            let slot = parent.and_then(|parent| state.adopt_from_ssd(parent, &record, &mut adoption.doomed));
-            match slot {
-                Some(slot) => tier.set_owner(&found.key, found.version, slot.0),
-                None => unwanted.push((found.key, found.version)),
+                None => tier.remove(&standing.record.key, standing.record.version),
             }
         }
-        for (key, version) in unwanted {
-            tier.remove(&key, version);
-        }
-        for slot in adoption.slots.values() {
+        for slot in slots.iter().filter(|(id, _)| !known.contains_key(*id)).map(|(_, slot)| slot) {
             // Directories that memory did not have are kept there from now on.
-            if state.tree.directory(*slot).is_some()
-                && let Err(error) = self.tier.put_directory(&state.directory_record(*slot))
-            {
+            if let Err(error) = self.tier.put_directory(&state.directory_record(*slot)) {
                 tracing::warn!(%error, "a directory is not kept in memory");
             }
         }
-        adoption.doomed.into_iter().for_each(|doomed| self.bury(doomed));
-        summary
+        slots
     }
 }
 
@@ -128,7 +106,7 @@ impl State {
     }
 
     /// Gives an object on SSD its name. Returns where it stands; `None` when it is not wanted any more.
-    fn adopt_from_ssd(
+    pub(super) fn adopt_from_ssd(
         &mut self,
         parent: Slot,
         record: &ObjectRecord,
@@ -137,13 +115,19 @@ impl State {
         let name = Name::new(&record.name).ok()?;
         self.next_version = self.next_version.max(Version(record.version.0 + 1));
         if let Some(slot) = self.tree.child(parent, name.as_bytes()) {
+            if self.object(slot)?.phase != Phase::Sealed {
+                // It is being replaced.
+                return None;
+            }
             let now = self.tree.node(slot).attributes;
             let is_same = (now.ctime_ns, now.mtime_ns) == (record.ctime_ns, record.mtime_ns)
                 && (now.mode, now.uid, now.gid) == (permissions(record.mode), record.uid, record.gid);
             let object = self.object_mut(slot)?;
-            if object.version == record.version && object.phase == Phase::Sealed {
+            if object.version == record.version {
+                // Its attributes may have changed in this life too.
+                let is_stale = !is_same || object.marks.has(Marks::STALE_ON_SSD);
                 object.marks.set(Marks::ON_SSD, true);
-                object.marks.set(Marks::STALE_ON_SSD, !is_same);
+                object.marks.set(Marks::STALE_ON_SSD, is_stale);
                 return Some(slot);
             }
             if object.version > record.version {

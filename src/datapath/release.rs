@@ -217,7 +217,7 @@ impl Datapath {
             // A slot file with a name stays what it is, visible to whoever looks, in place of what stood there.
             if let Some((parent, name)) = state.drop_claim(slot) {
                 self.displace(state, parent, &name, slot, false, afterwards);
-                if state.tree.attach(slot, parent, name).is_err() {
+                if state.take_name(slot, parent, name).is_err() {
                     afterwards.doomed.push(state.discard_writing(slot));
                     return;
                 }

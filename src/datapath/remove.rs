@@ -64,7 +64,7 @@ impl State {
         if let (Some(key), Some((now_ns, ending))) = (key, ending) {
             self.history.note(key, now_ns, ending);
         }
-        self.tree.detach(slot);
+        self.leave_name(slot);
         let mut doomed = Doomed {
             place: None,
             retired: None,
@@ -205,7 +205,7 @@ impl Datapath {
         let parent = state.slot_of(parent)?;
         let slot = state.tree.child(parent, name.as_bytes()).ok_or(Error::NoObject)?;
         let directory = state.tree.directory(slot).ok_or(Error::NotDirectory)?;
-        if !directory.children.is_empty() {
+        if !directory.children.is_empty() || state.may_hold_unnamed(directory) {
             return Err(Error::NotEmpty);
         }
         let id = directory.id;

@@ -186,9 +186,9 @@ impl Datapath {
             let ino = state.tree.ino(slot).0;
             state.history.note(old_key, self.now_ns(), Ending::Renamed { ino });
         }
-        state.tree.detach(slot);
+        state.leave_name(slot);
         let key = key_hash(directory, name.as_bytes());
-        state.tree.attach(slot, parent, name.clone())?;
+        state.take_name(slot, parent, name.clone())?;
         state.count(parent, size);
         state.enter_order(slot, key, None, footprint(size));
         state.history.clear(key);
@@ -254,8 +254,8 @@ impl Datapath {
         if let Some(size) = parked {
             state.leave_order(slot, footprint(size), Departure::Gone);
         }
-        state.tree.detach(slot);
-        state.tree.attach(slot, parent, name)?;
+        state.leave_name(slot);
+        state.take_name(slot, parent, name)?;
         if let (Some(size), Some(key)) = (parked, state.key_of(slot)) {
             state.enter_order(slot, key, None, footprint(size));
         }
@@ -314,7 +314,7 @@ impl Datapath {
                 return Err(Error::Exists);
             }
             let directory = state.tree.directory(target).ok_or(Error::NotDirectory)?;
-            if !directory.children.is_empty() {
+            if !directory.children.is_empty() || state.may_hold_unnamed(directory) {
                 return Err(Error::NotEmpty);
             }
             let id = directory.id;
@@ -352,9 +352,9 @@ impl State {
         use super::folders::Change;
         let (bytes, objects) = self.folder(slot).map(|folder| (folder.bytes, folder.objects))?;
         let old_parent = self.tree.node(slot).parent;
-        self.tree.detach(slot);
+        self.leave_name(slot);
         self.folders.account(&self.tree, old_parent, Change::Take { bytes, objects });
-        self.tree.attach(slot, parent, name)?;
+        self.take_name(slot, parent, name)?;
         self.folders.account(&self.tree, parent, Change::Add { bytes, objects });
         self.regroup(slot);
         Ok(())

@@ -103,7 +103,7 @@ impl Datapath {
         state.writing.remove(&slot);
         state.writing.insert(renewed);
         state.unpinned.remove(&slot);
-        state.tree.detach(slot);
+        state.leave_name(slot);
         state
             .tree
             .attach(renewed, parent, name)

@@ -170,8 +170,8 @@ impl Datapath {
         let heir = self.displace(state, parent, &name, slot, true, afterwards);
         self.retire_replaced(&mut afterwards.doomed[doomed_before..]);
         if state.tree.node(slot).parent != parent || state.tree.name(slot) != name {
-            state.tree.detach(slot);
-            state.tree.attach(slot, parent, name)?;
+            state.leave_name(slot);
+            state.take_name(slot, parent, name)?;
         }
         state.writing.remove(&slot);
         if let Some(object) = state.object_mut(slot) {

@@ -65,6 +65,11 @@ pub(super) fn object_key(directory: DirectoryId, name: &[u8]) -> Vec<u8> {
     [b"o", &directory.0.to_le_bytes()[..], name].concat()
 }
 
+/// Whether a key on SSD is one of a directory.
+pub(super) fn is_directory_key(key: &[u8]) -> bool {
+    key.first() == Some(&b'd')
+}
+
 /// The key of a directory on SSD.
 pub(super) fn directory_key(directory: DirectoryId) -> Vec<u8> {
     [b"d", &directory.0.to_le_bytes()[..]].concat()
@@ -80,12 +85,13 @@ impl Object {
 impl State {
     /// The record that the SSD tier may have of the object in `slot`.
     pub(super) fn ssd_record(&self, slot: Slot) -> Option<SsdRecord> {
-        let object = self.object(slot).filter(|object| object.marks.has(Marks::ON_SSD))?;
+        let may_stand = |object: &&Object| object.marks.has(Marks::ON_SSD) || self.naming.is_some();
+        let object = self.object(slot).filter(may_stand)?;
         Some(SsdRecord { version: object.version, key: self.ssd_key(slot)? })
     }
 
     /// The key of the object in `slot`, under the name that it has now.
-    fn ssd_key(&self, slot: Slot) -> Option<Vec<u8>> {
+    pub(super) fn ssd_key(&self, slot: Slot) -> Option<Vec<u8>> {
         let directory = self.tree.directory(self.tree.get(slot)?.parent)?;
         Some(object_key(directory.id, self.tree.name(slot).as_bytes()))
     }

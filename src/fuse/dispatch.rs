@@ -62,21 +62,25 @@ impl Dispatcher {
 /// As [`Dispatcher::after_telling`], for what is done off the session threads.
 pub(super) fn after_telling(datapath: &Arc<Datapath>, news: News, rest: impl FnOnce() + Send + 'static) {
     match datapath.cluster() {
-        Some(side) if !news.is_empty() => {
+        _ if news.is_empty() => rest(),
+        Some(side) => {
             let datapath = Arc::clone(datapath);
             side.runtime().spawn(async move {
                 datapath.tell(news).await;
                 rest();
             });
         }
-        _ => rest(),
+        None => {
+            datapath.remember_news(news);
+            rest();
+        }
     }
 }
 
 impl Filesystem for Dispatcher {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Of what other members hold a listing knows the names alone.
-        let lists_attributes = self.datapath.cluster().is_none();
+        let lists_attributes = !self.datapath.is_in_cluster();
         let wants_passthrough = self.wants_passthrough;
         let handshake =
             Handshake::negotiate(config, self.max_background, wants_passthrough, lists_attributes);

@@ -159,7 +159,7 @@ impl Session {
             helper("notifier", move || messages.run(&notifier, device, &counters))?,
             helper("waiter", move || waiter::run(&lookups, lifetimes, &arrivals))?,
         ];
-        let has_lower_tier = datapath.ssd().is_some() || datapath.cluster().is_some();
+        let has_lower_tier = datapath.ssd().is_some() || datapath.is_in_cluster();
         let loads = if has_lower_tier { settings.loads } else { 0 };
         for index in 0..loads {
             let datapath = Arc::clone(datapath);

@@ -101,6 +101,29 @@ fn a_drain_without_time_leaves_the_host_where_it_is_and_goes_on_later() {
 }
 
 #[test]
+fn a_drain_copies_first_what_was_used_last() {
+    // Host 1 takes so little at first that the time is over after a few objects.
+    let hosts = Hosts::start(2, &["cluster.ingest_rate=1MiB"]);
+    for number in 0..30 {
+        publish(&hosts.mounts[0].join(format!("whole-0/{number}")), &object(number, 1 << 20));
+    }
+    let hot = [3, 17, 22, 29];
+    for number in hot {
+        fs::read(hosts.mounts[0].join(format!("whole-0/{number}"))).expect("it is there");
+    }
+    let late = drain(&hosts, 1, &["host-0", "--deadline", "2s"]);
+    assert_eq!(late.status.code(), Some(1), "{}", late.output);
+    let is_copied = |number: u64| hosts.copies(1, &format!("whole-0/{number}")).contains_key("host-1");
+    let have_come = || hot.into_iter().all(is_copied);
+    assert!(
+        wait::until(COMMAND, have_come),
+        "{:?}",
+        (0..30).filter(|&number| is_copied(number)).collect::<Vec<_>>()
+    );
+    assert!((0..30).filter(|&number| is_copied(number)).count() < 30, "everything was copied in no time");
+}
+
+#[test]
 fn what_cannot_drain_says_why_and_what_to_do() {
     let hosts = Hosts::start(1, &[]);
     let nobody = drain(&hosts, 0, &["host-7"]);

@@ -21,6 +21,14 @@ impl Hosts {
         Self::start_each(count, options, |_| Vec::new())
     }
 
+    /// The same, by an etcd that runs.
+    pub(crate) fn start_by(etcd: Etcd, count: usize, options: &[&str]) -> Self {
+        let mut hosts = Self { mounts: Vec::new(), etcd };
+        (0..count).for_each(|_| hosts.add(options));
+        hosts.wait_until_whole();
+        hosts
+    }
+
     /// The same, with options of each host beside those of all.
     pub(crate) fn start_each(
         count: usize,

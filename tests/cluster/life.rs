@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::common::wait;
+use crate::common::{Mount, wait};
 use crate::fixture::{Hosts, object, publish};
 
 #[test]
@@ -79,6 +79,42 @@ fn while_etcd_is_away_reads_and_writes_go_on() {
     hosts.etcd.start_again();
     publish(&hosts.mounts[1].join("whole-0/later"), &object(8, 60_000));
     assert_eq!(fs::read(hosts.mounts[0].join("whole-0/later")).expect("it is there"), object(8, 60_000));
+}
+
+#[test]
+fn a_host_that_starts_while_etcd_is_away_serves_alone_and_joins_when_it_is_back() {
+    let mut hosts = Hosts::start(2, &["on_stop=keep"]);
+    let (kept, gone) = ("whole-0/kept", "whole-0/gone");
+    for (seed, name) in [(1, kept), (2, gone)] {
+        publish(&hosts.mounts[0].join(name), &object(seed, 60_000));
+        assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), object(seed, 60_000));
+    }
+    hosts.etcd.stop();
+    hosts.mounts[0].restart();
+    let alone = &hosts.mounts[0];
+    assert_eq!(fs::read(alone.join(kept)).expect("its own"), object(1, 60_000));
+    let joined = |mount: &Mount| {
+        let metrics = mount.control_get("/v1/metrics").text();
+        metrics.lines().any(|line| line == "tidefs_cluster_joined 1")
+    };
+    assert!(!joined(alone));
+    let warnings = alone.control_get("/v1/status").text();
+    assert!(warnings.contains("has not joined its cluster yet"), "{warnings}");
+    publish(&alone.join("whole-0/new"), &object(3, 60_000));
+    // Found absent while it was alone, and on the other host all the time.
+    fs::remove_file(alone.join(gone)).expect("an unlink");
+    assert!(!alone.join("whole-1/theirs").exists());
+    publish(&hosts.mounts[1].join("whole-1/theirs"), &object(4, 60_000));
+    hosts.etcd.start_again();
+    let here = alone.join("whole-1/theirs");
+    assert!(wait::until(Duration::from_secs(30), || fs::read(&here)
+        .is_ok_and(|found| found == object(4, 60_000))));
+    assert!(joined(alone));
+    let there = hosts.mounts[1].join("whole-0/new");
+    assert!(wait::until(Duration::from_secs(20), || fs::read(&there)
+        .is_ok_and(|found| found == object(3, 60_000))));
+    let there = hosts.mounts[1].join(gone);
+    assert!(wait::until(Duration::from_secs(20), || !there.exists()), "what was removed alone lives on");
 }
 
 #[test]

@@ -12,3 +12,4 @@ mod life;
 mod names;
 mod placing;
 mod reading;
+mod secrets;

@@ -137,3 +137,19 @@ fn objects_of_a_chain_have_their_copies_on_the_same_host() {
     }
     assert!(placed.len() > 1, "all chains are on {placed:?}");
 }
+
+#[test]
+fn what_is_below_a_directory_of_a_dead_host_is_found() {
+    let mut hosts = Hosts::start(3, &[]);
+    fs::create_dir(hosts.mounts[0].join("its-own")).expect("a directory");
+    publish(&hosts.mounts[1].join("its-own/key"), &object(5, 100_000));
+    hosts.mounts[0].kill9();
+    let members = || {
+        let status = hosts.mounts[2].control_get("/v1/status").json();
+        status["cluster"]["members"].as_array().map_or(0, Vec::len)
+    };
+    assert!(wait::until(LONG, || members() == 2), "a dead host is still a member");
+    // Until what it held is forgotten.
+    assert!(wait::until(LONG, || hosts.metric(2, "tidefs_cluster_dropped_copies_total") > 0));
+    assert_eq!(fs::read(hosts.mounts[2].join("its-own/key")).expect("it is there"), object(5, 100_000));
+}

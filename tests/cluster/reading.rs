@@ -1,9 +1,11 @@
 //! Bytes across hosts: whole, checked, and kept.
 
 use std::fs;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::thread;
+use std::time::Duration;
 
+use crate::common::wait;
 use crate::fixture::{Hosts, object, publish};
 
 #[test]
@@ -91,4 +93,19 @@ fn objects_of_many_hosts_are_read_by_many_at_once() {
             });
         }
     });
+}
+
+#[test]
+fn an_object_whose_writer_keeps_it_open_is_a_miss_elsewhere_until_it_is_closed() {
+    let hosts = Hosts::start(2, &[]);
+    let [here, there] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/key"));
+    let bytes = object(5, 200_000);
+    let temporary = here.with_extension("tmp");
+    let mut file = fs::File::create(&temporary).expect("a temporary file");
+    file.write_all(&bytes).expect("its bytes");
+    fs::rename(&temporary, &here).expect("the rename");
+    // Longer than a reader waits for a writer's close.
+    assert_eq!(fs::read(&there).expect_err("it may still change").kind(), ErrorKind::NotFound);
+    drop(file);
+    assert!(wait::until(Duration::from_secs(5), || fs::read(&there).is_ok_and(|found| found == bytes)));
 }

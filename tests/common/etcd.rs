@@ -15,6 +15,9 @@ pub(crate) struct Etcd {
     port: u16,
     peer_port: u16,
     data: TempDir,
+    /// What it is told beside where it listens.
+    options: Vec<String>,
+    scheme: &'static str,
 }
 
 fn free_port() -> u16 {
@@ -24,15 +27,21 @@ fn free_port() -> u16 {
 impl Etcd {
     /// A server that answers.
     pub(crate) fn start() -> Self {
+        Self::start_with("http", Vec::new())
+    }
+
+    /// A server that is reached by `scheme` and told `options` too.
+    pub(crate) fn start_with(scheme: &'static str, options: Vec<String>) -> Self {
         let data = tempfile::tempdir().expect("a temporary directory");
-        let mut etcd = Self { process: None, port: free_port(), peer_port: free_port(), data };
+        let (port, peer_port) = (free_port(), free_port());
+        let mut etcd = Self { process: None, port, peer_port, data, options, scheme };
         etcd.start_again();
         etcd
     }
 
     /// Where it answers.
     pub(crate) fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("{}://127.0.0.1:{}", self.scheme, self.port)
     }
 
     /// Ends it, its data stay.
@@ -46,13 +55,14 @@ impl Etcd {
     /// Starts it on its data.
     #[track_caller]
     pub(crate) fn start_again(&mut self) {
-        let [client, peer] = [self.port, self.peer_port].map(|port| format!("http://127.0.0.1:{port}"));
+        let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer_port));
         let process = Command::new("etcd")
             .arg("--data-dir")
             .arg(self.data.path().join("etcd"))
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("default={peer}"), "--unsafe-no-fsync"])
+            .args(&self.options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -104,6 +104,8 @@ fn a_host_that_lost_its_memory_finds_what_was_on_disk_with_its_folders() {
     fs::set_permissions(&deep, Permissions::from_mode(0o640)).expect("chmod");
     let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
     assert_eq!(evicted.status, 200, "{}", evicted.text());
+    let lost = (0..OBJECTS).find(|number| !namespace.join(format!("object{number}")).exists());
+    assert_eq!(lost, None, "an object was lost before the stop");
     // A clean stop with `discard` gives up all memory, as a reboot does.
     assert!(mount.stop().success());
     mount.restart();

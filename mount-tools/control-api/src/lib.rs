@@ -36,7 +36,7 @@ pub use object::{
     ChecksumHex, EvictRequest, EvictTarget, Evicted, List, ListEntry, ListQuery, ObjectKind, ObjectStat,
     PathQuery, Pin, PinRequest, Pinned, SkipReason, Skipped, SortOrder, Tier,
 };
-pub use ssd::{DayBudget, SsdDeviceStatus, SsdStatus};
+pub use ssd::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus};
 pub use status::{
     Counters, EvictionStatus, FuseStatus, MemoryStatus, NamespaceStatus, PackedStatus, ScratchStatus, Status,
 };

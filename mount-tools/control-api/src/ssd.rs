@@ -9,6 +9,9 @@ use tidefs_engine::types::{ByteCount, ObjectCount};
 pub struct SsdStatus {
     /// Records that can be loaded: objects, some of which are in memory too, and directories.
     pub records: ObjectCount,
+    /// How far a start is that gives the objects on disk their names back, until it is through.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub naming: Option<NamingProgress>,
     /// Memory of the index, in the daemon's heap.
     pub index_bytes: ByteCount,
     /// Why threads do the I/O instead of io_uring, when they do.
@@ -33,6 +36,16 @@ pub struct SsdStatus {
     pub lost_removals: u64,
     /// One entry for each directory or device.
     pub devices: Vec<SsdDeviceStatus>,
+}
+
+/// Names that were given back since the start. An object without its name is found when it is looked up, but not listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamingProgress {
+    /// Objects that have their names.
+    pub named: ObjectCount,
+    /// Objects that were on disk at the start.
+    pub objects: ObjectCount,
 }
 
 /// One directory or device of the SSD tier.

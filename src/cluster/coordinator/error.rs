@@ -44,3 +44,11 @@ pub enum CoordinatorError {
         reason: Arc<str>,
     },
 }
+
+impl CoordinatorError {
+    /// Whether it was only not reached: the same may succeed when it is.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        matches!(self, Self::Away { .. })
+    }
+}

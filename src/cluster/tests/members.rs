@@ -405,3 +405,29 @@ fn who_is_started_again_finds_its_objects_and_the_others_theirs() {
         }
     });
 }
+
+#[test]
+fn a_removal_that_nobody_heard_of_is_told_when_they_are_back() {
+    in_a_cluster_of(3, |coordinator, mut hosts| async move {
+        let one = hosts[0].cluster.me();
+        let name = name_served(&hosts, |owners| owners.primary != one && owners.backup != Some(one));
+        hosts[1].write(&name, b"bytes", wall(), soon()).await.unwrap();
+        assert!(hosts[0].read(&name, soon()).await.is_some());
+        for old in &hosts[1..] {
+            old.cluster.close().await;
+        }
+        until("both are missed", || {
+            hosts[1..].iter().all(|old| hosts[0].cluster.core.is_suspect(old.cluster.me()))
+        })
+        .await;
+        hosts[0].unlink(&name, wall(), soon()).await.unwrap_err();
+        let (third, second) = (hosts.pop().unwrap(), hosts.pop().unwrap());
+        hosts.push(start_with(&coordinator, config(2), second.memory).await);
+        hosts.push(start_with(&coordinator, config(3), third.memory).await);
+        until("it is told", || hosts[0].cluster.core.unheard.len() == 0).await;
+        settled(&hosts).await;
+        for host in &hosts {
+            assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
+        }
+    });
+}

@@ -1,5 +1,6 @@
 //! What this daemon does for the other members with what it holds: lends, withdraws, lists.
 
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -207,12 +208,18 @@ impl Datapath {
         };
         self.verify_before_first_use(ino).map_err(unreadable)?;
         let (bytes, checksum) = match place {
-            Place::Packed(_) | Place::Solo(_)
-                if size <= SENT_AT_ONCE || matches!(place, Place::Packed(_)) =>
-            {
+            Place::Packed(_) => {
                 let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
                 let count = self.read(handle, 0, &mut bytes).map_err(unreadable)?;
                 bytes.truncate(count);
+                let checksum = checksum_bytes(&bytes);
+                (LentBytes::Inline(bytes.into()), checksum)
+            }
+            Place::Solo(_) if size <= SENT_AT_ONCE => {
+                let file = self.backing_file(ino).map_err(unreadable)?;
+                let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
+                let read = file.read_exact_at(&mut bytes, 0).map_err(Error::io("read of a segment"));
+                read.map_err(unreadable)?;
                 let checksum = checksum_bytes(&bytes);
                 (LentBytes::Inline(bytes.into()), checksum)
             }
@@ -288,7 +295,7 @@ impl Datapath {
         self.forget_absence_in_kernel();
     }
 
-    fn forget_absence_in_kernel(&self) {
+    pub(super) fn forget_absence_in_kernel(&self) {
         let has_forgotten = self.kernel.get().is_none_or(|kernel| kernel.forget_names());
         if !has_forgotten && self.can_tell_names() {
             self.telemetry.invalidation_failures.increment();

@@ -19,6 +19,7 @@ mod tell;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
@@ -39,6 +40,8 @@ pub use tell::News;
 const ABSENT_MAX: NonZeroUsize = NonZeroUsize::new(1 << 18).expect("262144 is not zero");
 /// Objects of which the head of their chain is remembered; of others it is taken to be themselves.
 const HEADS_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
+/// Removals that are kept until this host is a member, at most.
+const REMOVED_ALONE_MAX: usize = 65_536;
 /// How often a name that changes while it is asked for is asked for again.
 const ASKED_MAX: u32 = 3;
 
@@ -111,6 +114,8 @@ pub(super) struct Elsewhere {
     heads: LruCache<Ino, KeyId>,
     /// Hears of what leaves this host. It takes that without waiting.
     cluster: Option<Arc<Cluster>>,
+    /// Set while this host is to be a member and is none yet: what it removes meanwhile is told when it is.
+    solitude: Option<Vec<(Vec<u8>, Stamp)>>,
 }
 
 impl Default for Elsewhere {
@@ -125,6 +130,7 @@ impl Default for Elsewhere {
             soft_after: 2,
             heads: LruCache::new(HEADS_MAX),
             cluster: None,
+            solitude: None,
         }
     }
 }
@@ -295,9 +301,9 @@ impl State {
         }
     }
 
-    /// Whether what was sealed is to be told to other members.
+    /// Whether other members may hold names too, and are to be told of those here.
     pub(super) fn has_members(&self) -> bool {
-        self.elsewhere.cluster.is_some()
+        self.elsewhere.cluster.is_some() || self.elsewhere.solitude.is_some()
     }
 
     /// Takes an object that is only shown here, and that nobody uses, out of the tree.
@@ -314,16 +320,61 @@ impl State {
 }
 
 impl Datapath {
-    /// Makes the daemon a member of a cluster, once, before it is mounted.
+    /// Says that the daemon is to be a member of a cluster. Until it is, names that are not here are misses, and nobody
+    /// remembers that they are absent. Before it is mounted.
+    pub fn expect_cluster(&self) {
+        self.expects_cluster.store(true, Ordering::Relaxed);
+        self.lock().elsewhere.solitude = Some(Vec::new());
+    }
+
+    /// Makes the daemon a member of a cluster, once, before or after it is mounted.
     pub fn attach_cluster(self: &Arc<Self>, side: ClusterSide) {
         self.know_itself();
-        {
-            let elsewhere = &mut self.lock().elsewhere;
-            elsewhere.cluster = Some(Arc::clone(&side.cluster));
-            elsewhere.soft_after = side.soft_after;
-        }
+        self.expects_cluster.store(true, Ordering::Relaxed);
+        let (cluster, soft_after) = (Arc::clone(&side.cluster), side.soft_after);
         // A second attach would be a bug of the composition root; the first one stays in force.
-        let _ = self.cluster.set(side);
+        if self.cluster.set(side).is_err() {
+            return;
+        }
+        let removed_alone = {
+            let mut state = self.lock();
+            state.elsewhere.cluster = Some(Arc::clone(&cluster));
+            state.elsewhere.soft_after = soft_after;
+            state.elsewhere.solitude.take().unwrap_or_default()
+        };
+        for (path, through) in removed_alone {
+            cluster.remove_later(path, through);
+        }
+        // What was sealed while it joined may have been passed over.
+        cluster.announce_again();
+        self.forget_absence_in_kernel();
+    }
+
+    /// Whether the daemon is a member of a cluster, or is to be.
+    #[must_use]
+    pub fn is_in_cluster(&self) -> bool {
+        self.expects_cluster.load(Ordering::Relaxed)
+    }
+
+    /// Keeps a removal until there is somebody to tell.
+    fn removed_alone(&self, path: Vec<u8>, through: Stamp) {
+        let mut state = self.lock();
+        match &mut state.elsewhere.solitude {
+            Some(removed) if removed.len() < REMOVED_ALONE_MAX => removed.push((path, through)),
+            Some(_) => {
+                self.telemetry.catalog_failures.increment();
+                tracing::warn!(
+                    "too much was removed since the start for all of it to be told to the cluster later"
+                );
+            }
+            // It became a member a moment ago.
+            None => {
+                drop(state);
+                if let Some(side) = self.cluster.get() {
+                    side.cluster.remove_later(path, through);
+                }
+            }
+        }
     }
 
     /// The cluster that this daemon is a member of, if it is.

@@ -17,7 +17,14 @@ use crate::namespace::{Ino, Name, Slot, WriterFate, writer_fate};
 #[must_use = "nothing is told before `Datapath::tell`"]
 pub struct News {
     appeared: Option<Appeared>,
-    removed: Option<Vec<u8>>,
+    removed: Option<Removed>,
+}
+
+/// A name that goes away, with all versions up to one.
+#[derive(Debug)]
+struct Removed {
+    path: Vec<u8>,
+    through: Stamp,
 }
 
 #[derive(Debug)]
@@ -54,7 +61,7 @@ impl State {
 impl Datapath {
     /// What is to be told of what stands under `name` in `parent` now; nothing when that is of this host alone.
     pub fn news_of(&self, parent: Ino, name: &[u8]) -> News {
-        if self.cluster.get().is_none() {
+        if !self.is_in_cluster() {
             return News::default();
         }
         let state = self.lock();
@@ -73,23 +80,25 @@ impl Datapath {
 
     /// What is to be told when `name` in `parent`, which stands there now, goes away.
     pub fn news_of_removal(&self, parent: Ino, name: &[u8]) -> News {
-        if self.cluster.get().is_none() {
+        if !self.is_in_cluster() {
             return News::default();
         }
         let state = self.lock();
         let removed = (|| {
             let parent = state.tree.by_ino(parent)?;
             let slot = state.tree.child(parent, name)?;
-            let is_known = state.facts_for_members(slot).is_some();
-            (is_known && !self.is_temporary(&Name::new(name).ok()?))
-                .then(|| state.path_of_child(parent, name))
+            let (stamp, _) = state.facts_for_members(slot)?;
+            // The clock of the host that published it may be ahead of this one's.
+            let through = stamp.max(Stamp(u64::try_from(self.now_ns()).unwrap_or(0)));
+            (!self.is_temporary(&Name::new(name).ok()?))
+                .then(|| Removed { path: state.path_of_child(parent, name), through })
         })();
         News { appeared: None, removed }
     }
 
     /// What is to be told when the sole writer of a file closes it under its final name: it is an object in a moment.
     pub fn news_of_close(&self, caller: &Caller, handle: HandleId) -> News {
-        if self.cluster.get().is_none() || writer_fate(caller.thread) == WriterFate::Killed {
+        if !self.is_in_cluster() || writer_fate(caller.thread) == WriterFate::Killed {
             return News::default();
         }
         let state = self.lock();
@@ -128,19 +137,26 @@ impl Datapath {
         News { appeared, removed: None }
     }
 
+    /// Keeps what there is nobody to tell yet, until this host is a member. What appeared is announced then anyway.
+    pub fn remember_news(&self, news: News) {
+        if let Some(Removed { path, through }) = news.removed {
+            self.removed_alone(path, through);
+        }
+    }
+
     /// Tells the other members, and waits until they know, as long as they are waited for.
     ///
     /// # Cancellation
     /// Dropping the future leaves it open who knows.
     pub async fn tell(&self, news: News) {
-        let Some(side) = self.cluster.get() else { return };
+        let Some(side) = self.cluster.get() else { return self.remember_news(news) };
         let News { appeared, removed } = news;
         if let Some(appeared) = appeared {
             self.tell_appeared(side, appeared).await;
         }
-        if let Some(path) = removed {
+        if let Some(Removed { path, through }) = removed {
             self.telemetry.catalog_removals.increment();
-            if let Err(error) = side.cluster.remove(path, side.deadline()).await {
+            if let Err(error) = side.cluster.remove(path, through, side.deadline()).await {
                 self.telemetry.catalog_failures.increment();
                 tracing::warn!(%error, "a removal is not known to the whole cluster yet");
             }

@@ -51,6 +51,7 @@ pub(in crate::fuse) fn lookup(
     let waiting = Waiting { caller, parent: ino(parent), name: name.as_bytes().into(), reply };
     match datapath.lookup(&caller, waiting.parent, &waiting.name, Patience::Members) {
         Ok(Lookup::Ask) => ask(datapath, waiter, *lifetimes, waiting),
+        Ok(Lookup::Name) => read_name(datapath, waiter, *lifetimes, waiting),
         outcome => reply_or_wait(datapath, waiter, lifetimes, outcome, waiting),
     }
 }
@@ -66,6 +67,18 @@ fn ask(datapath: &Arc<Datapath>, waiter: &Waiter, lifetimes: Lifetimes, waiting:
         let outcome = datapath.lookup(&waiting.caller, waiting.parent, &waiting.name, Patience::Writers);
         reply_or_wait(&datapath, &waiter, &lifetimes, outcome, waiting);
     });
+}
+
+/// Answers a look-up when what a disk holds under the name was read.
+fn read_name(datapath: &Arc<Datapath>, waiter: &Waiter, lifetimes: Lifetimes, waiting: Waiting) {
+    let (loader, waiter) = (Arc::clone(datapath), waiter.clone());
+    datapath.loader().leave_job(Box::new(move |may_wait| {
+        if may_wait {
+            loader.name_one(waiting.parent, &waiting.name);
+        }
+        let outcome = loader.lookup(&waiting.caller, waiting.parent, &waiting.name, Patience::Writers);
+        reply_or_wait(&loader, &waiter, &lifetimes, outcome, waiting);
+    }));
 }
 
 /// Answers a look-up, or leaves it to wait for a writer's close.
@@ -103,7 +116,7 @@ pub(in crate::fuse) fn reply_lookup(
         Ok(Lookup::Absent { cacheable: true }) if !lifetimes.absent.is_zero() => {
             reply.entry(&lifetimes.absent, &absence(), Generation(0));
         }
-        Ok(Lookup::Absent { .. } | Lookup::Wait | Lookup::Ask) => reply.error(Errno::ENOENT),
+        Ok(Lookup::Absent { .. } | Lookup::Wait | Lookup::Ask | Lookup::Name) => reply.error(Errno::ENOENT),
         Err(error) => reply.error(fail("lookup", &error)),
     }
 }
@@ -185,6 +198,15 @@ pub(in crate::fuse) fn rmdir(dispatcher: &Dispatcher, parent: INodeNo, name: &Os
     }
     let datapath = Arc::clone(&dispatcher.datapath);
     let (parent, name) = (ino(parent), name.as_bytes().to_vec());
+    if datapath.may_hold_unnamed(parent, &name) {
+        let waiting = Arc::clone(&datapath);
+        return datapath.loader().leave_job(Box::new(move |may_wait| {
+            if may_wait {
+                waiting.wait_for_names();
+            }
+            reply_done(waiting.remove_directory(parent, &name), "rmdir", reply);
+        }));
+    }
     let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else {
         return reply_done(datapath.remove_directory(parent, &name), "rmdir", reply);
     };

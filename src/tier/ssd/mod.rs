@@ -28,6 +28,7 @@ mod intents;
 mod io;
 mod load;
 mod memory;
+mod naming;
 mod open;
 mod queue;
 mod reclaim;
@@ -60,9 +61,10 @@ pub use self::endurance::DayStatus;
 pub use self::format::{KEY_BYTES_MAX, META_BYTES_MAX, Uuid};
 pub use self::identity::Unusable;
 pub use self::load::Missed;
+pub use self::naming::{FoundRecord, Standing, Unnamed};
 pub use self::open::SsdConfig;
 pub use self::queue::Stored;
-pub use self::recover::{FoundRecord, RecoverySummary};
+pub use self::recover::{Indexed, RecoverySummary};
 pub use self::status::{DeviceStatus, SsdStatus};
 
 /// Whose objects the tier keeps.
@@ -135,10 +137,41 @@ impl SsdTier {
         Ok(Self { shared: Arc::new(shared), threads: Mutex::default() })
     }
 
-    /// Builds the index from the disks. `visit` is told each object and says how it finds it again; with `None` the
-    /// object is removed. Call it once, before [`Self::start`].
-    pub fn recover(&self, visit: &mut dyn FnMut(FoundRecord) -> Option<u32>) -> RecoverySummary {
-        self.shared.recover(visit)
+    /// Builds the index from the disks: from its return on everything can be loaded, replaced and removed, though the
+    /// owner was told of no object yet. `is_early` says of which keys it is told at once. Call it once, before
+    /// [`Self::start`], and have all be told by [`Self::next_unnamed`].
+    pub fn index(&self, is_early: &dyn Fn(&[u8]) -> bool) -> Indexed {
+        self.shared.is_named.store(false, Ordering::Relaxed);
+        self.shared.build_index(is_early)
+    }
+
+    /// Some of the objects that the owner was not told of yet, for each of which it calls [`Self::own`], or
+    /// [`Self::remove`]; `None` when it was told of all. Waits for the disk, and has nothing when that is late.
+    pub fn next_unnamed(&self, unnamed: &mut Unnamed) -> Option<Vec<Standing>> {
+        let next = self.shared.next_standing(unnamed);
+        if next.is_none() {
+            self.shared.end_naming();
+        }
+        next
+    }
+
+    /// Notes how the owner finds a record that it was told of. Returns false when it was removed or replaced meanwhile.
+    pub fn own(&self, standing: &Standing, number: u32) -> bool {
+        self.shared.own(standing, number)
+    }
+
+    /// Whether a record that the owner was told of was neither removed nor replaced meanwhile.
+    #[must_use]
+    pub fn stands(&self, standing: &Standing) -> bool {
+        self.shared.stands(standing)
+    }
+
+    /// What the record of a key says. Waits for the disk.
+    ///
+    /// # Errors
+    /// Why it is a miss, for now.
+    pub fn describe(&self, key: &[u8]) -> Result<Standing, Missed> {
+        self.shared.describe(key)
     }
 
     /// Starts writing and taking back zones.

@@ -45,7 +45,8 @@ impl Shared {
     pub(super) fn reclaim_in_background(&self) {
         while !self.is_stopping() {
             let mut has_progress = false;
-            for device in &self.devices {
+            let devices = if self.is_named.load(Ordering::Relaxed) { &self.devices[..] } else { &[] };
+            for device in devices {
                 if !self.is_stopping() && !device.is_failing() && device.spare_zones() < SPARE_ZONES {
                     has_progress |= self.reclaim_oldest(device);
                 }

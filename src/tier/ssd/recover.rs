@@ -1,7 +1,7 @@
 //! After a restart: the index is built again from footers, and from headers where a zone was not closed.
 //!
-//! Two passes, so that what is kept meanwhile is the index and not the keys: the first finds for each key the place of
-//! its newest record and what was removed, the second tells the owner what stands there.
+//! Two passes, so that what is kept meanwhile is the index and not the keys: this one finds for each key the place of its
+//! newest record and what was removed; [`super::naming`] tells the owner what stands there, while the tier is used already.
 //!
 //! Invariants
 //! - A record of a zone without a footer counts only when its data matches its checksum: a torn one loses itself alone.
@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use tidefs_engine::types::{ByteCount, Version};
+use tidefs_engine::types::Version;
 
 use super::device::{Device, FooterPlace, Zone, ZoneState, zone_offset};
 use super::disk::{Disk, Request, Ticket};
@@ -24,6 +24,7 @@ use super::format::{
 use super::identity::{START_LIMIT, read_blocks};
 use super::index::{Located, Place};
 use super::memory::{Buffer, Piece};
+use super::naming::{NOBODY, Standing, Unnamed};
 use super::writer::write_footer;
 use super::{Shared, checksum_of};
 
@@ -31,19 +32,6 @@ use super::{Shared, checksum_of};
 const ZONES_AT_ONCE: u32 = 256;
 /// Blocks that a scan reads at once.
 const SCAN_BLOCKS: u32 = 256;
-
-/// An object that a start found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundRecord {
-    /// The owner's key.
-    pub key: Vec<u8>,
-    /// What the owner keeps beside.
-    pub meta: Vec<u8>,
-    /// Its version.
-    pub version: Version,
-    /// Bytes of data.
-    pub length: ByteCount,
-}
 
 /// What a start found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,26 +47,54 @@ pub struct RecoverySummary {
 }
 
 /// A zone in use and, when it has no footer to read again, what is in it.
-struct Known {
-    sequence: Order,
-    device: usize,
-    zone: u32,
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) sequence: Order,
+    pub(super) device: usize,
+    pub(super) zone: u32,
     scanned: Option<Vec<FooterEntry>>,
 }
 
+/// What a start knows when the index is complete.
+#[derive(Debug)]
+pub struct Indexed {
+    /// What was found.
+    pub summary: RecoverySummary,
+    /// The largest version of all, removed ones included: what is new has a larger one.
+    pub last_version: Version,
+    /// The records that the owner wanted at once.
+    pub early: Vec<Standing>,
+    /// Where the others are.
+    pub unnamed: Unnamed,
+}
+
+/// What is gathered while zones are read.
+struct Gathered<'a> {
+    is_early: &'a dyn Fn(&[u8]) -> bool,
+    early: Vec<Standing>,
+    removed: HashMap<RecordHash, Version>,
+    last_order: Order,
+    last_version: Version,
+}
+
 impl Shared {
-    /// Builds the index. See [`super::SsdTier::recover`].
-    pub(super) fn recover(&self, visit: &mut dyn FnMut(FoundRecord) -> Option<u32>) -> RecoverySummary {
+    /// Builds the index. See [`super::SsdTier::index`].
+    pub(super) fn build_index(&self, is_early: &dyn Fn(&[u8]) -> bool) -> Indexed {
         let mut summary = RecoverySummary::default();
         let mut known = self.known_zones();
-        let mut removed: HashMap<RecordHash, Version> = HashMap::new();
-        let mut last_order = 0;
+        let mut gathered = Gathered {
+            is_early,
+            early: Vec::new(),
+            removed: HashMap::new(),
+            last_order: 0,
+            last_version: Version::default(),
+        };
         known.retain_mut(|zone| {
-            last_order = last_order.max(zone.sequence);
+            gathered.last_order = gathered.last_order.max(zone.sequence);
             let device = &self.devices[zone.device];
             match self.entries_of(device, zone, true) {
                 Ok(entries) => {
-                    self.enter(device, zone.zone, &entries, &mut removed, &mut last_order);
+                    self.enter(device, zone.zone, &entries, &mut gathered);
                     summary.zones += u64::from(zone.scanned.is_none());
                     summary.scanned_zones += u64::from(zone.scanned.is_some());
                     true
@@ -91,6 +107,7 @@ impl Shared {
                 }
             }
         });
+        let Gathered { mut early, removed, last_order, last_version, .. } = gathered;
         self.order.store(last_order + 1, Ordering::Relaxed);
         for (hash, version) in removed {
             self.index.remove_if(&hash, |found| found.version <= version);
@@ -100,29 +117,9 @@ impl Shared {
             self.index.remove_if(&hash, |found| found.version <= version);
             self.remove_everywhere(hash, version);
         }
-        for zone in &mut known {
-            let device = &self.devices[zone.device];
-            let Ok(entries) = self.entries_of(device, zone, false) else {
-                self.quarantine(device, zone.zone);
-                continue;
-            };
-            for entry in entries {
-                let FooterEntry::Object { block, facts } = entry else { continue };
-                let place = Place { zone: device.zone_id(zone.zone), block };
-                if self.index.get(&facts.hash).is_none_or(|found| found.place != place) {
-                    continue;
-                }
-                let RecordFacts { hash, key, meta, version, length, .. } = facts;
-                match visit(FoundRecord { key, meta, version, length }) {
-                    Some(owner) => {
-                        self.index.set_owner(&hash, version, owner);
-                        summary.objects += 1;
-                    }
-                    None => self.remove(hash, version),
-                }
-            }
-        }
-        summary
+        early.retain(|standing| self.stands(standing));
+        summary.objects = (self.index.len() - early.len()) as u64;
+        Indexed { summary, last_version, early, unnamed: Unnamed::new(known, summary.objects) }
     }
 
     /// The zones in use of all devices, those that were opened first first.
@@ -144,7 +141,7 @@ impl Shared {
     }
 
     /// What is in a zone: from its footer, else from a scan, which is kept and written down as its footer.
-    fn entries_of(
+    pub(super) fn entries_of(
         &self,
         device: &Arc<Device>,
         known: &mut Known,
@@ -171,28 +168,25 @@ impl Shared {
         Ok(entries)
     }
 
-    /// Enters a zone's records into the index, and what it removed into `removed`.
-    fn enter(
-        &self,
-        device: &Device,
-        zone: u32,
-        entries: &[FooterEntry],
-        removed: &mut HashMap<RecordHash, Version>,
-        last_order: &mut Order,
-    ) {
+    /// Enters a zone's records into the index, and notes what it removed.
+    fn enter(&self, device: &Device, zone: u32, entries: &[FooterEntry], gathered: &mut Gathered<'_>) {
         for entry in entries {
             match entry {
                 FooterEntry::Object { block, facts } => {
-                    *last_order = (*last_order).max(facts.order);
+                    gathered.last_order = gathered.last_order.max(facts.order);
+                    gathered.last_version = gathered.last_version.max(facts.version);
                     let place = Place { zone: device.zone_id(zone), block: *block };
                     let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
-                    let located = Located { version: facts.version, place, blocks, owner: 0, heat: 0 };
-                    self.index.put(facts.hash, &located);
+                    let located = Located { version: facts.version, place, blocks, owner: NOBODY, heat: 0 };
+                    if self.index.put(facts.hash, &located) && (gathered.is_early)(&facts.key) {
+                        gathered.early.push(Standing::new(place, facts.clone()));
+                    }
                 }
                 FooterEntry::Tombstones(tombstones) => {
                     for tombstone in tombstones {
-                        *last_order = (*last_order).max(tombstone.order);
-                        let version = removed.entry(tombstone.hash).or_default();
+                        gathered.last_order = gathered.last_order.max(tombstone.order);
+                        gathered.last_version = gathered.last_version.max(tombstone.version);
+                        let version = gathered.removed.entry(tombstone.hash).or_default();
                         *version = (*version).max(tombstone.version);
                     }
                 }

@@ -17,6 +17,7 @@ use super::identity::Unusable;
 use super::index::{Index, Place, ZoneId};
 use super::intents::Intents;
 use super::io::Io;
+use super::naming::NOBODY;
 use super::open::{Assembled, SsdConfig};
 use super::queue::{Append, Job, Origin};
 use super::status::{Counters, DeviceStatus, SsdStatus};
@@ -57,6 +58,8 @@ pub(super) struct Shared {
     pub(super) limit: Duration,
     io: Option<Arc<Io>>,
     pub(super) is_stopping: AtomicBool,
+    /// Whether the owner was told of everything that a start found.
+    pub(super) is_named: AtomicBool,
     /// Whether no zone will be freed any more.
     pub(super) is_reclaim_over: AtomicBool,
     /// Whether reclaim was woken and has not looked yet.
@@ -92,6 +95,7 @@ impl Shared {
             limit: config.limit,
             io,
             is_stopping: AtomicBool::new(false),
+            is_named: AtomicBool::new(true),
             is_reclaim_over: AtomicBool::new(false),
             reclaim_woken: Mutex::new(false),
             reclaim_wake: Condvar::new(),
@@ -281,7 +285,8 @@ impl Shared {
 
     fn tell_owner(&self, dropped: impl IntoIterator<Item = Located>) {
         let Some(owner) = self.owner.get() else { return };
-        dropped.into_iter().for_each(|dropped| owner.dropped(dropped.owner, dropped.version));
+        let known = dropped.into_iter().filter(|dropped| dropped.owner != NOBODY);
+        known.for_each(|dropped| owner.dropped(dropped.owner, dropped.version));
     }
 
     /// Gives up a zone after an error: nothing of it is served any more, and a start does not find it if its header can

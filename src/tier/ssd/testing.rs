@@ -10,7 +10,7 @@ use tidefs_engine::types::{ByteCount, Version};
 
 use super::disk::{Disk, Request, Ticket};
 use super::open::Candidate;
-use super::{Budget, FoundRecord, Owner, Put, RecoverySummary, Source, SsdConfig, SsdTier};
+use super::{Budget, Indexed, Owner, Put, RecoverySummary, Source, SsdConfig, SsdTier};
 
 /// One thing that a disk was asked, in order.
 #[derive(Clone, Debug)]
@@ -169,11 +169,14 @@ pub(super) fn tier_on(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> SsdTier 
 /// What a start finds, as (key, version, length), sorted.
 pub(super) fn recover(tier: &SsdTier) -> (Vec<(Vec<u8>, u64, u64)>, RecoverySummary) {
     let mut found = Vec::new();
-    let mut visit = |record: FoundRecord| {
-        found.push((record.key, record.version.0, record.length.get()));
-        u32::try_from(found.len()).ok()
-    };
-    let summary = tier.recover(&mut visit);
+    let Indexed { summary, mut unnamed, .. } = tier.index(&|_| false);
+    while let Some(standing) = tier.next_unnamed(&mut unnamed) {
+        for one in standing {
+            let number = u32::try_from(found.len() + 1).unwrap();
+            assert!(tier.own(&one, number), "it was removed by nobody");
+            found.push((one.record.key, one.record.version.0, one.record.length.get()));
+        }
+    }
     found.sort();
     (found, summary)
 }

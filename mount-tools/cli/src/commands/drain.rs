@@ -33,7 +33,10 @@ pub(crate) fn run(args: &DrainArgs, output: Output) -> Result<ExitCode, CliError
         (status, value) = ask(&client, &request)?;
     }
     bar.finish_and_clear();
-    output.result(&value, || human(&args.host, &status))?;
+    output.result(&value, || match args.stop && status.phase == "late" {
+        true => format!("{} is still a member: its drain was stopped", args.host),
+        false => human(&args.host, &status),
+    })?;
     Ok(if status.phase == "left" || args.stop { ExitCode::SUCCESS } else { Exit::Failed.into() })
 }
 

@@ -1,6 +1,6 @@
 //! `tidefs tier status`.
 
-use tidefs_control_api::{DayBudget, SsdDeviceStatus, SsdStatus, Status, routes};
+use tidefs_control_api::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus, Status, routes};
 
 use crate::args::TierStatusArgs;
 use crate::error::CliError;
@@ -41,8 +41,12 @@ fn human(status: &Status) -> String {
 /// The tier in one line.
 pub(super) fn ssd(tier: &SsdStatus) -> String {
     let refused = tier.refused_queue + tier.refused_rate + tier.refused_day + tier.refused_other;
+    let naming = tier.naming.map_or_else(String::new, |naming| {
+        let NamingProgress { named, objects } = naming;
+        format!("; {} of {} names are back", grouped(named.0), grouped(objects.0))
+    });
     format!(
-        "{} records, {} for the index; {} objects refused, {} dropped, {} damaged",
+        "{} records, {} for the index; {} objects refused, {} dropped, {} damaged{naming}",
         grouped(tier.records.0),
         tier.index_bytes,
         grouped(refused),

@@ -1,0 +1,179 @@
+//! Removals, and those that nobody who decides could be told of: they are told again until somebody is.
+//!
+//! Invariants
+//! - Until then this member itself does not find what it removed, whatever the others still say.
+//! - What is owed is bounded: beyond that the oldest promise counts more than the newest, which is counted and warned of.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+
+use super::catalog::wire::Change;
+use super::core::Core;
+use super::error::ClusterError;
+use super::object::Stamp;
+use super::shards::KeyId;
+
+/// Removals that are told again, at most.
+const OWED_MAX: usize = 65_536;
+/// Of these, told at once.
+const PAGE: usize = 256;
+
+/// Removals that are to be told again.
+#[derive(Debug, Default)]
+pub(super) struct Unheard {
+    removals: Mutex<Removals>,
+    is_under_way: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Removals {
+    /// Up to which version each name was removed.
+    through: BTreeMap<Vec<u8>, Stamp>,
+    /// The name that was told last: the next round goes on behind it, so that one deaf owner does not hold up all.
+    last: Vec<u8>,
+}
+
+impl Removals {
+    fn next_page(&mut self) -> Vec<(Vec<u8>, Stamp)> {
+        let behind = (Bound::Excluded(&self.last), Bound::Unbounded);
+        let entries = self.through.range::<Vec<u8>, _>(behind).chain(&self.through);
+        let page: Vec<_> = entries
+            .take(PAGE.min(self.through.len()))
+            .map(|(path, through)| (path.clone(), *through))
+            .collect();
+        self.last = page.last().map(|(path, _)| path.clone()).unwrap_or_default();
+        page
+    }
+
+    fn is_told(&mut self, path: &[u8], through: Stamp) {
+        if self.through.get(path).is_some_and(|known| *known <= through) {
+            self.through.remove(path);
+        }
+    }
+}
+
+impl Unheard {
+    /// Notes a removal. Returns `false` when there are too many.
+    fn add(&self, path: Vec<u8>, through: Stamp) -> bool {
+        let mut removals = self.removals.lock();
+        if removals.through.len() >= OWED_MAX && !removals.through.contains_key(&path) {
+            return false;
+        }
+        let known = removals.through.entry(path).or_default();
+        *known = through.max(*known);
+        true
+    }
+
+    /// Removals that are still to be told.
+    pub(super) fn len(&self) -> usize {
+        self.removals.lock().through.len()
+    }
+
+    /// Whether this version of the name was removed here, and those who decide do not know yet.
+    pub(super) fn covers(&self, path: &[u8], stamp: Stamp) -> bool {
+        self.removals.lock().through.get(path).is_some_and(|through| stamp <= *through)
+    }
+}
+
+impl Core {
+    pub(super) async fn remove(
+        self: &Arc<Self>,
+        path: Vec<u8>,
+        through: Stamp,
+        deadline: Instant,
+    ) -> Result<(), ClusterError> {
+        self.counters.removals.increment();
+        if self.seen().is_alone {
+            return Ok(());
+        }
+        let shard = KeyId::of(&path).shard();
+        let result = self.change(Change::Remove { path: path.clone(), at: through }, deadline).await;
+        if result.is_err() {
+            self.remove_later(path, through);
+        }
+        self.note_revocation(shard);
+        result.map(|_| ())
+    }
+
+    /// Has a removal told when somebody who decides is reached.
+    pub(super) fn remove_later(&self, path: Vec<u8>, through: Stamp) {
+        if self.unheard.add(path, through) {
+            self.counters.removals_later.increment();
+        } else {
+            self.counters.removals_lost.increment();
+            tracing::warn!(
+                "{OWED_MAX} removals wait to be told already; copies of one more may live on elsewhere"
+            );
+        }
+    }
+
+    /// Tells some of the removals that nobody has heard of, unless that is under way.
+    pub(super) fn tell_removals_again(self: &Arc<Self>) {
+        let is_idle = self.seen().is_alone || self.unheard.len() == 0;
+        if is_idle || self.unheard.is_under_way.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let core = Arc::clone(self);
+        self.spawn(async move {
+            let page = core.unheard.removals.lock().next_page();
+            let mut tellings = JoinSet::new();
+            for (path, at) in page {
+                let core = Arc::clone(&core);
+                tellings.spawn(async move {
+                    let change = Change::Remove { path: path.clone(), at };
+                    if core.change(change, core.in_background()).await.is_ok() {
+                        core.unheard.removals.lock().is_told(&path, at);
+                    }
+                });
+            }
+            while tellings.join_next().await.is_some() {}
+            core.unheard.is_under_way.store(false, Ordering::Release);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_removal_has_its_turn_and_is_forgotten_when_it_is_told() {
+        let unheard = Unheard::default();
+        for number in 0..PAGE + 10 {
+            assert!(unheard.add(format!("kv/{number:05}").into_bytes(), Stamp(5)));
+        }
+        let first = unheard.removals.lock().next_page();
+        let second = unheard.removals.lock().next_page();
+        assert_eq!(first.len(), PAGE);
+        // Behind the first page, and then from the beginning again.
+        assert_eq!(second[0].0, format!("kv/{PAGE:05}").into_bytes());
+        assert_eq!(second[10].0, b"kv/00000");
+        for (path, at) in first {
+            unheard.removals.lock().is_told(&path, at);
+        }
+        assert_eq!(unheard.len(), 10);
+    }
+
+    #[test]
+    fn a_later_removal_of_the_name_outlives_what_is_told_of_an_earlier_one() {
+        let unheard = Unheard::default();
+        unheard.add(b"kv/a".to_vec(), Stamp(5));
+        unheard.add(b"kv/a".to_vec(), Stamp(9));
+        unheard.removals.lock().is_told(b"kv/a", Stamp(5));
+        assert!(unheard.covers(b"kv/a", Stamp(9)) && !unheard.covers(b"kv/a", Stamp(10)));
+    }
+
+    #[test]
+    fn what_is_owed_is_bounded() {
+        let unheard = Unheard::default();
+        let is_taken = |number: usize| unheard.add(number.to_be_bytes().to_vec(), Stamp(1));
+        assert!((0..OWED_MAX).all(is_taken));
+        assert!(!is_taken(OWED_MAX) && is_taken(0));
+    }
+}

@@ -1,0 +1,27 @@
+//! What the admin API is told of the daemon's other parts.
+
+use std::fmt;
+use std::time::SystemTime;
+
+/// What is known once the mount is up.
+#[derive(Debug)]
+pub struct DaemonFacts {
+    /// Whether the kernel serves files itself.
+    pub passthrough: bool,
+    /// Why not, if not.
+    pub passthrough_reason: Option<String>,
+    /// Session threads.
+    pub threads: u32,
+    /// Protocol version of the kernel.
+    pub kernel_abi: String,
+    /// Names of the capabilities in force.
+    pub flags: Vec<String>,
+    /// When the daemon started.
+    pub started_at: SystemTime,
+}
+
+/// Knows whether the host takes part in its cluster yet.
+pub trait Joining: fmt::Debug + Send + Sync {
+    /// Why it does not; `None` when it does.
+    fn waits_for(&self) -> Option<String>;
+}

@@ -1,0 +1,185 @@
+//! Objects on SSD get their names back while the mount is served already.
+//!
+//! The index of the SSD tier is complete before the mount, so it is known of each key whether a disk holds it; what is
+//! not known until the disk was read is an object's attributes. Names appear in the order of the disks' zones, and at once
+//! when one is looked up.
+//!
+//! Invariants
+//! - What is written, removed or renamed meanwhile wins over the record on disk: whatever takes a name, or leaves it,
+//!   removes the record under the same lock under which names are given back, and before anybody is told.
+//! - A directory of an earlier life is not removed before all names below it are known.
+//!
+//! Limits: a listing shows what has its name. What an application did not look up is told of zone by zone.
+//! Threads: [`Datapath::name_objects`] has one of its own; [`Datapath::name_one`] waits for the disk, on a load thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use tidefs_engine::types::{DirectoryId, ObjectCount};
+
+use super::burial::Doomed;
+use super::ssd::object_key;
+use super::{Datapath, Error, State};
+use crate::namespace::{Directory, Ino, Name, Slot};
+use crate::tier::memory::ObjectRecord;
+use crate::tier::ssd::{SsdTier, Standing, Unnamed};
+
+/// How often what waits for all names looks whether it should end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The names that are still to be given back.
+#[derive(Debug)]
+pub(super) struct Naming {
+    tier: Arc<SsdTier>,
+    /// Where the directories of earlier lives were at the start.
+    slots: HashMap<DirectoryId, Slot>,
+    /// Directories from this one on are of this life, and nothing is on disk below them but what is known.
+    first_new: DirectoryId,
+    named: u64,
+    objects: u64,
+}
+
+impl Naming {
+    pub(super) fn new(
+        tier: Arc<SsdTier>,
+        slots: HashMap<DirectoryId, Slot>,
+        objects: u64,
+        first_new: DirectoryId,
+    ) -> Self {
+        Self { tier, slots, first_new, named: 0, objects }
+    }
+}
+
+impl State {
+    /// Whether a disk holds an object under a name that stands for nothing yet.
+    pub(super) fn is_unnamed(&self, parent: DirectoryId, name: &[u8]) -> bool {
+        let holds = |naming: &Naming| naming.tier.holds(&object_key(parent, name)).is_some();
+        self.naming.as_ref().is_some_and(holds)
+    }
+
+    /// Whether there may be objects below a directory that have no name yet.
+    pub(super) fn may_hold_unnamed(&self, directory: &Directory) -> bool {
+        self.naming.as_ref().is_some_and(|naming| directory.id < naming.first_new)
+    }
+
+    /// Gives a node its name. What a disk holds under it and nobody was told of is replaced.
+    pub(super) fn take_name(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), Error> {
+        if let Some(naming) = &self.naming
+            && self.tree.child(parent, name.as_bytes()).is_none()
+            && let Some(directory) = self.tree.directory(parent)
+        {
+            let key = object_key(directory.id, name.as_bytes());
+            if let Some(version) = naming.tier.holds(&key) {
+                naming.tier.remove(&key, version);
+            }
+        }
+        Ok(self.tree.attach(slot, parent, name)?)
+    }
+
+    /// Takes the name from a node. What a disk holds of it goes too, whether or not that was known.
+    pub(super) fn leave_name(&mut self, slot: Slot) {
+        if let Some(naming) = &self.naming
+            && let Some(object) = self.object(slot)
+            && let Some(key) = self.ssd_key(slot)
+        {
+            naming.tier.remove(&key, object.version);
+        }
+        self.tree.detach(slot);
+    }
+
+    /// Gives an object on disk its name, unless it was removed or replaced meanwhile.
+    fn give_name(&mut self, standing: &Standing, doomed: &mut Vec<Doomed>) {
+        let Some(naming) = &self.naming else { return };
+        let tier = Arc::clone(&naming.tier);
+        if !tier.stands(standing) {
+            return;
+        }
+        let record = ObjectRecord::decode(&standing.record.meta).ok();
+        let parent = record.as_ref().and_then(|record| {
+            let slot = *naming.slots.get(&record.parent)?;
+            // It may be gone, and its slot be another node's.
+            let is_it = self.tree.directory(slot).is_some_and(|directory| directory.id == record.parent);
+            is_it.then_some(slot)
+        });
+        let slot =
+            record.zip(parent).and_then(|(record, parent)| self.adopt_from_ssd(parent, &record, doomed));
+        match slot {
+            Some(slot) => {
+                tier.own(standing, slot.0);
+            }
+            None => tier.remove(&standing.record.key, standing.record.version),
+        }
+    }
+}
+
+impl Datapath {
+    /// Gives all objects on disk their names. Returns early when `is_stopping` says so.
+    pub fn name_objects(&self, mut unnamed: Unnamed, is_stopping: impl Fn() -> bool) {
+        let Some(tier) = self.ssd.get() else { return };
+        let started = self.clock.monotonic();
+        while !is_stopping() {
+            let standing = tier.next_unnamed(&mut unnamed);
+            let mut doomed = Vec::new();
+            {
+                let mut state = self.lock();
+                let told = standing.iter().flatten();
+                told.for_each(|standing| state.give_name(standing, &mut doomed));
+                match &standing {
+                    None => state.naming = None,
+                    Some(standing) => {
+                        if let Some(naming) = &mut state.naming {
+                            naming.named += standing.len() as u64;
+                        }
+                    }
+                }
+            }
+            doomed.into_iter().for_each(|doomed| self.bury(doomed));
+            if standing.is_none() {
+                let seconds = self.clock.monotonic().saturating_sub(started).as_secs_f64();
+                tracing::info!(objects = unnamed.objects(), seconds, "all objects on disk have their names");
+                return;
+            }
+        }
+    }
+
+    /// Gives one object on disk its name, before its turn. Waits for the disk. What cannot be read is a miss for now.
+    pub fn name_one(&self, parent: Ino, name: &[u8]) {
+        let key = {
+            let state = self.lock();
+            let id = state.slot_of(parent).and_then(|slot| state.directory_id(slot));
+            let Ok(id) = id else { return };
+            object_key(id, name)
+        };
+        let Some(Ok(standing)) = self.ssd.get().map(|tier| tier.describe(&key)) else { return };
+        let mut doomed = Vec::new();
+        self.lock().give_name(&standing, &mut doomed);
+        doomed.into_iter().for_each(|doomed| self.bury(doomed));
+    }
+
+    /// Names given back, and those that there were at the start, while not all are.
+    #[must_use]
+    pub fn naming(&self) -> Option<(ObjectCount, ObjectCount)> {
+        let state = self.lock();
+        state.naming.as_ref().map(|naming| (ObjectCount(naming.named), ObjectCount(naming.objects)))
+    }
+
+    /// Whether it is not known yet what is in a directory.
+    #[must_use]
+    pub fn may_hold_unnamed(&self, parent: Ino, name: &[u8]) -> bool {
+        let state = self.lock();
+        let child = state.tree.by_ino(parent).and_then(|parent| state.tree.child(parent, name));
+        let directory = child.and_then(|child| state.tree.directory(child));
+        directory.is_some_and(|directory| state.may_hold_unnamed(directory))
+    }
+
+    /// Waits until all objects on disk have their names, at most as long as a request may wait.
+    pub fn wait_for_names(&self) {
+        let started = self.clock.monotonic();
+        while self.naming().is_some()
+            && self.clock.monotonic().saturating_sub(started) < self.settings.deadline
+        {
+            std::thread::sleep(LOOK);
+        }
+    }
+}
