@@ -345,8 +345,9 @@ impl Datapath {
         for (path, through) in removed_alone {
             cluster.remove_later(path, through);
         }
-        // What was sealed while it joined may have been passed over.
+        // What was sealed while it joined may have been passed over, and nobody was asked for copies of it.
         cluster.announce_again();
+        cluster.check_copies();
         self.forget_absence_in_kernel();
     }
 
