@@ -207,6 +207,9 @@ fn member_config(effective: &Effective) -> Result<ClusterConfig, Failure> {
     config.labels = settings.labels.by_name();
     config.capacity = effective.config.memory.capacity.saturating_add(effective.config.ssd.capacity);
     config.timings.grace = Duration::from_secs(settings.grace_s);
+    config.timings.keep = config.timings.keep.max(Duration::from_millis(settings.fetch_ms) * 2);
+    config.limits.repair_bytes_per_second = settings.repair_rate.get();
+    config.limits.ingest_bytes_per_second = settings.ingest_rate.get();
     Ok(config)
 }
 

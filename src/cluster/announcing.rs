@@ -84,7 +84,7 @@ impl Core {
             let tick = self.config.timings.tick;
             let _ = tokio::time::timeout(tick, self.plan.wake.notified()).await;
             let seen = self.seen();
-            if seen.is_alone {
+            if seen.is_alone || self.has_left() {
                 continue;
             }
             let view = seen.view.number;

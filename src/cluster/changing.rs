@@ -260,7 +260,8 @@ impl Core {
         change: Change,
         deadline: Instant,
     ) -> Result<Outcome, ClusterError> {
-        let Some(key) = change.path().map(KeyId::of) else { return Err(ClusterError::Closed) };
+        let key = change.path().map(KeyId::of).filter(|_| !self.has_left());
+        let Some(key) = key else { return Err(ClusterError::Closed) };
         let mut reason = "no member serves it".to_owned();
         loop {
             let Some(owners) = self.seen().map.owners(key.shard()) else {
@@ -287,7 +288,7 @@ impl Core {
     /// Queues what nobody waits for, for whoever decides.
     pub(super) fn note(self: &Arc<Self>, change: Change) {
         let seen = self.seen();
-        if seen.is_alone {
+        if seen.is_alone || self.has_left() {
             return;
         }
         let Some(key) = change.path().map(KeyId::of) else { return };

@@ -23,11 +23,13 @@ use super::catalog::owner::Owner;
 use super::catalog::tombstones::Tombstones;
 use super::catalog::watches::Watches;
 use super::catalog::wire::{
-    CATCH_UP, CHANGE, Changes, Done, FAREWELL, FIND, Find, LEND, LIST, Lend, List, Message, RELEASE,
-    REPLICATE, REVOKE, Release, Replicate, Revoke, WireError,
+    CATCH_UP, CHANGE, Changes, DRAIN, Done, Drain, FAREWELL, FIND, Find, KEEP, Keep, LEND, LIST, Lend, List,
+    Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, WireError,
 };
 use super::changing::Publishing;
 use super::coordinator::Coordinator;
+use super::copying::Copying;
+use super::draining::Draining;
 use super::lending::Loans;
 use super::member::{ClusterId, View};
 use super::object::Holder;
@@ -78,6 +80,8 @@ pub(super) struct Core {
     /// Removals that nobody who decides could be told of.
     pub(super) unheard: Unheard,
     pub(super) loans: Loans,
+    pub(super) copying: Copying,
+    pub(super) draining: Draining,
     pub(super) counters: Counters,
     began: tokio::time::Instant,
     pub(super) tasks: Mutex<JoinSet<()>>,
@@ -132,6 +136,8 @@ impl Core {
             plan: Plan::default(),
             unheard: Unheard::default(),
             loans: Loans::default(),
+            copying: Copying::default(),
+            draining: Draining::default(),
             counters: Counters::default(),
             began: {
                 let _context = runtime.enter();
@@ -209,6 +215,8 @@ impl Core {
             REVOKE => Revoke::decode(body).map(|revoke| self.answer_revoke(peer, revoke)),
             CATCH_UP => Done::decode(body).map(|_| self.answer_catch_up(peer)),
             LEND => Lend::decode(body).map(|lend| self.answer_lend(peer, lend)),
+            KEEP => Keep::decode(body).map(|keep| self.answer_keep(peer, keep)),
+            DRAIN => Drain::decode(body).map(|drain| self.answer_drain(&drain)),
             LIST => List::decode(body).map(|list| Answer::Now(Ok(self.answer_list(&list).encode()))),
             _ => return Answer::Now(Err(format!("nobody answers on channel {}", channel.0))),
         };

@@ -39,6 +39,9 @@ pub enum ClusterError {
     /// A peer sent what the protocol does not allow.
     #[error("a message of a peer is refused: {0}")]
     Message(#[from] super::catalog::wire::WireError),
+    /// It is not done, and why.
+    #[error("{0}")]
+    Refused(String),
     /// The deadline passed first.
     #[error("the deadline has passed")]
     DeadlinePassed,
@@ -54,7 +57,11 @@ impl ClusterError {
         match self {
             Self::NobodyReached { .. } | Self::NoSource { .. } | Self::DeadlinePassed => true,
             Self::Engine(error) => error.is_retryable(),
-            Self::Coordinator(_) | Self::OtherLength { .. } | Self::Message(_) | Self::Closed => false,
+            Self::Coordinator(_)
+            | Self::OtherLength { .. }
+            | Self::Message(_)
+            | Self::Refused(_)
+            | Self::Closed => false,
         }
     }
 }

@@ -12,7 +12,9 @@ mod carrier;
 pub mod catalog;
 mod changing;
 pub mod coordinator;
+mod copying;
 mod core;
+mod draining;
 mod error;
 mod fetching;
 mod lending;
@@ -31,12 +33,14 @@ pub mod status;
 mod viewing;
 mod watching;
 
+pub use catalog::wire::{DrainOrder, DrainPhase, DrainReport};
+pub use copying::Wish;
 pub use error::ClusterError;
 pub use member::{ClusterId, Member, ProtocolRange, View};
 pub use node::{Cluster, Published, Wanted};
 pub use object::{
     Copy, DirectoryFacts, Facts, FileFacts, Found, Holder, Holding, Lent, LentBytes, ListedName, Medium,
-    Stamp, Unlent,
+    REPLICAS_MAX, Stamp, Unkept, Unlent,
 };
 pub use settings::{ClusterConfig, Limits, Timings};
 pub use status::{ClusterStatus, Counters, LinkState, MemberStatus};

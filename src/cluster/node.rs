@@ -19,8 +19,9 @@ use tidefs_engine::types::{ByteCount, MemberId, PeerId};
 use tokio::runtime::Handle;
 
 use super::carrier::{Carrier, Ear};
-use super::catalog::wire::{Change, Done, FAREWELL, Message};
+use super::catalog::wire::{Change, DrainOrder, DrainReport};
 use super::coordinator::Coordinator;
+use super::copying::Wish;
 use super::core::{Core, Ingredients};
 use super::error::ClusterError;
 use super::member::{Member, ProtocolRange};
@@ -134,6 +135,8 @@ impl Cluster {
         core.spawn(Arc::clone(&core).follow_views());
         core.spawn(Arc::clone(&core).announce_for_ever());
         core.spawn(Arc::clone(&core).tick_for_ever());
+        core.spawn(Arc::clone(&core).copy_for_ever());
+        core.spawn(Arc::clone(&core).repair_for_ever());
         Ok(Self { core })
     }
 
@@ -305,14 +308,35 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError::Coordinator`] when the coordinator is away; the registration then ends with its lease.
     pub async fn leave(&self, deadline: Instant) -> Result<(), ClusterError> {
-        let (core, others) = (Arc::clone(&self.core), self.core.others());
-        let work = async move {
-            core.coordinator.leave(deadline).await?;
-            for peer in others {
-                core.carrier.notify(peer, FAREWELL, Done {}.encode());
-            }
-            Ok(())
-        };
+        let core = Arc::clone(&self.core);
+        self.run(async move { core.leave(deadline).await }).await.unwrap_or(Err(ClusterError::Closed))
+    }
+
+    /// Has copies of an object that is published made on other members. Nobody waits for that.
+    pub fn wish(&self, wish: Wish) {
+        self.core.wish(wish);
+    }
+
+    /// Looks at all that is held here, and has missing copies made.
+    pub fn check_copies(&self) {
+        self.core.copying.walk();
+    }
+
+    /// This member and all others that it has met and not forgotten.
+    #[must_use]
+    pub fn met(&self) -> Vec<MemberId> {
+        let peers = self.core.peers.lock();
+        peers.keys().copied().chain([self.core.me.member]).collect()
+    }
+
+    /// Has `member` leave with nothing lost, or tells how far that is.
+    ///
+    /// # Errors
+    /// [`ClusterError::Refused`] when there is nobody to take what it holds; [`ClusterError::Engine`] when it is not
+    /// reached.
+    pub async fn drain(&self, member: MemberId, order: DrainOrder) -> Result<DrainReport, ClusterError> {
+        let core = Arc::clone(&self.core);
+        let work = async move { core.drain(member, order).await };
         self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 

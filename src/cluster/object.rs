@@ -15,8 +15,12 @@ use super::shards::{KeyId, Shard};
 #[serde(transparent)]
 pub struct Stamp(pub u64);
 
+/// Most members that are to hold one object.
+pub const REPLICAS_MAX: u8 = 16;
+
 /// What a look-up tells of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "PackedFacts", into = "PackedFacts")]
 pub struct FileFacts {
     /// Length.
     pub size: ByteCount,
@@ -30,6 +34,51 @@ pub struct FileFacts {
     pub gid: u32,
     /// xxh3 of the bytes, where it is known already: it is taken after the seal.
     pub checksum: Option<u64>,
+    /// How many members are to hold it, from 1 to [`REPLICAS_MAX`].
+    pub replicas: u8,
+}
+
+/// Where the number of further copies stands beside the permission bits, four bits of it.
+const COPIES_SHIFT: u32 = 16;
+
+/// Permission bits, and how many members are to hold the object. One costs nothing, and is what is read from members that
+/// know no other number.
+#[must_use]
+pub fn pack_mode(mode: u32, replicas: u8) -> u32 {
+    (mode & 0xffff) | (u32::from(replicas.clamp(1, REPLICAS_MAX) - 1) << COPIES_SHIFT)
+}
+
+/// What [`pack_mode`] packed.
+#[must_use]
+pub fn unpack_mode(packed: u32) -> (u32, u8) {
+    let further = (packed >> COPIES_SHIFT) & 0xf;
+    (packed & 0xffff, u8::try_from(further).unwrap_or(0) + 1)
+}
+
+/// As members tell each other.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct PackedFacts {
+    size: ByteCount,
+    mtime_ns: i64,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    checksum: Option<u64>,
+}
+
+impl From<PackedFacts> for FileFacts {
+    fn from(packed: PackedFacts) -> Self {
+        let PackedFacts { size, mtime_ns, mode, uid, gid, checksum } = packed;
+        let (mode, replicas) = unpack_mode(mode);
+        Self { size, mtime_ns, mode, uid, gid, checksum, replicas }
+    }
+}
+
+impl From<FileFacts> for PackedFacts {
+    fn from(facts: FileFacts) -> Self {
+        let FileFacts { size, mtime_ns, mode, uid, gid, checksum, replicas } = facts;
+        Self { size, mtime_ns, mode: pack_mode(mode, replicas), uid, gid, checksum }
+    }
 }
 
 /// What a look-up tells of a directory.
@@ -126,6 +175,15 @@ impl fmt::Debug for Lent {
     }
 }
 
+/// Why something is not kept for another member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unkept {
+    /// It is not what stands there.
+    Gone,
+    /// It could not be fetched, or there is no room.
+    NotNow,
+}
+
 /// Why bytes are not lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unlent {
@@ -185,6 +243,27 @@ pub trait Holder: Send + Sync + fmt::Debug {
     /// Nobody else has a copy to rely on of these any more: those here count from now on. Returns what they are, with
     /// where they lie; what is not here is left out.
     fn inherit(&self, keys: &[KeyId]) -> Vec<(Vec<u8>, Stamp, Medium)>;
+
+    /// Fetches `stamp` of what is at `path`, which `from` holds, and keeps it as what was written here; of a directory,
+    /// takes note. `replicas` members are to hold it, and those of what has the same `head` are to be the same. Returns
+    /// its length.
+    fn keep(
+        &self,
+        path: Vec<u8>,
+        stamp: Stamp,
+        replicas: u8,
+        head: KeyId,
+        from: MemberId,
+    ) -> BoxFuture<'static, Result<ByteCount, Unkept>>;
+
+    /// The head of the chain of what is at `path`, as far as it is known; else its key.
+    fn head(&self, path: &[u8]) -> KeyId;
+
+    /// Places of all that other members may not have, the hottest first, and their bytes.
+    fn hottest(&self) -> (Vec<u64>, ByteCount);
+
+    /// What lies in such a place, if it is still something that others may not have.
+    fn holding_at(&self, place: u64) -> Option<Holding>;
 
     /// What was answered about names of these shards must be asked for again: who served them does so no more.
     fn forget_answers(&self, shards: &[Shard]);

@@ -98,6 +98,8 @@ pub(super) struct Peer {
     pub(super) lost_at: Option<Duration>,
     /// What it held was dropped since then.
     pub(super) is_dropped: bool,
+    /// It said that it leaves, and was not started again since.
+    pub(super) has_left: bool,
     /// When it was first lost since all was announced to it.
     pub(super) unheard_since: Option<Duration>,
     pub(super) owed: Owed<Revocation>,

@@ -74,6 +74,10 @@ pub struct Timings {
     pub loan: Duration,
     /// Between two rounds of what is done now and then. Default: 500 ms.
     pub tick: Duration,
+    /// For another member to fetch a copy that it is asked to keep. Default: 30 s.
+    pub keep: Duration,
+    /// How long a member that was just started keeps less for others than it could. Default: 60 s.
+    pub ramp: Duration,
 }
 
 impl Default for Timings {
@@ -87,6 +91,8 @@ impl Default for Timings {
             tombstones: Duration::from_secs(600),
             loan: Duration::from_secs(120),
             tick: Duration::from_millis(500),
+            keep: Duration::from_secs(30),
+            ramp: Duration::from_secs(60),
         }
     }
 }
@@ -103,6 +109,11 @@ pub struct Limits {
     pub queued: usize,
     /// Things that are announced in a second when shards move. Default: 200,000.
     pub announced_per_second: u64,
+    /// Bytes of copies in a second that this member has made when others are lost. Default: 256 MiB.
+    pub repair_bytes_per_second: u64,
+    /// Bytes in a second that others may have this member keep; a tenth of it at first, see [`Timings::ramp`]. Default:
+    /// 1 GiB.
+    pub ingest_bytes_per_second: u64,
 }
 
 impl Default for Limits {
@@ -112,6 +123,8 @@ impl Default for Limits {
             tombstones: 1 << 20,
             queued: 65_536,
             announced_per_second: 200_000,
+            repair_bytes_per_second: 256 << 20,
+            ingest_bytes_per_second: 1 << 30,
         }
     }
 }

@@ -134,6 +134,24 @@ pub fn replica_hosts(view: &View, head: KeyId, count: usize) -> Vec<MemberId> {
     hosts.into_iter().map(|member| member.id).collect()
 }
 
+/// The host for one replica more of what belongs to the chain that begins with `head` and is on `held` already: the first
+/// of those that `is_candidate`, in a rack where there is none if there is such a one.
+#[must_use]
+pub fn replica_target(
+    view: &View,
+    head: KeyId,
+    held: &[MemberId],
+    is_candidate: impl Fn(MemberId) -> bool,
+) -> Option<MemberId> {
+    let item = u64::try_from(head.0 & u128::from(u64::MAX)).unwrap_or(u64::MAX);
+    let racks: Vec<&str> = held.iter().filter_map(|&id| view.member(id)).filter_map(Member::rack).collect();
+    let candidates =
+        || view.members().iter().filter(|member| !held.contains(&member.id) && is_candidate(member.id));
+    let is_far = |member: &&Member| member.rack().is_none_or(|rack| !racks.contains(&rack));
+    let far = candidates().filter(is_far).min_by_key(|member| cost(member, item));
+    far.or_else(|| candidates().min_by_key(|member| cost(member, item))).map(|member| member.id)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::member::testing::{in_rack, member};
@@ -226,6 +244,24 @@ mod tests {
             let there: std::collections::BTreeSet<String> =
                 view.members().iter().map(|member| place(&member.id)).collect();
             prop_assert_eq!(used.len(), there.len().min(count));
+        }
+
+        #[test]
+        fn replicas_that_are_found_one_by_one_are_those_that_are_found_together(
+            key: u128,
+            racks in proptest::collection::vec(proptest::option::of(0_u8..4), 1..12),
+            count in 0_usize..6,
+        ) {
+            let in_its_rack = |(rack, id): (&Option<u8>, u64)| match rack {
+                Some(rack) => in_rack(id, 8, &rack.to_string()),
+                None => member(id, 8),
+            };
+            let view = view(racks.iter().zip(1..).map(in_its_rack).collect());
+            let mut held = Vec::new();
+            while held.len() < count && let Some(next) = replica_target(&view, KeyId(key), &held, |_| true) {
+                held.push(next);
+            }
+            prop_assert_eq!(held, replica_hosts(&view, KeyId(key), count));
         }
 
         #[test]

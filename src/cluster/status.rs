@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId};
 
+use super::catalog::wire::DrainReport;
 use super::coordinator::Reachability;
 use super::core::Core;
 use super::member::ClusterId;
@@ -57,6 +58,10 @@ counters! {
     lent: "tidefs_cluster_lent_total", "Objects that were lent to readers on other members.";
     lent_bytes: "tidefs_cluster_lent_bytes_total", "Their bytes.";
     loans_expired: "tidefs_cluster_loans_expired_total", "Loans that ended because their time was over.";
+    copies_made: "tidefs_cluster_copies_made_total", "Copies that other members made because this one asked for them.";
+    copied_bytes: "tidefs_cluster_copied_bytes_total", "Their bytes.";
+    copies_refused: "tidefs_cluster_copies_refused_total", "Copies that were asked for, and not made that time.";
+    copies_kept: "tidefs_cluster_copies_kept_total", "Copies that this member made because another one asked for them.";
     takeovers: "tidefs_cluster_takeovers_total", "Times this member began to answer for others.";
     stalls: "tidefs_cluster_stalls_total", "Times this member itself stood still.";
 }
@@ -130,6 +135,12 @@ pub struct ClusterStatus {
     pub shards_to_announce: usize,
     /// Objects that are lent now.
     pub loans: usize,
+    /// Objects of this member that wait for copies on others.
+    pub copies_to_make: usize,
+    /// Objects that this member sees to, and of which there are fewer copies than wanted.
+    pub short_of_copies: usize,
+    /// Whether, and how far, this member drains.
+    pub drain: DrainReport,
 }
 
 impl Core {
@@ -188,6 +199,7 @@ impl Core {
             let rate = peer.read_rate as u64;
             member.read_bytes_per_second = rate;
         }
+        let (copies_to_make, short_of_copies) = self.copying.sizes();
         ClusterStatus {
             cluster: self.cluster,
             me: self.me.member,
@@ -202,6 +214,22 @@ impl Core {
             incomplete_shards,
             shards_to_announce: self.plan.len(),
             loans: self.loans.len(),
+            copies_to_make,
+            short_of_copies,
+            drain: self.drain_report(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_md_has_a_row_for_each_counter() {
+        let document = include_str!("../../docs/METRICS.md");
+        for (name, help, _) in Counters::default().rows() {
+            assert!(document.contains(&format!("| `{name}` | {help} |")), "| `{name}` | {help} |");
         }
     }
 }

@@ -144,6 +144,7 @@ impl Core {
         self.take_over(moves.taken, view.number);
         self.hand_over_all(moves.handed);
         self.plan.wake();
+        self.copying.walk();
     }
 
     /// Keeps what is known of the members, and meets new ones.
@@ -164,6 +165,7 @@ impl Core {
                         peer.id = member.engine.id;
                         peer.link = Link::Connecting(now);
                         peer.is_slow = false;
+                        peer.has_left = false;
                         peer.is_new_start = true;
                         // It remembers nothing of what it was answered.
                         peer.owed = Owed::default();
@@ -192,6 +194,7 @@ impl Core {
             is_slow: false,
             lost_at: None,
             is_dropped: false,
+            has_left: false,
             unheard_since: None,
             owed: Owed::default(),
             debts: Owed::default(),

@@ -263,6 +263,10 @@ impl Core {
     /// A member said that it leaves: what it holds is forgotten at once.
     pub(super) fn bid_farewell(self: &Arc<Self>, peer: PeerId) {
         tracing::info!(%peer, "a member leaves");
+        if let Some(known) = self.peers.lock().get_mut(&peer.member).filter(|known| known.id == peer) {
+            known.has_left = true;
+        }
+        self.copying.walk();
         self.spawn(Arc::clone(self).drop_member(peer));
     }
 
@@ -321,6 +325,7 @@ impl Core {
             owing.into_iter().for_each(|member| self.spawn(Arc::clone(&self).settle_up(member)));
             for peer in gone {
                 tracing::warn!(%peer, "what a lost member held is forgotten");
+                self.copying.walk();
                 self.spawn(Arc::clone(&self).drop_member(peer));
             }
             self.drop_earlier_starts().await;

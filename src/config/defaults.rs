@@ -7,7 +7,7 @@ use tidefs_engine::types::ByteCount;
 use super::cluster::Word;
 use super::host::Host;
 use super::instance::MountPlace;
-use super::settings::CAPACITY_MIN;
+use super::limits::CAPACITY_MIN;
 use super::value::SettingValue;
 
 pub(super) fn default_capacity(memory: ByteCount) -> ByteCount {

@@ -27,6 +27,7 @@ mod exit;
 mod file;
 mod host;
 mod instance;
+mod limits;
 mod log_filter;
 mod merge;
 mod mode;

@@ -4,14 +4,12 @@
 //! ```text
 //! /// What it does, its unit, and why one would change it.
 //! name: Type {
-//!     default: expression, "how it is computed";   // the text only if the expression uses the host
-//!     // the alias: a short name that `-o` takes too
+//!     default: expression, "how it is computed";   // the text only if the expression uses the host; an alias is for `-o`
 //!     range: Range::between(least, most); alias: "short"; example: "8GiB";
 //! }
 //! ```
-//! Changing one changes `docs/CONFIGURATION.md`; a test says so and prints the new text.
-//!
-//! Limits: see each range. A value outside of its range is an error before anything is mounted.
+//! Changing one changes `docs/CONFIGURATION.md`; a test says so and prints the new text. A value outside of its range is an
+//! error before anything is mounted.
 
 use std::path::PathBuf;
 
@@ -26,6 +24,7 @@ use super::defaults::{
 };
 use super::host::Host;
 use super::instance::MountPlace;
+use super::limits::{CAPACITY_MIN, ID_MAX, SCRATCH_MIN_MIN, TTL_S_MAX};
 use super::log_filter::LogFilter;
 use super::merge::Given;
 use super::mode::FileMode;
@@ -33,13 +32,6 @@ use super::patterns::NamePatterns;
 use super::schema::{Range, Setting, read_within, settings};
 use super::ssd::PathList;
 use super::value::SettingValue;
-
-/// A cache below this holds too few segments to be one.
-pub(super) const CAPACITY_MIN: ByteCount = ByteCount::mib(32);
-/// One year: longer lives than any mount.
-const TTL_S_MAX: u64 = 365 * 24 * 3600;
-/// Scratch files that are smaller than a segment gain nothing from the disk.
-const SCRATCH_MIN_MIN: ByteCount = ByteCount::mib(1);
 
 settings! {
     |host, mount|
@@ -397,11 +389,23 @@ settings! {
             range: Range::between(1, 1024); example: "64";
         }
 
-        /// Opens after which a copy that was fetched from another member stays longer here than those that were opened
-        /// less. All of them leave before what no other member has. `1` makes no difference between them.
+        /// Opens after which a copy that was fetched from another member leaves after those that were opened less. All of
+        /// them leave before what no other member has. `1` makes no difference between them.
         soft_after: u64 {
             default: 2;
             range: Range::between(1, 65_535); example: "3";
+        }
+
+        /// Bytes a second of copies that this host has made anew when another member is lost (`user.tidefs.replicas`).
+        repair_rate: ByteCount {
+            default: ByteCount::mib(256);
+            range: Range::between(ByteCount::kib(64), ByteCount::gib(1024)); example: "64MiB";
+        }
+
+        /// Bytes a second that others may have this host keep. A tenth just after its start, all of it after a minute.
+        ingest_rate: ByteCount {
+            default: ByteCount::gib(1);
+            range: Range::between(ByteCount::kib(64), ByteCount::gib(1024)); example: "256MiB";
         }
 
         /// Seconds that a member which is not heard of keeps its place. Its objects are the last to be asked for
@@ -494,6 +498,3 @@ settings! {
         }
     }
 }
-
-/// The largest id; the one above is `(uid_t) -1`, which the kernel takes for `leave as it is`.
-const ID_MAX: u32 = u32::MAX - 1;

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use tidefs_control_api::cluster::LEAVES_FIRST;
 use tidefs_control_api::{CatalogStatus, ClusterStatus, CopyPlace, KeyPath, MemberStatus, Where};
 use tidefs_engine::types::MemberId;
 
 use crate::cluster::coordinator::Reachability;
 use crate::cluster::status::{self, LinkState};
-use crate::cluster::{Cluster, Facts, Found, Medium};
+use crate::cluster::{Cluster, DrainPhase, Facts, Found, Medium};
 use crate::datapath::ClusterSide;
 use crate::telemetry::Family;
 
@@ -65,6 +66,10 @@ pub(super) fn status(cluster: &Cluster) -> ClusterStatus {
             shards_to_announce: count(status.shards_to_announce),
             loans: count(status.loans),
         },
+        copies_to_make: count(status.copies_to_make),
+        short_of_copies: count(status.short_of_copies),
+        drain: (status.drain.phase != DrainPhase::Idle)
+            .then(|| super::drain::status(status.me, &status.drain)),
     }
 }
 
@@ -74,7 +79,15 @@ pub(super) fn warnings(status: &ClusterStatus) -> Vec<String> {
     let coordinator = away.map(|why| format!("etcd is away, members do not come or go: {why}"));
     let suspects = status.members.iter().filter(|member| member.link == "suspect");
     let suspects = suspects.map(|member| format!("member {} ({}) is not heard of", member.name, member.id));
-    coordinator.into_iter().chain(suspects).collect()
+    let short = (status.short_of_copies > 0).then(|| {
+        format!("{} objects have fewer copies than wanted: add members, or room", status.short_of_copies)
+    });
+    let drain = status.drain.as_ref().and_then(|drain| match drain.phase.as_str() {
+        "left" => Some("this member has left its cluster: stop the daemon".to_owned()),
+        "copying" => Some(format!("this member drains: {} objects are left", drain.objects_left)),
+        _ => None,
+    });
+    coordinator.into_iter().chain(suspects).chain(short).chain(drain).collect()
 }
 
 /// The cluster's metrics.
@@ -91,6 +104,16 @@ pub(super) fn metrics(cluster: &Cluster) -> Vec<Family> {
             status.catalog.entries,
         ),
         ("tidefs_catalog_bytes", "Bytes of that part.", status.catalog.bytes.get()),
+        (
+            "tidefs_cluster_copies_to_make",
+            "Objects that wait for copies on other members.",
+            status.copies_to_make,
+        ),
+        (
+            "tidefs_cluster_short_of_copies",
+            "Objects that this member sees to, and of which there are fewer copies than wanted.",
+            status.short_of_copies,
+        ),
         ("tidefs_cluster_loans", "Objects that are lent to readers on other members.", status.catalog.loans),
         (
             "tidefs_coordinator_away",
@@ -110,20 +133,26 @@ pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Wher
     let members = cluster.status().members;
     let name_of =
         |id: MemberId| members.iter().find(|member| member.id == id).map(|member| member.name.clone());
-    let (kind, size, copies) = match found {
-        Found::Unknown => ("unknown", None, Vec::new()),
-        Found::Absent { .. } => ("absent", None, Vec::new()),
-        Found::Present { facts: Facts::Directory(_), .. } => ("directory", None, Vec::new()),
-        Found::Present { facts: Facts::File(facts), copies, .. } => ("file", Some(facts.size), copies),
+    let (kind, size, copies, replicas) = match found {
+        Found::Unknown => ("unknown", None, Vec::new(), None),
+        Found::Absent { .. } => ("absent", None, Vec::new(), None),
+        Found::Present { facts: Facts::Directory(_), .. } => ("directory", None, Vec::new(), None),
+        Found::Present { facts: Facts::File(facts), copies, .. } => {
+            ("file", Some(facts.size), copies, Some(facts.replicas))
+        }
     };
+    let relied_on = copies.iter().filter(|copy| copy.medium.is_hard()).count();
+    let replicas = replicas.map(u64::from);
+    let is_short = replicas.is_some_and(|replicas| count(relied_on) < replicas);
     let copies = copies.into_iter().map(|copy| CopyPlace {
         member: copy.member.to_string(),
         name: name_of(copy.member),
         medium: match copy.medium {
             Medium::Memory => "memory".to_owned(),
             Medium::Ssd => "ssd".to_owned(),
-            Medium::Soft => "memory, leaves first".to_owned(),
+            Medium::Soft => LEAVES_FIRST.to_owned(),
         },
     });
-    Where { path: path.clone(), kind: kind.to_owned(), size, copies: copies.collect() }
+    let (path, kind) = (path.clone(), kind.to_owned());
+    Where { path, kind, size, copies: copies.collect(), replicas, is_short }
 }

@@ -18,8 +18,8 @@ use hyper::body::Frame;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tidefs_control_api::{
-    ApiError, ErrorBody, ErrorCode, EvictRequest, KeyPath, ListQuery, PathQuery, PinRequest, VerifyEvent,
-    VerifyRequest, routes,
+    ApiError, DrainRequest, ErrorBody, ErrorCode, EvictRequest, KeyPath, ListQuery, PathQuery, PinRequest,
+    VerifyEvent, VerifyRequest, routes,
 };
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, error, info};
@@ -52,6 +52,7 @@ pub(super) fn router(operations: Arc<dyn Operations>) -> Router {
         .route(routes::STAT, get(stat))
         .route(routes::WHY, get(why))
         .route(routes::WHERE, get(locate))
+        .route(routes::DRAIN, post(drain))
         .route(routes::EVICT, post(evict))
         .route(routes::PIN, post(pin))
         .route(routes::VERIFY, post(verify))
@@ -98,6 +99,14 @@ async fn why(State(control): State<Control>, Query(query): Query<PathQuery>) -> 
 async fn locate(State(control): State<Control>, Query(query): Query<PathQuery>) -> Reply {
     check_path(&query.path)?;
     control.call(move |operations| operations.locate(&query.path)).await
+}
+
+async fn drain(
+    State(control): State<Control>,
+    _: Query<NoQuery>,
+    Json(request): Json<DrainRequest>,
+) -> Reply {
+    control.call(move |operations| operations.drain(&request)).await
 }
 
 async fn evict(

@@ -14,6 +14,7 @@
 
 mod cluster;
 mod credentials;
+mod drain;
 mod facts;
 mod handlers;
 mod metrics;
@@ -25,8 +26,8 @@ use std::fmt;
 use std::ops::ControlFlow;
 
 use tidefs_control_api::{
-    ApiError, EffectiveConfig, EvictTarget, Evicted, KeyPath, List, ListQuery, ObjectStat, PinRequest,
-    Pinned, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
+    ApiError, DrainRequest, DrainStatus, EffectiveConfig, EvictTarget, Evicted, KeyPath, List, ListQuery,
+    ObjectStat, PinRequest, Pinned, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
 };
 
 pub use facts::{DaemonFacts, Joining};
@@ -68,6 +69,12 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host is in no cluster.
     fn locate(&self, path: &KeyPath) -> Result<Where, ApiError>;
+
+    /// Has a member leave the cluster with nothing lost, or tells how far that is.
+    ///
+    /// # Errors
+    /// The host is in no cluster, there is no such member, or it does not answer.
+    fn drain(&self, request: &DrainRequest) -> Result<DrainStatus, ApiError>;
 
     /// Evicts what `target` names, pinned objects only if `force`.
     ///

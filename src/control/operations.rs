@@ -8,18 +8,20 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use tidefs_control_api::{
-    API_VERSION, ApiError, ChecksumHex, ConfigEntry, ConfigOrigin, Counters, EffectiveConfig, ErrorCode,
-    EvictTarget, Evicted, EvictionStatus, FuseStatus, KeyPath, List, ListEntry, ListQuery, MemoryStatus,
-    NamespaceStatus, ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned, ScratchStatus,
-    SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifyRequest,
-    VerifySummary, Where, Why,
+    API_VERSION, ApiError, ChecksumHex, ConfigEntry, ConfigOrigin, Counters, DrainRequest, DrainStatus,
+    EffectiveConfig, ErrorCode, EvictTarget, Evicted, EvictionStatus, FuseStatus, KeyPath, List, ListEntry,
+    ListQuery, MemoryStatus, NamespaceStatus, ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned,
+    ScratchStatus, SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress,
+    VerifyRequest, VerifySummary, Where, Why,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::Operations;
 use super::facts::{DaemonFacts, Joining};
 use crate::config::{Effective, Origin};
-use crate::datapath::{self, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction};
+use crate::datapath::{
+    self, ClusterSide, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction,
+};
 use crate::namespace::time_of;
 use crate::telemetry;
 use crate::tier::memory;
@@ -94,6 +96,18 @@ impl DaemonOperations {
             }
         }
         Ok(total)
+    }
+
+    fn cluster_side(&self) -> Result<&ClusterSide, ApiError> {
+        let alone = || {
+            let waits = self.joining.get().and_then(|joining| joining.waits_for());
+            let text = waits.map_or_else(
+                || "this host is in no cluster; it joins one with cluster.etcd".to_owned(),
+                |reason| format!("this host has not joined its cluster yet: {reason}"),
+            );
+            ApiError::new(ErrorCode::Conflict, text)
+        };
+        self.datapath.cluster().ok_or_else(alone)
     }
 
     fn warnings(&self, overview: &datapath::Overview) -> (Vec<String>, Vec<String>) {
@@ -307,16 +321,11 @@ impl Operations for DaemonOperations {
     }
 
     fn locate(&self, path: &KeyPath) -> Result<Where, ApiError> {
-        let alone = || {
-            let waits = self.joining.get().and_then(|joining| joining.waits_for());
-            let text = waits.map_or_else(
-                || "this host is in no cluster; it joins one with cluster.etcd".to_owned(),
-                |reason| format!("this host has not joined its cluster yet: {reason}"),
-            );
-            ApiError::new(ErrorCode::Conflict, text)
-        };
-        let side = self.datapath.cluster().ok_or_else(alone)?;
-        Ok(super::cluster::locate(side, path, bytes_of(path)?))
+        Ok(super::cluster::locate(self.cluster_side()?, path, bytes_of(path)?))
+    }
+
+    fn drain(&self, request: &DrainRequest) -> Result<DrainStatus, ApiError> {
+        super::drain::drain(self.cluster_side()?, request)
     }
 
     fn why(&self, path: &KeyPath) -> Result<Why, ApiError> {

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidefs_control_api::{
-    ApiError, EffectiveConfig, ErrorCode, EvictTarget, Evicted, KeyPath, List, ListEntry, ListQuery,
-    ObjectStat, PinRequest, Pinned, Status, Verdict, VerifyProgress, VerifyRequest, VerifySummary, Where,
-    Why, routes,
+    ApiError, DrainRequest, DrainStatus, EffectiveConfig, ErrorCode, EvictTarget, Evicted, KeyPath, List,
+    ListEntry, ListQuery, ObjectStat, PinRequest, Pinned, Status, Verdict, VerifyProgress, VerifyRequest,
+    VerifySummary, Where, Why, routes,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -50,7 +50,18 @@ impl Operations for FakeDaemon {
     }
 
     fn locate(&self, path: &KeyPath) -> Result<Where, ApiError> {
-        Ok(Where { path: path.clone(), kind: "absent".to_owned(), size: None, copies: Vec::new() })
+        Ok(Where {
+            path: path.clone(),
+            kind: "absent".to_owned(),
+            size: None,
+            copies: Vec::new(),
+            replicas: None,
+            is_short: false,
+        })
+    }
+
+    fn drain(&self, request: &DrainRequest) -> Result<DrainStatus, ApiError> {
+        Ok(DrainStatus { member: request.member.clone(), phase: "idle".to_owned(), ..DrainStatus::default() })
     }
 
     fn evict(&self, target: &EvictTarget, force: bool) -> Result<Evicted, ApiError> {

@@ -165,6 +165,7 @@ impl State {
             nearer.priority = nearer.priority.or(farther.priority);
             nearer.scratch = nearer.scratch.or(farther.scratch);
             nearer.durable = nearer.durable.or(farther.durable);
+            nearer.replicas = nearer.replicas.or(farther.replicas);
             let rate = &mut nearer.recompute_bytes_per_second;
             *rate = rate.or(farther.recompute_bytes_per_second);
             if nearer.eviction.is_none() {

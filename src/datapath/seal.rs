@@ -107,6 +107,8 @@ impl Datapath {
         self.publish(state, slot, parent, name, None, afterwards)?;
         if state.has_members() && (promised.is_none() || state.sealed_stamp(slot) != promised) {
             afterwards.untold.push(state.tree.ino(slot));
+        } else {
+            state.wish_for_copies(slot);
         }
         Ok(())
     }
@@ -189,6 +191,7 @@ impl Datapath {
         state.enter_order(slot, key, predecessor, footprint(size));
         state.update_hold(slot);
         state.history.clear(key);
+        state.note_head(slot, predecessor);
         let ino = state.tree.ino(slot);
         state.recent.put(key, ino);
         state.folders.learn_size(parent, size);

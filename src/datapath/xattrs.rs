@@ -9,6 +9,7 @@ use tidefs_engine::types::ByteCount;
 use xattr::FileExt as _;
 
 use super::{Datapath, Error, Marks, Phase, Place, State};
+use crate::cluster::REPLICAS_MAX;
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::POLICY_NAMES;
 use crate::tier::memory::{Pin, PolicyRecord};
@@ -16,8 +17,8 @@ use crate::tier::memory::{Pin, PolicyRecord};
 const PREFIX: &str = "user.tidefs.";
 
 /// Settable names below [`PREFIX`], in the order in which they are listed.
-const SETTABLE: [&str; 9] =
-    ["quota", "floor", "ttl", "pin", "priority", "policy", "scratch", "durability", RECOMPUTE];
+const SETTABLE: [&str; 10] =
+    ["quota", "floor", "ttl", "pin", "priority", "policy", "scratch", "durability", "replicas", RECOMPUTE];
 /// Bytes a second that computing an object again yields.
 const RECOMPUTE: &str = "recompute_bytes_per_second";
 /// Names of facts below [`PREFIX`].
@@ -192,6 +193,7 @@ impl Datapath {
             "policy" => Some(state.domains.get(state.domain_for_reading(slot)).order.name().to_owned()),
             "scratch" => policy.scratch.map(|scratch| scratch.to_string()),
             "durability" => policy.durable.map(|durable| if durable { "ssd" } else { "memory" }.to_owned()),
+            "replicas" => policy.replicas.map(|replicas| replicas.to_string()),
             RECOMPUTE => policy.recompute_bytes_per_second.map(|rate| rate.get().to_string()),
             "tier" if is_file => state.object(slot).map(|object| tier_text(object).to_owned()),
             "version" if is_file => state.object(slot).map(|object| object.version.to_string()),
@@ -258,6 +260,9 @@ impl Datapath {
         }
         let quota = state.folders.get(slot).and_then(|folder| folder.policy.quota);
         drop(state);
+        if let Some(side) = self.cluster.get().filter(|_| key == "replicas") {
+            side.cluster().check_copies();
+        }
         if key == "quota" && quota.is_some() {
             // A quota below what is there takes effect by evicting down to it; what cannot go stays.
             let _ = self.make_room_in_quota(ByteCount::ZERO, slot);
@@ -326,6 +331,15 @@ fn apply(policy: &mut PolicyRecord, key: &str, value: Option<&str>) -> Result<bo
                 _ => Err(Error::Invalid("write ssd or memory")),
             }),
         ),
+        "replicas" => set(
+            &mut policy.replicas,
+            value.map(|text| {
+                text.parse()
+                    .ok()
+                    .filter(|replicas| (1..=REPLICAS_MAX).contains(replicas))
+                    .ok_or(Error::Invalid("write how many members are to hold each object, from 1 to 16"))
+            }),
+        ),
         RECOMPUTE => set(&mut policy.recompute_bytes_per_second, value.map(size)),
         _ => Err(Error::Unsupported("no such policy")),
     }
@@ -383,7 +397,7 @@ pub(super) fn tier_text(object: &super::Object) -> &'static str {
 }
 
 impl State {
-    fn set_policy(&mut self, slot: Slot, policy: PolicyRecord) {
+    pub(super) fn set_policy(&mut self, slot: Slot, policy: PolicyRecord) {
         if let Some(folder) = self.folders.get_mut(slot) {
             folder.policy = policy;
         } else if let Some(object) = self.object_mut(slot) {

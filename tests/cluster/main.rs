@@ -6,9 +6,11 @@
 mod common;
 
 mod copies;
+mod draining;
 mod fixture;
 mod history;
 mod life;
 mod names;
+mod placing;
 mod reading;
 mod secrets;

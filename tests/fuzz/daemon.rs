@@ -189,6 +189,10 @@ pub(crate) fn catalog_messages(bytes: &[u8]) {
         round::<wire::Release>(bytes);
         round::<wire::List>(bytes);
         round::<wire::Listed>(bytes);
+        round::<wire::Keep>(bytes);
+        round::<wire::Kept>(bytes);
+        round::<wire::Drain>(bytes);
+        round::<wire::DrainReport>(bytes);
         round::<wire::Done>(bytes);
     }
 }

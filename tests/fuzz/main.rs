@@ -55,6 +55,7 @@ mod seeds {
             uid: 1000,
             gid: 1000,
             checksum: Some(7),
+            replicas: 2,
         });
         let copies = vec![Copy { member: tidefs_engine::types::MemberId(3), medium: Medium::Ssd }];
         let present = Answered::Present { stamp, facts, copies: copies.clone() };

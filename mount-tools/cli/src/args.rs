@@ -1,6 +1,7 @@
 //! The command line of `tidefs`, with the help that people read.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use tidefs_control_api::instance::STATE_DIR_VARIABLE;
@@ -38,6 +39,13 @@ pub(crate) enum Command {
     /// Show which members hold a key
     #[command(after_help = "Example:\n  tidefs where /mnt/kv/llama/0a1b.bin")]
     Where(PathArgs),
+    /// Have a member leave the cluster with nothing lost: what only it holds is copied to others, the hottest first
+    #[command(
+        after_help = "Examples:\n  tidefs drain gpu-17\n  tidefs drain gpu-17 --deadline 10m\n  tidefs drain gpu-17 --stop\n\n\
+                      It goes on when this command is interrupted; called again, it shows how far it is. When it is done, \
+                      stop the daemon."
+    )]
+    Drain(DrainArgs),
     /// Try a cluster out on this machine
     #[command(subcommand)]
     Cluster(ClusterCommand),
@@ -106,6 +114,7 @@ impl Command {
             Self::Members(args) => args.select.common.json,
             Self::Catalog(CatalogCommand::Stats(args)) => args.select.common.json,
             Self::Where(args) => args.select.common.json,
+            Self::Drain(args) => args.select.common.json,
             Self::Cluster(ClusterCommand::Dev(args)) => args.json,
             Self::List(args) => args.select.common.json,
             Self::Stat(args) | Self::Why(args) => args.select.common.json,
@@ -254,6 +263,20 @@ impl From<Sort> for SortOrder {
 pub(crate) struct PathArgs {
     /// Path below a mount; outside of any mount, a relative path is a key of the daemon
     pub(crate) path: PathBuf,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// The member, by its name or its identity; `tidefs members` shows both
+    pub(crate) host: String,
+    /// Stay a member if it takes longer than this, for example 10m; what was copied until then need not be copied again
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "stop")]
+    pub(crate) deadline: Option<Duration>,
+    /// Stop a drain: the member stays
+    #[arg(long)]
+    pub(crate) stop: bool,
     #[command(flatten)]
     pub(crate) select: Select,
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::ByteCount;
 
-use crate::KeyPath;
+use crate::{DrainStatus, KeyPath};
 
 /// What a member knows of its cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +21,13 @@ pub struct ClusterStatus {
     pub members: Vec<MemberStatus>,
     /// What this member serves of the catalog.
     pub catalog: CatalogStatus,
+    /// Objects of this member that wait for copies on others.
+    pub copies_to_make: u64,
+    /// Objects that this member sees to, and of which fewer members hold a copy than wanted.
+    pub short_of_copies: u64,
+    /// Where a drain of this member is, if one was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainStatus>,
 }
 
 /// One member.
@@ -84,6 +91,12 @@ pub struct Where {
     pub size: Option<ByteCount>,
     /// Members that hold its bytes, the best source first.
     pub copies: Vec<CopyPlace>,
+    /// How many members are to hold it. Copies that leave first do not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u64>,
+    /// Whether fewer do.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_short: bool,
 }
 
 /// One copy.
@@ -93,6 +106,9 @@ pub struct CopyPlace {
     pub member: String,
     /// What operators call it, when it is known.
     pub name: Option<String>,
-    /// `memory` or `ssd`.
+    /// `memory`, `ssd`, or [`LEAVES_FIRST`].
     pub medium: String,
 }
+
+/// Medium of a copy that was fetched for readers there, and that leaves before what no other member holds.
+pub const LEAVES_FIRST: &str = "memory, leaves first";

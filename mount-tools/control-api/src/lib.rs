@@ -16,6 +16,8 @@ pub mod cluster;
 #[cfg(feature = "admin")]
 pub mod config;
 #[cfg(feature = "admin")]
+pub mod drain;
+#[cfg(feature = "admin")]
 pub mod error;
 #[cfg(feature = "admin")]
 pub mod instance;
@@ -47,6 +49,8 @@ pub mod why;
 pub use cluster::{CatalogStatus, ClusterStatus, CopyPlace, MemberStatus, Where};
 #[cfg(feature = "admin")]
 pub use config::{ConfigEntry, ConfigOrigin, EffectiveConfig};
+#[cfg(feature = "admin")]
+pub use drain::{DrainOrder, DrainRequest, DrainStatus};
 #[cfg(feature = "admin")]
 pub use error::{ApiError, ErrorBody, ErrorCode};
 #[cfg(feature = "admin")]

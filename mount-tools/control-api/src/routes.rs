@@ -10,6 +10,8 @@ pub const STAT: &str = "/v1/stat";
 pub const WHY: &str = "/v1/why";
 /// `GET` with [`crate::PathQuery`]: [`crate::Where`].
 pub const WHERE: &str = "/v1/where";
+/// `POST` of [`crate::DrainRequest`]: [`crate::DrainStatus`].
+pub const DRAIN: &str = "/v1/drain";
 /// `POST` of [`crate::EvictRequest`]: [`crate::Evicted`].
 pub const EVICT: &str = "/v1/evict";
 /// `POST` of [`crate::PinRequest`]: [`crate::Pinned`].
@@ -34,6 +36,7 @@ mod tests {
             super::STAT,
             super::WHY,
             super::WHERE,
+            super::DRAIN,
             super::EVICT,
             super::PIN,
             super::VERIFY,

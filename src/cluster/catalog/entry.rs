@@ -2,7 +2,7 @@
 
 use tidefs_engine::types::ByteCount;
 
-use crate::cluster::object::{DirectoryFacts, Facts, FileFacts, Medium, Stamp};
+use crate::cluster::object::{DirectoryFacts, Facts, FileFacts, Medium, Stamp, pack_mode, unpack_mode};
 
 /// A start of a member, as the tables of this process number it. 14 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -184,7 +184,8 @@ impl Entry {
     pub fn set_facts(&mut self, facts: Facts) {
         let bits = |mode: u32| mode & !(IS_DIRECTORY | HAS_CHECKSUM);
         match facts {
-            Facts::File(FileFacts { size, mtime_ns, mode, uid, gid, checksum }) => {
+            Facts::File(FileFacts { size, mtime_ns, mode, uid, gid, checksum, replicas }) => {
+                let mode = pack_mode(mode, replicas);
                 let flag = if checksum.is_some() { HAS_CHECKSUM } else { 0 };
                 (self.size, self.mtime_ns) = (size.get(), mtime_ns);
                 (self.mode, self.uid, self.gid) = (bits(mode) | flag, uid, gid);
@@ -210,6 +211,7 @@ impl Entry {
         if self.mode & IS_DIRECTORY != 0 {
             return Facts::Directory(DirectoryFacts { mode, uid, gid });
         }
+        let (mode, replicas) = unpack_mode(mode);
         Facts::File(FileFacts {
             size: ByteCount(self.size),
             mtime_ns: self.mtime_ns,
@@ -217,7 +219,16 @@ impl Entry {
             uid,
             gid,
             checksum: (self.mode & HAS_CHECKSUM != 0).then_some(self.checksum),
+            replicas,
         })
+    }
+
+    /// More members are to hold it than was known.
+    pub fn raise_replicas(&mut self, facts: Facts) {
+        if let (Facts::File(theirs), Facts::File(ours)) = (facts, self.facts()) {
+            let replicas = theirs.replicas.max(ours.replicas);
+            self.set_facts(Facts::File(FileFacts { replicas, ..ours }));
+        }
     }
 
     /// Whether it is the same as `facts`, as far as bytes go: both directories, or files whose checksums are known and
@@ -265,9 +276,11 @@ mod tests {
 
         #[test]
         fn facts_are_kept_as_they_are(
-            size: u64, mtime_ns: i64, mode in 0_u32..0o10000, uid: u32, gid: u32, checksum: Option<u64>
+            size: u64, mtime_ns: i64, mode in 0_u32..0o10000, uid: u32, gid: u32, checksum: Option<u64>,
+            replicas in 1_u8..=16,
         ) {
-            let file = Facts::File(FileFacts { size: ByteCount(size), mtime_ns, mode, uid, gid, checksum });
+            let file =
+                Facts::File(FileFacts { size: ByteCount(size), mtime_ns, mode, uid, gid, checksum, replicas });
             let directory = Facts::Directory(DirectoryFacts { mode, uid, gid });
             let mut entry = Entry::new(Stamp(7), file);
             prop_assert_eq!(entry.facts(), file);

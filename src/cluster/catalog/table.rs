@@ -300,7 +300,11 @@ impl Table {
         };
         let known = entry.stamp();
         if is_version(entry, stamp) {
-            self.part(key.shard()).put_copy(key, slot, medium);
+            let part = self.part(key.shard());
+            part.put_copy(key, slot, medium);
+            if let Some(entry) = part.entries.get_mut(&key) {
+                entry.raise_replicas(facts);
+            }
             return Put::Collapsed { stamp: known };
         }
         if known > stamp {

@@ -472,5 +472,9 @@ messages! {
     Done(_done): Ok(());
 }
 
+mod placing;
+
+pub use placing::{DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, KEEP, Keep, Kept};
+
 #[cfg(test)]
 mod tests;

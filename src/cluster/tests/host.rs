@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tidefs_engine::types::{BoxFuture, ByteCount};
+use tidefs_engine::types::{BoxFuture, ByteCount, MemberId};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::cluster::shards::{KeyId, Shard};
@@ -23,6 +23,8 @@ pub(super) struct Object {
     pub(super) is_directory: bool,
     /// A copy of what another host wrote.
     pub(super) is_soft: bool,
+    /// How many hosts are to hold it.
+    pub(super) replicas: u8,
 }
 
 impl Object {
@@ -41,6 +43,7 @@ impl Object {
             uid: 0,
             gid: 0,
             checksum: Some(xxh3_64(&self.bytes)),
+            replicas: self.replicas,
         })
     }
 }
@@ -62,6 +65,12 @@ pub(super) struct State {
     pub(super) lends_nothing: bool,
     /// Lends bytes that are not those of the checksum.
     pub(super) lends_wrong_bytes: bool,
+    /// How many hosts are to hold what was looked up.
+    wanted: BTreeMap<Vec<u8>, u8>,
+    /// Has no room for copies.
+    pub(super) is_full: bool,
+    /// The member that it is, to fetch what it is asked to keep.
+    cluster: Option<Cluster>,
 }
 
 /// Longest object that is sent in an answer.
@@ -70,7 +79,14 @@ const SENT_AT_ONCE: usize = 64 << 10;
 /// What a host holds.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    pub(super) state: Mutex<State>,
+    pub(super) state: Arc<Mutex<State>>,
+}
+
+impl Memory {
+    /// It is that of this member now.
+    pub(super) fn belongs_to(&self, cluster: &Cluster) {
+        self.state.lock().cluster = Some(cluster.clone());
+    }
 }
 
 fn cookie(name: &[u8]) -> u64 {
@@ -115,6 +131,77 @@ impl Holder for Memory {
         state.answers.remove(&path);
         state.revocations += 1;
         Box::pin(std::future::ready(()))
+    }
+
+    fn keep(
+        &self,
+        path: Vec<u8>,
+        stamp: Stamp,
+        replicas: u8,
+        _head: KeyId,
+        from: MemberId,
+    ) -> BoxFuture<'static, Result<ByteCount, Unkept>> {
+        let (cluster, asked_at) = {
+            let mut state = self.state.lock();
+            if let Some(object) = state.objects.get_mut(&path).filter(|object| object.stamp == stamp) {
+                (object.is_soft, object.replicas) = (false, replicas);
+                let size = ByteCount(object.bytes.len() as u64);
+                if let Some(cluster) = state.cluster.as_ref() {
+                    cluster.hold(&path, stamp, Medium::Memory);
+                }
+                return Box::pin(std::future::ready(Ok(size)));
+            }
+            if state.is_full || state.objects.contains_key(&path) {
+                return Box::pin(std::future::ready(Err(Unkept::NotNow)));
+            }
+            (state.cluster.clone(), state.revocations)
+        };
+        let memory = Arc::clone(&self.state);
+        Box::pin(async move {
+            let cluster = cluster.ok_or(Unkept::NotNow)?;
+            let deadline = tokio::time::Instant::now().into_std() + std::time::Duration::from_secs(2);
+            let found = cluster.find(vec![path.clone()], deadline).await.pop();
+            let Some(Found::Present { stamp: found, facts: Facts::File(facts), .. }) = found else {
+                return Err(Unkept::Gone);
+            };
+            if found != stamp {
+                return Err(Unkept::Gone);
+            }
+            let copies = vec![Copy { member: from, medium: Medium::Memory }];
+            let wanted = Wanted { path: path.clone(), stamp, size: facts.size, copies };
+            let (bytes, _) = cluster.fetch_bytes(wanted, deadline).await.map_err(|_| Unkept::NotNow)?;
+            let mut state = memory.lock();
+            if state.revocations != asked_at || state.objects.contains_key(&path) {
+                return Err(Unkept::NotNow);
+            }
+            let object = Object { stamp, bytes: bytes.into(), is_directory: false, is_soft: false, replicas };
+            state.objects.insert(path.clone(), object);
+            state.answers.remove(&path);
+            cluster.hold(&path, stamp, Medium::Memory);
+            Ok(facts.size)
+        })
+    }
+
+    fn head(&self, path: &[u8]) -> KeyId {
+        KeyId::of(path)
+    }
+
+    fn hottest(&self) -> (Vec<u64>, ByteCount) {
+        let state = self.state.lock();
+        let bytes = state.objects.values().map(|object| object.bytes.len() as u64).sum();
+        ((0..state.objects.len() as u64).collect(), ByteCount(bytes))
+    }
+
+    fn holding_at(&self, place: u64) -> Option<Holding> {
+        let state = self.state.lock();
+        let (path, object) = state.objects.iter().nth(usize::try_from(place).unwrap())?;
+        let holding = Holding {
+            path: path.clone(),
+            stamp: object.stamp,
+            facts: object.facts(),
+            medium: object.medium(),
+        };
+        Some(holding).filter(|holding| holding.medium.is_hard())
     }
 
     fn inherit(&self, keys: &[KeyId]) -> Vec<(Vec<u8>, Stamp, Medium)> {
@@ -218,10 +305,26 @@ impl Host {
     ) -> Result<Published, ClusterError> {
         self.put(
             path,
-            Object { stamp: at, bytes: bytes.into(), is_directory: false, is_soft: false },
+            Object { stamp: at, bytes: bytes.into(), is_directory: false, is_soft: false, replicas: 1 },
             deadline,
         )
         .await
+    }
+
+    /// The same, and `replicas` hosts are to hold it.
+    pub(super) async fn write_copies(
+        &self,
+        path: &str,
+        bytes: &[u8],
+        at: Stamp,
+        replicas: u8,
+        deadline: Instant,
+    ) -> Result<Published, ClusterError> {
+        let object = Object { stamp: at, bytes: bytes.into(), is_directory: false, is_soft: false, replicas };
+        let published = self.put(path, object, deadline).await?;
+        let (size, head) = (ByteCount(bytes.len() as u64), KeyId::of(path.as_bytes()));
+        self.cluster.wish(Wish { path: path.into(), stamp: published.stamp, size, replicas, head });
+        Ok(published)
     }
 
     pub(super) async fn make_directory(
@@ -231,7 +334,7 @@ impl Host {
     ) -> Result<Published, ClusterError> {
         self.put(
             path,
-            Object { stamp: Stamp(0), bytes: Arc::new([]), is_directory: true, is_soft: false },
+            Object { stamp: Stamp(0), bytes: Arc::new([]), is_directory: true, is_soft: false, replicas: 1 },
             deadline,
         )
         .await
@@ -282,10 +385,11 @@ impl Host {
             }
             Found::Present { stamp, facts, copies } => {
                 remember(Remembered::Present(stamp));
-                let size = match facts {
-                    Facts::File(file) => file.size.get(),
-                    Facts::Directory(_) => 0,
+                let (size, replicas) = match facts {
+                    Facts::File(file) => (file.size.get(), file.replicas),
+                    Facts::Directory(_) => (0, 1),
                 };
+                state.wanted.insert(path.as_bytes().to_vec(), replicas);
                 Seen::Elsewhere(stamp, copies, size)
             }
             Found::Unknown => Seen::Unknown,
@@ -325,7 +429,8 @@ impl Host {
     fn keep_softly(&self, path: &str, stamp: Stamp, bytes: &[u8], asked_at: u64) {
         let mut state = self.memory.state.lock();
         if state.revocations == asked_at && !state.objects.contains_key(path.as_bytes()) {
-            let object = Object { stamp, bytes: bytes.into(), is_directory: false, is_soft: true };
+            let replicas = state.wanted.get(path.as_bytes()).copied().unwrap_or(1);
+            let object = Object { stamp, bytes: bytes.into(), is_directory: false, is_soft: true, replicas };
             state.objects.insert(path.into(), object);
             state.answers.remove(path.as_bytes());
             self.cluster.hold(path.as_bytes(), stamp, Medium::Soft);

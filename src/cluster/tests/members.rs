@@ -14,7 +14,7 @@ use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::shards::{KeyId, Owners};
 use crate::cluster::*;
 
-fn runtime() -> Runtime {
+pub(super) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
@@ -27,7 +27,7 @@ pub(super) fn wall() -> Stamp {
     Stamp(u64::try_from(since.as_nanos()).unwrap())
 }
 
-fn config(id: u64) -> ClusterConfig {
+pub(super) fn config(id: u64) -> ClusterConfig {
     let mut config = ClusterConfig::new(MemberId(id), &format!("host-{id}"));
     config.listen = vec!["127.0.0.1:0".parse().unwrap()];
     config.key = Some(ClusterKey::new(*b"the key of this cluster"));
@@ -37,7 +37,7 @@ fn config(id: u64) -> ClusterConfig {
     config
 }
 
-async fn start(coordinator: &Embedded, config: ClusterConfig) -> Host {
+pub(super) async fn start(coordinator: &Embedded, config: ClusterConfig) -> Host {
     let memory = Arc::new(Memory::default());
     start_with(coordinator, config, memory).await
 }
@@ -46,11 +46,12 @@ async fn start_with(coordinator: &Embedded, config: ClusterConfig, memory: Arc<M
     let holder: std::sync::Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
     let cluster =
         Cluster::start(config, Handle::current(), Arc::new(coordinator.another()), holder).await.unwrap();
+    memory.belongs_to(&cluster);
     Host { cluster, memory }
 }
 
 /// Waits until all of them know all of each other, and all that they hold.
-async fn settled(hosts: &[Host]) {
+pub(super) async fn settled(hosts: &[Host]) {
     until("all know each other", || {
         hosts.iter().all(|host| {
             let status = host.cluster.status();
@@ -215,6 +216,7 @@ fn an_evicted_object_is_found_no_more_and_a_copy_of_it_is() {
                 bytes: (*b"bytes").into(),
                 is_directory: false,
                 is_soft: false,
+                replicas: 1,
             },
         );
         hosts[1].cluster.hold(b"kv/a", published.stamp, Medium::Ssd);

@@ -4,4 +4,5 @@ mod copies;
 mod host;
 mod members;
 mod network;
+mod placing;
 mod simulation;

@@ -4,14 +4,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use tidefs_engine::types::{BoxFuture, ByteCount};
+use tidefs_engine::types::{BoxFuture, ByteCount, MemberId};
 use tokio::runtime::Handle;
 
 use super::super::history::Ending;
 use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, OpenOptions, Phase, Place};
 use super::stamp_of;
 use crate::cluster::shards::{KeyId, Shard};
-use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp, Unlent};
+use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp, Unkept, Unlent};
 use crate::namespace::{Cookie, Slot, ThreadId};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
@@ -96,6 +96,37 @@ impl Holder for MemberSide {
             paths.iter().for_each(|path| state.elsewhere.change(KeyId::of(path)));
         }
         datapath.forget_names_in_kernel();
+    }
+
+    fn keep(
+        &self,
+        path: Vec<u8>,
+        stamp: Stamp,
+        replicas: u8,
+        head: KeyId,
+        from: MemberId,
+    ) -> BoxFuture<'static, Result<ByteCount, Unkept>> {
+        let (datapath, runtime) = (self.datapath.upgrade(), self.runtime.clone());
+        Box::pin(async move {
+            let datapath = datapath.ok_or(Unkept::NotNow)?;
+            datapath.keep_for_peer(runtime, path, stamp, (replicas, head), from).await
+        })
+    }
+
+    fn head(&self, path: &[u8]) -> KeyId {
+        let own = || KeyId::of(path);
+        self.datapath.upgrade().map_or_else(own, |datapath| {
+            let mut state = datapath.lock();
+            state.tree.by_path(path).map_or_else(own, |slot| state.head_of(slot))
+        })
+    }
+
+    fn hottest(&self) -> (Vec<u64>, ByteCount) {
+        self.datapath.upgrade().map(|datapath| datapath.hottest()).unwrap_or_default()
+    }
+
+    fn holding_at(&self, place: u64) -> Option<Holding> {
+        self.datapath.upgrade()?.holding_at(place)
     }
 
     fn inherit(&self, keys: &[KeyId]) -> Vec<(Vec<u8>, Stamp, Medium)> {
@@ -316,24 +347,14 @@ impl Datapath {
                 return (found, Some(u64::from(next)));
             }
             next = slot.0.saturating_add(1);
-            if slot == Slot::ROOT || node.is_detached() || state.remote_size(slot).is_some() {
+            if state.object(slot).is_some()
+                && !node.is_detached()
+                && self.is_temporary(&state.tree.name(slot))
+            {
                 continue;
             }
-            let name = state.tree.name(slot);
-            if state.object(slot).is_some() && self.is_temporary(&name) {
-                continue;
-            }
-            let Some((stamp, facts)) = state.facts_for_members(slot) else { continue };
-            let path = state.tree.path(slot);
-            if is_wanted(KeyId::of(&path).shard()) {
-                let is_on_ssd = state.object(slot).is_some_and(|object| matches!(object.place, Place::Ssd));
-                let medium = match is_on_ssd {
-                    true => Medium::Ssd,
-                    false if state.is_soft(slot) => Medium::Soft,
-                    false => Medium::Memory,
-                };
-                found.push(Holding { path, stamp, facts, medium });
-            }
+            let holding = state.holding(slot).filter(|holding| is_wanted(KeyId::of(&holding.path).shard()));
+            found.extend(holding);
         }
         let has_more = state.tree.slots_from(Slot(next)).next().is_some();
         (found, has_more.then_some(u64::from(next)))

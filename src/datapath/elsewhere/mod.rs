@@ -12,6 +12,7 @@
 //! Without a cluster none of this costs more than one look at an empty cell.
 
 mod fetch;
+mod keep;
 mod member;
 mod soft;
 mod tell;
@@ -28,7 +29,7 @@ use tokio::runtime::Handle;
 
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::cluster::shards::KeyId;
-use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, Found, ListedName, Stamp};
+use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, Found, ListedName, Medium, Stamp};
 use crate::namespace::{Attributes, Ino, Name, Slot, permissions};
 
 pub(super) use fetch::Away;
@@ -37,6 +38,8 @@ pub use tell::News;
 
 /// Absent names that are remembered: about 25 MiB at most.
 const ABSENT_MAX: NonZeroUsize = NonZeroUsize::new(1 << 18).expect("262144 is not zero");
+/// Objects of which the head of their chain is remembered; of others it is taken to be themselves.
+const HEADS_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
 /// Removals that are kept until this host is a member, at most.
 const REMOVED_ALONE_MAX: usize = 65_536;
 /// How often a name that changes while it is asked for is asked for again.
@@ -107,6 +110,8 @@ pub(super) struct Elsewhere {
     met: LruCache<KeyId, u16>,
     /// Reads after which a soft copy stays longer than those that were read less.
     soft_after: u16,
+    /// Heads of the chains of objects that were sealed or are kept here, by inode.
+    heads: LruCache<Ino, KeyId>,
     /// Hears of what leaves this host. It takes that without waiting.
     cluster: Option<Arc<Cluster>>,
     /// Set while this host is to be a member and is none yet: what it removes meanwhile is told when it is.
@@ -123,6 +128,7 @@ impl Default for Elsewhere {
             soft_bytes: 0,
             met: LruCache::new(soft::MET_MAX),
             soft_after: 2,
+            heads: LruCache::new(HEADS_MAX),
             cluster: None,
             solitude: None,
         }
@@ -210,7 +216,8 @@ impl State {
         }
         let object = self.object(slot).filter(|object| object.phase == Phase::Sealed)?;
         let (size, mtime_ns) = (object.size, attributes.mtime_ns);
-        let facts = FileFacts { size, mtime_ns, mode, uid, gid, checksum: None };
+        let replicas = self.replicas(slot);
+        let facts = FileFacts { size, mtime_ns, mode, uid, gid, checksum: None, replicas };
         Some((stamp_of(object), Facts::File(facts)))
     }
 
@@ -223,6 +230,10 @@ impl State {
         object.version = self.take_version();
         object.sealed_at_ns = i64::try_from(stamp.0).unwrap_or(i64::MAX);
         object.marks = Marks::FINAL;
+        if facts.replicas > 1 {
+            // For the day when its copy here is the one that counts.
+            object.open_mut().policy.replicas = Some(facts.replicas);
+        }
         let attributes = Attributes {
             mode: permissions(facts.mode),
             uid: facts.uid,
@@ -258,6 +269,13 @@ impl State {
         }
     }
 
+    /// Tells the catalog that this host knows the directory in `slot`, too.
+    fn hold_directory(&self, slot: Slot) {
+        if let Some(cluster) = &self.elsewhere.cluster {
+            cluster.hold(&self.tree.path(slot), Stamp::default(), Medium::Memory);
+        }
+    }
+
     /// The version that was promised to the cluster for the file in `slot`.
     pub(super) fn promised(&self, slot: Slot) -> Option<Stamp> {
         self.object(slot)?.open.as_ref()?.promised.map(|(stamp, _)| stamp)
@@ -290,7 +308,8 @@ impl State {
 
     /// Takes an object that is only shown here, and that nobody uses, out of the tree.
     pub(super) fn unshow(&mut self, slot: Slot) {
-        let is_idle = |object: &&mut Object| object.is_remote() && !object.is_open() && object.open.is_none();
+        let is_idle =
+            |object: &&mut Object| object.is_remote() && !object.is_open() && object.next_version().is_none();
         if let Some(object) = self.object_mut(slot).filter(is_idle) {
             object.phase = Phase::Gone;
             self.clear_expiry(slot);
@@ -326,8 +345,9 @@ impl Datapath {
         for (path, through) in removed_alone {
             cluster.remove_later(path, through);
         }
-        // What was sealed while it joined may have been passed over.
+        // What was sealed while it joined may have been passed over, and nobody was asked for copies of it.
         cluster.announce_again();
+        cluster.check_copies();
         self.forget_names_in_kernel();
     }
 
@@ -416,8 +436,10 @@ impl Datapath {
             }
             Found::Present { facts: Facts::Directory(facts), .. } => {
                 let attributes = Attributes::new(facts.mode, facts.uid, facts.gid, self.now_ns());
-                if let Err(error) = self.enter_directory(&mut state, parent, name.clone(), attributes) {
-                    tracing::warn!(%error, "a directory of another member cannot be shown");
+                match self.enter_directory(&mut state, parent, name.clone(), attributes) {
+                    // It lives as long as anybody knows it.
+                    Ok(slot) => state.hold_directory(slot),
+                    Err(error) => tracing::warn!(%error, "a directory of another member cannot be shown"),
                 }
             }
         }

@@ -124,6 +124,7 @@ impl Datapath {
                 uid: stat.attributes.uid,
                 gid: stat.attributes.gid,
                 checksum: None,
+                replicas: state.replicas(slot),
             };
             Some(Appeared {
                 path: state.path_of_child(parent, name.as_bytes()),
@@ -169,6 +170,10 @@ impl Datapath {
             Ok(published) => {
                 if let Facts::File(file) = facts {
                     self.take_stamp(ino, (stamp, published.stamp), is_promise, file.size);
+                    let mut state = self.lock();
+                    if let Some(slot) = state.tree.by_ino(ino).filter(|_| file.replicas > 1 && !is_promise) {
+                        state.wish_for_copies(slot);
+                    }
                 }
             }
             Err(error) => {

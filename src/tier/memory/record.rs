@@ -5,7 +5,7 @@
 //!
 //! Invariants
 //! - What [`ObjectRecord::encode`] returns, [`ObjectRecord::decode`] reads back equal.
-//! - Formats 1 to 3 never change; their golden bytes are in the tests. Another layout is another format number.
+//! - Formats 1 to 4 never change; their golden bytes are in the tests. Another layout is another format number.
 //! - A record without what a later format added is written in the earlier one, which earlier daemons read.
 
 use serde::de::DeserializeOwned;
@@ -27,6 +27,8 @@ const FORMAT: u8 = 1;
 const FORMAT_DURABLE: u8 = 2;
 /// Ends in the policy's `recompute_bytes_per_second` behind that.
 const FORMAT_RECOMPUTE: u8 = 3;
+/// Ends in the policy's `replicas` behind that.
+const FORMAT_REPLICAS: u8 = 4;
 /// How postcard writes a `None`.
 const NONE: u8 = 0;
 const HEADER_BYTES: usize = 4;
@@ -108,9 +110,11 @@ pub struct PolicyRecord {
     /// Whether an object is on disk, durably, before its rename returns. Format 1 is a record without this and what
     /// follows.
     pub durable: Option<bool>,
-    /// Bytes a second that computing an object again yields. The last field of every record: format 2 is a record without
-    /// it.
+    /// Bytes a second that computing an object again yields. Format 2 is a record without this and what follows.
     pub recompute_bytes_per_second: Option<ByteCount>,
+    /// How many members of a cluster are to hold an object. The last field of every record: format 3 is a record without
+    /// it.
+    pub replicas: Option<u8>,
 }
 
 /// An order not to evict.
@@ -144,7 +148,7 @@ pub enum RecordError {
     Foreign,
     /// Written by a version of the daemon with another layout.
     #[error(
-        "record format {format} is not known, this daemon writes {FORMAT} to {FORMAT_RECOMPUTE}; use the daemon that wrote it"
+        "record format {format} is not known, this daemon writes {FORMAT} to {FORMAT_REPLICAS}; use the daemon that wrote it"
     )]
     Format {
         /// The number found.
@@ -225,10 +229,11 @@ impl DirectoryRecord {
 impl PolicyRecord {
     /// The earliest format that can say it.
     fn format(&self) -> u8 {
-        match (self.durable, self.recompute_bytes_per_second) {
-            (_, Some(_)) => FORMAT_RECOMPUTE,
-            (Some(_), None) => FORMAT_DURABLE,
-            (None, None) => FORMAT,
+        match (self.durable, self.recompute_bytes_per_second, self.replicas) {
+            (_, _, Some(_)) => FORMAT_REPLICAS,
+            (_, Some(_), None) => FORMAT_RECOMPUTE,
+            (Some(_), None, None) => FORMAT_DURABLE,
+            (None, None, None) => FORMAT,
         }
     }
 
@@ -251,7 +256,7 @@ fn validate_name(name: &[u8]) -> Result<(), RecordError> {
 
 /// How many `None` at the end of a body a format leaves out.
 fn left_out(format: u8) -> usize {
-    usize::from(FORMAT_RECOMPUTE - format)
+    usize::from(FORMAT_REPLICAS - format)
 }
 
 fn encode(kind: u8, body: &impl Serialize, format: u8) -> Result<Vec<u8>, RecordError> {
@@ -281,8 +286,8 @@ fn decode<T: DeserializeOwned>(kind: u8, bytes: &[u8]) -> Result<T, RecordError>
         return Err(RecordError::Damaged);
     }
     let value = match header[3] {
-        format @ FORMAT..=FORMAT_RECOMPUTE => {
-            let whole = [body, &[NONE; 2][..left_out(format)]].concat();
+        format @ FORMAT..=FORMAT_REPLICAS => {
+            let whole = [body, &[NONE; 3][..left_out(format)]].concat();
             postcard::take_from_bytes(&whole).map(|(value, rest)| (value, rest.len()))
         }
         format => return Err(RecordError::Format { format }),

@@ -71,8 +71,13 @@ fn table_of(members: &[MemberStatus]) -> String {
 }
 
 pub(crate) fn catalog(args: &StatusArgs, output: Output) -> Result<(), CliError> {
-    let catalog = cluster(args)?.catalog;
-    let value = serde_json::json!(catalog);
+    let cluster = cluster(args)?;
+    let (catalog, short, waiting) = (&cluster.catalog, cluster.short_of_copies, cluster.copies_to_make);
+    let mut value = serde_json::json!(catalog);
+    if let Some(fields) = value.as_object_mut() {
+        fields.insert("short_of_copies".to_owned(), short.into());
+        fields.insert("copies_to_make".to_owned(), waiting.into());
+    }
     output.result(&value, || {
         facts(&[
             ("entries", Some(grouped(catalog.entries))),
@@ -82,6 +87,8 @@ pub(crate) fn catalog(args: &StatusArgs, output: Output) -> Result<(), CliError>
             ("incomplete shards", Some(grouped(catalog.incomplete_shards))),
             ("shards to announce", Some(grouped(catalog.shards_to_announce))),
             ("objects lent now", Some(grouped(catalog.loans))),
+            ("objects with too few copies", Some(grouped(short))),
+            ("objects that wait for copies", Some(grouped(waiting))),
         ])
     })
 }
@@ -104,7 +111,15 @@ fn human(found: &Where) -> String {
             });
             let size = found.size.unwrap_or_default();
             let columns = [Column::Left("MEMBER"), Column::Left("ID"), Column::Left("IN")];
-            format!("`{}`, {size}\n\n{}", found.path, table(&columns, rows))
+            let wanted = match (found.replicas, found.is_short) {
+                (Some(replicas), true) => {
+                    format!(
+                        "\nfewer than the {replicas} copies that are wanted: `tidefs members` shows who is there\n"
+                    )
+                }
+                _ => String::new(),
+            };
+            format!("`{}`, {size}\n\n{}{wanted}", found.path, table(&columns, rows))
         }
         "directory" => format!("`{}` is a directory: every member knows it", found.path),
         "absent" => format!("no member holds `{}`", found.path),
@@ -129,9 +144,14 @@ mod tests {
             kind: "file".to_owned(),
             size: Some(ByteCount::mib(4)),
             copies: vec![copy("gpu-1", "memory"), copy("gpu-2", "ssd")],
+            replicas: Some(2),
+            is_short: false,
         };
         let text = human(&found);
         assert!(text.contains("gpu-1") && text.contains("gpu-2") && text.contains("ssd"), "{text}");
+        assert!(!text.contains("wanted"), "{text}");
+        let short = Where { replicas: Some(3), is_short: true, ..found.clone() };
+        assert!(human(&short).contains("fewer than the 3 copies"), "{}", human(&short));
         let nowhere = Where { kind: "absent".to_owned(), copies: Vec::new(), ..found };
         assert!(human(&nowhere).contains("no member holds `kv/key`"));
     }

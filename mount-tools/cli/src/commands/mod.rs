@@ -3,6 +3,7 @@
 mod cluster;
 mod cluster_dev;
 mod config;
+mod drain;
 mod evict;
 mod generate;
 mod list;
@@ -25,6 +26,7 @@ use crate::output::Output;
 pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError> {
     match command {
         Command::Verify(args) => return verify::run(&args, output),
+        Command::Drain(args) => return drain::run(&args, output),
         Command::Bench(args) => return Ok(crate::bench::run(args)),
         Command::Status(args) => status::run(&args, output)?,
         Command::Tier(TierCommand::Status(args)) => tier::status(&args, output)?,

@@ -16,7 +16,15 @@ fn slot(number: u16) -> Slot {
 
 fn file(content: u64) -> Facts {
     let checksum = (content != 0).then_some(content);
-    Facts::File(FileFacts { size: ByteCount(4096), mtime_ns: 5, mode: 0o644, uid: 1, gid: 2, checksum })
+    Facts::File(FileFacts {
+        size: ByteCount(4096),
+        mtime_ns: 5,
+        mode: 0o644,
+        uid: 1,
+        gid: 2,
+        checksum,
+        replicas: 1,
+    })
 }
 
 fn table() -> Table {

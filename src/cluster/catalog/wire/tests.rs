@@ -13,6 +13,7 @@ fn facts() -> Facts {
         uid: 1,
         gid: 2,
         checksum: Some(5),
+        replicas: 1,
     })
 }
 
@@ -113,6 +114,27 @@ fn version_1_of_each_message_is_these_bytes() {
     let names = vec![ListedName { cookie: 5, name: b"a".to_vec(), is_directory: true }];
     is(Listed { names }, &[&[1, 5, 1, b'a', 1]]);
     is(Done {}, &[]);
+    is(Keep { path: path(), stamp, replicas: 2, head: 5 }, &[PATH, &[7, 2, 5]]);
+    for (kept, golden) in [(Kept::Done, 0), (Kept::Gone, 1), (Kept::NotNow, 2), (Kept::Leaving, 3)] {
+        is(kept, &[&[golden]]);
+    }
+    is(Drain { order: DrainOrder::Ask }, &[&[0]]);
+    is(Drain { order: DrainOrder::Begin { within_ms: Some(7) } }, &[&[1, 1, 7]]);
+    is(Drain { order: DrainOrder::Stop }, &[&[2]]);
+    let report =
+        DrainReport { phase: DrainPhase::Left, objects: 3, bytes: 300, objects_left: 1, bytes_left: 2 };
+    is(report, &[&[2, 3, 0xac, 2, 1, 2]]);
+}
+
+#[test]
+fn how_many_copies_are_wanted_rides_in_the_mode_and_one_costs_nothing() {
+    let Facts::File(one) = facts() else { panic!("a file") };
+    let wanted = |replicas| postcard::to_allocvec(&Facts::File(FileFacts { replicas, ..one })).unwrap();
+    assert_eq!(wanted(1), FACTS);
+    for replicas in 1..=16 {
+        let read: Facts = postcard::from_bytes(&wanted(replicas)).unwrap();
+        assert_eq!(read, Facts::File(FileFacts { replicas, ..one }));
+    }
 }
 
 #[test]

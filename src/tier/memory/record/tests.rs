@@ -32,6 +32,7 @@ pub(in super::super) fn object(name: &[u8], version: u64, size: u64) -> ObjectRe
             scratch: Some(true),
             durable: None,
             recompute_bytes_per_second: None,
+            replicas: None,
         },
     }
 }
@@ -82,6 +83,19 @@ fn format_3_has_its_golden_bytes_with_and_without_what_format_2_added() {
     assert_eq!(DirectoryRecord::decode(&record.encode().unwrap()), Ok(record));
 }
 
+#[test]
+fn format_4_has_its_golden_bytes_with_and_without_what_earlier_ones_added() {
+    let mut record = directory(12, b"ns");
+    record.policy.replicas = Some(2);
+    assert_eq!(hex(&record.encode().unwrap()), GOLDEN_REPLICAS);
+    assert_eq!(DirectoryRecord::decode(&record.encode().unwrap()), Ok(record.clone()));
+    record.policy.durable = Some(false);
+    record.policy.recompute_bytes_per_second = Some(ByteCount(300));
+    assert_eq!(DirectoryRecord::decode(&record.encode().unwrap()), Ok(record));
+}
+
+const GOLDEN_REPLICAS: &str = "544464040c01026e73ed830100050204000000010000000000000102595b2580";
+
 const GOLDEN_RECOMPUTE: &str = "544464030c01026e73ed83010005020400000001000000000001ac02620f1e54";
 
 const GOLDEN_DURABLE: &str = "544464020c01026e73ed8301000502040000000100000000010129e0ac05";
@@ -119,9 +133,9 @@ fn each_damage_has_its_own_error() {
     assert_eq!(ObjectRecord::decode(&[0; RECORD_BYTES_MAX + 1]), Err(RecordError::TooLong));
     assert_eq!(DirectoryRecord::decode(&good), Err(RecordError::Foreign));
     let mut later = good[..good.len() - 4].to_vec();
-    later[3] = 4;
+    later[3] = 5;
     later.extend(crc32fast::hash(&later).to_le_bytes());
-    assert_eq!(ObjectRecord::decode(&later), Err(RecordError::Format { format: 4 }));
+    assert_eq!(ObjectRecord::decode(&later), Err(RecordError::Format { format: 5 }));
     let mut longer = good[..good.len() - 4].to_vec();
     longer.push(0);
     longer.extend(crc32fast::hash(&longer).to_le_bytes());
@@ -144,21 +158,25 @@ fn any_policy() -> impl Strategy<Value = PolicyRecord> {
         option::of(any::<bool>()),
         option::of(any::<bool>()),
         option::of(any::<u64>().prop_map(ByteCount)),
+        option::of(any::<u8>()),
     )
-        .prop_map(|(quota, floor, ttl_s, pin, priority, eviction, scratch, durable, recompute)| {
-            let recompute_bytes_per_second = recompute;
-            PolicyRecord {
-                quota,
-                floor,
-                ttl_s,
-                pin,
-                priority,
-                eviction,
-                scratch,
-                durable,
-                recompute_bytes_per_second,
-            }
-        })
+        .prop_map(
+            |(quota, floor, ttl_s, pin, priority, eviction, scratch, durable, recompute, replicas)| {
+                let recompute_bytes_per_second = recompute;
+                PolicyRecord {
+                    quota,
+                    floor,
+                    ttl_s,
+                    pin,
+                    priority,
+                    eviction,
+                    scratch,
+                    durable,
+                    recompute_bytes_per_second,
+                    replicas,
+                }
+            },
+        )
 }
 
 fn any_name() -> impl Strategy<Value = Vec<u8>> {
@@ -192,7 +210,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bodies_in_a_whole_frame_never_panic(body in vec(any::<u8>(), 0..400)) {
-        let format = FORMAT + u8::try_from(body.len() % 3).unwrap();
+        let format = FORMAT + u8::try_from(body.len() % 4).unwrap();
         let mut bytes = [&MAGIC[..], &[ObjectRecord::KIND, format], &body].concat();
         bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
         if let Ok(record) = ObjectRecord::decode(&bytes) {

@@ -1,0 +1,402 @@
+//! Copies on other members: of what its policy wants more than once, when it is sealed, and again when a member is lost.
+//!
+//! Who seals an object asks other members to fetch it: those that rendezvous hashing names for the head of its chain, each
+//! on another host and, while there are any, in another rack. When members come, go or are forgotten, everyone walks
+//! through what it holds, and the first of those who hold an object has the missing copies made, within a budget of bytes.
+//!
+//! Invariants
+//! - Too few members, or too little room on them, is a state that is shown, never a failure of who writes.
+//! - Copies that leave first do not count, nor do those of members that are forgotten.
+//!
+//! Limits: [`WISHES_MAX`] objects wait for their first copies; of those beyond the next walk takes care. [`SHORT_MAX`] keys
+//! are remembered that have too few.
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidefs_engine::engine::Answer;
+use tidefs_engine::types::{ByteCount, MemberId, PeerId};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+
+use super::catalog::wire::{Change, KEEP, Keep, Kept, Message};
+use super::core::Core;
+use super::object::{Facts, FileFacts, Found, Holder, Holding, Medium, Stamp, Unkept};
+use super::shards::{KeyId, replica_target};
+
+/// Objects that wait for their first copies.
+const WISHES_MAX: usize = 65_536;
+/// Keys with too few copies that are remembered.
+const SHORT_MAX: usize = 65_536;
+/// Objects of which copies are made at once, for others and by others.
+const AT_ONCE: usize = 8;
+/// Things that are looked at together.
+const PAGE: usize = 512;
+/// The longest pause before what failed is tried again.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// An object that is to have copies on other members.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Name.
+    pub path: Vec<u8>,
+    /// Which version.
+    pub stamp: Stamp,
+    /// Its length.
+    pub size: ByteCount,
+    /// How many copies there are to be.
+    pub replicas: u8,
+    /// The head of its chain, or its own key.
+    pub head: KeyId,
+}
+
+/// What became of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copied {
+    /// There are as many as there are to be.
+    Enough,
+    /// There are fewer members than that, or none of them can take it.
+    Short,
+    /// The same may succeed a moment later.
+    NotNow,
+    /// It is not what stands there any more, or it is another member's to see to.
+    NotMine,
+    /// The catalog knows of nothing: it was removed, or is not announced yet.
+    Absent,
+}
+
+/// What is to be copied.
+#[derive(Debug)]
+pub(super) struct Copying {
+    /// Held for a look-up.
+    wishes: Mutex<VecDeque<Wish>>,
+    wish_came: Notify,
+    walk_wanted: Notify,
+    /// Keys of which this member sees to the copies, and of which there are too few.
+    short: Mutex<HashSet<KeyId>>,
+    under_way: AtomicUsize,
+    /// Copies that this member makes for others now.
+    taking: Arc<Semaphore>,
+    /// Until when the budget for repairs is used up, in nanoseconds since the start.
+    paid_until_ns: AtomicU64,
+    /// The same for what others ask this member to keep.
+    taken_until_ns: AtomicU64,
+}
+
+impl Default for Copying {
+    fn default() -> Self {
+        Self {
+            wishes: Mutex::default(),
+            wish_came: Notify::new(),
+            walk_wanted: Notify::new(),
+            short: Mutex::default(),
+            under_way: AtomicUsize::new(0),
+            taking: Arc::new(Semaphore::new(AT_ONCE)),
+            paid_until_ns: AtomicU64::new(0),
+            taken_until_ns: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Copying {
+    /// Objects that wait for copies, and objects of which there are too few.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.wishes.lock().len() + self.under_way.load(Ordering::Relaxed), self.short.lock().len())
+    }
+
+    /// Everything that is held is to be looked at.
+    pub(super) fn walk(&self) {
+        self.walk_wanted.notify_one();
+    }
+
+    fn note_short(&self, key: KeyId, is_short: bool) {
+        let mut short = self.short.lock();
+        if !is_short {
+            short.remove(&key);
+        } else if short.len() < SHORT_MAX {
+            short.insert(key);
+        }
+    }
+}
+
+/// Takes `size` bytes out of a budget of `rate` bytes a second, which is used up until `until_ns`. Returns how long to wait
+/// before they may be used.
+fn pay(until_ns: &AtomicU64, now: Duration, size: ByteCount, rate: u64) -> Duration {
+    let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+    let cost = u128::from(size.get()) * 1_000_000_000 / u128::from(rate.max(1));
+    let cost_ns = u64::try_from(cost).unwrap_or(u64::MAX);
+    let pay = |until: u64| Some(until.max(now_ns).saturating_add(cost_ns));
+    let until = until_ns.fetch_update(Ordering::AcqRel, Ordering::Acquire, pay).unwrap_or_else(|until| until);
+    Duration::from_nanos(until.saturating_sub(now_ns))
+}
+
+impl Core {
+    /// Has copies of an object made on other members. Nobody waits for that.
+    pub(super) fn wish(&self, wish: Wish) {
+        let mut wishes = self.copying.wishes.lock();
+        if wishes.len() < WISHES_MAX {
+            wishes.push_back(wish);
+            self.copying.wish_came.notify_one();
+        } else {
+            self.counters.queue_overflows.increment();
+            self.copying.walk();
+        }
+    }
+
+    /// Makes the first copies of what is sealed here, for ever.
+    pub(super) async fn copy_for_ever(self: Arc<Self>) {
+        let turns = Arc::new(Semaphore::new(AT_ONCE));
+        loop {
+            let Some(wish) = self.copying.wishes.lock().pop_front() else {
+                self.copying.wish_came.notified().await;
+                continue;
+            };
+            let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return };
+            self.copying.under_way.fetch_add(1, Ordering::Relaxed);
+            let core = Arc::clone(&self);
+            self.spawn(async move {
+                if core.copy(&wish, false).await.0 == Copied::NotNow {
+                    core.copying.walk();
+                }
+                core.copying.under_way.fetch_sub(1, Ordering::Relaxed);
+                drop(turn);
+            });
+        }
+    }
+
+    /// Walks through all that is held whenever that is wanted, and has missing copies made.
+    pub(super) async fn repair_for_ever(self: Arc<Self>) {
+        let first_pause = self.config.timings.tick * 2;
+        let mut is_followed = false;
+        loop {
+            // What a lost member held is forgotten later than it is lost, by each owner in its own time.
+            let again = if is_followed { self.config.timings.grace + first_pause } else { Duration::MAX };
+            is_followed = tokio::time::timeout(again, self.copying.walk_wanted.notified()).await.is_ok();
+            let mut pause = first_pause;
+            // What made it necessary is known to all by then; and what failed may succeed.
+            loop {
+                tokio::time::sleep(pause).await;
+                if self.walk_once().await {
+                    break;
+                }
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        }
+    }
+
+    /// Returns whether nothing is left that may succeed a moment later.
+    async fn walk_once(self: &Arc<Self>) -> bool {
+        let seen = self.seen();
+        let Some(holder) = self.holder.upgrade().filter(|_| !seen.is_alone) else { return true };
+        self.copying.short.lock().clear();
+        let turns = Arc::new(Semaphore::new(AT_ONCE));
+        let (mut under_way, mut is_over) = (JoinSet::new(), true);
+        let mut after = 0;
+        loop {
+            let (page, next) = holder.holdings(&|_| true, after, PAGE);
+            for wish in page.into_iter().filter_map(|holding| repairable(&*holder, holding)) {
+                let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return true };
+                let core = Arc::clone(self);
+                under_way.spawn(async move {
+                    let (copied, made) = core.copy(&wish, true).await;
+                    let bytes = ByteCount(wish.size.get().saturating_mul(u64::from(made)));
+                    if made > 0 {
+                        let rate = core.config.limits.repair_bytes_per_second;
+                        tokio::time::sleep(pay(&core.copying.paid_until_ns, core.now(), bytes, rate)).await;
+                    }
+                    drop(turn);
+                    copied != Copied::NotNow
+                });
+                while let Some(ended) = under_way.try_join_next() {
+                    is_over &= ended.unwrap_or(false);
+                }
+            }
+            match next.filter(|&next| next != after) {
+                Some(next) => after = next,
+                None => break,
+            }
+            tokio::task::yield_now().await;
+        }
+        while let Some(ended) = under_way.join_next().await {
+            is_over &= ended.unwrap_or(false);
+        }
+        is_over
+    }
+
+    /// Whether what a member holds counts: it was not given up.
+    pub(super) fn is_counted(&self, member: MemberId) -> bool {
+        if member == self.me.member {
+            return !self.is_leaving();
+        }
+        self.peers.lock().get(&member).is_some_and(|peer| !peer.is_dropped && !peer.has_left)
+    }
+
+    /// Has the missing copies of an object made. `as_first`: only if this member is the first of those that hold it. Returns
+    /// how many were made, too.
+    pub(super) async fn copy(self: &Arc<Self>, wish: &Wish, as_first: bool) -> (Copied, u32) {
+        let deadline = self.in_background();
+        let found = self.find(vec![wish.path.clone()], deadline).await.pop().unwrap_or(Found::Unknown);
+        let (facts, copies) = match found {
+            Found::Present { stamp, facts: Facts::File(facts), copies } if stamp == wish.stamp => {
+                (facts, copies)
+            }
+            Found::Present { .. } => return (Copied::NotMine, 0),
+            Found::Absent { .. } => return (Copied::Absent, 0),
+            Found::Unknown => return (Copied::NotNow, 0),
+        };
+        let members = |is_hard: bool| {
+            let counted = copies.iter().filter(|copy| copy.medium.is_hard() == is_hard);
+            let counted = counted.filter(|copy| self.is_counted(copy.member));
+            counted.map(|copy| copy.member).collect::<Vec<MemberId>>()
+        };
+        let holders = members(true);
+        let first = holders.iter().copied().filter(|&member| !self.is_suspect(member)).min();
+        // When its policy has changed since it was sealed the others do not know how many are wanted.
+        let is_known = facts.replicas >= wish.replicas;
+        if as_first && is_known && first != Some(self.me.member) {
+            return (Copied::NotMine, 0);
+        }
+        if !is_known {
+            let facts = Facts::File(FileFacts { replicas: wish.replicas, ..facts });
+            let (path, stamp, medium) = (wish.path.clone(), wish.stamp, Medium::Memory);
+            self.note(Change::Announce { path, stamp, facts, medium, contact_age_ms: 0 });
+        }
+        let (copied, made) = self.copy_to_others(wish, holders, &members(false)).await;
+        self.copying.note_short(KeyId::of(&wish.path), matches!(copied, Copied::Short | Copied::NotNow));
+        (copied, made)
+    }
+
+    /// Asks one member after another until enough hold it. While this member leaves, those first that have its bytes
+    /// already.
+    async fn copy_to_others(
+        self: &Arc<Self>,
+        wish: &Wish,
+        mut holders: Vec<MemberId>,
+        soft: &[MemberId],
+    ) -> (Copied, u32) {
+        let (mut refusing, mut made) = (BTreeSet::new(), 0);
+        let mut may_succeed_later = false;
+        while holders.len() < usize::from(wish.replicas) {
+            let view = self.seen().view.clone();
+            let is_candidate = |member: MemberId| {
+                member != self.me.member && !refusing.contains(&member) && !self.is_suspect(member)
+            };
+            let near = |member: MemberId| soft.contains(&member) && is_candidate(member);
+            let near = self.is_leaving().then(|| replica_target(&view, wish.head, &holders, near)).flatten();
+            let Some(target) = near.or_else(|| replica_target(&view, wish.head, &holders, is_candidate))
+            else {
+                let is_anyone_away = view.members().iter().any(|member| self.is_suspect(member.id));
+                let copied = if may_succeed_later || is_anyone_away { Copied::NotNow } else { Copied::Short };
+                return (copied, made);
+            };
+            match self.ask_to_keep(target, wish).await {
+                Kept::Done => {
+                    self.counters.copies_made.increment();
+                    self.counters.copied_bytes.add(wish.size.get());
+                    made += 1;
+                    holders.push(target);
+                }
+                Kept::Gone => return (Copied::NotMine, made),
+                Kept::NotNow => {
+                    may_succeed_later = true;
+                    refusing.insert(target);
+                }
+                Kept::Leaving => drop(refusing.insert(target)),
+            }
+        }
+        (Copied::Enough, made)
+    }
+
+    async fn ask_to_keep(self: &Arc<Self>, target: MemberId, wish: &Wish) -> Kept {
+        let keep =
+            Keep { path: wish.path.clone(), stamp: wish.stamp, replicas: wish.replicas, head: wish.head.0 };
+        let deadline = self.within(self.config.timings.keep);
+        let answer = self.call(target, KEEP, keep.encode(), deadline).await;
+        let kept = answer
+            .map_err(|error| error.to_string())
+            .and_then(|answer| Kept::decode(&answer).map_err(|error| error.to_string()));
+        kept.unwrap_or_else(|error| {
+            tracing::debug!(member = target.0, error, "a member does not keep a copy");
+            self.counters.copies_refused.increment();
+            Kept::NotNow
+        })
+    }
+
+    /// Another member wants this one to have a copy.
+    pub(super) fn answer_keep(self: &Arc<Self>, from: PeerId, keep: Keep) -> Answer {
+        let core = Arc::clone(self);
+        Answer::Later(Box::pin(async move { Ok(core.keep(from, keep).await.encode()) }))
+    }
+
+    async fn keep(self: &Arc<Self>, from: PeerId, keep: Keep) -> Kept {
+        if self.is_leaving() {
+            return Kept::Leaving;
+        }
+        let Some(holder) = self.holder.upgrade() else { return Kept::NotNow };
+        // Who asks waits for longer: another member would tear the chain.
+        let patience = self.config.timings.keep / 2;
+        let turn = tokio::time::timeout(patience, Arc::clone(&self.copying.taking).acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else { return Kept::NotNow };
+        let Keep { path, stamp, replicas, head } = keep;
+        let kept = holder.keep(path, stamp, replicas, KeyId(head), from.member).await;
+        drop(turn);
+        match kept {
+            Ok(size) => {
+                self.counters.copies_kept.increment();
+                // Who has just joined takes less at first: the others see it as the emptiest of all.
+                let (ramp, full) = (self.config.timings.ramp, self.config.limits.ingest_bytes_per_second);
+                let rate = ingest_rate(self.now(), ramp, full);
+                let wait = pay(&self.copying.taken_until_ns, self.now(), size, rate);
+                tokio::time::sleep(wait.min(self.config.timings.keep / 4)).await;
+                Kept::Done
+            }
+            Err(Unkept::Gone) => Kept::Gone,
+            Err(Unkept::NotNow) => Kept::NotNow,
+        }
+    }
+}
+
+/// Bytes a second that others may have a member keep which was started `age` ago: a tenth of `full` at first, all of it after
+/// `ramp`.
+fn ingest_rate(age: Duration, ramp: Duration, full: u64) -> u64 {
+    let part = u128::from(full) * age.min(ramp).as_millis() / ramp.as_millis().max(1);
+    if age >= ramp { full } else { u64::try_from(part).unwrap_or(full).max(full / 10) }
+}
+
+/// What a walk looks at more closely: what is to be there more than once, and is here to stay.
+fn repairable(holder: &dyn Holder, holding: Holding) -> Option<Wish> {
+    let Holding { path, stamp, facts: Facts::File(facts), medium } = holding else { return None };
+    let is_wanted = medium.is_hard() && facts.replicas > 1;
+    is_wanted.then(|| Wish {
+        head: holder.head(&path),
+        path,
+        stamp,
+        size: facts.size,
+        replicas: facts.replicas,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_member_takes_a_tenth_at_first_and_all_in_the_end() {
+        let at = |seconds| ingest_rate(Duration::from_secs(seconds), Duration::from_secs(60), 1000);
+        assert_eq!([0, 6, 30, 60, 600].map(at), [100, 100, 500, 1000, 1000]);
+        assert_eq!(ingest_rate(Duration::ZERO, Duration::ZERO, 1000), 1000, "without a ramp");
+    }
+
+    #[test]
+    fn a_budget_is_paid_for_in_time() {
+        let until = AtomicU64::new(0);
+        let second = Duration::from_secs(1);
+        assert_eq!(pay(&until, second, ByteCount(50), 100), Duration::ZERO);
+        assert_eq!(pay(&until, second, ByteCount(100), 100), Duration::from_millis(500));
+        assert_eq!(pay(&until, second, ByteCount(100), 100), Duration::from_millis(1500));
+        assert_eq!(pay(&until, 10 * second, ByteCount(100), 100), Duration::ZERO, "the past is paid for");
+    }
+}

@@ -1,0 +1,257 @@
+//! Leaving with nothing lost: what only this member holds is copied to others, the hottest first, and then it leaves.
+//!
+//! Invariants
+//! - While it drains, this member keeps no copies for others, and its own do not count.
+//! - It leaves only when a whole walk found nothing left to copy. When its time is over before, or nobody takes what is left,
+//!   it stays a member, and a later drain begins with what is left.
+//!
+//! Limits: one drain at a time; another one only gives it another time.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tidefs_engine::engine::Answer;
+use tidefs_engine::types::{ByteCount, MemberId};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use super::catalog::wire::{
+    DRAIN, Done, Drain, DrainOrder, DrainPhase, DrainReport, FAREWELL, KEEP, Keep, Kept, Message,
+};
+use super::copying::{Copied, Wish};
+use super::core::Core;
+use super::error::ClusterError;
+use super::object::{Facts, Holding, Stamp};
+use super::shards::{KeyId, replica_target};
+
+/// Objects that are copied at once.
+const AT_ONCE: usize = 8;
+/// Walks in a row that copy nothing and leave something, before it is given up.
+const FRUITLESS_MAX: u32 = 10;
+/// Pause between two walks of which the first left something.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// How far the drain of this member is.
+#[derive(Debug, Default)]
+pub(super) struct Draining {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    report: DrainReport,
+    /// When it is given up, by the time since this member began.
+    until: Option<Duration>,
+}
+
+/// What one walk did.
+#[derive(Debug, Default)]
+struct Walk {
+    copied: u64,
+    left: u64,
+}
+
+impl Core {
+    /// Whether this member takes no copies any more.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(self.draining.state.lock().report.phase, DrainPhase::Copying | DrainPhase::Left)
+    }
+
+    /// Whether it has left.
+    pub(super) fn has_left(&self) -> bool {
+        self.draining.state.lock().report.phase == DrainPhase::Left
+    }
+
+    pub(super) fn drain_report(&self) -> DrainReport {
+        self.draining.state.lock().report.clone()
+    }
+
+    pub(super) fn answer_drain(self: &Arc<Self>, drain: &Drain) -> Answer {
+        Answer::Now(self.drain_here(&drain.order).map(|report| report.encode()))
+    }
+
+    /// Has `member` drain itself, or tells how far it is.
+    pub(super) async fn drain(
+        self: &Arc<Self>,
+        member: MemberId,
+        order: DrainOrder,
+    ) -> Result<DrainReport, ClusterError> {
+        if member == self.me.member {
+            return self.drain_here(&order).map_err(ClusterError::Refused);
+        }
+        let body = Drain { order }.encode();
+        match self.call(member, DRAIN, body, self.in_background()).await {
+            Ok(answer) => Ok(DrainReport::decode(&answer)?),
+            // It said that it leaves, and may be gone for good by now.
+            Err(_) if self.peers.lock().get(&member).is_some_and(|peer| peer.has_left) => {
+                Ok(DrainReport { phase: DrainPhase::Left, ..DrainReport::default() })
+            }
+            Err(tidefs_engine::error::Error::Refused { cause }) => {
+                Err(ClusterError::Refused(cause.to_string()))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn drain_here(self: &Arc<Self>, order: &DrainOrder) -> Result<DrainReport, String> {
+        let mut state = self.draining.state.lock();
+        let DrainOrder::Begin { within_ms } = order else {
+            if *order == DrainOrder::Stop && state.report.phase == DrainPhase::Copying {
+                state.until = Some(Duration::ZERO);
+            }
+            return Ok(state.report.clone());
+        };
+        let is_anyone_there = self.seen().view.members().iter().any(|member| member.id != self.me.member);
+        if !is_anyone_there && state.report.phase != DrainPhase::Left {
+            return Err("no other member is there to take what this one holds; \
+                        add one, or stop the daemon, which keeps what it has with on_stop=keep"
+                .to_owned());
+        }
+        let until = within_ms.map(|within| self.now() + Duration::from_millis(within));
+        match state.report.phase {
+            DrainPhase::Left => {}
+            DrainPhase::Copying => state.until = until,
+            DrainPhase::Idle | DrainPhase::Late | DrainPhase::Stuck => {
+                state.until = until;
+                state.report = DrainReport { phase: DrainPhase::Copying, ..DrainReport::default() };
+                self.spawn(Arc::clone(self).drain_until_left());
+            }
+        }
+        Ok(state.report.clone())
+    }
+
+    async fn drain_until_left(self: Arc<Self>) {
+        tracing::info!("this member drains");
+        let mut fruitless = 0;
+        let end = loop {
+            let Some(walk) = self.drain_walk().await else { break DrainPhase::Late };
+            if walk.left == 0 && walk.copied == 0 {
+                break DrainPhase::Left;
+            }
+            fruitless = if walk.copied == 0 { fruitless + 1 } else { 0 };
+            if fruitless == FRUITLESS_MAX {
+                break DrainPhase::Stuck;
+            }
+            if walk.left > 0 {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        let end = if end == DrainPhase::Left { self.leave_when_drained().await } else { end };
+        let mut state = self.draining.state.lock();
+        state.report.phase = end;
+        tracing::info!(phase = ?end, left = state.report.objects_left, "the drain of this member has ended");
+    }
+
+    /// Leaves; while the coordinator is away that waits for it, or for the end of the time.
+    async fn leave_when_drained(&self) -> DrainPhase {
+        while let Err(error) = self.leave(self.in_background()).await {
+            tracing::warn!(%error, "a drained member cannot leave yet");
+            if self.is_out_of_time() {
+                return DrainPhase::Late;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        DrainPhase::Left
+    }
+
+    fn is_out_of_time(&self) -> bool {
+        self.draining.state.lock().until.is_some_and(|until| self.now() >= until)
+    }
+
+    /// Walks through all that is here, the hottest first. `None` when the time is over.
+    async fn drain_walk(self: &Arc<Self>) -> Option<Walk> {
+        let holder = self.holder.upgrade()?;
+        let (places, bytes) = holder.hottest();
+        {
+            let report = &mut self.draining.state.lock().report;
+            // What is written meanwhile comes on top.
+            report.objects = report.objects.max(places.len() as u64);
+            report.bytes = report.bytes.max(bytes.get());
+            report.objects_left = places.len() as u64;
+            report.bytes_left = bytes.get();
+        }
+        let turns = Arc::new(Semaphore::new(AT_ONCE));
+        let walk = Arc::new(Mutex::new(Walk::default()));
+        let mut under_way = JoinSet::new();
+        for place in places {
+            if self.is_out_of_time() {
+                under_way.shutdown().await;
+                return None;
+            }
+            while under_way.try_join_next().is_some() {}
+            let Some(holding) = holder.holding_at(place) else {
+                self.note_drained(ByteCount::ZERO);
+                continue;
+            };
+            let turn = Arc::clone(&turns).acquire_owned().await.ok()?;
+            let (core, walk) = (Arc::clone(self), Arc::clone(&walk));
+            under_way.spawn(async move {
+                let size = match holding.facts {
+                    Facts::File(facts) => facts.size,
+                    Facts::Directory(_) => ByteCount::ZERO,
+                };
+                let (copied, made) = core.drain_one(holding).await;
+                let mut walk = walk.lock();
+                walk.copied += u64::from(made);
+                if matches!(copied, Copied::NotNow | Copied::Short | Copied::Absent) {
+                    walk.left += 1;
+                } else {
+                    core.note_drained(size);
+                }
+                drop(turn);
+            });
+        }
+        while under_way.join_next().await.is_some() {}
+        Some(std::mem::take(&mut *walk.lock()))
+    }
+
+    fn note_drained(&self, size: ByteCount) {
+        let report = &mut self.draining.state.lock().report;
+        report.objects_left = report.objects_left.saturating_sub(1);
+        report.bytes_left = report.bytes_left.saturating_sub(size.get());
+    }
+
+    /// Has enough other members hold one thing. Returns how many copies that took.
+    async fn drain_one(self: &Arc<Self>, holding: Holding) -> (Copied, u32) {
+        let Holding { path, stamp, facts, .. } = holding;
+        let Some(holder) = self.holder.upgrade() else { return (Copied::NotNow, 0) };
+        match facts {
+            Facts::Directory(_) => (self.drain_directory(path).await, 0),
+            Facts::File(facts) => {
+                let (head, replicas) = (holder.head(&path), facts.replicas.max(1));
+                self.copy(&Wish { path, stamp, size: facts.size, replicas, head }, false).await
+            }
+        }
+    }
+
+    /// Has another member know a directory.
+    async fn drain_directory(self: &Arc<Self>, path: Vec<u8>) -> Copied {
+        let view = self.seen().view.clone();
+        let (mut refusing, head) = (std::collections::BTreeSet::new(), KeyId::of(&path));
+        loop {
+            let is_candidate =
+                |member| member != self.me.member && !refusing.contains(&member) && !self.is_suspect(member);
+            let Some(target) = replica_target(&view, head, &[], is_candidate) else { return Copied::NotNow };
+            let keep = Keep { path: path.clone(), stamp: Stamp(0), replicas: 1, head: head.0 };
+            let deadline = self.within(self.config.timings.keep);
+            let answer = self.call(target, KEEP, keep.encode(), deadline).await;
+            match answer.ok().and_then(|answer| Kept::decode(&answer).ok()) {
+                Some(Kept::Done | Kept::Gone) => return Copied::Enough,
+                Some(Kept::NotNow | Kept::Leaving) | None => drop(refusing.insert(target)),
+            }
+        }
+    }
+
+    /// Tells everyone that this member goes, and takes it out of the view.
+    pub(super) async fn leave(&self, deadline: std::time::Instant) -> Result<(), ClusterError> {
+        let others = self.others();
+        self.coordinator.leave(deadline).await?;
+        for peer in others {
+            self.carrier.notify(peer, FAREWELL, Done {}.encode());
+        }
+        self.was_out.store(true, Ordering::Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! Copies that others are asked to keep, and leaving, over real sockets.
+
+use std::collections::BTreeSet;
+
+use tidefs_engine::types::MemberId;
+
+use super::host::{Host, Seen};
+use super::members::{config, in_a_cluster_of, runtime, settled, soon, start, until, wall};
+use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::*;
+
+/// Members that hold a copy to rely on, as the catalog tells `host`.
+async fn holders(host: &Host, path: &str) -> BTreeSet<u64> {
+    let found = host.cluster.find(vec![path.as_bytes().to_vec()], soon()).await.pop();
+    let Some(Found::Present { copies, .. }) = found else { return BTreeSet::new() };
+    copies.iter().filter(|copy| copy.medium.is_hard()).map(|copy| copy.member.0).collect()
+}
+
+/// Waits until as many hold it.
+async fn held_by(host: &Host, path: &str, count: usize) -> BTreeSet<u64> {
+    let end = soon();
+    loop {
+        let holders = holders(host, path).await;
+        if holders.len() == count {
+            return holders;
+        }
+        assert!(std::time::Instant::now() < end, "{path} is held by {holders:?}, not by {count}");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn what_is_wanted_twice_is_held_by_two_and_again_when_one_leaves() {
+    in_a_cluster_of(4, |_, mut hosts| async move {
+        for number in 0..50 {
+            let name = format!("kv/{number}");
+            hosts[0].write_copies(&name, name.as_bytes(), wall(), 2, soon()).await.unwrap();
+        }
+        for number in 0..50 {
+            assert!(held_by(&hosts[1], &format!("kv/{number}"), 2).await.contains(&1));
+        }
+        let left = hosts.remove(0);
+        left.cluster.leave(soon()).await.unwrap();
+        left.cluster.close().await;
+        for number in 0..50 {
+            let name = format!("kv/{number}");
+            // What it held is forgotten shard by shard.
+            while holders(&hosts[1], &name).await.contains(&1) {}
+            held_by(&hosts[1], &name, 2).await;
+            assert_eq!(hosts[1].read(&name, soon()).await.as_deref(), Some(name.as_bytes()));
+        }
+        assert!(hosts.iter().all(|host| host.cluster.status().short_of_copies == 0));
+    });
+}
+
+#[test]
+fn copies_are_in_other_racks_where_there_are_any() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let mut hosts = Vec::new();
+        for (id, rack) in [(1, "a"), (2, "a"), (3, "a"), (4, "b")] {
+            let mut config = config(id);
+            config.labels.insert("topology.rack".to_owned(), rack.to_owned());
+            hosts.push(start(&coordinator, config).await);
+        }
+        settled(&hosts).await;
+        for number in 0..20 {
+            let name = format!("kv/{number}");
+            hosts[0].write_copies(&name, b"bytes", wall(), 2, soon()).await.unwrap();
+            assert_eq!(held_by(&hosts[1], &name, 2).await, BTreeSet::from([1, 4]));
+        }
+    });
+}
+
+#[test]
+fn fewer_members_than_copies_is_shown_and_made_good_when_one_comes() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let mut hosts = vec![start(&coordinator, config(1)).await, start(&coordinator, config(2)).await];
+        settled(&hosts).await;
+        hosts[0].write_copies("kv/a", b"bytes", wall(), 3, soon()).await.unwrap();
+        held_by(&hosts[1], "kv/a", 2).await;
+        until("it is known that there are too few", || hosts[0].cluster.status().short_of_copies == 1).await;
+        hosts.push(start(&coordinator, config(3)).await);
+        held_by(&hosts[1], "kv/a", 3).await;
+        until("there are enough", || hosts[0].cluster.status().short_of_copies == 0).await;
+    });
+}
+
+#[test]
+fn who_has_no_room_is_passed_over() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        hosts[1].memory.state.lock().is_full = true;
+        for number in 0..20 {
+            let name = format!("kv/{number}");
+            hosts[0].write_copies(&name, b"bytes", wall(), 2, soon()).await.unwrap();
+            assert_eq!(held_by(&hosts[1], &name, 2).await, BTreeSet::from([1, 3]));
+        }
+    });
+}
+
+#[test]
+fn who_drains_leaves_when_others_hold_all_that_it_held() {
+    in_a_cluster_of(3, |_, mut hosts| async move {
+        hosts[0].make_directory("kv", soon()).await.unwrap();
+        for number in 0..100 {
+            let name = format!("kv/{number}");
+            hosts[0].write(&name, name.as_bytes(), wall(), soon()).await.unwrap();
+        }
+        let begin = DrainOrder::Begin { within_ms: None };
+        hosts[1].cluster.drain(MemberId(1), begin).await.unwrap();
+        let end = soon();
+        let report = loop {
+            let report = hosts[1].cluster.drain(MemberId(1), DrainOrder::Ask).await.unwrap();
+            if report.phase != DrainPhase::Copying {
+                break report;
+            }
+            assert!(std::time::Instant::now() < end, "{report:?}");
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        };
+        assert_eq!((report.phase, report.objects_left, report.bytes_left), (DrainPhase::Left, 0, 0));
+        until("all others have heard of it", || {
+            hosts[1..].iter().all(|host| host.cluster.status().members.len() == 2)
+        })
+        .await;
+        let left = hosts.remove(0);
+        left.cluster.close().await;
+        for number in 0..100 {
+            let name = format!("kv/{number}");
+            assert!(!held_by(&hosts[1], &name, 1).await.contains(&1));
+            assert_eq!(hosts[1].read(&name, soon()).await.as_deref(), Some(name.as_bytes()));
+        }
+    });
+}
+
+#[test]
+fn a_drain_that_nobody_can_take_anything_of_ends_with_the_member_still_there() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        hosts[1].memory.state.lock().is_full = true;
+        hosts[1].cluster.drain(MemberId(1), DrainOrder::Begin { within_ms: Some(300) }).await.unwrap();
+        until("the time is over", || hosts[0].cluster.status().drain.phase == DrainPhase::Late).await;
+        assert_eq!(hosts[0].cluster.status().drain.objects_left, 1);
+        assert!(matches!(hosts[1].look_up("kv/a", soon()).await, Seen::Elsewhere(..)));
+        assert_eq!(hosts[1].cluster.status().members.len(), 2);
+        // Later there is room, and it goes on.
+        hosts[1].memory.state.lock().is_full = false;
+        hosts[1].cluster.drain(MemberId(1), DrainOrder::Begin { within_ms: None }).await.unwrap();
+        until("it has left", || hosts[0].cluster.status().drain.phase == DrainPhase::Left).await;
+        assert_eq!(hosts[1].look_up("kv/a", soon()).await, Seen::Here(holder_stamp(&hosts[1])));
+    });
+}
+
+fn holder_stamp(host: &Host) -> Stamp {
+    host.memory.state.lock().objects[&b"kv/a"[..]].stamp
+}
+
+#[test]
+fn who_is_alone_is_told_why_it_cannot_drain() {
+    in_a_cluster_of(1, |_, hosts| async move {
+        let refused = hosts[0].cluster.drain(MemberId(1), DrainOrder::Begin { within_ms: None }).await;
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("no other member") && text.contains("on_stop=keep"), "{text}");
+    });
+}
