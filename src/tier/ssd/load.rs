@@ -112,8 +112,7 @@ impl Shared {
         let checksum = match summed? {
             Ok(checksum) => checksum,
             Err(error) => {
-                device.work.read_errors.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(device = device.name, zone, %error, "a read of the SSD tier failed");
+                device.count_read_error(zone, &error);
                 if error.kind() != io::ErrorKind::TimedOut {
                     self.quarantine(device, zone);
                 }

@@ -135,8 +135,7 @@ impl Shared {
         let sequence = device.zone(zone).map(|zone| zone.sequence);
         let bytes = read_blocks(&*device.disk, device.offset(zone, place.block), 1, self.limit).map_err(
             |error: io::Error| {
-                device.work.read_errors.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(device = device.name, zone, %error, "a read of the SSD tier failed");
+                device.count_read_error(zone, &error);
                 Missed::Failed
             },
         )?;

@@ -61,6 +61,9 @@ impl Shared {
     pub(super) fn reclaim_oldest(&self, device: &Arc<Device>) -> bool {
         let Some(number) = device.oldest_closed() else { return false };
         let Some(zone) = device.zone(number) else { return false };
+        if !device.can_be_written(self.limit) {
+            return false;
+        }
         let footer = zone.footer.and_then(|FooterPlace { block, blocks }| {
             read_footer(device, number, zone.sequence, block, blocks, self.limit).ok()
         });
