@@ -21,6 +21,7 @@ mod shutdown;
 mod side_by_side;
 mod ssd;
 mod ssd_faults;
+mod ssd_soak;
 mod ssd_start;
 mod stopped;
 mod stress;
