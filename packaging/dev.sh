@@ -475,7 +475,7 @@ command_soak() {
     ensure_rust
     if [[ ${1:-} == ssd ]]; then
         run_test_programs_as_root
-        TIDEFS_SOAK_SECONDS=$seconds cargo test --locked -p tidefs --test process -- \
+        TIDEFS_TEST_SECONDS=$seconds cargo test --locked -p tidefs --test process -- \
             --exact ssd_soak::days_of_work_on_both_tiers_keep_every_byte_and_grow_nothing --nocapture
         return
     fi

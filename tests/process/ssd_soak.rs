@@ -1,7 +1,7 @@
 //! Objects that are written, replaced, read, renamed and removed for a while, twice as many as memory holds and more than
 //! the disk does: every byte that is read is right, and the daemon's memory and descriptors do not grow.
 //!
-//! 15 seconds, a minute with `CI=true`, or `TIDEFS_SOAK_SECONDS`: `packaging/dev.sh soak ssd` runs 20 minutes.
+//! 15 seconds, a minute with `CI=true`, or `TIDEFS_TEST_SECONDS`: `packaging/dev.sh soak ssd` runs 20 minutes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const GROWTH_MAX: u64 = 24 << 20;
 const DESCRIPTORS_MAX: usize = 24;
 
 fn length_of_run() -> Duration {
-    let told = std::env::var("TIDEFS_SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let told = std::env::var("TIDEFS_TEST_SECONDS").ok().and_then(|text| text.parse().ok());
     let default = if std::env::var_os("CI").is_some() { 60 } else { 15 };
     Duration::from_secs(told.unwrap_or(default))
 }
