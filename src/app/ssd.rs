@@ -16,6 +16,9 @@ use crate::tier::ssd::{Budget, SsdConfig, SsdTier, Unnamed};
 /// Removals that are not on disk yet, in the state directory of the mount.
 const REMOVALS: &str = "ssd-removals";
 
+/// Disks that were added and removed, there too.
+const CHANGES: &str = "ssd-changes.json";
+
 /// Where slot files live: on the disks of the SSD tier unless the configuration says otherwise.
 pub(super) fn scratch_of(config: &Config) -> Arc<Scratch> {
     let directories = config.scratch.dir.paths().to_vec();
@@ -44,6 +47,7 @@ pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<
         },
         io_uring: config.io_uring,
         intents: Some(effective.state.directory.join(REMOVALS)),
+        changes: Some(effective.state.directory.join(CHANGES)),
         limit: Duration::from_millis(config.deadline_ms),
     })
     .map_err(|error| Failure::new(ExitStatus::Environment, format!("the SSD tier cannot start: {error}")))?;

@@ -15,6 +15,7 @@ fn state(trouble: Option<&Unusable>) -> &'static str {
         Some(Unusable::Full) => "full",
         Some(Unusable::Failing(_)) => "failing",
         Some(Unusable::Slow) => "slow",
+        Some(Unusable::Leaving) => "leaving",
         Some(Unusable::Damaged(_)) => "damaged",
     }
 }

@@ -144,7 +144,8 @@ impl Logic {
         datapath.recover().expect("recovery");
         let datapath = Arc::new(datapath);
         if self.setup.has_ssd {
-            datapath.attach_ssd(self.open_ssd()).expect("the disk is taken into use");
+            let (_, unnamed) = datapath.attach_ssd(self.open_ssd()).expect("the disk is taken into use");
+            datapath.name_objects(unnamed, || false);
         }
         self.datapath = Some(datapath);
     }

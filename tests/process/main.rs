@@ -20,6 +20,7 @@ mod restart_speed;
 mod shutdown;
 mod side_by_side;
 mod ssd;
+mod ssd_disks;
 mod ssd_faults;
 mod ssd_soak;
 mod ssd_start;

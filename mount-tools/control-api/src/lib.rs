@@ -11,6 +11,7 @@
 
 pub mod cluster;
 pub mod config;
+pub mod disks;
 pub mod error;
 pub mod instance;
 pub mod ioctl;
@@ -28,6 +29,9 @@ pub mod why;
 
 pub use cluster::{CatalogStatus, ClusterStatus, CopyPlace, MemberStatus, Where};
 pub use config::{ConfigEntry, ConfigOrigin, EffectiveConfig};
+pub use disks::{
+    AddDiskRequest, DisksChanged, DrainDiskRequest, DrainEvent, DrainProgress, RemoveDiskRequest,
+};
 pub use error::{ApiError, ErrorBody, ErrorCode};
 pub use key_path::KeyPath;
 pub use object::{

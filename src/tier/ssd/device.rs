@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::ByteCount;
 
+use super::admission::Admission;
 use super::disk::Disk;
 use super::format::{BLOCK_BYTES, Order, Uuid, ZONES_START};
 use super::identity::{Unusable, flush, write_blocks};
@@ -135,6 +136,10 @@ pub(super) struct Device {
     changed: Condvar,
     pub(super) queue: Queue,
     pub(super) work: Work,
+    /// Guards its part of the budgets.
+    pub(super) admission: Mutex<Admission>,
+    /// Whether it is being emptied, and takes no records.
+    pub(super) is_leaving: AtomicBool,
     is_failing: AtomicBool,
     is_full: AtomicBool,
     /// Guards why it gets no more writes, and when an answer last came too late.
@@ -184,6 +189,8 @@ impl Device {
             changed: Condvar::new(),
             queue: Queue::default(),
             work: Work::default(),
+            admission: Mutex::new(Admission::closed()),
+            is_leaving: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             trouble: Mutex::default(),
@@ -335,6 +342,7 @@ impl Device {
         let damaged = self.zones.lock().iter().filter(is_quarantined).count() as u64;
         let is_slow = late_at.is_some_and(|late_at| late_at.elapsed() < SLOW_FOR);
         gave_up
+            .or(self.is_leaving().then_some(Unusable::Leaving))
             .or(is_slow.then_some(Unusable::Slow))
             .or((damaged > 0).then_some(Unusable::Damaged(damaged)))
             .or(self.is_full().then_some(Unusable::Full))
@@ -366,6 +374,11 @@ impl Device {
     /// Whether it gets no more writes.
     pub(super) fn is_failing(&self) -> bool {
         self.is_failing.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is being emptied.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Relaxed)
     }
 
     /// Whether its filesystem had no room for all zones.

@@ -105,7 +105,7 @@ impl Shared {
         }
         let offset = device.offset(zone, place.block);
         let (started, served) = (Instant::now(), device.work.begin_load(padded as u64));
-        let reads = Self::start_reads(device, offset, &header, memory, padded);
+        let reads = Self::start_reads(&device, offset, &header, memory, padded);
         let summed = reads.map(|reads| Self::sum_up(&reads, memory, bytes, self.limit));
         let has_ended = matches!(summed, Ok(Ok(_)));
         device.work.end_load(padded as u64, has_ended.then_some(served), started.elapsed());
@@ -114,7 +114,7 @@ impl Shared {
             Err(error) => {
                 device.count_read_error(zone, &error);
                 if error.kind() != io::ErrorKind::TimedOut {
-                    self.quarantine(device, zone);
+                    self.quarantine(&device, zone);
                 }
                 return Err(Missed::Failed);
             }
