@@ -234,11 +234,6 @@ impl SsdTier {
         self.shared.index.get(&self.shared.hash(key)).map(|found| found.version)
     }
 
-    /// Notes how the owner finds the object of a version, for one whose place it did not know in [`Self::recover`].
-    pub fn set_owner(&self, key: &[u8], version: Version, number: u32) {
-        self.shared.index.set_owner(&self.shared.hash(key), version, number);
-    }
-
     /// Leaves an object to be stored. `done` is called when that has ended, from a thread that must not wait.
     ///
     /// # Errors
