@@ -22,6 +22,7 @@ usage: packaging/dev.sh COMMAND
   test FILTER...             only the tests whose names contain a FILTER, and nothing else.
   soak [SECONDS]             transfers between processes under faults for 600 s, or so many: every byte is checked,
                              and memory and descriptors must not grow. `test` has half a minute of it.
+  soak ssd [SECONDS]         the same for a mount with an SSD tier, for 1200 s or so many.
   deps                       install what `run` and `test` need beside a Rust toolchain, and say why.
   help                       this text.
 
@@ -479,9 +480,16 @@ command_test() {
 
 command_soak() {
     local seconds=${1:-600}
+    if [[ ${1:-} == ssd ]]; then seconds=${2:-1200}; fi
     [[ $seconds =~ ^[0-9]+$ ]] || die "\`$seconds\` is not a number of seconds."
     cd "$root"
     ensure_rust
+    if [[ ${1:-} == ssd ]]; then
+        run_test_programs_as_root
+        TIDEFS_TEST_SECONDS=$seconds cargo test --locked -p tidefs --test process -- \
+            --exact ssd_soak::days_of_work_on_both_tiers_keep_every_byte_and_grow_nothing --nocapture
+        return
+    fi
     # Not by nextest, which ends what takes too long.
     TIDEFS_SOAK_SECONDS=$seconds cargo test --locked -p tidefs-engine --test processes -- \
         --exact soak::random_batches_under_faults_keep_every_byte_and_leak_nothing --nocapture

@@ -33,7 +33,6 @@ use crate::namespace::{Attributes, nanos_of};
 use crate::telemetry::Telemetry;
 use crate::tier::eviction::EvictionParameters;
 use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
-use crate::tier::scratch::Scratch;
 use crate::tier::ssd::Unnamed;
 
 /// How long a stop waits for programs to close their files.
@@ -280,7 +279,7 @@ impl Daemon {
         })
         .map_err(|error| Failure::new(ExitStatus::Environment, error))?;
         let telemetry = Arc::new(Telemetry::default());
-        let scratch = Scratch::new(config.scratch.dir.clone(), config.scratch.capacity);
+        let scratch = ssd::scratch_of(config);
         let clock = Arc::new(SystemClock::default());
         let datapath =
             Arc::new(Datapath::new(tier, scratch, clock, settings_of(config), Arc::clone(&telemetry)));

@@ -8,12 +8,24 @@ use std::time::Duration;
 use tidefs_engine::types::ByteCount;
 
 use super::Failure;
-use crate::config::{Effective, ExitStatus};
+use crate::config::{Config, Effective, ExitStatus};
 use crate::datapath::Datapath;
+use crate::tier::scratch::Scratch;
 use crate::tier::ssd::{Budget, SsdConfig, SsdTier, Unnamed};
 
 /// Removals that are not on disk yet, in the state directory of the mount.
 const REMOVALS: &str = "ssd-removals";
+
+/// Disks that were added and removed, there too.
+const CHANGES: &str = "ssd-changes.json";
+
+/// Where slot files live: on the disks of the SSD tier unless the configuration says otherwise.
+pub(super) fn scratch_of(config: &Config) -> Arc<Scratch> {
+    let directories = config.scratch.dir.paths().to_vec();
+    let disks = config.ssd.dirs.paths();
+    let is_on_disks = directories.iter().any(|home| disks.iter().any(|disk| home.parent() == Some(disk)));
+    Scratch::new(directories, !is_on_disks, config.scratch.capacity)
+}
 
 /// Takes the SSD tier into use, if one is configured. A disk that cannot be used is told in `status`. Returns the objects
 /// that are to get their names when the mount is served.
@@ -35,6 +47,7 @@ pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<
         },
         io_uring: config.io_uring,
         intents: Some(effective.state.directory.join(REMOVALS)),
+        changes: Some(effective.state.directory.join(CHANGES)),
         limit: Duration::from_millis(config.deadline_ms),
     })
     .map_err(|error| Failure::new(ExitStatus::Environment, format!("the SSD tier cannot start: {error}")))?;

@@ -1,6 +1,6 @@
 //! Defaults that are computed from the machine or from other settings.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tidefs_engine::types::ByteCount;
 
@@ -8,6 +8,7 @@ use super::cluster::Word;
 use super::host::Host;
 use super::instance::MountPlace;
 use super::limits::CAPACITY_MIN;
+use super::ssd::PathList;
 use super::value::SettingValue;
 
 pub(super) fn default_capacity(memory: ByteCount) -> ByteCount {
@@ -25,18 +26,39 @@ pub(super) fn default_part(capacity: ByteCount, least: ByteCount, most: ByteCoun
     ByteCount(part - part % ByteCount::mib(1).get()).clamp(least, most)
 }
 
-pub(super) fn default_scratch_dir(host: &Host, instance: &str) -> PathBuf {
+/// Beside the SSD tier's files; without one in the place for state.
+pub(super) fn default_scratch_dirs(host: &Host, instance: &str, ssd: &PathList) -> PathList {
+    let on_disks = scratch_beside(instance, ssd);
+    if !on_disks.paths().is_empty() {
+        return on_disks;
+    }
     let base = if host.is_root() { PathBuf::from("/var/lib") } else { host.state_home.clone() };
-    base.join("tidefs").join(instance).join("scratch")
+    PathList::of(vec![base.join("tidefs").join(instance).join("scratch")])
 }
 
-/// Three quarters of what is free. Zero if that cannot be learnt or `dir` is in the mount, where nobody may look;
-/// `validate` turns both into errors.
-pub(super) fn default_scratch_capacity(host: &Host, mount: &MountPlace, dir: &Path) -> ByteCount {
-    let free = if mount.contains(dir) { None } else { (host.free_space)(dir) };
-    let free = free.unwrap_or(ByteCount::ZERO).get();
-    let part = free / 4 * 3;
-    ByteCount(part - part % ByteCount::mib(1).get())
+/// A directory in each of the SSD tier's directories: block devices have none.
+fn scratch_beside(instance: &str, ssd: &PathList) -> PathList {
+    let is_directory = |path: &&PathBuf| std::fs::metadata(path).map_or(true, |metadata| metadata.is_dir());
+    let name = format!("scratch-{instance}");
+    PathList::of(ssd.paths().iter().filter(is_directory).map(|path| path.join(&name)).collect())
+}
+
+/// Three quarters of what is free; an eighth on each disk of the SSD tier, which takes three quarters itself. Zero if that
+/// cannot be learnt or the directory is in the mount, where nobody may look; `validate` turns both into errors.
+pub(super) fn default_scratch_capacity(
+    host: &Host,
+    mount: &MountPlace,
+    dirs: &PathList,
+    ssd: &PathList,
+) -> ByteCount {
+    let is_beside = *dirs == scratch_beside(&mount.instance, ssd);
+    let share = |dir: &PathBuf| {
+        let free = if mount.contains(dir) { None } else { (host.free_space)(dir) };
+        let free = free.unwrap_or(ByteCount::ZERO).get();
+        let part = if is_beside { free / 8 } else { free / 4 * 3 };
+        part - part % ByteCount::mib(1).get()
+    };
+    ByteCount(dirs.paths().iter().map(share).sum())
 }
 
 /// What the kernel calls this host.

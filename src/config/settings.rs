@@ -20,7 +20,7 @@ use super::choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough};
 use super::cluster::{Addresses, Endpoints, Labels, OptionalFile, Transports, Word};
 use super::defaults::{
     default_capacity, default_headroom, default_host_name, default_part, default_scratch_capacity,
-    default_scratch_dir, default_state_dir,
+    default_scratch_dirs, default_state_dir,
 };
 use super::host::Host;
 use super::instance::MountPlace;
@@ -174,29 +174,6 @@ settings! {
         }
     }
 
-    /// Files that are rewritten in place for hours: they live on disk and are never shared or sealed.
-    scratch: ScratchSettings {
-        /// A file becomes scratch when it is given this size before it is written. Raise it when objects of that
-        /// size are to be cached; lower it when a client's slot files are smaller.
-        min: ByteCount {
-            default: ByteCount::gib(1);
-            range: Range::at_least(SCRATCH_MIN_MIN); alias: "scratch_min"; example: "4GiB";
-        }
-
-        /// Directory for scratch files, one for each mount. Point it at a fast disk.
-        dir: PathBuf {
-            default: default_scratch_dir(host, &mount.instance),
-                "`/var/lib/tidefs/<instance>/scratch` as root, else `$XDG_STATE_HOME/tidefs/<instance>/scratch`";
-            range: Range::any(); example: "/mnt/nvme/tidefs";
-        }
-
-        /// Bytes of disk that scratch files may hold together. Lower it when other programs need the disk.
-        capacity: ByteCount {
-            default: default_scratch_capacity(host, mount, &dir), "3/4 of the free space of that disk at start";
-            range: Range::any(); example: "500GiB";
-        }
-    }
-
     /// Local disks that keep what leaves memory.
     ssd: SsdSettings {
         /// Directories on local disks, or block devices, that keep objects evicted from memory; none switches the tier
@@ -290,6 +267,31 @@ settings! {
         io_uring: bool {
             default: true;
             range: Range::any(); example: "false";
+        }
+    }
+
+    /// Files that are rewritten in place for hours: they live on disk and are never shared or sealed.
+    scratch: ScratchSettings {
+        /// A file becomes scratch when it is given this size before it is written. Raise it when objects of that
+        /// size are to be cached; lower it when a client's slot files are smaller.
+        min: ByteCount {
+            default: ByteCount::gib(1);
+            range: Range::at_least(SCRATCH_MIN_MIN); alias: "scratch_min"; example: "4GiB";
+        }
+
+        /// Directories for scratch files, one for each mount; a new file goes to where most is free. Point it at fast
+        /// disks. A list: an array in a file, elsewhere one text with `:` between the paths.
+        dir: PathList {
+            default: default_scratch_dirs(host, &mount.instance, &ssd.dirs),
+                "`scratch-<instance>` in each directory of `ssd.dirs`; without one `/var/lib/tidefs/<instance>/scratch` as root, else `$XDG_STATE_HOME/tidefs/<instance>/scratch`";
+            range: Range::any(); example: "/mnt/nvme/tidefs";
+        }
+
+        /// Bytes of disk that scratch files may hold together. Lower it when other programs need the disk.
+        capacity: ByteCount {
+            default: default_scratch_capacity(host, mount, &dir, &ssd.dirs),
+                "3/4 of the free space of that disk at start; beside the SSD tier 1/8 of that of each disk";
+            range: Range::any(); example: "500GiB";
         }
     }
 

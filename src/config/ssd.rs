@@ -1,4 +1,4 @@
-//! A list of directories, as the SSD tier takes it.
+//! A list of directories, as the SSD tier and scratch take it.
 
 use std::path::PathBuf;
 
@@ -13,6 +13,11 @@ use super::value::SettingValue;
 pub struct PathList(Vec<PathBuf>);
 
 impl PathList {
+    /// A list of absolute paths.
+    pub(super) fn of(paths: Vec<PathBuf>) -> Self {
+        Self(paths)
+    }
+
     /// The paths.
     #[must_use]
     pub fn paths(&self) -> &[PathBuf] {

@@ -59,14 +59,14 @@ fn without_any_source_each_setting_has_its_documented_default() {
     assert_eq!(config.runtime.state_dir, Path::new("/run/tidefs"));
     assert_eq!(config.root.mode, FileMode(0o1777));
     let scratch = format!("/var/lib/tidefs/{}/scratch", instance_name(Path::new("/mnt/kv")));
-    assert_eq!(config.scratch.dir, Path::new(&scratch));
+    assert_eq!(config.scratch.dir.paths(), [Path::new(&scratch)]);
 }
 
 #[test]
 fn an_ordinary_user_gets_directories_and_rights_of_its_own() {
     let config = Config::load(&Sources { host: host(1000), ..sources() }).unwrap().config;
     assert_eq!(config.runtime.state_dir, Path::new("/run/user/1000/tidefs"));
-    assert!(config.scratch.dir.starts_with("/home/user/.local/state/tidefs"));
+    assert!(config.scratch.dir.paths()[0].starts_with("/home/user/.local/state/tidefs"));
     assert_eq!((config.root.mode, config.root.uid, config.root.gid), (FileMode(0o700), 1000, 1000));
     assert!(!config.fuse.allow_other);
 }
@@ -210,7 +210,7 @@ fn the_example_file_of_the_documentation_is_a_right_one() {
     let host = Host { memory: ByteCount::gib(1024), ..host(0) };
     let effective =
         Config::load(&Sources { host, files, ..sources() }).unwrap_or_else(|errors| panic!("{errors}"));
-    assert_eq!(effective.config.scratch.dir, Path::new("/mnt/nvme/tidefs"));
+    assert_eq!(effective.config.scratch.dir.paths(), [Path::new("/mnt/nvme/tidefs")]);
 }
 
 /// The transcript in `docs/CONFIGURATION.md` is what really comes out.
@@ -334,6 +334,21 @@ fn a_user_without_a_runtime_directory_is_asked_for_a_state_dir() {
     assert!(message.contains("set runtime.state_dir"), "{message}");
     let options = vec!["state_dir=/home/user/state".to_owned()];
     assert!(Config::load(&Sources { host, options, ..sources() }).is_ok());
+}
+
+#[test]
+fn scratch_lives_on_the_disks_of_the_ssd_tier_unless_it_is_told_otherwise() {
+    let options = vec!["ssd.dirs=/mnt/a:/mnt/b".to_owned()];
+    let config = Config::load(&Sources { options: options.clone(), ..sources() }).unwrap().config;
+    let name = format!("scratch-{}", instance_name(Path::new("/mnt/kv")));
+    let expected = ["/mnt/a", "/mnt/b"].map(|disk| Path::new(disk).join(&name));
+    assert_eq!(config.scratch.dir.paths(), expected);
+    // An eighth of 100 GiB on each.
+    assert_eq!(config.scratch.capacity, ByteCount::mib(2 * 12_800));
+    let told = [options, vec!["scratch.dir=/var/scratch".to_owned()]].concat();
+    let config = Config::load(&Sources { options: told, ..sources() }).unwrap().config;
+    assert_eq!(config.scratch.dir.paths(), [Path::new("/var/scratch")]);
+    assert_eq!(config.scratch.capacity, ByteCount::gib(75));
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! Each value alone has passed its own check. A rule about a setting that already has a problem is skipped: it
 //! would judge the default that stands in for it.
 
+use std::path::PathBuf;
+
 use tidefs_engine::types::ByteCount;
 
 use super::error::{Cause, Problem};
@@ -45,9 +47,8 @@ fn check_headroom(config: &Config, given: &mut Given) {
 }
 
 fn check_directories_outside_of_mount(config: &Config, mount: &MountPlace, given: &mut Given) {
-    for (key, directory) in
-        [("runtime.state_dir", &config.runtime.state_dir), ("scratch.dir", &config.scratch.dir)]
-    {
+    let scratch = config.scratch.dir.paths().iter().map(|directory| ("scratch.dir", directory));
+    for (key, directory) in scratch.chain([("runtime.state_dir", &config.runtime.state_dir)]) {
         if mount.contains(directory) {
             given.contradict(
                 key,
@@ -96,9 +97,10 @@ fn check_state_dir_is_known(host: &Host, given: &mut Given) {
 }
 
 fn check_scratch_capacity_is_known(config: &Config, host: &Host, mount: &MountPlace, given: &mut Given) {
-    let directory = &config.scratch.dir;
     let by_default = given.entry("scratch.capacity").origin == Origin::Default;
-    if by_default && !mount.contains(directory) && (host.free_space)(directory).is_none() {
+    let is_unknown =
+        |directory: &&PathBuf| !mount.contains(directory) && (host.free_space)(directory).is_none();
+    if let Some(directory) = config.scratch.dir.paths().iter().find(is_unknown).filter(|_| by_default) {
         given.contradict(
             "scratch.capacity",
             &["scratch.dir"],

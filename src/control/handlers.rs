@@ -18,8 +18,8 @@ use hyper::body::Frame;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tidefs_control_api::{
-    ApiError, DrainRequest, ErrorBody, ErrorCode, EvictRequest, KeyPath, ListQuery, PathQuery, PinRequest,
-    VerifyEvent, VerifyRequest, routes,
+    AddDiskRequest, ApiError, DrainDiskRequest, DrainEvent, DrainRequest, ErrorBody, ErrorCode, EvictRequest,
+    KeyPath, ListQuery, PathQuery, PinRequest, RemoveDiskRequest, VerifyEvent, VerifyRequest, routes,
 };
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, error, info};
@@ -56,6 +56,9 @@ pub(super) fn router(operations: Arc<dyn Operations>) -> Router {
         .route(routes::EVICT, post(evict))
         .route(routes::PIN, post(pin))
         .route(routes::VERIFY, post(verify))
+        .route(routes::TIER_ADD, post(add_disk))
+        .route(routes::TIER_REMOVE, post(remove_disk))
+        .route(routes::TIER_DRAIN, post(drain_disk))
         .route(routes::CONFIG, get(config))
         .route(routes::METRICS, get(metrics))
         .route(routes::HEALTH, get(health))
@@ -191,6 +194,56 @@ async fn verify(
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
 }
 
+async fn add_disk(
+    State(control): State<Control>,
+    _: Query<NoQuery>,
+    Json(request): Json<AddDiskRequest>,
+) -> Reply {
+    let reply = control.call(move |operations| {
+        let changed = operations.add_disk(&request)?;
+        info!(path = request.path, "a disk was added");
+        Ok(changed)
+    });
+    reply.await
+}
+
+async fn remove_disk(
+    State(control): State<Control>,
+    _: Query<NoQuery>,
+    Json(request): Json<RemoveDiskRequest>,
+) -> Reply {
+    let reply = control.call(move |operations| {
+        let changed = operations.remove_disk(&request)?;
+        info!(path = request.path, force = request.force, "a disk was removed");
+        Ok(changed)
+    });
+    reply.await
+}
+
+/// Streams how a disk is emptied, as [`verify`] does. Ends it when its reader leaves.
+async fn drain_disk(
+    State(control): State<Control>,
+    _: Query<NoQuery>,
+    Json(request): Json<DrainDiskRequest>,
+) -> Reply {
+    let (sender, receiver) = mpsc::channel(VERIFY_LINES_MAX);
+    tokio::task::spawn_blocking(move || {
+        let mut progress = |progress| match sender.try_send(line(&DrainEvent::Progress(progress))) {
+            Err(mpsc::error::TrySendError::Closed(_)) => ControlFlow::Break(()),
+            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => ControlFlow::Continue(()),
+        };
+        let last = match control.operations.drain_disk(&request, &mut progress) {
+            Ok(summary) => DrainEvent::Summary(summary),
+            Err(error) => DrainEvent::Error(error),
+        };
+        if sender.blocking_send(line(&last)).is_err() {
+            debug!("who had a disk emptied left before its end");
+        }
+    });
+    let body = Body::new(LinesBody { receiver });
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+}
+
 async fn no_route(request: Request) -> Refusal {
     ApiError::new(ErrorCode::NotFound, format!("no route {}", request.uri().path()))
         .next_step("the tools and the daemon may be of different versions: compare `tidefs --version`")
@@ -312,7 +365,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     }
 }
 
-fn line(event: &VerifyEvent) -> Bytes {
+fn line<T: Serialize>(event: &T) -> Bytes {
     // Numbers, text and lists: there is nothing in an event that JSON cannot say.
     let mut line = serde_json::to_vec(event).expect("an event has a JSON form");
     line.push(b'\n');

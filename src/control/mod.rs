@@ -14,20 +14,23 @@
 
 mod cluster;
 mod credentials;
+mod disks;
 mod drain;
 mod facts;
 mod handlers;
 mod metrics;
 mod operations;
 mod server;
+mod settings;
 mod ssd;
 
 use std::fmt;
 use std::ops::ControlFlow;
 
 use tidefs_control_api::{
-    ApiError, DrainRequest, DrainStatus, EffectiveConfig, EvictTarget, Evicted, KeyPath, List, ListQuery,
-    ObjectStat, PinRequest, Pinned, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
+    AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, DrainRequest, DrainStatus,
+    EffectiveConfig, EvictTarget, Evicted, KeyPath, List, ListQuery, ObjectStat, PinRequest, Pinned,
+    RemoveDiskRequest, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
 };
 
 pub use facts::{DaemonFacts, Joining};
@@ -36,7 +39,7 @@ pub use server::{ControlServer, StartError};
 
 /// What the admin API can ask of the daemon; one method a route.
 ///
-/// Methods block and are quick (well below the deadline of `handlers::DEADLINE`), but for [`Self::verify`].
+/// Methods block and are quick (well below the deadline of `handlers::DEADLINE`), but for [`Self::verify`] and [`Self::drain_disk`].
 /// Paths were checked: [`KeyPath::to_bytes`] does not fail on them. Errors carry the code that the caller sees;
 /// [`ApiError::no_object`] is the one for a key that is not here.
 pub trait Operations: fmt::Debug + Send + Sync + 'static {
@@ -100,6 +103,28 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
         request: &VerifyRequest,
         progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
     ) -> Result<VerifySummary, ApiError>;
+
+    /// Takes a disk into the SSD tier.
+    ///
+    /// # Errors
+    /// There is no tier; the disk cannot be used.
+    fn add_disk(&self, request: &AddDiskRequest) -> Result<DisksChanged, ApiError>;
+
+    /// Takes a disk out of the SSD tier.
+    ///
+    /// # Errors
+    /// There is no such disk; it holds objects.
+    fn remove_disk(&self, request: &RemoveDiskRequest) -> Result<DisksChanged, ApiError>;
+
+    /// Writes what a disk holds to the others. `progress` as in [`Self::verify`].
+    ///
+    /// # Errors
+    /// There is no such disk, or no other.
+    fn drain_disk(
+        &self,
+        request: &DrainDiskRequest,
+        progress: &mut dyn FnMut(DrainProgress) -> ControlFlow<()>,
+    ) -> Result<DrainProgress, ApiError>;
 
     /// Every setting with its origin.
     ///

@@ -8,17 +8,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use tidefs_control_api::{
-    API_VERSION, ApiError, ChecksumHex, ConfigEntry, ConfigOrigin, Counters, DrainRequest, DrainStatus,
-    EffectiveConfig, ErrorCode, EvictTarget, Evicted, EvictionStatus, FuseStatus, KeyPath, List, ListEntry,
-    ListQuery, MemoryStatus, NamespaceStatus, ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned,
-    ScratchStatus, SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress,
-    VerifyRequest, VerifySummary, Where, Why,
+    API_VERSION, AddDiskRequest, ApiError, ChecksumHex, Counters, DisksChanged, DrainDiskRequest,
+    DrainProgress, DrainRequest, DrainStatus, EffectiveConfig, ErrorCode, EvictTarget, Evicted,
+    EvictionStatus, FuseStatus, KeyPath, List, ListEntry, ListQuery, MemoryStatus, NamespaceStatus,
+    ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned, RemoveDiskRequest, ScratchStatus,
+    SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifyRequest,
+    VerifySummary, Where, Why,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::Operations;
 use super::facts::{DaemonFacts, Joining};
-use crate::config::{Effective, Origin};
+use crate::config::Effective;
 use crate::datapath::{
     self, ClusterSide, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction,
 };
@@ -465,28 +466,23 @@ impl Operations for DaemonOperations {
     }
 
     fn config(&self) -> Result<EffectiveConfig, ApiError> {
-        let entries = self
-            .effective
-            .entries
-            .iter()
-            .map(|entry| ConfigEntry {
-                key: entry.key.to_owned(),
-                value: entry.value.clone(),
-                default: Some(entry.default.clone()),
-                origin: match &entry.origin {
-                    Origin::Default => ConfigOrigin::Default,
-                    Origin::File { path, line } => ConfigOrigin::File {
-                        path: path.to_string_lossy().into_owned(),
-                        line: line.map(|line| line as u64),
-                    },
-                    Origin::Environment { variable } => {
-                        ConfigOrigin::Environment { variable: variable.clone() }
-                    }
-                    Origin::Flag { flag } => ConfigOrigin::Flag { flag: flag.clone() },
-                },
-            })
-            .collect();
-        Ok(EffectiveConfig { entries })
+        Ok(super::settings::of(&self.effective))
+    }
+
+    fn add_disk(&self, request: &AddDiskRequest) -> Result<DisksChanged, ApiError> {
+        super::disks::add(&self.datapath, &self.effective, request)
+    }
+
+    fn remove_disk(&self, request: &RemoveDiskRequest) -> Result<DisksChanged, ApiError> {
+        super::disks::remove(&self.datapath, &self.effective, request)
+    }
+
+    fn drain_disk(
+        &self,
+        request: &DrainDiskRequest,
+        progress: &mut dyn FnMut(DrainProgress) -> ControlFlow<()>,
+    ) -> Result<DrainProgress, ApiError> {
+        super::disks::drain(&self.datapath, request, progress)
     }
 
     fn metrics(&self) -> Result<String, ApiError> {

@@ -14,6 +14,9 @@ fn state(trouble: Option<&Unusable>) -> &'static str {
         Some(Unusable::ReadOnly) => "read_only",
         Some(Unusable::Full) => "full",
         Some(Unusable::Failing(_)) => "failing",
+        Some(Unusable::Slow) => "slow",
+        Some(Unusable::Leaving) => "leaving",
+        Some(Unusable::Damaged(_)) => "damaged",
     }
 }
 

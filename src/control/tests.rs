@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidefs_control_api::{
-    ApiError, DrainRequest, DrainStatus, EffectiveConfig, ErrorCode, EvictTarget, Evicted, KeyPath, List,
-    ListEntry, ListQuery, ObjectStat, PinRequest, Pinned, Status, Verdict, VerifyProgress, VerifyRequest,
-    VerifySummary, Where, Why, routes,
+    AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, DrainRequest, DrainStatus,
+    EffectiveConfig, ErrorCode, EvictTarget, Evicted, KeyPath, List, ListEntry, ListQuery, ObjectStat,
+    PinRequest, Pinned, RemoveDiskRequest, Status, Verdict, VerifyProgress, VerifyRequest, VerifySummary,
+    Where, Why, routes,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -96,6 +97,23 @@ impl Operations for FakeDaemon {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    fn add_disk(&self, request: &AddDiskRequest) -> Result<DisksChanged, ApiError> {
+        Ok(DisksChanged { disks: vec![request.path.clone()], ..DisksChanged::default() })
+    }
+
+    fn remove_disk(&self, _request: &RemoveDiskRequest) -> Result<DisksChanged, ApiError> {
+        Ok(DisksChanged::default())
+    }
+
+    fn drain_disk(
+        &self,
+        _request: &DrainDiskRequest,
+        progress: &mut dyn FnMut(DrainProgress) -> ControlFlow<()>,
+    ) -> Result<DrainProgress, ApiError> {
+        let _ = progress(DrainProgress::default());
+        Ok(DrainProgress::default())
     }
 
     fn config(&self) -> Result<EffectiveConfig, ApiError> {

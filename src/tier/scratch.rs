@@ -1,14 +1,15 @@
 //! Scratch: slot files of gigabytes that are rewritten in place, local to the host and gone with their last user.
 //!
-//! They are ordinary sparse files on a disk, counted by real blocks against a capacity. A file is unlinked from the
-//! disk's own namespace as soon as it is made, so a daemon that dies leaves nothing behind.
+//! They are ordinary sparse files on disks, counted by real blocks against a capacity. A file is unlinked from the
+//! disk's own namespace as soon as it is made, so a daemon that dies leaves nothing behind. Of several disks a new file
+//! goes to the one with most room; one that refuses is passed over.
 //!
 //! Threads: called from session threads; the count is one atomic.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -52,12 +53,19 @@ pub enum ScratchError {
 /// The scratch space of one mount.
 #[derive(Debug)]
 pub struct Scratch {
-    directory: PathBuf,
+    homes: Vec<Home>,
+    makes_parents: bool,
     capacity: ByteCount,
     used: AtomicU64,
     files: AtomicU64,
-    ready: OnceLock<()>,
     next: AtomicU64,
+}
+
+/// A directory of scratch files.
+#[derive(Debug)]
+struct Home {
+    directory: PathBuf,
+    is_ready: OnceLock<()>,
 }
 
 /// One scratch file. Its blocks are given back when the value is dropped.
@@ -65,19 +73,23 @@ pub struct Scratch {
 pub struct ScratchFile {
     space: Arc<Scratch>,
     file: Arc<File>,
+    /// Its directory, among those of the space.
+    home: usize,
     charged: AtomicU64,
 }
 
 impl Scratch {
-    /// Scratch space in `directory`, which is made when the first file needs it.
+    /// Scratch space in `directories`, each of which is made when the first file needs it; what is above it only when
+    /// `makes_parents`: a disk that is not mounted is not to be written to.
     #[must_use]
-    pub fn new(directory: PathBuf, capacity: ByteCount) -> Arc<Self> {
+    pub fn new(directories: Vec<PathBuf>, makes_parents: bool, capacity: ByteCount) -> Arc<Self> {
+        let home = |directory| Home { directory, is_ready: OnceLock::new() };
         Arc::new(Self {
-            directory,
+            homes: directories.into_iter().map(home).collect(),
+            makes_parents,
             capacity,
             used: AtomicU64::new(0),
             files: AtomicU64::new(0),
-            ready: OnceLock::new(),
             next: AtomicU64::new(0),
         })
     }
@@ -100,40 +112,85 @@ impl Scratch {
         self.capacity
     }
 
-    fn disk(&self, source: io::Error) -> ScratchError {
-        let directory = self.directory.clone();
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ScratchError::DiskFull { directory },
-            io::ErrorKind::FileTooLarge => ScratchError::TooLong { directory },
-            _ => ScratchError::Disk { directory, source },
-        }
-    }
-
     /// Makes an empty file.
     ///
     /// # Errors
-    /// [`ScratchError::Disk`] when the directory cannot be made or written, [`ScratchError::DiskFull`].
+    /// [`ScratchError::Disk`] when no directory can be made or written, [`ScratchError::DiskFull`].
     pub fn create(self: &Arc<Self>) -> Result<ScratchFile, ScratchError> {
-        if self.ready.get().is_none() {
-            fs::create_dir_all(&self.directory).map_err(|source| self.disk(source))?;
-            self.ready.get_or_init(|| ());
+        let mut refusal = None;
+        for number in self.homes_by_room() {
+            match self.create_in(&self.homes[number]) {
+                Ok(file) => {
+                    self.files.fetch_add(1, Ordering::Relaxed);
+                    let (space, file) = (Arc::clone(self), Arc::new(file));
+                    return Ok(ScratchFile { space, file, home: number, charged: AtomicU64::new(0) });
+                }
+                Err(error) => {
+                    if self.homes.len() > 1 {
+                        tracing::warn!(%error, "a disk takes no scratch file");
+                    }
+                    refusal.get_or_insert(error);
+                }
+            }
+        }
+        Err(refusal.unwrap_or_else(|| disk_error(Path::new(""), io::ErrorKind::NotFound.into())))
+    }
+
+    /// The directories, that on the disk with most room first.
+    fn homes_by_room(&self) -> Vec<usize> {
+        let mut homes: Vec<usize> = (0..self.homes.len()).collect();
+        if homes.len() > 1 {
+            // One that is not made yet is on the disk of the directory above it.
+            let statvfs = |path: &Path| nix::sys::statvfs::statvfs(path).ok();
+            let room = |home: &usize| {
+                let directory = &self.homes[*home].directory;
+                let facts = statvfs(directory).or_else(|| statvfs(directory.parent()?));
+                facts.map_or(0, |facts| facts.fragment_size().saturating_mul(facts.blocks_available()))
+            };
+            homes.sort_by_cached_key(|home| std::cmp::Reverse(room(home)));
+        }
+        homes
+    }
+
+    fn create_in(&self, home: &Home) -> Result<File, ScratchError> {
+        let directory = &home.directory;
+        let failed = |source| disk_error(directory, source);
+        if home.is_ready.get().is_none() {
+            let made = if self.makes_parents { fs::create_dir_all(directory) } else { make_one(directory) };
+            made.map_err(failed)?;
+            home.is_ready.get_or_init(|| ());
         }
         let name = format!("{}-{}", std::process::id(), self.next.fetch_add(1, Ordering::Relaxed));
-        let path = self.directory.join(name);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|source| self.disk(source))?;
-        fs::remove_file(&path).map_err(|source| self.disk(source))?;
-        self.files.fetch_add(1, Ordering::Relaxed);
-        Ok(ScratchFile { space: Arc::clone(self), file: Arc::new(file), charged: AtomicU64::new(0) })
+        let path = directory.join(name);
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
+        fs::remove_file(&path).map_err(failed)?;
+        Ok(file)
+    }
+}
+
+/// Makes a directory below one that exists; one that is there is fine.
+fn make_one(directory: &Path) -> io::Result<()> {
+    match fs::create_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        outcome => outcome,
+    }
+}
+
+fn disk_error(directory: &Path, source: io::Error) -> ScratchError {
+    let directory = directory.to_owned();
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ScratchError::DiskFull { directory },
+        io::ErrorKind::FileTooLarge => ScratchError::TooLong { directory },
+        _ => ScratchError::Disk { directory, source },
     }
 }
 
 impl ScratchFile {
+    fn disk(&self, source: io::Error) -> ScratchError {
+        disk_error(&self.space.homes[self.home].directory, source)
+    }
+
     /// The file itself, to read and to write inside what was [made room for](Self::grow).
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
@@ -169,7 +226,7 @@ impl ScratchFile {
     /// [`ScratchError`], and then nothing was written.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<(), ScratchError> {
         self.admit(ByteCount(data.len() as u64))?;
-        self.file.write_all_at(data, offset).map_err(|source| self.space.disk(source))?;
+        self.file.write_all_at(data, offset).map_err(|source| self.disk(source))?;
         self.recount();
         Ok(())
     }
@@ -179,7 +236,7 @@ impl ScratchFile {
     /// # Errors
     /// [`ScratchError`].
     pub fn set_length(&self, length: ByteCount) -> Result<(), ScratchError> {
-        self.file.set_len(length.get()).map_err(|source| self.space.disk(source))?;
+        self.file.set_len(length.get()).map_err(|source| self.disk(source))?;
         self.recount();
         Ok(())
     }
@@ -210,10 +267,10 @@ impl ScratchFile {
         length: ByteCount,
     ) -> Result<(), ScratchError> {
         let as_offset = |value: u64| {
-            i64::try_from(value).map_err(|_| self.space.disk(io::Error::from(io::ErrorKind::FileTooLarge)))
+            i64::try_from(value).map_err(|_| self.disk(io::Error::from(io::ErrorKind::FileTooLarge)))
         };
         fallocate(&*self.file, flags, as_offset(offset)?, as_offset(length.get())?)
-            .map_err(|errno| self.space.disk(errno.into()))?;
+            .map_err(|errno| self.disk(errno.into()))?;
         self.recount();
         Ok(())
     }
@@ -233,7 +290,7 @@ mod tests {
     #[test]
     fn blocks_are_counted_while_the_file_lives_and_holes_are_free() {
         let directory = tempfile::tempdir().unwrap();
-        let space = Scratch::new(directory.path().join("scratch"), ByteCount::mib(8));
+        let space = Scratch::new(vec![directory.path().join("scratch")], true, ByteCount::mib(8));
         let file = space.create().unwrap();
         file.set_length(ByteCount::gib(4)).unwrap();
         assert!(space.used() < ByteCount::mib(1));
@@ -247,7 +304,7 @@ mod tests {
     #[test]
     fn a_length_that_the_disk_cannot_hold_is_told_from_a_disk_that_fails() {
         let directory = tempfile::tempdir().unwrap();
-        let space = Scratch::new(directory.path().to_path_buf(), ByteCount::mib(1));
+        let space = Scratch::new(vec![directory.path().to_path_buf()], true, ByteCount::mib(1));
         let file = space.create().unwrap();
         let beyond = i64::MAX as u64;
         // tmpfs takes any length; ext4, xfs and btrfs do not.
@@ -257,16 +314,29 @@ mod tests {
         }
         let error = file.grow(beyond, ByteCount(1), false).unwrap_err();
         assert!(matches!(error, ScratchError::TooLong { .. } | ScratchError::DiskFull { .. }), "{error}");
-        let full = space.disk(io::Error::from_raw_os_error(libc::ENOSPC));
+        let full = file.disk(io::Error::from_raw_os_error(libc::ENOSPC));
         assert!(matches!(full, ScratchError::DiskFull { .. }), "{full}");
     }
 
     #[test]
     fn what_would_pass_the_capacity_is_refused_whole() {
         let directory = tempfile::tempdir().unwrap();
-        let space = Scratch::new(directory.path().to_path_buf(), ByteCount::mib(1));
+        let space = Scratch::new(vec![directory.path().to_path_buf()], true, ByteCount::mib(1));
         let file = space.create().unwrap();
         assert!(matches!(file.write_at(&vec![1; 2 << 20], 0), Err(ScratchError::Full { .. })));
         assert_eq!(file.file().metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_disk_that_is_not_there_is_passed_over_and_nothing_is_made_in_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let (absent, there) = (directory.path().join("absent"), directory.path().join("there"));
+        fs::create_dir(&there).unwrap();
+        let homes = [&absent, &there].map(|place| place.join("scratch")).to_vec();
+        let space = Scratch::new(homes, false, ByteCount::mib(1));
+        let file = space.create().unwrap();
+        assert!(file.write_at(&[1; 4096], 0).is_ok() && there.join("scratch").exists() && !absent.exists());
+        fs::remove_dir_all(&there).unwrap();
+        assert!(matches!(space.create(), Err(ScratchError::Disk { .. })));
     }
 }

@@ -138,13 +138,14 @@ impl Logic {
             },
             root: Attributes::new(0o755, 0, 0, nanos_of(self.clock.wall())),
         };
-        let scratch = Scratch::new(self.base.path().join("scratch"), SCRATCH_CAPACITY);
+        let scratch = Scratch::new(vec![self.base.path().join("scratch")], true, SCRATCH_CAPACITY);
         let clock: Arc<dyn Clock> = Arc::<SimClock>::clone(&self.clock);
         let datapath = Datapath::new(tier, scratch, clock, settings, Arc::new(Telemetry::default()));
         datapath.recover().expect("recovery");
         let datapath = Arc::new(datapath);
         if self.setup.has_ssd {
-            datapath.attach_ssd(self.open_ssd()).expect("the disk is taken into use");
+            let (_, unnamed) = datapath.attach_ssd(self.open_ssd()).expect("the disk is taken into use");
+            datapath.name_objects(unnamed, || false);
         }
         self.datapath = Some(datapath);
     }

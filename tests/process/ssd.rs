@@ -23,6 +23,8 @@ fn mount_on(mode: Mode, disk: &Path, more: &[&str]) -> Mount {
     let dirs = format!("ssd.dirs={}", disk.display());
     let mut options =
         vec!["capacity=64MiB", "ssd.capacity=512MiB", "ssd.zone=8MiB", "on_stop=keep", dirs.as_str()];
+    // On a loaded machine nothing is dropped because its disk is late.
+    options.push("ssd.queue_ms=60000");
     options.extend(more);
     Mount::start(&mode.options(&options))
 }
@@ -281,6 +283,33 @@ fn what_is_faster_computed_than_loaded_is_a_miss_at_once_where_the_namespace_say
         &content(7),
         "an object that was refused",
     );
+}
+
+#[test]
+fn slot_files_live_on_the_disk_of_the_tier_and_a_killed_daemon_leaves_none() {
+    let disk = disk();
+    let mut mount = mount_on(MODE, disk.path(), &["scratch.dir", "scratch.capacity=64MiB"]);
+    let namespace = mount.namespace("slots");
+    set_xattr(&namespace, "user.tidefs.scratch", b"true").expect("setxattr");
+    let file = File::create(namespace.join("slots")).expect("create");
+    file.write_all_at(&content(1), 0).expect("write");
+    let status = mount.control_get("/v1/status").json();
+    assert!(status["scratch"]["bytes"].as_u64().expect("a number") >= content(1).len() as u64, "{status}");
+    let links = fs::read_dir(format!("/proc/{}/fd", mount.pid())).expect("descriptors of the daemon");
+    let targets = links.filter_map(|link| fs::read_link(link.ok()?.path()).ok());
+    let is_slot_file = |target: &std::path::PathBuf| {
+        target.starts_with(disk.path()) && target.to_string_lossy().ends_with("(deleted)")
+    };
+    assert!(targets.filter(is_slot_file).count() >= 1, "the slot file is somewhere else");
+    mount.kill9();
+    drop(file);
+    mount.restart();
+    let status = mount.control_get("/v1/status").json();
+    assert_eq!(status["scratch"]["files"], 0, "{status}");
+    let homes = fs::read_dir(disk.path()).expect("readdir").map(|entry| entry.expect("an entry").path());
+    let homes: Vec<_> = homes.filter(|path| path.is_dir()).collect();
+    assert_eq!(homes.len(), 1, "{homes:?}");
+    assert_eq!(fs::read_dir(&homes[0]).expect("readdir").count(), 0, "a file is left in {homes:?}");
 }
 
 #[test]

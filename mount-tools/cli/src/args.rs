@@ -9,6 +9,7 @@ use tidefs_control_api::{Pin, SortOrder};
 use tidefs_engine::types::ByteCount;
 
 use crate::bench::BenchArgs;
+use crate::commands::disks::TierCommand;
 
 const EXIT_CODES: &str = "Exit codes: 0 it worked; 1 it failed; 2 wrong command line; 3 no such daemon or mount; \
                           4 no such object.";
@@ -110,7 +111,7 @@ impl Command {
     pub(crate) fn wants_json(&self) -> bool {
         match self {
             Self::Status(args) => args.select.common.json,
-            Self::Tier(TierCommand::Status(args)) => args.select.common.json,
+            Self::Tier(command) => command.select().common.json,
             Self::Members(args) => args.select.common.json,
             Self::Catalog(CatalogCommand::Stats(args)) => args.select.common.json,
             Self::Where(args) => args.select.common.json,
@@ -193,22 +194,6 @@ pub(crate) struct ClusterDevArgs {
     /// Print one JSON document with the mounts when they answer, instead of text
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// What can be asked of the tiers.
-#[derive(Debug, Subcommand)]
-pub(crate) enum TierCommand {
-    /// Show how full memory and disks are, and the state of each disk
-    #[command(
-        after_help = "Examples:\n  tidefs tier status\n  tidefs tier status --json | jq '.ssd.devices[].state'"
-    )]
-    Status(TierStatusArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct TierStatusArgs {
-    #[command(flatten)]
-    pub(crate) select: Select,
 }
 
 #[derive(Debug, Args)]

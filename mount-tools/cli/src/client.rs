@@ -13,8 +13,8 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tidefs_control_api::ErrorBody;
 use tidefs_control_api::socket::SocketAddress;
-use tidefs_control_api::{ErrorBody, VerifyEvent};
 use tokio::net::UnixStream;
 
 use crate::error::{CliError, Exit};
@@ -57,11 +57,11 @@ impl Client {
     }
 
     /// Sends `POST route` with `body` and hands each line of the answer to `event`, with the line as it came.
-    pub(crate) fn post_for_events(
+    pub(crate) fn post_for_events<T: DeserializeOwned>(
         &self,
         route: &str,
         body: &impl Serialize,
-        mut event: impl FnMut(VerifyEvent, Value),
+        mut event: impl FnMut(T, Value),
     ) -> Result<(), CliError> {
         self.runtime.block_on(async {
             let send = self.send(Method::POST, route, to_json(body));

@@ -16,6 +16,8 @@ pub mod cluster;
 #[cfg(feature = "admin")]
 pub mod config;
 #[cfg(feature = "admin")]
+pub mod disks;
+#[cfg(feature = "admin")]
 pub mod drain;
 #[cfg(feature = "admin")]
 pub mod error;
@@ -50,8 +52,11 @@ pub use cluster::{CatalogStatus, ClusterStatus, CopyPlace, MemberStatus, Where};
 #[cfg(feature = "admin")]
 pub use config::{ConfigEntry, ConfigOrigin, EffectiveConfig};
 #[cfg(feature = "admin")]
-pub use drain::{DrainOrder, DrainRequest, DrainStatus};
+pub use disks::{
+    AddDiskRequest, DisksChanged, DrainDiskRequest, DrainEvent, DrainProgress, RemoveDiskRequest,
+};
 #[cfg(feature = "admin")]
+pub use drain::{DrainOrder, DrainRequest, DrainStatus};
 pub use error::{ApiError, ErrorBody, ErrorCode};
 #[cfg(feature = "admin")]
 pub use key_path::KeyPath;

@@ -18,6 +18,12 @@ pub const EVICT: &str = "/v1/evict";
 pub const PIN: &str = "/v1/pin";
 /// `POST` of [`crate::VerifyRequest`]: one [`crate::VerifyEvent`] a line, the last one a summary or an error.
 pub const VERIFY: &str = "/v1/verify";
+/// `POST` of [`crate::AddDiskRequest`]: [`crate::DisksChanged`].
+pub const TIER_ADD: &str = "/v1/tier/add";
+/// `POST` of [`crate::RemoveDiskRequest`]: [`crate::DisksChanged`].
+pub const TIER_REMOVE: &str = "/v1/tier/remove";
+/// `POST` of [`crate::DrainDiskRequest`]: one [`crate::DrainEvent`] a line, the last one a summary or an error.
+pub const TIER_DRAIN: &str = "/v1/tier/drain";
 /// `GET`: [`crate::EffectiveConfig`].
 pub const CONFIG: &str = "/v1/config";
 /// `GET`: metrics as text, in the exposition format of Prometheus.
@@ -40,6 +46,9 @@ mod tests {
             super::EVICT,
             super::PIN,
             super::VERIFY,
+            super::TIER_ADD,
+            super::TIER_REMOVE,
+            super::TIER_DRAIN,
             super::CONFIG,
             super::METRICS,
         ] {

@@ -54,7 +54,8 @@ pub struct NamingProgress {
 pub struct SsdDeviceStatus {
     /// Its path.
     pub path: String,
-    /// `ready`, `missing`, `foreign`, `read_only`, `full` or `failing`. A full one works, smaller than configured.
+    /// `ready`, `missing`, `foreign`, `read_only`, `full`, `failing`, `slow`, `leaving` or `damaged`. A full one works, smaller than
+    /// configured; a slow one works when it answers in time; a damaged one without the zones that gave errors.
     pub state: String,
     /// What is wrong and what to do, unless it is ready.
     pub trouble: Option<String>,

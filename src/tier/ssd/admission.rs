@@ -68,6 +68,19 @@ impl Admission {
         Self { budget, bucket, endurance, rate: RATE_AT_START }
     }
 
+    /// What admits nothing, until it is replaced.
+    pub(super) fn closed() -> Self {
+        let nothing = Some(ByteCount::ZERO);
+        let queue = Duration::ZERO;
+        let budget = Budget {
+            bytes_per_second: nothing,
+            bytes_per_day: None,
+            queue,
+            queue_bytes_max: ByteCount::ZERO,
+        };
+        Self::new(budget, Duration::ZERO)
+    }
+
     /// Takes `length` bytes out of the budgets, if they allow it. `queued`: bytes that wait for the disk; `written`: all
     /// that it wrote since the start.
     ///

@@ -11,19 +11,25 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::ByteCount;
 
+use super::admission::Admission;
 use super::disk::Disk;
 use super::format::{BLOCK_BYTES, Order, Uuid, ZONES_START};
+use super::identity::{Unusable, flush, write_blocks};
 use super::index::ZoneId;
 use super::queue::Queue;
 use crate::telemetry::Histogram;
 
 /// After so many failed writes in a row a disk gets no more.
 const WRITE_ERRORS_MAX: u64 = 3;
+/// A block between the superblocks and the zones in which nothing stands.
+const UNUSED: u64 = 2 * BLOCK_BYTES;
+/// How long a disk is called slow after an answer that came too late.
+const SLOW_FOR: Duration = Duration::from_secs(60);
 
 /// Station of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,8 +136,20 @@ pub(super) struct Device {
     changed: Condvar,
     pub(super) queue: Queue,
     pub(super) work: Work,
+    /// Guards its part of the budgets.
+    pub(super) admission: Mutex<Admission>,
+    /// Whether it is being emptied, and takes no records.
+    pub(super) is_leaving: AtomicBool,
     is_failing: AtomicBool,
     is_full: AtomicBool,
+    /// Guards why it gets no more writes, and when an answer last came too late.
+    trouble: Mutex<Trouble>,
+}
+
+#[derive(Debug, Default)]
+struct Trouble {
+    gave_up: Option<Unusable>,
+    late_at: Option<Instant>,
 }
 
 /// Keeps a zone from being taken back.
@@ -171,8 +189,11 @@ impl Device {
             changed: Condvar::new(),
             queue: Queue::default(),
             work: Work::default(),
+            admission: Mutex::new(Admission::closed()),
+            is_leaving: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            trouble: Mutex::default(),
         }
     }
 
@@ -216,6 +237,11 @@ impl Device {
                 let index = absent()?;
                 let end = zone_offset(u32::try_from(index).ok()? + 1, self.zone_blocks);
                 if let Err(error) = self.disk.allocate(ByteCount(end)) {
+                    if error.kind() != io::ErrorKind::StorageFull {
+                        drop(zones);
+                        self.count_write_error(&error);
+                        return None;
+                    }
                     self.is_full.store(true, Ordering::Relaxed);
                     tracing::warn!(device = self.name, %error, "the SSD tier stays smaller than configured");
                     return None;
@@ -279,10 +305,64 @@ impl Device {
         let errors = self.work.write_errors_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
         let gives_up = errors >= WRITE_ERRORS_MAX;
         tracing::error!(device = self.name, %error, gives_up, "a write of the SSD tier failed");
+        self.note_late(error);
         if gives_up {
+            let reason = match Unusable::from(error) {
+                Unusable::Failing(error) => {
+                    Unusable::Failing(format!("its writes fail: {error}; it gets none until the next start"))
+                }
+                other => other,
+            };
+            self.trouble.lock().gave_up = Some(reason);
             self.is_failing.store(true, Ordering::Relaxed);
         }
         gives_up
+    }
+
+    /// A read of the device failed.
+    pub(super) fn count_read_error(&self, zone: u32, error: &io::Error) {
+        self.work.read_errors.fetch_add(1, Ordering::Relaxed);
+        self.note_late(error);
+        tracing::error!(device = self.name, zone, %error, "a read of the SSD tier failed");
+    }
+
+    fn note_late(&self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::TimedOut {
+            self.trouble.lock().late_at = Some(Instant::now());
+        }
+    }
+
+    /// What is wrong with it, the worst first.
+    pub(super) fn trouble(&self) -> Option<Unusable> {
+        let (gave_up, late_at) = {
+            let trouble = self.trouble.lock();
+            (trouble.gave_up.clone(), trouble.late_at)
+        };
+        let is_quarantined = |zone: &&Zone| zone.state == ZoneState::Quarantined;
+        let damaged = self.zones.lock().iter().filter(is_quarantined).count() as u64;
+        let is_slow = late_at.is_some_and(|late_at| late_at.elapsed() < SLOW_FOR);
+        gave_up
+            .or(self.is_leaving().then_some(Unusable::Leaving))
+            .or(is_slow.then_some(Unusable::Slow))
+            .or((damaged > 0).then_some(Unusable::Damaged(damaged)))
+            .or(self.is_full().then_some(Unusable::Full))
+    }
+
+    /// Whether its last write went well. One that did not is tried again, where nothing stands, before more is risked.
+    pub(super) fn can_be_written(&self, limit: Duration) -> bool {
+        if self.work.write_errors_in_a_row.load(Ordering::Relaxed) == 0 {
+            return true;
+        }
+        match write_blocks(&*self.disk, UNUSED, &[0], limit).and_then(|()| flush(&*self.disk, limit)) {
+            Ok(()) => {
+                self.count_written(BLOCK_BYTES);
+                true
+            }
+            Err(error) => {
+                self.count_write_error(&error);
+                false
+            }
+        }
     }
 
     /// A write of the device went well.
@@ -294,6 +374,11 @@ impl Device {
     /// Whether it gets no more writes.
     pub(super) fn is_failing(&self) -> bool {
         self.is_failing.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is being emptied.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Relaxed)
     }
 
     /// Whether its filesystem had no room for all zones.

@@ -26,7 +26,7 @@ use super::memory::{Buffer, Memory, Piece};
 pub(super) const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// The tier's file in a directory.
-const FILE_NAME: &str = "tidefs.ssd";
+pub(super) const FILE_NAME: &str = "tidefs.ssd";
 
 /// Why a directory or device is not used. Never stops the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,12 @@ pub enum Unusable {
     Full,
     /// The system reports errors.
     Failing(String),
+    /// Its answers come later than the limit.
+    Slow,
+    /// It is being emptied.
+    Leaving,
+    /// So many zones gave I/O errors and are not used.
+    Damaged(u64),
 }
 
 impl std::fmt::Display for Unusable {
@@ -51,12 +57,26 @@ impl std::fmt::Display for Unusable {
             Self::ReadOnly => f.write_str("it cannot be written; mount it writable"),
             Self::Full => f.write_str("it has no room; free some, or lower ssd.capacity"),
             Self::Failing(error) => write!(f, "{error}"),
+            Self::Slow => f.write_str(
+                "requests took longer than ssd.deadline_ms within the last minute, and what they were for was a miss; look for \
+                 what else uses the disk, or replace it",
+            ),
+            Self::Leaving => f.write_str("it is being emptied and takes nothing; then remove it"),
+            Self::Damaged(zones) => {
+                write!(f, "{zones} zones gave I/O errors and are not used until the next start; replace the disk")
+            }
         }
     }
 }
 
 impl From<io::Error> for Unusable {
     fn from(error: io::Error) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl From<&io::Error> for Unusable {
+    fn from(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Missing,
             io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => Self::ReadOnly,

@@ -202,11 +202,29 @@ impl Index {
 
     /// Takes out everything that stands in `zone`.
     pub(super) fn remove_zone(&self, zone: ZoneId) -> Vec<Located> {
+        self.remove_all(|entry| entry.zone == zone)
+    }
+
+    /// Takes out everything that stands on a device, or on its way from there.
+    pub(super) fn remove_device(&self, device: u8) -> Vec<Located> {
+        self.remove_all(|entry| entry.zone.device() == usize::from(device))
+    }
+
+    fn remove_all(&self, is_meant: impl Fn(&Entry) -> bool) -> Vec<Located> {
         let take = |shard: &Mutex<Shard>| {
             let mut shard = shard.lock();
-            shard.extract_if(|entry| entry.zone == zone).map(|entry| entry.located()).collect::<Vec<_>>()
+            shard.extract_if(|entry| is_meant(entry)).map(|entry| entry.located()).collect::<Vec<_>>()
         };
         self.shards.iter().flat_map(take).collect()
+    }
+
+    /// How many records stand on a device.
+    pub(super) fn count_device(&self, device: u8) -> u64 {
+        let count = |shard: &Mutex<Shard>| {
+            let shard = shard.lock();
+            shard.iter().filter(|entry| entry.zone.device() == usize::from(device)).count() as u64
+        };
+        self.shards.iter().map(count).sum()
     }
 
     /// Records in all.

@@ -105,17 +105,16 @@ impl Shared {
         }
         let offset = device.offset(zone, place.block);
         let (started, served) = (Instant::now(), device.work.begin_load(padded as u64));
-        let reads = Self::start_reads(device, offset, &header, memory, padded);
+        let reads = Self::start_reads(&device, offset, &header, memory, padded);
         let summed = reads.map(|reads| Self::sum_up(&reads, memory, bytes, self.limit));
         let has_ended = matches!(summed, Ok(Ok(_)));
         device.work.end_load(padded as u64, has_ended.then_some(served), started.elapsed());
         let checksum = match summed? {
             Ok(checksum) => checksum,
             Err(error) => {
-                device.work.read_errors.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(device = device.name, zone, %error, "a read of the SSD tier failed");
+                device.count_read_error(zone, &error);
                 if error.kind() != io::ErrorKind::TimedOut {
-                    self.quarantine(device, zone);
+                    self.quarantine(&device, zone);
                 }
                 return Err(Missed::Failed);
             }

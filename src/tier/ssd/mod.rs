@@ -18,7 +18,9 @@
 
 mod admission;
 mod bucket;
+mod change;
 mod device;
+mod devices;
 mod disk;
 mod endurance;
 mod format;
@@ -26,6 +28,7 @@ mod identity;
 mod index;
 mod intents;
 mod io;
+mod kept;
 mod load;
 mod memory;
 mod naming;
@@ -49,6 +52,7 @@ use parking_lot::Mutex;
 use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 
+use self::device::Device;
 use self::index::Located;
 use self::memory::{Buffer, Memory};
 use self::open::{Candidate, Places, assemble, open_places};
@@ -57,6 +61,7 @@ use self::shared::{Shared, checksum_of};
 use self::writer::Writer;
 
 pub use self::admission::{Budget, Refused};
+pub use self::change::{ChangeError, Drained};
 pub use self::endurance::DayStatus;
 pub use self::format::{KEY_BYTES_MAX, META_BYTES_MAX, Uuid};
 pub use self::identity::Unusable;
@@ -107,12 +112,20 @@ pub struct Put {
     pub owner: u32,
 }
 
+/// The threads of a tier.
+#[derive(Debug, Default)]
+struct Threads {
+    /// By the numbers of their disks.
+    writers: Vec<(u8, JoinHandle<()>)>,
+    reclaimer: Option<JoinHandle<()>>,
+}
+
 /// The tier of one mount.
 #[derive(Debug)]
 pub struct SsdTier {
     shared: Arc<Shared>,
-    /// Guards the threads, which are joined once; the last one is the reclaimer.
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Guards the threads, which are joined once.
+    threads: Mutex<Threads>,
 }
 
 impl SsdTier {
@@ -121,9 +134,9 @@ impl SsdTier {
     /// # Errors
     /// When threads, random numbers or the file of removals are not to be had.
     pub fn open(config: &SsdConfig) -> std_io::Result<Self> {
-        let Places { io, candidates, unusable, capacity } = open_places(config)?;
+        let Places { io, candidates, unusable, capacity, configured } = open_places(config)?;
         let config = SsdConfig { capacity, ..config.clone() };
-        Self::with_disks(&config, Some(io), candidates, unusable)
+        Self::with_disks(&config, Some(io), candidates, unusable, configured)
     }
 
     fn with_disks(
@@ -131,8 +144,9 @@ impl SsdTier {
         io: Option<Arc<io::Io>>,
         candidates: Vec<Candidate>,
         unusable: Vec<(String, Unusable)>,
+        configured: usize,
     ) -> std_io::Result<Self> {
-        let assembled = assemble(candidates, unusable, config.capacity, config.zone_bytes)?;
+        let assembled = assemble(candidates, unusable, (config.capacity, configured), config.zone_bytes)?;
         let shared = Shared::new(assembled, config, io)?;
         Ok(Self { shared: Arc::new(shared), threads: Mutex::default() })
     }
@@ -181,16 +195,31 @@ impl SsdTier {
     pub fn start(&self, owner: Arc<dyn Owner>) -> std_io::Result<()> {
         // A second owner would be a bug of the composition root; the first one stays.
         let _ = self.shared.owner.set(owner);
-        let mut threads = self.threads.lock();
-        for device in &self.shared.devices {
-            let writer = Writer::new(Arc::clone(&self.shared), Arc::clone(device));
-            let name = format!("ssd-write-{}", device.number);
-            threads.push(std::thread::Builder::new().name(name).spawn(move || writer.run())?);
+        for device in self.shared.devices.all() {
+            self.start_writer(&device)?;
         }
         let shared = Arc::clone(&self.shared);
         let reclaimer = std::thread::Builder::new().name("ssd-reclaim".to_owned());
-        threads.push(reclaimer.spawn(move || shared.reclaim_in_background())?);
+        let reclaimer = reclaimer.spawn(move || shared.reclaim_in_background())?;
+        self.threads.lock().reclaimer = Some(reclaimer);
         Ok(())
+    }
+
+    fn start_writer(&self, device: &Arc<Device>) -> std_io::Result<()> {
+        let writer = Writer::new(Arc::clone(&self.shared), Arc::clone(device));
+        let name = format!("ssd-write-{}", device.number);
+        let thread = std::thread::Builder::new().name(name).spawn(move || writer.run())?;
+        self.threads.lock().writers.push((device.number, thread));
+        Ok(())
+    }
+
+    /// Waits for the end of a writer whose queue is closed.
+    fn join_writer(&self, number: u8) {
+        let mut threads = self.threads.lock();
+        let found = threads.writers.iter().position(|(other, _)| *other == number);
+        let thread = found.map(|found| threads.writers.swap_remove(found).1);
+        drop(threads);
+        thread.into_iter().for_each(join);
     }
 
     /// Records that can be loaded.
@@ -203,11 +232,6 @@ impl SsdTier {
     #[must_use]
     pub fn holds(&self, key: &[u8]) -> Option<Version> {
         self.shared.index.get(&self.shared.hash(key)).map(|found| found.version)
-    }
-
-    /// Notes how the owner finds the object of a version, for one whose place it did not know in the index.
-    pub fn set_owner(&self, key: &[u8], version: Version, number: u32) {
-        self.shared.index.set_owner(&self.shared.hash(key), version, number);
     }
 
     /// Leaves an object to be stored. `done` is called when that has ended, from a thread that must not wait.
@@ -305,6 +329,7 @@ impl SsdTier {
         let waits: Vec<_> = self
             .shared
             .devices
+            .all()
             .iter()
             .filter_map(|device| {
                 let (sender, receiver) = sync_channel(1);
@@ -329,19 +354,20 @@ impl SsdTier {
     pub fn stop(&self) {
         self.shared.is_stopping.store(true, Ordering::Relaxed);
         self.shared.wake_reclaim();
-        let mut threads = std::mem::take(&mut *self.threads.lock());
-        let join = |thread: JoinHandle<()>| {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the SSD tier had panicked");
-            }
-        };
+        let threads = std::mem::take(&mut *self.threads.lock());
         // Reclaim first: what it writes again is written before the writers end.
-        threads.pop().into_iter().for_each(join);
+        threads.reclaimer.into_iter().for_each(join);
         self.shared.is_reclaim_over.store(true, Ordering::Relaxed);
-        for device in &self.shared.devices {
+        for device in self.shared.devices.all() {
             device.queue.close();
         }
-        threads.into_iter().for_each(join);
+        threads.writers.into_iter().for_each(|(_, thread)| join(thread));
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    if thread.join().is_err() {
+        tracing::error!("a thread of the SSD tier had panicked");
     }
 }
 
@@ -351,6 +377,8 @@ impl Drop for SsdTier {
     }
 }
 
+#[cfg(test)]
+mod change_tests;
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]

@@ -92,8 +92,8 @@ impl Shared {
     pub(super) fn next_standing(&self, unnamed: &mut Unnamed) -> Option<Vec<Standing>> {
         while unnamed.standing.is_empty() {
             let mut known = unnamed.zones.pop_front()?;
-            let device = &self.devices[known.device];
-            match self.entries_of(device, &mut known, false) {
+            let Some(device) = self.devices.get(known.device) else { continue };
+            match self.entries_of(&device, &mut known, false) {
                 Ok(entries) => {
                     let standing = entries.into_iter().filter_map(|entry| {
                         let FooterEntry::Object { block, facts } = entry else { return None };
@@ -111,7 +111,7 @@ impl Shared {
                 }
                 Err(error) => {
                     tracing::error!(device = device.name, zone = known.zone, %error, "a zone is lost");
-                    self.quarantine(device, known.zone);
+                    self.quarantine(&device, known.zone);
                 }
             }
         }
@@ -135,8 +135,7 @@ impl Shared {
         let sequence = device.zone(zone).map(|zone| zone.sequence);
         let bytes = read_blocks(&*device.disk, device.offset(zone, place.block), 1, self.limit).map_err(
             |error: io::Error| {
-                device.work.read_errors.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(device = device.name, zone, %error, "a read of the SSD tier failed");
+                device.count_read_error(zone, &error);
                 Missed::Failed
             },
         )?;

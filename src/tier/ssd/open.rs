@@ -16,6 +16,7 @@ use super::identity::{
 };
 use super::index::ZONES_MAX;
 use super::io::{FileDisk, Io};
+use super::kept::Changes;
 use super::recover::read_zones;
 
 /// Most disks of a pool: their number is a byte of a place.
@@ -38,6 +39,8 @@ pub struct SsdConfig {
     pub io_uring: bool,
     /// A file on a tmpfs for removals that are not on disk yet.
     pub intents: Option<PathBuf>,
+    /// A file for disks that are added and removed while the tier is used.
+    pub changes: Option<PathBuf>,
     /// How long a request of a disk may take.
     pub limit: Duration,
 }
@@ -47,6 +50,8 @@ pub struct SsdConfig {
 pub(super) struct Candidate {
     pub(super) name: String,
     pub(super) disk: Arc<dyn Disk>,
+    /// What it may hold, when that is not its part of the whole.
+    pub(super) capacity: Option<ByteCount>,
 }
 
 /// What the configured places turned out to be.
@@ -55,8 +60,10 @@ pub(super) struct Places {
     pub(super) io: Arc<Io>,
     pub(super) candidates: Vec<Candidate>,
     pub(super) unusable: Vec<(String, Unusable)>,
-    /// Of all of them together.
+    /// Of all that are configured together.
     pub(super) capacity: ByteCount,
+    /// How many are configured.
+    pub(super) configured: usize,
 }
 
 /// A pool that was put together.
@@ -65,6 +72,16 @@ pub(super) struct Assembled {
     pub(super) pool: Uuid,
     pub(super) devices: Vec<Arc<Device>>,
     pub(super) unusable: Vec<(String, Unusable)>,
+    pub(super) growth: Growth,
+}
+
+/// What a disk that is added while the tier is used has in common with the others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growth {
+    pub(super) epoch: u64,
+    pub(super) zone_bytes: ByteCount,
+    /// What each place may hold, as configured.
+    pub(super) share: Option<ByteCount>,
 }
 
 /// Opens the places of a configuration.
@@ -76,14 +93,22 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
     let mut candidates = Vec::new();
     let mut unusable = Vec::new();
     let mut least = ByteCount(u64::MAX);
-    for place in &config.places {
+    let changes = Changes::load(config.changes.as_deref());
+    let is_changed = |place: &&PathBuf| {
+        changes.removed.contains(place) || changes.added.iter().any(|added| added.path == **place)
+    };
+    let configured = config.places.iter().filter(|place| !is_changed(place)).map(|place| (place, None));
+    let added = changes.added.iter().map(|added| (&added.path, Some(added.capacity)));
+    for (place, capacity) in configured.chain(added) {
         let name = place.display().to_string();
         match open_file(place) {
             Ok(file) => {
                 let disk = FileDisk::new(file, Arc::clone(&io));
                 let held = disk.length().unwrap_or_default();
-                least = least.min(default_share(place, held));
-                candidates.push(Candidate { name, disk: Arc::new(disk) });
+                if capacity.is_none() {
+                    least = least.min(default_share(place, held));
+                }
+                candidates.push(Candidate { name, disk: Arc::new(disk), capacity });
             }
             Err(reason) => unusable.push((name, reason)),
         }
@@ -91,11 +116,11 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
     let places = config.places.len() as u64;
     let capacity = match config.capacity {
         // Shares are equal, so the smallest decides.
-        ByteCount::ZERO if candidates.is_empty() => ByteCount::ZERO,
+        ByteCount::ZERO if least == ByteCount(u64::MAX) => ByteCount::ZERO,
         ByteCount::ZERO => ByteCount(least.get().saturating_mul(places)),
         given => given,
     };
-    Ok(Places { io, candidates, unusable, capacity })
+    Ok(Places { io, candidates, unusable, capacity, configured: config.places.len() })
 }
 
 /// What a place may hold when nobody says: three quarters of what is free, what the tier holds already included; all of a
@@ -116,11 +141,10 @@ pub(super) fn default_share(place: &Path, held: ByteCount) -> ByteCount {
 pub(super) fn assemble(
     candidates: Vec<Candidate>,
     mut unusable: Vec<(String, Unusable)>,
-    capacity: ByteCount,
+    (capacity, configured): (ByteCount, usize),
     zone_bytes: ByteCount,
 ) -> io::Result<Assembled> {
-    let places = (candidates.len() + unusable.len()).max(1) as u64;
-    let share = ByteCount(capacity.get() / places);
+    let part = ByteCount(capacity.get() / configured.max(1) as u64);
     let mut found = Vec::new();
     for candidate in candidates {
         match read_superblock(&*candidate.disk) {
@@ -147,6 +171,7 @@ pub(super) fn assemble(
                 continue;
             }
         };
+        let share = candidate.capacity.unwrap_or(part);
         let superblock = renew(&name, superblock, pool, epoch, share, zone_bytes)?;
         match take_into_use(candidate, number, &superblock, share) {
             Ok(device) => devices.push(Arc::new(device)),
@@ -156,7 +181,12 @@ pub(super) fn assemble(
     for (place, reason) in &unusable {
         tracing::warn!(place, %reason, "a place of the SSD tier is not used");
     }
-    Ok(Assembled { pool, devices, unusable })
+    let growth = Growth {
+        epoch: epoch.saturating_add(1),
+        zone_bytes,
+        share: (capacity > ByteCount::ZERO).then_some(part),
+    };
+    Ok(Assembled { pool, devices, unusable, growth })
 }
 
 /// The superblock of a disk at the next epoch: its own, or one with a new identity, which gives its content up.
@@ -188,13 +218,13 @@ fn has_zones(share: ByteCount, zone_bytes: ByteCount) -> bool {
         && share.get().saturating_sub(ZONES_START) / zone_bytes.get() >= ZONES_MIN
 }
 
-fn take_into_use(
+pub(super) fn take_into_use(
     candidate: Candidate,
     number: u8,
     superblock: &Superblock,
     share: ByteCount,
 ) -> io::Result<Device> {
-    let Candidate { name, disk } = candidate;
+    let Candidate { name, disk, .. } = candidate;
     if !has_zones(share, superblock.zone_bytes) {
         return Err(io::ErrorKind::StorageFull.into());
     }

@@ -80,6 +80,8 @@ pub(super) enum Job {
     Retain(Vec<Tombstone>, Done),
     /// Make durable what came before.
     Flush(Done),
+    /// End the open zone.
+    Close(Done),
 }
 
 /// What the writer does next.

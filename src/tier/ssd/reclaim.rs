@@ -11,6 +11,7 @@
 //!
 //! Threads: one for a pool, `ssd-reclaim`.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -45,9 +46,10 @@ impl Shared {
     pub(super) fn reclaim_in_background(&self) {
         while !self.is_stopping() {
             let mut has_progress = false;
-            let devices = if self.is_named.load(Ordering::Relaxed) { &self.devices[..] } else { &[] };
-            for device in devices {
-                if !self.is_stopping() && !device.is_failing() && device.spare_zones() < SPARE_ZONES {
+            let is_named = self.is_named.load(Ordering::Relaxed);
+            for device in &self.devices.all() {
+                let may_be_emptied = is_named && !device.is_failing() && !device.is_leaving();
+                if !self.is_stopping() && may_be_emptied && device.spare_zones() < SPARE_ZONES {
                     has_progress |= self.reclaim_oldest(device);
                 }
             }
@@ -60,13 +62,10 @@ impl Shared {
     /// Empties the oldest closed zone of a disk. Returns whether it is free now.
     pub(super) fn reclaim_oldest(&self, device: &Arc<Device>) -> bool {
         let Some(number) = device.oldest_closed() else { return false };
-        let Some(zone) = device.zone(number) else { return false };
-        let footer = zone.footer.and_then(|FooterPlace { block, blocks }| {
-            read_footer(device, number, zone.sequence, block, blocks, self.limit).ok()
-        });
-        let entries = match footer
-            .map_or_else(|| scan_zone(device, number, zone.sequence, self.limit).map(|scan| scan.entries), Ok)
-        {
+        if !device.can_be_written(self.limit) {
+            return false;
+        }
+        let entries = match self.entries_in(device, number) {
             Ok(entries) => entries,
             Err(error) => {
                 tracing::error!(device = device.name, zone = number, %error, "a zone cannot be read and is given up");
@@ -96,9 +95,25 @@ impl Shared {
         true
     }
 
-    /// Writes removals again that may still hide something. Returns whether none is lost with the zone.
-    fn retain_tombstones(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> bool {
-        let Some(oldest) = device.oldest_sequence(number) else { return true };
+    /// What is in a closed zone.
+    pub(super) fn entries_in(&self, device: &Device, number: u32) -> io::Result<Vec<FooterEntry>> {
+        let zone = device.zone(number).ok_or(io::ErrorKind::NotFound)?;
+        let footer = zone.footer.and_then(|FooterPlace { block, blocks }| {
+            read_footer(device, number, zone.sequence, block, blocks, self.limit).ok()
+        });
+        let scan = || scan_zone(device, number, zone.sequence, self.limit).map(|scan| scan.entries);
+        footer.map_or_else(scan, Ok)
+    }
+
+    /// Writes removals again that may still hide something, on this disk or on one that is being emptied to it. Returns
+    /// whether none is lost with the zone.
+    pub(super) fn retain_tombstones(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> bool {
+        let others = self.devices.all();
+        let leaving = others.iter().filter(|other| other.is_leaving() && other.number != device.number);
+        let elsewhere = leaving.filter_map(|other| other.oldest_sequence(u32::MAX)).min();
+        let Some(oldest) = device.oldest_sequence(number).into_iter().chain(elsewhere).min() else {
+            return true;
+        };
         let tombstones = entries.iter().filter_map(|entry| match entry {
             FooterEntry::Tombstones(tombstones) => Some(tombstones),
             FooterEntry::Object { .. } => None,

@@ -91,10 +91,10 @@ impl Shared {
         };
         known.retain_mut(|zone| {
             gathered.last_order = gathered.last_order.max(zone.sequence);
-            let device = &self.devices[zone.device];
-            match self.entries_of(device, zone, true) {
+            let Some(device) = self.devices.get(zone.device) else { return false };
+            match self.entries_of(&device, zone, true) {
                 Ok(entries) => {
-                    self.enter(device, zone.zone, &entries, &mut gathered);
+                    self.enter(&device, zone.zone, &entries, &mut gathered);
                     summary.zones += u64::from(zone.scanned.is_none());
                     summary.scanned_zones += u64::from(zone.scanned.is_some());
                     true
@@ -102,7 +102,7 @@ impl Shared {
                 Err(error) => {
                     tracing::error!(device = device.name, zone = zone.zone, %error, "a zone is lost");
                     summary.lost_zones += 1;
-                    self.quarantine(device, zone.zone);
+                    self.quarantine(&device, zone.zone);
                     false
                 }
             }
@@ -124,18 +124,18 @@ impl Shared {
 
     /// The zones in use of all devices, those that were opened first first.
     fn known_zones(&self) -> Vec<Known> {
-        let of_device = |(number, device): (usize, &Arc<Device>)| {
+        let of_device = |device: &Arc<Device>| {
             let is_closed = |(zone, _): &(Zone, u32)| zone.state == ZoneState::Closed;
             let in_use = device.zones().into_iter().zip(0u32..).filter(is_closed);
             let known = in_use.map(|(zone, index)| Known {
                 sequence: zone.sequence,
-                device: number,
+                device: usize::from(device.number),
                 zone: index,
                 scanned: None,
             });
             known.collect::<Vec<_>>()
         };
-        let mut known: Vec<Known> = self.devices.iter().enumerate().flat_map(of_device).collect();
+        let mut known: Vec<Known> = self.devices.all().iter().flat_map(of_device).collect();
         known.sort_unstable_by_key(|zone| zone.sequence);
         known
     }
@@ -178,6 +178,7 @@ impl Shared {
                     let place = Place { zone: device.zone_id(zone), block: *block };
                     let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
                     let located = Located { version: facts.version, place, blocks, owner: NOBODY, heat: 0 };
+                    self.note_second_place(&facts.hash, device.number);
                     if self.index.put(facts.hash, &located) && (gathered.is_early)(&facts.key) {
                         gathered.early.push(Standing::new(place, facts.clone()));
                     }

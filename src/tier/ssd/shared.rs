@@ -2,23 +2,26 @@
 
 use std::collections::BTreeMap;
 use std::io as std_io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::admission::{Admission, Refused};
+use super::admission::{Admission, Budget, Refused};
 use super::device::{Device, ZoneState};
+use super::devices::Devices;
 use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, Order, RecordFacts, RecordHash, Tombstone, Uuid};
 use super::identity::Unusable;
 use super::index::{Index, Place, ZoneId};
 use super::intents::Intents;
 use super::io::Io;
 use super::naming::NOBODY;
-use super::open::{Assembled, SsdConfig};
+use super::open::{Assembled, Growth, SsdConfig};
 use super::queue::{Append, Job, Origin};
 use super::status::{Counters, DeviceStatus, SsdStatus};
 use super::writer::fits_a_zone;
@@ -39,16 +42,25 @@ pub(super) struct Pending {
 /// Everything but the threads.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pool: Uuid,
-    pub(super) devices: Vec<Arc<Device>>,
-    unusable: Vec<(String, Unusable)>,
+    pub(super) pool: Uuid,
+    pub(super) devices: Devices,
+    /// Guards what is said of places that are not used.
+    pub(super) unusable: Mutex<Vec<(String, Unusable)>>,
+    /// Guards nothing but that one change of the disks is made at a time.
+    pub(super) change: Mutex<()>,
+    /// Where changes are kept.
+    pub(super) changes: Option<PathBuf>,
+    /// What a disk that is added gets.
+    pub(super) growth: Growth,
+    /// Guards on which disks a start found a record, where that were several: it was being moved when the daemon died.
+    second_places: Mutex<HashMap<RecordHash, Vec<u8>>>,
     pub(super) index: Index,
     /// Guards what is on its way, by key and version; a removal and the end of a record decide under it which comes
     /// first. Taken before a shard of the index and before a queue.
     pub(super) pending: Mutex<BTreeMap<(RecordHash, Version), Pending>>,
     pub(super) order: AtomicU64,
-    /// Guards the budgets, one for each device.
-    admission: Vec<Mutex<Admission>>,
+    /// A disk's part of the budgets.
+    budget: Budget,
     pub(super) intents: Intents,
     left_intents: Mutex<Vec<(RecordHash, Version)>>,
     pub(super) owner: OnceLock<Arc<dyn Owner>>,
@@ -56,7 +68,7 @@ pub(super) struct Shared {
     started: Instant,
     /// How long a request of a disk may take.
     pub(super) limit: Duration,
-    io: Option<Arc<Io>>,
+    pub(super) io: Option<Arc<Io>>,
     pub(super) is_stopping: AtomicBool,
     /// Whether the owner was told of everything that a start found.
     pub(super) is_named: AtomicBool,
@@ -71,22 +83,25 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(assembled: Assembled, config: &SsdConfig, io: Option<Arc<Io>>) -> std_io::Result<Self> {
-        let Assembled { pool, devices, unusable } = assembled;
+        let Assembled { pool, devices, unusable, growth } = assembled;
         let (intents, left) = Intents::open(config.intents.as_deref())?;
         let share = devices.len().max(1) as u64;
         let mut budget = config.budget;
         budget.bytes_per_second = budget.bytes_per_second.map(|rate| ByteCount((rate.get() / share).max(1)));
         budget.bytes_per_day = budget.bytes_per_day.map(|bytes| ByteCount((bytes.get() / share).max(1)));
         budget.queue_bytes_max = ByteCount(budget.queue_bytes_max.get() / share);
-        let admission = devices.iter().map(|_| Mutex::new(Admission::new(budget, Duration::ZERO))).collect();
-        Ok(Self {
+        let shared = Self {
             pool,
-            devices,
-            unusable,
+            devices: Devices::new(devices),
+            unusable: Mutex::new(unusable),
+            change: Mutex::new(()),
+            changes: config.changes.clone(),
+            growth,
+            second_places: Mutex::default(),
             index: Index::new(),
             pending: Mutex::default(),
             order: AtomicU64::new(1),
-            admission,
+            budget,
             intents,
             left_intents: Mutex::new(left),
             owner: OnceLock::new(),
@@ -100,7 +115,24 @@ impl Shared {
             reclaim_woken: Mutex::new(false),
             reclaim_wake: Condvar::new(),
             moves: AtomicU32::new(0),
-        })
+        };
+        shared.devices.all().iter().for_each(|device| shared.give_budget(device));
+        Ok(shared)
+    }
+
+    /// Gives a disk its part of the budgets.
+    pub(super) fn give_budget(&self, device: &Device) {
+        *device.admission.lock() = Admission::new(self.budget, self.started.elapsed());
+    }
+
+    /// A start meets a record on a disk, perhaps on a second one.
+    pub(super) fn note_second_place(&self, hash: &RecordHash, device: u8) {
+        let Some(known) = self.index.get(hash) else { return };
+        let before = u8::try_from(known.place.zone.device()).unwrap_or(device);
+        if before != device {
+            let mut second = self.second_places.lock();
+            second.entry(*hash).or_default().extend([before, device]);
+        }
     }
 
     pub(super) fn hash(&self, key: &[u8]) -> RecordHash {
@@ -168,10 +200,12 @@ impl Shared {
         let bound = under_way.map(|(_, pending)| usize::from(pending.device));
         let bound = bound.or_else(|| self.index.get(&hash).map(|known| known.place.zone.device()));
         let device = match bound {
-            Some(device) => self.devices.get(device).filter(|device| !device.is_failing()),
-            None => self.least_busy(),
+            // What stands on a disk that is leaving is written elsewhere; its removals go to both.
+            Some(device) => self.devices.get(device).filter(|device| !device.is_leaving()),
+            None => None,
         };
-        let device = Arc::clone(device.ok_or(Refused::NoDevice)?);
+        let device = device.or_else(|| self.least_busy()).filter(|device| !device.is_failing());
+        let device = device.ok_or(Refused::NoDevice)?;
         let probe = RecordFacts {
             order: 0,
             hash,
@@ -188,7 +222,7 @@ impl Shared {
             let now = self.started.elapsed();
             let queued = device.queue.bytes();
             let written = device.work.written_bytes.load(Ordering::Relaxed);
-            let mut admission = self.admission[usize::from(device.number)].lock();
+            let mut admission = device.admission.lock();
             admission.admit(append.length, queued, written, now)?;
         }
         pending.insert((hash, version), Pending { device: device.number, is_cancelled: false });
@@ -199,16 +233,16 @@ impl Shared {
         Ok(())
     }
 
-    fn least_busy(&self) -> Option<&Arc<Device>> {
+    /// The disk that has least to do, of those that take records.
+    pub(super) fn least_busy(&self) -> Option<Arc<Device>> {
         let load =
-            |device: &&Arc<Device>| (device.queue.bytes(), device.work.written_bytes.load(Ordering::Relaxed));
-        self.devices.iter().filter(|device| !device.is_failing()).min_by_key(load)
+            |device: &Arc<Device>| (device.queue.bytes(), device.work.written_bytes.load(Ordering::Relaxed));
+        let takes = |device: &Arc<Device>| !device.is_failing() && !device.is_leaving();
+        self.devices.all().into_iter().filter(takes).min_by_key(load)
     }
 
     pub(super) fn has_room_in_queue(&self, length: ByteCount) -> bool {
-        self.least_busy().is_some_and(|device| {
-            self.admission[usize::from(device.number)].lock().has_room(length, device.queue.bytes())
-        })
+        self.least_busy().is_some_and(|device| device.admission.lock().has_room(length, device.queue.bytes()))
     }
 
     /// The place of a record in the order of everything, if it is still wanted.
@@ -236,11 +270,17 @@ impl Shared {
         }
         let removed = self.index.remove_if(&hash, |found| found.version <= version);
         devices.extend(removed.and_then(|removed| u8::try_from(removed.place.zone.device()).ok()));
+        if removed.is_some() || !devices.is_empty() {
+            // A copy may stand on a disk that is being emptied, or on which a start found it.
+            let leaving = self.devices.all().into_iter().filter(|device| device.is_leaving());
+            devices.extend(leaving.map(|device| device.number));
+            devices.extend(self.second_places.lock().get(&hash).into_iter().flatten());
+        }
         devices.sort_unstable();
         devices.dedup();
         for number in devices {
             if let Some(device) = self.devices.get(usize::from(number)) {
-                self.bury(device, hash, version);
+                self.bury(&device, hash, version);
             }
         }
     }
@@ -248,7 +288,7 @@ impl Shared {
     /// Removes a key on every disk, wherever it may stand.
     pub(super) fn remove_everywhere(&self, hash: RecordHash, version: Version) {
         let _pending = self.pending.lock();
-        self.devices.iter().for_each(|device| self.bury(device, hash, version));
+        self.devices.all().iter().for_each(|device| self.bury(device, hash, version));
     }
 
     /// Leaves a removal for a disk's writer. Called under the lock of what is pending.
@@ -271,7 +311,7 @@ impl Shared {
             let dropped = self.index.remove_if(hash, |found| found.place == place);
             let device = self.devices.get(place.zone.device());
             if let (Some(dropped), Some(device)) = (dropped, device) {
-                self.bury(device, *hash, dropped.version);
+                self.bury(&device, *hash, dropped.version);
             }
             dropped
         };
@@ -281,6 +321,11 @@ impl Shared {
     /// Takes everything out that stands in a zone.
     pub(super) fn drop_zone(&self, zone: ZoneId) {
         self.tell_owner(self.index.remove_zone(zone));
+    }
+
+    /// Takes everything out that stands on a disk.
+    pub(super) fn drop_device(&self, number: u8) {
+        self.tell_owner(self.index.remove_device(number));
     }
 
     fn tell_owner(&self, dropped: impl IntoIterator<Item = Located>) {
@@ -307,13 +352,15 @@ impl Shared {
 
     /// A disk wrote `bytes` in `elapsed`.
     pub(super) fn measured(&self, device: &Device, bytes: u64, elapsed: Duration) {
-        self.admission[usize::from(device.number)].lock().measured(bytes, elapsed);
+        device.admission.lock().measured(bytes, elapsed);
     }
 
     pub(super) fn status(&self) -> SsdStatus {
-        let unusable = self.unusable.iter().map(|(name, reason)| DeviceStatus::unusable(name, reason));
-        let in_use = self.devices.iter().map(|device| {
-            let admission = self.admission[usize::from(device.number)].lock();
+        let unusable: Vec<DeviceStatus> =
+            self.unusable.lock().iter().map(|(name, reason)| DeviceStatus::unusable(name, reason)).collect();
+        let devices = self.devices.all();
+        let in_use = devices.iter().map(|device| {
+            let admission = device.admission.lock();
             let written = device.work.written_bytes.load(Ordering::Relaxed);
             let day = admission.day(written, self.started.elapsed());
             DeviceStatus::of(device, admission.rate(), day)

@@ -151,14 +151,9 @@ impl DeviceStatus {
         let count =
             |wanted: &[ZoneState]| zones.iter().filter(|zone| wanted.contains(&zone.state)).count() as u64;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let trouble = match () {
-            () if device.is_failing() => Some(Unusable::Failing("its writes fail".to_owned())),
-            () if device.is_full() => Some(Unusable::Full),
-            () => None,
-        };
         Self {
             name: device.name.clone(),
-            trouble,
+            trouble: device.trouble(),
             uuid: Some(device.uuid),
             capacity: ByteCount(zones.len() as u64 * zone_bytes.get()),
             allocated: device.disk.allocated().unwrap_or_default(),

@@ -152,6 +152,7 @@ pub(super) fn config(disks: usize, zones: u64) -> SsdConfig {
         },
         io_uring: false,
         intents: None,
+        changes: None,
         limit: Duration::from_secs(20),
     }
 }
@@ -161,9 +162,10 @@ pub(super) fn tier_on(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> SsdTier 
     let candidate = |(number, disk): (usize, &Arc<MemoryDisk>)| Candidate {
         name: format!("disk {number}"),
         disk: Arc::clone(disk) as Arc<dyn Disk>,
+        capacity: None,
     };
     let candidates = disks.iter().enumerate().map(candidate).collect();
-    SsdTier::with_disks(config, None, candidates, Vec::new()).unwrap()
+    SsdTier::with_disks(config, None, candidates, Vec::new(), disks.len()).unwrap()
 }
 
 /// What a start finds, as (key, version, length), sorted.

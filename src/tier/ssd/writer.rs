@@ -104,6 +104,10 @@ impl Writer {
                     self.reap_all();
                     self.end_with(self.flush(), done);
                 }
+                Next::Job(Job::Close(done)) => {
+                    self.close_zone();
+                    self.end_with(true, done);
+                }
                 Next::Tombstones(tombstones) => {
                     if self.write_tombstones(&tombstones) {
                         self.unsettled += tombstones.len() as u64;

@@ -3,6 +3,7 @@
 mod cluster;
 mod cluster_dev;
 mod config;
+pub(crate) mod disks;
 mod drain;
 mod evict;
 mod generate;
@@ -18,7 +19,8 @@ mod verify;
 
 use std::process::ExitCode;
 
-use crate::args::{CatalogCommand, ClusterCommand, Command, ConfigCommand, TierCommand};
+use self::disks::TierCommand;
+use crate::args::{CatalogCommand, ClusterCommand, Command, ConfigCommand};
 use crate::error::CliError;
 use crate::output::Output;
 
@@ -30,6 +32,9 @@ pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError
         Command::Bench(args) => return Ok(crate::bench::run(args)),
         Command::Status(args) => status::run(&args, output)?,
         Command::Tier(TierCommand::Status(args)) => tier::status(&args, output)?,
+        Command::Tier(TierCommand::Add(args)) => disks::add(&args, output)?,
+        Command::Tier(TierCommand::Drain(args)) => return disks::drain(&args, output),
+        Command::Tier(TierCommand::Remove(args)) => disks::remove(&args, output)?,
         Command::Members(args) => cluster::members(&args, output)?,
         Command::Catalog(CatalogCommand::Stats(args)) => cluster::catalog(&args, output)?,
         Command::Where(args) => cluster::locate(&args, output)?,

@@ -2,7 +2,7 @@
 
 use tidefs_control_api::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus, Status, routes};
 
-use crate::args::TierStatusArgs;
+use super::disks::TierStatusArgs;
 use crate::error::CliError;
 use crate::locate;
 use crate::output::{Column, Output, facts, grouped, percent, table};

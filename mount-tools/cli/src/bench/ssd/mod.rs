@@ -136,7 +136,7 @@ pub(super) fn run(args: &SsdArgs) -> Result<bool, Error> {
     let notes = bench.subject.ssd()?.io_fallback.map(|why| format!("without io_uring: {why}"));
     if small > 0 {
         rows.extend(bench.measure_memory(small)?);
-        rows.push(bench.measure_restart()?);
+        rows.extend(bench.measure_restart()?);
     } else {
         bench.progress.finish_and_clear();
     }

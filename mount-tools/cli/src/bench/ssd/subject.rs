@@ -23,6 +23,11 @@ use crate::error::CliError;
 /// Most that one request to evict asks for: it must end before the daemon's deadline.
 const EVICTED_AT_ONCE: ByteCount = ByteCount::gib(2);
 
+/// Longest time that objects on disk are waited for to have their names.
+const NAMES_LIMIT: Duration = Duration::from_secs(600);
+/// How often it is asked.
+const NAMES_LOOK: Duration = Duration::from_millis(20);
+
 /// A daemon with an SSD tier, and the directory of the bench on its mount.
 pub(super) struct Subject {
     daemon: Daemon,
@@ -58,6 +63,21 @@ impl Subject {
     ) -> Result<(Self, Duration), Error> {
         let (daemon, taken) = self.daemon.restart(binary, capacity, options)?;
         Ok((Self::new(daemon)?, taken))
+    }
+
+    /// Waits until all objects on disk have their names. Returns how long that took.
+    ///
+    /// # Errors
+    /// What the daemon says; [`Error::Invalid`] when it takes longer than anybody waits.
+    pub(super) fn wait_for_names(&self) -> Result<Duration, Error> {
+        let started = Instant::now();
+        while self.ssd()?.naming.is_some() {
+            if started.elapsed() > NAMES_LIMIT {
+                return Err(Error::Invalid(format!("names are missing after {} s", NAMES_LIMIT.as_secs())));
+            }
+            std::thread::sleep(NAMES_LOOK);
+        }
+        Ok(started.elapsed())
     }
 
     /// The path of an object.

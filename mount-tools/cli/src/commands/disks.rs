@@ -1,0 +1,183 @@
+//! `tidefs tier add`, `tidefs tier drain` and `tidefs tier remove`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use serde_json::Value;
+use tidefs_control_api::{
+    AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainEvent, DrainProgress, RemoveDiskRequest,
+    routes,
+};
+use tidefs_engine::types::ByteCount;
+
+use crate::args::Select;
+use crate::error::{CliError, Exit};
+use crate::locate;
+use crate::output::{Output, grouped};
+
+/// What can be asked of the tiers.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TierCommand {
+    /// Show how full memory and disks are, and the state of each disk
+    #[command(
+        after_help = "Examples:\n  tidefs tier status\n  tidefs tier status --json | jq '.ssd.devices[].state'"
+    )]
+    Status(TierStatusArgs),
+    /// Take a directory or block device into the SSD tier while it is used
+    #[command(
+        after_help = "Whatever the tier left there before is given up. It lasts until the machine restarts, unless the \
+                      configuration names it too.\n\nExample:\n  tidefs tier add /mnt/nvme2/tidefs --capacity 2TiB"
+    )]
+    Add(AddArgs),
+    /// Move what a disk holds to the others; from then on it takes nothing
+    #[command(
+        after_help = "Ending the command ends the move; asking again goes on with it.\n\nExample:\n  tidefs tier drain \
+                      /mnt/nvme0/tidefs --rate 500MiB"
+    )]
+    Drain(DrainArgs),
+    /// Take a disk out of the SSD tier
+    #[command(
+        after_help = "Examples:\n  tidefs tier remove /mnt/nvme0/tidefs\n  tidefs tier remove --force /dev/nvme3n1"
+    )]
+    Remove(RemoveArgs),
+}
+
+impl TierCommand {
+    pub(crate) fn select(&self) -> &Select {
+        match self {
+            Self::Status(args) => &args.select,
+            Self::Add(args) => &args.select,
+            Self::Drain(args) => &args.select,
+            Self::Remove(args) => &args.select,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TierStatusArgs {
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AddArgs {
+    /// A directory on the disk, which must exist, or a block device
+    place: PathBuf,
+    /// Most bytes of it; default: as much as the other disks may hold
+    #[arg(long, value_name = "SIZE")]
+    capacity: Option<ByteCount>,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// The disk, as `tidefs tier status` shows it
+    place: PathBuf,
+    /// Most bytes to move a second, so that readers do not feel it; default: as fast as it goes
+    #[arg(long, value_name = "SIZE")]
+    rate: Option<ByteCount>,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArgs {
+    /// The disk, as `tidefs tier status` shows it
+    place: PathBuf,
+    /// Give up the objects that are on it
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    pub(crate) select: Select,
+}
+
+/// The path as the daemon, which stands elsewhere, takes it.
+fn absolute(place: &Path) -> Result<String, CliError> {
+    let absolute = std::path::absolute(place)
+        .map_err(|error| CliError::new(Exit::Failed, format!("`{}` is no path: {error}", place.display())))?;
+    Ok(absolute.display().to_string())
+}
+
+pub(crate) fn add(args: &AddArgs, output: Output) -> Result<(), CliError> {
+    let client = locate::connect(&args.select)?;
+    let request = AddDiskRequest { path: absolute(&args.place)?, capacity: args.capacity };
+    let value = client.post(routes::TIER_ADD, &request)?;
+    let now: DisksChanged = client.read(value.clone())?;
+    output.result(&value, || format!("added {}\n{}", request.path, lasting(&now)))
+}
+
+pub(crate) fn remove(args: &RemoveArgs, output: Output) -> Result<(), CliError> {
+    let client = locate::connect(&args.select)?;
+    let request = RemoveDiskRequest { path: absolute(&args.place)?, force: args.force };
+    let value = client.post(routes::TIER_REMOVE, &request)?;
+    let now: DisksChanged = client.read(value.clone())?;
+    output.result(&value, || format!("removed {}\n{}", request.path, lasting(&now)))
+}
+
+/// What is left to do for a change to last.
+fn lasting(now: &DisksChanged) -> String {
+    if now.as_configured {
+        return "the configuration names the same disks\n".to_owned();
+    }
+    format!(
+        "this lasts until the machine restarts; to keep it, set in the configuration:\n  {}\n",
+        now.setting
+    )
+}
+
+/// Exits with 1 when something is left on the disk.
+pub(crate) fn drain(args: &DrainArgs, output: Output) -> Result<ExitCode, CliError> {
+    let client = locate::connect(&args.select)?;
+    // indicatif draws on stderr, and only if that is a terminal.
+    let bar = if output.is_json() { ProgressBar::hidden() } else { progress_bar() };
+    let mut last: Option<Result<(DrainProgress, Value), ApiError>> = None;
+    let request = DrainDiskRequest { path: absolute(&args.place)?, bytes_per_second: args.rate };
+    let asked = client.post_for_events(routes::TIER_DRAIN, &request, |event, value| match event {
+        DrainEvent::Progress(progress) => show(&bar, &progress),
+        DrainEvent::Summary(summary) => last = Some(Ok((summary, value))),
+        DrainEvent::Error(error) => last = Some(Err(error)),
+        DrainEvent::Other => {}
+    });
+    bar.finish_and_clear();
+    asked?;
+    let Some(last) = last else {
+        return Err(CliError::new(Exit::Failed, "the daemon broke off")
+            .next_step("it may have stopped: look at `tidefs status` and at its log"));
+    };
+    let (summary, mut value) = last?;
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("event");
+    }
+    output.result(&value, || human(&request.path, &summary))?;
+    Ok(if summary.left.0 > 0 { Exit::Failed.into() } else { ExitCode::SUCCESS })
+}
+
+fn progress_bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{wide_bar} {human_pos}/{human_len} objects, {msg}, {eta} left");
+    ProgressBar::new(0).with_style(style.expect("the template is a constant and well formed"))
+}
+
+fn show(bar: &ProgressBar, progress: &DrainProgress) {
+    let done = progress.moved.0 + progress.in_memory.0 + progress.lost.0;
+    bar.set_length(done + progress.left.0);
+    bar.set_position(done);
+    bar.set_message(HumanBytes(progress.moved_bytes.get()).to_string());
+}
+
+fn human(path: &str, summary: &DrainProgress) -> String {
+    let DrainProgress { moved, moved_bytes, in_memory, lost, left } = *summary;
+    let mut text = format!("{path}: {} objects moved to other disks, {moved_bytes}", grouped(moved.0));
+    if in_memory.0 > 0 {
+        text += &format!("; {} are in memory", grouped(in_memory.0));
+    }
+    if lost.0 > 0 {
+        text += &format!("; {} found no room and are gone", grouped(lost.0));
+    }
+    if left.0 > 0 {
+        return text + &format!("; {} are left\n", grouped(left.0));
+    }
+    text + &format!("\nit is empty and takes nothing: `tidefs tier remove {path}` takes it out\n")
+}

@@ -1,0 +1,106 @@
+//! Disks of the SSD tier that are added, emptied and removed while the daemon runs.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use tidefs_control_api::{
+    AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, ErrorCode, RemoveDiskRequest,
+};
+use tidefs_engine::types::{ByteCount, ObjectCount};
+
+use crate::config::Effective;
+use crate::datapath::Datapath;
+use crate::tier::ssd::{ChangeError, Drained, SsdTier, Unusable};
+
+fn tier(datapath: &Datapath) -> Result<&SsdTier, ApiError> {
+    let none = || {
+        ApiError::new(ErrorCode::Conflict, "this daemon was started without an SSD tier")
+            .next_step("set `ssd.dirs` in its configuration and start it again")
+    };
+    datapath.ssd().map(AsRef::as_ref).ok_or_else(none)
+}
+
+fn place(path: &str) -> Result<&Path, ApiError> {
+    let place = Path::new(path);
+    if place.is_absolute() {
+        return Ok(place);
+    }
+    Err(ApiError::new(ErrorCode::BadRequest, format!("`{path}` is not an absolute path")))
+}
+
+fn refusal(path: &str, error: &ChangeError) -> ApiError {
+    let (code, next) = match error {
+        ChangeError::Unusable(Unusable::Missing) => {
+            (ErrorCode::NotFound, "make the directory, or attach the device")
+        }
+        ChangeError::Unusable(_) => (ErrorCode::Conflict, "mend that, or name another directory or device"),
+        ChangeError::Unknown => (ErrorCode::NotFound, "`tidefs tier status` lists them"),
+        ChangeError::InUse => {
+            (ErrorCode::Conflict, "one that is leaving can be added again when it was removed")
+        }
+        ChangeError::NoOther => {
+            (ErrorCode::Conflict, "add another disk, or give up its objects: `tidefs tier remove --force`")
+        }
+        ChangeError::HoldsObjects(_) => {
+            (ErrorCode::Conflict, "move them first, `tidefs tier drain`, or give them up with `--force`")
+        }
+        ChangeError::Starting => {
+            (ErrorCode::Conflict, "try again when `tidefs tier status` says that all names are back")
+        }
+        ChangeError::Stuck(_) => {
+            (ErrorCode::Conflict, "look at the daemon's log; try again, or remove it with `--force`")
+        }
+    };
+    ApiError::new(code, format!("{path}: {error}")).next_step(next)
+}
+
+/// What is in use now, and whether it lasts.
+fn changed(tier: &SsdTier, effective: &Effective) -> DisksChanged {
+    let mut disks: Vec<String> = tier.status().devices.into_iter().map(|device| device.name).collect();
+    let configured = effective.config.ssd.dirs.paths().iter().map(|path| path.display().to_string());
+    let mut configured: Vec<String> = configured.collect();
+    let setting = format!("ssd.dirs = {disks:?}");
+    disks.sort();
+    configured.sort();
+    let as_configured = disks == configured;
+    DisksChanged { disks, as_configured, setting }
+}
+
+pub(super) fn add(
+    datapath: &Datapath,
+    effective: &Effective,
+    request: &AddDiskRequest,
+) -> Result<DisksChanged, ApiError> {
+    let tier = tier(datapath)?;
+    tier.add(place(&request.path)?, request.capacity).map_err(|error| refusal(&request.path, &error))?;
+    Ok(changed(tier, effective))
+}
+
+pub(super) fn remove(
+    datapath: &Datapath,
+    effective: &Effective,
+    request: &RemoveDiskRequest,
+) -> Result<DisksChanged, ApiError> {
+    let tier = tier(datapath)?;
+    let removed = tier.remove_disk(place(&request.path)?, request.force);
+    removed.map_err(|error| refusal(&request.path, &error))?;
+    Ok(changed(tier, effective))
+}
+
+pub(super) fn drain(
+    datapath: &Datapath,
+    request: &DrainDiskRequest,
+    progress: &mut dyn FnMut(DrainProgress) -> ControlFlow<()>,
+) -> Result<DrainProgress, ApiError> {
+    let told = |drained: Drained| DrainProgress {
+        moved: ObjectCount(drained.moved),
+        moved_bytes: ByteCount(drained.moved_bytes),
+        in_memory: ObjectCount(drained.in_memory),
+        lost: ObjectCount(drained.lost),
+        left: ObjectCount(drained.left),
+    };
+    let place = place(&request.path)?;
+    let mut goes_on = |drained| progress(told(drained)).is_continue();
+    let drained = tier(datapath)?.drain(place, request.bytes_per_second, &mut goes_on);
+    drained.map(told).map_err(|error| refusal(&request.path, &error))
+}

@@ -1,0 +1,384 @@
+//! Disks that are taken into use, emptied, and taken out while the tier is used.
+//!
+//! ```text
+//! add ──> in use ──drain──> leaving: takes no records, its own go to the other disks ──remove──> gone
+//! ```
+//! Invariants
+//! - What a disk held before it is added is void: it was not told of removals meanwhile.
+//! - A zone of a leaving disk is void on it before its records could be missed by a removal: other disks keep their
+//!   removals as long as a leaving one has a zone that was opened before them.
+//! - A disk that is removed has no superblock any more: no start takes it for a disk of the pool.
+//!
+//! Limits: a disk that is added has the share of the budgets that the others have, until the next start.
+//! Threads: any that may wait; one change at a time.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use tidefs_engine::types::ByteCount;
+
+use super::device::{Device, ZoneState};
+use super::disk::Disk;
+use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, Superblock};
+use super::identity::{
+    FILE_NAME, Unusable, draw_uuid, flush, open_file, read_superblock, write_blocks, zone_bytes_for,
+};
+use super::index::{Place, ZoneId};
+use super::io::FileDisk;
+use super::kept::Changes;
+use super::memory::{Buffer, Memory};
+use super::open::{Candidate, default_share, take_into_use};
+use super::queue::{Append, Job, Origin, Stored, report_to};
+use super::{Shared, SsdTier};
+
+/// Bytes of records under way to other disks at once.
+const WINDOW: u64 = 32 << 20;
+/// How long the records of one zone may take to be written elsewhere, beyond what the rate asks for.
+const MOVE_LIMIT: Duration = Duration::from_secs(30);
+/// How long an emptied zone waits for those who still read it.
+const READERS_LIMIT: Duration = Duration::from_secs(60);
+/// Longest pause between two reports.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Why a change of the disks was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// The place cannot be used.
+    #[error("{0}")]
+    Unusable(Unusable),
+    /// It is a disk of this tier already.
+    #[error("it is a disk of this tier already")]
+    InUse,
+    /// It is not a disk of this tier.
+    #[error("it is not a disk of this tier")]
+    Unknown,
+    /// There is no other disk that takes what it holds.
+    #[error("there is no other disk that takes what it holds")]
+    NoOther,
+    /// It holds objects.
+    #[error("{0} objects are on it")]
+    HoldsObjects(u64),
+    /// A start is still reading what is on the disks.
+    #[error("the start is still reading what is on the disks")]
+    Starting,
+    /// The disk does not do what is asked.
+    #[error("the disk does not empty: {0}")]
+    Stuck(String),
+}
+
+impl From<io::Error> for ChangeError {
+    fn from(error: io::Error) -> Self {
+        Self::Unusable(error.into())
+    }
+}
+
+/// How far a disk is emptied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Objects that were written to other disks.
+    pub moved: u64,
+    /// Their bytes.
+    pub moved_bytes: u64,
+    /// Objects that are in memory too, and were given up on the disk.
+    pub in_memory: u64,
+    /// Objects that no other disk took, or that could not be read: they are misses from now on.
+    pub lost: u64,
+    /// Objects that are still on it.
+    pub left: u64,
+}
+
+impl SsdTier {
+    /// Takes a place into use, with room for `capacity` bytes, or as much as the others have. What it held is void.
+    ///
+    /// # Errors
+    /// Why it is not used.
+    pub fn add(&self, place: &Path, capacity: Option<ByteCount>) -> Result<(), ChangeError> {
+        let shared = &self.shared;
+        let _turn = shared.change.try_lock().ok_or_else(busy)?;
+        let name = place.display().to_string();
+        if shared.devices.named(&name).is_some() {
+            return Err(ChangeError::InUse);
+        }
+        let file = open_file(place).map_err(ChangeError::Unusable)?;
+        let io = shared.io.clone().ok_or(ChangeError::NoOther)?;
+        let disk = Arc::new(FileDisk::new(file, io));
+        let held = disk.length().unwrap_or_default();
+        let configured = shared.growth.share.filter(|share| *share > ByteCount::ZERO);
+        let capacity = capacity.or(configured).unwrap_or_else(|| default_share(place, held));
+        self.add_disk(name, disk, capacity)?;
+        shared.note_change(|changes| changes.add(place, capacity));
+        Ok(())
+    }
+
+    pub(super) fn add_disk(
+        &self,
+        name: String,
+        disk: Arc<dyn Disk>,
+        capacity: ByteCount,
+    ) -> Result<(), ChangeError> {
+        let shared = &self.shared;
+        let found = read_superblock(&*disk).map_err(ChangeError::Unusable)?;
+        if found.is_some_and(|found| found.pool != shared.pool) {
+            let reason = "it belongs to another pool; empty it first".to_owned();
+            return Err(ChangeError::Unusable(Unusable::Foreign(reason)));
+        }
+        let number = shared.devices.next_number().ok_or(ChangeError::NoOther)?;
+        let superblock = Superblock {
+            device: draw_uuid()?,
+            pool: shared.pool,
+            epoch: shared.growth.epoch,
+            zone_bytes: zone_bytes_for(capacity, shared.growth.zone_bytes),
+        };
+        let candidate = Candidate { name: name.clone(), disk, capacity: Some(capacity) };
+        let device = Arc::new(take_into_use(candidate, number, &superblock, capacity)?);
+        shared.give_budget(&device);
+        self.start_writer(&device)?;
+        shared.devices.push(device);
+        shared.unusable.lock().retain(|(place, _)| *place != name);
+        tracing::info!(place = name, %capacity, "a disk was added to the SSD tier");
+        Ok(())
+    }
+
+    /// Writes what a disk holds to the others, at most `bytes_per_second` of it. From now on it takes nothing. Calls
+    /// `progress` now and then; when that says no, it ends early, and the disk goes on leaving.
+    ///
+    /// # Errors
+    /// Why it cannot be emptied.
+    pub fn drain(
+        &self,
+        place: &Path,
+        bytes_per_second: Option<ByteCount>,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) -> Result<Drained, ChangeError> {
+        let shared = &self.shared;
+        let _turn = shared.change.try_lock().ok_or_else(busy)?;
+        let device = shared.devices.named(&place.display().to_string()).ok_or(ChangeError::Unknown)?;
+        if !shared.is_named.load(Ordering::Relaxed) {
+            return Err(ChangeError::Starting);
+        }
+        device.is_leaving.store(true, Ordering::Relaxed);
+        if shared.least_busy().is_none() {
+            device.is_leaving.store(false, Ordering::Relaxed);
+            return Err(ChangeError::NoOther);
+        }
+        let mut pace = Pace { rate: bytes_per_second, started: Instant::now(), reported: Instant::now() };
+        let mut drained = Drained::default();
+        loop {
+            drained.left = shared.index.count_device(device.number);
+            if drained.left == 0 || !progress(drained) {
+                return Ok(drained);
+            }
+            shared.close_open_zone(&device)?;
+            let zone = device.oldest_closed();
+            let zone = zone.ok_or_else(|| ChangeError::Stuck("its zones cannot be read".to_owned()))?;
+            if !shared.empty_to_others(&device, zone, &mut drained, &mut pace, progress)? {
+                return Ok(drained);
+            }
+        }
+    }
+
+    /// Takes a disk out of use. With `force` the objects on it are given up.
+    ///
+    /// # Errors
+    /// [`ChangeError::HoldsObjects`] without `force`.
+    pub fn remove_disk(&self, place: &Path, force: bool) -> Result<(), ChangeError> {
+        let shared = &self.shared;
+        let _turn = shared.change.try_lock().ok_or_else(busy)?;
+        let name = place.display().to_string();
+        let Some(device) = shared.devices.named(&name) else {
+            let mut unusable = shared.unusable.lock();
+            let before = unusable.len();
+            unusable.retain(|(place, _)| *place != name);
+            if unusable.len() == before {
+                return Err(ChangeError::Unknown);
+            }
+            drop(unusable);
+            shared.note_change(|changes| changes.remove(place));
+            return Ok(());
+        };
+        if !shared.is_named.load(Ordering::Relaxed) {
+            return Err(ChangeError::Starting);
+        }
+        let held = shared.index.count_device(device.number);
+        if held > 0 && !force {
+            return Err(ChangeError::HoldsObjects(held));
+        }
+        device.is_leaving.store(true, Ordering::Relaxed);
+        device.queue.close();
+        self.join_writer(device.number);
+        shared.drop_device(device.number);
+        shared.devices.take(device.number);
+        shared.note_change(|changes| changes.remove(place));
+        let void = write_blocks(&*device.disk, 0, &[0; 2 * BLOCK], shared.limit)
+            .and_then(|()| flush(&*device.disk, shared.limit));
+        if let Err(error) = void {
+            tracing::warn!(place = name, %error, "a disk that was removed still says that it belongs to the pool");
+        } else if place.is_dir()
+            && let Err(error) = std::fs::remove_file(place.join(FILE_NAME))
+        {
+            tracing::warn!(place = name, %error, "the file of a disk that was removed stays");
+        }
+        tracing::info!(place = name, objects = held, "a disk was removed from the SSD tier");
+        Ok(())
+    }
+}
+
+fn busy() -> ChangeError {
+    ChangeError::Stuck("another change of the disks is going on".to_owned())
+}
+
+/// Keeps to a rate and to reports.
+#[derive(Debug)]
+struct Pace {
+    rate: Option<ByteCount>,
+    started: Instant,
+    reported: Instant,
+}
+
+impl Pace {
+    /// Waits until so many bytes may have been moved. Returns false when nobody wants more.
+    fn keep(&mut self, drained: Drained, progress: &mut dyn FnMut(Drained) -> bool) -> bool {
+        let rate = self.rate.map(ByteCount::get).filter(|rate| *rate > 0);
+        let due = rate.map_or(0.0, |rate| drained.moved_bytes as f64 / rate as f64);
+        loop {
+            if self.reported.elapsed() >= LOOK {
+                self.reported = Instant::now();
+                if !progress(drained) {
+                    return false;
+                }
+            }
+            let early = due - self.started.elapsed().as_secs_f64();
+            if early <= 0.0 {
+                return true;
+            }
+            std::thread::sleep(Duration::from_secs_f64(early.min(LOOK.as_secs_f64())));
+        }
+    }
+}
+
+impl Shared {
+    fn note_change(&self, change: impl FnOnce(&mut Changes)) {
+        let mut changes = Changes::load(self.changes.as_deref());
+        change(&mut changes);
+        changes.store(self.changes.as_deref());
+    }
+
+    fn close_open_zone(&self, device: &Device) -> Result<(), ChangeError> {
+        let (sender, receiver) = sync_channel(1);
+        let is_left = device.queue.push(Job::Close(report_to(sender)));
+        if is_left && receiver.recv_timeout(MOVE_LIMIT).is_ok() {
+            return Ok(());
+        }
+        Err(ChangeError::Stuck("its writer does not answer".to_owned()))
+    }
+
+    /// Writes what a zone holds to other disks and frees it. Returns false when nobody wants more.
+    fn empty_to_others(
+        &self,
+        device: &Arc<Device>,
+        zone: u32,
+        drained: &mut Drained,
+        pace: &mut Pace,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) -> Result<bool, ChangeError> {
+        let stuck = |error: io::Error| ChangeError::Stuck(error.to_string());
+        let entries = self.entries_in(device, zone).map_err(stuck)?;
+        if !self.retain_tombstones(device, zone, &entries) {
+            return Err(ChangeError::Stuck("its removals cannot be written".to_owned()));
+        }
+        let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
+        for entry in &entries {
+            let FooterEntry::Object { block, facts } = entry else { continue };
+            let place = Place { zone: device.zone_id(zone), block: *block };
+            let Some(located) = self.index.get(&facts.hash).filter(|found| found.place == place) else {
+                continue;
+            };
+            let owner = self.owner.get();
+            if owner.is_some_and(|owner| owner.has_elsewhere(located.owner, located.version)) {
+                drained.in_memory += 1;
+                self.drop_record(&facts.hash, |found| found.place == place);
+            } else if let Some(receiver) = self.move_elsewhere(device, place, facts) {
+                under_way.push((facts.blocks() * BLOCK_BYTES, receiver));
+                drained.moved_bytes += facts.blocks() * BLOCK_BYTES;
+            } else {
+                drained.lost += 1;
+                self.drop_record(&facts.hash, |found| found.place == place);
+            }
+            drained.left = drained.left.saturating_sub(1);
+            while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > WINDOW {
+                drained.count(under_way.remove(0).1);
+            }
+            if !pace.keep(*drained, progress) {
+                under_way.into_iter().for_each(|(_, receiver)| drained.count(receiver));
+                return Ok(false);
+            }
+        }
+        under_way.into_iter().for_each(|(_, receiver)| drained.count(receiver));
+        // What was moved is durable before it is gone here.
+        let flushed = self.devices.all().iter().all(|other| flush(&*other.disk, self.limit).is_ok());
+        if !flushed || !device.end_reading(zone, READERS_LIMIT) {
+            self.quarantine(device, zone);
+            return Ok(true);
+        }
+        match device.void_zone(zone, self.limit) {
+            Ok(()) => device.change_zone(zone, |zone| zone.state = ZoneState::Free),
+            Err(error) => {
+                device.count_write_error(&error);
+                self.quarantine(device, zone);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads a record and leaves it to be written to another disk. `None` when that cannot be.
+    fn move_elsewhere(&self, device: &Device, place: Place, facts: &RecordFacts) -> Option<Receiver<Stored>> {
+        let length = usize::try_from(facts.length.get()).ok()?;
+        let memory = Memory::Buffer(Arc::new(Buffer::zeroed(length)));
+        let read = self.load_from(place, facts.length, &memory).ok()?;
+        let other = self.least_busy()?;
+        if read != *facts
+            || !super::writer::fits_a_zone(other.zone_blocks, facts.blocks(), facts.footer_bytes())
+        {
+            return None;
+        }
+        // Its bytes are here: from now on it stands nowhere, until it is written.
+        let nowhere = Place { zone: ZoneId::on_the_move(device.number), block: self.next_move() };
+        if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
+            return None;
+        }
+        let (sender, receiver) = sync_channel(1);
+        let append = Append {
+            hash: facts.hash,
+            key: facts.key.clone(),
+            meta: facts.meta.clone(),
+            version: facts.version,
+            length: facts.length,
+            checksum: Some(facts.checksum),
+            memory,
+            durable: false,
+            origin: Origin::Zone(nowhere),
+            done: report_to(sender),
+        };
+        if !other.queue.push(Job::Append(append)) {
+            self.drop_record(&facts.hash, |found| found.place == nowhere);
+            return None;
+        }
+        Some(receiver)
+    }
+}
+
+impl Drained {
+    /// Waits for the end of a record's way.
+    fn count(&mut self, receiver: Receiver<Stored>) {
+        match receiver.recv_timeout(MOVE_LIMIT) {
+            Ok(Stored::Yes) => self.moved += 1,
+            // Replaced or removed meanwhile.
+            Ok(Stored::Superseded) => {}
+            Ok(Stored::Failed) | Err(_) => self.lost += 1,
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Shows that a disk can be added, emptied and removed under the tier, and that a daemon that dies meanwhile brings nothing
+//! back.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tidefs_engine::types::ByteCount;
+
+use super::disk::Disk;
+use super::testing::*;
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const LENGTH: usize = 9000;
+
+fn keys() -> impl Iterator<Item = [u8; 1]> {
+    (0..60_u8).map(|number| [number])
+}
+
+fn on_disk(disk: &Arc<MemoryDisk>) -> Arc<MemoryDisk> {
+    MemoryDisk::holding(disk.content.lock().clone())
+}
+
+/// Two disks with an object for each key, the second added while the tier was used.
+fn grown() -> (SsdTier, Arc<Told>, [Arc<MemoryDisk>; 2], SsdConfig) {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(1, 20);
+    let (tier, told) = running(&disks[..1], &config);
+    keys().take(30).for_each(|key| assert_eq!(store(&tier, &key, 5, LENGTH), Stored::Yes));
+    let second = Arc::clone(&disks[1]) as Arc<dyn Disk>;
+    tier.add_disk("disk 1".to_owned(), second, config.capacity).unwrap();
+    keys().skip(30).for_each(|key| assert_eq!(store(&tier, &key, 5, LENGTH), Stored::Yes));
+    (tier, told, disks, config)
+}
+
+fn all_are_right(tier: &SsdTier) -> bool {
+    keys().all(|key| is_right(tier, &key, 5, LENGTH))
+}
+
+#[test]
+fn a_disk_that_is_added_takes_records_and_is_found_by_the_next_start() {
+    let (tier, _, disks, mut config) = grown();
+    let written = |number: usize| tier.status().devices[number].written;
+    assert!(written(0) > ByteCount::ZERO && written(1) > ByteCount::ZERO);
+    assert!(all_are_right(&tier));
+    drop(tier);
+    config.capacity = ByteCount(config.capacity.get() * 2);
+    let tier = tier_on(&disks, &config);
+    assert_eq!(recover(&tier).0.len(), 60);
+    assert!(all_are_right(&tier));
+}
+
+#[test]
+fn a_disk_that_is_emptied_and_removed_takes_nothing_along() {
+    let (tier, told, disks, config) = grown();
+    let place = Path::new("disk 0");
+    assert_eq!(tier.remove_disk(place, false), Err(ChangeError::HoldsObjects(30)));
+    let mut reports = 0;
+    let drained = tier
+        .drain(place, None, &mut |_| {
+            reports += 1;
+            true
+        })
+        .unwrap();
+    assert_eq!((drained.moved, drained.lost, drained.left), (30, 0, 0));
+    assert!(reports > 0 && all_are_right(&tier));
+    assert_eq!(tier.status().devices[0].trouble, Some(Unusable::Leaving));
+    tier.remove_disk(place, false).unwrap();
+    assert_eq!((tier.status().devices.len(), told.0.lock().len()), (1, 0));
+    assert!(all_are_right(&tier));
+    assert_eq!(tier.drain(place, None, &mut |_| true), Err(ChangeError::Unknown));
+    let last = Path::new("disk 1");
+    assert_eq!(tier.drain(last, None, &mut |_| true), Err(ChangeError::NoOther));
+    drop(tier);
+    // The removed one is nobody's any more.
+    assert!(disks[0].content.lock()[..8192].iter().all(|&byte| byte == 0));
+    let tier = tier_on(&disks[1..], &config);
+    assert_eq!(recover(&tier).0.len(), 60);
+    assert!(all_are_right(&tier));
+}
+
+#[test]
+fn what_is_removed_while_its_disk_is_emptied_does_not_come_back_at_any_later_start() {
+    let (tier, _, disks, mut config) = grown();
+    config.capacity = ByteCount(config.capacity.get() * 2);
+    // Ends early, with objects on both disks.
+    let mut left = 5;
+    let drained = tier.drain(Path::new("disk 0"), Some(ByteCount(200_000)), &mut |_| {
+        left -= 1;
+        left > 0
+    });
+    assert!(drained.unwrap().left > 0, "it was faster than its rate");
+    keys().step_by(3).for_each(|key| tier.remove(&key, Version(5)));
+    assert!(tier.flush(LIMIT));
+    let crashed = [on_disk(&disks[0]), on_disk(&disks[1])];
+    let check = |found: &[(Vec<u8>, u64, u64)]| {
+        let expected: Vec<_> =
+            keys().enumerate().filter(|(at, _)| at % 3 != 0).map(|(_, key)| key.to_vec()).collect();
+        assert_eq!(found.iter().map(|(key, ..)| key.clone()).collect::<Vec<_>>(), expected);
+    };
+    let tier = tier_on(&crashed, &config);
+    check(&recover(&tier).0);
+    // Removed by a life that does not know that one disk was being emptied.
+    tier.start(Arc::new(Told::default())).unwrap();
+    keys().step_by(3).for_each(|key| assert_eq!(tier.holds(&key), None));
+    assert!(tier.flush(LIMIT));
+    drop(tier);
+    check(&recover(&tier_on(&crashed, &config)).0);
+}
+
+#[test]
+fn a_disk_that_is_removed_by_force_loses_its_objects_and_nothing_else() {
+    let (tier, told, ..) = grown();
+    tier.remove_disk(Path::new("disk 0"), true).unwrap();
+    assert_eq!(told.0.lock().len(), 30);
+    assert_eq!(keys().filter(|key| is_right(&tier, key, 5, LENGTH)).count(), 30);
+    assert_eq!(store(&tier, b"new", 1, LENGTH), Stored::Yes);
+}

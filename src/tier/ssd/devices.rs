@@ -1,0 +1,55 @@
+//! The disks of a pool, which come and go while it is used. A number is given out once: places name it.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::device::Device;
+
+/// The disks in use, by their numbers.
+#[derive(Debug)]
+pub(super) struct Devices {
+    /// Guards which disks there are; nothing waits under it.
+    list: RwLock<Vec<Option<Arc<Device>>>>,
+}
+
+impl Devices {
+    /// The disks of a start, numbered in order.
+    pub(super) fn new(devices: Vec<Arc<Device>>) -> Self {
+        Self { list: RwLock::new(devices.into_iter().map(Some).collect()) }
+    }
+
+    /// The disk with a number, while it is in use.
+    pub(super) fn get(&self, number: usize) -> Option<Arc<Device>> {
+        self.list.read().get(number)?.clone()
+    }
+
+    /// All disks in use.
+    pub(super) fn all(&self) -> Vec<Arc<Device>> {
+        self.list.read().iter().flatten().cloned().collect()
+    }
+
+    /// The disk at a place.
+    pub(super) fn named(&self, name: &str) -> Option<Arc<Device>> {
+        self.list.read().iter().flatten().find(|device| device.name == name).cloned()
+    }
+
+    /// The number that the next disk gets. `None` when all are used up.
+    pub(super) fn next_number(&self) -> Option<u8> {
+        u8::try_from(self.list.read().len()).ok().filter(|number| *number < u8::MAX)
+    }
+
+    /// Takes a disk with the next number into use.
+    pub(super) fn push(&self, device: Arc<Device>) {
+        let mut list = self.list.write();
+        debug_assert_eq!(usize::from(device.number), list.len(), "numbers are given out in order");
+        list.push(Some(device));
+    }
+
+    /// The disk is not used any more.
+    pub(super) fn take(&self, number: u8) {
+        if let Some(slot) = self.list.write().get_mut(usize::from(number)) {
+            *slot = None;
+        }
+    }
+}

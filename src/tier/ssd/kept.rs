@@ -1,0 +1,98 @@
+//! Which disks were added and removed since the configuration was written, kept for the next start of the daemon.
+//!
+//! A file of JSON beside the daemon's lock, which a restart of the machine takes away: from then on the configuration
+//! counts again.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tidefs_engine::types::ByteCount;
+
+/// A disk that was added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Added {
+    pub(super) path: PathBuf,
+    pub(super) capacity: ByteCount,
+}
+
+/// What changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Changes {
+    pub(super) added: Vec<Added>,
+    pub(super) removed: Vec<PathBuf>,
+}
+
+impl Changes {
+    /// What an earlier daemon left; nothing when it left nothing, or what cannot be read, which is said.
+    pub(super) fn load(file: Option<&Path>) -> Self {
+        let Some(file) = file else { return Self::default() };
+        let text = match fs::read(file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Self::default(),
+            Err(error) => {
+                tracing::warn!(file = %file.display(), %error, "disks that were added or removed are not known any more");
+                return Self::default();
+            }
+        };
+        serde_json::from_slice(&text).unwrap_or_else(|error| {
+            tracing::warn!(file = %file.display(), %error, "disks that were added or removed are not known any more");
+            Self::default()
+        })
+    }
+
+    /// Notes a disk that was added.
+    pub(super) fn add(&mut self, path: &Path, capacity: ByteCount) {
+        self.forget(path);
+        self.added.push(Added { path: path.to_owned(), capacity });
+    }
+
+    /// Notes a disk that was removed.
+    pub(super) fn remove(&mut self, path: &Path) {
+        self.forget(path);
+        self.removed.push(path.to_owned());
+    }
+
+    fn forget(&mut self, path: &Path) {
+        self.added.retain(|added| added.path != path);
+        self.removed.retain(|removed| removed != path);
+    }
+
+    /// Keeps them for the next start. What stands in the way is logged: the disks are in use nevertheless.
+    pub(super) fn store(&self, file: Option<&Path>) {
+        let Some(file) = file else { return };
+        let next = file.with_extension("next");
+        let stored = serde_json::to_vec(self)
+            .map_err(io::Error::other)
+            .and_then(|text| fs::write(&next, text))
+            .and_then(|()| fs::rename(&next, file));
+        if let Err(error) = stored {
+            tracing::warn!(file = %file.display(), %error, "a change of the disks is forgotten at the next start");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_change_of_a_disk_counts_and_survives() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("places");
+        assert_eq!(Changes::load(Some(&file)), Changes::default());
+        let mut changes = Changes::default();
+        changes.add(Path::new("/a"), ByteCount(1));
+        changes.add(Path::new("/b"), ByteCount(2));
+        changes.remove(Path::new("/a"));
+        changes.add(Path::new("/b"), ByteCount(3));
+        changes.store(Some(&file));
+        let kept = Changes::load(Some(&file));
+        assert_eq!(kept.added, [Added { path: "/b".into(), capacity: ByteCount(3) }]);
+        assert_eq!(kept.removed, [PathBuf::from("/a")]);
+        fs::write(&file, b"{").unwrap();
+        assert_eq!(Changes::load(Some(&file)), Changes::default());
+    }
+}

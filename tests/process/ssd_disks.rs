@@ -1,0 +1,108 @@
+//! Disks that are added to a running mount, emptied, and taken out, and what a restart makes of that.
+
+use std::fs;
+use std::path::Path;
+
+use super::common::Mount;
+use super::common::pattern::{assert_same, bytes};
+
+const OBJECTS: u64 = 20;
+
+fn content(number: u64) -> Vec<u8> {
+    bytes(number, (1 << 20) + usize::try_from(number).expect("it fits") * 37)
+}
+
+fn disk() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory on a disk")
+}
+
+fn mount_on(disk: &Path) -> Mount {
+    let dirs = format!("ssd.dirs={}", disk.display());
+    Mount::start(&[
+        "capacity=64MiB",
+        "ssd.capacity=128MiB",
+        "ssd.zone=8MiB",
+        "ssd.queue_ms=60000",
+        "ssd.prefetch_objects=0",
+        "on_stop=keep",
+        dirs.as_str(),
+    ])
+}
+
+fn write_and_evict(mount: &Mount, namespace: &Path, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let path = namespace.join(format!("object{number}"));
+        fs::write(path.with_extension("tmp"), content(number)).expect("write");
+        fs::rename(path.with_extension("tmp"), &path).expect("rename");
+    }
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+}
+
+fn all_are_right(namespace: &Path) {
+    for number in 0..2 * OBJECTS {
+        let found = fs::read(namespace.join(format!("object{number}"))).expect("read");
+        assert_same(&found, &content(number), "an object on disk");
+    }
+}
+
+/// Path and state of each disk.
+fn disks(mount: &Mount) -> Vec<(String, String)> {
+    let status = mount.control_get("/v1/status").json();
+    let devices = status["ssd"]["devices"].as_array().expect("a list").clone();
+    let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    devices.iter().map(|device| (text(&device["path"]), text(&device["state"]))).collect()
+}
+
+fn change(mount: &Mount, what: &str, disk: &Path) -> super::common::control::Answer {
+    mount.control("POST", &format!("/v1/tier/{what}"), Some(&format!(r#"{{"path":"{}"}}"#, disk.display())))
+}
+
+#[test]
+fn a_disk_is_added_another_emptied_and_removed_and_a_restart_knows_it() {
+    let (first, second) = (disk(), disk());
+    let mut mount = mount_on(first.path());
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace, 0..OBJECTS);
+    let added = change(&mount, "add", second.path());
+    assert_eq!(added.status, 200, "{}", added.text());
+    assert_eq!(added.json()["as_configured"], false, "{}", added.text());
+    assert_eq!(change(&mount, "add", second.path()).status, 409);
+    write_and_evict(&mount, &namespace, OBJECTS..2 * OBJECTS);
+    let paths = [first.path(), second.path()].map(|path| path.display().to_string());
+    assert_eq!(disks(&mount), paths.clone().map(|path| (path, "ready".to_owned())));
+    let written = mount.control_get("/v1/status").json()["ssd"]["devices"][1]["written"].as_u64();
+    assert!(written.expect("a number") > 1 << 20, "the new disk takes nothing");
+    // Killed and started again, it has both.
+    mount.kill9();
+    mount.restart();
+    assert_eq!(disks(&mount).len(), 2, "{:?}", disks(&mount));
+    all_are_right(&namespace);
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+
+    let refused = change(&mount, "remove", first.path());
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    assert!(refused.text().contains("tidefs tier drain"), "{}", refused.text());
+    let lines = change(&mount, "drain", first.path()).text();
+    let last: serde_json::Value = serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(
+        (&last["event"], &last["left"], &last["lost"]),
+        (&"summary".into(), &0.into(), &0.into()),
+        "{lines}"
+    );
+    assert!(last["moved"].as_u64().expect("a number") > 0, "{lines}");
+    assert_eq!(disks(&mount)[0].1, "leaving");
+    all_are_right(&namespace);
+    let removed = change(&mount, "remove", first.path());
+    assert_eq!(removed.status, 200, "{}", removed.text());
+    assert!(!first.path().join("tidefs.ssd").exists(), "its file is left");
+    mount.kill9();
+    mount.restart();
+    assert_eq!(disks(&mount), [(paths[1].clone(), "ready".to_owned())]);
+    all_are_right(&namespace);
+    let lines = change(&mount, "drain", second.path()).text();
+    assert!(lines.contains("there is no other disk"), "{lines}");
+    assert_eq!(change(&mount, "remove", Path::new("/var/tmp/tidefs-no-such-disk")).status, 404);
+    assert_eq!(change(&mount, "add", Path::new("/var/tmp/tidefs-no-such-disk")).status, 404);
+}

@@ -1,0 +1,218 @@
+//! Disks that fail, fill up, turn read-only, or are slow, under a mount: each costs hits, says what it is, and the mount
+//! serves on.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::common::Mount;
+use super::common::faulty_disk::FaultyDisk;
+use super::common::pattern::{assert_same, bytes};
+use super::common::wait::{HANG, until};
+
+const MIB: usize = 1 << 20;
+/// More than two zones hold.
+const OBJECTS: u64 = 20;
+
+fn content(number: u64) -> Vec<u8> {
+    bytes(number, MIB + usize::try_from(number).expect("it fits") * 37)
+}
+
+fn mount_on(place: &Path, more: &[&str]) -> Mount {
+    let dirs = format!("ssd.dirs={}", place.display());
+    let mut options = vec!["capacity=64MiB", "ssd.zone=8MiB", "ssd.prefetch_objects=0", dirs.as_str()];
+    options.extend(more);
+    Mount::start(&options)
+}
+
+/// A mount on a faulty disk, whose requests may take a second.
+fn mount_on_faulty(disk: &FaultyDisk) -> Mount {
+    mount_on(disk.path(), &["ssd.capacity=256MiB", "ssd.io_uring=false", "ssd.deadline_ms=1000"])
+}
+
+fn write(namespace: &Path, number: u64) {
+    let path = namespace.join(format!("object{number}"));
+    fs::write(path.with_extension("tmp"), content(number)).expect("write");
+    fs::rename(path.with_extension("tmp"), &path).expect("rename");
+}
+
+fn evict(mount: &Mount) {
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+}
+
+/// Objects on disk, and none in memory.
+fn write_and_evict(mount: &Mount, namespace: &Path) {
+    (0..OBJECTS).for_each(|number| write(namespace, number));
+    evict(mount);
+    let records = mount.control_get("/v1/status").json()["ssd"]["records"].as_u64().expect("a number");
+    assert!(records >= OBJECTS, "{records} records");
+}
+
+fn device(mount: &Mount) -> serde_json::Value {
+    mount.control_get("/v1/status").json()["ssd"]["devices"][0].clone()
+}
+
+fn state_is(mount: &Mount, wanted: &str) {
+    assert!(until(HANG, || device(mount)["state"] == wanted), "{wanted} is not {}", device(mount));
+    let status = mount.control_get("/v1/status").json();
+    let warnings = status["warnings"].as_array().expect("a list").iter();
+    assert!(
+        warnings.filter_map(|warning| warning.as_str()).any(|warning| warning.contains(wanted)),
+        "{status}"
+    );
+}
+
+fn found(namespace: &Path, numbers: impl Iterator<Item = u64>) -> u64 {
+    let mut count = 0;
+    for number in numbers {
+        match fs::read(namespace.join(format!("object{number}"))) {
+            Ok(found) => {
+                assert_same(&found, &content(number), "an object that is there");
+                count += 1;
+            }
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOENT), "{error}: not a miss"),
+        }
+    }
+    count
+}
+
+/// New objects are written and read, whatever the disk is.
+fn serves(mount: &Mount, namespace: &Path) {
+    for number in 1000..1100 {
+        write(namespace, number);
+        assert_same(
+            &fs::read(namespace.join(format!("object{number}"))).expect("read"),
+            &content(number),
+            "new",
+        );
+    }
+    let usage = mount.usage();
+    assert!(usage.used <= usage.capacity, "{usage:?}");
+}
+
+#[test]
+fn a_block_that_cannot_be_read_costs_its_zone_and_nothing_else() {
+    let disk = FaultyDisk::new();
+    let mount = mount_on_faulty(&disk);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    // In the middle of the first zone, which begins at 1 MiB.
+    disk.set(|faults| faults.bad = 4 << 20..(4 << 20) + 4096);
+    let left = found(&namespace, 0..OBJECTS);
+    assert!((OBJECTS - 8..OBJECTS).contains(&left), "{left} of {OBJECTS} objects are left");
+    state_is(&mount, "damaged");
+    let device = device(&mount);
+    assert_eq!((&device["quarantined_zones"], &device["read_errors"]), (&1.into(), &1.into()), "{device}");
+    serves(&mount, &namespace);
+}
+
+#[test]
+fn a_disk_whose_writes_fail_gets_no_more_and_what_it_holds_is_read() {
+    let disk = FaultyDisk::new();
+    let mount = mount_on_faulty(&disk);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    disk.set(|faults| faults.write_error = Some(libc::EIO));
+    serves(&mount, &namespace);
+    evict(&mount);
+    state_is(&mount, "failing");
+    let left = found(&namespace, 0..OBJECTS);
+    // The zone that was being written is given up, and those opened in vain.
+    assert!(left >= OBJECTS / 2, "{left} of {OBJECTS} objects are left");
+    serves(&mount, &namespace);
+}
+
+#[test]
+fn a_disk_that_turns_read_only_says_so_and_what_it_holds_is_read() {
+    let disk = FaultyDisk::new();
+    let mount = mount_on_faulty(&disk);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    disk.set(|faults| faults.write_error = Some(libc::EROFS));
+    serves(&mount, &namespace);
+    evict(&mount);
+    state_is(&mount, "read_only");
+    let left = found(&namespace, 0..OBJECTS);
+    assert!(left >= OBJECTS / 2, "{left} of {OBJECTS} objects are left");
+    serves(&mount, &namespace);
+}
+
+#[test]
+fn a_disk_that_fills_up_is_used_as_far_as_it_goes() {
+    let disk = FaultyDisk::new();
+    let mount = mount_on_faulty(&disk);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    // Somebody else took what was left of it.
+    disk.set(|faults| faults.room = 48 << 20);
+    for number in 100..160 {
+        write(&namespace, number);
+        if number % 10 == 0 {
+            evict(&mount);
+        }
+    }
+    evict(&mount);
+    state_is(&mount, "full");
+    let left = found(&namespace, (0..OBJECTS).chain(100..160));
+    // Of 5 zones two are kept free and one takes records; each holds 7 objects.
+    assert!((10..40).contains(&left), "{left} objects are left");
+    serves(&mount, &namespace);
+}
+
+#[test]
+fn a_disk_that_answers_too_late_is_a_miss_in_time_and_a_hit_when_it_is_fast_again() {
+    let disk = FaultyDisk::new();
+    let mount = mount_on_faulty(&disk);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    write(&namespace, 500);
+    disk.set(|faults| faults.delay = Duration::from_secs(3));
+    let began = std::time::Instant::now();
+    assert_eq!(found(&namespace, 0..1), 0);
+    assert!(began.elapsed() < Duration::from_secs(3), "the open waited for the disk");
+    assert_eq!(found(&namespace, 500..501), 1, "an object in memory");
+    state_is(&mount, "slow");
+    disk.set(|faults| faults.delay = Duration::ZERO);
+    assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS, "nothing was lost");
+    serves(&mount, &namespace);
+}
+
+/// A loop device over a file, detached with the value.
+struct LoopDevice {
+    path: std::path::PathBuf,
+    _file: tempfile::NamedTempFile,
+}
+
+impl LoopDevice {
+    fn new(bytes: u64) -> Self {
+        let file = tempfile::Builder::new().prefix("tidefs-loop").tempfile_in("/var/tmp").expect("a file");
+        file.as_file().set_len(bytes).expect("truncate");
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output();
+        let output = output.expect("losetup starts");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "no loop device: {}", String::from_utf8_lossy(&output.stderr));
+        Self { path: text.trim().into(), _file: file }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+    }
+}
+
+#[test]
+fn a_block_device_is_used_whole_and_found_again() {
+    let device = LoopDevice::new(128 << 20);
+    let mut mount = mount_on(&device.path, &["on_stop=discard"]);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    let status = self::device(&mount);
+    assert_eq!(status["state"], "ready", "{status}");
+    let capacity = status["capacity"].as_u64().expect("a number");
+    assert!((100 << 20..=128 << 20).contains(&capacity), "{status}");
+    mount.restart();
+    assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS);
+}

@@ -1,0 +1,141 @@
+//! Objects that are written, replaced, read, renamed and removed for a while, twice as many as memory holds and more than
+//! the disk does: every byte that is read is right, and the daemon's memory and descriptors do not grow.
+//!
+//! 15 seconds, a minute with `CI=true`, or `TIDEFS_TEST_SECONDS`: `packaging/dev.sh soak ssd` runs 20 minutes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::common::Mount;
+use super::common::pattern::{object, verify_object};
+
+const WORKERS: u64 = 4;
+/// Names of each worker: all together are 384 objects of 600 KiB on average.
+const NAMES: u64 = 96;
+/// What tables and the allocator may keep beyond what they had after the first quarter.
+const GROWTH_MAX: u64 = 24 << 20;
+const DESCRIPTORS_MAX: usize = 24;
+
+fn length_of_run() -> Duration {
+    let told = std::env::var("TIDEFS_TEST_SECONDS").ok().and_then(|text| text.parse().ok());
+    let default = if std::env::var_os("CI").is_some() { 60 } else { 15 };
+    Duration::from_secs(told.unwrap_or(default))
+}
+
+#[derive(Debug, Default)]
+struct Deeds {
+    written: AtomicU64,
+    hits: AtomicU64,
+    misses: AtomicU64,
+    removed: AtomicU64,
+}
+
+/// Works on names of its own, so that it knows what may be there.
+fn work(namespace: &Path, worker: u64, deeds: &Deeds, end: Instant) {
+    let mut random = SmallRng::seed_from_u64(worker);
+    let path = |name: u64| -> PathBuf { namespace.join(format!("{worker}-{name}")) };
+    // The number of what each name holds, if it holds anything; zero for nothing.
+    let mut holds = vec![0_u64; usize::try_from(NAMES).expect("it fits")];
+    let mut next = 1;
+    while Instant::now() < end {
+        let name = random.random_range(0..NAMES);
+        let slot = usize::try_from(name).expect("it fits");
+        match random.random_range(0..10) {
+            0..4 => {
+                let length =
+                    if random.random_bool(0.3) { 3000 } else { random.random_range(40_000..1_700_000) };
+                let number = worker << 40 | next;
+                next += 1;
+                let temporary = path(name).with_extension("tmp");
+                fs::write(&temporary, object(number, length)).expect("write");
+                fs::rename(&temporary, path(name)).expect("rename");
+                holds[slot] = number;
+                deeds.written.fetch_add(1, Ordering::Relaxed);
+            }
+            4..9 => match fs::read(path(name)) {
+                Ok(found) => {
+                    let number = verify_object(&found).expect("a whole object");
+                    assert_eq!(number, holds[slot], "{} is older, or came back", path(name).display());
+                    deeds.hits.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(error) => {
+                    assert_eq!(error.raw_os_error(), Some(libc::ENOENT), "{error}: not a miss");
+                    deeds.misses.fetch_add(1, Ordering::Relaxed);
+                }
+            },
+            _ if random.random_bool(0.5) => {
+                // What is gone already is fine.
+                let _ = fs::remove_file(path(name));
+                holds[slot] = 0;
+                deeds.removed.fetch_add(1, Ordering::Relaxed);
+            }
+            _ => {
+                let other = random.random_range(0..NAMES);
+                let target = usize::try_from(other).expect("it fits");
+                if other != name && fs::rename(path(name), path(other)).is_ok() {
+                    holds[target] = std::mem::take(&mut holds[slot]);
+                }
+            }
+        }
+    }
+}
+
+/// Anonymous memory and descriptors of the daemon.
+fn held(mount: &Mount) -> (u64, usize) {
+    let status = fs::read_to_string(format!("/proc/{}/status", mount.pid())).expect("status of the daemon");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line of it");
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    (kib << 10, fs::read_dir(format!("/proc/{}/fd", mount.pid())).expect("descriptors").count())
+}
+
+#[test]
+fn days_of_work_on_both_tiers_keep_every_byte_and_grow_nothing() {
+    let disk = tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory");
+    let dirs = format!("ssd.dirs={}", disk.path().display());
+    let mount = Mount::start(&["capacity=96MiB", "ssd.capacity=160MiB", "ssd.zone=8MiB", dirs.as_str()]);
+    let namespace = mount.namespace("kv");
+    let (began, length) = (Instant::now(), length_of_run());
+    let deeds = Deeds::default();
+    let mut samples = Vec::new();
+    std::thread::scope(|scope| {
+        for worker in 0..WORKERS {
+            let (namespace, deeds) = (&namespace, &deeds);
+            scope.spawn(move || work(namespace, worker, deeds, began + length));
+        }
+        while began.elapsed() < length {
+            std::thread::sleep(length / 64);
+            samples.push(held(&mount));
+        }
+    });
+    let quarter = samples.len() / 4;
+    let most = |samples: &[(u64, usize)]| {
+        let memory = samples.iter().map(|(memory, _)| *memory).max().unwrap_or_default();
+        (memory, samples.iter().map(|(_, descriptors)| *descriptors).max().unwrap_or_default())
+    };
+    let (before, after) = (most(&samples[..2 * quarter]), most(&samples[samples.len() - quarter..]));
+    let status = mount.control_get("/v1/status").json();
+    let ssd = &status["ssd"];
+    println!(
+        "{length:?}: {deeds:?}; memory {} -> {} MiB, descriptors {} -> {}; {} zones taken back, {} written, {} read",
+        before.0 >> 20,
+        after.0 >> 20,
+        before.1,
+        after.1,
+        ssd["reclaimed_zones"],
+        ssd["devices"][0]["written"],
+        ssd["devices"][0]["read"]
+    );
+    assert!(after.0 <= before.0 + GROWTH_MAX, "memory grew from {} to {} bytes", before.0, after.0);
+    assert!(after.1 <= before.1 + DESCRIPTORS_MAX, "descriptors grew from {} to {}", before.1, after.1);
+    assert!(ssd["reclaimed_zones"].as_u64().expect("a number") > 0, "no zone was taken back: {ssd}");
+    assert_eq!((&ssd["corrupt_records"], &ssd["lost_removals"]), (&0.into(), &0.into()), "{ssd}");
+    let loaded = mount.control_get("/v1/metrics").text();
+    let promotions = loaded.lines().find_map(|line| line.strip_prefix("tidefs_ssd_promotions_total "));
+    let promotions: u64 = promotions.and_then(|value| value.trim().parse().ok()).expect("the counter");
+    assert!(promotions > 0, "nothing came back from the disk");
+}
