@@ -235,7 +235,7 @@ impl Datapath {
             let is_begun = object.phase == Phase::Writing;
             let owner_uid = attributes.uid;
             let shown_in = self.fast.following.lock().parent_of(slot).filter(|_| is_begun && !write);
-            let may = if let Some(parent) = shown_in {
+            let may = if let Some(parent) = shown_in.and_then(|parent| state.tree.by_ino(parent)) {
                 state.may_search(credentials, parent) && credentials.may(&attributes, Right::READ)
             } else if is_begun || write {
                 is_begun && [0, owner_uid].contains(&credentials.uid)

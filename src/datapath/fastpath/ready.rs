@@ -89,8 +89,8 @@ impl Parts {
 #[derive(Debug)]
 struct Shown {
     key: KeyHash,
-    /// The directory in which it will stand.
-    parent: Slot,
+    /// The directory in which it will stand; it may be gone.
+    parent: Ino,
     size: ByteCount,
     parts: Parts,
 }
@@ -104,13 +104,7 @@ pub(in crate::datapath) struct Following {
 }
 
 impl Following {
-    fn show(
-        &mut self,
-        slot: Slot,
-        (key, parent): (KeyHash, Slot),
-        size: ByteCount,
-        part: (u64, u64),
-    ) -> bool {
+    fn show(&mut self, slot: Slot, (key, parent): (KeyHash, Ino), size: ByteCount, part: (u64, u64)) -> bool {
         self.by_key.insert(key, slot);
         let shown =
             self.by_slot.entry(slot).or_insert_with(|| Shown { key, parent, size, parts: Parts::default() });
@@ -132,7 +126,7 @@ impl Following {
     }
 
     /// The directory of a begun object that is shown.
-    pub(super) fn parent_of(&self, slot: Slot) -> Option<Slot> {
+    pub(super) fn parent_of(&self, slot: Slot) -> Option<Ino> {
         self.by_slot.get(&slot).map(|shown| shown.parent)
     }
 }
@@ -165,7 +159,7 @@ impl Datapath {
         let state = self.lock();
         let parent = state.slot_of(begun.parent).map_err(|_| Located::Absent)?;
         let directory = state.directory_id(parent).map_err(|_| Located::Absent)?;
-        let place = (key_hash(directory, begun.name.as_bytes()), parent);
+        let place = (key_hash(directory, begun.name.as_bytes()), begun.parent);
         let mut following = self.fast.following.lock();
         let fits = following.show(begun.slot, place, begun.size, (request.offset.0, end));
         if fits { Ok(()) } else { Err(Located::TooMany) }
@@ -285,7 +279,7 @@ mod tests {
     #[test]
     fn the_last_one_shown_under_a_name_is_found_and_ends_alone() {
         let mut following = Following::default();
-        let place = (KeyHash(7), Slot(1));
+        let place = (KeyHash(7), Ino(1));
         assert!(following.show(Slot(2), place, ByteCount(100), (0, 10)));
         assert!(following.show(Slot(3), place, ByteCount(100), (0, 20)));
         following.end(Slot(2));
