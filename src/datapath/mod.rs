@@ -77,8 +77,8 @@ pub use domains::EvictionSettings;
 pub use elsewhere::{ClusterSide, MemberSide, News};
 pub use error::Error;
 pub use fastpath::{
-    AREA_MAX, BeginRequest, CREATES_MAX, Credentials, GetRequest, Located, REFERENCES_MAX, RetiredSegments,
-    Run, SealRequest, Session,
+    AREA_MAX, BeginRequest, CREATES_MAX, Credentials, FollowRequest, Followed, GetRequest, Located,
+    REFERENCES_MAX, ReadyRequest, RetiredSegments, Run, SealRequest, Session,
 };
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::Listed;

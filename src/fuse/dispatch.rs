@@ -16,6 +16,7 @@ use fuser::{
 use super::attributes::{Lifetimes, ino};
 use super::control_files::ControlFiles;
 use super::fast_files::FastFiles;
+use super::follow::Follower;
 use super::kernel::Kernel;
 use super::ops;
 use super::session::Handshake;
@@ -34,6 +35,7 @@ pub(super) struct Dispatcher {
     pub(super) control: Arc<ControlFiles>,
     pub(super) fast: FastFiles,
     pub(super) waiter: Waiter,
+    pub(super) follower: Follower,
     pub(super) lifetimes: Lifetimes,
     pub(super) max_background: u16,
     pub(super) wants_passthrough: bool,

@@ -8,17 +8,18 @@ use std::sync::{Arc, Once};
 use fuser::{Errno, FileHandle, ReplyIoctl, Request as KernelRequest};
 use tidefs_control_api::ioctl::{
     ABI_VERSION, AREA_REQUEST_MAX, AreaCall, AreaGrant, Body, Command, Entry, Features, Flags, HEADER_BYTES,
-    Header, Outcome, Refusal, Request, Status, VersionReply,
+    Header, Outcome, PIN_HARD, PIN_NONE, PIN_SOFT, Pin, Refusal, Request, Status, VersionReply,
 };
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 use zerocopy::IntoBytes;
 
 use super::dispatch::Dispatcher;
 use super::errno::errno;
+use super::follow::follow;
 use super::ops::caller;
 use crate::datapath::{
     AREA_MAX, BeginRequest, CREATES_MAX, Caller, Datapath, Error, GetRequest, Located, REFERENCES_MAX,
-    SealRequest, Session,
+    ReadyRequest, SealRequest, Session,
 };
 use crate::namespace::Ino;
 
@@ -68,6 +69,13 @@ pub(super) fn ioctl(
 ) {
     let Some((command, _)) = Command::of_request(number) else { return reply.error(Errno::ENOTTY) };
     let Some(session) = dispatcher.fast.session(handle) else { return reply.error(Errno::EBADF) };
+    if command == Command::Follow && room >= HEADER_BYTES + size_of::<Entry>() {
+        // It may wait, so it takes its reply along.
+        return match Request::parse(command, payload) {
+            Ok(request) => follow(&dispatcher.datapath, &dispatcher.follower, session, &request, reply),
+            Err(refusal) => refuse(dispatcher, command, refusal, reply),
+        };
+    }
     BYTES.with_borrow_mut(|bytes| {
         bytes.clear();
         bytes.resize(HEADER_BYTES, 0);
@@ -88,15 +96,17 @@ fn reply_with(
         Ok(()) if bytes.len() <= room => reply.ioctl(0, bytes),
         Ok(()) => reply.error(Errno::EINVAL),
         Err(Fault::Failed(error)) => reply.error(errno(&error)),
-        Err(Fault::Refused(refusal)) => {
-            dispatcher.datapath.telemetry().fast_refusals.increment();
-            static WARNED: Once = Once::new();
-            WARNED.call_once(|| {
-                tracing::warn!(%refusal, ?command, "a request of the fast path is refused; further ones are counted in tidefs_fast_refusals_total");
-            });
-            reply.error(Errno::EINVAL);
-        }
+        Err(Fault::Refused(refusal)) => refuse(dispatcher, command, refusal, reply),
     }
+}
+
+fn refuse(dispatcher: &Dispatcher, command: Command, refusal: Refusal, reply: ReplyIoctl) {
+    dispatcher.datapath.telemetry().fast_refusals.increment();
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(%refusal, ?command, "a request of the fast path is refused; further ones are counted in tidefs_fast_refusals_total");
+    });
+    reply.error(Errno::EINVAL);
 }
 
 fn answer(
@@ -144,7 +154,7 @@ fn answer(
 fn result_bytes(command: Command) -> usize {
     match command {
         Command::Lookup | Command::Create | Command::Prefetch | Command::GetInto => size_of::<Entry>(),
-        Command::Seal | Command::PutFrom => size_of::<Outcome>(),
+        Command::Seal | Command::PutFrom | Command::Ready | Command::Pin => size_of::<Outcome>(),
         _ => 0,
     }
 }
@@ -162,7 +172,7 @@ fn finish(datapath: &Datapath, session: &Session, reply: &Reply, bytes: &mut [u8
     bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
 }
 
-fn scope_of(request: &Request<'_>) -> Ino {
+pub(super) fn scope_of(request: &Request<'_>) -> Ino {
     if request.scope == 0 { Ino::ROOT } else { Ino(request.scope) }
 }
 
@@ -255,6 +265,25 @@ fn carry_out(
             bytes.extend(grant.as_bytes());
         }
         Body::Unregister => datapath.unregister_area(session, SegmentId(request.scope))?,
+        Body::Ready(requests) => {
+            let requests = requests.iter().map(|ready| ReadyRequest {
+                reference: ready.reference,
+                offset: FileOffset(ready.offset),
+                length: ByteCount(ready.length),
+            });
+            datapath.make_ready(session, requests, |done| put(outcome(done).as_bytes()));
+        }
+        Body::Pin(requests) => {
+            for pin in requests.iter() {
+                let done = match pin_text(&pin) {
+                    Some(text) => datapath.pin_object(session, scope, pin.name.0, &text),
+                    None => Err(Located::Invalid),
+                };
+                put(outcome(done.map(|()| Version::default())).as_bytes());
+            }
+        }
+        // Its reply has no room for a result.
+        Body::Follow(_) => return Err(Error::Invalid("a wait needs room for its result").into()),
         Body::Retired => {
             let retired = datapath.retired_segments(session.retired_seen(), RETIRED_AT_ONCE);
             session.set_retired_seen(retired.seen);
@@ -262,6 +291,17 @@ fn carry_out(
         }
     }
     Ok(Reply { count, first })
+}
+
+/// A pin as the attribute is written.
+fn pin_text(pin: &Pin<'_>) -> Option<String> {
+    match (pin.pin, pin.ttl_s) {
+        (PIN_NONE, 0) => Some("none".to_owned()),
+        (PIN_HARD, 0) => Some("hard".to_owned()),
+        (PIN_SOFT, 0) => Some("soft".to_owned()),
+        (PIN_SOFT, ttl_s) => Some(format!("soft:{ttl_s}s")),
+        _ => None,
+    }
 }
 
 fn must_tell_names(datapath: &Arc<Datapath>) -> Result<(), Error> {
@@ -278,7 +318,7 @@ fn version(datapath: &Datapath) -> VersionReply {
     VersionReply {
         oldest: ABI_VERSION.into(),
         newest: ABI_VERSION.into(),
-        features: (mapping | create).into(),
+        features: (mapping | create | Features::FOLLOW.0).into(),
         packed_max: datapath.packed_max().get().into(),
         area_max: AREA_MAX.get().into(),
         references_max: u32::try_from(REFERENCES_MAX).unwrap_or(u32::MAX).into(),
@@ -304,7 +344,7 @@ fn status(located: Located) -> Status {
     }
 }
 
-fn entry(located: Located) -> Entry {
+pub(super) fn entry(located: Located) -> Entry {
     let bare = Entry::bare(status(located));
     match located {
         Located::Here { segment, version, length } => Entry {

@@ -9,6 +9,7 @@ mod control_files;
 mod dispatch;
 mod errno;
 mod fast_files;
+mod follow;
 mod ioctl;
 mod kernel;
 mod mount;

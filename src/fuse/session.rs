@@ -16,6 +16,7 @@ use nix::unistd::Pid;
 use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
 use super::dispatch::{Dispatcher, LISTS_ATTRIBUTES, REQUEST_MAX, WANTED};
+use super::follow::{self, Follower};
 use super::kernel::Kernel;
 use super::mount::{self, MountError};
 use super::waiter::{self, Waiter};
@@ -128,6 +129,7 @@ impl Session {
     ) -> Result<Self, MountError> {
         let (kernel, messages) = Kernel::new(Arc::clone(telemetry));
         let (waiter, arrivals) = Waiter::new();
+        let (follower, followers) = Follower::new();
         let lifetimes = Lifetimes { settled: settings.entry_ttl, absent: settings.negative_ttl };
         let handshake = Arc::new(OnceLock::new());
         let may_register = may_register_backings();
@@ -138,6 +140,7 @@ impl Session {
             control,
             fast: super::fast_files::FastFiles::default(),
             waiter,
+            follower,
             lifetimes,
             max_background: settings.max_background,
             wants_passthrough,
@@ -155,9 +158,11 @@ impl Session {
         datapath.attach_kernel(kernel, facts.passthrough);
         let counters = Arc::clone(telemetry);
         let lookups = Arc::clone(datapath);
+        let followed = Arc::clone(datapath);
         let mut helpers = vec![
             helper("notifier", move || messages.run(&notifier, device, &counters))?,
             helper("waiter", move || waiter::run(&lookups, lifetimes, &arrivals))?,
+            helper("follower", move || follow::run(&followed, &followers))?,
         ];
         let has_lower_tier = datapath.ssd().is_some() || datapath.is_in_cluster();
         let loads = if has_lower_tier { settings.loads } else { 0 };

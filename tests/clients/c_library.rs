@@ -104,6 +104,6 @@ fn the_headers_serve_c_plus_plus_and_the_structures_have_their_layout() {
     if !mount.is_bare() {
         let program = library.compile("cc", &["-std=c11"], &source);
         let finished = library.run(&program, &[mount.join(".tidefs/control")]).success("layout");
-        assert_eq!(finished.output, "version 1, 2 features\n");
+        assert_eq!(finished.output, "version 1, 3 features\n");
     }
 }

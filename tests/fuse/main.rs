@@ -9,6 +9,7 @@ mod concurrent_writers;
 mod eviction;
 mod fastpath;
 mod fixture;
+mod follow;
 mod full;
 mod hidden;
 mod ioctl;

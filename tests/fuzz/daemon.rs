@@ -157,6 +157,9 @@ pub(crate) fn fast_path_requests(bytes: &[u8]) {
         Body::Seal(records) => round(&records),
         Body::GetInto(records) => round(&records),
         Body::PutFrom(records) => round(&records),
+        Body::Ready(records) => round(&records),
+        Body::Follow(records) => round(&records),
+        Body::Pin(records) => round(&records),
         Body::Version | Body::Register | Body::Unregister | Body::Retired => {}
     }
 }

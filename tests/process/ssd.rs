@@ -239,6 +239,25 @@ fn the_next_objects_of_a_chain_are_loaded_while_the_first_is_read_and_counted_wh
 }
 
 #[test]
+fn what_a_client_prefetches_is_in_memory_and_nothing_else_is() {
+    let disk = disk();
+    let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=0"]);
+    let namespace = mount.namespace("kv");
+    write_and_evict_chain(&mount, &namespace, 16);
+    let cache = tidefs_client::Cache::open(&namespace).expect("open");
+    let keys = ["object3", "nowhere", "object4", "no/where", "object5"];
+    cache.prefetch(&keys).expect("a hint never fails");
+    let tier = |number: u64| tier_of(&namespace.join(format!("object{number}")));
+    assert!(until(HANG, || (3..=5).all(|number| tier(number) != "ssd")), "nothing was loaded");
+    assert!((6..9).all(|number| tier(number) == "ssd"), "nobody asked for the others");
+    for number in 3..=5 {
+        let view = cache.get(format!("object{number}")).expect("get").expect("a hit");
+        assert_eq!(view.is_mapped(), cache.is_fast());
+        assert_same(&view, &content(number), "a prefetched object");
+    }
+}
+
+#[test]
 fn a_verification_of_the_disk_finds_the_damaged_record_and_keeps_to_its_rate() {
     let disk = disk();
     let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=0"]);

@@ -29,6 +29,15 @@
 // What was asked for is not in the cache. No failure.
 #define TIDEFS_MISS 1
 
+// Pin of tidefs_pin_many: none.
+#define TIDEFS_PIN_NONE 0
+
+// Pin of tidefs_pin_many: the object goes after all that are not pinned.
+#define TIDEFS_PIN_SOFT 1
+
+// Pin of tidefs_pin_many: the object does not go.
+#define TIDEFS_PIN_HARD 2
+
 // An open cache: a directory of a tidefs mount, or any directory.
 typedef struct tidefs_cache tidefs_cache;
 
@@ -140,6 +149,29 @@ int tidefs_wait(const tidefs_cache *cache,
 // `cache` is NULL or an open cache.
 void tidefs_flush(const tidefs_cache *cache);
 
+// Waits until a part of an object may be read, `limit_ms` milliseconds at most: of one that is there, or of one that is
+// still written and of which that part is ready (tidefs_writer_ready). `view`: where those bytes go, fewer where the
+// object ends; NULL when they did not come.
+//
+// As of tidefs_get.
+int tidefs_wait_range(const tidefs_cache *cache,
+                      const char *key,
+                      size_t offset,
+                      size_t length,
+                      uint64_t limit_ms,
+                      tidefs_view **view);
+
+// Keeps `count` objects from being evicted, or ends that. `pin`: TIDEFS_PIN_NONE, TIDEFS_PIN_SOFT or TIDEFS_PIN_HARD.
+// `ttl_s`: seconds for which a soft pin holds; 0 is without an end. `present`: where goes how many of them are there.
+//
+// `cache` is NULL or an open cache; `keys` has `count` texts; `present` is NULL or may be written.
+int tidefs_pin_many(const tidefs_cache *cache,
+                    const char *const *keys,
+                    size_t count,
+                    int pin,
+                    uint64_t ttl_s,
+                    size_t *present);
+
 // The first byte. It stays where it is until the view is released. NULL of a view that is NULL.
 //
 // `view` is NULL or a view that was not released.
@@ -205,6 +237,14 @@ size_t tidefs_writer_length(const tidefs_writer *writer);
 //
 // `writer` is NULL or a writer that has not ended.
 bool tidefs_writer_is_mapped(const tidefs_writer *writer);
+
+// Says that `length` bytes from `offset` on are as they will stay, and shows them to who waits for them (tidefs_wait_range)
+// before the object is sealed. From then on they are not written, and the object is not sealed without them.
+//
+// `writer` is NULL or a writer that has not ended.
+int tidefs_writer_ready(tidefs_writer *writer,
+                        size_t offset,
+                        size_t length);
 
 // Makes the object visible with its first `length` bytes, in place of what stood under its key, and ends the writer, also
 // when it fails: then nothing changed.

@@ -30,6 +30,18 @@
 // Feature of a daemon: objects can be created, since the kernel can be told of new names.
 #define TIDEFS_IOCTL_FEATURE_CREATE 2
 
+// Feature of a daemon: it has READY, FOLLOW and PIN.
+#define TIDEFS_IOCTL_FEATURE_FOLLOW 4
+
+// Pin of PIN: none.
+#define TIDEFS_IOCTL_PIN_NONE 0
+
+// Pin of PIN: it goes after all others.
+#define TIDEFS_IOCTL_PIN_SOFT 1
+
+// Pin of PIN: it does not go.
+#define TIDEFS_IOCTL_PIN_HARD 2
+
 // The version of these structures.
 #define TIDEFS_IOCTL_ABI_VERSION 1
 
@@ -74,6 +86,12 @@ enum tidefs_ioctl_command
   TIDEFS_IOCTL_COMMAND_UNREGISTER = 12,
   // Which segments that clients met are no more.
   TIDEFS_IOCTL_COMMAND_RETIRED = 13,
+  // Says that parts of begun objects are as they will stay, and shows them to who follows them.
+  TIDEFS_IOCTL_COMMAND_READY = 14,
+  // Waits until a part of one object may be read, which may still be written. Takes a reference to it.
+  TIDEFS_IOCTL_COMMAND_FOLLOW = 15,
+  // Keeps objects from being evicted, or ends that.
+  TIDEFS_IOCTL_COMMAND_PIN = 16,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -129,12 +147,12 @@ typedef struct {
   // Number of records, or of results. Of PREFIX's reply: how many of the names are there.
   uint32_t count;
   // Of a request: inode number of the directory to which names are relative; 0 is the root of the mount. Of the replies
-  // of LOOKUP and CREATE: the reference to the first entry; those of the others follow it one by one. Of REGISTER: the
+  // of LOOKUP, CREATE and FOLLOW: the reference to the first entry; those of the others follow it one by one. Of REGISTER: the
   // length of the area that is wanted. Of UNREGISTER: the segment of the area.
   uint64_t scope;
 } tidefs_ioctl_header;
 
-// Result of LOOKUP, CREATE, PREFETCH and GET_INTO.
+// Result of LOOKUP, CREATE, PREFETCH, GET_INTO and FOLLOW.
 typedef struct {
   // The segment that holds the object.
   uint64_t segment;
@@ -150,7 +168,7 @@ typedef struct {
   uint16_t reserved;
 } tidefs_ioctl_entry;
 
-// Result of SEAL and PUT_FROM.
+// Result of SEAL, PUT_FROM, READY and PIN.
 typedef struct {
   // The version that is visible now.
   uint64_t version;
@@ -231,5 +249,25 @@ typedef struct __attribute__((packed)) {
   uint64_t length;
   uint32_t mode;
 } tidefs_ioctl_put;
+
+// Record of READY.
+typedef struct {
+  uint64_t reference;
+  uint64_t offset;
+  uint64_t length;
+} tidefs_ioctl_ready;
+
+// Record of FOLLOW. A name follows.
+typedef struct __attribute__((packed)) {
+  uint64_t offset;
+  uint64_t length;
+  uint32_t wait_ms;
+} tidefs_ioctl_follow;
+
+// Record of PIN. A name follows.
+typedef struct __attribute__((packed)) {
+  uint64_t ttl_s;
+  uint16_t pin;
+} tidefs_ioctl_pin;
 
 #endif  /* TIDEFS_IOCTL_H */

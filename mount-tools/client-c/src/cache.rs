@@ -5,9 +5,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use tidefs_client::Cache;
+use tidefs_client::{Cache, Pin};
 
-use crate::outcome::{TIDEFS_MISS, TIDEFS_OK, guard, guard_value};
+use crate::outcome::{Failure, TIDEFS_MISS, TIDEFS_OK, guard, guard_value};
 use crate::{TidefsView, ffi};
 
 /// An open cache: a directory of a tidefs mount, or any directory.
@@ -225,4 +225,78 @@ pub unsafe extern "C" fn tidefs_flush(cache: *const TidefsCache) {
             cache.0.flush();
         }
     });
+}
+
+/// Waits until a part of an object may be read, `limit_ms` milliseconds at most: of one that is there, or of one that is
+/// still written and of which that part is ready (tidefs_writer_ready). `view`: where those bytes go, fewer where the
+/// object ends; NULL when they did not come.
+///
+/// # Safety
+/// As of tidefs_get.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_wait_range(
+    cache: *const TidefsCache,
+    key: *const c_char,
+    offset: usize,
+    length: usize,
+    limit_ms: u64,
+    view: *mut *mut TidefsView,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let target = unsafe { ffi::exclusive(view, NO_VIEW)? };
+        *target = std::ptr::null_mut();
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let key = unsafe { ffi::text(key, "key is NULL")? };
+        let range = offset..offset.saturating_add(length);
+        let found = cache.0.wait_range(key, range, Duration::from_millis(limit_ms))?;
+        let Some(found) = found else { return Ok(TIDEFS_MISS) };
+        *target = ffi::give(TidefsView(found));
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// Pin of tidefs_pin_many: none.
+pub const TIDEFS_PIN_NONE: c_int = 0;
+
+/// Pin of tidefs_pin_many: the object goes after all that are not pinned.
+pub const TIDEFS_PIN_SOFT: c_int = 1;
+
+/// Pin of tidefs_pin_many: the object does not go.
+pub const TIDEFS_PIN_HARD: c_int = 2;
+
+/// Keeps `count` objects from being evicted, or ends that. `pin`: TIDEFS_PIN_NONE, TIDEFS_PIN_SOFT or TIDEFS_PIN_HARD.
+/// `ttl_s`: seconds for which a soft pin holds; 0 is without an end. `present`: where goes how many of them are there.
+///
+/// # Safety
+/// `cache` is NULL or an open cache; `keys` has `count` texts; `present` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_pin_many(
+    cache: *const TidefsCache,
+    keys: *const *const c_char,
+    count: usize,
+    pin: c_int,
+    ttl_s: u64,
+    present: *mut usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let present = unsafe { ffi::exclusive(present, "present is NULL")? };
+        *present = 0;
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let keys = unsafe { ffi::texts(keys, count)? };
+        let pin = match (pin, ttl_s) {
+            (TIDEFS_PIN_NONE, _) => Pin::None,
+            (TIDEFS_PIN_SOFT, 0) => Pin::Soft { ttl_s: None },
+            (TIDEFS_PIN_SOFT, ttl_s) => Pin::Soft { ttl_s: Some(ttl_s) },
+            (TIDEFS_PIN_HARD, _) => Pin::Hard,
+            _ => return Err(Failure::Argument("there is no such pin")),
+        };
+        *present = cache.0.pin_many(&keys, pin)?;
+        Ok(TIDEFS_OK)
+    })
 }

@@ -118,6 +118,25 @@ pub unsafe extern "C" fn tidefs_writer_is_mapped(writer: *const TidefsWriter) ->
     guard_value(false, || writer.is_some_and(|writer| writer.0.is_mapped()))
 }
 
+/// Says that `length` bytes from `offset` on are as they will stay, and shows them to who waits for them (tidefs_wait_range)
+/// before the object is sealed. From then on they are not written, and the object is not sealed without them.
+///
+/// # Safety
+/// `writer` is NULL or a writer that has not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_writer_ready(
+    writer: *mut TidefsWriter,
+    offset: usize,
+    length: usize,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let writer = unsafe { ffi::exclusive(writer, NO_WRITER)? };
+        writer.0.ready(offset..offset.saturating_add(length))?;
+        Ok(TIDEFS_OK)
+    })
+}
+
 /// Makes the object visible with its first `length` bytes, in place of what stood under its key, and ends the writer, also
 /// when it fails: then nothing changed.
 ///

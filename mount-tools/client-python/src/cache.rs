@@ -7,6 +7,7 @@ use parking_lot::RwLock;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use tidefs_client::Pin;
 
 use crate::arguments::{Key, raise};
 use crate::ffi::Bytes;
@@ -102,11 +103,36 @@ impl Cache {
         py.detach(|| cache.prefetch(&keys)).map_err(raise)
     }
 
-    /// Waits until an object is there, at most for `timeout` seconds. Returns its bytes, or None when it did not come.
-    #[pyo3(signature = (key, timeout = None))]
-    fn wait_ready(&self, py: Python<'_>, key: Key, timeout: Option<f64>) -> PyResult<Option<View>> {
+    /// Waits until an object is there, at most for `timeout` seconds. Returns its bytes, or None when it did not come. With
+    /// `range`, (start, stop): until that part may be read, also of an object that is still written (Writer.ready).
+    #[pyo3(signature = (key, timeout = None, *, range = None))]
+    fn wait_ready(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        timeout: Option<f64>,
+        range: Option<(usize, usize)>,
+    ) -> PyResult<Option<View>> {
         let cache = self.inner()?;
-        wait(py, timeout, |limit| cache.wait_ready(&key, limit))
+        wait(py, timeout, |limit| match range {
+            Some((start, stop)) => cache.wait_range(&key, start..stop.max(start), limit),
+            None => cache.wait_ready(&key, limit),
+        })
+    }
+
+    /// Keeps objects from being evicted, or ends that. `pin` is "hard" (they do not go), "soft" (they go last, for `ttl` seconds
+    /// if that is given) or "none". Returns how many of them are there.
+    #[pyo3(signature = (keys, pin = "soft", ttl = None))]
+    fn pin(&self, py: Python<'_>, keys: Vec<Key>, pin: &str, ttl: Option<u64>) -> PyResult<usize> {
+        let pin = match (pin, ttl) {
+            ("none", None) => Pin::None,
+            ("soft", ttl_s) => Pin::Soft { ttl_s },
+            ("hard", None) => Pin::Hard,
+            ("none" | "hard", Some(_)) => return Err(PyValueError::new_err("only a soft pin has a time")),
+            _ => return Err(PyValueError::new_err("a pin is \"none\", \"soft\" or \"hard\"")),
+        };
+        let cache = self.inner()?;
+        py.detach(|| cache.pin_many(&keys, pin)).map_err(raise)
     }
 
     /// Begins an object of `size` bytes.

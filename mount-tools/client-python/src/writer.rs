@@ -150,6 +150,18 @@ impl Writer {
         })
     }
 
+    /// Says that the bytes from `start` to `stop` are as they will stay, and shows them to who waits for them
+    /// (Cache.wait_ready) before the object is sealed. From then on they are not written.
+    fn ready(&self, py: Python<'_>, start: usize, stop: usize) -> PyResult<()> {
+        py.detach(|| {
+            let mut state = self.state.lock();
+            if state.is_doomed {
+                return Err(over());
+            }
+            state.writer.as_mut().ok_or_else(over)?.ready(start..stop.max(start)).map_err(raise)
+        })
+    }
+
     /// Makes the object visible, with its first `length` bytes if that is given, in place of what stood under its key.
     #[pyo3(signature = (length = None))]
     fn seal(&self, py: Python<'_>, length: Option<usize>) -> PyResult<()> {

@@ -10,7 +10,12 @@ use zerocopy::FromBytes as _;
 use crate::area::AREA_BYTES;
 use crate::memory::Mapping;
 use crate::session::Session;
-use crate::{Error, View};
+use crate::{Error, View, file};
+
+/// Checked keys.
+pub(crate) fn names_of<K: AsRef<[u8]>>(keys: &[K]) -> Result<Vec<Name<'_>>, Error> {
+    keys.iter().map(|key| file::check(key.as_ref()).map(Name)).collect()
+}
 
 /// What the fast path says of one key.
 #[derive(Debug)]
@@ -48,7 +53,12 @@ pub(crate) fn look_up(session: &Arc<Session>, keys: &[Name<'_>]) -> Result<Vec<A
 }
 
 /// A view of what was found; its reference goes back when it cannot be mapped.
-fn map(session: &Arc<Session>, entry: &Entry, mapped: Option<Arc<Mapping>>, reference: u64) -> Answer {
+pub(crate) fn map(
+    session: &Arc<Session>,
+    entry: &Entry,
+    mapped: Option<Arc<Mapping>>,
+    reference: u64,
+) -> Answer {
     let (Ok(offset), Ok(length)) =
         (usize::try_from(entry.offset_bytes()), usize::try_from(entry.length.get()))
     else {

@@ -13,14 +13,14 @@ use crate::statistics::Counters;
 use crate::writer::seal_all;
 use crate::{Error, Registration, Statistics, View, Writer, file};
 
-/// How long [`Cache::wait_ready`] pauses at first and at most between two looks.
-const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
+/// How long [`Cache::wait_ready`] and [`Cache::wait_range`] pause at first and at most between two looks.
+pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
 
 /// A directory of a tidefs mount, or any directory.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    directory: PathBuf,
-    session: Option<Arc<Session>>,
+    pub(crate) directory: PathBuf,
+    pub(crate) session: Option<Arc<Session>>,
     /// Permissions of new objects.
     mode: u32,
     counters: Arc<Counters>,
@@ -72,7 +72,7 @@ impl Cache {
     /// # Errors
     /// As [`Cache::get`], of any of them.
     pub fn lookup_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<View>>, Error> {
-        let views = self.find_all(&names_of(keys)?)?;
+        let views = self.find_all(&batch::names_of(keys)?)?;
         self.counters.count(views.iter().flatten());
         Ok(views)
     }
@@ -127,7 +127,7 @@ impl Cache {
     /// # Errors
     /// As [`Cache::get`].
     pub fn prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize, Error> {
-        let names = names_of(keys)?;
+        let names = batch::names_of(keys)?;
         let mut present = 0;
         while present < names.len() {
             let (more, end) = match &self.session {
@@ -160,7 +160,7 @@ impl Cache {
     /// # Errors
     /// [`Error::BadKey`].
     pub fn prefetch<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<(), Error> {
-        let names = names_of(keys)?;
+        let names = batch::names_of(keys)?;
         match &self.session {
             // A hint that is not taken is no failure.
             Some(session) => batch::prefetch(session, &names).or(Ok(())),
@@ -340,10 +340,6 @@ enum Begun {
     Writer(Writer),
     NoDirectory,
     ByFile,
-}
-
-fn names_of<K: AsRef<[u8]>>(keys: &[K]) -> Result<Vec<Name<'_>>, Error> {
-    keys.iter().map(|key| file::check(key.as_ref()).map(Name)).collect()
 }
 
 #[cfg(test)]

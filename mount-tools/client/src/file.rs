@@ -67,6 +67,17 @@ pub(crate) fn exists(path: &Path) -> Result<bool, Error> {
     }
 }
 
+/// Pins an object. Returns whether it is there.
+pub(crate) fn pin(path: &Path, pin: &str) -> Result<bool, Error> {
+    match crate::ffi::set_attribute(path, c"user.tidefs.pin", pin.as_bytes()) {
+        Ok(()) => Ok(true),
+        Err(error) if is_miss(&error) => Ok(false),
+        // A filesystem without attributes evicts nothing.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => exists(path),
+        Err(error) => Err(Error::io("pin an object")(error)),
+    }
+}
+
 /// Makes an object: whole under its name, or not at all.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);

@@ -31,6 +31,7 @@ mod cache;
 mod error;
 mod ffi;
 mod file;
+mod follow;
 mod memory;
 mod segments;
 mod session;
@@ -40,6 +41,7 @@ mod writer;
 
 pub use cache::Cache;
 pub use error::Error;
+pub use follow::Pin;
 pub use memory::Registration;
 pub use session::RELEASE_BATCH;
 pub use statistics::Statistics;

@@ -38,7 +38,23 @@ impl View {
         Self { version, bytes: Bytes::Owned(bytes) }
     }
 
-    /// Which version of the object it is; 0 when only its file knows.
+    /// Only a part of its bytes, cut where the object ends.
+    pub(crate) fn part(mut self, range: std::ops::Range<usize>) -> Self {
+        match &mut self.bytes {
+            Bytes::Mapped { offset, length, .. } => {
+                let start = range.start.min(*length);
+                *length = range.end.clamp(start, *length) - start;
+                *offset += start;
+            }
+            Bytes::Owned(bytes) => {
+                bytes.truncate(range.end);
+                bytes.drain(..range.start.min(bytes.len()));
+            }
+        }
+        self
+    }
+
+    /// Which version of the object it is; 0 when only its file knows, and of one that is still written.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version

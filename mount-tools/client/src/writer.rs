@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tidefs_control_api::ioctl::{Command, Outcome, Range, Seal, Status};
+use tidefs_control_api::ioctl::{Command, Features, Flags, Outcome, Range, Ready, Seal, Status};
 
 use crate::memory::Mapping;
 use crate::session::Session;
@@ -51,6 +51,33 @@ impl Writer {
     #[must_use]
     pub fn is_mapped(&self) -> bool {
         matches!(self.bytes, Bytes::Mapped { .. })
+    }
+
+    /// Says that these bytes are as they will stay, and shows them to who waits for them
+    /// ([`Cache::wait_range`](crate::Cache::wait_range)) before the object is sealed. From then on they are not written, and
+    /// the object is not sealed without them. An object that is written by file shows all its bytes when it is sealed.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] when the object ends before them; [`Error::Io`].
+    pub fn ready(&mut self, range: std::ops::Range<usize>) -> Result<(), Error> {
+        if range.end > self.len() {
+            return Err(Error::TooLong { length: range.end, size: self.len() });
+        }
+        let Bytes::Mapped { session, reference, .. } = &self.bytes else { return Ok(()) };
+        if !session.offers(Features::FOLLOW) {
+            return Ok(());
+        }
+        let (offset, length) = (range.start as u64, range.len() as u64);
+        let mut status = None;
+        let record = Ready { reference: *reference, offset, length };
+        session.each(Command::Ready, Flags::NONE, &[record], |_, _, outcomes: &[Outcome]| {
+            status = outcomes.first().map(Outcome::status);
+        })?;
+        match status {
+            Some(Status::Ok) => Ok(()),
+            Some(status) => Err(Error::of("show a part of an object", status)),
+            None => Err(Error::BadReply),
+        }
     }
 
     /// Makes the object visible with all its bytes, in place of what stood under its key.

@@ -234,7 +234,10 @@ impl Datapath {
             let attributes = state.tree.node(slot).attributes;
             let is_begun = object.phase == Phase::Writing;
             let owner_uid = attributes.uid;
-            let may = if is_begun || write {
+            let shown_in = self.fast.following.lock().parent_of(slot).filter(|_| is_begun && !write);
+            let may = if let Some(parent) = shown_in.and_then(|parent| state.tree.by_ino(parent)) {
+                state.may_search(credentials, parent) && credentials.may(&attributes, Right::READ)
+            } else if is_begun || write {
                 is_begun && [0, owner_uid].contains(&credentials.uid)
             } else {
                 state.may_search(credentials, state.tree.node(slot).parent)

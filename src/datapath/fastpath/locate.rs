@@ -84,15 +84,15 @@ impl<'s, 'n> Walk<'s, 'n> {
 
 /// What a name of a batch stands for.
 #[derive(Clone, Copy, Debug)]
-struct Spot {
+pub(super) struct Spot {
     /// [`Slot::NONE`] when nothing stands there.
-    slot: Slot,
+    pub(super) slot: Slot,
     key: KeyHash,
 }
 
 /// What a batch found so far, for the accounts.
 #[derive(Default)]
-struct Tally {
+pub(super) struct Tally {
     hits: u64,
     misses: u64,
     /// The directory that these were counted in.
@@ -204,7 +204,8 @@ impl Datapath {
         }
     }
 
-    fn find<'n>(
+    /// What a name stands for. Counts in `tally`.
+    pub(super) fn find<'n>(
         &self,
         state: &mut State,
         walk: &mut Walk<'_, 'n>,
@@ -267,7 +268,7 @@ impl Datapath {
     }
 
     /// Takes a reference to the object in `slot`. False when it has as many as can be counted.
-    fn refer(&self, state: &mut State, slot: Slot, segment: SegmentId, now_ns: i64) -> bool {
+    pub(super) fn refer(&self, state: &mut State, slot: Slot, segment: SegmentId, now_ns: i64) -> bool {
         state.readmit(slot);
         let Some(object) = state.object_mut(slot) else { return false };
         let Some(references) = object.references.checked_add(1) else { return false };

@@ -13,12 +13,15 @@
 //!
 //! Limits: [`REFERENCES_MAX`] references, [`CREATES_MAX`] begun objects, [`AREAS_MAX`] areas in one session. A request holds
 //! the lock for at most [`LOCKED_AT_ONCE`] entries at a time.
-//! Lock order: the order of names being made known ([`FastPath::publishing`]), a session's holdings, the state, the segments.
+//! Lock order: the order of names being made known ([`FastPath::publishing`]), a session's holdings, the state, the
+//! segments, the begun objects that are shown.
 
 mod absences;
 mod area;
 mod locate;
+mod pins;
 mod pool;
+mod ready;
 mod rights;
 mod segments;
 mod session;
@@ -31,6 +34,7 @@ use super::Error;
 
 pub use self::area::{AREA_MAX, GetRequest};
 pub use self::locate::Run;
+pub use self::ready::{FollowRequest, Followed, ReadyRequest};
 pub use self::rights::Credentials;
 pub use self::segments::RetiredSegments;
 pub use self::session::{CREATES_MAX, REFERENCES_MAX, Session};
@@ -38,6 +42,7 @@ pub use self::store::{BeginRequest, SealRequest};
 
 use self::absences::Absences;
 use self::pool::Pool;
+use self::ready::Following;
 use self::segments::Segments;
 
 /// Areas that one session may have.
@@ -116,6 +121,8 @@ pub(super) struct FastPath {
     publishing: Mutex<()>,
     /// Names that the kernel may believe to stand for nothing.
     pub(super) absences: Absences,
+    /// Begun objects of which parts may be read. A mutex: held for map look-ups.
+    following: Mutex<Following>,
 }
 
 impl FastPath {
@@ -124,6 +131,7 @@ impl FastPath {
             segments: Mutex::new(Segments::new(Pool::new(capacity))),
             publishing: Mutex::new(()),
             absences: Absences::default(),
+            following: Mutex::default(),
         }
     }
 }

@@ -15,6 +15,7 @@ pub(super) struct Right(u16);
 
 impl Right {
     pub(super) const READ: Self = Self(4);
+    pub(super) const WRITE: Self = Self(2);
     pub(super) const SEARCH: Self = Self(1);
     /// To add and take names of a directory.
     pub(super) const CHANGE: Self = Self(3);

@@ -209,6 +209,7 @@ impl Datapath {
     pub(super) fn give_up(&self, begun: &Begun) {
         let doomed = {
             let mut state = self.lock();
+            self.fast.following.lock().end(begun.slot);
             let Some(object) = state.object_mut(begun.slot) else { return };
             object.open_mut().writers = 0;
             state.discard_writing(begun.slot)

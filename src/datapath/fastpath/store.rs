@@ -234,6 +234,9 @@ impl Datapath {
             if request.length > begun.size {
                 return Err(Error::Invalid("longer than was asked for"));
             }
+            if request.length < self.fast.following.lock().ready_end(begun.slot) {
+                return Err(Error::Invalid("shorter than what was made ready"));
+            }
             if request.length < begun.size {
                 self.tier.trim(&begun.file, request.length)?;
                 // The rest of its pages is gone: it is no segment for another object of the old length.
@@ -308,6 +311,7 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<Version, Located> {
         let Begun { slot, parent, name, .. } = begun;
+        self.fast.following.lock().end(slot);
         if let Some(object) = state.object_mut(slot) {
             object.open_mut().writers = 0;
         }

@@ -157,6 +157,18 @@ static void run(char **words, int count) {
         if (!settled(tidefs_prefix(cache, keys, keys_count, &present), NULL)) say("%zu", present);
     } else if (strcmp(name, "prefetch") == 0) {
         settled(tidefs_prefetch(cache, keys, keys_count), "ok");
+    } else if (strcmp(name, "range") == 0) {
+        unsigned long limit = strtoul(words[4], NULL, 10);
+        if (!settled(tidefs_wait_range(cache, key, first, second, limit, &view), NULL)) say_view(view);
+        tidefs_view_release(view);
+    } else if (strcmp(name, "pin") == 0) {
+        int pin = words[2][0] == 'h' ? TIDEFS_PIN_HARD : words[2][0] == 's' ? TIDEFS_PIN_SOFT : TIDEFS_PIN_NONE;
+        size_t present;
+        int outcome = tidefs_pin_many(cache, keys, 1, pin, 0, &present);
+        if (outcome == TIDEFS_OK && present == 0) outcome = TIDEFS_MISS;
+        settled(outcome, "ok");
+    } else if (strcmp(name, "ready") == 0) {
+        settled(tidefs_writer_ready(writer, strtoul(key, NULL, 10), first), "ok");
     } else if (strcmp(name, "create") == 0) {
         settled(tidefs_create(cache, key, first, &writer), "ok");
     } else if (strcmp(name, "fill") == 0) {

@@ -68,6 +68,16 @@ class Driver:
     def do_wait(self, key, limit):
         return found(self.cache.wait_ready(key, timeout=int(limit) / 1000))
 
+    def do_range(self, key, start, length, limit):
+        part = (int(start), int(start) + int(length))
+        return found(self.cache.wait_ready(key, timeout=int(limit) / 1000, range=part))
+
+    def do_pin(self, key, pin):
+        return "ok" if self.cache.pin([key], pin) == 1 else "miss"
+
+    def do_ready(self, start, length):
+        self.writer.ready(int(start), int(start) + int(length))
+
     def do_create(self, key, size):
         self.writer = self.cache.create(key, int(size))
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tidefs_client::{Cache, Error, View, Writer};
+use tidefs_client::{Cache, Error, Pin, View, Writer};
 
 /// The bytes that a seed and a length stand for.
 pub(super) fn pattern(seed: usize, length: usize) -> Vec<u8> {
@@ -71,6 +71,23 @@ impl Driver {
             "wait" => {
                 let limit = Duration::from_millis(number(1) as u64);
                 cache.wait_ready(key, limit).map(|view| found(view.as_ref()))
+            }
+            "range" => {
+                let (range, limit) =
+                    (number(1)..number(1) + number(2), Duration::from_millis(number(3) as u64));
+                cache.wait_range(key, range, limit).map(|view| found(view.as_ref()))
+            }
+            "pin" => {
+                let pin = match words[1] {
+                    "hard" => Pin::Hard,
+                    "soft" => Pin::Soft { ttl_s: None },
+                    _ => Pin::None,
+                };
+                Ok(if cache.pin(key, pin)? { "ok" } else { "miss" }.to_owned())
+            }
+            "ready" => {
+                let range = number(0)..number(0) + number(1);
+                self.writer.as_mut().expect("an object was begun").ready(range).map(ok)
             }
             "create" => {
                 self.writer = Some(cache.create(key, number(1))?);

@@ -18,6 +18,8 @@ static_assert(offsetof(tidefs_ioctl_version_reply, kept_back_max) == 32, "versio
 static_assert(sizeof(tidefs_ioctl_area_call) == 40 && sizeof(tidefs_ioctl_area_grant) == 16, "areas");
 static_assert(sizeof(tidefs_ioctl_create) == 12 && sizeof(tidefs_ioctl_pair) == 16, "records");
 static_assert(sizeof(tidefs_ioctl_get) == 32 && sizeof(tidefs_ioctl_put) == 28, "records");
+static_assert(sizeof(tidefs_ioctl_ready) == 24 && sizeof(tidefs_ioctl_follow) == 20, "records");
+static_assert(sizeof(tidefs_ioctl_pin) == 10 && offsetof(tidefs_ioctl_pin, pin) == 8, "records");
 
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
@@ -35,6 +37,7 @@ int main(int argc, char **argv) {
     int features = 0;
     if (payload.reply.features & TIDEFS_IOCTL_FEATURE_MAPPING) features++;
     if (payload.reply.features & TIDEFS_IOCTL_FEATURE_CREATE) features++;
+    if (payload.reply.features & TIDEFS_IOCTL_FEATURE_FOLLOW) features++;
     printf("version %d, %d features\n", payload.reply.newest, features);
     return close(control);
 }

@@ -71,6 +71,13 @@ int main(int argc, char **argv) {
     REFUSED("present", tidefs_prefix(cache, keys, 1, NULL));
     REFUSED("cache", tidefs_prefix(NULL, keys, 1, &number));
     REFUSED("keys", tidefs_prefix(cache, NULL, 1, &number));
+    REFUSED("cache", tidefs_wait_range(NULL, "a", 0, 1, 0, &view));
+    REFUSED("key", tidefs_wait_range(cache, NULL, 0, 1, 0, &view));
+    REFUSED("view", tidefs_wait_range(cache, "a", 0, 1, 0, NULL));
+    REFUSED("present", tidefs_pin_many(cache, keys, 1, TIDEFS_PIN_HARD, 0, NULL));
+    REFUSED("cache", tidefs_pin_many(NULL, keys, 1, TIDEFS_PIN_HARD, 0, &number));
+    REFUSED("keys", tidefs_pin_many(cache, NULL, 1, TIDEFS_PIN_HARD, 0, &number));
+    REFUSED("no such pin", tidefs_pin_many(cache, keys, 1, 7, 0, &number));
     REFUSED("cache", tidefs_prefetch(NULL, keys, 1));
     REFUSED("a key", tidefs_prefetch(cache, keys, 2));
 
@@ -82,6 +89,7 @@ int main(int argc, char **argv) {
     REFUSED("sizes", tidefs_create_many(cache, keys, NULL, 1, &writer));
     REFUSED("keys", tidefs_create_many(cache, NULL, sizes, 1, &writer));
     REFUSED("cache", tidefs_create_many(NULL, keys, sizes, 1, &writer));
+    REFUSED("writer", tidefs_writer_ready(NULL, 0, 1));
     REFUSED("writer", tidefs_writer_seal(NULL));
     REFUSED("writer", tidefs_writer_seal_first(NULL, 1));
     REFUSED("writers", tidefs_seal_many(cache, NULL, 1));

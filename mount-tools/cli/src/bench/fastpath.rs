@@ -1,7 +1,8 @@
 //! `tidefs bench fastpath`: the client library against memcpy from memory that is mapped once.
 //!
 //! In each round every case runs in turn, with daemon and client on one CPU, and each is divided by the memcpy of its round.
-//! Beside them run the same objects as files of a private tmpfs and of the mount itself.
+//! Beside them run the same objects as files of a private tmpfs and of the mount itself, and behind a server that is asked
+//! over a unix socket where each lies.
 //!
 //! Limits: one client thread. The cache of the writes is full, so that each object written evicts one and takes its
 //! segment, which is the state that a cache is in.
@@ -25,6 +26,7 @@ use super::ffi::ReadMapping;
 use super::machine::Machine;
 use super::mount::{PrivateTmpfs, enter_private_namespace, make_directory};
 use super::report::{Report, Row, Target, Unit, write_json};
+use super::rpc::Rpc;
 use super::statistics::{Spread, paired_ratios};
 
 /// Bytes of the objects that are read, many times the caches of a CPU.
@@ -201,7 +203,12 @@ fn reads(
     let file = File::open(&plain).map_err(Error::file("open", &plain))?;
     let mapping = ReadMapping::new(&file, HOT).map_err(Error::file("map", &plain))?;
     let mut target_buffer = Rotating::new(ByteCount(size as u64))?;
-    let [mut memcpy, mut fast, mut by_tmpfs, mut by_mount] = [const { Vec::new() }; 4];
+    let places = keys
+        .iter()
+        .zip(0_u64..)
+        .filter_map(|(key, index)| Some((key.as_bytes().try_into().ok()?, index * size as u64)));
+    let mut rpc = Rpc::start(places.collect())?;
+    let [mut memcpy, mut fast, mut by_tmpfs, mut by_mount, mut by_rpc] = [const { Vec::new() }; 5];
     for round in 0..=rounds {
         let samples = [
             Sample::of(HOT, || {
@@ -211,9 +218,15 @@ fn reads(
             Sample::of(HOT, || read_fast(&cache, &keys, batch, size, &mut target_buffer))?,
             Sample::of(HOT, || read_files(tmpfs, &keys, size, &mut target_buffer))?,
             Sample::of(HOT, || read_files(&directory, &keys, size, &mut target_buffer))?,
+            Sample::of(HOT, || {
+                keys.iter().try_for_each(|key| {
+                    mapping.copy_out(rpc.locate(key)?, target_buffer.next(size));
+                    Ok(())
+                })
+            })?,
         ];
         if round > 0 {
-            let lanes = [&mut memcpy, &mut fast, &mut by_tmpfs, &mut by_mount];
+            let lanes = [&mut memcpy, &mut fast, &mut by_tmpfs, &mut by_mount, &mut by_rpc];
             lanes.into_iter().zip(samples).for_each(|(lane, sample)| lane.push(sample));
         }
     }
@@ -230,6 +243,7 @@ fn reads(
     if batch == 1 {
         rows.push(row("tmpfs open+read+close".to_owned(), size, unit, &by_tmpfs, Some(&memcpy), None));
         rows.push(row("mount open+read+close".to_owned(), size, unit, &by_mount, Some(&memcpy), None));
+        rows.push(row("unix-socket RPC + memcpy".to_owned(), size, unit, &by_rpc, Some(&memcpy), None));
     }
     Ok(rows)
 }

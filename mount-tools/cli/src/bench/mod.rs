@@ -22,6 +22,7 @@ mod machine;
 mod mount;
 mod replay;
 mod report;
+mod rpc;
 mod ssd;
 mod statistics;
 mod transfer;

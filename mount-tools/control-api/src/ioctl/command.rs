@@ -1,5 +1,7 @@
 //! The numbers: what may be asked, and how.
 
+use super::{AREA_BATCH_MAX, BATCH_MAX};
+
 /// What an ioctl asks for. The number is the `nr` of its ioctl number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -30,11 +32,17 @@ pub enum Command {
     Unregister = 12,
     /// Which segments that clients met are no more.
     Retired = 13,
+    /// Says that parts of begun objects are as they will stay, and shows them to who follows them.
+    Ready = 14,
+    /// Waits until a part of one object may be read, which may still be written. Takes a reference to it.
+    Follow = 15,
+    /// Keeps objects from being evicted, or ends that.
+    Pin = 16,
 }
 
 impl Command {
     /// All commands.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::Version,
         Self::Lookup,
         Self::Prefix,
@@ -48,6 +56,9 @@ impl Command {
         Self::Register,
         Self::Unregister,
         Self::Retired,
+        Self::Ready,
+        Self::Follow,
+        Self::Pin,
     ];
 
     /// The command that an ioctl number asks for, and the length of its payload; `None` when it is no number of ours.
@@ -72,8 +83,21 @@ impl Command {
             | Self::Abort
             | Self::Prefetch
             | Self::GetInto
-            | Self::PutFrom => Flags::IN_AREA,
-            Self::Version | Self::Register | Self::Unregister | Self::Retired => Flags::NONE,
+            | Self::PutFrom
+            | Self::Ready
+            | Self::Pin => Flags::IN_AREA,
+            Self::Version | Self::Register | Self::Unregister | Self::Retired | Self::Follow => Flags::NONE,
+        }
+    }
+
+    /// Most entries of one request with these flags.
+    #[must_use]
+    pub(super) fn entries_max(self, flags: Flags) -> usize {
+        match self {
+            // Each is answered when it comes.
+            Self::Follow => 1,
+            _ if flags.has(Flags::IN_AREA) => AREA_BATCH_MAX,
+            _ => BATCH_MAX,
         }
     }
 }

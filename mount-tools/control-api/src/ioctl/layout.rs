@@ -18,7 +18,7 @@ pub struct Header {
     /// Number of records, or of results. Of PREFIX's reply: how many of the names are there.
     pub count: U32,
     /// Of a request: inode number of the directory to which names are relative; 0 is the root of the mount. Of the replies
-    /// of LOOKUP and CREATE: the reference to the first entry; those of the others follow it one by one. Of REGISTER: the
+    /// of LOOKUP, CREATE and FOLLOW: the reference to the first entry; those of the others follow it one by one. Of REGISTER: the
     /// length of the area that is wanted. Of UNREGISTER: the segment of the area.
     pub scope: U64,
 }
@@ -26,7 +26,7 @@ pub struct Header {
 /// Length of a [`Header`].
 pub const HEADER_BYTES: usize = size_of::<Header>();
 
-/// Result of LOOKUP, CREATE, PREFETCH and GET_INTO.
+/// Result of LOOKUP, CREATE, PREFETCH, GET_INTO and FOLLOW.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -69,7 +69,7 @@ impl Entry {
     }
 }
 
-/// Result of SEAL and PUT_FROM.
+/// Result of SEAL, PUT_FROM, READY and PIN.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]

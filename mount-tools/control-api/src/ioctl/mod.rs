@@ -30,8 +30,10 @@ pub use self::layout::{
     AREA_CALL_BYTES, AreaCall, AreaGrant, Entry, HEADER_BYTES, Header, Outcome, VersionReply,
 };
 pub use self::parse::{Body, Refusal, Request};
-pub use self::records::{Create, Get, Name, Put, Range, Record, Records, Seal};
-pub use self::status::{FEATURE_CREATE, FEATURE_MAPPING, Features, Status};
+pub use self::records::{
+    Create, Follow, Get, Name, PIN_HARD, PIN_NONE, PIN_SOFT, Pin, Put, Range, Ready, Record, Records, Seal,
+};
+pub use self::status::{FEATURE_CREATE, FEATURE_FOLLOW, FEATURE_MAPPING, Features, Status};
 
 /// The version of these structures.
 pub const ABI_VERSION: u16 = 1;

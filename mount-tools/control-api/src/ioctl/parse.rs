@@ -3,8 +3,8 @@
 use zerocopy::FromBytes;
 
 use super::layout::{AREA_CALL_BYTES, AreaCall, HEADER_BYTES, Header};
-use super::records::{Create, Get, Name, Put, Range, Records, Seal};
-use super::{ABI_VERSION, AREA_BATCH_MAX, BATCH_MAX, Command, Flags};
+use super::records::{Create, Follow, Get, Name, Pin, Put, Range, Ready, Records, Seal};
+use super::{ABI_VERSION, Command, Flags};
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,6 +83,12 @@ pub enum Body<'a> {
     Unregister,
     /// [`Command::Retired`].
     Retired,
+    /// [`Command::Ready`].
+    Ready(Records<'a, Ready>),
+    /// [`Command::Follow`].
+    Follow(Records<'a, Follow<'a>>),
+    /// [`Command::Pin`].
+    Pin(Records<'a, Pin<'a>>),
 }
 
 impl Header {
@@ -100,7 +106,7 @@ impl Header {
         if !flags.is_within(command.flags_known()) {
             return Err(Refusal::Flags { flags: flags.0, command });
         }
-        let most = if flags.has(Flags::IN_AREA) { AREA_BATCH_MAX } else { BATCH_MAX };
+        let most = command.entries_max(flags);
         let count = header.count.get();
         if usize::try_from(count).map_or(true, |count| count > most) {
             return Err(Refusal::Count { count });
@@ -145,6 +151,9 @@ impl<'a> Request<'a> {
             Command::Register => Body::Register,
             Command::Unregister => Body::Unregister,
             Command::Retired => Body::Retired,
+            Command::Ready => Body::Ready(Records::parse(count, records)?),
+            Command::Follow => Body::Follow(Records::parse(count, records)?),
+            Command::Pin => Body::Pin(Records::parse(count, records)?),
         };
         Ok(Self { flags: Flags(header.flags.get()), scope: header.scope.get(), body })
     }

@@ -81,6 +81,50 @@ pub struct Put<'a> {
     pub name: Name<'a>,
 }
 
+/// A part of a begun object that is as it will stay. READY.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// The reference that CREATE gave.
+    pub reference: u64,
+    /// Where the part starts.
+    pub offset: u64,
+    /// Its length.
+    pub length: u64,
+}
+
+/// A part of an object to wait for. FOLLOW.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Follow<'a> {
+    /// Where the part starts.
+    pub offset: u64,
+    /// Its length.
+    pub length: u64,
+    /// Milliseconds to wait; the daemon waits for less when it finds them too many.
+    pub wait_ms: u32,
+    /// The object.
+    pub name: Name<'a>,
+}
+
+/// Pin of PIN: none.
+pub const PIN_NONE: u16 = 0;
+
+/// Pin of PIN: it goes after all others.
+pub const PIN_SOFT: u16 = 1;
+
+/// Pin of PIN: it does not go.
+pub const PIN_HARD: u16 = 2;
+
+/// An object to pin. PIN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pin<'a> {
+    /// Seconds for which a soft pin holds; 0 is without an end.
+    pub ttl_s: u64,
+    /// [`PIN_NONE`], [`PIN_SOFT`] or [`PIN_HARD`].
+    pub pin: u16,
+    /// The object.
+    pub name: Name<'a>,
+}
+
 /// Record of CREATE. A name follows: 2 bytes of length, then its bytes.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C, packed)]
@@ -117,7 +161,34 @@ struct PutHead {
     mode: U32,
 }
 
+/// Record of READY.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct ReadyHead {
+    reference: U64,
+    offset: U64,
+    length: U64,
+}
+
+/// Record of FOLLOW. A name follows.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C, packed)]
+struct FollowHead {
+    offset: U64,
+    length: U64,
+    wait_ms: U32,
+}
+
+/// Record of PIN. A name follows.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C, packed)]
+struct PinHead {
+    ttl_s: U64,
+    pin: U16,
+}
+
 const _: () = {
+    assert!(size_of::<ReadyHead>() == 24 && size_of::<FollowHead>() == 20 && size_of::<PinHead>() == 10);
     assert!(size_of::<CreateHead>() == 12 && size_of::<Pair>() == 16);
     assert!(size_of::<GetHead>() == 32 && size_of::<PutHead>() == 28);
 };
@@ -239,6 +310,57 @@ impl<'a> Record<'a> for Put<'a> {
 
     fn length(&self) -> usize {
         size_of::<PutHead>() + self.name.length()
+    }
+}
+
+impl<'a> Record<'a> for Ready {
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let head: &ReadyHead = head(bytes)?;
+        let (reference, offset, length) = (head.reference.get(), head.offset.get(), head.length.get());
+        Some(Self { reference, offset, length })
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        let (reference, offset, length) = (self.reference.into(), self.offset.into(), self.length.into());
+        bytes.extend(ReadyHead { reference, offset, length }.as_bytes());
+    }
+
+    fn length(&self) -> usize {
+        size_of::<ReadyHead>()
+    }
+}
+
+impl<'a> Record<'a> for Follow<'a> {
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let head: &FollowHead = head(bytes)?;
+        let (offset, length, wait_ms) = (head.offset.get(), head.length.get(), head.wait_ms.get());
+        Some(Self { offset, length, wait_ms, name: Name::take(bytes)? })
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        let (offset, length, wait_ms) = (self.offset.into(), self.length.into(), self.wait_ms.into());
+        bytes.extend(FollowHead { offset, length, wait_ms }.as_bytes());
+        self.name.put(bytes);
+    }
+
+    fn length(&self) -> usize {
+        size_of::<FollowHead>() + self.name.length()
+    }
+}
+
+impl<'a> Record<'a> for Pin<'a> {
+    fn take(bytes: &mut &'a [u8]) -> Option<Self> {
+        let head: &PinHead = head(bytes)?;
+        Some(Self { ttl_s: head.ttl_s.get(), pin: head.pin.get(), name: Name::take(bytes)? })
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(PinHead { ttl_s: self.ttl_s.into(), pin: self.pin.into() }.as_bytes());
+        self.name.put(bytes);
+    }
+
+    fn length(&self) -> usize {
+        size_of::<PinHead>() + self.name.length()
     }
 }
 

@@ -63,6 +63,9 @@ pub const FEATURE_MAPPING: u32 = 1;
 /// Feature of a daemon: objects can be created, since the kernel can be told of new names.
 pub const FEATURE_CREATE: u32 = 2;
 
+/// Feature of a daemon: it has READY, FOLLOW and PIN.
+pub const FEATURE_FOLLOW: u32 = 4;
+
 /// What a daemon offers beyond the commands that only look: a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
@@ -72,6 +75,8 @@ impl Features {
     pub const MAPPING: Self = Self(FEATURE_MAPPING);
     /// [`FEATURE_CREATE`].
     pub const CREATE: Self = Self(FEATURE_CREATE);
+    /// [`FEATURE_FOLLOW`].
+    pub const FOLLOW: Self = Self(FEATURE_FOLLOW);
 
     /// Whether all of `features` are offered.
     #[must_use]

@@ -35,6 +35,25 @@ fn version_1_of_the_other_records_has_its_golden_bytes() {
     assert_eq!([bytes[16], bytes[24], bytes[32], bytes[40], bytes[44], bytes[46]], [1, 2, 3, 4, 1, b'k']);
 }
 
+#[test]
+fn version_1_of_what_is_followed_and_pinned_has_its_golden_bytes() {
+    let ready = payload(&Ready { reference: 1, offset: 2, length: 3 });
+    assert_eq!([ready[16], ready[24], ready[32], ready[39]], [1, 2, 3, 0]);
+    let bytes = payload_of(&Follow { offset: 1, length: 2, wait_ms: 0x0304, name: Name(b"k") });
+    assert_eq!([bytes[16], bytes[24], bytes[32], bytes[33], bytes[36], bytes[38]], [1, 2, 4, 3, 1, b'k']);
+    let bytes = payload_of(&Pin { ttl_s: 1, pin: PIN_HARD, name: Name(b"k") });
+    assert_eq!([bytes[16], bytes[24], bytes[26], bytes[28]], [1, 2, 1, b'k']);
+}
+
+#[test]
+fn one_object_is_followed_at_a_time() {
+    let mut encoder = Encoder::new(Flags::NONE, 0, 32);
+    let follow = Follow { offset: 0, length: 1, wait_ms: 0, name: Name(b"k") };
+    assert!(encoder.push(&follow) && encoder.push(&follow));
+    let refused = Request::parse(Command::Follow, &encoder.finish()).map(drop);
+    assert_eq!(refused, Err(Refusal::Count { count: 2 }));
+}
+
 fn payload_of<'a>(record: &impl Record<'a>) -> Vec<u8> {
     let mut encoder = Encoder::new(Flags::NONE, 0, 0);
     assert!(encoder.push(record));

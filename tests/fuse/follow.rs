@@ -1,0 +1,133 @@
+//! Objects that are read while they are written, and objects that are pinned, by the client library on a real mount.
+
+use std::time::Duration;
+
+use tidefs_client::{Cache, Pin};
+
+use crate::common::wait::{HANG, until};
+use crate::common::{Mode, pattern};
+use crate::fixture::{MIB, kv, kv_with, offset};
+
+const LAYERS: usize = 16;
+const LAYER: usize = 256 << 10;
+
+#[test]
+fn a_reader_follows_a_writer_layer_by_layer_and_keeps_what_it_saw() {
+    let (_mount, kv) = kv(Mode::Passthrough);
+    let (writers, readers) = (Cache::open(&kv).expect("open"), Cache::open(&kv).expect("open"));
+    let bytes = pattern::object(7, LAYERS * LAYER);
+    let (go, next) = std::sync::mpsc::sync_channel(0);
+    std::thread::scope(|scope| {
+        let (readers, bytes) = (&readers, &bytes);
+        let reader = scope.spawn(move || {
+            let mut views = Vec::new();
+            for layer in 0..LAYERS {
+                let range = layer * LAYER..(layer + 1) * LAYER;
+                assert!(
+                    readers
+                        .wait_range("key", range.clone(), Duration::from_millis(1))
+                        .expect("wait")
+                        .is_none(),
+                    "layer {layer} is not there before it is ready"
+                );
+                next.recv().expect("the writer goes on");
+                let view = readers.wait_range("key", range.clone(), HANG).expect("wait").expect("it comes");
+                assert!(view.is_mapped() && *view == bytes[range], "layer {layer}");
+                views.push(view);
+            }
+            views
+        });
+        let mut writer = writers.create("key", bytes.len()).expect("create");
+        for layer in 0..LAYERS {
+            let range = layer * LAYER..(layer + 1) * LAYER;
+            go.send(()).expect("the reader looked");
+            writer[range.clone()].copy_from_slice(&bytes[range.clone()]);
+            writer.ready(range).expect("ready");
+        }
+        let views = reader.join().expect("joined");
+        assert!(readers.get("key").expect("get").is_none(), "it is not sealed yet");
+        writer.seal().expect("seal");
+        writers.put("key", &pattern::object(8, LAYERS * LAYER)).expect("put over it");
+        for (layer, view) in views.iter().enumerate() {
+            assert!(
+                **view == bytes[layer * LAYER..(layer + 1) * LAYER],
+                "layer {layer} after it was replaced"
+            );
+        }
+    });
+}
+
+#[test]
+fn what_was_followed_stays_when_its_writer_gives_it_up_and_its_memory_returns_after() {
+    let (mount, kv) = kv_with(Mode::Passthrough, &["capacity=64MiB"]);
+    let (writers, readers) = (Cache::open(&kv).expect("open"), Cache::open(&kv).expect("open"));
+    let before = mount.usage().used;
+    let mut writer = writers.create("key", 16 * MIB).expect("create");
+    writer.copy_from_slice(&pattern::object(3, 16 * MIB));
+    writer.ready(0..8 * MIB).expect("ready");
+    let view = readers.wait_range("key", MIB..8 * MIB, HANG).expect("wait").expect("it is ready");
+    drop(writer);
+    assert!(
+        readers.wait_range("key", 0..1, Duration::ZERO).expect("wait").is_none(),
+        "it is nothing any more"
+    );
+    for seed in 0..100 {
+        writers.put(format!("k{seed}"), &pattern::object(offset(seed), MIB)).expect("never refused");
+    }
+    assert!(*view == pattern::object(3, 16 * MIB)[MIB..8 * MIB]);
+    drop(view);
+    readers.flush();
+    for seed in 0..100 {
+        std::fs::remove_file(kv.join(format!("k{seed}"))).ok();
+    }
+    drop((writers, readers));
+    assert!(
+        until(HANG, || mount.usage().used <= before + offset(MIB)),
+        "{:?}, {before} before",
+        mount.usage()
+    );
+}
+
+#[test]
+fn a_waiter_is_answered_by_a_seal_and_by_a_file_as_well() {
+    let (_mount, kv) = kv(Mode::Passthrough);
+    let cache = Cache::open(&kv).expect("open");
+    std::thread::scope(|scope| {
+        let waiters = ["sealed", "file"].map(|key| {
+            let cache = &cache;
+            scope
+                .spawn(move || cache.wait_range(key, 10..20, HANG).expect("wait").expect("it comes").to_vec())
+        });
+        let bytes = pattern::bytes(1, 100_000);
+        cache.put("sealed", &bytes).expect("put");
+        std::fs::write(kv.join("tmp"), &bytes).expect("write");
+        std::fs::rename(kv.join("tmp"), kv.join("file")).expect("rename");
+        for waiter in waiters {
+            assert_eq!(waiter.join().expect("joined"), bytes[10..20]);
+        }
+    });
+}
+
+#[test]
+fn a_pinned_object_stays_while_all_others_go_and_goes_when_it_is_free() {
+    let (_mount, kv) = kv_with(Mode::Passthrough, &["capacity=64MiB"]);
+    let cache = Cache::open(&kv).expect("open");
+    let keys: Vec<String> = (0..8).map(|index| format!("pinned{index}")).collect();
+    for key in &keys {
+        cache.put(key, &pattern::object(1, MIB)).expect("put");
+    }
+    let overwrite = |round: u64| {
+        for seed in 0..128 {
+            cache.put(format!("k{round}-{seed}"), &pattern::object(seed, MIB)).expect("put");
+        }
+    };
+    let mut with_a_stranger = keys.clone();
+    with_a_stranger.push("nowhere".to_owned());
+    assert_eq!(cache.pin_many(&with_a_stranger, Pin::Hard).expect("pin"), 8);
+    overwrite(0);
+    assert_eq!(cache.prefix(&keys).expect("prefix"), 8);
+    assert_eq!(cache.pin_many(&keys, Pin::None).expect("unpin"), 8);
+    overwrite(1);
+    let left = keys.iter().filter(|key| cache.contains(key).expect("contains")).count();
+    assert_eq!(left, 0);
+}
