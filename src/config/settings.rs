@@ -8,8 +8,7 @@
 //!     range: Range::between(least, most); alias: "short"; example: "8GiB";
 //! }
 //! ```
-//! Changing one changes `docs/CONFIGURATION.md`; a test says so and prints the new text. A value outside of its range is an
-//! error before anything is mounted.
+//! Changing one changes `docs/CONFIGURATION.md`; a test says so. A value out of its range is an error before any mount.
 
 use std::path::PathBuf;
 
@@ -342,8 +341,7 @@ settings! {
             range: Range::any(); alias: "cluster_key"; example: "/etc/tidefs/cluster.key";
         }
 
-        /// File with the certificate of who signed those of all members, as PEM. With it every connection between members
-        /// is encrypted, and both ends show a certificate.
+        /// File with the certificate of who signed those of all members, as PEM: connections between them are encrypted.
         tls_authority: OptionalFile {
             default: OptionalFile::default();
             range: Range::any(); example: "/etc/tidefs/cluster-ca.pem";

@@ -166,6 +166,8 @@ impl Datapath {
             if !is_certain && patience == Patience::Members {
                 return Ok(Lookup::Ask);
             }
+            // Who was sent here to open another version finds none: that open is over.
+            state.resent.pop(&caller.thread);
             state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
             self.telemetry.misses.increment();
             let namespace = state.namespace_of(parent);

@@ -100,6 +100,10 @@ impl Datapath {
                 None => now.saturating_sub(at) < RESENT_LATE,
             });
             let slot = slot.ok_or(Error::Stale)?;
+            if self.is_in_cluster() && !was_resent && !options.write && !state.is_there(slot) {
+                // A rename that is under way here takes its name, and another host may have replaced that already.
+                return Err(Error::Stale);
+            }
             if self.is_hidden_from(&mut state, caller, slot)
                 || (!was_resent && self.writes_next_version(&mut state, caller, slot))
             {

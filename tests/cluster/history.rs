@@ -77,11 +77,16 @@ fn contradictions(history: &[Event], may_lose: bool) -> Vec<String> {
                 found.push(format!("{read:?} is of {origin:?}, which ended with {end:?}"));
             }
         } else if !may_lose {
+            let overlaps = |event: &Event| event.start < read.end && read.start < event.end;
+            if of_key().any(|event| matches!(event.did, Did::Publish(_)) && overlaps(event)) {
+                // What is replaced while it is fetched may be a miss.
+                continue;
+            }
             let is_there = of_key().find(|event| {
                 let is_before =
                     matches!(event.did, Did::Publish(_)) && event.is_certain && event.end < read.start;
-                let unlinks = || of_key().filter(|event| event.did == Did::Unlink);
-                is_before && !unlinks().any(|unlink| unlink.end > event.start && unlink.start < read.end)
+                let mut unlinks = of_key().filter(|event| event.did == Did::Unlink);
+                is_before && !unlinks.any(|unlink| unlink.end > event.start && unlink.start < read.end)
             });
             if let Some(there) = is_there {
                 found.push(format!("{read:?} though {there:?}"));
@@ -216,7 +221,7 @@ fn expect_explained(history: &[Event], may_lose: bool) {
 fn every_look_on_any_host_is_explained_by_what_all_hosts_did() {
     let mut hosts = Hosts::start(3, &[]);
     let history = history_of(&mut hosts, |_| thread::sleep(length()));
-    expect_explained(&history, true);
+    expect_explained(&history, false);
 }
 
 #[test]
@@ -266,4 +271,6 @@ fn a_look_that_nothing_explains_is_found() {
     let lost = [written, event(Did::Read(None), 5, 6)];
     assert_eq!((count(&lost, true), count(&lost, false)), (0, 1), "a value that was lost");
     assert_eq!(count(&[written, event(Did::Unlink, 3, 6), event(Did::Read(None), 5, 6)], false), 0);
+    let replaced = [written, event(Did::Publish(2), 4, 7), event(Did::Read(None), 5, 6)];
+    assert_eq!(count(&replaced, false), 0, "a value that is just being replaced");
 }

@@ -57,6 +57,7 @@ pub use disks::{
 };
 #[cfg(feature = "admin")]
 pub use drain::{DrainOrder, DrainRequest, DrainStatus};
+#[cfg(feature = "admin")]
 pub use error::{ApiError, ErrorBody, ErrorCode};
 #[cfg(feature = "admin")]
 pub use key_path::KeyPath;

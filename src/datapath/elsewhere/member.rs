@@ -93,7 +93,9 @@ impl Holder for MemberSide {
         let Some(datapath) = self.datapath.upgrade() else { return };
         {
             let mut state = datapath.lock();
-            paths.iter().for_each(|path| state.elsewhere.change(KeyId::of(path)));
+            for path in paths {
+                state.elsewhere.change(KeyId::of(path));
+            }
         }
         datapath.forget_names_in_kernel();
     }

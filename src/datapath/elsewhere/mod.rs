@@ -151,12 +151,14 @@ impl Elsewhere {
         has_changed
     }
 
-    /// What was answered, or is being answered, about the name is not true any more.
-    fn change(&mut self, key: KeyId) {
-        self.absent.pop(&key);
+    /// What was answered, or is being answered, about the name is not true any more. Returns whether it was known to stand
+    /// for nothing.
+    fn change(&mut self, key: KeyId) -> bool {
+        let was_absent = self.absent.pop(&key).is_some();
         if let Some(asking) = self.asking.get_mut(&key) {
             asking.has_changed = true;
         }
+        was_absent
     }
 
     /// Nothing that was answered about absent names is true for sure any more.

@@ -9,6 +9,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::super::{Caller, Datapath, HandleId, Phase, Place, State};
 use super::{ClusterSide, stamp_of};
+use crate::cluster::shards::KeyId;
 use crate::cluster::{Facts, FileFacts, Stamp};
 use crate::namespace::{Ino, Name, Slot, WriterFate, writer_fate};
 
@@ -156,7 +157,12 @@ impl Datapath {
         }
         if let Some(Removed { path, through }) = removed {
             self.telemetry.catalog_removals.increment();
-            if let Err(error) = side.cluster.remove(path, through, side.deadline()).await {
+            let told = side.cluster.remove(path.clone(), through, side.deadline()).await;
+            if self.was_told_by_us(&path) {
+                // So may the kernel, by now.
+                self.forget_names_in_kernel();
+            }
+            if let Err(error) = told {
                 self.telemetry.catalog_failures.increment();
                 tracing::warn!(%error, "a removal is not known to the whole cluster yet");
             }
@@ -166,7 +172,9 @@ impl Datapath {
     async fn tell_appeared(&self, side: &ClusterSide, appeared: Appeared) {
         let Appeared { path, stamp, facts, ino, is_promise } = appeared;
         self.telemetry.catalog_publications.increment();
-        match side.cluster.publish(path.clone(), stamp, facts, side.deadline()).await {
+        let published = side.cluster.publish(path.clone(), stamp, facts, side.deadline()).await;
+        self.was_told_by_us(&path);
+        match published {
             Ok(published) => {
                 if let Facts::File(file) = facts {
                     self.take_stamp(ino, (stamp, published.stamp), is_promise, file.size);
@@ -181,6 +189,12 @@ impl Datapath {
                 tracing::warn!(%error, "an object is found on this host alone until the cluster hears of it");
             }
         }
+    }
+
+    /// The cluster heard of a name from this host. Who tells is not told, so what it was answered before counts no more.
+    /// Returns whether it was known to stand for nothing.
+    fn was_told_by_us(&self, path: &[u8]) -> bool {
+        self.lock().elsewhere.change(KeyId::of(path))
     }
 
     /// The version of an object is what the catalog made of the one that was proposed.

@@ -13,6 +13,8 @@ use super::error::Error;
 
 /// Length of a key.
 const KEY: usize = 16;
+/// Answer for a key that is not there.
+const NOWHERE: u64 = u64::MAX;
 
 /// The server, and the client's end of its socket.
 pub(super) struct Rpc {
@@ -40,8 +42,9 @@ impl Rpc {
         let mut answer = [0; 8];
         let asked = self.stream.write_all(key.as_bytes()).and_then(|()| self.stream.read_exact(&mut answer));
         asked.map_err(Error::file("ask", Path::new("the server")))?;
-        usize::try_from(u64::from_le_bytes(answer))
-            .map_err(|_| Error::Invalid("an object is gone".to_owned()))
+        let place = u64::from_le_bytes(answer);
+        let known = usize::try_from(place).ok().filter(|_| place != NOWHERE);
+        known.ok_or_else(|| Error::Invalid("an object is gone".to_owned()))
     }
 }
 
@@ -53,7 +56,7 @@ fn serve(mut stream: UnixStream, places: &HashMap<[u8; KEY], u64>) {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(_) => return, // the client has ended
         }
-        let place = places.get(&key).copied().unwrap_or(u64::MAX);
+        let place = places.get(&key).copied().unwrap_or(NOWHERE);
         if stream.write_all(&place.to_le_bytes()).is_err() {
             return;
         }
