@@ -198,10 +198,12 @@ impl Cache {
         py.detach(|| drop(inner));
     }
 
+    /// Itself, for a `with` block.
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }
 
+    /// Closes it at the end of a `with` block.
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
         self.close(py);

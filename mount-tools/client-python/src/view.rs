@@ -117,10 +117,12 @@ impl View {
         format!("<tidefs.View of {} bytes, version {}, {state}>", self.length, self.version)
     }
 
+    /// Itself, for a `with` block.
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }
 
+    /// Releases it at the end of a `with` block.
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
         self.release();

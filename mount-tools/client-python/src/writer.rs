@@ -193,10 +193,12 @@ impl Writer {
         format!("<tidefs.Writer of {} bytes, {state}>", self.length)
     }
 
+    /// Itself, for a `with` block.
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }
 
+    /// Seals the object at the end of a `with` block, or gives it up when that ends by an exception.
     #[pyo3(signature = (kind = None, *_exception))]
     fn __exit__(
         &self,
