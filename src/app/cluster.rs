@@ -42,9 +42,11 @@ const KEY_BYTES_MIN: usize = 16;
 #[derive(Debug)]
 pub(super) struct Membership {
     joined: Arc<Joined>,
-    /// Tries again as long as the cluster does not let this host in, and holds what the cluster knows weakly.
-    keeper: JoinHandle<()>,
+    /// Tries again as long as the coordinator is away.
+    joiner: Option<JoinHandle<()>>,
     runtime: Runtime,
+    /// Held here: the cluster knows it weakly.
+    _side: Arc<dyn Holder>,
 }
 
 /// Whether this host takes part, and if not, why.
@@ -67,7 +69,6 @@ struct Joiner {
     coordinator: Arc<dyn Coordinator>,
     runtime: Handle,
     datapath: Arc<Datapath>,
-    /// Held here: the cluster knows it weakly.
     side: Arc<dyn Holder>,
     patience: Duration,
     fetch_limit: Duration,
@@ -91,16 +92,16 @@ impl Joiner {
     }
 
     /// Tries until it succeeds.
-    async fn join_later(self) -> Self {
+    async fn join_later(self) {
         loop {
             tokio::time::sleep(JOIN_PAUSE).await;
             match self.join(self.config.clone()).await {
-                Ok(()) => return self,
+                Ok(()) => return,
                 Err(error) => {
                     let mut failure = self.joined.failure.lock();
                     let reason = error.to_string();
                     if failure.as_ref() != Some(&reason) {
-                        tracing::debug!(reason, "this host cannot join its cluster yet");
+                        tracing::warn!(reason, "this host cannot join its cluster yet");
                     }
                     *failure = Some(reason);
                 }
@@ -138,7 +139,7 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
     let mut first = joiner.config.clone();
     first.timings.start = FIRST_ATTEMPT;
     datapath.expect_cluster();
-    let later = match runtime.block_on(joiner.join(first)) {
+    let is_away = match runtime.block_on(joiner.join(first)) {
         Ok(()) => {
             // What was removed or replaced while this host was away is not to be served for a moment.
             let announced =
@@ -164,12 +165,9 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
             return Err(failure(text));
         }
     };
-    // The task keeps what the cluster knows weakly, joined or not.
-    let keeper = runtime.spawn(async move {
-        let _kept = if later { joiner.join_later().await } else { joiner };
-        std::future::pending::<()>().await;
-    });
-    Ok(Some(Membership { joined, keeper, runtime }))
+    let side = Arc::clone(&joiner.side);
+    let joiner = is_away.then(|| runtime.spawn(joiner.join_later()));
+    Ok(Some(Membership { joined, joiner, runtime, _side: side }))
 }
 
 impl Membership {
@@ -181,6 +179,12 @@ impl Membership {
     /// Leaves: the others stop asking for what is here.
     pub(super) fn end(self) {
         self.runtime.block_on(async {
+            if let Some(joiner) = self.joiner {
+                // Or it would join behind the back of who leaves.
+                joiner.abort();
+                // That it was aborted, or had ended.
+                let _ = joiner.await;
+            }
             if let Some(cluster) = self.joined.cluster.get() {
                 if let Err(error) = cluster.leave(Instant::now() + LEAVE_PATIENCE).await {
                     tracing::warn!(%error, "the cluster learns of this member's end when its lease ends");
@@ -188,7 +192,6 @@ impl Membership {
                 cluster.close().await;
             }
         });
-        self.keeper.abort();
         self.runtime.shutdown_timeout(LEAVE_PATIENCE);
     }
 }

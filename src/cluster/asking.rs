@@ -63,14 +63,16 @@ impl Core {
                 break;
             }
         }
-        let may_remember = self.may_remember();
+        let (may_remember, has_unheard) = (self.may_remember(), self.unheard.len() > 0);
         let settled = found.into_iter().zip(paths.iter()).zip(asked_at);
         settled
             .map(|((answer, path), asked_at)| {
                 let is_current = || self.revocations(KeyId::of(path).shard()) == asked_at;
                 match answer {
                     // Removed here, and those who decide have not heard of it yet.
-                    Some(Answered::Present { stamp, .. }) if self.unheard.covers(path, stamp) => {
+                    Some(Answered::Present { stamp, .. })
+                        if has_unheard && self.unheard.covers(path, stamp) =>
+                    {
                         Found::Absent { is_watched: false }
                     }
                     Some(Answered::Present { stamp, facts, copies }) => {

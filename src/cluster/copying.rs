@@ -310,7 +310,8 @@ impl Core {
         (Copied::Enough, made)
     }
 
-    async fn ask_to_keep(self: &Arc<Self>, target: MemberId, wish: &Wish) -> Kept {
+    /// Asks a member to have a copy of an object, or to know a directory.
+    pub(super) async fn ask_to_keep(self: &Arc<Self>, target: MemberId, wish: &Wish) -> Kept {
         let keep =
             Keep { path: wish.path.clone(), stamp: wish.stamp, replicas: wish.replicas, head: wish.head.0 };
         let deadline = self.within(self.config.timings.keep);

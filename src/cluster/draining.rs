@@ -7,6 +7,7 @@
 //!
 //! Limits: one drain at a time; another one only gives it another time.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::catalog::wire::{
-    DRAIN, Done, Drain, DrainOrder, DrainPhase, DrainReport, FAREWELL, KEEP, Keep, Kept, Message,
+    DRAIN, Done, Drain, DrainOrder, DrainPhase, DrainReport, FAREWELL, Kept, Message,
 };
 use super::copying::{Copied, Wish};
 use super::core::Core;
@@ -229,17 +230,16 @@ impl Core {
     /// Has another member know a directory.
     async fn drain_directory(self: &Arc<Self>, path: Vec<u8>) -> Copied {
         let view = self.seen().view.clone();
-        let (mut refusing, head) = (std::collections::BTreeSet::new(), KeyId::of(&path));
+        let (mut refusing, head) = (BTreeSet::new(), KeyId::of(&path));
+        // The stamp of every directory.
+        let wish = Wish { path, stamp: Stamp(0), size: ByteCount::ZERO, replicas: 1, head };
         loop {
             let is_candidate =
                 |member| member != self.me.member && !refusing.contains(&member) && !self.is_suspect(member);
             let Some(target) = replica_target(&view, head, &[], is_candidate) else { return Copied::NotNow };
-            let keep = Keep { path: path.clone(), stamp: Stamp(0), replicas: 1, head: head.0 };
-            let deadline = self.within(self.config.timings.keep);
-            let answer = self.call(target, KEEP, keep.encode(), deadline).await;
-            match answer.ok().and_then(|answer| Kept::decode(&answer).ok()) {
-                Some(Kept::Done | Kept::Gone) => return Copied::Enough,
-                Some(Kept::NotNow | Kept::Leaving) | None => drop(refusing.insert(target)),
+            match self.ask_to_keep(target, &wish).await {
+                Kept::Done | Kept::Gone => return Copied::Enough,
+                Kept::NotNow | Kept::Leaving => drop(refusing.insert(target)),
             }
         }
     }

@@ -257,13 +257,26 @@ impl Datapath {
                     self.ends_of_room.fetch_add(1, Ordering::Relaxed);
                 }
                 spare = free.saturating_sub(self.settings.write_headroom);
-                let missing = self.settings.write_headroom.saturating_sub(free);
+                let missing = self.missing_headroom(free);
                 if missing == ByteCount::ZERO || self.evict_round(missing, Slot::ROOT) == 0 {
                     break;
                 }
                 self.telemetry.surprise_growth_bytes.add(missing.get());
             }
             std::thread::sleep(watch_interval(spare));
+        }
+    }
+
+    /// Bytes that are to be evicted at once for the headroom. What is on its way to a disk counts as free until half of the
+    /// headroom is used: dropping something else for the moment that its write takes would lose it for nothing.
+    fn missing_headroom(&self, free: ByteCount) -> ByteCount {
+        let headroom = self.settings.write_headroom;
+        let missing = headroom.saturating_sub(free);
+        let is_urgent = free < ByteCount(headroom.get() / 2);
+        if missing == ByteCount::ZERO || is_urgent {
+            missing
+        } else {
+            missing.saturating_sub(self.lent_bytes())
         }
     }
 

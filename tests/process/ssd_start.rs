@@ -104,16 +104,22 @@ fn what_is_looked_up_is_found_before_its_turn_and_the_rest_is_listed_when_it_com
     }
 }
 
+/// Removes the first object, renames the second, and replaces the third by `new`.
+fn change_the_first_three(namespace: &Path) {
+    let object = |number: u64| namespace.join(format!("object{number}"));
+    fs::remove_file(object(0)).expect("unlink");
+    fs::rename(object(1), namespace.join("renamed")).expect("rename");
+    fs::write(namespace.join("two.tmp"), b"new").expect("write");
+    fs::rename(namespace.join("two.tmp"), object(2)).expect("rename over");
+}
+
 #[test]
 fn what_is_removed_renamed_or_replaced_before_it_has_its_name_stays_so_after_names_came_and_after_a_crash() {
     let disk = FaultyDisk::new();
     let mut mount = start_without_names(&disk);
     let namespace = mount.join("kv/a");
     let object = |number: u64| namespace.join(format!("object{number}"));
-    fs::remove_file(object(0)).expect("unlink");
-    fs::rename(object(1), namespace.join("renamed")).expect("rename");
-    fs::write(namespace.join("two.tmp"), b"new").expect("write");
-    fs::rename(namespace.join("two.tmp"), object(2)).expect("rename over");
+    change_the_first_three(&namespace);
     fs::write(object(3), b"rewritten").expect("rewrite");
     fs::rename(object(4), object(5)).expect("rename over another");
     let check = |when: &str| {
@@ -141,10 +147,7 @@ fn after_a_power_cut_nothing_older_comes_back_than_what_was_removed_or_replaced_
     let mut mount = start_without_names(&disk);
     let namespace = mount.join("kv/a");
     let object = |number: u64| namespace.join(format!("object{number}"));
-    fs::remove_file(object(0)).expect("unlink");
-    fs::rename(object(1), namespace.join("renamed")).expect("rename");
-    fs::write(namespace.join("two.tmp"), b"new").expect("write");
-    fs::rename(namespace.join("two.tmp"), object(2)).expect("rename over");
+    change_the_first_three(&namespace);
     lose_power(&disk, &mut mount);
     // What was new was in memory alone. What was there before it must not be there again.
     assert!([0, 1, 2].iter().all(|&number| !object(number).exists()), "something came back");

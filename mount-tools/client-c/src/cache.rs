@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use tidefs_client::{Cache, Pin};
+use tidefs_client::{Cache, Error, Pin, View};
 
 use crate::outcome::{Failure, TIDEFS_MISS, TIDEFS_OK, guard, guard_value};
 use crate::{TidefsView, ffi};
@@ -70,18 +70,8 @@ pub unsafe extern "C" fn tidefs_get(
     key: *const c_char,
     view: *mut *mut TidefsView,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let target = unsafe { ffi::exclusive(view, NO_VIEW)? };
-        *target = std::ptr::null_mut();
-        // SAFETY: as the caller promises.
-        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
-        // SAFETY: as the caller promises.
-        let key = unsafe { ffi::text(key, "key is NULL")? };
-        let Some(found) = cache.0.get(key)? else { return Ok(TIDEFS_MISS) };
-        *target = ffi::give(TidefsView(found));
-        Ok(TIDEFS_OK)
-    })
+    // SAFETY: as the caller promises.
+    unsafe { give_view(cache, key, view, |cache, key| cache.get(key)) }
 }
 
 /// The bytes of `count` objects, with one request for many. `views`: room for so many pointers; each that is NULL
@@ -153,17 +143,8 @@ pub unsafe extern "C" fn tidefs_prefix(
     count: usize,
     present: *mut usize,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let present = unsafe { ffi::exclusive(present, "present is NULL")? };
-        *present = 0;
-        // SAFETY: as the caller promises.
-        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
-        // SAFETY: as the caller promises.
-        let keys = unsafe { ffi::texts(keys, count)? };
-        *present = cache.0.prefix(&keys)?;
-        Ok(TIDEFS_OK)
-    })
+    // SAFETY: as the caller promises.
+    unsafe { give_count(cache, (keys, count), present, |cache, keys| Ok(cache.prefix(keys)?)) }
 }
 
 /// Asks for objects that are below memory to be brought into it. Does not wait; what is not there is passed over.
@@ -197,19 +178,9 @@ pub unsafe extern "C" fn tidefs_wait(
     limit_ms: u64,
     view: *mut *mut TidefsView,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let target = unsafe { ffi::exclusive(view, NO_VIEW)? };
-        *target = std::ptr::null_mut();
-        // SAFETY: as the caller promises.
-        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
-        // SAFETY: as the caller promises.
-        let key = unsafe { ffi::text(key, "key is NULL")? };
-        let found = cache.0.wait_ready(key, Duration::from_millis(limit_ms))?;
-        let Some(found) = found else { return Ok(TIDEFS_MISS) };
-        *target = ffi::give(TidefsView(found));
-        Ok(TIDEFS_OK)
-    })
+    let limit = Duration::from_millis(limit_ms);
+    // SAFETY: as the caller promises.
+    unsafe { give_view(cache, key, view, |cache, key| cache.wait_ready(key, limit)) }
 }
 
 /// Gives back what views that were released held in the daemon. Without it that goes back along with later ones.
@@ -242,20 +213,9 @@ pub unsafe extern "C" fn tidefs_wait_range(
     limit_ms: u64,
     view: *mut *mut TidefsView,
 ) -> c_int {
-    guard(|| {
-        // SAFETY: as the caller promises.
-        let target = unsafe { ffi::exclusive(view, NO_VIEW)? };
-        *target = std::ptr::null_mut();
-        // SAFETY: as the caller promises.
-        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
-        // SAFETY: as the caller promises.
-        let key = unsafe { ffi::text(key, "key is NULL")? };
-        let range = offset..offset.saturating_add(length);
-        let found = cache.0.wait_range(key, range, Duration::from_millis(limit_ms))?;
-        let Some(found) = found else { return Ok(TIDEFS_MISS) };
-        *target = ffi::give(TidefsView(found));
-        Ok(TIDEFS_OK)
-    })
+    let (range, limit) = (offset..offset.saturating_add(length), Duration::from_millis(limit_ms));
+    // SAFETY: as the caller promises.
+    unsafe { give_view(cache, key, view, |cache, key| cache.wait_range(key, range, limit)) }
 }
 
 /// Pin of tidefs_pin_many: none.
@@ -281,6 +241,54 @@ pub unsafe extern "C" fn tidefs_pin_many(
     ttl_s: u64,
     present: *mut usize,
 ) -> c_int {
+    let pin_them = |cache: &Cache, keys: &[&[u8]]| {
+        let pin = match (pin, ttl_s) {
+            (TIDEFS_PIN_NONE, _) => Pin::None,
+            (TIDEFS_PIN_SOFT, 0) => Pin::Soft { ttl_s: None },
+            (TIDEFS_PIN_SOFT, ttl_s) => Pin::Soft { ttl_s: Some(ttl_s) },
+            (TIDEFS_PIN_HARD, _) => Pin::Hard,
+            _ => return Err(Failure::Argument("there is no such pin")),
+        };
+        Ok(cache.pin_many(keys, pin)?)
+    };
+    // SAFETY: as the caller promises.
+    unsafe { give_count(cache, (keys, count), present, pin_them) }
+}
+
+/// Gives out the view that `find` comes back with, or NULL.
+///
+/// # Safety
+/// As of tidefs_get.
+unsafe fn give_view(
+    cache: *const TidefsCache,
+    key: *const c_char,
+    view: *mut *mut TidefsView,
+    find: impl FnOnce(&Cache, &[u8]) -> Result<Option<View>, Error>,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let target = unsafe { ffi::exclusive(view, NO_VIEW)? };
+        *target = std::ptr::null_mut();
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let key = unsafe { ffi::text(key, "key is NULL")? };
+        let Some(found) = find(&cache.0, key)? else { return Ok(TIDEFS_MISS) };
+        *target = ffi::give(TidefsView(found));
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// Gives out how many of the keys `count_them` counts; 0 on a failure.
+///
+/// # Safety
+/// As of tidefs_prefix.
+unsafe fn give_count(
+    cache: *const TidefsCache,
+    (keys, count): (*const *const c_char, usize),
+    present: *mut usize,
+    count_them: impl FnOnce(&Cache, &[&[u8]]) -> Result<usize, Failure>,
+) -> c_int {
     guard(|| {
         // SAFETY: as the caller promises.
         let present = unsafe { ffi::exclusive(present, "present is NULL")? };
@@ -289,14 +297,7 @@ pub unsafe extern "C" fn tidefs_pin_many(
         let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
         // SAFETY: as the caller promises.
         let keys = unsafe { ffi::texts(keys, count)? };
-        let pin = match (pin, ttl_s) {
-            (TIDEFS_PIN_NONE, _) => Pin::None,
-            (TIDEFS_PIN_SOFT, 0) => Pin::Soft { ttl_s: None },
-            (TIDEFS_PIN_SOFT, ttl_s) => Pin::Soft { ttl_s: Some(ttl_s) },
-            (TIDEFS_PIN_HARD, _) => Pin::Hard,
-            _ => return Err(Failure::Argument("there is no such pin")),
-        };
-        *present = cache.0.pin_many(&keys, pin)?;
+        *present = count_them(&cache.0, &keys)?;
         Ok(TIDEFS_OK)
     })
 }

@@ -27,12 +27,12 @@ use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, Superblock};
 use super::identity::{
     FILE_NAME, Unusable, draw_uuid, flush, open_file, read_superblock, write_blocks, zone_bytes_for,
 };
-use super::index::{Place, ZoneId};
+use super::index::Place;
 use super::io::FileDisk;
 use super::kept::Changes;
-use super::memory::{Buffer, Memory};
 use super::open::{Candidate, default_share, take_into_use};
-use super::queue::{Append, Job, Origin, Stored, report_to};
+use super::queue::{Job, Stored, report_to};
+use super::writer::fits_a_zone;
 use super::{Shared, SsdTier};
 
 /// Bytes of records under way to other disks at once.
@@ -334,40 +334,11 @@ impl Shared {
         Ok(true)
     }
 
-    /// Reads a record and leaves it to be written to another disk. `None` when that cannot be.
+    /// Leaves a record to be written to another disk. `None` when that cannot be.
     fn move_elsewhere(&self, device: &Device, place: Place, facts: &RecordFacts) -> Option<Receiver<Stored>> {
-        let length = usize::try_from(facts.length.get()).ok()?;
-        let memory = Memory::Buffer(Arc::new(Buffer::zeroed(length)));
-        let read = self.load_from(place, facts.length, &memory).ok()?;
         let other = self.least_busy()?;
-        if read != *facts
-            || !super::writer::fits_a_zone(other.zone_blocks, facts.blocks(), facts.footer_bytes())
-        {
-            return None;
-        }
-        // Its bytes are here: from now on it stands nowhere, until it is written.
-        let nowhere = Place { zone: ZoneId::on_the_move(device.number), block: self.next_move() };
-        if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
-            return None;
-        }
-        let (sender, receiver) = sync_channel(1);
-        let append = Append {
-            hash: facts.hash,
-            key: facts.key.clone(),
-            meta: facts.meta.clone(),
-            version: facts.version,
-            length: facts.length,
-            checksum: Some(facts.checksum),
-            memory,
-            durable: false,
-            origin: Origin::Zone(nowhere),
-            done: report_to(sender),
-        };
-        if !other.queue.push(Job::Append(append)) {
-            self.drop_record(&facts.hash, |found| found.place == nowhere);
-            return None;
-        }
-        Some(receiver)
+        let fits = fits_a_zone(other.zone_blocks, facts.blocks(), facts.footer_bytes());
+        fits.then(|| self.rewrite(device, &other, place, facts)).flatten()
     }
 }
 

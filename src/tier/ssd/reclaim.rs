@@ -166,8 +166,21 @@ impl Shared {
         }
     }
 
-    /// Reads a record and leaves it to be written again. `None` when it cannot be read.
+    /// Leaves a record of this disk to be written to it again. `None` when it cannot be read.
     fn reinsert(&self, device: &Device, place: Place, facts: &RecordFacts) -> Option<Receiver<Stored>> {
+        let receiver = self.rewrite(device, device, place, facts)?;
+        device.work.reinserted_bytes.fetch_add(facts.blocks() * BLOCK_BYTES, Ordering::Relaxed);
+        Some(receiver)
+    }
+
+    /// Reads a record of one disk and leaves it to be written to another, or to the same one. `None` when that cannot be.
+    pub(super) fn rewrite(
+        &self,
+        from: &Device,
+        to: &Device,
+        place: Place,
+        facts: &RecordFacts,
+    ) -> Option<Receiver<Stored>> {
         let length = usize::try_from(facts.length.get()).ok()?;
         let memory = Memory::Buffer(Arc::new(Buffer::zeroed(length)));
         let read = self.load_from(place, facts.length, &memory).ok()?;
@@ -175,7 +188,7 @@ impl Shared {
             return None;
         }
         // Its bytes are here: from now on it stands nowhere, until it is written.
-        let nowhere = Place { zone: ZoneId::on_the_move(device.number), block: self.next_move() };
+        let nowhere = Place { zone: ZoneId::on_the_move(from.number), block: self.next_move() };
         if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
             return None;
         }
@@ -192,11 +205,10 @@ impl Shared {
             origin: Origin::Zone(nowhere),
             done: super::queue::report_to(sender),
         };
-        if !device.queue.push(Job::Append(append)) {
+        if !to.queue.push(Job::Append(append)) {
             self.drop_record(&facts.hash, |found| found.place == nowhere);
             return None;
         }
-        device.work.reinserted_bytes.fetch_add(facts.blocks() * BLOCK_BYTES, Ordering::Relaxed);
         Some(receiver)
     }
 }
