@@ -223,14 +223,14 @@ fn an_idle_transport_uses_no_processor(pair: &Pair) {
         // utime and stime, in ticks of 10 ms.
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     };
-    // Whoever polls does so in every second; a machine that is busy otherwise disturbs some.
+    // Whoever spins does so in every second; a machine that is busy otherwise disturbs some.
     let in_a_second = || {
         let before = used();
         std::thread::sleep(Duration::from_secs(1));
         used() - before
     };
     let ticks: Vec<u64> = (0..5).map(|_| in_a_second()).collect();
-    assert!(ticks.iter().any(|ticks| *ticks <= 2), "ticks of 10 ms in each of five seconds: {ticks:?}");
+    assert!(ticks.iter().any(|ticks| *ticks <= 5), "ticks of 10 ms in each of five seconds: {ticks:?}");
 }
 
 #[test]

@@ -31,6 +31,12 @@ const SPIN: Duration = Duration::from_micros(50);
 const SWEEP_MS: u16 = 5;
 /// Sleep while the provider has no room or no connection yet: nothing tells when it has.
 const RETRY_MS: u16 = 1;
+/// Sleep between looks at a provider that cannot wake anybody, when nothing has happened for [`QUIET_POLLS`] looks.
+const QUIET_MS: u16 = 5;
+/// Looks without a find, of which most are [`RETRY_MS`] apart, after which a provider without a descriptor is quiet.
+const QUIET_POLLS: u32 = 1000;
+/// Looks without a find that follow each other at once, before those [`RETRY_MS`] apart.
+const QUICK_POLLS: u32 = 64;
 /// Longest sleep otherwise, in case a provider's descriptor misses an event.
 const IDLE_MS: u16 = 500;
 
@@ -175,13 +181,11 @@ impl Progress {
         let queue = domain.wait_fd();
         let longest = match (domain.is_blocked(), domain.is_busy(), queue.is_some(), domain.has_peers()) {
             (true, ..) => RETRY_MS,
-            (false, _, false, true) | (false, true, false, _) => {
-                if idle_polls < 64 {
-                    0
-                } else {
-                    RETRY_MS
-                }
-            }
+            (false, true, false, _) | (false, _, false, true) => match idle_polls {
+                0..QUICK_POLLS => 0,
+                QUIET_POLLS.. if !domain.is_busy() => QUIET_MS,
+                _ => RETRY_MS,
+            },
             (false, true, true, _) => SWEEP_MS,
             (false, false, ..) => IDLE_MS,
         };
