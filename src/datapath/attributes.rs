@@ -1,6 +1,6 @@
 //! Owner, mode and times: changed on sealed objects too, and kept across restarts.
 
-use super::{Caller, Datapath, Error, Marks, Phase, SizeChange, Stat};
+use super::{Caller, Datapath, Error, SizeChange, Stat};
 use crate::namespace::{Ino, permissions};
 
 /// What setattr changes. `None` leaves a thing as it is.
@@ -57,11 +57,6 @@ impl Datapath {
                 state.tree.node_mut(slot).attributes = before;
                 return Err(error);
             }
-        }
-        if change.mtime_ns.is_some()
-            && let Some(object) = state.object_mut(slot)
-        {
-            object.marks.set(Marks::MTIME_SET, object.phase != Phase::Sealed);
         }
         if change.mtime_ns.is_some()
             && let Some(file) = state.object(slot).and_then(|object| object.file()).cloned()

@@ -201,9 +201,7 @@ impl Datapath {
     /// The last writer left a file that was never renamed: it is sealed, or parked when its name is temporary.
     pub(super) fn end_writing(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
         let stat = self.stat_of(state, slot);
-        if state.object(slot).is_some_and(|object| !object.marks.has(Marks::MTIME_SET)) {
-            state.tree.node_mut(slot).attributes.mtime_ns = stat.attributes.mtime_ns;
-        }
+        state.tree.node_mut(slot).attributes.mtime_ns = stat.attributes.mtime_ns;
         let is_pending = state
             .object(slot)
             .and_then(|object| object.open.as_ref())

@@ -118,9 +118,6 @@ impl Datapath {
     pub(super) fn resume_times(&self, state: &mut State, slot: Slot) {
         let Some(file) = state.object(slot).and_then(Object::file).cloned() else { return };
         self.stamp(&file, &state.tree.node(slot).attributes);
-        if let Some(object) = state.object_mut(slot) {
-            object.marks.set(Marks::MTIME_SET, false);
-        }
     }
 }
 

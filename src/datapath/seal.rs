@@ -71,6 +71,9 @@ impl Datapath {
         if reserved > length.round_up_to_pages() {
             self.watch_for_end_of_room();
             self.tier.trim(&file, length)?;
+            // No writer did that: the file was written when it was written last, or when its owner says.
+            let written = metadata.modified().and_then(|written| file.set_modified(written));
+            written.map_err(Error::io("times of a segment"))?;
             if let Some(open) = self.lock().object_mut(slot).map(Object::open_mut) {
                 open.reserved = open.reserved.min(length.round_up_to_pages());
             }
@@ -129,7 +132,6 @@ impl Datapath {
         state.harden(slot);
         self.open_backing(state, slot)?;
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
-        let has_own_mtime = object.marks.has(Marks::MTIME_SET);
         let file = Arc::clone(object.file().ok_or(Error::Stale)?);
         let metadata = file.metadata().map_err(Error::io("stat of a segment"))?;
         let size = ByteCount(metadata.len());
@@ -152,12 +154,7 @@ impl Datapath {
         let sealed_at_ns = state.keep_promise(slot, size);
         let node = state.tree.node_mut(slot);
         let written_ns = super::stat::written_ns(&metadata);
-        if has_own_mtime {
-            // Giving pages back was a change of the backing file; what its writer does from now on is another.
-            self.stamp(&file, &node.attributes);
-        } else if node.attributes.mtime_ns < written_ns {
-            node.attributes.mtime_ns = written_ns;
-        }
+        node.attributes.mtime_ns = node.attributes.mtime_ns.max(written_ns);
         node.attributes.ctime_ns = now_ns;
         let mut record = state.object_record(slot, directory, &name);
         record.version = version;
@@ -180,7 +177,6 @@ impl Datapath {
             object.version = version;
             object.sealed_at_ns = sealed_at_ns.unwrap_or(now_ns);
             object.marks.set(Marks::READ, false);
-            object.marks.set(Marks::MTIME_SET, false);
             object.marks.set(Marks::SHOWN, false);
             object.marks.set(Marks::ON_SSD, false);
             let open = object.open_mut();

@@ -135,8 +135,6 @@ impl File {
     fn written(&mut self, now_real_ns: i64) {
         self.mtime = match self.mtime {
             Mtime::Any => Mtime::Any,
-            // A hidden file whose time was set by hand: its owner set it to stay.
-            Mtime::Is(_) if self.phase == Phase::Writing => Mtime::Any,
             _ => Mtime::After(now_real_ns),
         };
     }
