@@ -211,4 +211,14 @@ impl Datapath {
         let mut state = self.lock();
         !self.released.wait_for(&mut state, limit).timed_out()
     }
+
+    /// Waits, at most for `limit`, until the close of `ino` that a writer was answered has arrived with all it brings.
+    pub fn wait_until_closed(&self, ino: Ino, limit: std::time::Duration) {
+        let mut state = self.lock();
+        let is_closing = |state: &mut State| {
+            let object = state.tree.by_ino(ino).and_then(|slot| state.object(slot));
+            object.and_then(|object| object.open.as_ref()).is_some_and(|open| open.closing)
+        };
+        self.released.wait_while_for(&mut state, is_closing, limit);
+    }
 }

@@ -165,7 +165,8 @@ impl Session {
             helper("follower", move || follow::run(&followed, &followers))?,
         ];
         let has_lower_tier = datapath.ssd().is_some() || datapath.is_in_cluster();
-        let loads = if has_lower_tier { settings.loads } else { 0 };
+        // With memory alone one is left, for what is not done on a session thread whatever it is of.
+        let loads = if has_lower_tier { settings.loads } else { 1 };
         for index in 0..loads {
             let datapath = Arc::clone(datapath);
             helpers.push(helper(&format!("load-{index}"), move || datapath.run_loads())?);

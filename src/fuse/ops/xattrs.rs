@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr};
 
@@ -10,6 +11,10 @@ use super::{Dispatcher, fail, reply_done};
 use crate::datapath::{Error, Presence};
 use crate::fuse::attributes::ino;
 use crate::fuse::control_files::ControlFiles;
+
+const CHECKSUM: &[u8] = b"user.tidefs.checksum";
+/// How long the checksum waits for a close that is on its way.
+const CLOSE_WAIT: Duration = Duration::from_millis(50);
 
 /// Answers with a value, its size when that is asked for, or ERANGE when it does not fit.
 fn reply_value(outcome: Result<Vec<u8>, Error>, size: u32, reply: ReplyXattr) {
@@ -36,7 +41,19 @@ pub(in crate::fuse) fn getxattr(
     if ControlFiles::owns(number) || !name.as_bytes().starts_with(b"user.") {
         return reply.error(Errno::from_i32(libc::ENODATA));
     }
-    reply_value(dispatcher.datapath.get_attribute(ino(number), name.as_bytes()), size, reply);
+    if name.as_bytes() != CHECKSUM {
+        let value = dispatcher.datapath.get_attribute(ino(number), name.as_bytes());
+        return reply_value(value, size, reply);
+    }
+    // It is of the whole object: taken off the session threads, and not before the close of who wrote it.
+    let (datapath, number) = (Arc::clone(&dispatcher.datapath), ino(number));
+    let name = name.to_owned();
+    dispatcher.datapath.loader().leave_job(Box::new(move |may_wait| {
+        if may_wait {
+            datapath.wait_until_closed(number, CLOSE_WAIT);
+        }
+        reply_value(datapath.get_attribute(number, name.as_bytes()), size, reply);
+    }));
 }
 
 pub(in crate::fuse) fn listxattr(dispatcher: &Dispatcher, number: INodeNo, size: u32, reply: ReplyXattr) {
