@@ -14,6 +14,9 @@ use super::shards::KeyId;
 /// Names that are answered under one hold of the lock.
 const SLICE: usize = 256;
 
+/// Pause before those who are settling who decides are asked again.
+const AGAIN: Duration = Duration::from_millis(20);
+
 /// A part of a question: names of it by their place, for one member.
 type Part = (MemberId, Vec<usize>);
 
@@ -45,23 +48,14 @@ impl Core {
         let asked_at: Vec<u64> = paths.iter().map(|path| self.revocations(KeyId::of(path).shard())).collect();
         let mut found: Vec<Option<Answered>> = vec![None; paths.len()];
         let mut open: Vec<usize> = (0..paths.len()).collect();
-        for is_backup in [false, true, false] {
-            let parts = self.parts(&paths, &open, is_backup);
-            if parts.is_empty() || self.until(deadline).is_zero() {
-                continue;
-            }
-            // What the first does not answer, another one has to have time for.
-            let wait = self.until(deadline);
-            let wait = if is_backup { wait } else { wait / 2 };
-            self.ask_parts(&paths, parts, wait, &mut found).await;
-            if is_backup {
-                // A backup is lost more easily than it is missed: nothing that was asked now is remembered.
-                open.iter().for_each(|&at| self.note_revocation(KeyId::of(&paths[at]).shard()));
-            }
-            open.retain(|&at| !is_final(found[at].as_ref()));
-            if open.is_empty() {
+        loop {
+            self.ask_owners(&paths, &mut open, &mut found, deadline).await;
+            // Who serves them now is about to learn what stands there.
+            let may_learn = !open.is_empty() && self.is_settling() && self.until(deadline) > AGAIN * 2;
+            if !may_learn {
                 break;
             }
+            tokio::time::sleep(AGAIN).await;
         }
         let (may_remember, has_unheard) = (self.may_remember(), self.unheard.len() > 0);
         let settled = found.into_iter().zip(paths.iter()).zip(asked_at);
@@ -88,6 +82,35 @@ impl Core {
                 }
             })
             .collect()
+    }
+
+    /// Asks the primary of each name in `open`, then its backup, then who is the primary meanwhile. Leaves those that nobody
+    /// could answer.
+    async fn ask_owners(
+        self: &Arc<Self>,
+        paths: &Arc<[Vec<u8>]>,
+        open: &mut Vec<usize>,
+        found: &mut [Option<Answered>],
+        deadline: Instant,
+    ) {
+        for is_backup in [false, true, false] {
+            let parts = self.parts(paths, open, is_backup);
+            if parts.is_empty() || self.until(deadline).is_zero() {
+                continue;
+            }
+            // What the first does not answer, another one has to have time for.
+            let wait = self.until(deadline);
+            let wait = if is_backup { wait } else { wait / 2 };
+            self.ask_parts(paths, parts, wait, found).await;
+            if is_backup {
+                // A backup is lost more easily than it is missed: nothing that was asked now is remembered.
+                open.iter().for_each(|&at| self.note_revocation(KeyId::of(&paths[at]).shard()));
+            }
+            open.retain(|&at| !is_final(found[at].as_ref()));
+            if open.is_empty() {
+                break;
+            }
+        }
     }
 
     /// Which member is asked for which of the names in `open`.

@@ -56,6 +56,9 @@ pub(super) struct Takeover {
     pub(super) is_over: watch::Receiver<bool>,
 }
 
+/// How long members take at most to agree on who decides, and to hand over what they know, unless they have much.
+const SETTLING: Duration = Duration::from_secs(1);
+
 /// One member.
 pub(super) struct Core {
     pub(super) me: PeerId,
@@ -90,6 +93,8 @@ pub(super) struct Core {
     pub(super) handing_over: AtomicUsize,
     /// The last view was without this member.
     pub(super) was_out: AtomicBool,
+    /// When members last came, went or were lost, in milliseconds since this one began.
+    moved_ms: AtomicU64,
 }
 
 impl fmt::Debug for Core {
@@ -148,7 +153,19 @@ impl Core {
             is_closed: AtomicBool::new(false),
             handing_over: AtomicUsize::new(0),
             was_out: AtomicBool::new(false),
+            moved_ms: AtomicU64::new(0),
         })
+    }
+
+    /// Members came, went or were lost: who decides about what is being settled.
+    pub(super) fn note_move(&self) {
+        let now_ms = u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX);
+        self.moved_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    /// Whether that was so short a time ago that somebody may answer soon who does not know yet.
+    pub(super) fn is_settling(&self) -> bool {
+        self.now().saturating_sub(Duration::from_millis(self.moved_ms.load(Ordering::Relaxed))) < SETTLING
     }
 
     /// Time since this member began.

@@ -126,6 +126,7 @@ impl Core {
             }
         }
         *self.seen.write() = new;
+        self.note_move();
         tracing::info!(
             view = view.number,
             members = view.members().len(),

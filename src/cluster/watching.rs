@@ -133,6 +133,7 @@ impl Core {
 
     /// A member is not waited for any more. What it answered may be wrong from now on.
     fn lose(self: &Arc<Self>, member: MemberId) {
+        self.note_move();
         let seen = self.seen();
         let owned = |is_wanted: &dyn Fn(Owners) -> bool| -> Vec<Shard> {
             Shard::all().filter(|&shard| seen.map.owners(shard).is_some_and(is_wanted)).collect()

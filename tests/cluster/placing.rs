@@ -54,7 +54,9 @@ fn what_is_wanted_twice_survives_a_host_and_is_held_twice_again() {
     want_copies(&hosts, 0, "whole-1", "2");
     let names = write_each_length(&hosts, 0, "whole-1");
     for name in &names {
-        assert!(held_by(&hosts, 1, name, 2).contains("host-0"));
+        // Who was slow to say that it has one may make one more.
+        let is_held = || holders(&hosts, 1, name).len() >= 2;
+        assert!(wait::until(LONG, is_held), "{name}: {}", hosts.found(1, name));
         assert_eq!(hosts.found(1, name)["replicas"], 2);
     }
     hosts.mounts[0].kill9();
@@ -64,7 +66,7 @@ fn what_is_wanted_twice_survives_a_host_and_is_held_twice_again() {
     let others = BTreeSet::from(["host-1".to_owned(), "host-2".to_owned()]);
     // The dead host's copies count for others until its grace is over.
     for name in &names {
-        let is_repaired = || holders(&hosts, 1, name) == others;
+        let is_repaired = || holders(&hosts, 1, name).is_superset(&others);
         assert!(wait::until(LONG, is_repaired), "{name}: {}", hosts.found(1, name));
     }
     // The first loss was made good: so is a second one borne.
