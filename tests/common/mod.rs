@@ -31,6 +31,7 @@ pub(crate) mod peer;
 mod peer_process;
 pub(crate) mod place;
 pub(crate) mod program;
+pub(crate) mod small_disk;
 pub(crate) mod sys;
 pub(crate) mod wait;
 

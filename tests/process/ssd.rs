@@ -9,6 +9,7 @@ use std::path::Path;
 
 use super::common::modes::in_both_modes;
 use super::common::pattern::{assert_same, bytes};
+use super::common::small_disk::SmallDisk;
 use super::common::sys::{get_xattr_text, set_xattr};
 use super::common::wait::{HANG, until};
 use super::common::{Mode, Mount};
@@ -347,28 +348,10 @@ fn a_disk_that_is_not_there_is_no_error_of_the_mount() {
     assert!(warning.contains("tidefs-no-such-disk"), "{warning}");
 }
 
-/// A small filesystem of its own, gone with the value.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn new(flags: nix::mount::MsFlags) -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        nix::mount::mount(Some("tidefs-test"), directory.path(), Some("tmpfs"), flags, Some("size=48m"))
-            .expect("mount of a small disk");
-        Self(directory)
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
-    }
-}
-
 #[test]
 fn a_disk_with_less_room_than_configured_is_used_as_far_as_it_goes_and_says_so() {
-    let disk = SmallDisk::new(nix::mount::MsFlags::empty());
-    let mount = mount_on(MODE, disk.0.path(), &[]);
+    let disk = SmallDisk::new("48m", nix::mount::MsFlags::empty());
+    let mount = mount_on(MODE, disk.path(), &[]);
     let namespace = mount.namespace("kv");
     for number in 0..OBJECTS {
         let path = namespace.join(format!("object{number}"));
@@ -389,8 +372,8 @@ fn a_disk_with_less_room_than_configured_is_used_as_far_as_it_goes_and_says_so()
 
 #[test]
 fn a_disk_that_cannot_be_written_is_no_error_of_the_mount() {
-    let disk = SmallDisk::new(nix::mount::MsFlags::MS_RDONLY);
-    let mount = mount_on(MODE, disk.0.path(), &[]);
+    let disk = SmallDisk::new("48m", nix::mount::MsFlags::MS_RDONLY);
+    let mount = mount_on(MODE, disk.path(), &[]);
     let namespace = mount.namespace("kv");
     fs::write(namespace.join("object"), content(0)).expect("write");
     assert_same(&fs::read(namespace.join("object")).expect("read"), &content(0), "the object");
