@@ -57,9 +57,13 @@ impl fmt::Debug for Event {
 /// The looks of a history that nothing explains, with what contradicts them.
 fn contradictions(history: &[Event], may_lose: bool) -> Vec<String> {
     let mut found = Vec::new();
+    let mut changes = vec![Vec::new(); KEYS];
+    for event in history.iter().filter(|event| !matches!(event.did, Did::Read(_))) {
+        changes[event.key].push(event);
+    }
     for read in history {
         let Did::Read(seen) = read.did else { continue };
-        let of_key = || history.iter().filter(|event| event.key == read.key);
+        let of_key = || changes[read.key].iter().copied();
         if let Some(value) = seen {
             let Some(origin) = of_key().find(|event| event.did == Did::Publish(value)) else {
                 found.push(format!("{read:?} is of nobody"));
@@ -69,9 +73,8 @@ fn contradictions(history: &[Event], may_lose: bool) -> Vec<String> {
                 found.push(format!("{read:?} comes before {origin:?}"));
             }
             let ends_it = of_key().find(|event| {
-                let is_change = matches!(event.did, Did::Publish(_) | Did::Unlink);
                 let is_between = origin.end < event.start && event.end < read.start;
-                is_change && is_between && event.is_certain && origin.is_certain
+                is_between && event.is_certain && origin.is_certain
             });
             if let Some(end) = ends_it {
                 found.push(format!("{read:?} is of {origin:?}, which ended with {end:?}"));
