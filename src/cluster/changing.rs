@@ -29,13 +29,17 @@ pub(super) enum Wait {
     Told(oneshot::Receiver<()>),
     /// That others have forgotten what was answered before this member answered.
     Takeover(watch::Receiver<bool>),
+    /// That an earlier change of the same key is settled: who was told of that is not told again.
+    Earlier(watch::Receiver<bool>),
 }
 
 impl Wait {
     async fn over(self) {
         match self {
             Self::Told(receiver) => drop(receiver.await),
-            Self::Takeover(mut receiver) => drop(receiver.wait_for(|is_over| *is_over).await),
+            Self::Takeover(mut receiver) | Self::Earlier(mut receiver) => {
+                drop(receiver.wait_for(|is_over| *is_over).await);
+            }
         }
     }
 }
@@ -87,17 +91,43 @@ impl Publishing {
         }
     }
 
+    /// Whether anything is being published there.
+    pub(super) fn is_under_way(&self, path: &[u8]) -> bool {
+        self.paths.contains_key(path)
+    }
+
     /// Whether something is being published there that comes, in order, after the publish with number `seen`.
     pub(super) fn is_later(&self, path: &[u8], seen: u64) -> bool {
         self.paths.get(path).is_some_and(|(_, number)| *number > seen)
     }
 }
 
+/// For each key the last change that somebody is still being told of.
+#[derive(Debug, Default)]
+pub(super) struct Unsettled(HashMap<KeyId, watch::Receiver<bool>>);
+
+/// Says, when it is dropped, that a change is settled, or not waited for any more.
+struct Settling {
+    core: Arc<Core>,
+    key: KeyId,
+    over: watch::Sender<bool>,
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        self.over.send_replace(true);
+        let mut unsettled = self.core.unsettled.lock();
+        if unsettled.0.get(&self.key).is_some_and(|last| last.same_channel(&self.over.subscribe())) {
+            unsettled.0.remove(&self.key);
+        }
+    }
+}
+
 /// A change that was put in order.
-#[derive(Debug)]
 pub(super) struct Applied {
     outcome: Outcome,
     waits: Vec<Wait>,
+    settling: Option<Settling>,
 }
 
 impl Core {
@@ -119,33 +149,47 @@ impl Core {
             let mut owner = self.owner.lock();
             for change in changes {
                 let effects = owner.change(from, change, now);
-                let shard = change.path().map(|path| KeyId::of(path).shard());
+                let key = change.path().map(KeyId::of);
                 let mut waits: Vec<Wait> = Vec::new();
                 for (member, revocation) in effects.tell {
                     waits.extend(self.tell(member, revocation).map(Wait::Told));
                 }
+                let settling = key.and_then(|key| self.begin_to_settle(key, &mut waits));
                 if let Some((other, key, gone)) = effects.replicate {
                     waits.extend(self.replicate(other, Dirty { key, gone }).map(Wait::Told));
                 }
                 if effects.outcome == Outcome::Moved {
                     self.counters.moved.increment();
-                } else if let Some(shard) = shard {
+                } else if let Some(key) = key {
                     let takeovers = self.takeovers.lock();
-                    let over = takeovers.iter().filter(|takeover| takeover.shards.contains(&shard));
+                    let over = takeovers.iter().filter(|takeover| takeover.shards.contains(&key.shard()));
                     waits.extend(over.map(|takeover| Wait::Takeover(takeover.is_over.clone())));
                 }
                 self.counters.conflicts.add(u64::from(effects.is_conflict));
                 self.counters.collapsed.add(u64::from(effects.is_collapsed));
-                applied.push(Applied { outcome: effects.outcome, waits });
+                applied.push(Applied { outcome: effects.outcome, waits, settling });
             }
         }
         applied
     }
 
+    /// Has a change wait for an earlier one of its key, and later ones for it when there is anything to wait for.
+    fn begin_to_settle(self: &Arc<Self>, key: KeyId, waits: &mut Vec<Wait>) -> Option<Settling> {
+        let mut unsettled = self.unsettled.lock();
+        waits.extend(unsettled.0.get(&key).cloned().map(Wait::Earlier));
+        if waits.is_empty() {
+            return None;
+        }
+        let (over, receiver) = watch::channel(false);
+        unsettled.0.insert(key, receiver);
+        Some(Settling { core: Arc::clone(self), key, over })
+    }
+
     async fn outcomes(applied: Vec<Applied>, deadline: Instant) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(applied.len());
-        for Applied { outcome, waits } in applied {
+        for Applied { outcome, waits, settling } in applied {
             let is_settled = Self::settle(waits, deadline).await;
+            drop(settling);
             outcomes.push(match outcome {
                 Outcome::Done { stamp } if !is_settled => Outcome::Late { stamp },
                 outcome => outcome,

@@ -26,7 +26,7 @@ use super::catalog::wire::{
     CATCH_UP, CHANGE, Changes, DRAIN, Done, Drain, FAREWELL, FIND, Find, KEEP, Keep, LEND, LIST, Lend, List,
     Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, WireError,
 };
-use super::changing::Publishing;
+use super::changing::{Publishing, Unsettled};
 use super::coordinator::Coordinator;
 use super::copying::Copying;
 use super::draining::Draining;
@@ -78,6 +78,8 @@ pub(super) struct Core {
     /// Before this view nothing may be remembered.
     pub(super) needed_view: AtomicU64,
     pub(super) publishing: Mutex<Publishing>,
+    /// Taken inside the owner's lock.
+    pub(super) unsettled: Mutex<Unsettled>,
     pub(super) takeovers: Mutex<Vec<Takeover>>,
     pub(super) plan: Plan,
     /// Removals that nobody who decides could be told of.
@@ -137,6 +139,7 @@ impl Core {
             revoked: (0..SHARDS).map(|_| AtomicU64::new(0)).collect(),
             needed_view: AtomicU64::new(0),
             publishing: Mutex::default(),
+            unsettled: Mutex::default(),
             takeovers: Mutex::default(),
             plan: Plan::default(),
             unheard: Unheard::default(),

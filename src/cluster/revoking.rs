@@ -113,10 +113,16 @@ impl Core {
             match item {
                 Revocation::Appeared { path } => appeared.push(path),
                 Revocation::Withdraw { path, through, seen } => {
-                    if self.publishing.lock().is_later(&path, seen) {
-                        // What is published here right now comes after that, and stays; what it replaces does not.
-                        appeared.push(path);
-                    } else {
+                    let (is_later, is_under_way) = {
+                        let publishing = self.publishing.lock();
+                        (publishing.is_later(&path, seen), publishing.is_under_way(&path))
+                    };
+                    if is_under_way {
+                        // Until it is answered its name may still stand, to the kernel, for what it replaces.
+                        appeared.push(path.clone());
+                    }
+                    // What is published here right now and comes after that stays.
+                    if !is_later {
                         let known = withdrawn.entry(path).or_default();
                         *known = through.max(*known);
                     }

@@ -198,8 +198,8 @@ fn length() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Of so many events one may be unexplained. Known: six of 100,000 are, a look a few milliseconds after a replacement or a
-/// removal; before it was looked for, one in 25 was. `TIDEFS_TEST_STRICT=1` allows none.
+/// Of so many events one may be unexplained while hosts are killed and paused: who is not waited for shows what was until it
+/// hears of what is. `TIDEFS_TEST_STRICT=1` allows none.
 const EVENTS_FOR_ONE: usize = 1000;
 
 #[track_caller]
@@ -208,14 +208,15 @@ fn expect_explained(history: &[Event], may_lose: bool) {
     assert!(values > 100, "only {values} looks saw a value");
     let found = contradictions(history, may_lose);
     let is_strict = std::env::var_os("TIDEFS_TEST_STRICT").is_some();
-    let allowed = if is_strict { 0 } else { history.len() / EVENTS_FOR_ONE };
+    let allowed = if is_strict || !may_lose { 0 } else { history.len() / EVENTS_FOR_ONE };
     let first = found[..found.len().min(10)].join("\n");
     assert!(found.len() <= allowed, "{} of {} events:\n{first}", found.len(), history.len());
 }
 
 #[test]
 fn looks_on_all_hosts_are_explained_by_what_all_hosts_did() {
-    let mut hosts = Hosts::start(3, &[]);
+    // Long enough for a busy machine: who does not answer in this time is not waited for, and may show what was.
+    let mut hosts = Hosts::start(3, &["cluster.patience_ms=20000"]);
     let history = history_of(&mut hosts, |_| thread::sleep(length()));
     expect_explained(&history, false);
 }

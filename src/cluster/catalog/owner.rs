@@ -257,6 +257,8 @@ impl Owner {
             Change::Remove { at, .. } => {
                 let removal = self.table.remove(key, slot, *at, now);
                 let tell = self.revoke(key, Some(path), removal.through, &removal.holders, Some(slot));
+                // Until the remover is answered its programs may still find what it removed: a later change tells it.
+                self.watches.add(key, path, slot);
                 Effects { tell, ..Effects::only(Outcome::Done { stamp: removal.through }) }
             }
             Change::Hold { stamp, medium, .. } => {

@@ -22,6 +22,8 @@ const WRITER_WAIT: Duration = Duration::from_secs(1);
 const STAMP_PAUSE: Duration = Duration::from_micros(200);
 /// Objects up to this length are sent in the answer: lending a region would take longer than copying them.
 const SENT_AT_ONCE: ByteCount = ByteCount::kib(64);
+/// What was sealed a shorter time ago may not have been answered to its writer yet.
+const YOUNG_NS: i64 = 200_000_000;
 /// Slots that are looked at for one page of holdings.
 const SCANNED_MAX: usize = 8192;
 
@@ -249,6 +251,7 @@ impl Datapath {
     /// What stood at `path` was removed or replaced on another member.
     fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
         let (doomed, emptied, known, is_kept) = {
+            let now_ns = self.now_ns();
             let mut state = self.lock();
             state.elsewhere.change(KeyId::of(path));
             let Some(slot) = state.tree.by_path(path) else {
@@ -281,11 +284,13 @@ impl Datapath {
                     return self.forget_names_in_kernel();
                 };
                 let known = (state.tree.node(old).lookups > 0).then(|| state.tree.ino(old));
-                let ending = (self.now_ns(), Ending::Withdrawn);
+                let ending = (now_ns, Ending::Withdrawn);
+                // The kernel may not have heard yet that it stands there, and take the name for what it replaced.
+                let is_young = now_ns.saturating_sub(state.tree.node(old).attributes.ctime_ns) < YOUNG_NS;
                 let doomed = state.remove_object(old, Departure::Gone, Some(ending));
                 let slot = known.and_then(|ino| state.tree.by_ino(ino));
                 let is_kept = slot.and_then(|slot| state.object(slot)).is_some_and(Object::is_readable);
-                (Some(doomed), None, known, is_kept)
+                (Some(doomed), None, known, is_kept || is_young)
             }
         };
         self.telemetry.withdrawals.increment();
@@ -293,7 +298,7 @@ impl Datapath {
             kernel.forget_attributes_now(ino);
         }
         if is_kept {
-            // Somebody has the old one open, so its inode answers: the name is what is to be looked up again.
+            // An inode that answers still stands there: the name is what is to be looked up again.
             self.forget_names_in_kernel();
         }
         doomed.into_iter().for_each(|doomed| self.bury(doomed));
