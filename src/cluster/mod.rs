@@ -29,6 +29,7 @@ mod replicating;
 mod revoking;
 pub mod settings;
 pub mod shards;
+mod speaking;
 pub mod status;
 mod viewing;
 mod watching;

@@ -24,7 +24,7 @@ use super::coordinator::Coordinator;
 use super::copying::Wish;
 use super::core::{Core, Ingredients};
 use super::error::ClusterError;
-use super::member::{Member, ProtocolRange};
+use super::member::Member;
 use super::object::{Copy, Facts, Found, Holder, ListedName, Medium, Stamp};
 use super::settings::ClusterConfig;
 use super::status::{ClusterStatus, Counters};
@@ -119,7 +119,7 @@ impl Cluster {
             engine: descriptor,
             labels: core.config.labels.clone(),
             capacity: core.config.capacity,
-            protocol: ProtocolRange::OURS,
+            protocol: core.config.protocol,
         };
         if let Err(error) = core.coordinator.register(member, deadline).await {
             core.close().await;

@@ -8,6 +8,8 @@ use tidefs_engine::engine::TransportChoice;
 use tidefs_engine::link::{ClusterKey, TlsConfig};
 use tidefs_engine::types::{ByteCount, MemberId};
 
+use super::member::ProtocolRange;
+
 /// How a member takes part.
 #[derive(Clone, Debug)]
 pub struct ClusterConfig {
@@ -33,6 +35,8 @@ pub struct ClusterConfig {
     pub timings: Timings,
     /// What it remembers for others at most.
     pub limits: Limits,
+    /// Versions of the protocol that it speaks: all of this build, but for tests.
+    pub protocol: ProtocolRange,
 }
 
 impl ClusterConfig {
@@ -51,6 +55,7 @@ impl ClusterConfig {
             capacity: ByteCount::gib(1),
             timings: Timings::default(),
             limits: Limits::default(),
+            protocol: ProtocolRange::OURS,
         }
     }
 }
