@@ -14,6 +14,7 @@ mod changing;
 pub mod coordinator;
 mod copying;
 mod core;
+mod drain_file;
 mod draining;
 mod error;
 mod fetching;

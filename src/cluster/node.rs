@@ -132,6 +132,7 @@ impl Cluster {
         if let Ok(Ok(view)) = tokio::time::timeout_at(deadline.into(), views.wait_for(is_me)).await {
             core.adopt_view(view.clone());
         }
+        core.resume_drain();
         core.spawn(Arc::clone(&core).follow_views());
         core.spawn(Arc::clone(&core).announce_for_ever());
         core.spawn(Arc::clone(&core).tick_for_ever());
