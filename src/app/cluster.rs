@@ -35,6 +35,8 @@ const JOIN_PAUSE: Duration = Duration::from_secs(1);
 const LEAVE_PATIENCE: Duration = Duration::from_secs(3);
 /// Threads for messages of other members.
 const THREADS: usize = 2;
+/// That this member drains, in the state directory of the mount.
+const DRAIN: &str = "cluster-drain.json";
 /// A secret that is shorter can be guessed.
 const KEY_BYTES_MIN: usize = 16;
 
@@ -115,6 +117,7 @@ impl Joiner {
 pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Option<Membership>, Failure> {
     let settings = &effective.config.cluster;
     if settings.etcd.items().is_empty() {
+        datapath.expect_no_cluster();
         return Ok(None);
     }
     let failure = |text: String| Failure::new(ExitStatus::Environment, text);
@@ -211,6 +214,7 @@ fn member_config(effective: &Effective) -> Result<ClusterConfig, Failure> {
     config.capacity = effective.config.memory.capacity.saturating_add(effective.config.ssd.capacity);
     config.timings.grace = Duration::from_secs(settings.grace_s);
     config.timings.keep = config.timings.keep.max(Duration::from_millis(settings.fetch_ms) * 2);
+    config.drain_file = Some(effective.state.directory.join(DRAIN));
     config.limits.repair_bytes_per_second = settings.repair_rate.get();
     config.limits.ingest_bytes_per_second = settings.ingest_rate.get();
     Ok(config)

@@ -1,8 +1,9 @@
 //! Copies on other members: of what its policy wants more than once, when it is sealed, and again when a member is lost.
 //!
 //! Who seals an object asks other members to fetch it: those that rendezvous hashing names for the head of its chain, each
-//! on another host and, while there are any, in another rack. When members come, go or are forgotten, everyone walks
-//! through what it holds, and the first of those who hold an object has the missing copies made, within a budget of bytes.
+//! on another host and, while there are any, in another rack. When members come, go or are forgotten, and now and then as
+//! copies are evicted too, everyone walks through what it holds, and the first of those who hold an object has the missing
+//! copies made, within a budget of bytes.
 //!
 //! Invariants
 //! - Too few members, or too little room on them, is a state that is shown, never a failure of who writes.
@@ -35,6 +36,8 @@ const SHORT_MAX: usize = 65_536;
 const AT_ONCE: usize = 8;
 /// Things that are looked at together.
 const PAGE: usize = 512;
+/// Objects that are looked at in a second when nothing is known to be missing.
+const LOOKS_PER_SECOND: u32 = 2048;
 /// The longest pause before what failed is tried again.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
@@ -167,19 +170,22 @@ impl Core {
         }
     }
 
-    /// Walks through all that is held whenever that is wanted, and has missing copies made.
+    /// Walks through all that is held whenever that is wanted, and else now and then, and has missing copies made.
     pub(super) async fn repair_for_ever(self: Arc<Self>) {
         let first_pause = self.config.timings.tick * 2;
         let mut is_followed = false;
         loop {
             // What a lost member held is forgotten later than it is lost, by each owner in its own time.
-            let again = if is_followed { self.config.timings.grace + first_pause } else { Duration::MAX };
+            let now_and_then = self.config.timings.look_for_copies;
+            let again = if is_followed { self.config.timings.grace + first_pause } else { now_and_then };
+            let is_calm = !is_followed;
             is_followed = tokio::time::timeout(again, self.copying.walk_wanted.notified()).await.is_ok();
             let mut pause = first_pause;
+            let looks = if is_calm && !is_followed { LOOKS_PER_SECOND } else { u32::MAX };
             // What made it necessary is known to all by then; and what failed may succeed.
             loop {
                 tokio::time::sleep(pause).await;
-                if self.walk_once().await {
+                if self.walk_once(looks).await {
                     break;
                 }
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -187,17 +193,22 @@ impl Core {
         }
     }
 
-    /// Returns whether nothing is left that may succeed a moment later.
-    async fn walk_once(self: &Arc<Self>) -> bool {
+    /// Looks at `looks_per_second` objects. Returns whether nothing is left that may succeed a moment later.
+    async fn walk_once(self: &Arc<Self>, looks_per_second: u32) -> bool {
         let seen = self.seen();
         let Some(holder) = self.holder.upgrade().filter(|_| !seen.is_alone) else { return true };
-        self.copying.short.lock().clear();
+        if looks_per_second == u32::MAX {
+            // Else what is short would be shown as fewer for as long as the walk takes.
+            self.copying.short.lock().clear();
+        }
         let turns = Arc::new(Semaphore::new(AT_ONCE));
         let (mut under_way, mut is_over) = (JoinSet::new(), true);
         let mut after = 0;
         loop {
             let (page, next) = holder.holdings(&|_| true, after, PAGE);
+            let mut looks = 0;
             for wish in page.into_iter().filter_map(|holding| repairable(&*holder, holding)) {
+                looks += 1;
                 let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return true };
                 let core = Arc::clone(self);
                 under_way.spawn(async move {
@@ -218,7 +229,7 @@ impl Core {
                 Some(next) => after = next,
                 None => break,
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(Duration::from_secs(looks) / looks_per_second).await;
         }
         while let Some(ended) = under_way.join_next().await {
             is_over &= ended.unwrap_or(false);

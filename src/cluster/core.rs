@@ -24,7 +24,7 @@ use super::catalog::tombstones::Tombstones;
 use super::catalog::watches::Watches;
 use super::catalog::wire::{
     CATCH_UP, CHANGE, Changes, DRAIN, Done, Drain, FAREWELL, FIND, Find, KEEP, Keep, LEND, LIST, Lend, List,
-    Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, WireError,
+    Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, VERSION, WireError,
 };
 use super::changing::{Publishing, Unsettled};
 use super::coordinator::Coordinator;
@@ -37,6 +37,7 @@ use super::peers::Peers;
 use super::removing::Unheard;
 use super::settings::ClusterConfig;
 use super::shards::{SHARDS, Shard, ShardMap};
+use super::speaking::{Speaking, answer_in};
 use super::status::Counters;
 
 /// The members, and who serves what among them.
@@ -67,7 +68,7 @@ pub(super) struct Core {
     pub(super) runtime: Handle,
     pub(super) coordinator: Arc<dyn Coordinator>,
     pub(super) holder: Weak<dyn Holder>,
-    pub(super) carrier: Arc<dyn Carrier>,
+    pub(super) carrier: Speaking,
     pub(super) engine: Option<Engine>,
     pub(super) seen: RwLock<Arc<Seen>>,
     /// The catalog that this member serves. Held for the keys of one message, in slices.
@@ -120,7 +121,7 @@ pub(super) struct Ingredients {
 impl Core {
     pub(super) fn new(ingredients: Ingredients) -> Arc<Self> {
         let Ingredients { me, cluster, config, runtime, coordinator, holder, carrier, engine } = ingredients;
-        let limits = config.limits;
+        let (limits, protocol) = (config.limits, config.protocol);
         let tombstones = Tombstones::new(config.timings.tombstones, limits.tombstones);
         let watches = Watches::new(usize::try_from(limits.watches.get()).unwrap_or(usize::MAX));
         let view = View::default();
@@ -131,7 +132,7 @@ impl Core {
             config,
             coordinator,
             holder,
-            carrier,
+            carrier: Speaking::new(carrier, protocol),
             engine,
             seen: RwLock::new(Arc::new(Seen { view, map, is_alone: true })),
             owner: Mutex::new(Owner::new(me.member, tombstones, watches)),
@@ -226,8 +227,17 @@ impl Core {
         self.peers.lock().get(&member).is_none_or(|peer| peer.is_suspect(now, patience))
     }
 
-    /// A request of a peer.
+    /// A request of a peer, answered in its version.
     pub(super) fn serve(self: &Arc<Self>, peer: PeerId, channel: Channel, body: &[u8]) -> Answer {
+        let Some(&version) = body.first() else { return Answer::Now(Err("no bytes".to_owned())) };
+        let answer = match self.carrier.admit(body) {
+            Ok(()) => self.serve_here(peer, channel, body),
+            Err(refusal) => Answer::Now(Err(refusal)),
+        };
+        if version == VERSION { answer } else { answer_in(version, channel, answer) }
+    }
+
+    fn serve_here(self: &Arc<Self>, peer: PeerId, channel: Channel, body: &[u8]) -> Answer {
         let answer = match channel {
             FIND => Find::decode(body).map(|find| Answer::Now(Ok(self.answer_find(peer, &find).encode()))),
             CHANGE => Changes::decode(body).map(|changes| self.answer_changes(peer, &changes)),
@@ -248,6 +258,10 @@ impl Core {
 
     /// A notification of a peer.
     pub(super) fn hear(self: &Arc<Self>, peer: PeerId, channel: Channel, body: &[u8]) {
+        if let Err(refusal) = self.carrier.admit(body) {
+            tracing::warn!(%peer, channel = channel.0, refusal, "a notification is refused");
+            return;
+        }
         let heard: Result<(), WireError> = match channel {
             RELEASE => Release::decode(body).map(|release| self.take_back(peer, &release)),
             FAREWELL => Done::decode(body).map(|_| self.bid_farewell(peer)),

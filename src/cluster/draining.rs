@@ -4,6 +4,7 @@
 //! - While it drains, this member keeps no copies for others, and its own do not count.
 //! - It leaves only when a whole walk found nothing left to copy. When its time is over before, or nobody takes what is left,
 //!   it stays a member, and a later drain begins with what is left.
+//! - A start of a member that was draining goes on with that, until the time that it was given.
 //!
 //! Limits: one drain at a time; another one only gives it another time.
 
@@ -23,6 +24,7 @@ use super::catalog::wire::{
 };
 use super::copying::{Copied, Wish};
 use super::core::Core;
+use super::drain_file::Unfinished;
 use super::error::ClusterError;
 use super::object::{Facts, Holding, Stamp};
 use super::shards::{KeyId, replica_target};
@@ -111,6 +113,9 @@ impl Core {
                 .to_owned());
         }
         let until = within_ms.map(|within| self.now() + Duration::from_millis(within));
+        if state.report.phase != DrainPhase::Left {
+            Unfinished::within(*within_ms).store(self.config.drain_file.as_deref());
+        }
         match state.report.phase {
             DrainPhase::Left => {}
             DrainPhase::Copying => state.until = until,
@@ -121,6 +126,24 @@ impl Core {
             }
         }
         Ok(state.report.clone())
+    }
+
+    /// Goes on with the drain that an earlier start of this member had begun. It keeps nothing for others from now on, and
+    /// copies as soon as the members are there and know what it holds.
+    pub(super) fn resume_drain(self: &Arc<Self>) {
+        let Some(unfinished) = Unfinished::load(self.config.drain_file.as_deref()) else { return };
+        tracing::warn!("this member was draining when it ended, and goes on; `tidefs drain --stop` keeps it");
+        let mut state = self.draining.state.lock();
+        state.until = unfinished.left().map(|left| self.now() + left);
+        state.report = DrainReport { phase: DrainPhase::Copying, ..DrainReport::default() };
+        drop(state);
+        let core = Arc::clone(self);
+        self.spawn(async move {
+            while !core.is_out_of_time() && (core.others().is_empty() || !core.plan.was_done()) {
+                tokio::time::sleep(core.config.timings.tick).await;
+            }
+            core.drain_until_left().await;
+        });
     }
 
     async fn drain_until_left(self: Arc<Self>) {
@@ -142,6 +165,7 @@ impl Core {
         let end = if end == DrainPhase::Left { self.leave_when_drained().await } else { end };
         let mut state = self.draining.state.lock();
         state.report.phase = end;
+        Unfinished::forget(self.config.drain_file.as_deref());
         tracing::info!(phase = ?end, left = state.report.objects_left, "the drain of this member has ended");
     }
 

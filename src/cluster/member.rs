@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use tidefs_engine::engine::PeerDescriptor;
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId};
 
+use super::catalog::wire::{OLDEST, VERSION};
+
 /// Label that names the rack of a host: replicas go to distinct ones where members have it.
 pub const RACK: &str = "topology.rack";
 
@@ -33,13 +35,19 @@ pub struct ProtocolRange {
 
 impl ProtocolRange {
     /// What this build speaks.
-    pub const OURS: Self = Self { oldest: 1, newest: 1 };
+    pub const OURS: Self = Self { oldest: OLDEST as u16, newest: VERSION as u16 };
 
     /// The newest version that both speak.
     #[must_use]
     pub fn common(self, other: Self) -> Option<u16> {
         let newest = self.newest.min(other.newest);
         (newest >= self.oldest.max(other.oldest)).then_some(newest)
+    }
+}
+
+impl fmt::Display for ProtocolRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.oldest, self.newest)
     }
 }
 

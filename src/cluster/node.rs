@@ -24,7 +24,7 @@ use super::coordinator::Coordinator;
 use super::copying::Wish;
 use super::core::{Core, Ingredients};
 use super::error::ClusterError;
-use super::member::{Member, ProtocolRange};
+use super::member::Member;
 use super::object::{Copy, Facts, Found, Holder, ListedName, Medium, Stamp};
 use super::settings::ClusterConfig;
 use super::status::{ClusterStatus, Counters};
@@ -119,7 +119,7 @@ impl Cluster {
             engine: descriptor,
             labels: core.config.labels.clone(),
             capacity: core.config.capacity,
-            protocol: ProtocolRange::OURS,
+            protocol: core.config.protocol,
         };
         if let Err(error) = core.coordinator.register(member, deadline).await {
             core.close().await;
@@ -132,6 +132,7 @@ impl Cluster {
         if let Ok(Ok(view)) = tokio::time::timeout_at(deadline.into(), views.wait_for(is_me)).await {
             core.adopt_view(view.clone());
         }
+        core.resume_drain();
         core.spawn(Arc::clone(&core).follow_views());
         core.spawn(Arc::clone(&core).announce_for_ever());
         core.spawn(Arc::clone(&core).tick_for_ever());

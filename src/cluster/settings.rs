@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tidefs_engine::engine::TransportChoice;
 use tidefs_engine::link::{ClusterKey, TlsConfig};
 use tidefs_engine::types::{ByteCount, MemberId};
+
+use super::member::ProtocolRange;
 
 /// How a member takes part.
 #[derive(Clone, Debug)]
@@ -33,6 +36,10 @@ pub struct ClusterConfig {
     pub timings: Timings,
     /// What it remembers for others at most.
     pub limits: Limits,
+    /// Where it is kept that this member drains, so that its next start goes on. Without it that is forgotten.
+    pub drain_file: Option<PathBuf>,
+    /// Versions of the protocol that it speaks: all of this build, but for tests.
+    pub protocol: ProtocolRange,
 }
 
 impl ClusterConfig {
@@ -51,6 +58,8 @@ impl ClusterConfig {
             capacity: ByteCount::gib(1),
             timings: Timings::default(),
             limits: Limits::default(),
+            drain_file: None,
+            protocol: ProtocolRange::OURS,
         }
     }
 }
@@ -76,6 +85,8 @@ pub struct Timings {
     pub tick: Duration,
     /// For another member to fetch a copy that it is asked to keep. Default: 30 s.
     pub keep: Duration,
+    /// Between two looks through what is held for copies that were evicted. Default: 5 min.
+    pub look_for_copies: Duration,
     /// How long a member that was just started keeps less for others than it could. Default: 60 s.
     pub ramp: Duration,
 }
@@ -92,6 +103,7 @@ impl Default for Timings {
             loan: Duration::from_secs(120),
             tick: Duration::from_millis(500),
             keep: Duration::from_secs(30),
+            look_for_copies: Duration::from_secs(300),
             ramp: Duration::from_secs(60),
         }
     }

@@ -102,6 +102,7 @@ impl Core {
         let is_alone = old.is_alone && !are_others;
         let new = Arc::new(Seen { view: view.clone(), map: Arc::clone(&map), is_alone });
         let moves = Moves::new(self.me, &old, &new, was_out || old.is_alone);
+        self.carrier.meet(&view);
         self.meet_members(&view);
         let members: BTreeSet<MemberId> = view.members().iter().map(|member| member.id).collect();
         {

@@ -6,7 +6,7 @@ use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Name, Slot};
-use crate::tier::memory::ObjectRecord;
+use crate::tier::memory::{ObjectRecord, SOFT_COPY};
 
 impl Datapath {
     /// Writes the record of a sealed object anew, after its attributes or policy changed.
@@ -80,13 +80,16 @@ impl State {
     pub(super) fn object_record(&self, slot: Slot, parent: DirectoryId, name: &Name) -> ObjectRecord {
         let attributes = self.tree.node(slot).attributes;
         let object = self.object(slot);
+        // One that is on other members now is about to be here.
+        let is_soft = object.is_some_and(|object| object.is_remote() || object.marks.has(Marks::SOFT));
+        let soft = if is_soft { SOFT_COPY } else { 0 };
         ObjectRecord {
             parent,
             name: name.as_bytes().to_vec(),
             version: object.map(|object| object.version).unwrap_or_default(),
             size: object.map(|object| object.size).unwrap_or_default(),
             checksum: None,
-            mode: attributes.mode.into(),
+            mode: u32::from(attributes.mode) | soft,
             uid: attributes.uid,
             gid: attributes.gid,
             mtime_ns: attributes.mtime_ns,

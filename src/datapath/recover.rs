@@ -10,7 +10,7 @@ use super::xattrs::copy_decorations;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};
 use crate::tier::eviction::Departure;
-use crate::tier::memory::{self, DirectoryRecord, ObjectRecord};
+use crate::tier::memory::{self, DirectoryRecord, ObjectRecord, SOFT_COPY};
 
 /// What a start found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +35,7 @@ struct Adopted {
     version: Version,
     predecessor: Option<Version>,
     slot: Slot,
+    is_soft: bool,
 }
 
 /// A start in progress. What is kept for an object until the end is small: there are millions.
@@ -122,6 +123,7 @@ impl Datapath {
                     version: record.version,
                     predecessor: record.predecessor,
                     slot,
+                    is_soft: record.mode & SOFT_COPY != 0,
                 });
             }
             Err(older) => takeover.unwanted.push(older),
@@ -270,6 +272,9 @@ impl State {
             let parent = self.tree.node(slot).parent;
             let predecessor = one.predecessor.and_then(|version| by_version.get(&version).copied());
             by_version.insert(one.version, slot);
+            if one.is_soft {
+                self.soften(slot);
+            }
             self.count(parent, size);
             self.enter_order(slot, key, predecessor, footprint(size));
             self.folders.learn_size(parent, size);

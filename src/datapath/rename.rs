@@ -166,14 +166,14 @@ impl Datapath {
         }
         let directory = state.directory_id(parent)?;
         let (version, now_ns) = (state.take_version(), self.now_ns());
+        // Under its new name nobody else has it.
+        state.harden(slot);
         // First, since it may find no room; from two objects of one name a restart takes the one with this version.
         self.write_record(state, slot, (parent, &name), version, now_ns)?;
         if let Some(record) = state.ssd_record(slot) {
             let ino = state.tree.ino(slot);
             afterwards.doomed.push(Doomed::record_only(record, ino));
         }
-        // Under its new name nobody else has it.
-        state.harden(slot);
         let size = state.object(slot).map(|object| object.size).unwrap_or_default();
         let next = state.object(slot).and_then(|object| object.open.as_ref()?.next_version);
         let doomed_before = afterwards.doomed.len();

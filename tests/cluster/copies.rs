@@ -134,3 +134,22 @@ fn a_copy_that_is_pinned_or_renamed_does_not_leave_first() {
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!(hosts.copies(0, "whole-0/pinned").contains_key("host-1"), "a pinned copy was evicted");
 }
+
+#[test]
+fn a_copy_that_leaves_first_is_no_other_after_a_restart() {
+    let mut hosts = Hosts::start(2, &[]);
+    let names = [("whole-0/large", OBJECT), ("whole-0/small", 100)];
+    for (name, length) in names {
+        publish(&hosts.mounts[0].join(name), &object(7, length));
+        assert_eq!(fs::read(there(&hosts, 1, name)).expect("it is there"), object(7, length));
+    }
+    assert_eq!(hosts.metric(1, "tidefs_soft_copies"), 2);
+    hosts.mounts[1].kill9();
+    hosts.mounts[1].restart();
+    assert_eq!(hosts.metric(1, "tidefs_soft_copies"), 2);
+    for (name, length) in names {
+        let is_soft = || hosts.copies(0, name).get("host-1").is_some_and(|medium| medium == SOFT);
+        assert!(wait::until(Duration::from_secs(10), is_soft), "{:?}", hosts.copies(0, name));
+        assert_eq!(fs::read(there(&hosts, 1, name)).expect("it is there"), object(7, length));
+    }
+}

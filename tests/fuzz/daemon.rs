@@ -177,6 +177,9 @@ pub(crate) fn catalog_messages(bytes: &[u8]) {
     fn round<M: wire::Message + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
         if let Ok(message) = M::decode(bytes) {
             assert_eq!(M::decode(&message.encode()).as_ref(), Ok(&message));
+            if let Ok(older) = message.encode_for(wire::OLDEST) {
+                assert!(M::decode(&older).is_ok());
+            }
         }
     }
     let versioned = [&[wire::VERSION], bytes].concat();

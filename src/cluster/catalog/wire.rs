@@ -1,16 +1,25 @@
 //! What members send each other about keys: a version byte and a postcard value each, over the engine's messages.
 //!
-//! Fields are only ever added with a new version. Bytes from outside are parsed with errors; lengths are bounded by the
-//! frame that carries them, and lists by [`ITEMS_MAX`].
+//! A member speaks this version and the one before. Towards a member of that one what is newer is left out ([`older`]); what
+//! changes in a message, or comes as a new kind, needs a new version, unless the one of this build was in no release.
+//! Bytes from outside are parsed with errors; lengths are bounded by the frame that carries them, and lists by
+//! [`ITEMS_MAX`].
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 use tidefs_engine::engine::FIRST_FREE_CHANNEL;
 use tidefs_engine::link::Channel;
 use tidefs_engine::types::MemberId;
 
 use crate::cluster::object::{Copy, Facts, ListedName, Medium, Stamp};
+
+#[macro_use]
+mod message;
+pub mod older;
+mod placing;
+
+use message::at_most;
+pub use message::{Message, WireError};
+pub use placing::{DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, KEEP, Keep, Kept};
 
 /// Asks for names: [`Find`], answered by [`Answers`].
 pub const FIND: Channel = FIRST_FREE_CHANNEL;
@@ -31,8 +40,10 @@ pub const LIST: Channel = Channel(FIRST_FREE_CHANNEL.0 + 7);
 /// The sender leaves: [`Done`], not answered.
 pub const FAREWELL: Channel = Channel(FIRST_FREE_CHANNEL.0 + 8);
 
-/// Version of all messages of this module.
-pub const VERSION: u8 = 1;
+/// Version of all messages of this module, as this build sends them.
+pub const VERSION: u8 = 2;
+/// The oldest version that this build speaks too.
+pub const OLDEST: u8 = VERSION - 1;
 /// Most items in one message.
 pub const ITEMS_MAX: usize = 8192;
 /// Bytes of paths after which a message is sent and another one begun.
@@ -43,37 +54,6 @@ pub const INLINE_MAX: usize = 1 << 20;
 pub const LISTED_MAX: usize = 4096;
 /// Longest path.
 pub const PATH_MAX: usize = 4096;
-
-/// Why bytes are no message.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum WireError {
-    /// It is of another version.
-    #[error("version {found}, this member reads version {VERSION}")]
-    Version {
-        /// Which one.
-        found: u8,
-    },
-    /// It is not what was expected.
-    #[error("not a {what}: {cause}")]
-    Malformed {
-        /// What was expected.
-        what: &'static str,
-        /// What is wrong.
-        cause: String,
-    },
-    /// It has more items, or longer ones, than allowed.
-    #[error("a {what} with {found} {of}, {limit} are allowed")]
-    TooMuch {
-        /// Which message.
-        what: &'static str,
-        /// What there is too much of.
-        of: &'static str,
-        /// How much.
-        found: usize,
-        /// How much is allowed.
-        limit: usize,
-    },
-}
 
 /// Names that are asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -364,58 +344,6 @@ pub struct Listed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {}
 
-/// A message as versioned bytes.
-pub trait Message: Serialize + DeserializeOwned {
-    /// What it is called in errors.
-    const NAME: &'static str;
-
-    /// Whether what was read is within its bounds.
-    ///
-    /// # Errors
-    /// [`WireError::TooMuch`].
-    fn check(&self) -> Result<(), WireError>;
-
-    /// The versioned bytes.
-    fn encode(&self) -> Vec<u8> {
-        // Writing numbers, strings and lists to memory cannot fail.
-        postcard::to_extend(self, vec![VERSION]).unwrap_or_default()
-    }
-
-    /// Reads what [`Self::encode`] wrote.
-    ///
-    /// # Errors
-    /// [`WireError`] with what is wrong.
-    fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let malformed = |cause: String| WireError::Malformed { what: Self::NAME, cause };
-        match bytes {
-            [VERSION, rest @ ..] => match postcard::take_from_bytes::<Self>(rest) {
-                Ok((message, [])) => message.check().map(|()| message),
-                Ok((_, left)) => Err(malformed(format!("{} bytes follow it", left.len()))),
-                Err(error) => Err(malformed(error.to_string())),
-            },
-            [found, ..] => Err(WireError::Version { found: *found }),
-            [] => Err(malformed("no bytes".to_owned())),
-        }
-    }
-}
-
-fn at_most(what: &'static str, of: &'static str, found: usize, limit: usize) -> Result<(), WireError> {
-    if found > limit { Err(WireError::TooMuch { what, of, found, limit }) } else { Ok(()) }
-}
-
-macro_rules! messages {
-    ($($name:ident($message:ident): $check:expr;)*) => {
-        $(impl Message for $name {
-            const NAME: &'static str = stringify!($name);
-
-            fn check(&self) -> Result<(), WireError> {
-                let $message = self;
-                $check
-            }
-        })*
-    };
-}
-
 fn paths<'a>(what: &'static str, mut paths: impl Iterator<Item = &'a [u8]>) -> Result<(), WireError> {
     paths.try_for_each(|path| at_most(what, "bytes in a path", path.len(), PATH_MAX))
 }
@@ -449,13 +377,13 @@ impl Revocation {
 messages! {
     Find(find): at_most("Find", "names", find.paths.len(), ITEMS_MAX)
         .and_then(|()| paths("Find", find.paths.iter().map(Vec::as_slice)));
-    Answers(answers): at_most("Answers", "answers", answers.answers.len(), ITEMS_MAX);
-    Changes(changes): at_most("Changes", "changes", changes.changes.len(), ITEMS_MAX)
+    Answers(answers) older before_2: at_most("Answers", "answers", answers.answers.len(), ITEMS_MAX);
+    Changes(changes) older before_2: at_most("Changes", "changes", changes.changes.len(), ITEMS_MAX)
         .and_then(|()| paths("Changes", changes.changes.iter().filter_map(Change::path)));
     Results(results): at_most("Results", "outcomes", results.outcomes.len(), ITEMS_MAX);
-    Replicate(replicate): at_most("Replicate", "keys", replicate.keys.len(), ITEMS_MAX)
+    Replicate(replicate) older before_2: at_most("Replicate", "keys", replicate.keys.len(), ITEMS_MAX)
         .and_then(|()| at_most("Replicate", "members", replicate.away_ms.len(), ITEMS_MAX));
-    Revoke(revoke): at_most("Revoke", "items", revoke.items.len(), ITEMS_MAX)
+    Revoke(revoke) older before_2: at_most("Revoke", "items", revoke.items.len(), ITEMS_MAX)
         .and_then(|()| revoke.items.iter().try_for_each(|item| match item {
             Revocation::Inherit { keys } => at_most("Revoke", "keys", keys.len(), ITEMS_MAX),
             _ => Ok(()),
@@ -472,9 +400,7 @@ messages! {
     Done(_done): Ok(());
 }
 
-mod placing;
-
-pub use placing::{DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, KEEP, Keep, Kept};
-
+#[cfg(test)]
+mod fixtures;
 #[cfg(test)]
 mod tests;

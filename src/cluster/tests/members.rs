@@ -42,7 +42,7 @@ pub(super) async fn start(coordinator: &Embedded, config: ClusterConfig) -> Host
     start_with(coordinator, config, memory).await
 }
 
-async fn start_with(coordinator: &Embedded, config: ClusterConfig, memory: Arc<Memory>) -> Host {
+pub(super) async fn start_with(coordinator: &Embedded, config: ClusterConfig, memory: Arc<Memory>) -> Host {
     let holder: std::sync::Weak<dyn Holder> = Arc::<Memory>::downgrade(&memory);
     let cluster =
         Cluster::start(config, Handle::current(), Arc::new(coordinator.another()), holder).await.unwrap();

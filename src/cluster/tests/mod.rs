@@ -6,3 +6,4 @@ mod members;
 mod network;
 mod placing;
 mod simulation;
+mod versions;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tidefs_engine::types::MemberId;
 
 use super::host::{Host, Seen};
-use super::members::{config, in_a_cluster_of, runtime, settled, soon, start, until, wall};
+use super::members::{config, in_a_cluster_of, runtime, settled, soon, start, start_with, until, wall};
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::*;
 
@@ -148,6 +148,56 @@ fn a_drain_that_nobody_can_take_anything_of_ends_with_the_member_still_there() {
         hosts[1].cluster.drain(MemberId(1), DrainOrder::Begin { within_ms: None }).await.unwrap();
         until("it has left", || hosts[0].cluster.status().drain.phase == DrainPhase::Left).await;
         assert_eq!(hosts[1].look_up("kv/a", soon()).await, Seen::Here(holder_stamp(&hosts[1])));
+    });
+}
+
+#[test]
+fn a_member_that_is_started_again_while_it_drains_goes_on_and_keeps_nothing_for_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("drain.json");
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let first = ClusterConfig { drain_file: Some(file.clone()), ..config(1) };
+        let mut hosts = vec![start(&coordinator, first.clone()).await, start(&coordinator, config(2)).await];
+        settled(&hosts).await;
+        hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        hosts[1].memory.state.lock().is_full = true;
+        hosts[1].cluster.drain(MemberId(1), DrainOrder::Begin { within_ms: None }).await.unwrap();
+        let killed = hosts.remove(0);
+        killed.cluster.close().await;
+        assert!(file.exists());
+        let again = start_with(&coordinator, first, std::sync::Arc::clone(&killed.memory)).await;
+        assert_eq!(again.cluster.status().drain.phase, DrainPhase::Copying);
+        hosts[0].memory.state.lock().is_full = false;
+        until("it has left", || again.cluster.status().drain.phase == DrainPhase::Left).await;
+        assert_eq!(hosts[0].look_up("kv/a", soon()).await, Seen::Here(holder_stamp(&hosts[0])));
+        until("that is not kept any more", || !file.exists()).await;
+    });
+}
+
+#[test]
+fn a_copy_that_is_evicted_is_made_again_though_nobody_came_or_went() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let mut hosts = Vec::new();
+        for id in 1..=3 {
+            let mut config = config(id);
+            config.timings.look_for_copies = std::time::Duration::from_millis(100);
+            config.timings.grace = std::time::Duration::from_millis(500);
+            hosts.push(start(&coordinator, config).await);
+        }
+        settled(&hosts).await;
+        for number in 0..20 {
+            let name = format!("kv/{number}");
+            hosts[0].write_copies(&name, name.as_bytes(), wall(), 2, soon()).await.unwrap();
+            let before = held_by(&hosts[0], &name, 2).await;
+            let evicting = *before.last().unwrap();
+            let made = |host: &Host| host.cluster.counters().copies_made.get();
+            let made_before: u64 = hosts.iter().map(made).sum();
+            hosts[usize::try_from(evicting).unwrap() - 1].evict(&name);
+            until("another copy is made", || hosts.iter().map(made).sum::<u64>() > made_before).await;
+            held_by(&hosts[0], &name, 2).await;
+        }
     });
 }
 

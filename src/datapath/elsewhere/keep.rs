@@ -166,15 +166,17 @@ impl Datapath {
         if state.sealed_stamp(slot) != Some(stamp) || state.remote_size(slot).is_some() {
             return Err(Unkept::NotNow);
         }
-        state.harden(slot);
+        let was_soft = state.harden(slot);
         state.elsewhere.heads.put(ino, head);
         if replicas > 1 && state.replicas(slot) != replicas {
             let mut policy = state.object(slot).map(Object::policy).unwrap_or_default();
             policy.replicas = Some(replicas);
             state.set_policy(slot, policy);
-            if let Err(error) = self.rewrite_record(&mut state, slot) {
-                tracing::warn!(%error, "a restart will not know how many copies of an object there are to be");
-            }
+        }
+        if (was_soft || replicas > 1)
+            && let Err(error) = self.rewrite_record(&mut state, slot)
+        {
+            tracing::warn!(%error, "a restart will not know how many copies of an object there are to be");
         }
         let medium = if state.object(slot).is_some_and(|object| object.is_resident()) {
             Medium::Memory

@@ -329,6 +329,11 @@ impl Datapath {
         self.lock().elsewhere.solitude = Some(Vec::new());
     }
 
+    /// There is no cluster: what was fetched from one in an earlier life counts as what was written here.
+    pub fn expect_no_cluster(&self) {
+        self.lock().harden_all();
+    }
+
     /// Makes the daemon a member of a cluster, once, before or after it is mounted.
     pub fn attach_cluster(self: &Arc<Self>, side: ClusterSide) {
         self.know_itself();

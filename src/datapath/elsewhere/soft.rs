@@ -3,7 +3,8 @@
 //!
 //! Invariants
 //! - A copy is soft only from its fetch on; what is sealed, renamed or pinned here, and what another member asked this one
-//!   to keep, is not. When nobody else has a copy to rely on any more, its owners say so, and it counts from then on.
+//!   to keep, is not. A restart finds it as soft as it was.
+//! - When nobody else has a copy to rely on any more, its owners say so, and it counts from then on.
 //! - Those that were read once leave before those that were read [`super::Elsewhere::soft_after`] times: a scan of what
 //!   others hold displaces nothing but itself. How often one was read is remembered when it leaves.
 //!
@@ -42,6 +43,14 @@ impl State {
         let size = object.size.get();
         if self.elsewhere.soft.insert(key, slot).is_none() {
             self.elsewhere.soft_bytes += size;
+        }
+    }
+
+    /// All copies are ones to rely on from now on: this host is in no cluster.
+    pub(in crate::datapath) fn harden_all(&mut self) {
+        let soft: Vec<Slot> = self.elsewhere.soft.values().copied().collect();
+        for slot in soft {
+            self.harden(slot);
         }
     }
 

@@ -21,6 +21,10 @@ pub const NAME_BYTES_MAX: usize = 255;
 /// Most bytes of the name of an eviction policy.
 const EVICTION_BYTES_MAX: usize = 32;
 
+/// In [`ObjectRecord::mode`]: the object is a copy of what another member of a cluster holds, and leaves first. Daemons that
+/// do not know it take the copy for one of their own.
+pub const SOFT_COPY: u32 = 1 << 31;
+
 const MAGIC: [u8; 2] = *b"TD";
 const FORMAT: u8 = 1;
 /// Ends in the policy's `durable`, which format 1 does not have.
@@ -47,7 +51,7 @@ pub struct ObjectRecord {
     pub size: ByteCount,
     /// Over all bytes, once taken.
     pub checksum: Option<Checksum>,
-    /// Type and permission bits.
+    /// Type and permission bits, and [`SOFT_COPY`].
     pub mode: u32,
     /// Owner.
     pub uid: u32,

@@ -144,7 +144,7 @@ impl SsdTier {
     }
 
     /// Writes what a disk holds to the others, at most `bytes_per_second` of it. From now on it takes nothing. Calls
-    /// `progress` now and then; when that says no, it ends early, and the disk goes on leaving.
+    /// `progress` now and then; when that says no, it ends early, and the disk goes on leaving. A later start goes on.
     ///
     /// # Errors
     /// Why it cannot be emptied.
@@ -154,31 +154,7 @@ impl SsdTier {
         bytes_per_second: Option<ByteCount>,
         progress: &mut dyn FnMut(Drained) -> bool,
     ) -> Result<Drained, ChangeError> {
-        let shared = &self.shared;
-        let _turn = shared.change.try_lock().ok_or_else(busy)?;
-        let device = shared.devices.named(&place.display().to_string()).ok_or(ChangeError::Unknown)?;
-        if !shared.is_named.load(Ordering::Relaxed) {
-            return Err(ChangeError::Starting);
-        }
-        device.is_leaving.store(true, Ordering::Relaxed);
-        if shared.least_busy().is_none() {
-            device.is_leaving.store(false, Ordering::Relaxed);
-            return Err(ChangeError::NoOther);
-        }
-        let mut pace = Pace { rate: bytes_per_second, started: Instant::now(), reported: Instant::now() };
-        let mut drained = Drained::default();
-        loop {
-            drained.left = shared.index.count_device(device.number);
-            if drained.left == 0 || !progress(drained) {
-                return Ok(drained);
-            }
-            shared.close_open_zone(&device)?;
-            let zone = device.oldest_closed();
-            let zone = zone.ok_or_else(|| ChangeError::Stuck("its zones cannot be read".to_owned()))?;
-            if !shared.empty_to_others(&device, zone, &mut drained, &mut pace, progress)? {
-                return Ok(drained);
-            }
-        }
+        self.shared.drain(place, bytes_per_second, progress)
     }
 
     /// Takes a disk out of use. With `force` the objects on it are given up.
@@ -261,6 +237,40 @@ impl Pace {
 }
 
 impl Shared {
+    /// See [`SsdTier::drain`].
+    pub(super) fn drain(
+        &self,
+        place: &Path,
+        bytes_per_second: Option<ByteCount>,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) -> Result<Drained, ChangeError> {
+        let _turn = self.change.try_lock().ok_or_else(busy)?;
+        let device = self.devices.named(&place.display().to_string()).ok_or(ChangeError::Unknown)?;
+        if !self.is_named.load(Ordering::Relaxed) {
+            return Err(ChangeError::Starting);
+        }
+        device.is_leaving.store(true, Ordering::Relaxed);
+        if self.least_busy().is_none() {
+            device.is_leaving.store(false, Ordering::Relaxed);
+            return Err(ChangeError::NoOther);
+        }
+        self.note_change(|changes| changes.leave(place, bytes_per_second));
+        let mut pace = Pace { rate: bytes_per_second, started: Instant::now(), reported: Instant::now() };
+        let mut drained = Drained::default();
+        loop {
+            drained.left = self.index.count_device(device.number);
+            if drained.left == 0 || !progress(drained) {
+                return Ok(drained);
+            }
+            self.close_open_zone(&device)?;
+            let zone = device.oldest_closed();
+            let zone = zone.ok_or_else(|| ChangeError::Stuck("its zones cannot be read".to_owned()))?;
+            if !self.empty_to_others(&device, zone, &mut drained, &mut pace, progress)? {
+                return Ok(drained);
+            }
+        }
+    }
+
     fn note_change(&self, change: impl FnOnce(&mut Changes)) {
         let mut changes = Changes::load(self.changes.as_deref());
         change(&mut changes);

@@ -23,8 +23,11 @@ fn on_disk(disk: &Arc<MemoryDisk>) -> Arc<MemoryDisk> {
 
 /// Two disks with an object for each key, the second added while the tier was used.
 fn grown() -> (SsdTier, Arc<Told>, [Arc<MemoryDisk>; 2], SsdConfig) {
+    grown_with(config(1, 20))
+}
+
+fn grown_with(config: SsdConfig) -> (SsdTier, Arc<Told>, [Arc<MemoryDisk>; 2], SsdConfig) {
     let disks = [MemoryDisk::new(), MemoryDisk::new()];
-    let config = config(1, 20);
     let (tier, told) = running(&disks[..1], &config);
     keys().take(30).for_each(|key| assert_eq!(store(&tier, &key, 5, LENGTH), Stored::Yes));
     let second = Arc::clone(&disks[1]) as Arc<dyn Disk>;
@@ -106,6 +109,49 @@ fn what_is_removed_while_its_disk_is_emptied_does_not_come_back_at_any_later_sta
     assert!(tier.flush(LIMIT));
     drop(tier);
     check(&recover(&tier_on(&crashed, &config)).0);
+}
+
+#[test]
+fn a_disk_that_was_being_emptied_goes_on_leaving_at_the_next_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let changes = Some(directory.path().join("changes"));
+    let (tier, _, disks, mut config) = grown_with(SsdConfig { changes, ..config(1, 20) });
+    config.capacity = ByteCount(config.capacity.get() * 2);
+    let place = Path::new("disk 0");
+    let mut left = 5;
+    let drained = tier.drain(place, Some(ByteCount(200_000)), &mut |_| {
+        left -= 1;
+        left > 0
+    });
+    assert!(drained.unwrap().left > 0, "it was faster than its rate");
+    drop(tier);
+    // In the order in which a start has them: named when the tier runs already.
+    let tier = tier_on(&disks, &config);
+    let mut unnamed = tier.index(&|_| false).unnamed;
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert_eq!(tier.status().devices[0].trouble, Some(Unusable::Leaving));
+    assert_eq!(tier.remove_disk(place, false), Err(ChangeError::Starting));
+    while let Some(standing) = tier.next_unnamed(&mut unnamed) {
+        standing.iter().for_each(|one| assert!(tier.own(one, 1)));
+    }
+    let end = std::time::Instant::now() + LIMIT;
+    while tier.shared.index.count_device(0) > 0 {
+        assert!(std::time::Instant::now() < end, "it is not emptied");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(all_are_right(&tier));
+    // Empty, it goes on leaving, and its removal ends that.
+    drop(tier);
+    let tier = tier_on(&disks, &config);
+    recover(&tier);
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert_eq!(tier.status().devices[0].trouble, Some(Unusable::Leaving));
+    while let Err(error) = tier.remove_disk(place, false) {
+        assert!(matches!(error, ChangeError::Stuck(_)), "{error}");
+        assert!(std::time::Instant::now() < end, "{error}");
+    }
+    assert!(kept::Changes::load(config.changes.as_deref()).leaving.is_empty());
+    assert!(all_are_right(&tier));
 }
 
 #[test]

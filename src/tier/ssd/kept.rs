@@ -1,4 +1,4 @@
-//! Which disks were added and removed since the configuration was written, kept for the next start of the daemon.
+//! Which disks were added, emptied and removed since the configuration was written, kept for the next start of the daemon.
 //!
 //! A file of JSON beside the daemon's lock, which a restart of the machine takes away: from then on the configuration
 //! counts again.
@@ -17,12 +17,20 @@ pub(super) struct Added {
     pub(super) capacity: ByteCount,
 }
 
+/// A disk that is emptied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Leaving {
+    pub(super) path: PathBuf,
+    pub(super) bytes_per_second: Option<ByteCount>,
+}
+
 /// What changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Changes {
     pub(super) added: Vec<Added>,
     pub(super) removed: Vec<PathBuf>,
+    pub(super) leaving: Vec<Leaving>,
 }
 
 impl Changes {
@@ -55,7 +63,14 @@ impl Changes {
         self.removed.push(path.to_owned());
     }
 
+    /// Notes a disk that is emptied, at this rate.
+    pub(super) fn leave(&mut self, path: &Path, bytes_per_second: Option<ByteCount>) {
+        self.leaving.retain(|leaving| leaving.path != path);
+        self.leaving.push(Leaving { path: path.to_owned(), bytes_per_second });
+    }
+
     fn forget(&mut self, path: &Path) {
+        self.leaving.retain(|leaving| leaving.path != path);
         self.added.retain(|added| added.path != path);
         self.removed.retain(|removed| removed != path);
     }
@@ -88,10 +103,15 @@ mod tests {
         changes.add(Path::new("/b"), ByteCount(2));
         changes.remove(Path::new("/a"));
         changes.add(Path::new("/b"), ByteCount(3));
+        changes.leave(Path::new("/a"), None);
+        changes.leave(Path::new("/b"), None);
+        changes.leave(Path::new("/b"), Some(ByteCount(5)));
+        changes.remove(Path::new("/a"));
         changes.store(Some(&file));
         let kept = Changes::load(Some(&file));
         assert_eq!(kept.added, [Added { path: "/b".into(), capacity: ByteCount(3) }]);
         assert_eq!(kept.removed, [PathBuf::from("/a")]);
+        assert_eq!(kept.leaving, [Leaving { path: "/b".into(), bytes_per_second: Some(ByteCount(5)) }]);
         fs::write(&file, b"{").unwrap();
         assert_eq!(Changes::load(Some(&file)), Changes::default());
     }

@@ -36,6 +36,7 @@ mod open;
 mod queue;
 mod reclaim;
 mod recover;
+mod resume;
 mod shared;
 mod status;
 mod writer;
@@ -118,6 +119,8 @@ struct Threads {
     /// By the numbers of their disks.
     writers: Vec<(u8, JoinHandle<()>)>,
     reclaimer: Option<JoinHandle<()>>,
+    /// Goes on with what an earlier start was emptying.
+    drainer: Option<JoinHandle<()>>,
 }
 
 /// The tier of one mount.
@@ -195,6 +198,7 @@ impl SsdTier {
     pub fn start(&self, owner: Arc<dyn Owner>) -> std_io::Result<()> {
         // A second owner would be a bug of the composition root; the first one stays.
         let _ = self.shared.owner.set(owner);
+        let leaving = self.shared.mark_leaving();
         for device in self.shared.devices.all() {
             self.start_writer(&device)?;
         }
@@ -202,6 +206,10 @@ impl SsdTier {
         let reclaimer = std::thread::Builder::new().name("ssd-reclaim".to_owned());
         let reclaimer = reclaimer.spawn(move || shared.reclaim_in_background())?;
         self.threads.lock().reclaimer = Some(reclaimer);
+        if !leaving.is_empty() {
+            let drainer = self.shared.resume_drains(leaving)?;
+            self.threads.lock().drainer = Some(drainer);
+        }
         Ok(())
     }
 
@@ -357,6 +365,7 @@ impl SsdTier {
         let threads = std::mem::take(&mut *self.threads.lock());
         // Reclaim first: what it writes again is written before the writers end.
         threads.reclaimer.into_iter().for_each(join);
+        threads.drainer.into_iter().for_each(join);
         self.shared.is_reclaim_over.store(true, Ordering::Relaxed);
         for device in self.shared.devices.all() {
             device.queue.close();

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use tidefs_engine::engine::FIRST_FREE_CHANNEL;
 use tidefs_engine::link::Channel;
 
-use super::{Message, PATH_MAX, WireError, at_most};
+use super::PATH_MAX;
+use super::message::{Message, WireError, at_most};
 use crate::cluster::object::Stamp;
 
 /// Asks for a copy: [`Keep`], answered by [`Kept`].
@@ -91,8 +92,8 @@ pub struct DrainReport {
 }
 
 messages! {
-    Keep(keep): at_most("Keep", "bytes in a path", keep.path.len(), PATH_MAX);
-    Kept(_kept): Ok(());
-    Drain(_drain): Ok(());
-    DrainReport(_report): Ok(());
+    Keep(keep) since 2: at_most("Keep", "bytes in a path", keep.path.len(), PATH_MAX);
+    Kept(_kept) since 2: Ok(());
+    Drain(_drain) since 2: Ok(());
+    DrainReport(_report) since 2: Ok(());
 }
