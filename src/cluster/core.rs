@@ -23,8 +23,8 @@ use super::catalog::owner::Owner;
 use super::catalog::tombstones::Tombstones;
 use super::catalog::watches::Watches;
 use super::catalog::wire::{
-    CATCH_UP, CHANGE, Changes, DRAIN, Done, Drain, FAREWELL, FIND, Find, KEEP, Keep, LEND, LIST, Lend, List,
-    Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, WireError,
+    AGREED, Agreed, CATCH_UP, CHANGE, Changes, DRAIN, Done, Drain, FAREWELL, FIND, Find, KEEP, Keep, LEND,
+    LIST, Lend, List, Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, WireError,
 };
 use super::changing::Publishing;
 use super::coordinator::Coordinator;
@@ -90,6 +90,8 @@ pub(super) struct Core {
     pub(super) handing_over: AtomicUsize,
     /// The last view was without this member.
     pub(super) was_out: AtomicBool,
+    /// Up to which revision the holder goes by what is agreed on about directories; `None` until it was told once.
+    pub(super) applied: watch::Sender<Option<u64>>,
 }
 
 impl fmt::Debug for Core {
@@ -147,6 +149,7 @@ impl Core {
             tasks: Mutex::default(),
             is_closed: AtomicBool::new(false),
             handing_over: AtomicUsize::new(0),
+            applied: watch::Sender::new(None),
             was_out: AtomicBool::new(false),
         })
     }
@@ -216,6 +219,7 @@ impl Core {
             CATCH_UP => Done::decode(body).map(|_| self.answer_catch_up(peer)),
             LEND => Lend::decode(body).map(|lend| self.answer_lend(peer, lend)),
             KEEP => Keep::decode(body).map(|keep| self.answer_keep(peer, keep)),
+            AGREED => Agreed::decode(body).map(|agreed| self.answer_agreed(agreed)),
             DRAIN => Drain::decode(body).map(|drain| self.answer_drain(&drain)),
             LIST => List::decode(body).map(|list| Answer::Now(Ok(self.answer_list(&list).encode()))),
             _ => return Answer::Now(Err(format!("nobody answers on channel {}", channel.0))),

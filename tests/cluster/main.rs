@@ -6,6 +6,7 @@
 mod common;
 
 mod copies;
+mod directories;
 mod draining;
 mod fixture;
 mod history;

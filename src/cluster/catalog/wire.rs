@@ -474,7 +474,7 @@ messages! {
 
 mod placing;
 
-pub use placing::{DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, KEEP, Keep, Kept};
+pub use placing::{AGREED, Agreed, DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, KEEP, Keep, Kept};
 
 #[cfg(test)]
 mod tests;

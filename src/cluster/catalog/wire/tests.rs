@@ -37,6 +37,7 @@ fn is<M: Message + PartialEq + std::fmt::Debug>(message: M, golden: &[&[u8]]) {
 #[test]
 fn version_1_of_each_message_is_these_bytes() {
     let stamp = Stamp(7);
+    is(Agreed { revision: 300 }, &[&[0xac, 2]]);
     is(Find { view: 3, paths: vec![path()] }, &[&[3, 1], PATH]);
     let present = Answered::Present { stamp, facts: facts(), copies: copies() };
     let answers = vec![Answered::Moved, Answered::Incomplete, Answered::Absent { is_watched: true }, present];
