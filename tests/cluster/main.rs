@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod cases;
 mod copies;
 mod directories;
 mod draining;
