@@ -23,8 +23,8 @@ use super::catalog::owner::Owner;
 use super::catalog::tombstones::Tombstones;
 use super::catalog::watches::Watches;
 use super::catalog::wire::{
-    CATCH_UP, CHANGE, Changes, DRAIN, Done, Drain, FAREWELL, FIND, Find, KEEP, Keep, LEND, LIST, Lend, List,
-    Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, VERSION, WireError,
+    AGREED, Agreed, CATCH_UP, CHANGE, Changes, DRAIN, Done, Drain, FAREWELL, FIND, Find, KEEP, Keep, LEND,
+    LIST, Lend, List, Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, VERSION, WireError,
 };
 use super::changing::{Publishing, Unsettled};
 use super::coordinator::Coordinator;
@@ -98,6 +98,8 @@ pub(super) struct Core {
     pub(super) was_out: AtomicBool,
     /// When members last came, went or were lost, in milliseconds since this one began.
     moved_ms: AtomicU64,
+    /// Up to which revision the holder goes by what is agreed on about directories; `None` until it was told once.
+    pub(super) applied: watch::Sender<Option<u64>>,
 }
 
 impl fmt::Debug for Core {
@@ -156,6 +158,7 @@ impl Core {
             tasks: Mutex::default(),
             is_closed: AtomicBool::new(false),
             handing_over: AtomicUsize::new(0),
+            applied: watch::Sender::new(None),
             was_out: AtomicBool::new(false),
             moved_ms: AtomicU64::new(0),
         })
@@ -246,6 +249,7 @@ impl Core {
             CATCH_UP => Done::decode(body).map(|_| self.answer_catch_up(peer)),
             LEND => Lend::decode(body).map(|lend| self.answer_lend(peer, lend)),
             KEEP => Keep::decode(body).map(|keep| self.answer_keep(peer, keep)),
+            AGREED => Agreed::decode(body).map(|agreed| self.answer_agreed(agreed)),
             DRAIN => Drain::decode(body).map(|drain| self.answer_drain(&drain)),
             LIST => List::decode(body).map(|list| Answer::Now(Ok(self.answer_list(&list).encode()))),
             _ => return Answer::Now(Err(format!("nobody answers on channel {}", channel.0))),

@@ -5,6 +5,7 @@
 //!
 //! A daemon alone uses none of it.
 
+mod agreeing;
 mod announcing;
 mod asking;
 mod batcher;
@@ -35,6 +36,7 @@ pub mod status;
 mod viewing;
 mod watching;
 
+pub use agreeing::Unapplied;
 pub use catalog::wire::{DrainOrder, DrainPhase, DrainReport};
 pub use copying::Wish;
 pub use error::ClusterError;

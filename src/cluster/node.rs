@@ -18,9 +18,10 @@ use tidefs_engine::memory::Region;
 use tidefs_engine::types::{ByteCount, MemberId, PeerId};
 use tokio::runtime::Handle;
 
+use super::agreeing::Unapplied;
 use super::carrier::{Carrier, Ear};
 use super::catalog::wire::{Change, DrainOrder, DrainReport};
-use super::coordinator::Coordinator;
+use super::coordinator::{Coordinator, NamespaceChange, Reachability};
 use super::copying::Wish;
 use super::core::{Core, Ingredients};
 use super::error::ClusterError;
@@ -133,6 +134,7 @@ impl Cluster {
             core.adopt_view(view.clone());
         }
         core.resume_drain();
+        core.spawn(Arc::clone(&core).follow_agreements());
         core.spawn(Arc::clone(&core).follow_views());
         core.spawn(Arc::clone(&core).announce_for_ever());
         core.spawn(Arc::clone(&core).tick_for_ever());
@@ -212,9 +214,12 @@ impl Cluster {
         self.core.remove_later(path, through);
     }
 
-    /// Waits until all that this member held when it joined is announced, and what is not valid any more withdrawn. Returns
-    /// whether that happened before the deadline.
+    /// Waits until what is agreed on about directories holds here, all that this member held when it joined is announced, and
+    /// what is not valid any more withdrawn. Returns whether that happened before the deadline.
     pub async fn settle(&self, deadline: Instant) -> bool {
+        if !self.core.has_applied(0, deadline).await {
+            return false;
+        }
         while !self.core.seen().is_alone && !self.core.plan.was_done() {
             if self.core.until(deadline).is_zero() {
                 return false;
@@ -284,6 +289,41 @@ impl Cluster {
         let core = Arc::clone(&self.core);
         let work = async move { core.list(directory, after, max, deadline).await };
         self.run(work).await.unwrap_or_default()
+    }
+
+    /// Whether the coordinator can be reached now.
+    #[must_use]
+    pub fn reaches_coordinator(&self) -> bool {
+        matches!(self.core.coordinator.reachability(), Reachability::Reached)
+    }
+
+    /// Changes what all members agree on about the directory at `path`. When it resolves they go by it, but for those that
+    /// are returned.
+    ///
+    /// # Errors
+    /// [`ClusterError::Coordinator`] when it was not reached before the deadline: nothing has changed then.
+    /// # Cancellation
+    /// It goes on.
+    pub async fn agree(
+        &self,
+        path: Vec<u8>,
+        change: NamespaceChange,
+        deadline: Instant,
+    ) -> Result<Unapplied, ClusterError> {
+        let core = Arc::clone(&self.core);
+        let work = async move { core.agree(&path, change, deadline).await };
+        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
+    }
+
+    /// Forgets what the members agree on about the directory at `path`.
+    ///
+    /// # Errors
+    /// # Cancellation
+    /// As [`Cluster::agree`].
+    pub async fn disagree(&self, path: Vec<u8>, deadline: Instant) -> Result<Unapplied, ClusterError> {
+        let core = Arc::clone(&self.core);
+        let work = async move { core.disagree(&path, deadline).await };
+        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 
     /// What operators are shown.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{BoxFuture, ByteCount, MemberId};
 
+use super::coordinator::Namespaces;
 use super::shards::{KeyId, Shard};
 
 /// Order of the versions of one key: nanoseconds since 1970 of its seal, moved on where clocks disagree, so that it grows
@@ -267,6 +268,9 @@ pub trait Holder: Send + Sync + fmt::Debug {
 
     /// What was answered about names of these shards must be asked for again: who served them does so no more.
     fn forget_answers(&self, shards: &[Shard]);
+
+    /// What all members agree on about directories is this from now on. Called in order, on a thread that may wait.
+    fn agreed(&self, namespaces: &Namespaces);
 
     /// Up to `max` things that this member holds whose shard is in `shards` (`is_wanted`), from the place `after`
     /// on; with the place where to go on, or `None` at the end.

@@ -20,6 +20,14 @@ pub struct AttributeChange {
     pub mtime_ns: Option<i64>,
 }
 
+impl AttributeChange {
+    /// Whether it is about who may do what.
+    #[must_use]
+    pub fn is_of_access(&self) -> bool {
+        self.mode.is_some() || self.uid.is_some() || self.gid.is_some()
+    }
+}
+
 impl Datapath {
     /// Changes attributes of `ino` and returns all of them.
     ///

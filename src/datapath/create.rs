@@ -270,6 +270,7 @@ impl Datapath {
         let (gid, marks) = state.inherited_group(parent, caller.gid);
         let attributes = Attributes::new(mode | marks, caller.uid, gid, self.now_ns());
         let slot = self.enter_directory(&mut state, parent, name, attributes)?;
+        self.adopt_for_new(&mut state, slot);
         state.tree.reference(slot);
         Ok(self.stat_of(&state, slot))
     }

@@ -73,6 +73,9 @@ pub enum Error {
     /// A directory of a cluster does not move: its contents are copied, and removed.
     #[error("a directory of a cluster is not renamed")]
     OtherPlace,
+    /// The members of a cluster are to agree on this, and what they agree by is away. The log says what was asked, and why not.
+    #[error("the cluster's coordinator is away: what all members agree on cannot change now")]
+    NotAgreed,
     /// The file handle is not one of ours.
     #[error("not an open handle")]
     BadHandle,

@@ -375,17 +375,27 @@ impl Datapath {
         }
     }
 
-    /// Sets, or with `None` removes, the pin of the node at `path`.
+    /// Sets, or with `None` removes, the pin of the node at `path`; that of a directory on all members of a cluster.
     ///
     /// # Errors
-    /// [`Error::NoObject`], [`Error::Io`].
+    /// [`Error::NoObject`], [`Error::NotAgreed`], [`Error::Io`].
+    /// # Panics
+    /// On a thread of a runtime, where it would wait for other members.
     pub fn pin(&self, path: &[u8], pin: Option<&str>) -> Result<Option<Pin>, Error> {
         let ino = {
             let state = self.lock();
             let slot = state.tree.by_path(path).ok_or(Error::NoObject)?;
             state.tree.ino(slot)
         };
-        match self.change_policy(ino, "pin", pin) {
+        let changed = match self.cluster.get() {
+            _ if !self.is_agreed_on(ino) => self.change_policy(ino, "pin", pin),
+            Some(side) => {
+                let value = pin.map(str::as_bytes);
+                side.cluster().wait(self.agree_on_attribute(ino, b"user.tidefs.pin", value, None))
+            }
+            None => Err(Error::NotAgreed),
+        };
+        match changed {
             Ok(()) | Err(Error::NoAttribute) => {}
             Err(error) => return Err(error),
         }

@@ -14,10 +14,11 @@ use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::POLICY_NAMES;
 use crate::tier::memory::{Pin, PolicyRecord};
 
-const PREFIX: &str = "user.tidefs.";
+/// What names of policy and facts begin with.
+pub(super) const PREFIX: &str = "user.tidefs.";
 
 /// Settable names below [`PREFIX`], in the order in which they are listed.
-const SETTABLE: [&str; 10] =
+pub(super) const SETTABLE: [&str; 10] =
     ["quota", "floor", "ttl", "pin", "priority", "policy", "scratch", "durability", "replicas", RECOMPUTE];
 /// Bytes a second that computing an object again yields.
 const RECOMPUTE: &str = "recompute_bytes_per_second";
@@ -185,20 +186,11 @@ impl Datapath {
         let policy = state.effective_policy(slot).record;
         let is_file = state.object(slot).is_some();
         match key {
-            "quota" => policy.quota.map(|quota| quota.get().to_string()),
-            "floor" => policy.floor.map(|floor| floor.get().to_string()),
-            "ttl" => policy.ttl_s.map(|ttl_s| format!("{ttl_s}s")),
-            "pin" => policy.pin.map(pin_text),
-            "priority" => policy.priority.map(|priority| priority.to_string()),
             "policy" => Some(state.domains.get(state.domain_for_reading(slot)).order.name().to_owned()),
-            "scratch" => policy.scratch.map(|scratch| scratch.to_string()),
-            "durability" => policy.durable.map(|durable| if durable { "ssd" } else { "memory" }.to_owned()),
-            "replicas" => policy.replicas.map(|replicas| replicas.to_string()),
-            RECOMPUTE => policy.recompute_bytes_per_second.map(|rate| rate.get().to_string()),
             "tier" if is_file => state.object(slot).map(|object| tier_text(object).to_owned()),
             "version" if is_file => state.object(slot).map(|object| object.version.to_string()),
             "why" if is_file => Some(state.why_text(slot)),
-            _ => None,
+            _ => written(&policy, key),
         }
         .ok_or(Error::NoAttribute)
     }
@@ -217,12 +209,7 @@ impl Datapath {
 
     /// Sets, or with `None` removes, one policy of a directory or object.
     pub(super) fn change_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
-        if FACTS.contains(&key) {
-            return Err(Error::NotPermitted("this attribute is a fact, not a setting"));
-        }
-        if !SETTABLE.contains(&key) {
-            return Err(Error::Unsupported("no such policy; see docs/SEMANTICS.md for the names"));
-        }
+        is_settable(key)?;
         self.with_room(|| self.set_own_policy(ino, key, value))
     }
 
@@ -286,8 +273,54 @@ pub(super) fn copy_decorations(source: &std::fs::File, target: &std::fs::File) -
     Ok(())
 }
 
+/// A policy as `setfattr` spells it; `None` when it is not set.
+pub(super) fn written(policy: &PolicyRecord, key: &str) -> Option<String> {
+    match key {
+        "quota" => policy.quota.map(|quota| quota.get().to_string()),
+        "floor" => policy.floor.map(|floor| floor.get().to_string()),
+        "ttl" => policy.ttl_s.map(|ttl_s| format!("{ttl_s}s")),
+        "pin" => policy.pin.map(pin_text),
+        "priority" => policy.priority.map(|priority| priority.to_string()),
+        "policy" => policy.eviction.clone(),
+        "scratch" => policy.scratch.map(|scratch| scratch.to_string()),
+        "durability" => policy.durable.map(|durable| if durable { "ssd" } else { "memory" }.to_owned()),
+        "replicas" => policy.replicas.map(|replicas| replicas.to_string()),
+        RECOMPUTE => policy.recompute_bytes_per_second.map(|rate| rate.get().to_string()),
+        _ => None,
+    }
+}
+
+fn is_settable(key: &str) -> Result<(), Error> {
+    if FACTS.contains(&key) {
+        return Err(Error::NotPermitted("this attribute is a fact, not a setting"));
+    }
+    if !SETTABLE.contains(&key) {
+        return Err(Error::Unsupported("no such policy; see docs/SEMANTICS.md for the names"));
+    }
+    Ok(())
+}
+
+/// Whether one field of a directory's `own` policy can be changed so.
+///
+/// # Errors
+/// As [`Datapath::set_attribute`] and [`Datapath::remove_attribute`].
+pub(super) fn check(
+    own: &PolicyRecord,
+    key: &str,
+    value: Option<&str>,
+    only: Option<Presence>,
+) -> Result<(), Error> {
+    is_settable(key)?;
+    match (only, written(own, key).is_some()) {
+        (Some(Presence::Absent), true) => return Err(Error::Exists),
+        (Some(Presence::Present), false) => return Err(Error::NoAttribute),
+        _ => {}
+    }
+    if apply(&mut own.clone(), key, value)? { Ok(()) } else { Err(Error::NoAttribute) }
+}
+
 /// Changes one field. Returns whether there was anything to change.
-fn apply(policy: &mut PolicyRecord, key: &str, value: Option<&str>) -> Result<bool, Error> {
+pub(super) fn apply(policy: &mut PolicyRecord, key: &str, value: Option<&str>) -> Result<bool, Error> {
     fn set<T>(field: &mut Option<T>, value: Option<Result<T, Error>>) -> Result<bool, Error> {
         match value {
             Some(value) => *field = Some(value?),

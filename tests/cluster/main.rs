@@ -5,7 +5,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod cases;
 mod copies;
+mod directories;
 mod draining;
 mod fixture;
 mod history;

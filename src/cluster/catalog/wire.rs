@@ -19,7 +19,7 @@ mod placing;
 
 use message::at_most;
 pub use message::{Message, WireError};
-pub use placing::{DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, KEEP, Keep, Kept};
+pub use placing::{AGREED, Agreed, DRAIN, Drain, DrainOrder, DrainPhase, DrainReport, KEEP, Keep, Kept};
 
 /// Asks for names: [`Find`], answered by [`Answers`].
 pub const FIND: Channel = FIRST_FREE_CHANNEL;

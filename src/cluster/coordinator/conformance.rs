@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tidefs_engine::types::{Incarnation, MemberId};
 use tokio::sync::watch;
 
-use super::{Coordinator, CoordinatorError, NamespaceRecord};
+use super::{Coordinator, CoordinatorError, NamespaceChange};
 use crate::cluster::member::testing::member;
 use crate::cluster::member::{Member, View};
 
@@ -111,20 +111,41 @@ pub(crate) async fn numbers_of_views_only_grow(pair: Pair) {
     assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{numbers:?}");
 }
 
+/// A change of one attribute.
+pub(crate) fn sets(attribute: &str, value: &str) -> NamespaceChange {
+    let policy = [(attribute.to_owned(), Some(value.to_owned()))].into_iter().collect();
+    NamespaceChange { policy, ..NamespaceChange::default() }
+}
+
 pub(crate) async fn what_is_agreed_about_a_namespace_reaches_everyone(pair: Pair) {
-    let record = |quota: &str| NamespaceRecord {
-        policy: [("user.tidefs.quota".to_owned(), quota.to_owned())].into_iter().collect(),
-    };
     let mut far = pair.second.namespaces();
-    pair.first.set_namespace("kv", record("1GiB"), soon()).await.expect("set");
-    pair.first.set_namespace("other", NamespaceRecord::default(), soon()).await.expect("set");
-    shows(&mut far, "both", |names| names.len() == 2 && names["kv"] == record("1GiB")).await;
-    pair.second.set_namespace("kv", record("2GiB"), soon()).await.expect("replace");
-    shows(&mut pair.first.namespaces(), "the new quota", |names| names.get("kv") == Some(&record("2GiB")))
-        .await;
-    pair.first.remove_namespace("kv", soon()).await.expect("remove");
-    pair.first.remove_namespace("kv", soon()).await.expect("removing what is gone is fine");
-    shows(&mut far, "one", |names| names.keys().eq(["other"])).await;
+    let first = pair.first.change_namespace("kv", sets("quota", "1GiB"), soon()).await.expect("set");
+    let second = pair.first.change_namespace("other", sets("ttl", "1h"), soon()).await.expect("set");
+    assert!(second > first);
+    let seen = shows(&mut far, "both", |seen| seen.records.len() == 2).await;
+    assert!(seen.revision >= second, "{} and {second}", seen.revision);
+    assert_eq!(seen.records["kv"].policy["quota"], "1GiB");
+    let third = pair.second.change_namespace("kv", sets("quota", "2GiB"), soon()).await.expect("replace");
+    let seen = shows(&mut pair.first.namespaces(), "the new quota", |seen| seen.revision >= third).await;
+    assert_eq!(seen.records["kv"].policy["quota"], "2GiB");
+    let last = pair.first.remove_namespace("kv", soon()).await.expect("remove");
+    assert_eq!(pair.first.remove_namespace("kv", soon()).await.expect("removing what is gone is fine"), 0);
+    let seen = shows(&mut far, "the removal", |seen| seen.revision >= last).await;
+    assert!(seen.records.keys().eq(["other"]), "{seen:?}");
+}
+
+pub(crate) async fn changes_of_two_members_at_once_are_both_made(pair: Pair) {
+    let mut last = 0;
+    for round in 0..10 {
+        let (one, two) = (format!("one-{round}"), format!("two-{round}"));
+        let (one, two) = tokio::join!(
+            pair.first.change_namespace("kv", sets(&one, "1"), soon()),
+            pair.second.change_namespace("kv", sets(&two, "2"), soon()),
+        );
+        last = one.expect("a change").max(two.expect("a change"));
+    }
+    let seen = shows(&mut pair.first.namespaces(), "all changes", |seen| seen.revision >= last).await;
+    assert_eq!(seen.records["kv"].policy.len(), 20, "{seen:?}");
 }
 
 /// One test for each fact, against the [`Pair`] that `$pair` makes.
@@ -138,6 +159,7 @@ macro_rules! coordinator_facts {
             what_a_member_registers_again_replaces_what_it_had,
             numbers_of_views_only_grow,
             what_is_agreed_about_a_namespace_reaches_everyone,
+            changes_of_two_members_at_once_are_both_made,
         }
     };
     ($pair:expr; $($fact:ident),+ $(,)?) => {

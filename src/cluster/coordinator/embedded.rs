@@ -9,7 +9,10 @@ use parking_lot::Mutex;
 use tidefs_engine::types::{Incarnation, MemberId};
 use tokio::sync::watch;
 
-use super::{Asked, Coordinator, CoordinatorError, NamespaceRecord, Namespaces, Reachability, Start};
+use super::{
+    Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, NamespaceRecord, Namespaces,
+    Reachability, Start,
+};
 use crate::cluster::member::{ClusterId, Member, View};
 
 /// What is agreed on.
@@ -83,8 +86,12 @@ impl Embedded {
         self.shared.views.send_replace(view);
     }
 
-    fn publish_namespaces(&self, agreed: &Agreed) {
-        self.shared.namespaces.send_replace(Arc::new(agreed.namespaces.clone()));
+    /// Tells everyone what is agreed on about directories. Returns the revision of that.
+    fn publish_namespaces(&self, agreed: &mut Agreed) -> u64 {
+        agreed.changes += 1;
+        let agreement = Agreement { revision: agreed.changes, records: agreed.namespaces.clone() };
+        self.shared.namespaces.send_replace(Arc::new(agreement));
+        agreed.changes
     }
 }
 
@@ -118,18 +125,19 @@ impl Coordinator for Embedded {
         self.shared.namespaces.subscribe()
     }
 
-    fn set_namespace(&self, name: &str, record: NamespaceRecord, _deadline: Instant) -> Asked<'_, ()> {
+    fn change_namespace(&self, name: &str, change: NamespaceChange, _deadline: Instant) -> Asked<'_, u64> {
         let mut agreed = self.shared.agreed.lock();
+        let record = change.applied_to(agreed.namespaces.get(name));
         agreed.namespaces.insert(name.to_owned(), record);
-        self.publish_namespaces(&agreed);
-        Box::pin(ready(Ok(())))
+        let revision = self.publish_namespaces(&mut agreed);
+        Box::pin(ready(Ok(revision)))
     }
 
-    fn remove_namespace(&self, name: &str, _deadline: Instant) -> Asked<'_, ()> {
+    fn remove_namespace(&self, name: &str, _deadline: Instant) -> Asked<'_, u64> {
         let mut agreed = self.shared.agreed.lock();
-        agreed.namespaces.remove(name);
-        self.publish_namespaces(&agreed);
-        Box::pin(ready(Ok(())))
+        let was_there = agreed.namespaces.remove(name).is_some();
+        let revision = if was_there { self.publish_namespaces(&mut agreed) } else { 0 };
+        Box::pin(ready(Ok(revision)))
     }
 
     fn reachability(&self) -> Reachability {

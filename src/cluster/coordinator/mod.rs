@@ -5,14 +5,12 @@
 //! the last view and the last policies go on to count: reads and writes do not notice. What would change them waits, and
 //! says what it waits for when its deadline passes.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{Incarnation, MemberId};
 use tokio::sync::watch;
 
@@ -24,8 +22,10 @@ pub mod embedded;
 mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+mod namespaces;
 
 pub use error::CoordinatorError;
+pub use namespaces::{Access, Agreement, NamespaceChange, NamespaceRecord, Namespaces, name_of, path_of};
 
 /// A future of a coordinator: it owns nothing but borrows, and may be dropped at any time. What was asked for may have
 /// happened then.
@@ -39,16 +39,6 @@ pub struct Start {
     /// Larger than that of every earlier start of this member.
     pub incarnation: Incarnation,
 }
-
-/// What is agreed about one namespace.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamespaceRecord {
-    /// Policy by attribute, as `setfattr` spells both: `user.tidefs.quota` and `64GiB`.
-    pub policy: BTreeMap<String, String>,
-}
-
-/// All namespaces by name.
-pub type Namespaces = Arc<BTreeMap<String, NamespaceRecord>>;
 
 /// Whether the coordinator can be reached.
 #[derive(Clone, Debug)]
@@ -91,17 +81,18 @@ pub trait Coordinator: fmt::Debug + Send + Sync {
     /// Namespaces, as last heard.
     fn namespaces(&self) -> watch::Receiver<Namespaces>;
 
-    /// Makes a namespace, or replaces what is agreed about it. Every member hears of it.
+    /// Changes what is agreed on about the directory called `name`. Returns the revision with which it is so: everyone who
+    /// heard of that revision, or a later one, knows it.
     ///
     /// # Errors
     /// [`CoordinatorError::Away`].
-    fn set_namespace(&self, name: &str, record: NamespaceRecord, deadline: Instant) -> Asked<'_, ()>;
+    fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64>;
 
-    /// Removes a namespace. That there is none is fine.
+    /// Forgets a directory. That nothing is agreed on about it is fine, and revision zero.
     ///
     /// # Errors
     /// [`CoordinatorError::Away`].
-    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, ()>;
+    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64>;
 
     /// Whether it can be reached now.
     fn reachability(&self) -> Reachability;

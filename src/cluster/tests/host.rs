@@ -255,6 +255,8 @@ impl Holder for Memory {
         (page, (next < state.objects.len()).then_some(next as u64))
     }
 
+    fn agreed(&self, _: &crate::cluster::coordinator::Namespaces) {}
+
     fn list(&self, directory: &[u8], after: u64, max: usize) -> Vec<ListedName> {
         let state = self.state.lock();
         let mut names: Vec<ListedName> = state

@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use super::super::history::Ending;
 use super::super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, OpenOptions, Phase, Place};
 use super::stamp_of;
+use crate::cluster::coordinator::Namespaces;
 use crate::cluster::shards::{KeyId, Shard};
 use crate::cluster::{Facts, Holder, Holding, Lent, LentBytes, ListedName, Medium, Stamp, Unkept, Unlent};
 use crate::namespace::{Cookie, Slot, ThreadId};
@@ -154,6 +155,12 @@ impl Holder for MemberSide {
             .map_or_else(Default::default, |datapath| datapath.holdings(is_wanted, after, max))
     }
 
+    fn agreed(&self, namespaces: &Namespaces) {
+        if let Some(datapath) = self.datapath.upgrade() {
+            datapath.adopt_agreement(namespaces);
+        }
+    }
+
     fn list(&self, directory: &[u8], after: u64, max: usize) -> Vec<ListedName> {
         self.datapath
             .upgrade()
@@ -249,7 +256,7 @@ impl Datapath {
     }
 
     /// What stood at `path` was removed or replaced on another member.
-    fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
+    pub(super) fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
         let (doomed, emptied, known, is_kept) = {
             let now_ns = self.now_ns();
             let mut state = self.lock();

@@ -11,6 +11,7 @@
 //!
 //! Without a cluster none of this costs more than one look at an empty cell.
 
+mod agreed;
 mod fetch;
 mod keep;
 mod member;
@@ -114,6 +115,8 @@ pub(super) struct Elsewhere {
     heads: LruCache<Ino, KeyId>,
     /// Hears of what leaves this host. It takes that without waiting.
     cluster: Option<Arc<Cluster>>,
+    /// What all members agree on about directories.
+    agreed: agreed::Agreed,
     /// Set while this host is to be a member and is none yet: what it removes meanwhile is told when it is.
     solitude: Option<Vec<(Vec<u8>, Stamp)>>,
 }
@@ -130,6 +133,7 @@ impl Default for Elsewhere {
             soft_after: 2,
             heads: LruCache::new(HEADS_MAX),
             cluster: None,
+            agreed: agreed::Agreed::default(),
             solitude: None,
         }
     }
@@ -352,6 +356,7 @@ impl Datapath {
         for (path, through) in removed_alone {
             cluster.remove_later(path, through);
         }
+        self.agree_on_the_rest();
         // What was sealed while it joined may have been passed over, and nobody was asked for copies of it.
         cluster.announce_again();
         cluster.check_copies();
@@ -445,7 +450,10 @@ impl Datapath {
                 let attributes = Attributes::new(facts.mode, facts.uid, facts.gid, self.now_ns());
                 match self.enter_directory(&mut state, parent, name.clone(), attributes) {
                     // It lives as long as anybody knows it.
-                    Ok(slot) => state.hold_directory(slot),
+                    Ok(slot) => {
+                        self.adopt_for_new(&mut state, slot);
+                        state.hold_directory(slot);
+                    }
                     Err(error) => tracing::warn!(%error, "a directory of another member cannot be shown"),
                 }
             }

@@ -38,6 +38,14 @@ struct Appeared {
     is_promise: bool,
 }
 
+impl Appeared {
+    /// Its path, when it is a namespace.
+    fn namespace(self) -> Option<Vec<u8>> {
+        let is_namespace = matches!(self.facts, Facts::Directory(_)) && !self.path.contains(&b'/');
+        is_namespace.then_some(self.path)
+    }
+}
+
 impl News {
     /// Whether there is nothing to tell.
     #[must_use]
@@ -97,6 +105,39 @@ impl Datapath {
         News { appeared: None, removed }
     }
 
+    /// What is to be told when owner or mode of an object changed here: it is a new version, since copies that others hold have
+    /// the old ones. Nothing of what is of this host alone.
+    pub fn news_of_access(&self, ino: Ino) -> News {
+        if !self.is_in_cluster() {
+            return News::default();
+        }
+        let mut state = self.lock();
+        let appeared = (|| {
+            let slot = state.tree.by_ino(ino)?;
+            let (parent, name) = (state.tree.node(slot).parent, state.tree.name(slot));
+            let open = state.object_mut(slot).filter(|object| object.phase == Phase::Writing);
+            if let Some(promised) = open.and_then(|object| object.open.as_mut()?.promised.as_mut()) {
+                // It was closed and is about to be sealed: not as what was promised, so it is told anew then.
+                promised.1 = ByteCount(u64::MAX);
+            }
+            let object = state.object(slot).filter(|object| object.phase == Phase::Sealed)?;
+            if object.is_remote() || state.tree.node(slot).is_detached() || self.is_temporary(&name) {
+                return None;
+            }
+            let sealed_at_ns = object.sealed_at_ns.saturating_add(1).max(self.now_ns());
+            state.harden(slot);
+            state.object_mut(slot)?.sealed_at_ns = sealed_at_ns;
+            if let Err(error) = self.rewrite_record(&mut state, slot) {
+                tracing::warn!(%error, "a restart will not know the owner and mode of an object as the cluster does");
+            }
+            state.renew_expiry(slot);
+            let (stamp, facts) = state.facts_for_members(slot)?;
+            let path = state.path_of_child(parent, name.as_bytes());
+            Some(Appeared { path, stamp, facts, ino, is_promise: false })
+        })();
+        News { appeared, removed: None }
+    }
+
     /// What is to be told when the sole writer of a file closes it under its final name: it is an object in a moment.
     pub fn news_of_close(&self, caller: &Caller, handle: HandleId) -> News {
         if !self.is_in_cluster() || writer_fate(caller.thread) == WriterFate::Killed {
@@ -143,6 +184,9 @@ impl Datapath {
         if let Some(Removed { path, through }) = news.removed {
             self.removed_alone(path, through);
         }
+        if let Some(path) = news.appeared.and_then(Appeared::namespace) {
+            self.agree_later(&path);
+        }
     }
 
     /// Tells the other members, and waits until they know, as long as they are waited for.
@@ -174,6 +218,11 @@ impl Datapath {
         self.telemetry.catalog_publications.increment();
         let published = side.cluster.publish(path.clone(), stamp, facts, side.deadline()).await;
         self.was_told_by_us(&path);
+        if let Facts::Directory(facts) = facts
+            && !path.contains(&b'/')
+        {
+            self.agree_on_namespace(side, &path, facts).await;
+        }
         match published {
             Ok(published) => {
                 if let Facts::File(file) = facts {

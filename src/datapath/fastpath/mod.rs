@@ -103,6 +103,7 @@ impl Located {
             | Error::Exists
             | Error::NotEmpty
             | Error::OtherPlace
+            | Error::NotAgreed
             | Error::Unsupported(_) => Self::AskByFile,
             Error::NoAttribute | Error::Io { .. } => {
                 tracing::error!(%error, "an entry of a batch failed");

@@ -9,9 +9,10 @@ use fuser::{Errno, INodeNo, ReplyAttr, ReplyStatfs, Request, TimeOrNow};
 use tidefs_engine::types::{ByteCount, PAGE};
 
 use super::{Dispatcher, caller, fail};
-use crate::datapath::{AttributeChange, Error, Stat};
+use crate::datapath::{AttributeChange, Error, News, Stat};
 use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
+use crate::fuse::dispatch::after_telling;
 use crate::fuse::fast_files;
 use crate::namespace::{NAME_LENGTH_MAX, nanos_of};
 
@@ -78,9 +79,29 @@ pub(in crate::fuse) fn setattr(
     }
     let (datapath, lifetimes) = (Arc::clone(&dispatcher.datapath), dispatcher.lifetimes);
     let (caller, change) = (caller(request), *change);
-    dispatcher.with_object(ino(number), move |_| {
+    let is_shared = change.is_of_access() && datapath.is_in_cluster();
+    if is_shared && datapath.is_agreed_on(ino(number)) {
+        let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else {
+            // It is to be a member, and is none yet.
+            return reply_attr(&lifetimes, Err(Error::NotAgreed), "setattr", reply);
+        };
+        runtime.spawn(async move {
+            let outcome = datapath.agree_on_access(&caller, ino(number), &change).await;
+            reply_attr(&lifetimes, outcome, "setattr", reply);
+        });
+        return;
+    }
+    dispatcher.with_object(ino(number), move |is_here| {
+        if is_shared && !is_here {
+            // Its attributes are those of its bytes, which are on other members and cannot be had.
+            return reply_attr(&lifetimes, Err(Error::NoObject), "setattr", reply);
+        }
         let outcome = datapath.setattr(&caller, ino(number), &change);
-        reply_attr(&lifetimes, outcome, "setattr", reply);
+        let news = match &outcome {
+            Ok(_) if is_shared => datapath.news_of_access(ino(number)),
+            _ => News::default(),
+        };
+        after_telling(&datapath, news, move || reply_attr(&lifetimes, outcome, "setattr", reply));
     });
 }
 

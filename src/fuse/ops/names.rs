@@ -212,8 +212,7 @@ pub(in crate::fuse) fn rmdir(dispatcher: &Dispatcher, parent: INodeNo, name: &Os
     };
     runtime.spawn(async move {
         let news = datapath.news_of_removal(parent, &name);
-        let emptiness = datapath.ensure_empty_everywhere(parent, &name).await;
-        match emptiness.and_then(|()| datapath.remove_directory(parent, &name)) {
+        match datapath.remove_directory_everywhere(parent, &name).await {
             Ok(()) => {
                 datapath.tell(news).await;
                 reply.ok();

@@ -1,6 +1,6 @@
 //! Extended attributes.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr};
 
 use super::{Dispatcher, fail, reply_done};
-use crate::datapath::{Error, Presence};
+use crate::datapath::{Datapath, Error, Presence};
 use crate::fuse::attributes::ino;
 use crate::fuse::control_files::ControlFiles;
 
@@ -82,9 +82,32 @@ pub(in crate::fuse) fn setxattr(
     };
     let datapath = Arc::clone(&dispatcher.datapath);
     let (name, value) = (name.to_owned(), value.to_vec());
+    if Datapath::is_policy(name.as_bytes()) && datapath.is_agreed_on(ino(number)) {
+        return agree(datapath, number, name, Some(value), only, "setxattr", reply);
+    }
     dispatcher.with_object(ino(number), move |_| {
         let outcome = datapath.set_attribute(ino(number), name.as_bytes(), &value, only);
         reply_done(outcome, "setxattr", reply);
+    });
+}
+
+/// Sets, or removes, a policy of a directory on all members of the cluster.
+fn agree(
+    datapath: Arc<Datapath>,
+    number: INodeNo,
+    name: OsString,
+    value: Option<Vec<u8>>,
+    only: Option<Presence>,
+    operation: &'static str,
+    reply: ReplyEmpty,
+) {
+    let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else {
+        // It is to be a member, and is none yet.
+        return reply_done(Err(Error::NotAgreed), operation, reply);
+    };
+    runtime.spawn(async move {
+        let asked = datapath.agree_on_attribute(ino(number), name.as_bytes(), value.as_deref(), only);
+        reply_done(asked.await, operation, reply);
     });
 }
 
@@ -98,6 +121,9 @@ pub(in crate::fuse) fn removexattr(
         return reply.error(Errno::EPERM);
     }
     let (datapath, name) = (Arc::clone(&dispatcher.datapath), name.to_owned());
+    if Datapath::is_policy(name.as_bytes()) && datapath.is_agreed_on(ino(number)) {
+        return agree(datapath, number, name, None, None, "removexattr", reply);
+    }
     dispatcher.with_object(ino(number), move |_| {
         reply_done(datapath.remove_attribute(ino(number), name.as_bytes()), "removexattr", reply);
     });

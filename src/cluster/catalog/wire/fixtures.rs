@@ -181,6 +181,7 @@ fn cases() -> Vec<Case> {
         case("", Listed { names }),
         case("", Done {}),
         case("", Keep { path: path(), stamp: STAMP, replicas: 2, head: 5 }),
+        case("", Agreed { revision: 300 }),
     ];
     cases.extend(soft());
     cases.extend(lendings().map(|(label, lending)| case(label, lending)));

@@ -1,15 +1,15 @@
 //! What members of the version before are sent: the same without what is newer. Nothing of this runs between members of
 //! one version.
 //!
-//! Version 1 has no soft copies (they count as any other), wants each object on one member, and has no [`Keep`] and no
-//! [`Drain`].
+//! Version 1 has no soft copies (they count as any other), wants each object on one member, and has no [`Keep`], no
+//! [`Drain`] and no [`Agreed`].
 
 use tidefs_engine::link::Channel;
 
 use super::{
-    Answered, Answers, CATCH_UP, CHANGE, Change, Changes, DRAIN, Done, Drain, DrainReport, FAREWELL, FIND,
-    Find, KEEP, Keep, Kept, Known, LEND, LIST, Lend, Lending, List, Listed, Message, RELEASE, REPLICATE,
-    REVOKE, Release, Replicate, Results, Revocation, Revoke, VERSION, WireError,
+    AGREED, Agreed, Answered, Answers, CATCH_UP, CHANGE, Change, Changes, DRAIN, Done, Drain, DrainReport,
+    FAREWELL, FIND, Find, KEEP, Keep, Kept, Known, LEND, LIST, Lend, Lending, List, Listed, Message, RELEASE,
+    REPLICATE, REVOKE, Release, Replicate, Results, Revocation, Revoke, VERSION, WireError,
 };
 use crate::cluster::object::{Copy, Facts, Medium};
 
@@ -36,6 +36,7 @@ pub fn request(channel: Channel, body: Vec<u8>, version: u8) -> Result<Vec<u8>, 
         LIST => rewrite::<List>(body, version),
         KEEP => rewrite::<Keep>(body, version),
         DRAIN => rewrite::<Drain>(body, version),
+        AGREED => rewrite::<Agreed>(body, version),
         _ => Err(WireError::TooNew { what: "message", since: VERSION, version }),
     }
 }
@@ -51,7 +52,7 @@ pub fn answer(channel: Channel, body: Vec<u8>, version: u8) -> Result<Vec<u8>, W
     match channel {
         FIND => rewrite::<Answers>(body, version),
         CHANGE => rewrite::<Results>(body, version),
-        REPLICATE | REVOKE | CATCH_UP => rewrite::<Done>(body, version),
+        REPLICATE | REVOKE | CATCH_UP | AGREED => rewrite::<Done>(body, version),
         LEND => rewrite::<Lending>(body, version),
         LIST => rewrite::<Listed>(body, version),
         KEEP => rewrite::<Kept>(body, version),

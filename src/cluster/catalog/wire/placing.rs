@@ -1,4 +1,5 @@
-//! Messages about where copies are to be: asking a member to keep one, and telling a member to leave with none lost.
+//! Messages about where copies are to be, and what is agreed on about directories: asking a member to keep a copy, telling a
+//! member to leave with none lost, asking whether a member has applied what was agreed on.
 
 use serde::{Deserialize, Serialize};
 use tidefs_engine::engine::FIRST_FREE_CHANNEL;
@@ -12,6 +13,16 @@ use crate::cluster::object::Stamp;
 pub const KEEP: Channel = Channel(FIRST_FREE_CHANNEL.0 + 9);
 /// Has the receiver drain itself, or tell how far it is: [`Drain`], answered by [`DrainReport`].
 pub const DRAIN: Channel = Channel(FIRST_FREE_CHANNEL.0 + 10);
+
+/// Asks whether a change of what is agreed on is applied: [`Agreed`], answered by [`super::Done`] when it is.
+pub const AGREED: Channel = Channel(FIRST_FREE_CHANNEL.0 + 11);
+
+/// What the coordinator holds was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Agreed {
+    /// The revision of the change.
+    pub revision: u64,
+}
 
 /// The receiver is to fetch an object and to keep it, or to know a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +103,7 @@ pub struct DrainReport {
 }
 
 messages! {
+    Agreed(_agreed) since 2: Ok(());
     Keep(keep) since 2: at_most("Keep", "bytes in a path", keep.path.len(), PATH_MAX);
     Kept(_kept) since 2: Ok(());
     Drain(_drain) since 2: Ok(());

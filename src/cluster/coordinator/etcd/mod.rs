@@ -22,7 +22,9 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{Asked, Coordinator, CoordinatorError, NamespaceRecord, Namespaces, Reachability, Start};
+use super::{
+    Asked, Coordinator, CoordinatorError, NamespaceChange, NamespaceRecord, Namespaces, Reachability, Start,
+};
 use crate::cluster::member::{ClusterId, Member, View};
 
 mod keys;
@@ -272,26 +274,24 @@ impl Coordinator for Etcd {
         self.shared.namespaces.subscribe()
     }
 
-    fn set_namespace(&self, name: &str, record: NamespaceRecord, deadline: Instant) -> Asked<'_, ()> {
+    fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64> {
         let key = self.shared.keys.namespace(name);
         Box::pin(async move {
-            let what = "a change of a namespace";
-            let value = serde_json::to_vec(&record)
-                .map_err(|error| CoordinatorError::Refused { what, reason: error.to_string().into() })?;
-            self.call(what, deadline, |mut connected| {
-                let (key, value) = (key.clone(), value.clone());
-                async move { connected.client.put(key, value, None).await.map(drop) }
-            })
-            .await
+            let change = |connected| change_record(connected, key.clone(), change.clone());
+            self.call("a change of a directory's policy, owner or mode", deadline, change).await
         })
     }
 
-    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, ()> {
+    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
         let key = self.shared.keys.namespace(name);
         Box::pin(async move {
             self.call("removing a namespace", deadline, |mut connected| {
                 let key = key.clone();
-                async move { connected.client.delete(key, None).await.map(drop) }
+                async move {
+                    let deleted = connected.client.delete(key, None).await?;
+                    let revision = deleted.header().map_or(0, |header| header.revision());
+                    Ok(if deleted.deleted() > 0 { u64::try_from(revision).unwrap_or(0) } else { 0 })
+                }
             })
             .await
         })
@@ -315,6 +315,34 @@ async fn open_start(mut connected: Connected, key: String) -> Result<Start, etcd
         let put = TxnOp::put(key.as_str(), next.to_string(), None);
         if connected.client.txn(Txn::new().when([is_unchanged]).and_then([put])).await?.succeeded() {
             return Ok(Start { cluster: connected.cluster, incarnation: Incarnation(next) });
+        }
+    }
+}
+
+/// Changes the record under `key`, as it is when nobody else changes it meanwhile. Returns the revision of its last change.
+async fn change_record(
+    mut connected: Connected,
+    key: String,
+    change: NamespaceChange,
+) -> Result<u64, etcd_client::Error> {
+    loop {
+        let found = connected.client.get(key.as_str(), None).await?;
+        let found = found.kvs().first();
+        // What is no record was not written by us, and is written over.
+        let before = found.and_then(|pair| serde_json::from_slice::<NamespaceRecord>(pair.value()).ok());
+        let after = change.applied_to(before.as_ref());
+        let revision = found.map_or(0, |pair| pair.mod_revision());
+        if before.as_ref() == Some(&after) {
+            return Ok(u64::try_from(revision).unwrap_or(0));
+        }
+        let value =
+            serde_json::to_vec(&after).map_err(|error| etcd_client::Error::InvalidArgs(error.to_string()))?;
+        let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, revision);
+        let put = TxnOp::put(key.as_str(), value, None);
+        let outcome = connected.client.txn(Txn::new().when([is_unchanged]).and_then([put])).await?;
+        if outcome.succeeded() {
+            let revision = outcome.header().map_or(0, |header| header.revision());
+            return Ok(u64::try_from(revision).unwrap_or(0));
         }
     }
 }

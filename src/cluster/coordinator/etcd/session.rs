@@ -12,7 +12,7 @@ use tidefs_engine::types::{Incarnation, MemberId};
 
 use super::keys::About;
 use super::{Connected, Fulfilled, Shared, cluster_id};
-use crate::cluster::coordinator::{CoordinatorError, NamespaceRecord, Reachability};
+use crate::cluster::coordinator::{Agreement, CoordinatorError, NamespaceRecord, Reachability};
 use crate::cluster::member::{ClusterId, Member, View};
 
 /// Pause after a session that broke; doubles up to [`LONGEST_PAUSE`] while etcd stays away.
@@ -68,7 +68,7 @@ async fn hold(shared: &Shared, pause: &mut Duration) -> Result<(), Error> {
     let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1);
     let mut watching = client.watch(prefix, Some(options)).await?;
     heard.publish_members(shared, revision);
-    heard.publish_namespaces(shared);
+    heard.publish_namespaces(shared, revision);
     shared.reachability.send_modify(|reachability| {
         if let Reachability::Away { since, .. } = reachability {
             tracing::info!(away_s = since.elapsed().as_secs(), %cluster, "etcd answers");
@@ -142,7 +142,7 @@ impl Heard {
     }
 
     fn apply(&mut self, shared: &Shared, changes: &etcd_client::WatchResponse) {
-        let (mut members, mut namespaces) = (false, false);
+        let (mut members, mut namespaces) = (false, None);
         for event in changes.events() {
             let Some(pair) = event.kv() else { continue };
             let about = match event.event_type() {
@@ -150,13 +150,16 @@ impl Heard {
                 EventType::Delete => shared.keys.about(pair.key()).inspect(|about| self.delete(about)),
             };
             members |= matches!(about, Some(About::Member(_)));
-            namespaces |= matches!(about, Some(About::Namespace(_)));
+            if matches!(about, Some(About::Namespace(_))) {
+                // That of the change itself: the one of the whole answer may be of changes that are yet to come.
+                namespaces = namespaces.max(Some(pair.mod_revision()));
+            }
         }
         if members {
             self.publish_members(shared, changes.header().map_or(0, |header| header.revision()));
         }
-        if namespaces {
-            self.publish_namespaces(shared);
+        if let Some(revision) = namespaces {
+            self.publish_namespaces(shared, revision);
         }
     }
 
@@ -173,14 +176,10 @@ impl Heard {
         });
     }
 
-    fn publish_namespaces(&self, shared: &Shared) {
-        shared.namespaces.send_if_modified(|known| {
-            let is_news = **known != self.namespaces;
-            if is_news {
-                *known = Arc::new(self.namespaces.clone());
-            }
-            is_news
-        });
+    fn publish_namespaces(&self, shared: &Shared, revision: i64) {
+        let heard =
+            Agreement { revision: u64::try_from(revision).unwrap_or(0), records: self.namespaces.clone() };
+        shared.namespaces.send_replace(Arc::new(heard));
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::conformance::{Pair, coordinator_facts, join, shows, soon, started};
+use super::super::conformance::{Pair, coordinator_facts, join, sets, shows, soon, started};
 use super::*;
 
 /// A real etcd on loopback, with its data in a folder of its own.
@@ -117,17 +117,17 @@ fn while_etcd_is_away_everything_stays_and_changes_wait_for_their_deadline() {
         let reachability = &mut handle.shared.reachability.subscribe();
         shows(reachability, "away", |now| matches!(now, Reachability::Away { .. })).await;
         let refused = handle
-            .set_namespace("kv", NamespaceRecord::default(), Instant::now() + Duration::from_millis(300))
+            .change_namespace("kv", sets("quota", "1GiB"), Instant::now() + Duration::from_millis(300))
             .await;
         let error = refused.expect_err("etcd is away");
         assert!(matches!(error, CoordinatorError::Away { .. }), "{error}");
         assert!(error.to_string().contains("reads and writes go on"), "{error}");
         assert_eq!(handle.views().borrow().members().len(), 1, "the last view stands");
         // What waits long enough is done when it comes back.
-        let waiting = handle.set_namespace("kv", NamespaceRecord::default(), soon());
+        let waiting = handle.change_namespace("kv", sets("quota", "1GiB"), soon());
         server.start_again();
         waiting.await.expect("etcd is back");
-        shows(&mut handle.namespaces(), "the namespace", |names| names.contains_key("kv")).await;
+        shows(&mut handle.namespaces(), "the namespace", |seen| seen.records.contains_key("kv")).await;
     });
 }
 
@@ -188,7 +188,7 @@ fn values_that_are_not_ours_are_ignored() {
         }
         let member = join(&handle, 1).await;
         assert_eq!(shows(&mut handle.views(), "the member", has(1)).await.members(), [member]);
-        assert!(handle.namespaces().borrow().is_empty());
+        assert!(handle.namespaces().borrow().records.is_empty());
     });
 }
 

@@ -1,0 +1,404 @@
+//! Directories as all members see them: owner, mode and policy are agreed on, so that what is set on one host holds on all.
+//!
+//! ```text
+//! setfattr, chmod, chown, rmdir ──change──> coordinator ──what is agreed on──> every member ──applies it──> answered
+//! ```
+//! Invariants
+//! - A directory changes here only when the coordinator says so: all members apply the same changes in the same order.
+//! - Who changes something is answered when every member that can be asked goes by it.
+//! - A namespace is a directory of every member, whoever made it, until it is removed.
+//!
+//! While the coordinator is away such changes are refused, with its reason in the log; a namespace can be made, and is agreed on
+//! when the coordinator is back. Policy of an object is of its copy on this host alone.
+//!
+//! Limits: [`UNAGREED_MAX`] namespaces that were made meanwhile; further ones are agreed on when something of them is changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::xattrs::{PREFIX, SETTABLE, apply, check, written};
+use super::super::{AttributeChange, Caller, Datapath, Error, Presence, Stat, State};
+use super::ClusterSide;
+use crate::cluster::coordinator::{Access, NamespaceChange, NamespaceRecord, Namespaces, name_of, path_of};
+use crate::cluster::shards::KeyId;
+use crate::cluster::{ClusterError, DirectoryFacts, Stamp, Unapplied};
+use crate::namespace::{Attributes, Ino, Name, Slot, permissions};
+use crate::tier::memory::PolicyRecord;
+
+/// Namespaces that wait to be agreed on, at most.
+const UNAGREED_MAX: usize = 4096;
+/// Between two attempts to have them agreed on.
+const AGREE_PAUSE: Duration = Duration::from_secs(1);
+
+/// What is agreed on, as it was heard last.
+#[derive(Debug, Default)]
+pub(super) struct Agreed {
+    namespaces: Namespaces,
+    /// Namespaces that were made here while the coordinator was away.
+    unagreed: BTreeSet<Vec<u8>>,
+    /// Somebody sees to these.
+    is_agreeing: bool,
+}
+
+/// What else a directory's new policy asks for.
+#[derive(Debug, Default)]
+struct Aftermath {
+    /// The kernel knows its attributes.
+    known: Option<Ino>,
+    /// It has a quota now, or another one.
+    has_quota: bool,
+    /// Another number of copies is wanted.
+    wants_copies: bool,
+}
+
+/// The policy that a record says. What this build does not know is left out, with a warning.
+fn policy_of(name: &str, record: &NamespaceRecord) -> PolicyRecord {
+    let mut policy = PolicyRecord::default();
+    for (attribute, value) in &record.policy {
+        let applied = attribute.strip_prefix(PREFIX).map(|key| apply(&mut policy, key, Some(value)));
+        if !matches!(applied, Some(Ok(_))) {
+            tracing::warn!(
+                directory = name,
+                attribute,
+                value,
+                "a policy that the cluster agreed on is not known here"
+            );
+        }
+    }
+    policy
+}
+
+impl State {
+    /// What is agreed on about the directory in `slot`.
+    fn agreed_record(&self, slot: Slot) -> Option<NamespaceRecord> {
+        let records = &self.elsewhere.agreed.namespaces.records;
+        // Most clusters agree on a few; a directory is entered seldom.
+        if records.is_empty() { None } else { records.get(&name_of(&self.tree.path(slot))).cloned() }
+    }
+
+    /// What this host takes for agreed on about the directory in `slot`, where nothing is.
+    fn own_record(&self, slot: Slot) -> NamespaceRecord {
+        let attributes = self.tree.node(slot).attributes;
+        let access = Access { mode: attributes.mode.into(), uid: attributes.uid, gid: attributes.gid };
+        let own = self.folders.get(slot).map(|folder| folder.policy.clone()).unwrap_or_default();
+        let texts = SETTABLE.iter().filter_map(|key| Some((format!("{PREFIX}{key}"), written(&own, key)?)));
+        NamespaceRecord { policy: texts.collect(), access: Some(access) }
+    }
+}
+
+impl Datapath {
+    /// Whether what is set on `ino` is for all members to agree on: it is a directory, and this host is one of a cluster.
+    #[must_use]
+    pub fn is_agreed_on(&self, ino: Ino) -> bool {
+        self.is_in_cluster() && {
+            let state = self.lock();
+            state.tree.by_ino(ino).is_some_and(|slot| state.tree.directory(slot).is_some())
+        }
+    }
+
+    /// Whether an attribute is one of those that members agree on, where it is set on a directory.
+    #[must_use]
+    pub fn is_policy(name: &[u8]) -> bool {
+        name.starts_with(PREFIX.as_bytes())
+    }
+
+    /// Sets, or with `None` removes, a policy of a directory on all members.
+    ///
+    /// # Errors
+    /// As [`Datapath::set_attribute`]; [`Error::NotAgreed`] while the coordinator is away: nothing has changed then.
+    pub async fn agree_on_attribute(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: Option<&[u8]>,
+        only: Option<Presence>,
+    ) -> Result<(), Error> {
+        let name =
+            std::str::from_utf8(name).map_err(|_| Error::Invalid("an attribute's name is not text"))?;
+        let key = name.strip_prefix(PREFIX).ok_or(Error::Unsupported("no policy"))?;
+        let value = value.map(std::str::from_utf8).transpose();
+        let value = value.map_err(|_| Error::Invalid("the value is not text"))?.map(str::trim);
+        let base = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            check(&state.folder(slot)?.policy, key, value, only)?;
+            state.own_record(slot)
+        };
+        let policy = BTreeMap::from([(name.to_owned(), value.map(str::to_owned))]);
+        self.agree_on(ino, NamespaceChange { base, policy, ..NamespaceChange::default() }).await
+    }
+
+    /// Changes owner and mode of a directory on all members, and the rest here.
+    ///
+    /// # Errors
+    /// As [`Datapath::setattr`]; [`Error::NotAgreed`] while the coordinator is away: nothing has changed then.
+    pub async fn agree_on_access(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        change: &AttributeChange,
+    ) -> Result<Stat, Error> {
+        let base = {
+            let state = self.lock();
+            state.own_record(state.slot_of(ino)?)
+        };
+        let AttributeChange { mode, uid, gid, .. } = *change;
+        let mode = mode.map(|mode| permissions(mode).into());
+        self.agree_on(ino, NamespaceChange { base, policy: BTreeMap::new(), mode, uid, gid }).await?;
+        self.setattr(caller, ino, &AttributeChange { mode: None, uid: None, gid: None, ..*change })
+    }
+
+    async fn agree_on(&self, ino: Ino, change: NamespaceChange) -> Result<(), Error> {
+        let path = {
+            let state = self.lock();
+            state.tree.path(state.slot_of(ino)?)
+        };
+        let Some(side) = self.cluster.get() else {
+            return Err(self.refuse(&path, &"this host has not joined its cluster yet"));
+        };
+        let agreed = side.cluster.agree(path.clone(), change, side.deadline()).await;
+        self.take_agreement(&path, agreed)
+    }
+
+    /// Says and counts who does not go by it yet, or why nobody does.
+    fn take_agreement(&self, path: &[u8], agreed: Result<Unapplied, ClusterError>) -> Result<(), Error> {
+        let unapplied = agreed.map_err(|error| self.refuse(path, &error))?;
+        for (member, reason) in unapplied {
+            self.telemetry.agreements_late.increment();
+            let directory = String::from_utf8_lossy(path);
+            tracing::warn!(%directory, %member, reason, "a member goes by what it knew of a directory until it hears of the change");
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, path: &[u8], reason: &dyn std::fmt::Display) -> Error {
+        self.telemetry.agreements_refused.increment();
+        let directory = String::from_utf8_lossy(path);
+        tracing::warn!(%directory, %reason, "a change that all members are to agree on is refused; try again later");
+        Error::NotAgreed
+    }
+
+    /// Removes a directory that is empty on every member, and what is agreed on about it.
+    ///
+    /// # Errors
+    /// As [`Datapath::remove_directory`] and [`Datapath::ensure_empty_everywhere`]; [`Error::NotAgreed`] while the coordinator
+    /// is away, where something is agreed on about it.
+    pub async fn remove_directory_everywhere(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
+        self.ensure_empty_everywhere(parent, name).await?;
+        let path = {
+            let mut state = self.lock();
+            let parent = state.slot_of(parent)?;
+            let path = state.path_of_child(parent, name);
+            state.elsewhere.agreed.unagreed.remove(&path);
+            let is_agreed = state.elsewhere.agreed.namespaces.records.contains_key(&name_of(&path));
+            is_agreed.then_some(path)
+        };
+        let (Some(path), Some(side)) = (path, self.cluster.get()) else {
+            return self.remove_directory(parent, name);
+        };
+        let disagreed = side.cluster.disagree(path.clone(), side.deadline()).await;
+        self.take_agreement(&path, disagreed)?;
+        match self.remove_directory(parent, name) {
+            // With what was agreed on about it went the empty directory, here as on all members.
+            Err(Error::NoObject) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Goes by `namespaces` from now on. Writes records of directories, and frees what a smaller quota leaves no room for.
+    pub(super) fn adopt_agreement(&self, namespaces: &Namespaces) {
+        let before = {
+            let mut state = self.lock();
+            std::mem::replace(&mut state.elsewhere.agreed.namespaces, Arc::clone(namespaces))
+        };
+        for (name, record) in &namespaces.records {
+            if before.records.get(name) != Some(record) {
+                self.adopt_record(name, record);
+            }
+        }
+        for name in before.records.keys().filter(|name| !namespaces.records.contains_key(*name)) {
+            let path = path_of(name);
+            let is_namespace = !path.is_empty() && !path.contains(&b'/');
+            let is_directory = {
+                let state = self.lock();
+                state.tree.by_path(&path).is_some_and(|slot| state.tree.directory(slot).is_some())
+            };
+            if is_namespace && is_directory {
+                self.withdraw_for_peer(&path, Stamp::default());
+            }
+        }
+    }
+
+    fn adopt_record(&self, name: &str, record: &NamespaceRecord) {
+        let path = path_of(name);
+        let adopted = self.with_room(|| {
+            let mut state = self.lock();
+            let slot = match state.tree.by_path(&path) {
+                Some(slot) => slot,
+                None if path.contains(&b'/') => return Ok(None),
+                None => self.enter_namespace(&mut state, &path, record)?,
+            };
+            if state.tree.directory(slot).is_none() {
+                return Ok(None);
+            }
+            self.apply_record(&mut state, slot, name, record).map(|aftermath| Some((slot, aftermath)))
+        });
+        match adopted {
+            Ok(Some((slot, aftermath))) => self.attend(slot, &aftermath),
+            Ok(None) => {}
+            Err(error) => {
+                self.telemetry.agreements_late.increment();
+                tracing::warn!(directory = name, %error, "what the cluster agreed on about a directory does not hold here");
+            }
+        }
+    }
+
+    /// A namespace that another member made.
+    fn enter_namespace(
+        &self,
+        state: &mut State,
+        path: &[u8],
+        record: &NamespaceRecord,
+    ) -> Result<Slot, Error> {
+        let access = record.access.unwrap_or(Access { mode: 0o755, uid: 0, gid: 0 });
+        let attributes = Attributes::new(access.mode, access.uid, access.gid, self.now_ns());
+        let slot = self.enter_directory(state, Slot::ROOT, Name::new(path)?, attributes)?;
+        state.elsewhere.change(KeyId::of(path));
+        state.hold_directory(slot);
+        Ok(slot)
+    }
+
+    /// What is agreed on about a directory that was just entered holds for it.
+    pub(in crate::datapath) fn adopt_for_new(&self, state: &mut State, slot: Slot) {
+        let Some(record) = state.agreed_record(slot) else { return };
+        let name = name_of(&state.tree.path(slot));
+        // It is new, so there is nothing in it that a quota would drive out, and the kernel does not know it.
+        if let Err(error) = self.apply_record(state, slot, &name, &record) {
+            tracing::warn!(directory = name, %error, "what the cluster agreed on about a directory does not hold here");
+        }
+    }
+
+    fn apply_record(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        name: &str,
+        record: &NamespaceRecord,
+    ) -> Result<Aftermath, Error> {
+        let (after, before) = (policy_of(name, record), state.folder(slot)?.policy.clone());
+        let now_ns = self.now_ns();
+        let attributes = &mut state.tree.node_mut(slot).attributes;
+        let old = *attributes;
+        if let Some(Access { mode, uid, gid }) = record.access {
+            (attributes.mode, attributes.uid, attributes.gid) = (permissions(mode), uid, gid);
+        }
+        if *attributes == old && after == before {
+            return Ok(Aftermath::default());
+        }
+        attributes.ctime_ns = now_ns;
+        let is_other_ttl = after.ttl_s != before.ttl_s;
+        let aftermath = Aftermath {
+            known: (state.tree.node(slot).lookups > 0).then(|| state.tree.ino(slot)),
+            has_quota: after.quota.is_some() && after.quota != before.quota,
+            wants_copies: after.replicas != before.replicas,
+        };
+        let is_other_policy = after != before;
+        // It is in force whether or not its record can be written: who is denied something must not see it.
+        state.set_policy(slot, after);
+        if is_other_policy {
+            state.regroup(slot);
+        }
+        if is_other_ttl {
+            state.renew_expiries(slot);
+        }
+        if let Err(error) = self.persist_directory(state, slot) {
+            tracing::warn!(directory = name, %error, "a restart learns what was agreed on about a directory from the cluster alone");
+        }
+        Ok(aftermath)
+    }
+
+    /// Does what takes time after a directory changed.
+    fn attend(&self, slot: Slot, aftermath: &Aftermath) {
+        if let (Some(kernel), Some(ino)) = (self.kernel.get(), aftermath.known) {
+            kernel.forget_attributes_now(ino);
+        }
+        self.forget_names_in_kernel();
+        if let Some(side) = self.cluster.get().filter(|_| aftermath.wants_copies) {
+            side.cluster.check_copies();
+        }
+        if aftermath.has_quota {
+            // What cannot go stays.
+            let _ = self.make_room_in_quota(tidefs_engine::types::ByteCount::ZERO, slot);
+        }
+    }
+
+    /// Has the members agree on a namespace that was made here: now, or when the coordinator is back.
+    pub(super) async fn agree_on_namespace(&self, side: &ClusterSide, path: &[u8], facts: DirectoryFacts) {
+        let DirectoryFacts { mode, uid, gid } = facts;
+        let base = NamespaceRecord { access: Some(Access { mode, uid, gid }), ..NamespaceRecord::default() };
+        let change = NamespaceChange { base, ..NamespaceChange::default() };
+        if side.cluster.reaches_coordinator() {
+            let agreed = side.cluster.agree(path.to_vec(), change, side.deadline()).await;
+            if self.take_agreement(path, agreed).is_ok() {
+                return;
+            }
+        }
+        self.agree_later(path);
+        self.agree_on_the_rest();
+    }
+
+    /// Notes a namespace that is to be agreed on when that is possible.
+    pub(super) fn agree_later(&self, path: &[u8]) {
+        let unagreed = &mut self.lock().elsewhere.agreed.unagreed;
+        if unagreed.len() < UNAGREED_MAX {
+            unagreed.insert(path.to_vec());
+        } else {
+            self.telemetry.agreements_refused.increment();
+            tracing::warn!("too many namespaces were made while the coordinator is away");
+        }
+    }
+
+    /// Sees to the namespaces that were made while the coordinator was away, until all are agreed on.
+    pub(super) fn agree_on_the_rest(&self) {
+        let (Some(side), Some(this)) = (self.cluster.get(), self.this.get().cloned()) else { return };
+        {
+            let agreed = &mut self.lock().elsewhere.agreed;
+            if agreed.unagreed.is_empty() || std::mem::replace(&mut agreed.is_agreeing, true) {
+                return;
+            }
+        }
+        side.runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(AGREE_PAUSE).await;
+                let Some(datapath) = this.upgrade() else { return };
+                if datapath.agree_on_one().await {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Has the members agree on one of those namespaces. Returns whether none is left.
+    async fn agree_on_one(&self) -> bool {
+        let Some(side) = self.cluster.get() else { return true };
+        let (path, base) = {
+            let mut state = self.lock();
+            let Some(path) = state.elsewhere.agreed.unagreed.first().cloned() else {
+                state.elsewhere.agreed.is_agreeing = false;
+                return true;
+            };
+            let slot = state.tree.by_path(&path).filter(|&slot| state.tree.directory(slot).is_some());
+            let Some(slot) = slot else {
+                state.elsewhere.agreed.unagreed.remove(&path);
+                return false;
+            };
+            (path, state.own_record(slot))
+        };
+        let change = NamespaceChange { base, ..NamespaceChange::default() };
+        if side.cluster.agree(path.clone(), change, side.deadline()).await.is_ok() {
+            self.lock().elsewhere.agreed.unagreed.remove(&path);
+        }
+        false
+    }
+}
