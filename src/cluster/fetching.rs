@@ -1,13 +1,14 @@
 //! Reading the bytes of an object from a member that holds it: the best source first, the others when that fails.
 
+use std::fmt;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tidefs_engine::engine::RegionDescriptor;
-use tidefs_engine::memory::{Access, MemorySlice, PageKind, Region};
-use tidefs_engine::request::{Batch, LocalPlace, RemotePlace, Request};
-use tidefs_engine::transport::Direction;
-use tidefs_engine::types::{ByteCount, MemberId, PeerId, RegionId};
+use tidefs_engine::memory::Region;
+use tidefs_engine::types::{BoxFuture, ByteCount, MemberId, PeerId};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::catalog::wire::{LEND, Lend, Lending, Message, RELEASE, Release};
@@ -15,20 +16,36 @@ use super::core::Core;
 use super::error::ClusterError;
 use super::node::Wanted;
 use super::object::Copy;
+use super::pulling::Registered;
 
 /// Weight of the latest measurement in a peer's rate.
 const RATE_GAIN: f64 = 0.25;
-/// Above this a checksum is taken on a thread that may block.
-const CHECKSUM_INLINE: u64 = 1 << 20;
 
-/// Where the bytes go.
-#[derive(Clone, Debug)]
-enum Target {
-    Bytes,
-    Region(Arc<Region>, RegionId),
+/// What a member gave.
+#[derive(Debug)]
+enum Loan {
+    /// All bytes.
+    Inline { bytes: Vec<u8>, checksum: u64 },
+    /// Where they are.
+    Region(LentRegion),
+}
+
+/// A region of another member, which stays as it is until this is dropped.
+#[derive(Debug)]
+pub(super) struct LentRegion {
+    borrowed: Borrowed,
+    pub(super) remote: RegionDescriptor,
+    pub(super) checksum: u64,
+}
+
+impl LentRegion {
+    pub(super) fn owner(&self) -> PeerId {
+        self.borrowed.owner
+    }
 }
 
 /// Ends a loan when it is dropped, without waiting.
+#[derive(Debug)]
 struct Borrowed {
     core: Arc<Core>,
     owner: PeerId,
@@ -44,17 +61,166 @@ impl Drop for Borrowed {
     }
 }
 
-/// Withdraws a region of this process when it is dropped.
-struct Registered {
-    core: Arc<Core>,
-    id: RegionId,
+/// A source that is asked.
+enum Asked {
+    Waiting(BoxFuture<'static, Result<Loan, ClusterError>>),
+    Answered(Result<Loan, ClusterError>),
 }
 
-impl Drop for Registered {
+impl fmt::Debug for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_answered = matches!(self, Self::Answered(_));
+        f.debug_struct("Asked").field("is_answered", &is_answered).finish_non_exhaustive()
+    }
+}
+
+/// An object that is asked for at one source after the other, until one gives it.
+///
+/// Dropping it gives back what was lent.
+#[derive(Debug)]
+pub struct Fetch {
+    core: Arc<Core>,
+    wanted: Wanted,
+    deadline: Instant,
+    /// Those that were not asked, the best last.
+    sources: Vec<MemberId>,
+    /// The one that is asked now.
+    asked: Option<Asked>,
+    count: usize,
+    reason: String,
+}
+
+impl Drop for Fetch {
     fn drop(&mut self) {
-        let Some(engine) = self.core.engine.clone() else { return };
-        let id = self.id;
-        self.core.runtime.spawn(async move { engine.unregister(id).await });
+        // What is lent to nobody any more is given back when the answer comes.
+        if let Some(Asked::Waiting(asking)) = self.asked.take() {
+            self.core.runtime.spawn(async move { drop(asking.await) });
+        }
+    }
+}
+
+impl Fetch {
+    /// Chooses the best source, and asks it when it is first waited for.
+    fn new(core: &Arc<Core>, wanted: Wanted, deadline: Instant) -> Self {
+        let mut sources = core.rank(&wanted.copies);
+        sources.reverse();
+        let reason = "no other member holds it".to_owned();
+        let core = Arc::clone(core);
+        Self { core, wanted, deadline, sources, asked: None, count: 0, reason }
+    }
+
+    /// Asks the best source, on the calling thread, which is none of the runtime.
+    pub(super) fn begin(core: &Arc<Core>, wanted: Wanted, deadline: Instant) -> Self {
+        let mut fetch = Self::new(core, wanted, deadline);
+        fetch.ask_next();
+        fetch.look();
+        fetch
+    }
+
+    /// Whether the source that is asked has answered. Not for threads of the runtime.
+    pub fn is_answered(&mut self) -> bool {
+        self.look();
+        !matches!(self.asked, Some(Asked::Waiting(_)))
+    }
+
+    /// Goes on with the question without waiting: no other thread has a part in it, which would have to be woken.
+    fn look(&mut self) {
+        let Some(Asked::Waiting(asking)) = &mut self.asked else { return };
+        let looked = poll_fn(|context| match asking.as_mut().poll(context) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending => Poll::Ready(None),
+        });
+        if let Some(answer) = self.core.runtime.block_on(looked) {
+            self.asked = Some(Asked::Answered(answer));
+        }
+    }
+
+    fn ask_next(&mut self) {
+        while let Some(member) = self.sources.pop() {
+            let left = self.core.until(self.deadline);
+            if left.is_zero() {
+                break;
+            }
+            let Some(peer) = self.core.peer_id(member) else { continue };
+            self.count += 1;
+            // A source that hangs must leave time for another one.
+            let share = if self.sources.is_empty() { left } else { left / 2 };
+            let (core, wanted) = (Arc::clone(&self.core), self.wanted.clone());
+            let deadline = core.within(share);
+            let asking = async move { core.borrow(peer, &wanted, deadline).await };
+            self.asked = Some(Asked::Waiting(Box::pin(asking)));
+            return;
+        }
+    }
+
+    /// What the next source that has it gives.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoSource`] when there is none.
+    async fn next(&mut self) -> Result<Loan, ClusterError> {
+        loop {
+            if self.asked.is_none() {
+                self.ask_next();
+            }
+            let Some(asked) = self.asked.take() else {
+                self.core.counters.fetch_failures.increment();
+                let reason = std::mem::take(&mut self.reason);
+                return Err(ClusterError::NoSource { asked: self.count, reason });
+            };
+            let answer = match asked {
+                Asked::Waiting(asking) => asking.await,
+                Asked::Answered(answer) => answer,
+            };
+            match answer {
+                Ok(loan) => return Ok(loan),
+                Err(error) => self.failed(&error),
+            }
+        }
+    }
+
+    fn failed(&mut self, error: &ClusterError) {
+        tracing::debug!(%error, "a source did not give the bytes");
+        self.core.counters.fetch_retries.increment();
+        self.reason = error.to_string();
+    }
+
+    fn succeeded(&self) {
+        self.core.counters.fetches.increment();
+        self.core.counters.fetched_bytes.add(self.wanted.size.get());
+    }
+
+    /// Reads the object into the first bytes of `region`, from the first source that gives it whole. Returns its checksum,
+    /// which was compared with the bytes. When it returns nothing writes to the region. Waits: not for threads of the
+    /// runtime.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoSource`]: to the reader it does not exist. The region's bytes are undefined then.
+    pub fn into_region(mut self, region: &Arc<Region>) -> Result<u64, ClusterError> {
+        let core = Arc::clone(&self.core);
+        let length = self.wanted.size;
+        if length > region.length() {
+            return Err(ClusterError::OtherLength { found: length, wanted: region.length() });
+        }
+        let registered = Registered::new(&core, region)?;
+        loop {
+            let filled = match core.runtime.block_on(self.next())? {
+                Loan::Inline { bytes, checksum } => core.check(checksum, xxh3_64(&bytes)).map(|()| {
+                    // It was looked whether it fits.
+                    region.write_at(0, &bytes);
+                    checksum
+                }),
+                Loan::Region(lent) => {
+                    core.pull(&lent, region, registered.id(), length, self.deadline).map(|()| lent.checksum)
+                }
+            };
+            match filled {
+                Ok(checksum) => {
+                    self.succeeded();
+                    return Ok(checksum);
+                }
+                Err(error) => self.failed(&error),
+            }
+        }
     }
 }
 
@@ -92,116 +258,65 @@ impl Core {
         wanted: Wanted,
         deadline: Instant,
     ) -> Result<(Vec<u8>, u64), ClusterError> {
-        let (bytes, checksum) = self.fetch(&wanted, &Target::Bytes, deadline).await?;
-        Ok((bytes, checksum))
-    }
-
-    pub(super) async fn fetch_into(
-        self: &Arc<Self>,
-        wanted: Wanted,
-        region: Arc<Region>,
-        deadline: Instant,
-    ) -> Result<u64, ClusterError> {
-        if wanted.size > region.length() {
-            return Err(ClusterError::OtherLength { found: wanted.size, wanted: region.length() });
-        }
-        let engine = self.engine.as_ref().ok_or(ClusterError::Closed)?;
-        let id = engine.register(&region)?;
-        let registered = Registered { core: Arc::clone(self), id };
-        let result = self.fetch(&wanted, &Target::Region(region, id), deadline).await;
-        drop(registered);
-        result.map(|(_, checksum)| checksum)
-    }
-
-    async fn fetch(
-        self: &Arc<Self>,
-        wanted: &Wanted,
-        target: &Target,
-        deadline: Instant,
-    ) -> Result<(Vec<u8>, u64), ClusterError> {
-        let sources = self.rank(&wanted.copies);
-        let mut reason = "no other member holds it".to_owned();
-        let mut asked = 0;
-        for (at, &member) in sources.iter().enumerate() {
-            let left = self.until(deadline);
-            if left.is_zero() {
-                break;
-            }
-            let Some(peer) = self.peer_id(member) else { continue };
-            asked += 1;
-            // A source that hangs must leave time for another one.
-            let share = if at + 1 < sources.len() { left / 2 } else { left };
-            match self.fetch_from(peer, wanted, target, self.within(share)).await {
-                Ok(fetched) => {
-                    self.counters.fetches.increment();
-                    self.counters.fetched_bytes.add(wanted.size.get());
-                    return Ok(fetched);
+        let length = wanted.size;
+        let mut fetch = Fetch::new(self, wanted, deadline);
+        loop {
+            let found = match fetch.next().await? {
+                Loan::Inline { bytes, checksum } => {
+                    self.check(checksum, xxh3_64(&bytes)).map(|()| (bytes, checksum))
                 }
-                Err(error) => {
-                    tracing::debug!(%peer, %error, "a source did not give the bytes");
-                    self.counters.fetch_retries.increment();
-                    reason = error.to_string();
+                Loan::Region(lent) => {
+                    let (core, checksum) = (Arc::clone(self), lent.checksum);
+                    let pulled =
+                        self.runtime.spawn_blocking(move || core.pull_bytes(&lent, length, deadline)).await;
+                    pulled.map_err(|_| ClusterError::Closed)?.map(|bytes| (bytes, checksum))
                 }
+            };
+            match found {
+                Ok(found) => {
+                    fetch.succeeded();
+                    return Ok(found);
+                }
+                Err(error) => fetch.failed(&error),
             }
         }
-        self.counters.fetch_failures.increment();
-        Err(ClusterError::NoSource { asked, reason })
     }
 
-    async fn fetch_from(
+    /// Asks a member for the bytes of an object.
+    async fn borrow(
         self: &Arc<Self>,
         peer: PeerId,
         wanted: &Wanted,
-        target: &Target,
         deadline: Instant,
-    ) -> Result<(Vec<u8>, u64), ClusterError> {
+    ) -> Result<Loan, ClusterError> {
         let for_ms = u32::try_from(self.until(deadline).as_millis()).unwrap_or(u32::MAX);
         let lend = Lend { path: wanted.path.clone(), stamp: wanted.stamp, for_ms };
         let answer = self.call(peer.member, LEND, lend.encode(), deadline).await?;
-        match Lending::decode(&answer)? {
+        let (found, loan) = match Lending::decode(&answer)? {
             Lending::NotHeld => {
-                Err(ClusterError::NoSource { asked: 1, reason: "not held any more".to_owned() })
+                return Err(ClusterError::NoSource { asked: 1, reason: "not held any more".to_owned() });
             }
-            Lending::Inline { bytes, checksum } => {
-                self.check_length(ByteCount(bytes.len() as u64), wanted)?;
-                self.check(checksum, xxh3_64(&bytes))?;
-                match target {
-                    Target::Bytes => Ok((bytes, checksum)),
-                    Target::Region(region, _) if region.write_at(0, &bytes) => Ok((Vec::new(), checksum)),
-                    Target::Region(region, _) => {
-                        Err(ClusterError::OtherLength { found: wanted.size, wanted: region.length() })
-                    }
-                }
-            }
+            Lending::Inline { bytes, checksum } => (bytes.len() as u64, Loan::Inline { bytes, checksum }),
             Lending::Region { loan, length, checksum, region } => {
                 if let Some(peer) = self.peers.lock().get_mut(&peer.member) {
                     peer.reads_under_way += 1;
                 }
-                let borrowed = Borrowed { core: Arc::clone(self), owner: peer, loan };
-                self.check_length(ByteCount(length), wanted)?;
+                let core = Arc::clone(self);
+                // Given back whatever becomes of it.
+                let borrowed = Borrowed { core, owner: peer, loan };
                 let remote = RegionDescriptor::decode(&region)?;
-                let read = match target {
-                    Target::Region(local, id) => {
-                        self.pull(peer, remote, local, *id, wanted.size, checksum, deadline).await?;
-                        Vec::new()
-                    }
-                    Target::Bytes => self.pull_bytes(peer, remote, wanted.size, checksum, deadline).await?,
-                };
-                drop(borrowed);
-                Ok((read, checksum))
+                (length, Loan::Region(LentRegion { borrowed, remote, checksum }))
             }
-        }
-    }
-
-    fn check_length(&self, found: ByteCount, wanted: &Wanted) -> Result<(), ClusterError> {
-        if found == wanted.size {
-            Ok(())
+        };
+        if found == wanted.size.get() {
+            Ok(loan)
         } else {
-            Err(ClusterError::OtherLength { found, wanted: wanted.size })
+            Err(ClusterError::OtherLength { found: ByteCount(found), wanted: wanted.size })
         }
     }
 
-    fn check(&self, wanted: u64, found: u64) -> Result<(), ClusterError> {
+    /// Compares a checksum with the one that is to be found.
+    pub(super) fn check(&self, wanted: u64, found: u64) -> Result<(), ClusterError> {
         if wanted == found {
             return Ok(());
         }
@@ -209,62 +324,7 @@ impl Core {
         Err(tidefs_engine::error::Error::Corrupt { found, wanted }.into())
     }
 
-    async fn pull_bytes(
-        self: &Arc<Self>,
-        peer: PeerId,
-        remote: RegionDescriptor,
-        length: ByteCount,
-        checksum: u64,
-        deadline: Instant,
-    ) -> Result<Vec<u8>, ClusterError> {
-        let out_of_memory = |error: std::io::Error| {
-            ClusterError::from(tidefs_engine::error::Error::system("memory for an object", &error))
-        };
-        let pages = ByteCount(length.get().max(1)).round_up_to_pages();
-        let region = Region::anonymous(pages, PageKind::Base, Access::Read).map_err(out_of_memory)?;
-        let region = Arc::new(region);
-        let engine = self.engine.as_ref().ok_or(ClusterError::Closed)?;
-        let registered = Registered { core: Arc::clone(self), id: engine.register(&region)? };
-        self.pull(peer, remote, &region, registered.id, length, checksum, deadline).await?;
-        let mut bytes = vec![0; usize::try_from(length.get()).unwrap_or(0)];
-        region.read_at(0, &mut bytes);
-        Ok(bytes)
-    }
-
-    /// Reads from a peer's region into the start of one of ours, and compares the checksum.
-    #[expect(clippy::too_many_arguments, reason = "both ends of one transfer")]
-    async fn pull(
-        self: &Arc<Self>,
-        peer: PeerId,
-        remote: RegionDescriptor,
-        local: &Arc<Region>,
-        id: RegionId,
-        length: ByteCount,
-        checksum: u64,
-        deadline: Instant,
-    ) -> Result<(), ClusterError> {
-        let engine = self.engine.as_ref().ok_or(ClusterError::Closed)?;
-        let began = self.now();
-        let request = Request {
-            direction: Direction::Read,
-            local: LocalPlace { region: id, offset: 0 },
-            remote: RemotePlace { peer, region: remote.id, offset: 0 },
-            length,
-        };
-        engine.import(peer, remote);
-        engine.submit(Batch::new(vec![request], deadline)).await.into_result()?;
-        self.note_rate(peer.member, length, self.now().saturating_sub(began));
-        let slice = MemorySlice::new(local, id, 0, length)?;
-        let found = if length.get() <= CHECKSUM_INLINE {
-            slice.checksum()
-        } else {
-            let taken = self.runtime.spawn_blocking(move || slice.checksum()).await;
-            taken.map_err(|_| ClusterError::Closed)?
-        };
-        self.check(checksum, found)
-    }
-
-    fn note_rate(&self, member: MemberId, length: ByteCount, time: Duration) {
+    pub(super) fn note_rate(&self, member: MemberId, length: ByteCount, time: Duration) {
         // Short transfers measure round trips.
         if length < ByteCount::kib(256) {
             return;

@@ -25,6 +25,7 @@ pub mod member;
 pub mod node;
 pub mod object;
 mod peers;
+mod pulling;
 mod removing;
 pub mod rendezvous;
 mod replicating;
@@ -40,6 +41,7 @@ pub use agreeing::Unapplied;
 pub use catalog::wire::{DrainOrder, DrainPhase, DrainReport};
 pub use copying::Wish;
 pub use error::ClusterError;
+pub use fetching::Fetch;
 pub use member::{ClusterId, Member, ProtocolRange, View};
 pub use node::{Cluster, Published, Wanted};
 pub use object::{

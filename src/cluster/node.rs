@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::engine::{Engine, EngineConfig, Messages, PeerDescriptor, open_transports};
 use tidefs_engine::link::LinkConfig;
-use tidefs_engine::memory::Region;
 use tidefs_engine::types::{ByteCount, MemberId, PeerId};
 use tokio::runtime::Handle;
 
@@ -25,6 +24,7 @@ use super::coordinator::{Coordinator, NamespaceChange, Reachability};
 use super::copying::Wish;
 use super::core::{Core, Ingredients};
 use super::error::ClusterError;
+use super::fetching::Fetch;
 use super::member::Member;
 use super::object::{Copy, Facts, Found, Holder, ListedName, Medium, Stamp};
 use super::settings::ClusterConfig;
@@ -259,22 +259,11 @@ impl Cluster {
         self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 
-    /// Reads an object into the first bytes of `region` from who holds it, the best source first and others when that
-    /// fails. Returns its checksum, which was compared with the bytes. When it resolves nothing writes to the region.
-    ///
-    /// # Errors
-    /// [`ClusterError::NoSource`]: to the reader it does not exist. The region's bytes are undefined then.
-    /// # Cancellation
-    /// The transfer ends by itself, and keeps the region until then.
-    pub async fn fetch_into(
-        &self,
-        wanted: Wanted,
-        region: &Arc<Region>,
-        deadline: Instant,
-    ) -> Result<u64, ClusterError> {
-        let (core, region) = (Arc::clone(&self.core), Arc::clone(region));
-        let work = async move { core.fetch_into(wanted, region, deadline).await };
-        self.run(work).await.unwrap_or(Err(ClusterError::Closed))
+    /// Begins to read an object from who holds it: the best source is asked for it at once, while the caller makes room.
+    /// Not for threads of the runtime.
+    #[must_use]
+    pub fn fetch(&self, wanted: Wanted, deadline: Instant) -> Fetch {
+        Fetch::begin(&self.core, wanted, deadline)
     }
 
     /// Up to `max` names of a directory on all members, in the order of cookies, from beyond `after` on. Members that do

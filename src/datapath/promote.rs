@@ -16,10 +16,11 @@ use super::elsewhere::Away;
 use super::history::Ending;
 use super::ssd::object_key;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
+use crate::cluster::Fetch;
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
-use crate::tier::ssd::Missed;
+use crate::tier::ssd::{Missed, SsdTier};
 
 /// How long a load waits for room that is on its way.
 const ROOM_WAIT: Duration = Duration::from_millis(200);
@@ -38,6 +39,12 @@ struct Wanted {
     size: ByteCount,
     directory: Slot,
     is_small: bool,
+}
+
+/// Where an object is brought back from.
+enum Source<'a> {
+    Ssd(&'a SsdTier),
+    Member(&'a Away, Box<Fetch>),
 }
 
 impl Datapath {
@@ -192,32 +199,38 @@ impl Datapath {
     }
 
     /// Fills a segment with an object, from where it is. Returns the checksum of the bytes.
-    fn load_away(
+    fn fill_from(
         &self,
+        source: Source<'_>,
         ino: Ino,
         wanted: &Wanted,
-        file: &Arc<File>,
-        mapping: Mapping,
+        (file, mapping): (&Arc<File>, Mapping),
     ) -> Result<Checksum, Error> {
-        if let Some(away) = &wanted.away {
-            return self.fetch_into(ino, away, file, mapping);
+        match source {
+            Source::Member(away, fetch) => self.finish_fetch(*fetch, ino, away, (file, mapping)),
+            Source::Ssd(ssd) => ssd
+                .load(&wanted.key, wanted.version, wanted.size, &Arc::new(mapping))
+                .map_err(|missed| self.missed(ino, wanted, missed)),
         }
-        let ssd = self.ssd.get().ok_or(Error::NoObject)?;
-        ssd.load(&wanted.key, wanted.version, wanted.size, &Arc::new(mapping))
-            .map_err(|missed| self.missed(ino, wanted, missed))
     }
 
     fn promote_solo(&self, ino: Ino, wanted: &Wanted) -> Result<(), Error> {
+        // Who has the bytes is asked for them before there is a place for them.
+        let source = match &wanted.away {
+            Some(away) => Source::Member(away, Box::new(self.begin_fetch(away, wanted.size)?)),
+            None => Source::Ssd(self.ssd.get().ok_or(Error::NoObject)?),
+        };
         let (segment, file) = self.tier.create_segment()?;
         let file = Arc::new(file);
         let loaded = (|| {
-            self.reserve(&file, ByteCount::ZERO, wanted.size, wanted.directory)?;
+            // The length comes first: the kernel takes huge pages for what lies within it alone.
             file.set_len(wanted.size.get()).map_err(Error::io("ftruncate of a segment"))?;
+            self.reserve(&file, ByteCount::ZERO, wanted.size, wanted.directory)?;
             let checksum = if wanted.size == ByteCount::ZERO {
                 crate::tier::memory::checksum_bytes(&[])
             } else {
                 let mapping = Mapping::new(&file, wanted.size).map_err(Error::io("mmap of a segment"))?;
-                self.load_away(ino, wanted, &file, mapping)?
+                self.fill_from(source, ino, wanted, (&file, mapping))?
             };
             let mut state = self.lock();
             let (slot, directory, name) = self.still_wanted(&state, ino, wanted)?;

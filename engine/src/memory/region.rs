@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::Mapping;
 use crate::error::Error;
@@ -264,7 +265,13 @@ impl MemorySlice {
     /// xxh3-64 of the bytes as they are now.
     #[must_use]
     pub fn checksum(&self) -> u64 {
-        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        let mut hasher = Xxh3::new();
+        self.hash_into(&mut hasher);
+        hasher.digest()
+    }
+
+    /// Adds the bytes as they are now to a checksum of what is before them.
+    pub fn hash_into(&self, hasher: &mut Xxh3) {
         let mut piece = [0; 16 << 10];
         let mut done = 0;
         while done < self.length {
@@ -273,7 +280,6 @@ impl MemorySlice {
             hasher.update(&piece[..count]);
             done += count;
         }
-        hasher.digest()
     }
 }
 

@@ -140,12 +140,16 @@ fn an_object_is_read_into_a_region_and_its_checksum_returned() {
         let Seen::Elsewhere(stamp, copies, size) = hosts[1].look_up("kv/a", soon()).await else { panic!() };
         let region = Arc::new(Region::anonymous(ByteCount(4 << 20), PageKind::Base, Access::Read).unwrap());
         let wanted = Wanted { path: b"kv/a".to_vec(), stamp, size: ByteCount(size), copies };
-        let checksum = hosts[1].cluster.fetch_into(wanted.clone(), &region, soon()).await.unwrap();
+        let fetch = |wanted: Wanted| {
+            let (cluster, region) = (hosts[1].cluster.clone(), Arc::clone(&region));
+            tokio::task::spawn_blocking(move || cluster.fetch(wanted, soon()).into_region(&region))
+        };
+        let checksum = fetch(wanted.clone()).await.unwrap().unwrap();
         assert_eq!(checksum, xxhash_rust::xxh3::xxh3_64(&bytes));
         let mut read = vec![0; bytes.len()];
         assert!(region.read_at(0, &mut read) && read == bytes);
         hosts[0].memory.state.lock().lends_wrong_bytes = true;
-        let refused = hosts[1].cluster.fetch_into(wanted, &region, soon()).await;
+        let refused = fetch(wanted).await.unwrap();
         assert!(matches!(refused, Err(ClusterError::NoSource { asked: 1, .. })), "{refused:?}");
         assert_eq!(hosts[1].cluster.counters().corrupt.get(), 1);
     });

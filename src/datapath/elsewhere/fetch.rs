@@ -10,12 +10,15 @@ use tidefs_engine::types::{ByteCount, Checksum};
 use super::super::history::Ending;
 use super::super::{Datapath, Error, Place, State};
 use super::stamp_of;
-use crate::cluster::{Copy, Medium, Stamp, Wanted};
+use crate::cluster::{Copy, Fetch, Medium, Stamp, Wanted};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 
 /// How long a version that takes the place of another one is on its way into the catalog.
 const TELLING: Duration = Duration::from_millis(2);
+
+/// Bytes of a segment whose pages are made between two looks at whether the answer is there: one huge page.
+const POPULATED_AT_ONCE: usize = 2 << 20;
 
 /// Where the bytes of an object are, beyond this host.
 #[derive(Clone, Debug)]
@@ -62,23 +65,36 @@ impl Datapath {
         }
     }
 
-    /// Reads an object of other members into a segment of its length. Waits.
+    /// Begins to read an object of other members.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`] when this host is no member.
+    pub(in crate::datapath) fn begin_fetch(&self, away: &Away, size: ByteCount) -> Result<Fetch, Error> {
+        let side = self.cluster.get().ok_or(Error::NoObject)?;
+        Ok(side.cluster.fetch(away.wanted(size), Instant::now() + side.fetch_limit))
+    }
+
+    /// Reads the rest of it, into a segment of its length. Waits.
     ///
     /// # Errors
     /// As [`Datapath::fetch_bytes`].
-    pub(in crate::datapath) fn fetch_into(
+    pub(in crate::datapath) fn finish_fetch(
         &self,
+        mut fetch: Fetch,
         ino: Ino,
         away: &Away,
-        file: &Arc<File>,
-        mapping: Mapping,
+        (file, mapping): (&Arc<File>, Mapping),
     ) -> Result<Checksum, Error> {
-        let side = self.cluster.get().ok_or(Error::NoObject)?;
+        let length = usize::try_from(mapping.length().get()).unwrap_or(usize::MAX);
+        // Pages that stand already when the bytes come cost their transfer nothing.
+        for offset in (0..length).step_by(POPULATED_AT_ONCE) {
+            if fetch.is_answered() {
+                break;
+            }
+            mapping.populate(offset, POPULATED_AT_ONCE);
+        }
         let region = Arc::new(Region::of_mapping(Arc::new(mapping), Arc::clone(file), Access::Read));
-        let deadline = Instant::now() + side.fetch_limit;
-        let wanted = away.wanted(region.length());
-        let fetched = side.runtime.block_on(side.cluster.fetch_into(wanted, &region, deadline));
-        fetched.map(Checksum).map_err(|error| self.unreachable(ino, away, &error))
+        fetch.into_region(&region).map(Checksum).map_err(|error| self.unreachable(ino, away, &error))
     }
 
     /// Nobody could give the object: who looks it up next asks again.

@@ -1,7 +1,7 @@
 //! `tidefs bench`: what the mount reaches, measured against the machine it runs on.
 //!
 //! `local` compares a mount with a private tmpfs, `fastpath` the client library with memcpy, `replay` sends a trace of
-//! requests through a mount, `ssd` compares the SSD tier with fio, `transfer` measures the transfer engine between processes.
+//! requests through a mount, `cluster` reads on one host what another holds, `ssd` compares the SSD tier with fio, `transfer` measures the transfer engine between processes.
 //! A bare
 //! number of a shared machine says little, so every number comes as a ratio to a baseline that was measured
 //! within the same second, with the spread over the rounds.
@@ -13,6 +13,7 @@
 
 mod affinity;
 mod buffer;
+mod cluster;
 mod daemon;
 mod error;
 mod fastpath;
@@ -46,6 +47,8 @@ pub(crate) struct BenchArgs {
 enum BenchCommand {
     /// Measure reads, writes and latencies of a mount as ratios to a private tmpfs and to memcpy (needs root).
     Local(Box<local::LocalArgs>),
+    /// Measure reads of what another host holds against the transfer engine alone (needs root and etcd).
+    Cluster(cluster::ClusterArgs),
     /// Measure the client library against memcpy from mapped memory (needs root).
     Fastpath(fastpath::FastpathArgs),
     /// Replay a trace of requests through a mount and compare its hit ratio with exact LRU.
@@ -64,6 +67,7 @@ pub(crate) fn run(args: BenchArgs) -> ExitCode {
     }
     let outcome = match args.command {
         BenchCommand::Local(args) => local::run(&args),
+        BenchCommand::Cluster(args) => cluster::run(&args),
         BenchCommand::Fastpath(args) => fastpath::run(&args),
         BenchCommand::Replay(args) => replay::run(&args),
         BenchCommand::Ssd(args) => ssd::run(&args),

@@ -46,6 +46,8 @@ impl Unit {
 pub(crate) enum Target {
     /// The median of the ratios is at least this.
     RatioAtLeast(f64),
+    /// The median of the ratios is at most this.
+    RatioAtMost(f64),
     /// The median of the figure is at most this, in the unit of the row.
     AtMost(f64),
     /// The median of the figure is at least this, in the unit of the row.
@@ -97,6 +99,7 @@ impl Row {
         let reached = match self.target {
             None => return Verdict::NoTarget,
             Some(Target::RatioAtLeast(least)) => self.ratio.is_some_and(|ratio| ratio.median >= least),
+            Some(Target::RatioAtMost(most)) => self.ratio.is_some_and(|ratio| ratio.median <= most),
             Some(Target::AtMost(most)) => self.value.is_some_and(|value| value.median <= most),
             Some(Target::AtLeast(least)) => self.value.is_some_and(|value| value.median >= least),
         };
@@ -128,6 +131,7 @@ impl Row {
             match self.target {
                 None => "-".to_owned(),
                 Some(Target::RatioAtLeast(least)) => format!(">= {least:.2}"),
+                Some(Target::RatioAtMost(most)) => format!("<= {most:.2}"),
                 Some(Target::AtMost(most)) => format!("<= {}", self.unit.show(most)),
                 Some(Target::AtLeast(least)) => format!(">= {}", self.unit.show(least)),
             },
@@ -267,6 +271,8 @@ mod tests {
         assert_eq!(row(Some(0.949), None, target).verdict(), Verdict::Below);
         assert_eq!(row(None, Some(20.0), Some(Target::AtMost(20.0))).verdict(), Verdict::Pass);
         assert_eq!(row(None, Some(20.1), Some(Target::AtMost(20.0))).verdict(), Verdict::Below);
+        assert_eq!(row(Some(2.0), None, Some(Target::RatioAtMost(2.0))).verdict(), Verdict::Pass);
+        assert_eq!(row(Some(2.1), None, Some(Target::RatioAtMost(2.0))).verdict(), Verdict::Below);
         assert_eq!(row(Some(0.1), None, None).verdict(), Verdict::NoTarget);
     }
 

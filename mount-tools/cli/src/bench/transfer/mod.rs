@@ -11,6 +11,7 @@
 //! - Contents are verified, outside the timed part: every byte that arrived in the last use of each buffer.
 //! - Rounds alternate the order of baseline and engine, so that neither always runs first.
 
+mod alone;
 mod baseline;
 mod drive;
 mod fabric;
@@ -35,6 +36,7 @@ use super::error::Error;
 use super::machine::Machine;
 use super::report::{Target, write_json};
 use super::statistics::{Spread, paired_ratios};
+pub(in crate::bench) use alone::EngineAlone;
 use drive::Drive;
 use report::{Report, Row};
 use target::Offer;

@@ -34,7 +34,9 @@ impl Row {
             Some(Target::RatioAtLeast(least) | Target::AtLeast(least)) => {
                 self.ratio.is_none_or(|ratio| ratio.median < least)
             }
-            Some(Target::AtMost(most)) => self.ratio.is_none_or(|ratio| ratio.median > most),
+            Some(Target::RatioAtMost(most) | Target::AtMost(most)) => {
+                self.ratio.is_none_or(|ratio| ratio.median > most)
+            }
         }
     }
 
@@ -58,7 +60,7 @@ impl Row {
             match self.target {
                 None => String::new(),
                 Some(Target::RatioAtLeast(least) | Target::AtLeast(least)) => format!(">= {least:.2}"),
-                Some(Target::AtMost(most)) => format!("<= {most:.2}"),
+                Some(Target::RatioAtMost(most) | Target::AtMost(most)) => format!("<= {most:.2}"),
             },
             match (self.target.is_some(), self.is_missed()) {
                 (false, _) => String::new(),

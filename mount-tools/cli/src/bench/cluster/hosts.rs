@@ -1,0 +1,143 @@
+//! Hosts of a cluster on this machine: what `tidefs cluster dev` starts, and the network between them.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+use tidefs_engine::types::ByteCount;
+
+use crate::bench::error::Error;
+use crate::bench::ffi;
+
+/// How long a directory that one host made may take to be seen on another.
+const SEEN: Duration = Duration::from_secs(10);
+/// Name of the bench's directory on the mounts.
+const DIRECTORY: &str = "bench";
+
+/// What is started.
+pub(super) struct Start<'a> {
+    pub(super) hosts: u16,
+    pub(super) capacity: ByteCount,
+    pub(super) transport: &'a str,
+    pub(super) options: &'a [String],
+}
+
+/// Running daemons, which end with this value.
+pub(super) struct Hosts {
+    process: Child,
+    /// The bench's directory on each mount.
+    pub(super) directories: Vec<PathBuf>,
+    // Removed last.
+    _folder: TempDir,
+}
+
+impl Hosts {
+    /// Starts etcd and the daemons, and waits until a directory of one is seen on all.
+    ///
+    /// # Errors
+    /// When one of them does not start; what it said is on stderr.
+    pub(super) fn start(start: &Start) -> Result<Self, Error> {
+        let folder = TempDir::with_prefix("tidefs-bench-cluster-")
+            .map_err(Error::system("make a directory for the mounts"))?;
+        let program = std::env::current_exe().map_err(Error::system("find this program"))?;
+        let mut command = Command::new(program);
+        command.args(["cluster", "dev", "--json", "--hosts", &start.hosts.to_string(), "--dir"]);
+        command.arg(folder.path()).args(["--capacity", &start.capacity.get().to_string()]);
+        command.args(["-o", &format!("cluster.transports={}", start.transport)]);
+        for option in start.options {
+            command.args(["-o", option]);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        ffi::stop_with_parent(&mut command);
+        let mut process = command.spawn().map_err(Error::system("start `tidefs cluster dev`"))?;
+        let said = process.stdout.take().map(mounts_of).unwrap_or_default();
+        // From here on it is ended with the value.
+        let mut hosts = Self { process, directories: Vec::new(), _folder: folder };
+        if said.len() != usize::from(start.hosts) {
+            return Err(Error::Invalid("`tidefs cluster dev` did not start its hosts".to_owned()));
+        }
+        hosts.directories = said.into_iter().map(|mount| mount.join(DIRECTORY)).collect();
+        hosts.make_directory()?;
+        Ok(hosts)
+    }
+
+    fn make_directory(&self) -> Result<(), Error> {
+        let Some(first) = self.directories.first() else { return Ok(()) };
+        std::fs::create_dir(first).map_err(Error::file("make the directory", first))?;
+        let deadline = Instant::now() + SEEN;
+        for directory in &self.directories {
+            while !directory.is_dir() {
+                if Instant::now() >= deadline {
+                    let path = directory.display();
+                    return Err(Error::Invalid(format!("{path} is not seen after {} s", SEEN.as_secs())));
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        if let Ok(pid) = i32::try_from(self.process.id()) {
+            // It unmounts and ends the daemons, then etcd.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        }
+        let _ = self.process.wait();
+    }
+}
+
+/// The mounts that `cluster dev --json` names, in one value that ends before the stream does.
+fn mounts_of(output: impl std::io::Read) -> Vec<PathBuf> {
+    let mut text = String::new();
+    for line in BufReader::new(output).lines().map_while(Result::ok) {
+        text.push_str(&line);
+        if let Ok(value) = serde_json::from_str::<serde_json::Value>(&text) {
+            return mounts_in(&value);
+        }
+    }
+    Vec::new()
+}
+
+fn mounts_in(value: &serde_json::Value) -> Vec<PathBuf> {
+    let hosts = value.get("hosts").and_then(serde_json::Value::as_array);
+    let mount = |host: &serde_json::Value| host.get("mount")?.as_str().map(PathBuf::from);
+    hosts.into_iter().flatten().filter_map(mount).collect()
+}
+
+/// Moves this process into a network namespace of its own whose loopback moves `rate`, as tc(8) writes it. Called before the
+/// first thread starts.
+///
+/// # Errors
+/// Without the right to, or without ip(8) or tc(8).
+pub(super) fn enter_shaped_network(rate: &str) -> Result<(), Error> {
+    unshare(CloneFlags::CLONE_NEWNET).map_err(Error::system("enter a network namespace"))?;
+    // A burst holds several of the packets of 64 KiB that loopback carries.
+    let shape = format!("qdisc add dev lo root tbf rate {rate} burst 256kb latency 50ms");
+    for (program, arguments) in [("ip", "link set lo up"), ("tc", shape.as_str())] {
+        let ran = Command::new(program).args(arguments.split(' ')).status();
+        let status = ran.map_err(Error::system(format!("run {program}, of the package iproute2")))?;
+        if !status.success() {
+            return Err(Error::Invalid(format!("`{program} {arguments}` ended with {status}")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mounts_are_read_from_a_value_of_several_lines_before_the_stream_ends() {
+        let text = "{\n \"etcd\": \"x\",\n \"hosts\": [\n{\"mount\": \"/a\"}, {\"mount\": \"/b\"}]\n}\nmore";
+        assert_eq!(mounts_of(text.as_bytes()), [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert!(mounts_of(&b"nothing"[..]).is_empty());
+    }
+}
