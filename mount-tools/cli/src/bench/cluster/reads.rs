@@ -179,9 +179,10 @@ fn compare(path: &Path, found: &[u8], written: &[u8]) -> Result<(), Error> {
 
 /// Reads each object once, `depth` at a time. Returns the seconds until the last was read.
 fn read_crowd(paths: &[PathBuf], written: &[u8], depth: usize) -> Result<f64, Error> {
-    let (next, barrier) = (AtomicUsize::new(0), Barrier::new(depth + 1));
-    let work = |mut target: Vec<u8>| -> Result<Instant, Error> {
+    let (next, barrier) = (AtomicUsize::new(0), Barrier::new(depth));
+    let work = |mut target: Vec<u8>| -> Result<(Instant, Instant), Error> {
         barrier.wait();
+        let started = Instant::now();
         let mut last = None;
         while let Some(path) = paths.get(next.fetch_add(1, Ordering::Relaxed)) {
             read_cold(path, &mut target)?;
@@ -189,19 +190,19 @@ fn read_crowd(paths: &[PathBuf], written: &[u8], depth: usize) -> Result<f64, Er
         }
         let ended = Instant::now();
         last.map_or(Ok(()), |path| compare(path, &target, written))?;
-        Ok(ended)
+        Ok((started, ended))
     };
     thread::scope(|scope| {
         // Memory that was touched before.
         let readers: Vec<_> = (0..depth).map(|_| vec![1; written.len()]).collect();
         let readers: Vec<_> = readers.into_iter().map(|target| scope.spawn(|| work(target))).collect();
-        barrier.wait();
-        let started = Instant::now();
-        let mut ended = started;
+        let mut whole: Option<(Instant, Instant)> = None;
         for reader in readers {
-            ended = ended.max(reader.join().expect("a reader does not panic")?);
+            let (started, ended) = reader.join().expect("a reader does not panic")?;
+            whole =
+                Some(whole.map_or((started, ended), |(first, last)| (first.min(started), last.max(ended))));
         }
-        Ok(ended.saturating_duration_since(started).as_secs_f64())
+        Ok(whole.map_or(0.0, |(first, last)| last.saturating_duration_since(first).as_secs_f64()))
     })
 }
 
