@@ -268,7 +268,16 @@ impl Datapath {
                     self.lent.fetch_sub(counted, Ordering::Relaxed);
                     None
                 }
-                Err(refused) => Some(format!("{refused:?}")),
+                Err(refused) => {
+                    if !stays && refused == Refused::QueueFull {
+                        // Others were faster than the look at the queue: it stays for another round, and is not lost.
+                        let mut state = self.lock();
+                        if let Some(slot) = state.tree.by_ino(ino) {
+                            state.readmit(slot);
+                        }
+                    }
+                    Some(format!("{refused:?}"))
+                }
             },
             (Ok(_), None) => Some("there is no SSD tier".to_owned()),
             (Err(error), _) => Some(error.to_string()),
