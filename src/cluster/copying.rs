@@ -80,6 +80,8 @@ pub(super) struct Copying {
     walk_wanted: Notify,
     /// Keys of which this member sees to the copies, and of which there are too few.
     short: Mutex<HashSet<KeyId>>,
+    /// Keys of which this member has copies made right now.
+    busy: Mutex<HashSet<KeyId>>,
     under_way: AtomicUsize,
     /// Copies that this member makes for others now.
     taking: Arc<Semaphore>,
@@ -96,6 +98,7 @@ impl Default for Copying {
             wish_came: Notify::new(),
             walk_wanted: Notify::new(),
             short: Mutex::default(),
+            busy: Mutex::default(),
             under_way: AtomicUsize::new(0),
             taking: Arc::new(Semaphore::new(AT_ONCE)),
             paid_until_ns: AtomicU64::new(0),
@@ -115,6 +118,11 @@ impl Copying {
         self.walk_wanted.notify_one();
     }
 
+    /// Has nobody else here make copies of `key` until the answer is dropped; `None` when somebody does.
+    fn begin(&self, key: KeyId) -> Option<Busy<'_>> {
+        self.busy.lock().insert(key).then(|| Busy { copying: self, key })
+    }
+
     fn note_short(&self, key: KeyId, is_short: bool) {
         let mut short = self.short.lock();
         if !is_short {
@@ -122,6 +130,18 @@ impl Copying {
         } else if short.len() < SHORT_MAX {
             short.insert(key);
         }
+    }
+}
+
+/// Copies of a key are being made.
+struct Busy<'a> {
+    copying: &'a Copying,
+    key: KeyId,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.copying.busy.lock().remove(&self.key);
     }
 }
 
@@ -248,6 +268,8 @@ impl Core {
     /// Has the missing copies of an object made. `as_first`: only if this member is the first of those that hold it. Returns
     /// how many were made, too.
     pub(super) async fn copy(self: &Arc<Self>, wish: &Wish, as_first: bool) -> (Copied, u32) {
+        // Two at once would each count the copies that the other one has not made yet.
+        let Some(_busy) = self.copying.begin(KeyId::of(&wish.path)) else { return (Copied::NotNow, 0) };
         let deadline = self.in_background();
         let found = self.find(vec![wish.path.clone()], deadline).await.pop().unwrap_or(Found::Unknown);
         let (facts, copies) = match found {
