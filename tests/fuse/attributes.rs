@@ -14,7 +14,8 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::common::modes::in_both_modes;
 use crate::common::pattern;
-use crate::common::sys::failure;
+use crate::common::sys::{failure, get_xattr};
+use crate::common::wait::{HANG, until};
 use crate::common::{Mode, Peer};
 use crate::fixture::{MIB, kv, offset, publish_object};
 
@@ -25,6 +26,7 @@ in_both_modes!(
     utime_to_now_works_and_moves_mtime_forward,
     times_and_mode_survive_a_rename,
     times_set_through_an_open_writer_survive_its_close,
+    a_write_after_futimens_is_the_time_of_the_file,
     mtime_is_the_time_of_writing,
     ctime_moves_with_each_change_of_attributes,
     access_for_writing_succeeds_on_a_sealed_object,
@@ -131,6 +133,24 @@ fn times_set_through_an_open_writer_survive_its_close(mode: Mode) {
         drop(file);
         assert_eq!(times(&path), ((1_000_000_000, 123_456_789), (1_500_000_000, 987_654_321)), "{length}");
         assert_eq!(fs::metadata(&path).expect("stat").mode() & 0o7777, 0o640);
+    }
+}
+
+fn a_write_after_futimens_is_the_time_of_the_file(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for length in [100, MIB] {
+        let path = kv.join(format!("k{length}"));
+        let file = File::create(&path).expect("create");
+        file.write_all_at(&pattern::bytes(1, length), 0).expect("write");
+        futimens(file.as_fd(), &EARLY, &EARLY).expect("futimens");
+        let before = SystemTime::now() - Duration::from_millis(20);
+        file.write_all_at(b"again", 20).expect("write");
+        let written = fs::metadata(&path).expect("stat").modified().expect("mtime");
+        assert!(written >= before, "{length}: {written:?}");
+        drop(file);
+        let sealed = || get_xattr(&path, "user.tidefs.checksum").is_ok();
+        assert!(until(HANG, sealed), "it is sealed");
+        assert_eq!(fs::metadata(&path).expect("stat").modified().expect("mtime"), written, "{length}");
     }
 }
 
