@@ -9,6 +9,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::history::Ending;
 use super::room::footprint;
+use super::ssd::MayLend;
 use super::{Datapath, Marks, State};
 use crate::namespace::Slot;
 
@@ -61,7 +62,7 @@ impl Datapath {
                 }
                 freed = freed.saturating_add(footprint(size));
                 let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
-                leaving.push(self.let_leave(&mut state, victim, ending, true));
+                leaving.push(self.let_leave(&mut state, victim, ending, MayLend::Yes));
             }
         }
         let has_sent = !leaving.is_empty();

@@ -19,7 +19,7 @@ use super::burial::Doomed;
 use super::domains::DomainId;
 use super::history::Ending;
 use super::object::Refusal;
-use super::ssd::Leaving;
+use super::ssd::{Leaving, MayLend};
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
@@ -104,7 +104,12 @@ impl Datapath {
             let size = state.object(victim).map(|object| object.size).unwrap_or_default();
             freed = freed.saturating_add(footprint(size));
             // Room is needed now: nothing is lent to a disk.
-            all.push(self.let_leave(state, victim, Ending::Evicted { for_directory: directory.0 }, false));
+            all.push(self.let_leave(
+                state,
+                victim,
+                Ending::Evicted { for_directory: directory.0 },
+                MayLend::No,
+            ));
         }
         all
     }
@@ -141,7 +146,7 @@ impl Datapath {
                     });
                 };
                 // It leaves the quota at once, and memory when it is on disk.
-                self.let_leave(&mut state, victim, Ending::EvictedForQuota, true)
+                self.let_leave(&mut state, victim, Ending::EvictedForQuota, MayLend::IfRoom)
             };
             self.see_off(leaving, None);
         }
@@ -218,14 +223,14 @@ impl Datapath {
                 let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
                 let size = state.object(victim).map(|object| object.size).unwrap_or_default();
                 // What finds no room in a queue would be dropped: those before it make some.
-                if !self.disks_have_room(size)
-                    && let Some(first) = under_way.pop_front()
-                {
+                let has_room = self.disks_have_room(size);
+                if !has_room && let Some(first) = under_way.pop_front() {
                     drop(state);
                     self.wait_until_stored(&first);
                     continue;
                 }
-                (size, self.let_leave(&mut state, victim, Ending::EvictedByOperator, true))
+                let may = if has_room { MayLend::Yes } else { MayLend::IfRoom };
+                (size, self.let_leave(&mut state, victim, Ending::EvictedByOperator, may))
             };
             evicted = (evicted.0 + 1, evicted.1.saturating_add(footprint(size)));
             under_way.extend(self.see_off_and_tell(leaving));

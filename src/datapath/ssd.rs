@@ -60,6 +60,17 @@ pub(super) enum Leaving {
     Lent(Box<Lent>),
 }
 
+/// Whether a victim may go to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MayLend {
+    /// Its room is needed now.
+    No,
+    /// If the disks have room for it.
+    IfRoom,
+    /// They have. If others were faster it stays.
+    Yes,
+}
+
 /// The key of an object on SSD.
 pub(super) fn object_key(directory: DirectoryId, name: &[u8]) -> Vec<u8> {
     [b"o", &directory.0.to_le_bytes()[..], name].concat()
@@ -173,14 +184,8 @@ impl Datapath {
         self.ssd.get()
     }
 
-    /// A victim leaves memory: to where its record stands already, to a disk if `may_lend`, or for good.
-    pub(super) fn let_leave(
-        &self,
-        state: &mut State,
-        victim: Slot,
-        ending: Ending,
-        may_lend: bool,
-    ) -> Leaving {
+    /// A victim leaves memory: to where its record stands already, to a disk as far as it `may`, or for good.
+    pub(super) fn let_leave(&self, state: &mut State, victim: Slot, ending: Ending, may: MayLend) -> Leaving {
         if state.leaves_first(victim) {
             self.telemetry.soft_evictions.increment();
         } else if let Some(ssd) = self.ssd.get() {
@@ -190,7 +195,9 @@ impl Datapath {
                 self.telemetry.ssd_demotions.increment();
                 return Leaving::Gone(state.demote(victim));
             }
-            if may_lend && let Some(lent) = self.lend(ssd, state, victim) {
+            if may != MayLend::No
+                && let Some(lent) = self.lend(ssd, state, victim, may)
+            {
                 state.count_eviction(victim);
                 return Leaving::Lent(Box::new(lent));
             }
@@ -211,9 +218,10 @@ impl Datapath {
     }
 
     /// Takes a victim out of the tables of memory to send it to a disk, if one takes it.
-    fn lend(&self, ssd: &SsdTier, state: &mut State, victim: Slot) -> Option<Lent> {
+    fn lend(&self, ssd: &SsdTier, state: &mut State, victim: Slot, may: MayLend) -> Option<Lent> {
         let size = state.object(victim)?.size;
-        let lent = ssd.has_room_in_queue(size).then(|| state.send(victim)).flatten()?;
+        let has_room = may == MayLend::Yes || ssd.has_room_in_queue(size);
+        let lent = has_room.then(|| state.send(victim)).flatten()?;
         state.depart(victim);
         if let Some(object) = state.object_mut(victim) {
             object.marks.set(Marks::STORING, true);
@@ -270,11 +278,9 @@ impl Datapath {
                 }
                 Err(refused) => {
                     if !stays && refused == Refused::QueueFull {
-                        // Others were faster than the look at the queue: it stays for another round, and is not lost.
+                        // Others were faster than the look at the queue: it stays for another round.
                         let mut state = self.lock();
-                        if let Some(slot) = state.tree.by_ino(ino) {
-                            state.readmit(slot);
-                        }
+                        state.tree.by_ino(ino).into_iter().for_each(|slot| state.readmit(slot));
                     }
                     Some(format!("{refused:?}"))
                 }
