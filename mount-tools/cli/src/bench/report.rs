@@ -10,7 +10,7 @@ use tidefs_engine::types::ByteCount;
 use super::affinity::Placement;
 use super::error::Error;
 use super::machine::Machine;
-use super::statistics::Spread;
+use super::statistics::{Spread, paired_ratios};
 
 /// What a figure is measured in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -94,6 +94,45 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// A figure that is compared with nothing.
+    pub(crate) fn plain(
+        case: impl Into<String>,
+        size: Option<ByteCount>,
+        unit: Unit,
+        value: Option<Spread>,
+        target: Option<Target>,
+    ) -> Self {
+        Self {
+            case: case.into(),
+            size,
+            threads: 1,
+            placement: None,
+            unit,
+            value,
+            baseline: None,
+            baseline_name: "",
+            ratio: None,
+            memcpy_ratio: None,
+            target,
+        }
+    }
+
+    /// Gigabytes a second of the mount and of a baseline, sampled in the same rounds.
+    pub(crate) fn rates(
+        case: &str,
+        size: ByteCount,
+        [value, baseline]: [&[f64]; 2],
+        baseline_name: &'static str,
+        target: Option<Target>,
+    ) -> Self {
+        Self {
+            baseline: Spread::of(baseline),
+            baseline_name,
+            ratio: Spread::of(&paired_ratios(value, baseline)),
+            ..Self::plain(case, Some(size), Unit::GigabytesPerSecond, Spread::of(value), target)
+        }
+    }
+
     /// Whether the row reaches its target. A figure that is missing does not.
     pub(crate) fn verdict(&self) -> Verdict {
         let reached = match self.target {

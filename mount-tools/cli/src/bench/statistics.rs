@@ -47,9 +47,30 @@ pub(crate) fn median_of(values: &mut [u64]) -> u64 {
     if values.is_empty() { 0 } else { *values.select_nth_unstable(middle).1 }
 }
 
+/// The value below which the part `share` of the sorted `values` lies; 0 without values.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "an index"
+)]
+pub(crate) fn percentile(values: &[f64], share: f64) -> f64 {
+    let last = values.len().saturating_sub(1);
+    values.get((last as f64 * share).round() as usize).copied().unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_were_seen() {
+        let values: Vec<f64> = (0..=100).map(f64::from).collect();
+        assert_eq!((percentile(&values, 0.5), percentile(&values, 0.99)), (50.0, 99.0));
+        let more: Vec<f64> = (0..=200).map(f64::from).collect();
+        assert_eq!((percentile(&more, 0.5), percentile(&more, 0.99)), (100.0, 198.0));
+        assert_eq!(percentile(&[], 0.5), 0.0);
+    }
 
     #[test]
     fn the_median_of_an_odd_number_of_samples_is_the_middle_one() {

@@ -7,7 +7,7 @@ use super::Bench;
 use crate::bench::error::Error;
 use crate::bench::local::write_object;
 use crate::bench::report::{Row, Target, Unit};
-use crate::bench::statistics::Spread;
+use crate::bench::statistics::{Spread, percentile};
 
 /// Steps of the progress bar.
 pub(super) const STEPS: usize = 2;
@@ -29,7 +29,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>, Error> {
             (0..ABSENT).map(|number| bench.there.join(format!("absent-{round}-{number}"))).collect();
         let probe = || -> Result<f64, Error> {
             let mut times = paths.iter().map(|path| absent(path)).collect::<Result<Vec<_>, _>>()?;
-            Ok(percentile(&mut times, 0.5))
+            times.sort_unstable_by(f64::total_cmp);
+            Ok(percentile(&times, 0.5))
         };
         asked.push(probe()?);
         remembered.push(probe()?);
@@ -50,25 +51,14 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>, Error> {
         delays.push(published.elapsed().as_secs_f64() * 1e6);
     }
     bench.progress.inc(1);
-    let row = |case: &str, value: Option<Spread>, target: Option<Target>| Row {
-        case: case.to_owned(),
-        size: None,
-        threads: 1,
-        placement: None,
-        unit: Unit::Microseconds,
-        value,
-        baseline: None,
-        baseline_name: "",
-        ratio: None,
-        memcpy_ratio: None,
-        target,
-    };
-    let at = |delays: &mut [f64], share| Some(Spread::single(percentile(delays, share)));
+    let row = |case, value, target| Row::plain(case, None, Unit::Microseconds, value, target);
+    delays.sort_unstable_by(f64::total_cmp);
+    let at = |share| Some(Spread::single(percentile(&delays, share)));
     Ok(vec![
         row("an absent name, asked for", Spread::of(&asked), None),
         row("an absent name, remembered", Spread::of(&remembered), Some(Target::AtMost(2.0))),
-        row("seen on the other host after a publish, p50", at(&mut delays, 0.5), None),
-        row("the same, p99", at(&mut delays, 0.99), Some(Target::AtMost(50_000.0))),
+        row("seen on the other host after a publish, p50", at(0.5), None),
+        row("the same, p99", at(0.99), Some(Target::AtMost(50_000.0))),
     ])
 }
 
@@ -81,36 +71,4 @@ fn absent(path: &Path) -> Result<f64, Error> {
         return Err(Error::Invalid(format!("{} is there already", path.display())));
     }
     Ok(elapsed)
-}
-
-/// The value below which the part `share` of `values` lies; 0 without values.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::cast_sign_loss,
-    reason = "an index"
-)]
-fn percentile(values: &mut [f64], share: f64) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    let last = values.len().saturating_sub(1);
-    values.get((last as f64 * share).round() as usize).copied().unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_percentile_is_a_value_that_was_seen() {
-        let mut values: Vec<f64> = (0..=200).rev().map(f64::from).collect();
-        assert_eq!((percentile(&mut values, 0.5), percentile(&mut values, 0.99)), (100.0, 198.0));
-        assert_eq!(percentile(&mut [], 0.5), 0.0);
-    }
-
-    #[test]
-    fn a_name_that_stands_for_something_is_not_absent() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(absent(&folder.path().join("nothing")).unwrap() >= 0.0);
-        assert!(absent(folder.path()).is_err());
-    }
 }

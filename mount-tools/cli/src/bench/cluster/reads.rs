@@ -15,7 +15,7 @@ use crate::bench::buffer::Rotating;
 use crate::bench::error::Error;
 use crate::bench::local::write_object;
 use crate::bench::report::{Row, Target, Unit};
-use crate::bench::statistics::{Spread, paired_ratios};
+use crate::bench::statistics::Spread;
 
 /// Rounds that are not counted: connections are made, and all of the memory is touched for the first time.
 pub(super) const WARM_UP: usize = 3;
@@ -118,18 +118,9 @@ pub(super) fn measure(bench: &Bench, size: ByteCount) -> Result<Vec<Row>, Error>
 impl Reached {
     fn rows(&self, size: ByteCount, depth: usize) -> Vec<Row> {
         let is_judged = size >= ByteCount::mib(4);
-        let row = |case: &str, threads, [value, baseline]: [&[f64]; 2], target: Target| Row {
-            case: case.to_owned(),
-            size: Some(size),
+        let row = |case: &str, threads, figures, target: Target| Row {
             threads,
-            placement: None,
-            unit: Unit::GigabytesPerSecond,
-            value: Spread::of(value),
-            baseline: Spread::of(baseline),
-            baseline_name: "engine",
-            ratio: Spread::of(&paired_ratios(value, baseline)),
-            memcpy_ratio: None,
-            target: is_judged.then_some(target),
+            ..Row::rates(case, size, figures, "engine", is_judged.then_some(target))
         };
         let mut rows = vec![row(
             "cold open + read + close",

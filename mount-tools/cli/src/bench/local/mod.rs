@@ -346,19 +346,8 @@ fn copied_bytes(subject: &Subject) -> Result<Option<f64>, Error> {
 }
 
 fn copied_row(copied: Option<f64>) -> Row {
-    Row {
-        case: "bytes copied by the daemon, all of the above".to_owned(),
-        size: None,
-        threads: 1,
-        placement: None,
-        unit: Unit::Bytes,
-        value: copied.map(Spread::single),
-        baseline: None,
-        baseline_name: "",
-        ratio: None,
-        memcpy_ratio: None,
-        target: Some(Target::AtMost(0.0)),
-    }
+    let case = "bytes copied by the daemon, all of the above";
+    Row::plain(case, None, Unit::Bytes, copied.map(Spread::single), Some(Target::AtMost(0.0)))
 }
 
 /// Writes and removes a file as large as everything the bench will write.

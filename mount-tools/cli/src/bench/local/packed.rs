@@ -63,19 +63,7 @@ pub(super) fn measure(binary: &Path, options: &[String], count: u64) -> Result<V
     let restarted = daemon::anonymous_memory(daemon.pid())?;
     // The kernel knows none of the names now.
     let cold = list(&directory, count)?;
-    let plain = |case: String, unit, value: Option<Spread>, target| Row {
-        case,
-        size: Some(SIZE),
-        threads: 1,
-        placement: None,
-        unit,
-        value,
-        baseline: None,
-        baseline_name: "",
-        ratio: None,
-        memcpy_ratio: None,
-        target,
-    };
+    let plain = |case: String, unit, value, target| Row::plain(case, Some(SIZE), unit, value, target);
     let per_object = written.as_secs_f64() * 1e6 / count as f64;
     let mut rows = vec![
         plain(

@@ -19,8 +19,7 @@ use super::worker::{Buffers, Work, Worker, timed};
 use super::{Bench, Shape};
 use crate::bench::error::Error;
 use crate::bench::ffi::ReadMapping;
-use crate::bench::report::{Row, Target, Unit};
-use crate::bench::statistics::{Spread, paired_ratios};
+use crate::bench::report::{Row, Target};
 
 /// How long the daemon is stopped at most. A sample takes some tens of milliseconds.
 const STOPPED_MAX: Duration = Duration::from_secs(10);
@@ -102,19 +101,9 @@ fn one_case(
             baseline.push(compared);
         }
     }
-    Ok(Row {
-        case: name.to_owned(),
-        size: Some(ByteCount(SIZE as u64)),
-        threads: 1,
-        placement: Some(shape.placement),
-        unit: Unit::GigabytesPerSecond,
-        value: Spread::of(&mount),
-        baseline: Spread::of(&baseline),
-        baseline_name: "tmpfs",
-        ratio: Spread::of(&paired_ratios(&mount, &baseline)),
-        memcpy_ratio: None,
-        target: Some(Target::RatioAtLeast(0.95)),
-    })
+    let target = Some(Target::RatioAtLeast(0.95));
+    let row = Row::rates(name, ByteCount(SIZE as u64), [&mount, &baseline], "tmpfs", target);
+    Ok(Row { placement: Some(shape.placement), ..row })
 }
 
 fn reader(objects: &ObjectSet, mapped: bool) -> Result<Worker, Error> {

@@ -249,18 +249,9 @@ impl Bench {
             }
             self.progress.inc(1);
         }
-        let row = |case: &str, threads, [value, baseline]: [&[f64]; 2]| Row {
-            case: case.to_owned(),
-            size: Some(size),
+        let row = |case: &str, threads, figures| Row {
             threads,
-            placement: None,
-            unit: Unit::GigabytesPerSecond,
-            value: Spread::of(value),
-            baseline: Spread::of(baseline),
-            baseline_name: "fio",
-            ratio: Spread::of(&paired_ratios(value, baseline)),
-            memcpy_ratio: None,
-            target: Some(Target::RatioAtLeast(0.9)),
+            ..Row::rates(case, size, figures, "fio", Some(Target::RatioAtLeast(0.9)))
         };
         Ok([row("offload", 1, [&offload, &write]), row("promotion", self.depth, [&promotion, &read])])
     }

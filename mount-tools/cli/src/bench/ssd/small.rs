@@ -29,18 +29,8 @@ impl Bench {
         let grown = self.subject.anonymous_memory()?.saturating_sub(before.1);
         // The restart finds them.
         drop(paths);
-        let row = |case: &str, value: f64, target| Row {
-            case: case.to_owned(),
-            size: Some(SMALL),
-            threads: 1,
-            placement: None,
-            unit: Unit::Bytes,
-            value: Some(Spread::single(value)),
-            baseline: None,
-            baseline_name: "",
-            ratio: None,
-            memcpy_ratio: None,
-            target,
+        let row = |case, value, target| {
+            Row::plain(case, Some(SMALL), Unit::Bytes, Some(Spread::single(value)), target)
         };
         let index = ssd.index_bytes.get() as f64 / ssd.records.0.max(1) as f64;
         let all = grown.get() as f64 / f64::from(count);
@@ -63,18 +53,9 @@ impl Bench {
             return Err(Error::Invalid(format!("{found} of {records} objects were found on disk")));
         }
         progress.finish_and_clear();
-        let row = |case: String, taken: Duration, target: Option<Target>| Row {
-            case,
-            size: Some(SMALL),
-            threads: 1,
-            placement: None,
-            unit: Unit::Seconds,
-            value: Some(Spread::single(taken.as_secs_f64())),
-            baseline: None,
-            baseline_name: "",
-            ratio: None,
-            memcpy_ratio: None,
-            target,
+        let row = |case, taken: Duration, target| {
+            let seconds = Some(Spread::single(taken.as_secs_f64()));
+            Row::plain(case, Some(SMALL), Unit::Seconds, seconds, target)
         };
         let target = (found >= MILLION).then_some(Target::AtMost(START_S));
         Ok([

@@ -6,8 +6,9 @@ use tidefs_engine::transport::Direction;
 use tidefs_engine::types::ByteCount;
 
 use super::drive::{self, Drive};
-use super::{Stand, TransferArgs, fabric, percentile};
+use super::{Stand, TransferArgs, fabric};
 use crate::bench::error::Error;
+use crate::bench::statistics::percentile;
 
 /// An engine of this process, connected to one of another process.
 pub(in crate::bench) struct EngineAlone {

@@ -223,5 +223,5 @@ pub(super) fn ping_pong(offer: &Offer, count: usize) -> Result<f64, Error> {
         runtime.block_on(task).map_err(|error| Error::Invalid(format!("the ping-pong ended: {error}")))?;
     let mut latencies = played.map_err(failed())?;
     latencies.sort_unstable_by(f64::total_cmp);
-    Ok(super::percentile(&latencies, 0.5))
+    Ok(crate::bench::statistics::percentile(&latencies, 0.5))
 }

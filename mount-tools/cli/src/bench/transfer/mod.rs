@@ -35,7 +35,7 @@ use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
 use super::error::Error;
 use super::machine::Machine;
 use super::report::{Target, write_json};
-use super::statistics::{Spread, paired_ratios};
+use super::statistics::{Spread, paired_ratios, percentile};
 pub(in crate::bench) use alone::EngineAlone;
 use drive::Drive;
 use report::{Report, Row};
@@ -302,28 +302,4 @@ impl Plan<'_> {
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn gigabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e9
-}
-
-/// The value below which the part `share` of the sorted `values` lies; 0 without values.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::cast_sign_loss,
-    reason = "an index"
-)]
-fn percentile(values: &[f64], share: f64) -> f64 {
-    let last = values.len().saturating_sub(1);
-    values.get((last as f64 * share).round() as usize).copied().unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_values_that_were_seen() {
-        let values: Vec<f64> = (0..=100).map(f64::from).collect();
-        assert_eq!((percentile(&values, 0.5), percentile(&values, 0.99)), (50.0, 99.0));
-        assert_eq!(percentile(&[], 0.5), 0.0);
-    }
 }
