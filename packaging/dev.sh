@@ -21,7 +21,7 @@ usage: packaging/dev.sh COMMAND
   test                       every check that a change must pass: formatting, lints, documentation, all tests.
   test FILTER...             only the tests whose names contain a FILTER, and nothing else.
   soak [SECONDS]             transfers between processes under faults for 600 s, or so many: every byte is checked,
-                             and memory and descriptors must not grow. `test` has half a minute of it.
+                             and memory and descriptors must not grow. `test` has a quarter of a minute of it.
   soak ssd [SECONDS]         the same for a mount with an SSD tier, for 1200 s or so many.
   deps                       install what `run` and `test` need beside a Rust toolchain, and say why.
   help                       this text.
