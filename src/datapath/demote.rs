@@ -47,7 +47,7 @@ impl Datapath {
     }
 
     /// Sends the coldest objects to the disks until `missing` bytes are free or on their way. Returns whether any went.
-    fn send_coldest(&self, missing: ByteCount) -> bool {
+    pub(super) fn send_coldest(&self, missing: ByteCount) -> bool {
         let Some(ssd) = self.ssd.get() else { return false };
         let mut leaving = Vec::new();
         {

@@ -217,6 +217,7 @@ impl Datapath {
     pub(super) fn evict_for_operator(&self, bytes: ByteCount) -> (u64, ByteCount) {
         let mut evicted = (0, ByteCount::ZERO);
         let mut under_way = VecDeque::new();
+        let give_up = self.clock.monotonic() + self.settings.deadline;
         while evicted.1 < bytes {
             let (size, leaving) = {
                 let mut state = self.lock();
@@ -227,6 +228,15 @@ impl Datapath {
                 if !has_room && let Some(first) = under_way.pop_front() {
                     drop(state);
                     self.wait_until_stored(&first);
+                    continue;
+                }
+                // The queue may be full of copies that the demoter makes: those make room too.
+                if !has_room
+                    && self.ssd.get().is_some_and(|ssd| ssd.is_writing())
+                    && self.clock.monotonic() < give_up
+                {
+                    drop(state);
+                    std::thread::sleep(RETRY_PAUSE);
                     continue;
                 }
                 let may = if has_room { MayLend::Yes } else { MayLend::IfRoom };
@@ -263,7 +273,7 @@ impl Datapath {
                 }
                 spare = free.saturating_sub(self.settings.write_headroom);
                 let missing = self.missing_headroom(free);
-                if missing == ByteCount::ZERO || self.evict_round(missing, Slot::ROOT) == 0 {
+                if missing == ByteCount::ZERO || !self.restore_headroom(missing, free) {
                     break;
                 }
                 self.telemetry.surprise_growth_bytes.add(missing.get());
@@ -272,17 +282,24 @@ impl Datapath {
         }
     }
 
-    /// Bytes that are to be evicted at once for the headroom. What is on its way to a disk counts as free until half of the
-    /// headroom is used: dropping something else for the moment that its write takes would lose it for nothing.
+    /// Bytes that the headroom lacks. What is on its way to a disk counts as free until half of the headroom is used:
+    /// dropping something else for the moment that its write takes would lose it for nothing.
     fn missing_headroom(&self, free: ByteCount) -> ByteCount {
-        let headroom = self.settings.write_headroom;
-        let missing = headroom.saturating_sub(free);
-        let is_urgent = free < ByteCount(headroom.get() / 2);
-        if missing == ByteCount::ZERO || is_urgent {
-            missing
-        } else {
-            missing.saturating_sub(self.lent_bytes())
-        }
+        let missing = self.settings.write_headroom.saturating_sub(free);
+        if self.is_urgent(free) { missing } else { missing.saturating_sub(self.lent_bytes()) }
+    }
+
+    /// Whether so little is free that room is needed at once.
+    fn is_urgent(&self, free: ByteCount) -> bool {
+        free < ByteCount(self.settings.write_headroom.get() / 2)
+    }
+
+    /// Lets objects of `missing` bytes leave. While there is time they go to a disk that takes them, so that the keeper, which
+    /// runs before the demoter, loses nothing that the demoter would have kept. Returns whether anything went.
+    fn restore_headroom(&self, missing: ByteCount, free: ByteCount) -> bool {
+        self.drain_pool(missing)
+            || (!self.is_urgent(free) && self.send_coldest(missing))
+            || self.evict_round_for_reuse(missing, Slot::ROOT) > 0
     }
 
     /// The keeper's thread, to be woken when a writer comes after a pause.

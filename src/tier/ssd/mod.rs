@@ -273,6 +273,12 @@ impl SsdTier {
         self.shared.has_room_in_queue(length)
     }
 
+    /// Whether anything waits to be written, or is being written, by the disk that has least to do.
+    #[must_use]
+    pub fn is_writing(&self) -> bool {
+        self.shared.is_writing()
+    }
+
     /// Fills the start of `target` with the object, which is `length` bytes long. Waits for the disk.
     ///
     /// # Errors

@@ -245,6 +245,10 @@ impl Shared {
         self.least_busy().is_some_and(|device| device.admission.lock().has_room(length, device.queue.bytes()))
     }
 
+    pub(super) fn is_writing(&self) -> bool {
+        self.least_busy().is_some_and(|device| device.queue.bytes() > 0)
+    }
+
     /// The place of a record in the order of everything, if it is still wanted.
     pub(super) fn draw_order_if_wanted(&self, append: &Append) -> Option<Order> {
         let pending = self.pending.lock();
