@@ -13,11 +13,11 @@ use std::time::Duration;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
 
-/// How long a version waits for a thread that was sent to open it.
-pub(super) const EXPECTED_FOR_MS: u64 = 1000;
+/// How long a version waits for a thread that was sent to open it: it comes back within its system call, unless it dies.
+pub(super) const EXPECTED_FOR_MS: u64 = 10_000;
 
 /// How long after it was sent to look a name up again a thread is taken to come back for that.
-const RESENT: Duration = Duration::from_secs(1);
+const RESENT: Duration = Duration::from_millis(EXPECTED_FOR_MS);
 /// The same for one that had to be brought back, which may have taken long.
 const RESENT_LATE: Duration = Duration::from_secs(30);
 

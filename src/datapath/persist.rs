@@ -1,8 +1,8 @@
 //! Durable objects: below a directory with `user.tidefs.durability=ssd` a rename, and an fsync(2) of what is sealed, wait
 //! until the object is on a disk.
 //!
-//! Limits: a writer's close that was made before its rename arrives within `CLOSE_WAIT`; of an object whose writer keeps its
-//! descriptor nothing is promised. The wait for a disk is bounded by `runtime.deadline_ms`.
+//! Limits: a writer's close that was made before its rename arrives within `ANNOUNCED_CLOSE_WAIT`; of an object whose writer
+//! keeps its descriptor nothing is promised. The wait for a disk is bounded by `runtime.deadline_ms`.
 //! Threads: [`Datapath::persist`] waits, so it runs on load threads.
 
 use std::io;
@@ -12,8 +12,10 @@ use std::time::Duration;
 use super::{Datapath, Error, HandleId, Marks, Object, Phase, State};
 use crate::namespace::{Ino, Slot};
 
-/// How long a rename waits for its writer's close to arrive: as long as a look-up does.
+/// How long a rename waits for its writer to close.
 const CLOSE_WAIT: Duration = Duration::from_millis(50);
+/// How long it waits for a close that was announced: it arrives, however late.
+const ANNOUNCED_CLOSE_WAIT: Duration = Duration::from_secs(2);
 /// How often it looks.
 const CLOSE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -41,12 +43,15 @@ impl Datapath {
     /// Waits for a close that was made before the rename and arrives after it.
     fn wait_for_last_close(&self, ino: Ino) {
         let started = self.clock.monotonic();
-        let is_written = || {
+        let patience = || {
             let state = self.lock();
-            let object = state.tree.by_ino(ino).and_then(|slot| state.object(slot));
-            object.is_some_and(|object| object.phase == Phase::Sealed && !object.marks.has(Marks::FINAL))
+            let object = state.object(state.tree.by_ino(ino)?)?;
+            let is_written = object.phase == Phase::Sealed && !object.marks.has(Marks::FINAL);
+            let is_announced = object.open.as_ref().is_some_and(|open| open.closing);
+            is_written.then_some(if is_announced { ANNOUNCED_CLOSE_WAIT } else { CLOSE_WAIT })
         };
-        while is_written() && self.clock.monotonic().saturating_sub(started) < CLOSE_WAIT {
+        let is_early = |limit| self.clock.monotonic().saturating_sub(started) < limit;
+        while patience().is_some_and(is_early) {
             self.wait_for_release(CLOSE_PAUSE);
         }
     }

@@ -181,7 +181,8 @@ impl Datapath {
             object.marks.set(Marks::ON_SSD, false);
             let open = object.open_mut();
             open.next_version = heir;
-            open.closing = false;
+            // A close that was announced before the rename is on its way still.
+            open.closing &= open.writers > 0;
         }
         state.count(parent, size);
         state.enter_order(slot, key, predecessor, footprint(size));
@@ -244,8 +245,10 @@ impl Datapath {
         if let Some(object) = state.object_mut(slot) {
             object.marks.set(Marks::FINAL, true);
             object.marks.set(Marks::FRESH, false);
-            object.open_mut().writer_processes.clear();
-            object.open_mut().reserved = ByteCount::ZERO;
+            let open = object.open_mut();
+            open.writer_processes.clear();
+            open.closing = false;
+            open.reserved = ByteCount::ZERO;
         }
         let ino = state.tree.ino(slot);
         let is_packed = self.pack_if_small(state, slot, &file, afterwards);

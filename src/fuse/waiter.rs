@@ -14,7 +14,7 @@ use super::ops::names::reply_lookup;
 use crate::datapath::{Caller, Datapath, Lookup, Patience};
 use crate::namespace::Ino;
 
-const WAIT_MAX: Duration = Duration::from_millis(50);
+const WAIT_MAX: Duration = Duration::from_millis(200);
 const WAITING_MAX: usize = 4096;
 const ROUND: Duration = Duration::from_millis(1);
 

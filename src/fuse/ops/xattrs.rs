@@ -14,7 +14,7 @@ use crate::fuse::control_files::ControlFiles;
 
 const CHECKSUM: &[u8] = b"user.tidefs.checksum";
 /// How long the checksum waits for a close that is on its way.
-const CLOSE_WAIT: Duration = Duration::from_millis(50);
+const CLOSE_WAIT: Duration = Duration::from_millis(200);
 
 /// Answers with a value, its size when that is asked for, or ERANGE when it does not fit.
 fn reply_value(outcome: Result<Vec<u8>, Error>, size: u32, reply: ReplyXattr) {
