@@ -310,7 +310,7 @@ impl Core {
         mut holders: Vec<MemberId>,
         soft: &[MemberId],
     ) -> (Copied, u32) {
-        let (mut refusing, mut made) = (BTreeSet::new(), 0);
+        let (mut refusing, mut hesitating, mut made) = (BTreeSet::new(), BTreeSet::new(), 0);
         let mut may_succeed_later = false;
         while holders.len() < usize::from(wish.replicas) {
             let view = self.seen().view.clone();
@@ -333,6 +333,10 @@ impl Core {
                     holders.push(target);
                 }
                 Kept::Gone => return (Copied::NotMine, made),
+                // Another member would tear its chain, or stand in the same rack: this one is asked once more.
+                Kept::NotNow if hesitating.insert(target) => {
+                    tokio::time::sleep(self.config.timings.tick).await;
+                }
                 Kept::NotNow => {
                     may_succeed_later = true;
                     refusing.insert(target);

@@ -189,7 +189,8 @@ impl Datapath {
                     self.wait_for_release(left.min(Duration::from_millis(20)));
                 }
                 Err(Reluctance::Earlier) => {
-                    let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::Gone)?;
+                    // It may not know its stamp yet: to say that it is gone would take it out of the catalog.
+                    let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::NotNow)?;
                     std::thread::sleep(left.min(STAMP_PAUSE));
                 }
                 Err(Reluctance::Gone) => return Err(Unlent::Gone),
@@ -417,10 +418,13 @@ impl Datapath {
             if is_full && listed.last().is_some_and(|last| !Cookie(last.cookie).has_hash_of(cookie)) {
                 break;
             }
-            let is_mine = state.facts_for_members(child).is_some_and(|(_, facts)| match facts {
-                Facts::Directory(_) => true,
-                Facts::File(_) => !self.is_temporary(&name) && state.remote_size(child).is_none(),
-            });
+            // What was closed and promised to all is an object in a moment.
+            let is_promised = state.promised(child).is_some() && !self.is_temporary(&name);
+            let is_mine = is_promised
+                || state.facts_for_members(child).is_some_and(|(_, facts)| match facts {
+                    Facts::Directory(_) => true,
+                    Facts::File(_) => !self.is_temporary(&name) && state.remote_size(child).is_none(),
+                });
             if place.0 > after && is_mine {
                 let is_directory = state.tree.directory(child).is_some();
                 listed.push(ListedName { cookie: place.0, name: name.as_bytes().to_vec(), is_directory });
