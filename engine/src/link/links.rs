@@ -342,10 +342,18 @@ async fn ask_silent_peers(links: Weak<Links>, mut closing: watch::Receiver<bool>
         let stop = closing.wait_for(|closing| *closing);
         tokio::time::timeout(period.max(std::time::Duration::from_millis(1)), stop).await.is_err()
     };
+    let mut looked = Instant::now();
     while !*closing.borrow_and_update() && wait(closing.clone()).await {
         let Some(links) = links.upgrade() else { return };
+        // Who stood still itself heard nobody, which says nothing of its peers: they get their time anew.
+        let stood_still = looked.elapsed() > links.config.silence_max / 2;
+        looked = Instant::now();
         let all: Vec<_> = links.state.lock().links.values().cloned().collect();
         for link in all {
+            if stood_still {
+                link.hear();
+                link.ping();
+            }
             link.check_silence();
         }
     }

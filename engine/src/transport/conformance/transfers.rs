@@ -191,9 +191,20 @@ pub(crate) fn a_thread_that_works_leaves_when_it_is_nudged(scene: &Scene) {
     near.expect(2, "after what a thread left was done");
     near.fill(1);
     let batch = read();
-    if let Some(progress) = endpoint.progress(batch.id) {
-        progress.work(&|| batch.ended() == 1, until);
-    }
+    let progress = endpoint.progress(batch.id);
+    thread::scope(|scope| {
+        let working =
+            progress.as_ref().map(|progress| scope.spawn(|| progress.work(&|| batch.ended() == 1, until)));
+        batch.wait_for(1);
+        // Another thread may have done it, and who works is told of that as the engine tells it.
+        if let Some(progress) = &progress {
+            progress.nudge();
+        }
+        if let Some(working) = working {
+            working.join().unwrap();
+        }
+    });
+    assert!(Instant::now() < until, "it worked on although all was done");
     batch.expect_done();
     near.expect(2, "after a thread had worked for itself");
 }
