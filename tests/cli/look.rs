@@ -1,12 +1,11 @@
 //! `tidefs status`, `list` and `stat`.
 
 use std::fs;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::common::pattern::object;
-use super::common::sys::get_xattr_text;
+use super::common::sys::checksum_of;
 use super::common::{Mount, wait};
 use super::tool::{EXIT_NO_DAEMON, EXIT_NOT_FOUND, argument, fails, json as run_json, text, wrong_usage};
 
@@ -22,6 +21,7 @@ fn status_tells_what_the_daemon_holds() {
     for number in 0..5 {
         fs::write(place.join(number.to_string()), object(number, 200_000)).expect("an object");
     }
+    mount.wait_until_closed((0..5).map(|number| place.join(number.to_string())));
     let status = run_json(&mount, &["status"]);
     assert_eq!(status["capacity"], json!(64 << 20), "{status}");
     assert_eq!(status["objects"], json!(5), "{status}");
@@ -64,7 +64,8 @@ fn list_is_in_the_order_that_is_asked_for() {
     let sizes = [("a", 300_000), ("b", 100_000), ("c", 200_000), ("d", 5_000)];
     for (name, size) in sizes {
         fs::write(place.join(name), object(1, size)).expect("an object");
-        std::thread::sleep(Duration::from_millis(20));
+        // Sealed before the next one is.
+        mount.wait_until_closed([place.join(name)]);
     }
     for _ in 0..3 {
         fs::read(place.join("b")).expect("an object");
@@ -78,6 +79,7 @@ fn list_is_in_the_order_that_is_asked_for() {
     assert_eq!(names(&run_json(&mount, &["list", "--sort=size", "--limit", "2"])), ["ns/a", "ns/c"]);
     let other = mount.namespace("other");
     fs::write(other.join("e"), object(1, 50_000)).expect("an object");
+    mount.wait_until_closed([other.join("e")]);
     assert_eq!(names(&run_json(&mount, &["list", argument(&other)])), ["other/e"]);
     let human = text(&mount, &["list", "--sort=name"]);
     let place_of = |name: &str| human.find(name).unwrap_or_else(|| panic!("{name} is not in:\n{human}"));
@@ -93,6 +95,7 @@ fn list_all_names_every_object_once() {
     for number in 0..1500 {
         fs::write(place.join(format!("{number:04}")), object(number, 100)).expect("an object");
     }
+    assert!(wait::until(wait::HANG, || run_json(&mount, &["status"])["objects"] == json!(1500)));
     let list = run_json(&mount, &["list", "--all", "--sort=name"]);
     let wanted: Vec<String> = (0..1500).map(|number| format!("ns/{number:04}")).collect();
     assert_eq!(names(&list), wanted);
@@ -106,11 +109,12 @@ fn stat_tells_all_of_one_object() {
     let (large, small) = (place.join("large"), place.join("small"));
     fs::write(&large, object(1, 1 << 20)).expect("an object");
     fs::write(&small, object(2, 1000)).expect("an object");
+    mount.wait_until_closed([&large, &small]);
     for _ in 0..3 {
         fs::read(&large).expect("an object");
     }
     // Asked for it is taken at once; else when the machine is idle.
-    let checksum = get_xattr_text(&large, "user.tidefs.checksum");
+    let checksum = checksum_of(&large);
     let stat = run_json(&mount, &["stat", argument(&large)]);
     assert_eq!(stat["path"], json!("ns/large"), "{stat}");
     assert_eq!(stat["size"], json!(1 << 20), "{stat}");

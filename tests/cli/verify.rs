@@ -8,7 +8,7 @@ use serde_json::json;
 use super::common::Mount;
 use super::common::pattern::{assert_same, object};
 use super::common::place::files_below;
-use super::common::sys::get_xattr_text;
+use super::common::sys::checksum_of;
 use super::tool::{argument, json as run_json, parse, text, tidefs};
 
 #[test]
@@ -19,6 +19,7 @@ fn verify_passes_what_is_whole() {
         let size = if number % 2 == 0 { 1_000 } else { 300_000 };
         fs::write(place.join(number.to_string()), object(number, size)).expect("an object");
     }
+    mount.wait_until_closed((0..20).map(|number| place.join(number.to_string())));
     let summary = run_json(&mount, &["verify"]);
     assert_eq!((&summary["checked"], &summary["corrupt"]), (&json!(20), &json!(0)), "{summary}");
     assert_eq!(summary["checked_bytes"], json!(10 * 301_000), "{summary}");
@@ -35,8 +36,9 @@ fn verify_drops_a_corrupt_object_and_names_it() {
     for number in 0..4 {
         fs::write(place.join(number.to_string()), object(number, 300_000)).expect("an object");
     }
+    mount.wait_until_closed((0..4).map(|number| place.join(number.to_string())));
     // Checksums are taken when the machine is idle, or when one is asked for.
-    assert!(get_xattr_text(&place.join("2"), "user.tidefs.checksum").starts_with("xxh3-64:"));
+    assert!(checksum_of(&place.join("2")).starts_with("xxh3-64:"));
     let wanted = object(2, 300_000);
     let segments = files_below(&mount.instance_dir().join("memory"));
     let segment = segments.iter().find(|path| fs::read(path).is_ok_and(|found| found == wanted));

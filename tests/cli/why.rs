@@ -35,6 +35,7 @@ fn what_was_never_written_and_what_is_here() {
     let place = mount.namespace("ns");
     assert_kind(&verdict(&mount, &place.join("never")), "never_written");
     fs::write(place.join("here"), object(1, 100_000)).expect("an object");
+    mount.wait_until_closed([place.join("here")]);
     let here = verdict(&mount, &place.join("here"));
     assert_kind(&here, "present");
     assert_eq!(here["tier"], json!("memory"), "{here}");
@@ -52,6 +53,7 @@ fn what_was_evicted_by_pressure_and_by_an_operator() {
     assert_kind(&evicted, "evicted");
     assert_eq!(evicted["for_whom"], json!("new"), "{evicted}");
     assert!(evicted["at"].is_string() && evicted["reason"].is_string(), "{evicted}");
+    mount.wait_until_closed([new.join("79")]);
     run_json(&mount, &["evict", argument(&new.join("79"))]);
     let evicted = verdict(&mount, &new.join("79"));
     assert_kind(&evicted, "evicted");
@@ -65,6 +67,7 @@ fn what_was_deleted_renamed_and_replaced() {
     for name in ["deleted", "moved", "replaced"] {
         fs::write(place.join(name), object(1, 100_000)).expect("an object");
     }
+    mount.wait_until_closed(["deleted", "moved", "replaced"].map(|name| place.join(name)));
     fs::remove_file(place.join("deleted")).expect("unlink");
     let deleted = verdict(&mount, &place.join("deleted"));
     assert_kind(&deleted, "deleted");
@@ -75,6 +78,7 @@ fn what_was_deleted_renamed_and_replaced() {
     assert_eq!(moved["to"], json!("ns/there"), "{moved}");
     // written again: the old history is over
     fs::write(place.join("deleted"), object(2, 100_000)).expect("an object");
+    mount.wait_until_closed([place.join("deleted")]);
     assert_kind(&verdict(&mount, &place.join("deleted")), "present");
 }
 
@@ -82,9 +86,11 @@ fn what_was_deleted_renamed_and_replaced() {
 fn what_expired() {
     let mount = Mount::start(&[]);
     let place = mount.namespace("ns");
-    set_xattr(&place, "user.tidefs.ttl", b"1s").expect("a time to live");
+    set_xattr(&place, "user.tidefs.ttl", b"1h").expect("a time to live");
     fs::write(place.join("short"), object(1, 100_000)).expect("an object");
+    mount.wait_until_closed([place.join("short")]);
     assert_kind(&verdict(&mount, &place.join("short")), "present");
+    set_xattr(&place, "user.tidefs.ttl", b"1s").expect("a shorter time to live");
     let gone = until(HANG, || !place.join("short").exists());
     assert!(gone, "an object whose time is over is gone");
     assert_kind(&verdict(&mount, &place.join("short")), "expired");

@@ -152,6 +152,8 @@ fn policy_and_mode_of_a_namespace_outlive_every_host() {
     set(&hosts.mounts[0].join(name), quota, "1048576");
     chmod(&hosts.mounts[0].join(name), 0o750);
     let holds = |path: &Path| {
+        // A host that etcd keeps waiting serves alone at first.
+        assert!(wait::until(wait::HANG, || path.is_dir()), "{} is not there", path.display());
         assert_eq!(get_xattr_text(path, quota), "1048576");
         assert_eq!(fs::metadata(path).expect("it is there").mode() & 0o7777, 0o750);
     };
@@ -164,8 +166,8 @@ fn policy_and_mode_of_a_namespace_outlive_every_host() {
     holds(&hosts.mounts[1].join(name));
     hosts.add(&[]);
     let newcomer = &hosts.mounts[2];
-    assert!(names(newcomer.path()).contains(&name.to_owned()), "a namespace whose maker died is not listed");
     holds(&newcomer.join(name));
+    assert!(names(newcomer.path()).contains(&name.to_owned()), "a namespace whose maker died is not listed");
 }
 
 #[test]
@@ -174,6 +176,7 @@ fn while_etcd_is_away_policy_is_refused_and_namespaces_are_agreed_on_later() {
     let [a, b] = [0, 1].map(|index| hosts.mounts[index].path().to_owned());
     publish(&a.join("whole-0/key"), &object(1, 60_000));
     hosts.etcd.stop();
+    let is_read = |path: &Path, seed| fs::read(path).is_ok_and(|found| found == object(seed, 60_000));
     let refused = set_xattr(&a.join("whole-0"), "user.tidefs.quota", b"1MiB");
     assert_eq!(refused, Err(Errno::ETIMEDOUT));
     let refused = fs::set_permissions(a.join("whole-0"), Permissions::from_mode(0o700));
@@ -187,11 +190,12 @@ fn while_etcd_is_away_policy_is_refused_and_namespaces_are_agreed_on_later() {
         assert_eq!(get_xattr(&host.join("whole-0"), "user.tidefs.quota"), Err(Errno::ENODATA));
         assert_eq!(fs::metadata(host.join("whole-0")).expect("it is there").mode() & 0o7777, 0o755);
         assert!(host.join("whole-1").is_dir());
-        assert_eq!(fs::read(host.join("whole-0/key")).expect("reads go on"), object(1, 60_000));
+        assert!(wait::until(wait::HANG, || is_read(&host.join("whole-0/key"), 1)), "reads go on");
     }
     fs::create_dir(a.join("meanwhile")).expect("a namespace can be made");
+    assert!(wait::until(wait::HANG, || b.join("meanwhile").is_dir()), "it is not seen");
     publish(&b.join("meanwhile/key"), &object(2, 60_000));
-    assert_eq!(fs::read(a.join("meanwhile/key")).expect("writes go on"), object(2, 60_000));
+    assert!(wait::until(wait::HANG, || is_read(&a.join("meanwhile/key"), 2)), "writes go on");
     hosts.etcd.start_again();
     let is_agreed = || agreed(&hosts).contains("/namespaces/meanwhile");
     assert!(wait::until(Duration::from_secs(30), is_agreed), "{}", agreed(&hosts));

@@ -53,6 +53,10 @@ impl Hosts {
         if !options.iter().any(|option| option.starts_with("cluster.grace_s=")) {
             all.push("cluster.grace_s=3");
         }
+        // Who does not answer in this time is not waited for, and may show what was: a busy machine is not to decide that.
+        if !options.iter().any(|option| option.starts_with("cluster.patience_ms=")) {
+            all.push("cluster.patience_ms=20000");
+        }
         all.extend(options);
         self.mounts.push(Mount::start(&all));
     }
@@ -90,6 +94,19 @@ impl Hosts {
             let is_seen = || self.mounts.iter().all(|mount| mount.join(&name).is_dir());
             assert!(wait::until(Duration::from_secs(20), is_seen), "host {index} is not seen by all others");
         }
+        // That names are agreed on says nothing of the members.
+        let are_met = || (0..self.mounts.len()).all(|host| self.has_met(host, self.mounts.len()));
+        assert!(wait::until(wait::HANG, are_met), "not all know of all others what they hold");
+    }
+
+    /// Whether a host is connected to all of `count` members, and knows what they hold.
+    pub(crate) fn has_met(&self, host: usize, count: usize) -> bool {
+        let status = self.mounts[host].control_get("/v1/status").json();
+        let (members, catalog) = (&status["cluster"]["members"], &status["cluster"]["catalog"]);
+        let is_there = |member: &serde_json::Value| member["link"] == "up" || member["link"] == "myself";
+        members.as_array().is_some_and(|all| all.len() == count && all.iter().all(is_there))
+            && catalog["incomplete_shards"] == 0
+            && catalog["shards_to_announce"] == 0
     }
 }
 
@@ -100,6 +117,7 @@ pub(crate) fn publish(path: &Path, bytes: &[u8]) {
     let temporary = path.with_file_name(format!(".{name}.tmp"));
     let mut file = fs::File::create(&temporary).expect("a temporary file");
     file.write_all(bytes).expect("its bytes");
+    drop(file);
     fs::rename(&temporary, path).expect("the rename");
 }
 

@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::common::pattern;
+use crate::common::{pattern, wait};
 use crate::fixture::Hosts;
 
 /// Keys that all programs fight for.
@@ -117,6 +117,16 @@ impl Programs {
         }
     }
 
+    fn count(&self) -> usize {
+        self.history.lock().expect("nobody panics with it").len()
+    }
+
+    /// Waits until so much more was done and seen.
+    fn wait_for(&self, more: usize) {
+        let wanted = self.count() + more;
+        assert!(wait::until(wait::HANG, || self.count() >= wanted), "the programs stand still");
+    }
+
     /// One program on a host, until the run is over.
     fn run(&self, host: usize, folder: &Path, seed: u64) {
         let mut random = StdRng::seed_from_u64(seed);
@@ -173,7 +183,7 @@ impl Drop for Over<'_> {
 }
 
 /// Has programs on all hosts work while `disturb` runs. Returns what they did and saw.
-fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts)) -> Vec<Event> {
+fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) -> Vec<Event> {
     let programs = Programs::new();
     let folders: Vec<PathBuf> = hosts.mounts.iter().map(|mount| mount.join("whole-0")).collect();
     thread::scope(|scope| {
@@ -186,7 +196,7 @@ fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts)) -> Vec<Event>
         }
         // Also when it panics, or nobody would ever join the programs.
         let _over = Over(&programs.is_over);
-        disturb(hosts);
+        disturb(hosts, &programs);
     });
     programs.history.into_inner().expect("nobody panicked with it")
 }
@@ -217,18 +227,22 @@ fn expect_explained(history: &[Event], may_lose: bool) {
 fn looks_on_all_hosts_are_explained_by_what_all_hosts_did() {
     // Long enough for a busy machine: who does not answer in this time is not waited for, and may show what was.
     let mut hosts = Hosts::start(3, &["cluster.patience_ms=20000"]);
-    let history = history_of(&mut hosts, |_| thread::sleep(length()));
+    let history = history_of(&mut hosts, |_, programs| {
+        thread::sleep(length());
+        programs.wait_for(1);
+    });
     expect_explained(&history, false);
 }
 
 #[test]
 fn looks_are_explained_while_hosts_are_killed_and_paused() {
-    let mut hosts = Hosts::start(3, &["on_stop=keep"]);
-    let history = history_of(&mut hosts, |hosts| {
+    let mut hosts = Hosts::start(3, &["on_stop=keep", "cluster.patience_ms=2000"]);
+    let history = history_of(&mut hosts, |hosts, programs| {
         let over = Instant::now() + length();
         let mut random = StdRng::seed_from_u64(7);
-        while Instant::now() < over {
-            thread::sleep(Duration::from_millis(500));
+        // As many looks for each disturbance on a slow machine as on a fast one.
+        while Instant::now() < over || programs.count() < 4 * EVENTS_FOR_ONE {
+            programs.wait_for(EVENTS_FOR_ONE / 2);
             let index = random.random_range(0..hosts.mounts.len());
             if random.random_bool(0.5) {
                 hosts.mounts[index].signal(Signal::SIGSTOP);

@@ -42,9 +42,14 @@ fn write_each_length(hosts: &Hosts, host: usize, directory: &str) -> Vec<String>
 #[track_caller]
 fn read_each_length(hosts: &Hosts, host: usize, names: &[String]) {
     for (number, name) in names.iter().enumerate() {
-        let found = fs::read(hosts.mounts[host].join(name));
-        let found = found.unwrap_or_else(|error| panic!("{name} on host {host}: {error}"));
-        assert_eq!(found, object(number as u64, LENGTHS[number % 4]), "{name}");
+        let (path, wanted) = (hosts.mounts[host].join(name), object(number as u64, LENGTHS[number % 4]));
+        // Perhaps only who died had heard of a copy: its holder says it again.
+        let is_it = || {
+            let found = fs::read(&path);
+            assert!(found.as_ref().is_ok_and(|found| *found == wanted) || found.is_err(), "{name}");
+            found.is_ok()
+        };
+        assert!(wait::until(wait::HANG, is_it), "{name} on host {host} is missed");
     }
 }
 
@@ -95,9 +100,10 @@ fn fewer_hosts_than_copies_is_shown_and_made_good_when_one_joins() {
     }
     let is_shown = || hosts.metric(0, "tidefs_cluster_short_of_copies") == names.len() as u64;
     assert!(wait::until(LONG, is_shown), "{}", hosts.metric(0, "tidefs_cluster_short_of_copies"));
-    let status = hosts.mounts[0].control_get("/v1/status").json();
-    let warnings = status["warnings"].to_string();
-    assert!(warnings.contains("20 objects have fewer copies than wanted"), "{warnings}");
+    // A walk counts them anew while it lasts.
+    let warnings = || hosts.mounts[0].control_get("/v1/status").json()["warnings"].to_string();
+    let is_warned = || warnings().contains("20 objects have fewer copies than wanted");
+    assert!(wait::until(LONG, is_warned), "{}", warnings());
     hosts.add(&[]);
     for name in &names {
         held_by(&hosts, 1, name, 3);
@@ -154,6 +160,8 @@ fn what_is_below_a_directory_of_a_dead_host_is_found() {
     };
     assert!(wait::until(LONG, || members() == 2), "a dead host is still a member");
     // Until what it held is forgotten.
-    assert!(wait::until(LONG, || hosts.metric(2, "tidefs_cluster_dropped_copies_total") > 0));
+    // Which of the two serves its names depends on who they are.
+    let dropped = |host| hosts.metric(host, "tidefs_cluster_dropped_copies_total");
+    assert!(wait::until(LONG, || dropped(1) + dropped(2) > 0), "nothing of it is forgotten");
     assert_eq!(fs::read(hosts.mounts[2].join("its-own/key")).expect("it is there"), object(5, 100_000));
 }

@@ -64,7 +64,12 @@ fn a_copy_outlives_the_host_that_wrote_it() {
     assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), bytes);
     hosts.mounts[0].kill9();
     assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("the copy"), bytes);
-    assert_eq!(fs::read(hosts.mounts[2].join(name)).expect("a copy of the copy"), bytes);
+    // Perhaps only who died had heard of the copy: its holder says it again.
+    let there = hosts.mounts[2].join(name);
+    assert!(
+        wait::until(wait::HANG, || fs::read(&there).is_ok_and(|found| found == bytes)),
+        "a copy of the copy"
+    );
 }
 
 #[test]

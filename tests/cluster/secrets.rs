@@ -49,7 +49,7 @@ impl Secrets {
 fn etcdctl(etcd: &Etcd, secrets: &Secrets, arguments: &[&str]) {
     let status = Command::new("etcdctl")
         .env("ETCDCTL_API", "3")
-        .args(["--endpoints", &etcd.endpoint()])
+        .args(["--endpoints", &etcd.endpoint(), "--dial-timeout", "20s", "--command-timeout", "20s"])
         .args(["--cacert", &secrets.path("authority.pem")])
         .args(["--cert", &secrets.path("certificate.pem"), "--key", &secrets.path("key.pem")])
         .args(arguments)

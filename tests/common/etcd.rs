@@ -2,7 +2,6 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -20,8 +19,11 @@ pub(crate) struct Etcd {
     scheme: &'static str,
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).expect("a free port").local_addr().expect("its address").port()
+/// Two ports that nobody has, for a moment.
+fn free_ports() -> (u16, u16) {
+    let held = [(); 2].map(|()| TcpListener::bind(("127.0.0.1", 0)).expect("a free port"));
+    let [one, two] = held.each_ref().map(|held| held.local_addr().expect("its address").port());
+    (one, two)
 }
 
 impl Etcd {
@@ -33,10 +35,14 @@ impl Etcd {
     /// A server that is reached by `scheme` and told `options` too.
     pub(crate) fn start_with(scheme: &'static str, options: Vec<String>) -> Self {
         let data = tempfile::tempdir().expect("a temporary directory");
-        let (port, peer_port) = (free_port(), free_port());
-        let mut etcd = Self { process: None, port, peer_port, data, options, scheme };
-        etcd.start_again();
-        etcd
+        let mut etcd = Self { process: None, port: 0, peer_port: 0, data, options, scheme };
+        loop {
+            (etcd.port, etcd.peer_port) = free_ports();
+            // It ends by itself where somebody else took a port meanwhile.
+            if etcd.starts() {
+                return etcd;
+            }
+        }
     }
 
     /// Where it answers.
@@ -55,10 +61,21 @@ impl Etcd {
     /// Starts it on its data.
     #[track_caller]
     pub(crate) fn start_again(&mut self) {
+        assert!(
+            self.starts(),
+            "etcd ended at once: somebody else has port {} or {}?",
+            self.port,
+            self.peer_port
+        );
+    }
+
+    /// Starts it. Returns whether it answers; it does not when it ended.
+    #[track_caller]
+    fn starts(&mut self) -> bool {
         let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer_port));
-        let process = Command::new("etcd")
+        let mut process = Command::new("etcd")
             .arg("--data-dir")
-            .arg(self.data.path().join("etcd"))
+            .arg(self.data.path().join(format!("etcd-{}", self.port)))
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("default={peer}"), "--unsafe-no-fsync"])
@@ -68,9 +85,15 @@ impl Etcd {
             .stderr(Stdio::null())
             .spawn()
             .expect("etcd is installed (packaging/dev.sh deps)");
-        self.process = Some(process);
         let port = self.port;
-        wait::until(Duration::from_secs(20), || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        let mut has_ended = false;
+        let is_decided = wait::until(wait::HANG, || {
+            has_ended = process.try_wait().expect("a child").is_some();
+            has_ended || TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        self.process = Some(process);
+        assert!(is_decided, "etcd does not answer on {port}");
+        !has_ended
     }
 }
 

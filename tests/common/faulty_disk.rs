@@ -1,4 +1,4 @@
-//! A disk that does what it is told to: fails, is full, is read-only, is slow, or holds a read until it is let go.
+//! A disk that does what it is told to: fails, is full, is read-only, or holds reads until it is let go.
 //!
 //! It is a FUSE filesystem of this process with the one file of the SSD tier in it, kept in a sparse file beside it. The
 //! daemon meets it as it meets any directory on a bad disk; nothing is built into the daemon for it.
@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -40,8 +41,8 @@ pub(crate) struct Faults {
     pub(crate) write_error: Option<i32>,
     /// Bytes that can be allocated; zero for any number.
     pub(crate) room: u64,
-    /// Every read and write takes so long.
-    pub(crate) delay: Duration,
+    /// Reads wait until this is false.
+    pub(crate) holds_reads: bool,
     /// A read of what was read before, no less and no more, waits until this is false.
     pub(crate) holds_repeated_reads: bool,
 }
@@ -50,6 +51,8 @@ pub(crate) struct Faults {
 struct Control {
     faults: Mutex<Faults>,
     changed: Condvar,
+    /// Reads that wait now.
+    held: AtomicUsize,
     /// Offsets and lengths that were read since the last change of the faults.
     read: Mutex<HashSet<(u64, u64)>>,
 }
@@ -64,10 +67,13 @@ impl Control {
         let is_repeated =
             is_read && !self.read.lock().expect("no thread of the disk panics").insert((offset, length));
         let faults = self.faults();
-        let is_held = |faults: &mut Faults| is_repeated && faults.holds_repeated_reads;
+        let is_held = |faults: &mut Faults| {
+            (is_repeated && faults.holds_repeated_reads) || (is_read && faults.holds_reads)
+        };
+        self.held.fetch_add(1, Ordering::Relaxed);
         let waited = self.changed.wait_timeout_while(faults, HANG, is_held);
+        self.held.fetch_sub(1, Ordering::Relaxed);
         let faults = waited.expect("no thread of the disk panics").0.clone();
-        thread::sleep(faults.delay);
         let is_bad = is_read && offset < faults.bad.end && offset + length > faults.bad.start;
         let error = if is_read { faults.read_error } else { faults.write_error };
         match error.or(is_bad.then_some(libc::EIO)) {
@@ -117,9 +123,16 @@ impl FaultyDisk {
 
     /// From now on the disk does what `change` says; what it was asked before does not count as repeated.
     pub(crate) fn set(&self, change: impl FnOnce(&mut Faults)) {
+        let mut faults = self.control.faults();
         self.control.read.lock().expect("no thread of the disk panics").clear();
-        change(&mut self.control.faults());
+        change(&mut faults);
+        drop(faults);
         self.control.changed.notify_all();
+    }
+
+    /// Reads that the disk has not answered.
+    pub(crate) fn held(&self) -> usize {
+        self.control.held.load(Ordering::Relaxed)
     }
 }
 

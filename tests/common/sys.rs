@@ -57,6 +57,15 @@ pub(crate) fn get_xattr(path: &Path, name: &str) -> Result<Vec<u8>, Errno> {
     Ok(value)
 }
 
+/// The checksum of a file that its last writer has closed: the daemon hears of a close a moment after close(2) returned, and
+/// until then the file has a writer.
+#[track_caller]
+pub(crate) fn checksum_of(path: &Path) -> String {
+    let has_one = || get_xattr(path, "user.tidefs.checksum").is_ok();
+    assert!(super::wait::until(super::wait::HANG, has_one), "no checksum of {}", path.display());
+    get_xattr_text(path, "user.tidefs.checksum")
+}
+
 /// getxattr(2) with a value that must be text.
 #[track_caller]
 pub(crate) fn get_xattr_text(path: &Path, name: &str) -> String {

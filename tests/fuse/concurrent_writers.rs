@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::common::modes::in_both_modes;
 use crate::common::pattern::{self, assert_same};
-use crate::common::{Mode, Peer};
+use crate::common::{Mode, Peer, wait};
 use crate::fixture::{MIB, kv, offset};
 
 in_both_modes!(
@@ -216,7 +216,12 @@ fn threads_write_a_thousand_files_each_in_one_directory(mode: Mode) {
         }
     });
     let mut other = Peer::spawn();
-    assert_eq!(other.list(&kv).expect("list").len(), 4000);
+    let mut listed = 0;
+    let are_all = wait::until(wait::HANG, || {
+        listed = other.list(&kv).expect("list").len();
+        listed == 4000
+    });
+    assert!(are_all, "{listed} are listed");
     for seed in 0..4000 {
         let found = fs::read(kv.join(format!("k{seed}"))).expect("read");
         assert_eq!(pattern::verify_object(&found), Ok(seed));

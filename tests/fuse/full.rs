@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use crate::common::modes::in_both_modes;
 use crate::common::pattern;
 use crate::common::sys::{Mapping, errno, set_xattr};
-use crate::common::{Mode, Mount, Peer};
+use crate::common::{Mode, Mount, Peer, wait};
 use crate::fixture::{MIB, kv_with, offset, publish_object};
 
 in_both_modes!(
@@ -49,7 +49,7 @@ fn fill_with_pins(pinned: &Path) -> usize {
 }
 
 fn a_write_that_meets_the_end_of_room_leaves_no_object(mode: Mode) {
-    let (_mount, kv, pinned) = with_pins(mode);
+    let (mount, kv, pinned) = with_pins(mode);
     // So that it is known how large objects are there; the next is a surprise.
     for index in 0..8 {
         publish_object(&kv.join(format!("small{index}")), index, 100_000);
@@ -59,10 +59,14 @@ fn a_write_that_meets_the_end_of_room_leaves_no_object(mode: Mode) {
         fs::remove_file(pinned.join(format!("k{index}"))).expect("unlink");
     }
     let bytes = pattern::object(1, 16 * MIB);
+    // What was refused gives its room back when the daemon hears of its close.
+    let has_room =
+        || assert!(wait::until(wait::HANG, || mount.usage().available >= 8 << 20), "{:?}", mount.usage());
     // From here on nothing of it can go unseen: what is there is pinned.
     set_xattr(&kv, "user.tidefs.pin", b"hard").expect("setxattr");
     for (name, renamed) in [("straight", None), ("renamed.tmp", Some("renamed")), ("open.tmp", Some("open"))]
     {
+        has_room();
         let mut file = File::create(kv.join(name)).expect("create");
         // A client that takes whatever write(2) says for a success, as some do.
         let outcome = file.write(&bytes);
@@ -78,6 +82,7 @@ fn a_write_that_meets_the_end_of_room_leaves_no_object(mode: Mode) {
         let found = Peer::spawn().stat(&kv.join(seen));
         assert_eq!(found.err(), Some(Errno::ENOENT), "{seen}: the write said {outcome:?}");
     }
+    has_room();
     publish_object(&kv.join("fits"), 7, 2 * MIB);
     assert_eq!(pattern::verify_object(&fs::read(kv.join("fits")).expect("read")), Ok(7));
 }

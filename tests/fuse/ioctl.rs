@@ -157,6 +157,8 @@ fn objects_are_made_of_an_area_and_copied_into_it() {
 fn a_reference_is_given_back_once_and_strangers_give_back_nothing() {
     let (mount, kv) = kv(Mode::Passthrough);
     publish_object(&kv.join("key"), 1, MIB);
+    // While its writer has it open only its file can tell.
+    mount.wait_until_closed([kv.join("key")]);
     let (control, other) = (Control::open(&mount), Control::open(&mount));
     let (first, found) = control.one::<Entry>(Command::Lookup, &Name(b"kv/key"));
     assert_eq!((found.status(), found.length.get()), (Status::Ok, offset(MIB)));

@@ -3,13 +3,12 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
 
 use nix::errno::Errno;
 
 use crate::common::modes::in_both_modes;
 use crate::common::pattern::{self, assert_same};
-use crate::common::sys::{Mapping, get_xattr_text};
+use crate::common::sys::{Mapping, checksum_of};
 use crate::common::{Mode, Peer};
 use crate::fixture::{MIB, kv, offset};
 
@@ -81,17 +80,6 @@ fn growth_after_the_rename_is_in_the_object_once_the_writer_closed(mode: Mode) {
     assert_same(&other.read(&name).expect("read"), &bytes, "after close");
 }
 
-/// The checksum of a file that this process has just closed: the kernel announces the last close a moment after it.
-fn checksum_of(path: &Path) -> String {
-    let has_one = || crate::common::sys::get_xattr(path, "user.tidefs.checksum").is_ok();
-    assert!(
-        crate::common::wait::until(crate::common::wait::HANG, has_one),
-        "no checksum of {}",
-        path.display()
-    );
-    get_xattr_text(path, "user.tidefs.checksum")
-}
-
 fn the_version_changes_when_a_writer_kept_open_writes_after_the_rename(mode: Mode) {
     let (_mount, kv) = kv(mode);
     let (temporary, name) = (kv.join("a.tmp"), kv.join("a"));
@@ -158,11 +146,7 @@ fn a_mapping_filled_after_close_is_whole_at_the_rename(mode: Mode) {
         assert_same(&other.read(&name).expect("read"), &bytes, "after munmap");
         let copy = kv.join("copy");
         fs::write(&copy, &bytes).expect("write");
-        assert_eq!(
-            get_xattr_text(&name, "user.tidefs.checksum"),
-            get_xattr_text(&copy, "user.tidefs.checksum"),
-            "the checksum covers what the mapping stored"
-        );
+        assert_eq!(checksum_of(&name), checksum_of(&copy), "the checksum covers what the mapping stored");
     }
 }
 

@@ -296,6 +296,8 @@ fn files_made_below_a_directory_with_the_scratch_policy_are_slot_files(mode: Mod
     assert_eq!(tier(&deep.join("a")), "scratch", "a rename makes no object of a slot file");
     set_xattr(&deep, "user.tidefs.scratch", b"false").expect("setxattr");
     fs::write(deep.join("object"), pattern::bytes(1, MIB)).expect("write");
+    // It is written until the daemon has heard of its close.
+    assert!(wait::until(wait::HANG, || tier(&deep.join("object")) != "writing"), "it is not sealed");
     assert_eq!(tier(&deep.join("object")), "memory", "the nearest directory decides");
     fs::remove_dir_all(kv.join("slots")).expect("rm -r");
     assert!(

@@ -119,6 +119,8 @@ fn the_bytes_of_an_unlinked_file_come_back_at_its_last_close(mode: Mode) {
     let (mount, kv) = kv(mode);
     let before = mount.usage().used;
     publish_object(&kv.join("key"), 1, 16 * MIB);
+    // Unlinked before the daemon has heard of its close it would become scratch, which is not in memory.
+    mount.wait_until_closed([kv.join("key")]);
     let file = File::open(kv.join("key")).expect("open");
     fs::remove_file(kv.join("key")).expect("unlink");
     std::thread::sleep(Duration::from_millis(100));

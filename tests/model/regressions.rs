@@ -390,7 +390,9 @@ fn what_is_written_after_the_close_of_a_duplicate_is_no_object_after_a_restart()
     run.written(writer, 0, 20_000);
     run.step(&Op::Flush { handle: Pick(0) });
     // The file's clock moves in ticks on kernels before 6.13.
-    std::thread::sleep(std::time::Duration::from_millis(25));
+    let ticks = || nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME_COARSE).expect("a clock");
+    let before = ticks();
+    assert!(super::common::wait::until(super::common::wait::HANG, || ticks() > before), "the clock stands");
     run.written(writer, 0, 10);
     run.system.restart();
     assert!(!run.seen(1, "k0"));

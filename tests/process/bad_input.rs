@@ -10,7 +10,7 @@ use std::process::Command;
 use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, bytes};
 use super::common::place::{Place, files_below};
-use super::common::sys::{get_xattr, list_xattr, remove_xattr, set_xattr};
+use super::common::sys::{checksum_of, list_xattr, remove_xattr, set_xattr};
 use super::common::{Mount, wait};
 use super::daemon::{EXIT_ENVIRONMENT, EXIT_MOUNT_POINT, EXIT_USAGE, daemon, refused, state_option};
 
@@ -142,7 +142,7 @@ fn only_the_damaged_object_is_lost(damage: impl Fn(&Path)) {
         let path = place.join(format!("object{number}"));
         fs::write(&path, content(number)).expect("an object");
         // Asked for, so that it is taken before the stop.
-        get_xattr(&path, "user.tidefs.checksum").expect("a checksum");
+        checksum_of(&path);
     }
     assert!(mount.stop().success());
     let memory = mount.instance_dir().join("memory");

@@ -85,7 +85,7 @@ pub(crate) fn churn(orders: &Orders) -> Found {
     let key = |seed: u64| format!("k{seed}");
     let check =
         |seed: u64, view: &View| assert_eq!(verify_object(view), Ok(seed), "a view changed its bytes");
-    while Instant::now() < end {
+    while Instant::now() < end || checked <= 50 {
         let seed = random.random_range(0..120_u64);
         let length = [MIB, MIB, 300_000, 9000][usize::try_from(seed % 4).unwrap_or(0)];
         match random.random_range(0..4) {
@@ -185,12 +185,15 @@ fn a_killed_client_frees_what_it_held() {
         for index in 0..80 {
             cache.put(format!("k{index}"), &object(9, MIB)).expect("put");
         }
-        (0..COUNT).filter(|index| kv.join(format!("held{index}")).exists()).count()
     };
-    assert_eq!(fill(), COUNT, "what is viewed is not evicted");
+    let held = || (0..COUNT).filter(|index| kv.join(format!("held{index}")).exists()).count();
+    fill();
+    assert_eq!(held(), COUNT, "what is viewed is not evicted");
     kill(holder);
     assert!(until(HANG, || metric(&mount, "tidefs_fast_abandoned_total") == COUNT as u64));
-    assert_eq!(fill(), 0, "what a dead client viewed leaves like the rest");
+    fill();
+    // The kernel, which knew them, is told of an eviction a moment after it.
+    assert!(until(HANG, || held() == 0), "what a dead client viewed leaves like the rest");
     assert!((0..COUNT).all(|index| !kv.join(format!("begun{index}")).exists()));
     let usage = mount.usage();
     assert!(usage.used <= usage.capacity, "{usage:?}");
@@ -212,7 +215,7 @@ fn no_view_changes_while_clients_are_killed_and_the_cache_is_pushed() {
     let mut random = StdRng::seed_from_u64(3);
     let end = Instant::now() + Duration::from_millis(FOR_MS);
     let (mut killed, mut written) = (0, 0_u64);
-    while Instant::now() < end {
+    while Instant::now() < end || killed <= 5 {
         for _ in 0..20 {
             let (path, seed) = (kv.join(format!("k{}", written % 120)), written % 120);
             let temporary = kv.join("parent.tmp");

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use super::common::modes::in_both_modes;
 use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, bytes};
-use super::common::sys::{get_xattr, set_xattr};
+use super::common::sys::{checksum_of, get_xattr, set_xattr};
 use super::common::{Mode, Mount, Peer};
 
 /// Sealed objects in the sample.
@@ -115,8 +115,8 @@ impl Sample {
             attributes.insert((path, attribute), Some(value));
         }
         for path in contents.keys() {
-            let checksum = get_xattr(path, "user.tidefs.checksum").expect("a sealed object has a checksum");
-            attributes.insert((path.clone(), "user.tidefs.checksum"), Some(checksum));
+            let checksum = checksum_of(path);
+            attributes.insert((path.clone(), "user.tidefs.checksum"), Some(checksum.into_bytes()));
             for inherited in ["user.tidefs.pin", "user.tidefs.priority"] {
                 attributes.insert((path.clone(), inherited), get_xattr(path, inherited).ok());
             }

@@ -105,6 +105,8 @@ fn a_host_that_lost_its_memory_finds_what_was_on_disk_with_its_folders() {
     let deep = namespace.join("a/b/deep");
     fs::write(&deep, content(1)).expect("write");
     fs::set_permissions(&deep, Permissions::from_mode(0o640)).expect("chmod");
+    let objects = (0..OBJECTS).map(|number| namespace.join(format!("object{number}")));
+    mount.wait_until_closed(objects.filter(|path| path.exists()).chain([deep.clone()]));
     let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
     assert_eq!(evicted.status, 200, "{}", evicted.text());
     let lost = (0..OBJECTS).find(|number| !namespace.join(format!("object{number}")).exists());
@@ -131,6 +133,7 @@ fn a_rename_in_a_durable_directory_survives_the_loss_of_memory() {
     }
     let written = namespace.join("written in place");
     fs::write(&written, content(8)).expect("write");
+    mount.wait_until_closed([&written]);
     File::open(&written).and_then(|file| file.sync_all()).expect("fsync");
     fs::write(namespace.join("not durable"), content(9)).expect("write");
     // Killed, and its memory is taken away, as by a power cut.
@@ -208,14 +211,18 @@ fn counter(mount: &Mount, name: &str) -> u64 {
 }
 
 fn write_and_evict_chain(mount: &Mount, namespace: &Path, objects: u64) {
+    let object = |number: u64| namespace.join(format!("object{number}"));
     for number in 0..objects {
-        let path = namespace.join(format!("object{number}"));
+        let path = object(number);
         fs::write(path.with_extension("tmp"), content(number)).expect("write");
         fs::rename(path.with_extension("tmp"), &path).expect("rename");
     }
+    // Who uses them in this order makes them a chain, however slowly; making them does so only without a pause.
+    (0..objects).for_each(|number| drop(File::open(object(number)).expect("open")));
+    mount.wait_until_closed((0..objects).map(object));
     let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
     assert_eq!(evicted.status, 200, "{}", evicted.text());
-    assert!((0..objects).all(|number| tier_of(&namespace.join(format!("object{number}"))) == "ssd"));
+    assert!((0..objects).all(|number| tier_of(&object(number)) == "ssd"));
 }
 
 #[test]
@@ -226,10 +233,10 @@ fn the_next_objects_of_a_chain_are_loaded_while_the_first_is_read_and_counted_wh
     write_and_evict_chain(&mount, &namespace, 20);
     let object = |number: u64| namespace.join(format!("object{number}"));
     assert_same(&fs::read(object(0)).expect("read"), &content(0), "the first");
-    assert!(
-        until(HANG, || (1..=4).all(|number| tier_of(&object(number)) != "ssd")),
-        "nothing was loaded ahead"
-    );
+    // Counted when a load has ended, a moment after its object is in memory.
+    let are_counted = || counter(&mount, "tidefs_ssd_prefetches_total") >= 4;
+    assert!(until(HANG, are_counted), "nothing was loaded ahead");
+    assert!((1..=4).all(|number| tier_of(&object(number)) != "ssd"));
     assert_eq!(tier_of(&object(6)), "ssd", "no more than was asked for");
     let before = counter(&mount, "tidefs_ssd_prefetches_useful_total");
     assert_same(&fs::read(object(1)).expect("read"), &content(1), "the second");

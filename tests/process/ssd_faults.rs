@@ -4,7 +4,6 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use super::common::Mount;
 use super::common::faulty_disk::FaultyDisk;
@@ -26,9 +25,15 @@ fn mount_on(place: &Path, more: &[&str]) -> Mount {
     Mount::start(&options)
 }
 
-/// A mount on a faulty disk, whose requests may take a second.
+/// A mount on a faulty disk. What fails says so at once, and a machine that stands still is no late disk.
 fn mount_on_faulty(disk: &FaultyDisk) -> Mount {
-    mount_on(disk.path(), &["ssd.capacity=256MiB", "ssd.io_uring=false", "ssd.deadline_ms=1000"])
+    mount_on_late(disk, "ssd.deadline_ms=60000")
+}
+
+/// The same, whose requests may take as long as `deadline` says.
+fn mount_on_late(disk: &FaultyDisk, deadline: &str) -> Mount {
+    let options = ["ssd.capacity=256MiB", "ssd.io_uring=false", "ssd.queue_ms=60000", deadline];
+    mount_on(disk.path(), &options)
 }
 
 fn write(namespace: &Path, number: u64) {
@@ -45,6 +50,7 @@ fn evict(mount: &Mount) {
 /// Objects on disk, and none in memory.
 fn write_and_evict(mount: &Mount, namespace: &Path) {
     (0..OBJECTS).for_each(|number| write(namespace, number));
+    mount.wait_until_closed((0..OBJECTS).map(|number| namespace.join(format!("object{number}"))));
     evict(mount);
     let records = mount.control_get("/v1/status").json()["ssd"]["records"].as_u64().expect("a number");
     assert!(records >= OBJECTS, "{records} records");
@@ -164,17 +170,16 @@ fn a_disk_that_fills_up_is_used_as_far_as_it_goes() {
 #[test]
 fn a_disk_that_answers_too_late_is_a_miss_in_time_and_a_hit_when_it_is_fast_again() {
     let disk = FaultyDisk::new();
-    let mount = mount_on_faulty(&disk);
+    let mount = mount_on_late(&disk, "ssd.deadline_ms=4000");
     let namespace = mount.namespace("kv");
     write_and_evict(&mount, &namespace);
     write(&namespace, 500);
-    disk.set(|faults| faults.delay = Duration::from_secs(3));
-    let began = std::time::Instant::now();
+    disk.set(|faults| faults.holds_reads = true);
     assert_eq!(found(&namespace, 0..1), 0);
-    assert!(began.elapsed() < Duration::from_secs(3), "the open waited for the disk");
+    assert!(disk.held() > 0, "the open waited for the disk");
     assert_eq!(found(&namespace, 500..501), 1, "an object in memory");
     state_is(&mount, "slow");
-    disk.set(|faults| faults.delay = Duration::ZERO);
+    disk.set(|faults| faults.holds_reads = false);
     assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS, "nothing was lost");
     serves(&mount, &namespace);
 }

@@ -39,6 +39,7 @@ fn start_without_names(disk: &FaultyDisk) -> Mount {
         fs::write(path.with_extension("tmp"), content(number)).expect("write");
         fs::rename(path.with_extension("tmp"), &path).expect("rename");
     }
+    mount.wait_until_closed((0..OBJECTS).map(|number| namespace.join(format!("object{number}"))));
     let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
     assert_eq!(evicted.status, 200, "{}", evicted.text());
     // The footer is written, and memory given up.

@@ -79,8 +79,8 @@ pub(crate) fn start(runtime: &Handle, setup: &Setup) -> Engine {
         message_bytes_max: ByteCount::mib(1),
         ..LinkConfig::default()
     };
-    let config =
-        EngineConfig { link, connect_timeout: Duration::from_secs(2), ..EngineConfig::new(setup.id) };
+    let connect_timeout = Duration::from_millis(setup.silence_ms);
+    let config = EngineConfig { link, connect_timeout, ..EngineConfig::new(setup.id) };
     let open = |parts: &Parts| -> Result<Vec<Arc<dyn Transport>>, Error> {
         let opened = open_transports(&choice, parts)?;
         let Some(faults) = setup.faults else { return Ok(opened) };

@@ -82,8 +82,8 @@ fn who_serves_outlives_peers_that_are_killed_while_they_move_its_bytes() {
 #[test]
 fn a_peer_that_stands_still_is_given_up_and_used_again_when_it_goes_on() {
     by_each_transport(|transports| {
-        let mut near = Peer::start(setup(next_id(), &[LOCAL], transports));
-        let far = Peer::start(setup(next_id(), &[LOCAL], transports));
+        let quick = || Setup { silence_ms: 2_000, ..setup(next_id(), &[LOCAL], transports) };
+        let (mut near, far) = (Peer::start(quick()), Peer::start(quick()));
         near.connect(&far);
         near.load(Load { deadline_ms: 1_000, ..heavy(&far, Ways::Both) });
         near.wait_for_success(20);

@@ -30,7 +30,7 @@ pub(crate) fn setup(id: PeerId, listen: &[&str], transports: &str) -> Setup {
         id,
         listen: listen.iter().map(|text| text.parse().unwrap()).collect(),
         transports: transports.to_owned(),
-        silence_ms: 2_000,
+        silence_ms: 10_000,
         faults: None,
     }
 }
@@ -203,7 +203,7 @@ pub(crate) fn load(targets: &[&Peer]) -> Load {
         depth: 4,
         requests_max: 8,
         batch_bytes_max: 512 << 10,
-        deadline_ms: 3_000,
+        deadline_ms: 20_000,
         ways: crate::orders::Ways::Both,
         cancelled: 0.0,
     }

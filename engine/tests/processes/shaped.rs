@@ -4,13 +4,18 @@
 use std::time::{Duration, Instant};
 
 use crate::network::{Family, Network};
-use crate::orders::{Load, Outcome};
+use crate::orders::{Load, Outcome, Setup};
 use crate::peer::{Peer, load, next_id, setup};
 
-/// An engine on each host, the first connected to the second.
-fn pair(network: &Network, family: Family) -> (Peer, Peer) {
-    let mut one = Peer::start_on(&network.one, setup(next_id(), &[&family.listen(1)], "tcp"));
-    let two = Peer::start_on(&network.two, setup(next_id(), &[&family.listen(2)], "tcp"));
+/// Where peers are to be given up, and where a busy machine is not to do that.
+const QUICK: u64 = 2_000;
+const SLOW: u64 = 10_000;
+
+/// An engine on each host, the first connected to the second, who give each other up after `silence_ms`.
+fn pair(network: &Network, family: Family, silence_ms: u64) -> (Peer, Peer) {
+    let of = |listen: &str| Setup { silence_ms, ..setup(next_id(), &[listen], "tcp") };
+    let mut one = Peer::start_on(&network.one, of(&family.listen(1)));
+    let two = Peer::start_on(&network.two, of(&family.listen(2)));
     if family == Family::Both {
         let at = two.descriptor_at(&[format!("10.77.0.2:{}", two.port())]);
         assert_eq!(one.try_connect(&at, Duration::from_secs(20)), Ok(()));
@@ -22,10 +27,11 @@ fn pair(network: &Network, family: Family) -> (Peer, Peer) {
 
 /// What comes of a load while `harm` is done and until `mend` has been survived.
 fn through(network: &Network, harm: impl FnOnce() -> Option<()>, mend: impl FnOnce()) -> Option<Outcome> {
-    let (mut one, mut two) = pair(network, Family::V4);
-    one.load(load(&[&two]));
+    let (mut one, mut two) = pair(network, Family::V4, QUICK);
+    let hasty = |target: &Peer| Load { deadline_ms: 3_000, ..load(&[target]) };
+    one.load(hasty(&two));
     // The other way too: the second has no address of the first, and uses the link that stands.
-    let back = Load { seed: 2, ..load(&[&one]) };
+    let back = Load { seed: 2, ..hasty(&one) };
     two.connect(&one);
     two.load(back);
     one.wait_for_success(20);
@@ -55,7 +61,7 @@ fn through(network: &Network, harm: impl FnOnce() -> Option<()>, mend: impl FnOn
 fn over(worse: impl FnOnce(&Network) -> Option<()>, load_of: impl FnOnce(&Peer) -> Load) -> Option<Outcome> {
     let network = Network::new(Family::V4)?;
     worse(&network)?;
-    let (mut one, two) = pair(&network, Family::V4);
+    let (mut one, two) = pair(&network, Family::V4, SLOW);
     one.load(load_of(&two));
     one.wait_for_success(60);
     let outcome = one.stop_load();
@@ -146,7 +152,7 @@ fn a_cable_that_is_pulled_and_plugged_in_again_is_used_again() {
 fn a_host_with_addresses_of_one_family_or_of_both_is_served() {
     for family in [Family::V6, Family::Both] {
         let Some(network) = Network::new(family) else { return };
-        let (mut one, mut two) = pair(&network, family);
+        let (mut one, mut two) = pair(&network, family, SLOW);
         let before = two.status().descriptors;
         if family == Family::Both {
             // By the other family, to the same peer: nothing new is made.

@@ -23,7 +23,7 @@ const GROWTH_MAX: u64 = 16 << 20;
 const ROUNDS_OF_WARM_UP: u64 = 3;
 
 fn seconds() -> u64 {
-    std::env::var("TIDEFS_SOAK_SECONDS").map_or(30, |text| text.parse().unwrap())
+    std::env::var("TIDEFS_SOAK_SECONDS").map_or(15, |text| text.parse().unwrap())
 }
 
 /// A cluster.
@@ -39,7 +39,7 @@ impl Soak {
     fn setup(&mut self, index: usize, incarnation: u64) -> Setup {
         let id = PeerId { member: MemberId(1 + index as u64), incarnation: Incarnation(incarnation) };
         let faults = Faults { seed: self.rng.next_u64(), delay_ms_max: 10, loss: 0.002, failure: 0.02 };
-        Setup { faults: Some(faults), ..setup(id, &["127.0.0.1:0"], TRANSPORTS[index]) }
+        Setup { faults: Some(faults), silence_ms: 2_000, ..setup(id, &["127.0.0.1:0"], TRANSPORTS[index]) }
     }
 
     /// Lets everybody move bytes from and to everybody else, for about a second.

@@ -59,6 +59,7 @@ pub(super) async fn settled(hosts: &[Host]) {
                 && status.incomplete_shards == 0
                 && status.shards_to_announce == 0
                 && host.cluster.core.takeovers.lock().is_empty()
+                && host.cluster.core.peers.lock().values().all(|peer| !peer.is_owed_anything())
                 && status
                     .members
                     .iter()

@@ -88,7 +88,7 @@ fn what_is_removed_while_its_disk_is_emptied_does_not_come_back_at_any_later_sta
     config.capacity = ByteCount(config.capacity.get() * 2);
     // Ends early, with objects on both disks.
     let mut left = 5;
-    let drained = tier.drain(Path::new("disk 0"), Some(ByteCount(200_000)), &mut |_| {
+    let drained = tier.drain(Path::new("disk 0"), Some(ByteCount(100_000)), &mut |_| {
         left -= 1;
         left > 0
     });
@@ -119,7 +119,7 @@ fn a_disk_that_was_being_emptied_goes_on_leaving_at_the_next_start() {
     config.capacity = ByteCount(config.capacity.get() * 2);
     let place = Path::new("disk 0");
     let mut left = 5;
-    let drained = tier.drain(place, Some(ByteCount(200_000)), &mut |_| {
+    let drained = tier.drain(place, Some(ByteCount(100_000)), &mut |_| {
         left -= 1;
         left > 0
     });

@@ -114,13 +114,23 @@ fn zones_are_taken_back_and_what_was_used_stays() {
     let length = 15 * 4096;
     store(&tier, b"used", 1, length);
     for version in 2..200_u64 {
-        assert!(is_right(&tier, b"used", 1, length), "lost before version {version}");
+        // While it is moved it may not be had for a moment; it is lost only when it is absent.
+        let end = std::time::Instant::now() + LIMIT;
+        while !is_right(&tier, b"used", 1, length) {
+            let is_there = tier.holds(b"used").is_some() && std::time::Instant::now() < end;
+            assert!(is_there, "lost before version {version}");
+        }
         assert_eq!(store(&tier, format!("key {version}").as_bytes(), version, length), Stored::Yes);
     }
     let status = tier.status();
     assert!(status.reclaimed_zones > 20, "{}", status.reclaimed_zones);
     assert!(status.devices[0].reinserted > ByteCount::ZERO);
-    assert_eq!(status.objects + told.0.lock().len() as u64, 199);
+    // Reclaim goes on beside this, and tells a moment after it dropped.
+    let end = std::time::Instant::now() + LIMIT;
+    while tier.status().objects + told.0.lock().len() as u64 != 199 {
+        assert!(std::time::Instant::now() < end, "{} and {}", tier.status().objects, told.0.lock().len());
+        std::thread::sleep(Duration::from_millis(1));
+    }
     assert!(disk.content.lock().len() as u64 <= config.capacity.get());
     drop(tier);
     let tier = tier_on(&[disk], &config);

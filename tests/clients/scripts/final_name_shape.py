@@ -37,6 +37,8 @@ while time.monotonic() < deadline:
             data = file.read()
     except FileNotFoundError:
         looks += 1
+        if looks == 4:
+            print("looked", flush=True)
         continue
     whole = len(data) == length and hashlib.sha256(data).hexdigest() == digest
     torn += size != length or not whole
@@ -108,6 +110,9 @@ def polling_reader_never_meets_half_a_file(root):
         for offset in range(0, len(data), 128 * 1024):
             pwrite_once(fd, data[offset : offset + 128 * 1024], offset)
             time.sleep(0.005)
+            if STRICT and offset == MIB:
+                # In the middle of the file: it goes on when the poller has looked.
+                assert poller.stdout.readline() == "looked\n"
         os.close(fd)
         looks, torn = map(int, poller.stdout.readline().split())
         assert poller.wait(30) == 0

@@ -303,8 +303,11 @@ def lmcache_gds(root):
             file.write(header)
         os.rename(f"{final}.metadata.tmp", f"{final}.metadata")
         if STRICT:
-            read_checksum = os.getxattr(final, "user.tidefs.checksum")
-            assert read_checksum, "a sealed file has a checksum"
+            # It is final when the daemon has heard of its close, a moment after that.
+            deadline = time.monotonic() + 20
+            while "user.tidefs.checksum" not in os.listxattr(final) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert os.getxattr(final, "user.tidefs.checksum"), "a sealed file has a checksum"
     seen = 0
     for first in os.scandir(root):
         for second in os.scandir(first.path):

@@ -3,9 +3,10 @@
 //! The system has choices that the model cannot foresee: whom it evicts, when exactly something expires, whether an
 //! object is rewritten beside or in place. Each is taken from the system and checked to be one that it may make.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::time::{ClockId, clock_gettime};
 
 use super::common::pattern;
 use super::operation::{NAMES, Op, Pick, Setting, Target};
@@ -26,9 +27,10 @@ const EXPIRY_RETRY_NS: i64 = 1_000_000_000;
 /// Most handles at once.
 const HANDLES_MAX: usize = 12;
 
+/// Of the clock that files are stamped with.
 fn real_now_ns() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
-    i64::try_from(now.as_nanos()).expect("before 2262")
+    let now = clock_gettime(ClockId::CLOCK_REALTIME_COARSE).expect("a clock");
+    i64::try_from(Duration::from(now).as_nanos()).expect("before 2262")
 }
 
 /// A system and the model of it, side by side.

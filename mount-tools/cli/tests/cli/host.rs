@@ -90,7 +90,11 @@ impl Host {
         let notes = "echo \"args: $*\" >>\"$FAKE_NOTES\"\n\
                      echo \"cwd: $(pwd)\" >>\"$FAKE_NOTES\"\n\
                      test \"$(cut -d' ' -f6 /proc/$$/stat)\" = $$ && echo 'leads its session' >>\"$FAKE_NOTES\"\n";
-        std::fs::write(&daemon, format!("#!/bin/sh\n{notes}{script}\n")).unwrap();
+        // Traps before all that takes time: who sends the signal does not wait for them.
+        let (traps, rest): (Vec<_>, Vec<_>) =
+            script.lines().partition(|line| line.trim().starts_with("trap "));
+        let (traps, rest) = (traps.join("\n"), rest.join("\n"));
+        std::fs::write(&daemon, format!("#!/bin/sh\n{traps}\n{notes}{rest}\n")).unwrap();
         std::fs::set_permissions(&daemon, std::fs::Permissions::from_mode(0o755)).unwrap();
         let program = bin.join(name);
         // A copy and not a link to it: tidefsd is sought beside the program itself.

@@ -45,12 +45,13 @@ fn a_daemon_that_does_not_stop_is_named_with_what_to_do() {
         exec 9>>"$FAKE_LOCK"; flock -n 9 || exit 1; echo $$ >"$FAKE_LOCK"
         trap '' TERM
         echo "tidefs: mounted on $1"; exec 1>&-
-        i=0; while [ $i -lt 60 ]; do sleep 0.05 9>&-; i=$((i+1)); done"#;
+        i=0; while [ $i -lt 600 ] && [ ! -e "$FAKE_NOTES.over" ]; do sleep 0.05 9>&-; i=$((i+1)); done"#;
     let program = host.install("tidefs", stubborn);
     assert_eq!(host.run_program(&program, "mount MNT").code, 0);
     let ended = host.run_program(&program, "umount MNT --timeout 1");
     assert!(ended.code == 1 && ended.stderr.contains("did not stop within 1 s"), "{ended:?}");
     assert!(ended.stderr.contains("kill -9"), "{ended:?}");
+    std::fs::write(host.path().join("notes.over"), "").unwrap();
     let ended = host.run_program(&program, "umount MNT --timeout 20");
     assert_eq!(ended.code, 0, "it ends by itself in the end: {ended:?}");
 }

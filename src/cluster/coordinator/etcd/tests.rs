@@ -110,7 +110,9 @@ fn a_member_that_is_gone_without_a_word_leaves_when_its_lease_ends() {
 #[test]
 fn while_etcd_is_away_everything_stays_and_changes_wait_for_their_deadline() {
     with_etcd(async |mut server| {
-        let handle = server.handle();
+        // Its lease does not end while the view is looked at.
+        let lasting = EtcdSettings { lease: Duration::from_secs(60), ..server.settings("test") };
+        let handle = Etcd::start(lasting, &Handle::current());
         join(&handle, 1).await;
         shows(&mut handle.views(), "itself", has(1)).await;
         server.stop();
