@@ -26,9 +26,11 @@ in_both_modes!(
     a_replaced_object_shows_its_new_bytes_by_file_at_once,
     a_prefix_ends_at_the_first_hole,
     a_batch_of_ten_thousand_keys_finds_each,
+    a_batch_that_names_a_key_twice_answers_for_each,
     what_comes_later_is_waited_for,
     keys_are_relative_to_the_directory_that_was_opened,
     many_threads_share_one_cache,
+    many_tasks_share_one_cache_and_wait_on_no_thread,
     segments_are_registered_once_and_let_go_before_they_are_unmapped,
 );
 
@@ -349,4 +351,74 @@ fn segments_are_registered_once_and_let_go_before_they_are_unmapped(mode: Mode) 
     assert_eq!(last.is_registered(), expected > 0, "while it is viewed");
     drop(last);
     assert_eq!(pins.load(Ordering::Relaxed), 0);
+}
+
+fn a_batch_that_names_a_key_twice_answers_for_each(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    for length in [5000, MIB] {
+        let (one, two) = (pattern::object(1, length), pattern::object(2, length));
+        cache.put_many(&[("twice", &*one), ("other", &*one), ("twice", &*two)]).expect("put");
+        let found = cache.lookup_many(&["twice", "nowhere", "twice", "other"]).expect("lookup");
+        let [Some(first), None, Some(second), Some(other)] =
+            <[Option<View>; 4]>::try_from(found).expect("four")
+        else {
+            panic!("each key has an answer of its own")
+        };
+        assert_object(&other, 1);
+        assert_object(&first, 2);
+        // One of them is let go, and the other is not.
+        drop(first);
+        fs::remove_file(kv.join("twice")).expect("unlink");
+        assert_object(&second, 2);
+        assert_eq!(cache.prefix(&["other", "other", "twice"]).expect("prefix"), 2);
+        cache.prefetch(&["other", "other"]).expect("a hint never fails");
+    }
+}
+
+/// All on one thread: a task that held it up would hold up the others.
+fn many_tasks_share_one_cache_and_wait_on_no_thread(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(async {
+        let cache = tidefs_client::AsyncCache::open(&kv).await.expect("the cache opens");
+        assert_eq!(cache.blocking().is_fast(), mode == Mode::Passthrough && !mount.is_bare());
+        let waiting = tokio::spawn({
+            let cache = cache.clone();
+            async move { cache.wait_ready("last", wait::HANG).await.expect("wait") }
+        });
+        let tasks: Vec<_> = (0..32_usize)
+            .map(|number| {
+                let cache = cache.clone();
+                tokio::spawn(async move {
+                    let key = format!("task/k{number}");
+                    let bytes = pattern::object(offset(number), if number % 2 == 0 { 5000 } else { MIB });
+                    assert!(!cache.contains(&key).await.expect("contains"));
+                    cache.put(&key, bytes).await.expect("put");
+                    let view = cache.get(&key).await.expect("get").expect("a hit");
+                    assert_object(&view, number);
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no task panics");
+        }
+        let keys: Vec<String> = (0..100).map(|number| format!("task/k{number}")).collect();
+        let found = cache.lookup_many(&keys).await.expect("lookup");
+        assert_eq!(found.iter().filter(|view| view.is_some()).count(), 32);
+        assert_eq!(cache.prefix(&keys).await.expect("prefix"), 32);
+        cache.prefetch(&keys).await.expect("a hint never fails");
+        cache
+            .put_many(vec![("a", pattern::object(1, 9000)), ("b", pattern::object(2, MIB))])
+            .await
+            .expect("put");
+        assert!(cache.get("../outside").await.is_err(), "a key that no file can have");
+        assert!(cache.wait_ready("never", Duration::from_millis(30)).await.expect("wait").is_none());
+        let mut writer = cache.create("last", MIB).await.expect("create");
+        writer.copy_from_slice(&pattern::object(77, MIB));
+        assert!(!waiting.is_finished(), "nobody sees what is not sealed");
+        cache.seal(writer).await.expect("seal");
+        let last = waiting.await.expect("no task panics").expect("it came");
+        assert_object(&last, 77);
+    });
 }

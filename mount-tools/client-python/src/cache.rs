@@ -1,6 +1,7 @@
 //! The cache as a Python program sees it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
@@ -11,6 +12,7 @@ use tidefs_client::Pin;
 
 use crate::arguments::{Key, raise};
 use crate::ffi::Bytes;
+use crate::register::Hooks;
 use crate::view::View;
 use crate::writer::Writer;
 
@@ -54,8 +56,10 @@ impl Cache {
 
     /// Segments that are mapped now.
     #[getter]
-    fn mapped_segments(&self) -> PyResult<usize> {
-        Ok(self.inner()?.mapped_segments())
+    fn mapped_segments(&self, py: Python<'_>) -> PyResult<usize> {
+        let cache = self.inner()?;
+        // Another thread may be in a callback of register_with, which waits for the interpreter, and others for it.
+        Ok(py.detach(|| cache.mapped_segments()))
     }
 
     /// The bytes of an object; None is a miss.
@@ -179,6 +183,23 @@ impl Cache {
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let cache = self.inner()?;
         py.detach(|| cache.flush());
+        Ok(())
+    }
+
+    /// Calls `register(address, length)` for each segment that is mapped, now and from now on: for `cudaHostRegister`,
+    /// `ibv_reg_mr` and the like. What it returns is given to `unregister` right before the segment is unmapped; None says that
+    /// it is not registered. Neither may use the cache; an exception in one is reported as unraisable, and that segment is not
+    /// registered. Without a fast path it is never called. View.is_registered tells.
+    #[pyo3(signature = (register, unregister = None))]
+    fn register_with(
+        &self,
+        py: Python<'_>,
+        register: Py<PyAny>,
+        unregister: Option<Py<PyAny>>,
+    ) -> PyResult<()> {
+        let cache = self.inner()?;
+        let hooks = Arc::new(Hooks { register, unregister });
+        py.detach(|| cache.register_with(move |start, length| hooks.register(start, length)));
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 mod arguments;
 mod cache;
 mod ffi;
+mod register;
 mod view;
 mod writer;
 

@@ -77,6 +77,27 @@ impl Cache {
         Ok(views)
     }
 
+    /// The same as far as it can be said without a file: `None` when that takes one.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn lookup_at_once<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+    ) -> Result<Option<Vec<Option<View>>>, Error> {
+        let names = batch::names_of(keys)?;
+        // Without an answer the daemon is gone, and its files say what there is.
+        let Some(Ok(answers)) = self.session.as_ref().map(|session| batch::look_up(session, &names)) else {
+            return Ok(None);
+        };
+        let known = answers.into_iter().map(|answer| match answer {
+            Answer::View(view) => Some(Some(view)),
+            Answer::Absent => Some(None),
+            Answer::ByFile => None,
+        });
+        let Some(views) = known.collect::<Option<Vec<_>>>() else { return Ok(None) };
+        self.counters.count(views.iter().flatten());
+        Ok(Some(views))
+    }
+
     fn find_all(&self, names: &[Name<'_>]) -> Result<Vec<Option<View>>, Error> {
         let Some(session) = &self.session else {
             return names.iter().map(|name| self.read(name)).collect();

@@ -15,6 +15,8 @@
 //! ```
 //! On another filesystem, or where the daemon or the kernel lacks something, the same calls do the same by file.
 //!
+//! With the feature `tokio` there is `AsyncCache`, whose calls are awaited.
+//!
 //! Keys are paths below the directory given to [`Cache::open`], without a leading slash.
 //!
 //! Invariants
@@ -26,6 +28,8 @@
 //! share one session.
 
 mod area;
+#[cfg(feature = "tokio")]
+mod asynchronous;
 mod batch;
 mod cache;
 mod error;
@@ -39,6 +43,8 @@ mod statistics;
 mod view;
 mod writer;
 
+#[cfg(feature = "tokio")]
+pub use asynchronous::AsyncCache;
 pub use cache::Cache;
 pub use error::Error;
 pub use follow::Pin;

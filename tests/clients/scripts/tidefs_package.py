@@ -4,6 +4,7 @@ tidefs_package.py DIRECTORY, which is a directory of a mount or of another files
 """
 
 import ast
+import ctypes
 import gc
 import os
 import pathlib
@@ -223,6 +224,52 @@ def what_was_found_outlives_its_cache(cache):
     assert bytes(cache.get("begun")) == b"b" * 100_000
 
 
+def segments_are_pinned_once_and_let_go_before_they_are_unmapped(_cache):
+    libc = ctypes.CDLL(None, use_errno=True)
+    pinned, let_go = [], []
+
+    def pin(address, length):
+        assert libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(length)) == 0, os.strerror(ctypes.get_errno())
+        assert not cache_is_fast or lies_in_a_segment(address)
+        pinned.append((address, length))
+        return address, length
+
+    def let_go_of(pin):
+        address, length = pin
+        # It is mapped still.
+        assert libc.munlock(ctypes.c_void_p(address), ctypes.c_size_t(length)) == 0, os.strerror(ctypes.get_errno())
+        let_go.append(pin)
+
+    cache = tidefs.Cache(sys.argv[1])
+    cache_is_fast = cache.is_fast
+    keys = [f"pinned{index}" for index in range(4)]
+    cache.put_many([(key, b"p" * MIB) for key in keys])
+    with cache.get(keys[0]):
+        cache.register_with(pin, let_go_of)
+        views = cache.lookup_many(keys) + cache.lookup_many(keys)
+    assert all(view.is_registered == cache_is_fast for view in views)
+    assert len(pinned) == len(set(pinned)) and (len(pinned) >= len(keys)) == cache_is_fast, pinned
+    threads = [threading.Thread(target=lambda: [cache.get(key) for key in keys] and cache.mapped_segments) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    cache.close()
+    assert bytes(views[1]) == b"p" * MIB, "a view keeps its segment"
+    del views
+    gc.collect()
+    assert sorted(let_go) == sorted(pinned), (let_go, pinned)
+    # An exception leaves the segment as it is, and takes nobody with it.
+    with tidefs.Cache(sys.argv[1]) as other:
+        seen = []
+        sys.unraisablehook, before = (lambda unraisable: seen.append(unraisable.exc_value)), sys.unraisablehook
+        other.register_with(lambda address, length: 1 / 0)
+        view = other.get(keys[0])
+        sys.unraisablehook = before
+        assert bytes(view) == b"p" * MIB and not view.is_registered
+        assert bool(seen) == cache_is_fast and all(isinstance(error, ZeroDivisionError) for error in seen)
+
+
 def a_failure_is_the_error_of_its_number(cache):
     refused(FileNotFoundError, lambda: tidefs.Cache("/nowhere/at/all"))
     refused(NotADirectoryError, lambda: tidefs.Cache(__file__))
@@ -267,6 +314,7 @@ CASES = [
     "a_wait_lets_other_threads_run_and_ends_in_time",
     "many_threads_share_one_cache",
     "what_was_found_outlives_its_cache",
+    "segments_are_pinned_once_and_let_go_before_they_are_unmapped",
     "a_failure_is_the_error_of_its_number",
     "the_hints_name_what_there_is",
 ]
