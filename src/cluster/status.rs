@@ -212,7 +212,8 @@ impl Core {
             watches,
             table_bytes: ByteCount(bytes as u64),
             incomplete_shards,
-            shards_to_announce: self.plan.len(),
+            // Who is alone has nobody to tell.
+            shards_to_announce: if seen.is_alone { 0 } else { self.plan.len() },
             loans: self.loans.len(),
             copies_to_make,
             short_of_copies,

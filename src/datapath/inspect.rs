@@ -5,7 +5,6 @@ use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version}
 use super::history::Ending;
 use super::{Datapath, Error, Kind, Object, Phase, Place, State, key_hash};
 use crate::namespace::{Ino, Slot};
-use crate::tier::eviction::Departure;
 use crate::tier::memory::{MemoryReport, MemoryUsage, PackedUsage, Pin, PolicyRecord};
 
 /// The cache at a glance.
@@ -428,13 +427,13 @@ impl Datapath {
                     outcome.stayed.push((state.tree.path(slot), obstacle));
                     continue;
                 }
-                let ending = Some((now_ns, Ending::EvictedByOperator));
-                let gone = state.remove_object(slot, Departure::Evicted, ending);
+                let gone = state.evict_object(slot, now_ns, Ending::EvictedByOperator);
                 outcome.objects += 1;
                 outcome.bytes = outcome.bytes.saturating_add(super::room::footprint(gone.size));
                 doomed.push(gone);
             }
         }
+        self.count_evictions(&doomed);
         doomed.into_iter().for_each(|doomed| self.bury(doomed));
         Ok(outcome)
     }

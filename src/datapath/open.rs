@@ -88,17 +88,20 @@ impl Datapath {
             Ok(()) | Err(Error::Stale) => {}
             Err(error) => return Err(error),
         }
-        let mut was_resent = false;
+        let (mut was_resent, mut sent_to) = (false, None);
         let outcome = (|| {
             let mut state = self.lock();
             let now = self.clock.monotonic();
             let resent = state.resent.pop(&caller.thread);
             let slot = state.slot_of(ino).ok();
-            was_resent = resent.is_some_and(|(name, at)| match slot.filter(|&slot| state.is_there(slot)) {
-                Some(slot) => now.saturating_sub(at) < RESENT && name == Some(state.tree.name(slot)),
-                // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once.
-                None => now.saturating_sub(at) < RESENT_LATE,
-            });
+            if let Some((name, at)) = resent {
+                was_resent = match slot.filter(|&slot| state.is_there(slot)) {
+                    Some(slot) => now.saturating_sub(at) < RESENT && name == Some(state.tree.name(slot)),
+                    // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once.
+                    None => now.saturating_sub(at) < RESENT_LATE,
+                };
+                sent_to = name;
+            }
             let slot = slot.ok_or(Error::Stale)?;
             if self.is_in_cluster() && !was_resent && !options.write && !state.is_there(slot) {
                 // A rename that is under way here takes its name, and another host may have replaced that already.
@@ -123,6 +126,12 @@ impl Datapath {
         match outcome {
             Err(Error::Stale) if was_resent && options.write => self.open_in_place(caller, ino, options),
             Err(Error::Stale) if was_resent => Err(Error::NoObject), // for a reader that is a miss
+            Err(Error::NoObject) if was_resent => {
+                // Who asks brings it back and asks again for the same open(2), which the kernel sends nowhere a second time.
+                let now = self.clock.monotonic();
+                self.lock().resent.put(caller.thread, (sent_to, now));
+                Err(Error::NoObject)
+            }
             Err(Error::Stale) => {
                 if options.write {
                     self.begin_version_if_sealed(caller, ino, options.truncate)?;
@@ -255,7 +264,11 @@ impl Datapath {
     /// [`Error::Stale`] when there is none any more; [`Error::Unsupported`] for packed objects.
     pub fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Error> {
         let state = self.lock();
-        let slot = state.slot_of(ino)?;
+        self.backing_file_of(&state, state.slot_of(ino)?)
+    }
+
+    /// The same for the file in `slot`.
+    pub(super) fn backing_file_of(&self, state: &State, slot: Slot) -> Result<Arc<File>, Error> {
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
         if let Some(file) = object.file() {
             return Ok(Arc::clone(file));

@@ -25,7 +25,7 @@ impl Datapath {
     /// A process closes one of its descriptors of `handle`. Others may remain.
     ///
     /// # Errors
-    /// [`Error::BadHandle`].
+    /// [`Error::BadHandle`]; [`Error::OverQuota`] and [`Error::NothingEvictable`] when it finds no room as an object.
     pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
         let (slot, process, alone) = {
             let mut state = self.lock();
@@ -40,9 +40,8 @@ impl Datapath {
             (slot, process, alone)
         };
         let fate = writer_fate(caller.thread);
-        if alone && fate == WriterFate::Sound {
-            self.keep_provisionally(handle);
-        }
+        // Its closer is told that it finds no room; what follows holds all the same.
+        let kept = if alone && fate == WriterFate::Sound { self.keep_provisionally(handle) } else { Ok(()) };
         let mut state = self.lock();
         let Some(object) = state.object_mut(slot) else { return Ok(()) };
         let was_shown = object.marks.has(Marks::SHOWN);
@@ -58,14 +57,17 @@ impl Datapath {
                 kernel.forget_attributes_now(ino);
             }
         }
-        Ok(())
+        kept
     }
 
     /// Makes a file that is just being closed survive a daemon that dies before the RELEASE comes.
     ///
     /// Its segment gets a record that counts at a start only if the file was not written since: another descriptor
-    /// may still be open somewhere. What stands in the way is no error: the file is sealed in a moment anyway.
-    fn keep_provisionally(&self, handle: HandleId) {
+    /// may still be open somewhere. That it gets no record is no error: the file is sealed in a moment anyway.
+    ///
+    /// # Errors
+    /// [`Error::OverQuota`] and [`Error::NothingEvictable`]: it has no room as an object, and is dropped when it is released.
+    fn keep_provisionally(&self, handle: HandleId) -> Result<(), Error> {
         let place_of = |state: &State| {
             let slot = state.handles.get(&handle)?.slot;
             let node = state.tree.node(slot);
@@ -74,18 +76,19 @@ impl Datapath {
         };
         let is_kept = |name: &Name| !self.is_temporary(name);
         // Asked before the work: nothing is kept of a temporary file, and this is the path of every client that renames.
-        if !place_of(&self.lock()).is_some_and(|(_, (_, name))| is_kept(&name)) || !self.make_whole(handle) {
-            return;
+        if !place_of(&self.lock()).is_some_and(|(_, (_, name))| is_kept(&name)) {
+            return Ok(());
         }
+        self.make_whole(handle)?;
         let state = self.lock();
         let Some((slot, (parent, name))) = place_of(&state).filter(|(_, (_, name))| is_kept(name)) else {
-            return;
+            return Ok(());
         };
-        let Some(object) = state.object(slot) else { return };
-        let (Some(file), Ok(directory)) = (object.file(), state.directory_id(parent)) else { return };
-        let Ok(metadata) = file.metadata() else { return };
+        let Some(object) = state.object(slot) else { return Ok(()) };
+        let (Some(file), Ok(directory)) = (object.file(), state.directory_id(parent)) else { return Ok(()) };
+        let Ok(metadata) = file.metadata() else { return Ok(()) };
         if !matches!(object.place, Place::Solo(_)) {
-            return;
+            return Ok(());
         }
         let mut record = state.object_record(slot, directory, &name);
         record.version = state.next_version;
@@ -95,6 +98,7 @@ impl Datapath {
         if let Err(error) = self.tier.seal(file, &record) {
             tracing::debug!(%error, "a closing file got no provisional record");
         }
+        Ok(())
     }
 
     /// The last descriptor of `handle` is closed.
@@ -124,7 +128,7 @@ impl Datapath {
             })
         };
         // Before the lock is taken for good: filling holes may have to evict.
-        let whole = !seals || self.make_whole(handle);
+        let whole = !seals || self.make_whole(handle).is_ok();
         let mut afterwards = Afterwards::default();
         {
             let mut state = self.lock();
@@ -165,7 +169,7 @@ impl Datapath {
         } else {
             open.readers = open.readers.saturating_sub(1);
         }
-        if was_never_written {
+        if was_never_written && open.writers == 0 {
             // Killed inside open(2): the descriptor never came to be, and nobody wrote.
             open.writer_killed.get_or_insert(handle.process);
         }

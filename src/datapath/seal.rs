@@ -16,19 +16,15 @@ use crate::namespace::{Name, Slot};
 
 impl Datapath {
     /// Makes sure that every byte of the file behind `handle` has its page. Returns whether it has.
-    pub(super) fn make_whole(&self, handle: HandleId) -> bool {
+    pub(super) fn make_whole(&self, handle: HandleId) -> Result<(), Error> {
         let slot = {
             let state = self.lock();
-            let Some(handle) = state.handles.get(&handle) else { return true };
+            let Some(handle) = state.handles.get(&handle) else { return Ok(()) };
             handle.slot
         };
-        match self.fill_holes(slot).and_then(|()| self.fit_quota(slot)) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::warn!(%error, "a file finds no room at its close and is dropped");
-                false
-            }
-        }
+        self.fill_holes(slot).and_then(|()| self.fit_quota(slot)).inspect_err(|error| {
+            tracing::warn!(%error, "a file finds no room at its close and is dropped");
+        })
     }
 
     /// Makes room for a file that is about to be sealed in the quotas above it: others may have filled them since it

@@ -309,7 +309,8 @@ impl Datapath {
     /// Cuts a file that is being opened to nothing. Its pages go back at once.
     pub(super) fn cut(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
         let Some(object) = state.object_mut(slot) else { return Err(Error::IsDirectory) };
-        object.open_mut().refused = None;
+        // What was refused, or written by somebody who died, is not there any more: it drops nothing of what comes now.
+        (object.open_mut().refused, object.open_mut().writer_killed) = (None, None);
         if let Place::Scratch(scratch) = &object.place {
             return scratch.set_length(ByteCount::ZERO).map_err(scratch_error);
         }

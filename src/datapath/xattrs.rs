@@ -4,6 +4,7 @@
 //! (objects) or the directory's record file, and go with it.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use tidefs_engine::types::ByteCount;
 use xattr::FileExt as _;
@@ -154,26 +155,28 @@ impl Datapath {
             let Some(file) = self.tier.open_directory(id)? else { return Err(Error::NoAttribute) };
             return action(&file);
         }
-        let is_packed = {
-            let state = self.lock();
-            let slot = state.slot_of(ino)?;
-            state.object(slot).is_some_and(|object| matches!(object.place, Place::Packed(_)))
-        };
-        if is_packed && !makes {
-            return Err(Error::NoAttribute);
-        }
-        if is_packed {
-            self.unpack(ino)?;
-        }
-        let file = self.backing_file(ino)?;
-        if makes {
-            let mut state = self.lock();
-            let slot = state.slot_of(ino)?;
-            if let Some(object) = state.object_mut(slot) {
-                object.marks.set(Marks::DECORATED, true);
+        let file = match self.decorated_file(ino, makes)? {
+            Some(file) => file,
+            None if !makes => return Err(Error::NoAttribute),
+            None => {
+                self.unpack(ino)?;
+                self.decorated_file(ino, makes)?.ok_or(Error::Stale)?
             }
-        }
+        };
         action(&file)
+    }
+
+    /// The file of an object of its own, which is not packed from now on when `makes`; `None` for a packed one.
+    fn decorated_file(&self, ino: Ino, makes: bool) -> Result<Option<Arc<std::fs::File>>, Error> {
+        let mut state = self.lock();
+        let slot = state.slot_of(ino)?;
+        let object = state.object_mut(slot).ok_or(Error::IsDirectory)?;
+        if matches!(object.place, Place::Packed(_)) {
+            return Ok(None);
+        }
+        // In one step with the look at its place: its last close, which is on its way perhaps, packs what is not marked.
+        object.marks.set(Marks::DECORATED, makes || object.marks.has(Marks::DECORATED));
+        self.backing_file_of(&state, slot).map(Some)
     }
 
     fn policy_value(&self, ino: Ino, key: &str) -> Result<String, Error> {
