@@ -1,51 +1,118 @@
 //! Cases that a cache of many hosts must stand, as an observer of mounts sees them, where no other file has them.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::common::wait;
 use crate::fixture::{Hosts, object, publish};
 
-/// Three times what memory holds is written on one host, whose disk takes it. Another host, which has room for a part of it, reads
-/// all that is there, every byte compared.
-#[test]
-fn what_is_on_the_disk_of_another_host_is_read_whole() {
-    let disk =
-        tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory on a disk");
-    let hosts = Hosts::start_each(2, &["capacity=64MiB"], |host| match host {
-        0 => vec![
-            "ssd.capacity=512MiB".to_owned(),
-            "ssd.zone=8MiB".to_owned(),
-            "ssd.queue_ms=60000".to_owned(),
-            format!("ssd.dirs={}", disk.path().display()),
-        ],
-        _ => Vec::new(),
-    });
-    let count = 48_u64;
-    let bytes = |number: u64| object(number, (4 << 20) + usize::try_from(number).expect("small") * 37);
-    // What leaves memory for want of room at once is dropped: this host gets the time to write it.
-    let wait_for_room = || {
+const WRITTEN: u64 = 48;
+
+fn bytes(number: u64) -> Vec<u8> {
+    object(number, (4 << 20) + usize::try_from(number).expect("small") * 37)
+}
+
+/// Two hosts, of which the first has a disk, with three times what memory holds written on that; and the numbers of what is there.
+struct OnDisk {
+    hosts: Hosts,
+    there: Vec<u64>,
+    _disk: tempfile::TempDir,
+}
+
+impl OnDisk {
+    fn new() -> Self {
+        let disk = tempfile::Builder::new()
+            .prefix("tidefs-ssd")
+            .tempdir_in("/var/tmp")
+            .expect("a directory on a disk");
+        let hosts = Hosts::start_each(2, &["capacity=64MiB"], |host| match host {
+            0 => vec![
+                "ssd.capacity=512MiB".to_owned(),
+                "ssd.zone=8MiB".to_owned(),
+                "ssd.queue_ms=60000".to_owned(),
+                format!("ssd.dirs={}", disk.path().display()),
+            ],
+            _ => Vec::new(),
+        });
+        let mut written = Self { hosts, there: Vec::new(), _disk: disk };
+        for number in 0..WRITTEN {
+            publish(&written.path(0, number), &bytes(number));
+            written.wait_for_room();
+        }
+        assert!(written.hosts.metric(0, "tidefs_ssd_demotions_total") > 0, "nothing went to disk");
+        // What its disk could not take in time was dropped; what is there is more than memory holds.
+        written.there = (0..WRITTEN).filter(|&number| written.path(0, number).exists()).collect();
+        assert!(written.there.len() > 20, "{:?}", written.there);
+        written
+    }
+
+    fn path(&self, host: usize, number: u64) -> PathBuf {
+        self.hosts.mounts[host].join(format!("whole-0/{number}"))
+    }
+
+    /// What leaves memory for want of room at once is dropped: the host with the disk gets the time to write it.
+    fn wait_for_room(&self) {
         let has_room = || {
-            let usage = hosts.mounts[0].usage();
+            let usage = self.hosts.mounts[0].usage();
             usage.capacity - usage.used >= 12 << 20
         };
         assert!(wait::until(wait::HANG, has_room), "no room was made ahead of what comes");
-    };
-    for number in 0..count {
-        publish(&hosts.mounts[0].join(format!("whole-0/{number}")), &bytes(number));
-        wait_for_room();
     }
-    assert!(hosts.metric(0, "tidefs_ssd_demotions_total") > 0, "nothing went to disk");
-    // What its disk could not take in time was dropped; what is there is more than memory holds.
-    let there: Vec<u64> =
-        (0..count).filter(|number| hosts.mounts[0].join(format!("whole-0/{number}")).exists()).collect();
-    assert!(there.len() > 20, "{there:?}");
-    for &number in &there {
-        let found = fs::read(hosts.mounts[1].join(format!("whole-0/{number}")));
-        assert!(found.expect("it is on the other host") == bytes(number), "{number}");
-        wait_for_room();
+}
+
+/// Another host, which has room for a part of it, reads all that is there, every byte compared.
+#[test]
+fn what_is_on_the_disk_of_another_host_is_read_whole() {
+    let written = OnDisk::new();
+    for &number in &written.there {
+        let found = fs::read(written.path(1, number));
+        let facts = || {
+            [
+                "evictions",
+                "ssd_demotions",
+                "ssd_promotions",
+                "ssd_promotion_misses",
+                "ssd_refusals",
+                "surprise_growth_bytes",
+            ]
+            .map(|name| (name, written.hosts.metric(0, &format!("tidefs_{name}_total"))))
+        };
+        let found =
+            found.unwrap_or_else(|error| panic!("{number} is on the other host: {error}; {:?}", facts()));
+        assert!(found == bytes(number), "{number}");
+        written.wait_for_room();
     }
+}
+
+/// The owner dies while another host reads: each further read is the right bytes or a miss, and no other error.
+#[test]
+fn what_is_on_the_disk_of_a_host_that_dies_meanwhile_is_a_miss_at_most() {
+    let mut written = OnDisk::new();
+    let (mut paths, there) = (Vec::new(), std::mem::take(&mut written.there));
+    paths.extend(there.iter().map(|&number| (number, written.path(1, number))));
+    let has_begun = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..4)
+            .map(|part| {
+                let (paths, has_begun) = (&paths, &has_begun);
+                scope.spawn(move || {
+                    for (number, path) in paths.iter().skip(part).step_by(4) {
+                        match fs::read(path) {
+                            Ok(found) => assert!(found == bytes(*number), "{number}"),
+                            Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound, "{number}: {error}"),
+                        }
+                        has_begun.store(true, Ordering::Release);
+                    }
+                })
+            })
+            .collect();
+        assert!(wait::until(wait::HANG, || has_begun.load(Ordering::Acquire)));
+        written.hosts.mounts[0].kill9();
+        readers.into_iter().for_each(|reader| reader.join().expect("all reads are whole or misses"));
+    });
 }
 
 /// A host asks for the attributes of another one's objects all the time. That holds nothing: four times the memory of the other one

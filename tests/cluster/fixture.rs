@@ -49,7 +49,10 @@ impl Hosts {
     pub(crate) fn add(&mut self, options: &[&str]) {
         let endpoint = format!("cluster.etcd={}", self.etcd.endpoint());
         let host = format!("cluster.host=host-{}", self.mounts.len());
-        let mut all = vec![&*endpoint, &*host, "cluster.listen=127.0.0.1:0"];
+        let mut all = vec![&*host, "cluster.listen=127.0.0.1:0"];
+        if !options.iter().any(|option| option.starts_with("cluster.etcd=")) {
+            all.push(&endpoint);
+        }
         if !options.iter().any(|option| option.starts_with("cluster.grace_s=")) {
             all.push("cluster.grace_s=3");
         }

@@ -6,6 +6,7 @@
 mod common;
 
 mod cases;
+mod coordination;
 mod copies;
 mod directories;
 mod draining;

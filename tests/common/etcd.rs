@@ -2,6 +2,7 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::thread;
 
 use tempfile::TempDir;
 
@@ -43,6 +44,38 @@ impl Etcd {
                 return etcd;
             }
         }
+    }
+
+    /// `count` servers that make one etcd.
+    pub(crate) fn start_many(count: usize) -> Vec<Self> {
+        let names: Vec<String> = (0..count).map(|index| format!("server-{index}")).collect();
+        let ports: Vec<_> = (0..count).map(|_| free_ports()).collect();
+        let urls =
+            names.iter().zip(&ports).map(|(name, (_, peer))| format!("{name}=http://127.0.0.1:{peer}"));
+        let all = urls.collect::<Vec<_>>().join(",");
+        let mut servers: Vec<Self> = names
+            .iter()
+            .zip(ports)
+            .map(|(name, (port, peer_port))| Self {
+                process: None,
+                port,
+                peer_port,
+                data: tempfile::tempdir().expect("a temporary directory"),
+                // What is said last counts.
+                options: ["--name", name, "--initial-cluster", &all].map(str::to_owned).into(),
+                scheme: "http",
+            })
+            .collect();
+        // Each answers when most are there.
+        thread::scope(|scope| {
+            servers.iter_mut().for_each(|server| drop(scope.spawn(|| server.start_again())));
+        });
+        servers
+    }
+
+    /// The port on which it answers.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     /// Where it answers.

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -211,7 +212,8 @@ impl Mount {
         }
         for path in paths {
             let path = path.as_ref();
-            let key = path.strip_prefix(&self.point).unwrap_or(path).display();
+            let key = path.strip_prefix(&self.point).unwrap_or(path);
+            let key: String = key.as_os_str().as_bytes().iter().map(|&byte| in_query(byte)).collect();
             let stat = || self.control_get(&format!("/v1/stat?path={key}")).json();
             let is_closed = || {
                 let stat = stat();
@@ -400,4 +402,10 @@ pub(crate) fn mounts_below(directory: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
     points.filter(|point| point.starts_with(directory)).collect()
+}
+
+/// A byte of a key, as a query of a URL has it.
+fn in_query(byte: u8) -> String {
+    let is_plain = byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    if is_plain { char::from(byte).to_string() } else { format!("%{byte:02X}") }
 }

@@ -24,6 +24,7 @@ in_both_modes!(
     record_locks_work_between_processes,
     status_is_json_and_tells_capacity_and_use,
     metrics_are_prometheus_text,
+    counters_tell_what_was_done,
     config_shows_what_was_set,
     control_files_are_not_listed_and_cannot_be_changed,
     status_inside_and_at_the_socket_agree,
@@ -174,6 +175,41 @@ fn metrics_are_prometheus_text(mode: Mode) {
         let value = line.rsplit(' ').next().expect("a value");
         assert!(value.parse::<f64>().is_ok(), "not a sample: {line}");
     }
+}
+
+fn counters_tell_what_was_done(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let counters = || {
+        let text = mount.control_get("/v1/metrics").text();
+        let names = ["seals", "sealed_bytes", "hits", "misses", "replacements", "unlinks", "evictions"];
+        names.map(|name| {
+            let name = format!("tidefs_{name}_total ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&name)?.trim().parse::<u64>().ok());
+            value.unwrap_or_else(|| panic!("no counter {name}"))
+        })
+    };
+    let done = |before: [u64; 7], after: [u64; 7]| -> [u64; 7] {
+        std::array::from_fn(|index| after[index] - before[index])
+    };
+    let path = |index: u64| kv.join(format!("k{index}"));
+    let mut before = counters();
+    (0..10).for_each(|index| publish_object(&path(index), index, 100_000));
+    mount.wait_until_closed((0..10).map(path));
+    let [seals, bytes, hits, ..] = done(before, counters());
+    assert_eq!((seals, bytes, hits), (10, 1_000_000, 0));
+    before = counters();
+    (0..7).for_each(|index| drop(fs::read(path(index)).expect("read")));
+    (0..3).for_each(|index| assert!(!kv.join(format!("nowhere{index}")).exists()));
+    let [seals, _, hits, misses, ..] = done(before, counters());
+    assert_eq!((seals, hits, misses), (0, 7, 3));
+    before = counters();
+    publish_object(&path(0), 99, 100_000);
+    mount.wait_until_closed([path(0)]);
+    (1..3).for_each(|index| fs::remove_file(path(index)).expect("unlink"));
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"path":"kv/k5"}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+    let [seals, _, _, _, replacements, unlinks, evictions] = done(before, counters());
+    assert_eq!((seals, replacements, unlinks, evictions), (1, 1, 2, 1));
 }
 
 fn config_shows_what_was_set(mode: Mode) {

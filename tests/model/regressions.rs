@@ -384,6 +384,20 @@ fn holes_made_before_the_close_are_there_after_a_restart() {
 }
 
 #[test]
+fn what_is_open_is_held_while_the_clock_jumps_by_a_year_and_leaves_then() {
+    let mut run = start();
+    run.stored(0, "k0", 40_000);
+    run.step(&Op::FilePolicy { who: 0, target: at("k0"), setting: Setting::Ttl(Some(12)) });
+    let reader = run.opened(1, "k0", READ);
+    run.step(&Op::Advance { seconds: 365 * 24 * 3600, expires: true });
+    assert!(run.seen(1, "k0"), "it is open");
+    run.compare_bytes();
+    run.closed(reader);
+    run.step(&Op::Advance { seconds: 2, expires: true });
+    assert!(!run.seen(1, "k0"), "its time is over");
+}
+
+#[test]
 fn what_is_written_after_the_close_of_a_duplicate_is_no_object_after_a_restart() {
     let mut run = start();
     let writer = run.opened(0, "k0", CREATE);

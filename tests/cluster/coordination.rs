@@ -1,0 +1,187 @@
+//! What becomes of members when etcd, which they find each other by, is led by another server or cannot be reached by one of
+//! them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use crate::common::etcd::Etcd;
+use crate::common::{program, wait};
+use crate::fixture::{Hosts, object, publish};
+
+const LONG: Duration = Duration::from_secs(40);
+
+/// A way to etcd that can be closed.
+struct Way {
+    port: u16,
+    is_open: Arc<AtomicBool>,
+    /// Both ends of each connection.
+    connections: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Way {
+    /// To the server that listens on `port` of loopback.
+    fn to(port: u16) -> Self {
+        let door = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let way = Self {
+            port: door.local_addr().expect("its address").port(),
+            is_open: Arc::new(AtomicBool::new(true)),
+            connections: Arc::default(),
+        };
+        let (is_open, connections) = (Arc::clone(&way.is_open), Arc::clone(&way.connections));
+        // Ends with the process: accept(2) of a listener cannot be ended otherwise.
+        thread::spawn(move || {
+            for near in door.incoming().map_while(Result::ok) {
+                let mut all = connections.lock().expect("nobody panics with it");
+                let far =
+                    TcpStream::connect(("127.0.0.1", port)).ok().filter(|_| is_open.load(Ordering::SeqCst));
+                let Some(far) = far else { continue };
+                for (mut from, mut to) in [(copy(&near), copy(&far)), (copy(&far), copy(&near))] {
+                    thread::spawn(move || {
+                        // However it ends: both ends are told.
+                        let _ = io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+                all.extend([near, far]);
+            }
+        });
+        way
+    }
+
+    fn close(&self) {
+        self.is_open.store(false, Ordering::SeqCst);
+        for connection in self.connections.lock().expect("nobody panics with it").drain(..) {
+            // One that ended by itself is fine.
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn open(&self) {
+        self.is_open.store(true, Ordering::SeqCst);
+    }
+}
+
+fn copy(stream: &TcpStream) -> TcpStream {
+    stream.try_clone().expect("a descriptor")
+}
+
+fn members(hosts: &Hosts, host: usize) -> usize {
+    let status = hosts.mounts[host].control_get("/v1/status").json();
+    status["cluster"]["members"].as_array().map_or(0, Vec::len)
+}
+
+/// Every host reads every object in the end, the same bytes each.
+#[track_caller]
+fn all_read(hosts: &Hosts, objects: &BTreeMap<String, u64>) {
+    for (name, &seed) in objects {
+        for (host, mount) in hosts.mounts.iter().enumerate() {
+            let path = mount.join(name);
+            let is_right = || fs::read(&path).is_ok_and(|found| found == object(seed, 60_000));
+            assert!(wait::until(LONG, is_right), "{name} on host {host}: {:?}", fs::metadata(&path));
+        }
+    }
+}
+
+#[test]
+fn a_host_that_is_cut_off_from_etcd_serves_on_and_nothing_is_double_when_it_is_back() {
+    let etcd = Etcd::start();
+    let way = Way::to(etcd.port());
+    let mut hosts = Hosts { mounts: Vec::new(), etcd };
+    let by_way = format!("cluster.etcd=http://127.0.0.1:{}", way.port);
+    hosts.add(&[&by_way]);
+    hosts.add(&[]);
+    hosts.add(&[]);
+    hosts.wait_until_whole();
+    let mut objects = BTreeMap::new();
+    let mut put = |hosts: &Hosts, host: usize, name: String, seed: u64| {
+        publish(&hosts.mounts[host].join(&name), &object(seed, 60_000));
+        objects.insert(name, seed);
+    };
+    for number in 0..12_u64 {
+        put(&hosts, usize::try_from(number % 3).expect("small"), format!("whole-0/before-{number}"), number);
+    }
+    way.close();
+    // Its lease ends, and etcd tells the others that it is gone.
+    assert!(wait::until(LONG, || members(&hosts, 1) == 2 && members(&hosts, 2) == 2), "its lease never ends");
+    assert_eq!(members(&hosts, 0), 3, "it knows of no change");
+    for number in 0..12_u64 {
+        put(
+            &hosts,
+            usize::try_from(number % 3).expect("small"),
+            format!("whole-0/apart-{number}"),
+            100 + number,
+        );
+        // What another one wrote before is replaced on the other side.
+        if number % 4 == 0 {
+            put(&hosts, 1, format!("whole-0/before-{number}"), 200 + number);
+        }
+    }
+    way.open();
+    let have_met = || (0..3).all(|host| hosts.has_met(host, 3));
+    assert!(wait::until(LONG, have_met), "it does not come back");
+    all_read(&hosts, &objects);
+    let names = |host: usize| {
+        let mut names: Vec<_> = fs::read_dir(hosts.mounts[host].join("whole-0"))
+            .expect("a directory")
+            .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+            .collect();
+        names.sort();
+        names
+    };
+    let wanted: Vec<_> = objects.keys().map(|name| name.trim_start_matches("whole-0/").to_owned()).collect();
+    for host in 0..3 {
+        assert!(wait::until(LONG, || names(host) == wanted), "host {host}: {:?}", names(host));
+    }
+}
+
+/// Which of the servers leads.
+fn leader(servers: &[Etcd]) -> Option<usize> {
+    servers.iter().position(|server| {
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3");
+        command.args(["--endpoints", &server.endpoint(), "endpoint", "status", "--write-out", "json"]);
+        let asked = program::run(&mut command, LONG);
+        let found: serde_json::Value = serde_json::from_str(&asked.output).unwrap_or_default();
+        let status = &found[0]["Status"];
+        status["leader"].is_u64() && status["leader"] == status["header"]["member_id"]
+    })
+}
+
+#[test]
+fn when_another_etcd_leads_members_stay_and_new_ones_come() {
+    let mut servers = Etcd::start_many(3);
+    let endpoints: Vec<_> = servers.iter().map(Etcd::endpoint).collect();
+    let by_all = format!("cluster.etcd={}", endpoints.join(" "));
+    // The fixture wants one of its own; nobody is told of it.
+    let mut hosts = Hosts { mounts: Vec::new(), etcd: Etcd::start() };
+    hosts.add(&[&by_all]);
+    hosts.add(&[&by_all]);
+    hosts.wait_until_whole();
+    let mut objects = BTreeMap::new();
+    for number in 0..6_u64 {
+        let name = format!("whole-1/{number}");
+        publish(&hosts.mounts[1].join(&name), &object(number, 60_000));
+        objects.insert(name, number);
+    }
+    let first = leader(&servers).expect("one leads");
+    servers[first].stop();
+    let is_led = || leader(&servers).is_some_and(|now| now != first);
+    assert!(wait::until(LONG, is_led), "nobody else leads");
+    assert_eq!(members(&hosts, 0), 2, "who was there is there");
+    all_read(&hosts, &objects);
+    // A change that etcd has to know of.
+    let place = hosts.mounts[0].join("agreed");
+    assert!(wait::until(LONG, || fs::create_dir(&place).is_ok() || Path::new(&place).is_dir()));
+    hosts.add(&[&by_all]);
+    hosts.wait_until_whole();
+    assert!(hosts.mounts[2].join("agreed").is_dir());
+    all_read(&hosts, &objects);
+}
