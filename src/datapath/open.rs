@@ -147,6 +147,11 @@ impl Datapath {
         }
     }
 
+    /// A thread that was sent to look a name up again is answered: its next open is another one.
+    pub fn give_up_opening(&self, caller: &Caller) {
+        self.lock().resent.pop(&caller.thread);
+    }
+
     /// The last resort of a writer who met a third version within a moment: changes it in place if nobody uses it.
     fn open_in_place(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
         // A packed object gets a segment that can be written. That it has one already is fine.

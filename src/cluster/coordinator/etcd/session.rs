@@ -11,7 +11,7 @@ use etcd_client::{
 use tidefs_engine::types::{Incarnation, MemberId};
 
 use super::keys::About;
-use super::{Connected, Fulfilled, Shared, cluster_id};
+use super::{Connected, EtcdSettings, Fulfilled, Shared, cluster_id};
 use crate::cluster::coordinator::{Agreement, CoordinatorError, NamespaceRecord, Reachability};
 use crate::cluster::member::{ClusterId, Member, View};
 
@@ -56,8 +56,7 @@ struct Heard {
 
 /// One session: from the connection to whatever breaks it. Never returns `Ok` but to begin anew.
 async fn hold(shared: &Shared, pause: &mut Duration) -> Result<(), Error> {
-    let mut client = Client::connect(&shared.settings.endpoints, Some(shared.settings.options())).await?;
-    let cluster = cluster_id(&mut client, &shared.keys, drawn_id()?).await?;
+    let (mut client, cluster) = connect(shared).await?;
     let prefix = shared.keys.prefix();
     let listed = client.get(prefix, Some(GetOptions::new().with_prefix())).await?;
     let revision = listed.header().map_or(0, |header| header.revision());
@@ -96,6 +95,30 @@ async fn hold(shared: &Shared, pause: &mut Duration) -> Result<(), Error> {
             heard_of = next_changes(&mut watching) => heard.apply(shared, &heard_of?),
         }
     }
+}
+
+/// Connects to one server that answers, beginning anywhere. One server for a session: a client of several sends each request to
+/// any of them, also to one that is down, and the session would break with the first that fails.
+async fn connect(shared: &Shared) -> Result<(Client, ClusterId), Error> {
+    let EtcdSettings { endpoints, call_timeout, .. } = &shared.settings;
+    let drawn = drawn_id()?;
+    let first = usize::try_from(drawn.0 % endpoints.len().max(1) as u64).unwrap_or(0);
+    let mut failed = Error::InvalidArgs("no endpoint of etcd is given".to_owned());
+    for endpoint in endpoints.iter().cycle().skip(first).take(endpoints.len()) {
+        let answers = async {
+            let mut client = Client::connect([endpoint], Some(shared.settings.options())).await?;
+            // Answered by a server that most others are with, and by no other.
+            let cluster = cluster_id(&mut client, &shared.keys, drawn).await?;
+            Ok((client, cluster))
+        };
+        match tokio::time::timeout(*call_timeout * 2, answers).await {
+            Ok(Ok(connected)) => return Ok(connected),
+            Ok(Err(error)) => failed = error,
+            Err(_) => failed = Error::Internal(format!("{endpoint} does not answer")),
+        }
+        tracing::debug!(endpoint, error = %failed, "a server of etcd does not answer; another one is asked");
+    }
+    Err(failed)
 }
 
 /// An id for a cluster that has none yet.
