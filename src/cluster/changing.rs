@@ -343,7 +343,12 @@ impl Core {
             return;
         };
         if member == self.me.member {
-            drop(self.apply(self.me, &[change]));
+            let applied = self.apply(self.me, &[change]);
+            // Nobody waits for it, but a later change of the key does: until all are told of this one.
+            if applied.iter().any(|applied| applied.settling.is_some()) {
+                let deadline = self.in_background();
+                self.spawn(async move { drop(Self::outcomes(applied, deadline).await) });
+            }
         } else if self.push_change(member, change, self.in_background()).is_none() {
             self.plan.add(member, key.shard());
         }
