@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use tidefs_engine::types::{BoxFuture, ByteCount, MemberId};
+use tokio::sync::watch;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use crate::cluster::shards::{KeyId, Shard};
@@ -69,6 +70,8 @@ pub(super) struct State {
     wanted: BTreeMap<Vec<u8>, u8>,
     /// Has no room for copies.
     pub(super) is_full: bool,
+    /// Withdraws when this says so, as a busy host does.
+    pub(super) withdraws_when: Option<watch::Receiver<bool>>,
     /// The member that it is, to fetch what it is asked to keep.
     cluster: Option<Cluster>,
 }
@@ -124,13 +127,25 @@ impl Holder for Memory {
     }
 
     fn withdraw(&self, path: Vec<u8>, through: Stamp) -> BoxFuture<'static, ()> {
-        let mut state = self.state.lock();
-        if state.objects.get(&path).is_some_and(|object| object.stamp <= through) {
-            state.objects.remove(&path);
-        }
-        state.answers.remove(&path);
-        state.revocations += 1;
-        Box::pin(std::future::ready(()))
+        let memory = Arc::clone(&self.state);
+        let held = memory.lock().withdraws_when.clone();
+        let withdraw = move || {
+            let mut state = memory.lock();
+            if state.objects.get(&path).is_some_and(|object| object.stamp <= through) {
+                state.objects.remove(&path);
+            }
+            state.answers.remove(&path);
+            state.revocations += 1;
+        };
+        let Some(mut held) = held else {
+            withdraw();
+            return Box::pin(std::future::ready(()));
+        };
+        Box::pin(async move {
+            // Who would say so is gone: nothing holds it any more.
+            drop(held.wait_for(|may| *may).await);
+            withdraw();
+        })
     }
 
     fn keep(

@@ -8,6 +8,7 @@ use tidefs_engine::link::ClusterKey;
 use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::{Handle, Runtime};
+use tokio::sync::watch;
 
 use super::host::{Host, Memory, Remembered, Seen};
 use crate::cluster::coordinator::embedded::Embedded;
@@ -193,6 +194,31 @@ fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
         }
         let conflicts: u64 = hosts.iter().map(|host| host.cluster.counters().conflicts.get()).sum();
         assert_eq!(conflicts, 30);
+    });
+}
+
+#[test]
+fn a_removal_waits_for_who_still_hears_that_a_copy_was_let_go_whoever_decides() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let (writer, reader) = (&hosts[0], &hosts[2]);
+        for decides in &hosts {
+            let decides = decides.cluster.core.me.member;
+            let name = name_served(&hosts, |owners| owners.primary == decides);
+            writer.write(&name, b"bytes", wall(), soon()).await.unwrap();
+            assert!(reader.look_up(&name, soon()).await.is_present());
+            let (may, held) = watch::channel(false);
+            reader.memory.state.lock().withdraws_when = Some(held);
+            // As an unlink does: its own copy goes first.
+            writer.evict(&name);
+            let removal = writer.unlink(&name, wall(), soon());
+            tokio::pin!(removal);
+            let early = tokio::time::timeout(Duration::from_millis(200), &mut removal).await;
+            assert!(early.is_err(), "answered while the reader finds it, decided by {decides:?}");
+            may.send_replace(true);
+            removal.await.unwrap();
+            assert_eq!(reader.remembers(&name), None);
+            reader.memory.state.lock().withdraws_when = None;
+        }
     });
 }
 
