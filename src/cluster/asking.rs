@@ -24,18 +24,15 @@ impl Core {
     /// Answers what a peer asks.
     pub(super) fn answer_find(self: &Arc<Self>, asker: PeerId, find: &Find) -> Answers {
         let mut answers = Vec::with_capacity(find.paths.len());
-        let mut surplus = Vec::new();
         for paths in find.paths.chunks(SLICE) {
             let mut owner = self.owner.lock();
             answers.extend(paths.iter().map(|path| owner.find(asker, path)));
-            surplus.extend(owner.drop_surplus(SLICE));
+            let surplus = owner.drop_surplus(SLICE);
+            self.counters.watches_dropped.add(surplus.len() as u64);
+            self.tell_in_order(surplus);
         }
         let moved = answers.iter().filter(|answer| **answer == Answered::Moved).count();
         self.counters.moved.add(moved as u64);
-        self.counters.watches_dropped.add(surplus.len() as u64);
-        for (member, revocation) in surplus {
-            drop(self.tell(member, revocation));
-        }
         Answers { view: self.seen().view.number, answers }
     }
 

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::timeout_at;
 
 use super::batcher::Item;
-use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results};
+use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results, Revocation};
 use super::core::Core;
 use super::error::ClusterError;
 use super::object::Stamp;
@@ -183,6 +183,22 @@ impl Core {
         let (over, receiver) = watch::channel(false);
         unsettled.0.insert(key, receiver);
         Some(Settling { core: Arc::clone(self), key, over })
+    }
+
+    /// Tells members what follows from no change of its own. Later changes of the same names wait until they know: called while
+    /// the owner is held, which orders it among the changes.
+    pub(super) fn tell_in_order(self: &Arc<Self>, tell: Vec<(MemberId, Revocation)>) {
+        for (member, revocation) in tell {
+            let key = revocation.path().map(KeyId::of);
+            let mut waits: Vec<Wait> = self.tell(member, revocation).map(Wait::Told).into_iter().collect();
+            let Some(settling) = key.and_then(|key| self.begin_to_settle(key, &mut waits)) else { continue };
+            let deadline = self.in_background();
+            self.spawn(async move {
+                // Late or not: from here on nobody waits for it.
+                Self::settle(waits, deadline).await;
+                drop(settling);
+            });
+        }
     }
 
     async fn outcomes(applied: Vec<Applied>, deadline: Instant) -> Vec<Outcome> {

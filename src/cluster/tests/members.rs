@@ -223,6 +223,40 @@ fn a_removal_waits_for_who_still_hears_that_a_copy_was_let_go_whoever_decides() 
 }
 
 #[test]
+fn a_removal_waits_for_who_still_hears_that_it_is_told_no_more() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let mut hosts = Vec::new();
+        for id in 1..=3 {
+            let mut config = config(id);
+            // Some ten names.
+            config.limits.watches = ByteCount(2000);
+            hosts.push(start(&coordinator, config).await);
+        }
+        settled(&hosts).await;
+        let (writer, owner, reader) = (&hosts[0], &hosts[1], &hosts[2]);
+        let decides = owner.cluster.core.me.member;
+        let name = name_served(&hosts, |owners| owners.primary == decides);
+        writer.write(&name, b"bytes", wall(), soon()).await.unwrap();
+        assert!(reader.look_up(&name, soon()).await.is_present());
+        let (may, held) = watch::channel(false);
+        reader.memory.state.lock().withdraws_when = Some(held);
+        let dropped = || owner.cluster.counters().watches_dropped.get();
+        for number in 0..200 {
+            writer.look_up(&format!("kv/other-{number}"), soon()).await;
+        }
+        assert!(dropped() > 0, "all are watched");
+        let removal = writer.unlink(&name, wall(), soon());
+        tokio::pin!(removal);
+        let early = tokio::time::timeout(Duration::from_millis(200), &mut removal).await;
+        assert!(early.is_err(), "answered while the reader finds it");
+        may.send_replace(true);
+        removal.await.unwrap();
+        assert_eq!(reader.remembers(&name), None);
+    });
+}
+
+#[test]
 fn identical_publishes_are_one_version_with_two_holders() {
     in_a_cluster_of(3, |_, hosts| async move {
         let first = hosts[0].write("kv/a", b"same", wall(), soon()).await.unwrap();
