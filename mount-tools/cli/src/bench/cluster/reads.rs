@@ -1,6 +1,6 @@
 //! Objects that another host holds: opened, read and closed, by one reader and by many.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -98,6 +98,11 @@ pub(super) fn measure(bench: &Bench, size: ByteCount) -> Result<Vec<Row>, Error>
             None
         };
         let round_trip = bench.engine.round_trip(MESSAGES)?;
+        // Else the next round fills the hosts, and what is new and was never read may be what leaves.
+        for name in &names {
+            let path = bench.here.join(name);
+            fs::remove_file(&path).map_err(Error::file("remove", &path))?;
+        }
         bench.progress.inc(1);
         if round < WARM_UP {
             continue;
