@@ -43,7 +43,7 @@ impl Datapath {
         // Its closer is told that it finds no room; what follows holds all the same.
         let kept = if alone && fate == WriterFate::Sound { self.keep_provisionally(handle) } else { Ok(()) };
         let mut state = self.lock();
-        let Some(object) = state.object_mut(slot) else { return Ok(()) };
+        let Some(object) = state.object_mut(slot) else { return kept };
         let was_shown = object.marks.has(Marks::SHOWN);
         let open = object.open_mut();
         open.closing = true;

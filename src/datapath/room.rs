@@ -217,7 +217,7 @@ impl Datapath {
     pub(super) fn evict_for_operator(&self, bytes: ByteCount) -> (u64, ByteCount) {
         let mut evicted = (0, ByteCount::ZERO);
         let mut under_way = VecDeque::new();
-        let give_up = self.clock.monotonic() + self.settings.deadline;
+        let mut last_went = self.clock.monotonic();
         while evicted.1 < bytes {
             let (size, leaving) = {
                 let mut state = self.lock();
@@ -231,10 +231,8 @@ impl Datapath {
                     continue;
                 }
                 // The queue may be full of copies that the demoter makes: those make room too.
-                if !has_room
-                    && self.ssd.get().is_some_and(|ssd| ssd.is_writing())
-                    && self.clock.monotonic() < give_up
-                {
+                let is_early = self.clock.monotonic().saturating_sub(last_went) < self.settings.deadline;
+                if !has_room && is_early && self.ssd.get().is_some_and(|ssd| ssd.is_writing()) {
                     drop(state);
                     std::thread::sleep(RETRY_PAUSE);
                     continue;
@@ -242,6 +240,7 @@ impl Datapath {
                 let may = if has_room { MayLend::Yes } else { MayLend::IfRoom };
                 (size, self.let_leave(&mut state, victim, Ending::EvictedByOperator, may))
             };
+            last_went = self.clock.monotonic();
             evicted = (evicted.0 + 1, evicted.1.saturating_add(footprint(size)));
             under_way.extend(self.see_off_and_tell(leaving));
         }

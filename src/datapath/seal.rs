@@ -15,7 +15,10 @@ use super::{Datapath, Error, HandleId, Marks, Object, Phase, Place, State};
 use crate::namespace::{Name, Slot};
 
 impl Datapath {
-    /// Makes sure that every byte of the file behind `handle` has its page. Returns whether it has.
+    /// Makes sure that every byte of the file behind `handle` has its page, and its directories room for it.
+    ///
+    /// # Errors
+    /// [`Error::OverQuota`] and [`Error::NothingEvictable`] when there is none.
     pub(super) fn make_whole(&self, handle: HandleId) -> Result<(), Error> {
         let slot = {
             let state = self.lock();

@@ -175,7 +175,9 @@ impl Datapath {
             return Ok(None);
         }
         // In one step with the look at its place: its last close, which is on its way perhaps, packs what is not marked.
-        object.marks.set(Marks::DECORATED, makes || object.marks.has(Marks::DECORATED));
+        if makes {
+            object.marks.set(Marks::DECORATED, true);
+        }
         self.backing_file_of(&state, slot).map(Some)
     }
 

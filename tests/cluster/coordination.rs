@@ -73,11 +73,6 @@ fn copy(stream: &TcpStream) -> TcpStream {
     stream.try_clone().expect("a descriptor")
 }
 
-fn members(hosts: &Hosts, host: usize) -> usize {
-    let status = hosts.mounts[host].control_get("/v1/status").json();
-    status["cluster"]["members"].as_array().map_or(0, Vec::len)
-}
-
 /// Every host reads every object in the end, the same bytes each.
 #[track_caller]
 fn all_read(hosts: &Hosts, objects: &BTreeMap<String, u64>) {
@@ -110,8 +105,8 @@ fn a_host_that_is_cut_off_from_etcd_serves_on_and_nothing_is_double_when_it_is_b
     }
     way.close();
     // Its lease ends, and etcd tells the others that it is gone.
-    assert!(wait::until(LONG, || members(&hosts, 1) == 2 && members(&hosts, 2) == 2), "its lease never ends");
-    assert_eq!(members(&hosts, 0), 3, "it knows of no change");
+    assert!(wait::until(LONG, || hosts.members(1) == 2 && hosts.members(2) == 2), "its lease never ends");
+    assert_eq!(hosts.members(0), 3, "it knows of no change");
     for number in 0..12_u64 {
         put(
             &hosts,
@@ -175,7 +170,7 @@ fn when_another_etcd_leads_members_stay_and_new_ones_come() {
     servers[first].stop();
     let is_led = || leader(&servers).is_some_and(|now| now != first);
     assert!(wait::until(LONG, is_led), "nobody else leads");
-    assert_eq!(members(&hosts, 0), 2, "who was there is there");
+    assert_eq!(hosts.members(0), 2, "who was there is there");
     all_read(&hosts, &objects);
     // A change that etcd has to know of.
     let place = hosts.mounts[0].join("agreed");

@@ -37,11 +37,6 @@ fn length(number: u64) -> usize {
     [16, 5000, 100_000, 2 << 20][usize::try_from(number % 4).expect("small")]
 }
 
-fn members(hosts: &Hosts, host: usize) -> usize {
-    let status = hosts.mounts[host].control_get("/v1/status").json();
-    status["cluster"]["members"].as_array().map_or(0, Vec::len)
-}
-
 #[test]
 fn a_drained_host_is_gone_and_nothing_is_missed() {
     let mut hosts = Hosts::start(3, &[]);
@@ -87,7 +82,7 @@ fn a_drain_without_time_leaves_the_host_where_it_is_and_goes_on_later() {
     let late = drain(&hosts, 0, &["host-0", "--deadline", "1ms"]);
     assert_eq!(late.status.code(), Some(1), "{}", late.output);
     assert!(late.output.contains("still a member") && late.output.contains("--deadline"), "{}", late.output);
-    assert_eq!(members(&hosts, 1), 2);
+    assert_eq!(hosts.members(1), 2);
     assert_eq!(fs::read(hosts.mounts[1].join("whole-0/7")).expect("it is there"), object(7, 1 << 20));
     // It takes part as before.
     publish(&hosts.mounts[0].join("whole-0/new"), &object(99, 1 << 20));

@@ -102,6 +102,13 @@ impl Hosts {
         assert!(wait::until(wait::HANG, are_met), "not all know of all others what they hold");
     }
 
+    /// Members that a host knows, itself too.
+    #[track_caller]
+    pub(crate) fn members(&self, host: usize) -> usize {
+        let status = self.mounts[host].control_get("/v1/status").json();
+        status["cluster"]["members"].as_array().map_or(0, Vec::len)
+    }
+
     /// Whether a host is connected to all of `count` members, and knows what they hold.
     pub(crate) fn has_met(&self, host: usize, count: usize) -> bool {
         let status = self.mounts[host].control_get("/v1/status").json();

@@ -242,8 +242,7 @@ fn expect_explained(hosts: &Hosts, history: &[Event], may_lose: bool) {
 
 #[test]
 fn looks_on_all_hosts_are_explained_by_what_all_hosts_did() {
-    // Long enough for a busy machine: who does not answer in this time is not waited for, and may show what was.
-    let mut hosts = Hosts::start(3, &["cluster.patience_ms=20000"]);
+    let mut hosts = Hosts::start(3, &[]);
     let history = history_of(&mut hosts, |_, programs| {
         thread::sleep(length());
         programs.wait_for(1);

@@ -353,8 +353,9 @@ async fn ask_silent_peers(links: Weak<Links>, mut closing: watch::Receiver<bool>
             if stood_still {
                 link.hear();
                 link.ping();
+            } else {
+                link.check_silence();
             }
-            link.check_silence();
         }
     }
 }

@@ -80,12 +80,24 @@ pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
 
 async fn cluster_of(count: u64) -> (Embedded, Vec<Host>) {
     let coordinator = Embedded::new(ClusterId(7));
+    let hosts = started(&coordinator, count, |_| ()).await;
+    (coordinator, hosts)
+}
+
+/// `count` members with their configuration changed by `configure`, who know all of each other.
+pub(super) async fn started(
+    coordinator: &Embedded,
+    count: u64,
+    configure: impl Fn(&mut ClusterConfig),
+) -> Vec<Host> {
     let mut hosts = Vec::new();
     for id in 1..=count {
-        hosts.push(start(&coordinator, config(id)).await);
+        let mut config = config(id);
+        configure(&mut config);
+        hosts.push(start(coordinator, config).await);
     }
     settled(&hosts).await;
-    (coordinator, hosts)
+    hosts
 }
 
 /// A name whose shard is served like this, for the index of hosts.
@@ -197,6 +209,25 @@ fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
     });
 }
 
+/// From now on `host` withdraws nothing until it is let.
+fn hold_back(host: &Host) -> watch::Sender<bool> {
+    let (may, held) = watch::channel(false);
+    host.memory.state.lock().withdraws_when = Some(held);
+    may
+}
+
+/// A removal is not answered while `reader` still finds what it removes, and is once it `may` withdraw that.
+async fn expect_removal_waits(writer: &Host, reader: &Host, name: &str, may: watch::Sender<bool>) {
+    let removal = writer.unlink(name, wall(), soon());
+    tokio::pin!(removal);
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut removal).await;
+    assert!(early.is_err(), "answered while the reader finds {name}");
+    may.send_replace(true);
+    removal.await.unwrap();
+    assert_eq!(reader.remembers(name), None);
+    reader.memory.state.lock().withdraws_when = None;
+}
+
 #[test]
 fn a_removal_waits_for_who_still_hears_that_a_copy_was_let_go_whoever_decides() {
     in_a_cluster_of(3, |_, hosts| async move {
@@ -206,18 +237,10 @@ fn a_removal_waits_for_who_still_hears_that_a_copy_was_let_go_whoever_decides() 
             let name = name_served(&hosts, |owners| owners.primary == decides);
             writer.write(&name, b"bytes", wall(), soon()).await.unwrap();
             assert!(reader.look_up(&name, soon()).await.is_present());
-            let (may, held) = watch::channel(false);
-            reader.memory.state.lock().withdraws_when = Some(held);
+            let may = hold_back(reader);
             // As an unlink does: its own copy goes first.
             writer.evict(&name);
-            let removal = writer.unlink(&name, wall(), soon());
-            tokio::pin!(removal);
-            let early = tokio::time::timeout(Duration::from_millis(200), &mut removal).await;
-            assert!(early.is_err(), "answered while the reader finds it, decided by {decides:?}");
-            may.send_replace(true);
-            removal.await.unwrap();
-            assert_eq!(reader.remembers(&name), None);
-            reader.memory.state.lock().withdraws_when = None;
+            expect_removal_waits(writer, reader, &name, may).await;
         }
     });
 }
@@ -226,33 +249,20 @@ fn a_removal_waits_for_who_still_hears_that_a_copy_was_let_go_whoever_decides() 
 fn a_removal_waits_for_who_still_hears_that_it_is_told_no_more() {
     runtime().block_on(async {
         let coordinator = Embedded::new(ClusterId(7));
-        let mut hosts = Vec::new();
-        for id in 1..=3 {
-            let mut config = config(id);
-            // Some ten names.
-            config.limits.watches = ByteCount(2000);
-            hosts.push(start(&coordinator, config).await);
-        }
-        settled(&hosts).await;
+        // Some ten names.
+        let hosts = started(&coordinator, 3, |config| config.limits.watches = ByteCount(2000)).await;
         let (writer, owner, reader) = (&hosts[0], &hosts[1], &hosts[2]);
         let decides = owner.cluster.core.me.member;
         let name = name_served(&hosts, |owners| owners.primary == decides);
         writer.write(&name, b"bytes", wall(), soon()).await.unwrap();
         assert!(reader.look_up(&name, soon()).await.is_present());
-        let (may, held) = watch::channel(false);
-        reader.memory.state.lock().withdraws_when = Some(held);
+        let may = hold_back(reader);
         let dropped = || owner.cluster.counters().watches_dropped.get();
         for number in 0..200 {
             writer.look_up(&format!("kv/other-{number}"), soon()).await;
         }
         assert!(dropped() > 0, "all are watched");
-        let removal = writer.unlink(&name, wall(), soon());
-        tokio::pin!(removal);
-        let early = tokio::time::timeout(Duration::from_millis(200), &mut removal).await;
-        assert!(early.is_err(), "answered while the reader finds it");
-        may.send_replace(true);
-        removal.await.unwrap();
-        assert_eq!(reader.remembers(&name), None);
+        expect_removal_waits(writer, reader, &name, may).await;
     });
 }
 

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use tidefs_engine::types::MemberId;
 
 use super::host::{Host, Seen};
-use super::members::{config, in_a_cluster_of, runtime, settled, soon, start, start_with, until, wall};
+use super::members::{
+    config, in_a_cluster_of, runtime, settled, soon, start, start_with, started, until, wall,
+};
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::*;
 
@@ -179,14 +181,11 @@ fn a_member_that_is_started_again_while_it_drains_goes_on_and_keeps_nothing_for_
 fn a_copy_that_is_evicted_is_made_again_though_nobody_came_or_went() {
     runtime().block_on(async {
         let coordinator = Embedded::new(ClusterId(7));
-        let mut hosts = Vec::new();
-        for id in 1..=3 {
-            let mut config = config(id);
+        let hosts = started(&coordinator, 3, |config| {
             config.timings.look_for_copies = std::time::Duration::from_millis(100);
             config.timings.grace = std::time::Duration::from_millis(500);
-            hosts.push(start(&coordinator, config).await);
-        }
-        settled(&hosts).await;
+        })
+        .await;
         for number in 0..20 {
             let name = format!("kv/{number}");
             hosts[0].write_copies(&name, name.as_bytes(), wall(), 2, soon()).await.unwrap();

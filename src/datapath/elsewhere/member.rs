@@ -288,7 +288,7 @@ impl Datapath {
 
     /// What stood at `path` was removed or replaced on another member.
     pub(super) fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
-        let (doomed, emptied, known, is_kept) = {
+        let (doomed, emptied, known, may_stand) = {
             let now_ns = self.now_ns();
             let mut state = self.lock();
             state.elsewhere.change(KeyId::of(path));
@@ -327,15 +327,15 @@ impl Datapath {
                 let is_young = now_ns.saturating_sub(state.tree.node(old).attributes.ctime_ns) < YOUNG_NS;
                 let doomed = state.remove_object(old, Departure::Gone, Some(ending));
                 let slot = known.and_then(|ino| state.tree.by_ino(ino));
-                let is_kept = slot.and_then(|slot| state.object(slot)).is_some_and(Object::is_readable);
-                (Some(doomed), None, known, is_kept || is_young)
+                let is_readable = slot.and_then(|slot| state.object(slot)).is_some_and(Object::is_readable);
+                (Some(doomed), None, known, is_readable || is_young)
             }
         };
         self.telemetry.withdrawals.increment();
         if let (Some(kernel), Some(ino)) = (self.kernel.get(), known) {
             kernel.forget_attributes_now(ino);
         }
-        if is_kept {
+        if may_stand {
             // An inode that answers still stands there: the name is what is to be looked up again.
             self.forget_names_in_kernel();
         }
