@@ -5,5 +5,6 @@ mod host;
 mod members;
 mod network;
 mod placing;
+mod removals;
 mod simulation;
 mod versions;

@@ -1,0 +1,121 @@
+//! What a removal or a replacement waits for, over real sockets: when it returns, nobody finds what it removed.
+
+use std::time::Duration;
+
+use tidefs_engine::types::ByteCount;
+use tokio::sync::watch;
+
+use super::host::{Host, Seen};
+use super::members::{
+    config, in_a_cluster_of, name_served, runtime, settled, soon, start_with, started, until, wall,
+};
+use crate::cluster::ClusterId;
+use crate::cluster::coordinator::embedded::Embedded;
+
+#[test]
+fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        for round in 0..30 {
+            let name = format!("kv/{round}");
+            let (one, other, third) = (&hosts[round % 3], &hosts[(round + 1) % 3], &hosts[(round + 2) % 3]);
+            one.write(&name, b"first", wall(), soon()).await.unwrap();
+            assert!(third.look_up(&name, soon()).await.is_present());
+            other.write(&name, b"second", wall(), soon()).await.unwrap();
+            assert!(one.memory.state.lock().objects.is_empty(), "the version before is held no more");
+            assert_eq!(third.remembers(&name), None);
+            for host in &hosts {
+                assert_eq!(host.read(&name, soon()).await.as_deref(), Some(&b"second"[..]));
+            }
+            third.unlink(&name, wall(), soon()).await.unwrap();
+            for host in &hosts {
+                assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
+                assert!(host.memory.state.lock().objects.is_empty());
+            }
+        }
+        let conflicts: u64 = hosts.iter().map(|host| host.cluster.counters().conflicts.get()).sum();
+        assert_eq!(conflicts, 30);
+    });
+}
+
+/// From now on `host` withdraws nothing until it is let.
+fn hold_back(host: &Host) -> watch::Sender<bool> {
+    let (may, held) = watch::channel(false);
+    host.memory.state.lock().withdraws_when = Some(held);
+    may
+}
+
+/// A removal is not answered while `reader` still finds what it removes, and is once it `may` withdraw that.
+async fn expect_removal_waits(writer: &Host, reader: &Host, name: &str, may: watch::Sender<bool>) {
+    let removal = writer.unlink(name, wall(), soon());
+    tokio::pin!(removal);
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut removal).await;
+    assert!(early.is_err(), "answered while the reader finds {name}");
+    may.send_replace(true);
+    removal.await.unwrap();
+    assert_eq!(reader.remembers(name), None);
+    reader.memory.state.lock().withdraws_when = None;
+}
+
+#[test]
+fn a_removal_waits_for_who_still_hears_that_a_copy_was_let_go_whoever_decides() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let (writer, reader) = (&hosts[0], &hosts[2]);
+        for decides in &hosts {
+            let decides = decides.cluster.core.me.member;
+            let name = name_served(&hosts, |owners| owners.primary == decides);
+            writer.write(&name, b"bytes", wall(), soon()).await.unwrap();
+            assert!(reader.look_up(&name, soon()).await.is_present());
+            let may = hold_back(reader);
+            // As an unlink does: its own copy goes first.
+            writer.evict(&name);
+            expect_removal_waits(writer, reader, &name, may).await;
+        }
+    });
+}
+
+#[test]
+fn a_removal_waits_for_who_still_hears_that_it_is_told_no_more() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        // Some ten names.
+        let hosts = started(&coordinator, 3, |config| config.limits.watches = ByteCount(2000)).await;
+        let (writer, owner, reader) = (&hosts[0], &hosts[1], &hosts[2]);
+        let decides = owner.cluster.core.me.member;
+        let name = name_served(&hosts, |owners| owners.primary == decides);
+        writer.write(&name, b"bytes", wall(), soon()).await.unwrap();
+        assert!(reader.look_up(&name, soon()).await.is_present());
+        let may = hold_back(reader);
+        let dropped = || owner.cluster.counters().watches_dropped.get();
+        for number in 0..200 {
+            writer.look_up(&format!("kv/other-{number}"), soon()).await;
+        }
+        assert!(dropped() > 0, "all are watched");
+        expect_removal_waits(writer, reader, &name, may).await;
+    });
+}
+
+#[test]
+fn a_removal_that_nobody_heard_of_is_told_when_they_are_back() {
+    in_a_cluster_of(3, |coordinator, mut hosts| async move {
+        let one = hosts[0].cluster.me();
+        let name = name_served(&hosts, |owners| owners.primary != one && owners.backup != Some(one));
+        hosts[1].write(&name, b"bytes", wall(), soon()).await.unwrap();
+        assert!(hosts[0].read(&name, soon()).await.is_some());
+        for old in &hosts[1..] {
+            old.cluster.close().await;
+        }
+        until("both are missed", || {
+            hosts[1..].iter().all(|old| hosts[0].cluster.core.is_suspect(old.cluster.me()))
+        })
+        .await;
+        hosts[0].unlink(&name, wall(), soon()).await.unwrap_err();
+        let (third, second) = (hosts.pop().unwrap(), hosts.pop().unwrap());
+        hosts.push(start_with(&coordinator, config(2), second.memory).await);
+        hosts.push(start_with(&coordinator, config(3), third.memory).await);
+        until("it is told", || hosts[0].cluster.core.unheard.len() == 0).await;
+        settled(&hosts).await;
+        for host in &hosts {
+            assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
+        }
+    });
+}
