@@ -29,7 +29,13 @@ impl Core {
             answers.extend(paths.iter().map(|path| owner.find(asker, path)));
             let surplus = owner.drop_surplus(SLICE);
             self.counters.watches_dropped.add(surplus.len() as u64);
-            self.tell_in_order(surplus);
+            for (member, revocation) in surplus {
+                // Nobody waits for it now; who changes the name later does.
+                match revocation.path().map(KeyId::of) {
+                    Some(key) => drop(self.tell_in_order(key, vec![(member, revocation)])),
+                    None => drop(self.tell(member, revocation)),
+                }
+            }
         }
         let moved = answers.iter().filter(|answer| **answer == Answered::Moved).count();
         self.counters.moved.add(moved as u64);

@@ -29,15 +29,15 @@ pub(super) enum Wait {
     Told(oneshot::Receiver<()>),
     /// That others have forgotten what was answered before this member answered.
     Takeover(watch::Receiver<bool>),
-    /// That an earlier change of the same key is settled: who was told of that is not told again.
-    Earlier(watch::Receiver<bool>),
+    /// That everyone who has to hear of a change, and of those of its key before it, has.
+    Settled(watch::Receiver<bool>),
 }
 
 impl Wait {
     async fn over(self) {
         match self {
             Self::Told(receiver) => drop(receiver.await),
-            Self::Takeover(mut receiver) | Self::Earlier(mut receiver) => {
+            Self::Takeover(mut receiver) | Self::Settled(mut receiver) => {
                 drop(receiver.wait_for(|is_over| *is_over).await);
             }
         }
@@ -106,7 +106,7 @@ impl Publishing {
 #[derive(Debug, Default)]
 pub(super) struct Unsettled(HashMap<KeyId, watch::Receiver<bool>>);
 
-/// Says, when it is dropped, that a change is settled, or not waited for any more.
+/// Says, when it is dropped, that everyone who had to hear of a change has, or is owed it.
 struct Settling {
     core: Arc<Core>,
     key: KeyId,
@@ -127,7 +127,6 @@ impl Drop for Settling {
 pub(super) struct Applied {
     outcome: Outcome,
     waits: Vec<Wait>,
-    settling: Option<Settling>,
 }
 
 impl Core {
@@ -150,11 +149,8 @@ impl Core {
             for change in changes {
                 let effects = owner.change(from, change, now);
                 let key = change.path().map(KeyId::of);
-                let mut waits: Vec<Wait> = Vec::new();
-                for (member, revocation) in effects.tell {
-                    waits.extend(self.tell(member, revocation).map(Wait::Told));
-                }
-                let settling = key.and_then(|key| self.begin_to_settle(key, &mut waits));
+                let mut waits: Vec<Wait> =
+                    key.and_then(|key| self.tell_in_order(key, effects.tell)).into_iter().collect();
                 if let Some((other, key, gone)) = effects.replicate {
                     waits.extend(self.replicate(other, Dirty { key, gone }).map(Wait::Told));
                 }
@@ -167,45 +163,45 @@ impl Core {
                 }
                 self.counters.conflicts.add(u64::from(effects.is_conflict));
                 self.counters.collapsed.add(u64::from(effects.is_collapsed));
-                applied.push(Applied { outcome: effects.outcome, waits, settling });
+                applied.push(Applied { outcome: effects.outcome, waits });
             }
         }
         applied
     }
 
-    /// Has a change wait for an earlier one of its key, and later ones for it when there is anything to wait for.
-    fn begin_to_settle(self: &Arc<Self>, key: KeyId, waits: &mut Vec<Wait>) -> Option<Settling> {
+    /// Tells members of a change of a key, after those before it: who was told of an earlier one is not told again, so what is
+    /// returned is over when both are. That does not depend on who waits for it. Called while the owner is held, which orders
+    /// the changes. `None` when nobody has to hear of anything.
+    pub(super) fn tell_in_order(
+        self: &Arc<Self>,
+        key: KeyId,
+        tell: Vec<(MemberId, Revocation)>,
+    ) -> Option<Wait> {
+        let told = tell.into_iter().filter_map(|(member, revocation)| self.tell(member, revocation));
+        let mut waits: Vec<Wait> = told.map(Wait::Told).collect();
         let mut unsettled = self.unsettled.lock();
-        waits.extend(unsettled.0.get(&key).cloned().map(Wait::Earlier));
+        waits.extend(unsettled.0.get(&key).cloned().map(Wait::Settled));
         if waits.is_empty() {
             return None;
         }
         let (over, receiver) = watch::channel(false);
-        unsettled.0.insert(key, receiver);
-        Some(Settling { core: Arc::clone(self), key, over })
-    }
-
-    /// Tells members what follows from no change of its own. Later changes of the same names wait until they know: called while
-    /// the owner is held, which orders it among the changes.
-    pub(super) fn tell_in_order(self: &Arc<Self>, tell: Vec<(MemberId, Revocation)>) {
-        for (member, revocation) in tell {
-            let key = revocation.path().map(KeyId::of);
-            let mut waits: Vec<Wait> = self.tell(member, revocation).map(Wait::Told).into_iter().collect();
-            let Some(settling) = key.and_then(|key| self.begin_to_settle(key, &mut waits)) else { continue };
-            let deadline = self.in_background();
-            self.spawn(async move {
-                // Late or not: from here on nobody waits for it.
-                Self::settle(waits, deadline).await;
-                drop(settling);
-            });
-        }
+        unsettled.0.insert(key, receiver.clone());
+        drop(unsettled);
+        let settling = Settling { core: Arc::clone(self), key, over };
+        self.spawn(async move {
+            // Each of them ends: a member answers, or is lost, or is owed it.
+            for wait in waits {
+                wait.over().await;
+            }
+            drop(settling);
+        });
+        Some(Wait::Settled(receiver))
     }
 
     async fn outcomes(applied: Vec<Applied>, deadline: Instant) -> Vec<Outcome> {
         let mut outcomes = Vec::with_capacity(applied.len());
-        for Applied { outcome, waits, settling } in applied {
+        for Applied { outcome, waits } in applied {
             let is_settled = Self::settle(waits, deadline).await;
-            drop(settling);
             outcomes.push(match outcome {
                 Outcome::Done { stamp } if !is_settled => Outcome::Late { stamp },
                 outcome => outcome,
@@ -359,12 +355,8 @@ impl Core {
             return;
         };
         if member == self.me.member {
-            let applied = self.apply(self.me, &[change]);
-            // Nobody waits for it, but a later change of the key does: until all are told of this one.
-            if applied.iter().any(|applied| applied.settling.is_some()) {
-                let deadline = self.in_background();
-                self.spawn(async move { drop(Self::outcomes(applied, deadline).await) });
-            }
+            // Who changes the key later waits until all are told of this, whether somebody does now or not.
+            drop(self.apply(self.me, &[change]));
         } else if self.push_change(member, change, self.in_background()).is_none() {
             self.plan.add(member, key.shard());
         }
