@@ -488,10 +488,10 @@ fn session_settings(config: &Config, mount_dir: &Path) -> SessionSettings {
         entry_ttl: Duration::from_secs(config.fuse.entry_ttl_s),
         negative_ttl: Duration::from_secs(config.fuse.negative_ttl_s),
         max_background: config.fuse.max_background,
-        loads: if config.cluster.etcd.items().is_empty() {
-            config.ssd.loads
-        } else {
+        loads: if config.cluster.is_clustered() {
             config.ssd.loads.max(config.cluster.fetches)
+        } else {
+            config.ssd.loads
         },
     }
 }

@@ -14,16 +14,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Failure;
 use crate::cluster::coordinator::Coordinator;
+use crate::cluster::coordinator::hosted::{self, HostedSettings};
 use crate::cluster::{Cluster, ClusterConfig, ClusterError, Holder};
 use crate::config::{ClusterSettings, Effective, ExitStatus, OptionalFile};
 use crate::control::Joining;
 use crate::datapath::{ClusterSide, Datapath, MemberSide};
 
 /// How long a member that is silent stays registered.
-#[cfg(feature = "etcd")]
 const LEASE: Duration = Duration::from_secs(10);
-/// How long one call to etcd may take.
-#[cfg(feature = "etcd")]
+/// How long one call to the coordinator may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a start waits for the cluster before it serves alone.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(3);
@@ -37,6 +36,8 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(3);
 const THREADS: usize = 2;
 /// That this member drains, in the state directory of the mount.
 const DRAIN: &str = "cluster-drain.json";
+/// What the cluster agrees on where this member coordinates it, there too.
+const COORDINATOR: &str = "coordinator.json";
 /// A secret that is shorter can be guessed.
 const KEY_BYTES_MIN: usize = 16;
 
@@ -116,7 +117,7 @@ impl Joiner {
 /// joins when it can.
 pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Option<Membership>, Failure> {
     let settings = &effective.config.cluster;
-    if settings.etcd.items().is_empty() {
+    if !settings.is_clustered() {
         datapath.expect_no_cluster();
         return Ok(None);
     }
@@ -127,9 +128,14 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
         .enable_all()
         .build()
         .map_err(|error| failure(format!("cannot start the threads of the cluster: {error}")))?;
+    let config = member_config(effective)?;
+    let coordinator = match settings.coordinator.get() {
+        Some(address) => hosted(address, effective, &config, runtime.handle())?,
+        None => by_etcd(settings, runtime.handle())?,
+    };
     let joiner = Joiner {
-        config: member_config(effective)?,
-        coordinator: coordinator(settings, runtime.handle())?,
+        config,
+        coordinator,
         runtime: runtime.handle().clone(),
         datapath: Arc::clone(datapath),
         side: Arc::new(MemberSide::new(datapath, runtime.handle().clone())),
@@ -161,9 +167,12 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
         }
         Err(error) => {
             let text = format!(
-                "cannot join the cluster `{}` by etcd at {}: {error}; start without cluster.etcd to serve this host alone",
+                "cannot join the cluster `{}` by {}: {error}; start without to serve this host alone",
                 settings.name.0,
-                settings.etcd.items().join(" ")
+                match settings.coordinator.get() {
+                    Some(address) => format!("cluster.coordinator={address}"),
+                    None => format!("cluster.etcd={}", settings.etcd.items().join(" ")),
+                }
             );
             return Err(failure(text));
         }
@@ -274,15 +283,34 @@ fn read_key(settings: &ClusterSettings) -> Result<Option<ClusterKey>, Failure> {
     Ok(Some(ClusterKey::new(secret)))
 }
 
+/// The coordinator that one of the members hosts.
+fn hosted(
+    address: &str,
+    effective: &Effective,
+    config: &ClusterConfig,
+    runtime: &Handle,
+) -> Result<Arc<dyn Coordinator>, Failure> {
+    let settings = HostedSettings {
+        address: address.to_owned(),
+        cluster: effective.config.cluster.name.0.clone(),
+        key: config.key.clone(),
+        tls: config.tls.clone(),
+        file: effective.state.directory.join(COORDINATOR),
+        lease: LEASE,
+        call_timeout: CALL_TIMEOUT,
+    };
+    let started = hosted::start(settings, runtime);
+    started.map(Arc::from).map_err(|error| Failure::new(ExitStatus::Environment, error.to_string()))
+}
+
 #[cfg(not(feature = "etcd"))]
-fn coordinator(_: &ClusterSettings, _: &Handle) -> Result<Arc<dyn Coordinator>, Failure> {
-    let text =
-        "this tidefsd was built without etcd; build it with the feature `etcd`, or leave cluster.etcd empty";
+fn by_etcd(_: &ClusterSettings, _: &Handle) -> Result<Arc<dyn Coordinator>, Failure> {
+    let text = "this tidefsd was built without etcd; build it with the feature `etcd`, or name one of the hosts with cluster.coordinator";
     Err(Failure::new(ExitStatus::Configuration, text))
 }
 
 #[cfg(feature = "etcd")]
-fn coordinator(settings: &ClusterSettings, runtime: &Handle) -> Result<Arc<dyn Coordinator>, Failure> {
+fn by_etcd(settings: &ClusterSettings, runtime: &Handle) -> Result<Arc<dyn Coordinator>, Failure> {
     use crate::cluster::coordinator::etcd::{Etcd, EtcdSettings, EtcdTls, EtcdUser};
     let authority = read_file(&settings.etcd_authority, "cluster.etcd_authority")?;
     let identity = read_file(&settings.etcd_identity, "cluster.etcd_identity")?;

@@ -60,7 +60,7 @@ pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<
         lost_zones = found.lost_zones,
         "the SSD tier is in use"
     );
-    if !effective.config.cluster.etcd.items().is_empty() {
+    if effective.config.cluster.is_clustered() {
         // Who joins a cluster tells it all that it holds.
         datapath.name_objects(unnamed, || false);
         return Ok(None);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Serialize, Serializer};
 use tidefs_engine::engine::TransportChoice;
 
+use super::settings::ClusterSettings;
 use super::value::SettingValue;
 
 /// Makes a type of a list of words.
@@ -109,6 +110,52 @@ impl SettingValue for OptionalFile {
     }
 }
 
+/// An address that need not be given, by name or number.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct OptionalAddress(Option<String>);
+
+impl OptionalAddress {
+    /// `HOST:PORT`, if one is given.
+    #[must_use]
+    pub fn get(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+}
+
+impl SettingValue for OptionalAddress {
+    const KIND: &'static str = "`HOST:PORT`, or nothing";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Ok(Self(None));
+        }
+        let is_any = text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified());
+        if is_any {
+            return Err(format!("`{text}` is an address of every host; name the one that coordinates"));
+        }
+        match text.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0) => {
+                Ok(Self(Some(text.to_owned())))
+            }
+            _ => Err(format!("`{text}` is not like `10.0.0.1:7401` or `gpu-1:7401`")),
+        }
+    }
+
+    fn show(&self) -> String {
+        self.0.clone().unwrap_or_default()
+    }
+}
+
+impl ClusterSettings {
+    /// Whether this host is to be one of several.
+    #[must_use]
+    pub fn is_clustered(&self) -> bool {
+        self.coordinator.get().is_some() || !self.etcd.items().is_empty()
+    }
+}
+
 /// A text of one line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
@@ -181,6 +228,9 @@ mod tests {
             assert_eq!(Endpoints::read(text).unwrap().show(), text);
         }
         assert_eq!(Addresses::read(" 10.0.0.1:0\n[::]:7400 ").unwrap().show(), "10.0.0.1:0 [::]:7400");
+        for text in ["", "10.0.0.1:7401", "[fe80::1]:7401", "gpu-1.example.org:7401"] {
+            assert_eq!(OptionalAddress::read(text).unwrap().show(), text);
+        }
         let labels = Labels::read("topology.rack=r1 zone=a").unwrap();
         assert_eq!(labels.by_name()["topology.rack"], "r1");
     }
@@ -191,6 +241,10 @@ mod tests {
         assert!(Addresses::read("10.0.0.1").unwrap_err().contains("10.0.0.1"));
         assert!(Labels::read("rack").unwrap_err().contains("rack"));
         assert!(Word::read("two words").is_err());
+        for text in ["10.0.0.1", "gpu-1:", "gpu-1:0", "gpu-1:70000", ":7401"] {
+            assert!(OptionalAddress::read(text).unwrap_err().contains(text));
+        }
+        assert!(OptionalAddress::read("[::]:7401").unwrap_err().contains("every host"));
         assert!(Transports::read("pigeon").unwrap_err().contains("pigeon"));
     }
 }

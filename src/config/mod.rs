@@ -46,7 +46,7 @@ mod tests;
 
 pub use args::DaemonArgs;
 pub use choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough};
-pub use cluster::{Addresses, Endpoints, Labels, OptionalFile, Transports, Word};
+pub use cluster::{Addresses, Endpoints, Labels, OptionalAddress, OptionalFile, Transports, Word};
 pub use error::{Cause, ConfigErrors, Problem};
 pub use exit::ExitStatus;
 pub use host::Host;

@@ -1,14 +1,8 @@
 //! The settings: each one declared once.
 //!
-//! A declaration reads
-//! ```text
-//! /// What it does, its unit, and why one would change it.
-//! name: Type {
-//!     default: expression, "how it is computed";   // the text only if the expression uses the host; an alias is for `-o`
-//!     range: Range::between(least, most); alias: "short"; example: "8GiB";
-//! }
-//! ```
-//! Changing one changes `docs/CONFIGURATION.md`; a test says so. A value out of its range is an error before any mount.
+//! `name: Type { default: expression, "how"; range: Range::any(); alias: "short"; example: "8GiB"; }`: how the default is computed is
+//! said only if it depends on the host, an alias is for `-o`. Changing one changes `docs/CONFIGURATION.md`; a test says so. A
+//! value out of its range is an error before any mount.
 
 use std::path::PathBuf;
 
@@ -16,7 +10,7 @@ use serde::Serialize;
 use tidefs_engine::types::ByteCount;
 
 use super::choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough};
-use super::cluster::{Addresses, Endpoints, Labels, OptionalFile, Transports, Word};
+use super::cluster::{Addresses, Endpoints, Labels, OptionalAddress, OptionalFile, Transports, Word};
 use super::defaults::{
     default_capacity, default_headroom, default_host_name, default_part, default_scratch_capacity,
     default_scratch_dirs, default_state_dir,
@@ -296,10 +290,16 @@ settings! {
 
     /// Other hosts that form one filesystem with this one.
     cluster: ClusterSettings {
-        /// Where etcd answers, which the members of a cluster find each other by. Empty, the host is alone.
+        /// Where etcd answers, which the members of a cluster find each other by. Empty, see `cluster.coordinator`.
         etcd: Endpoints {
             default: Endpoints::default();
             range: Range::any(); alias: "etcd"; example: "http://10.0.0.1:2379 http://10.0.0.2:2379";
+        }
+
+        /// Where members find each other without etcd: an address of one host, the same on all. The daemon that can listen there
+        /// coordinates; while it is away nobody joins and no policy changes. Empty, and without etcd, the host is alone.
+        coordinator: OptionalAddress {
+            default: OptionalAddress::default(); range: Range::any(); alias: "coordinator"; example: "10.0.0.1:7401";
         }
 
         /// Name of the cluster: several may share one etcd.

@@ -23,6 +23,11 @@ pub(super) fn validate(config: &Config, host: &Host, mount: &MountPlace, given: 
     check_state_dir_is_known(host, given);
     check_scratch_capacity_is_known(config, host, mount, given);
     check_ssd(config, mount, given);
+    if config.cluster.coordinator.get().is_some() && !config.cluster.etcd.items().is_empty() {
+        let reason = "members of a cluster meet by etcd or by one of them, not by both".to_owned();
+        let next_step = "leave one of cluster.coordinator and cluster.etcd empty".to_owned();
+        given.contradict("cluster.coordinator", &["cluster.etcd"], reason, next_step);
+    }
 }
 
 fn check_capacity(config: &Config, host: &Host, given: &mut Given) {

@@ -76,7 +76,7 @@ pub(super) fn status(cluster: &Cluster) -> ClusterStatus {
 /// What an operator should know.
 pub(super) fn warnings(status: &ClusterStatus) -> Vec<String> {
     let away = status.coordinator_away.as_ref();
-    let coordinator = away.map(|why| format!("etcd is away, members do not come or go: {why}"));
+    let coordinator = away.map(|why| format!("the coordinator is away, members do not come or go: {why}"));
     let suspects = status.members.iter().filter(|member| member.link == "suspect");
     let suspects = suspects.map(|member| format!("member {} ({}) is not heard of", member.name, member.id));
     let short = (status.short_of_copies > 0).then(|| {

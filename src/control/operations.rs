@@ -103,7 +103,10 @@ impl DaemonOperations {
         let alone = || {
             let waits = self.joining.get().and_then(|joining| joining.waits_for());
             let text = waits.map_or_else(
-                || "this host is in no cluster; it joins one with cluster.etcd".to_owned(),
+                || {
+                    "this host is in no cluster; it joins one with cluster.etcd or cluster.coordinator"
+                        .to_owned()
+                },
                 |reason| format!("this host has not joined its cluster yet: {reason}"),
             );
             ApiError::new(ErrorCode::Conflict, text)

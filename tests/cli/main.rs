@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod cluster_dev;
 mod config;
 mod evict_and_pin;
 mod look;

@@ -1,10 +1,11 @@
 //! What becomes of members when etcd, which they find each other by, is led by another server or cannot be reached by one of
-//! them.
+//! them; and members that find each other without it.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -89,7 +90,7 @@ fn all_read(hosts: &Hosts, objects: &BTreeMap<String, u64>) {
 fn a_host_that_is_cut_off_from_etcd_serves_on_and_nothing_is_double_when_it_is_back() {
     let etcd = Etcd::start();
     let way = Way::to(etcd.port());
-    let mut hosts = Hosts { mounts: Vec::new(), etcd };
+    let mut hosts = Hosts { mounts: Vec::new(), etcd: Some(etcd) };
     let by_way = format!("cluster.etcd=http://127.0.0.1:{}", way.port);
     hosts.add(&[&by_way]);
     hosts.add(&[]);
@@ -155,8 +156,7 @@ fn when_another_etcd_leads_members_stay_and_new_ones_come() {
     let mut servers = Etcd::start_many(3);
     let endpoints: Vec<_> = servers.iter().map(Etcd::endpoint).collect();
     let by_all = format!("cluster.etcd={}", endpoints.join(" "));
-    // The fixture wants one of its own; nobody is told of it.
-    let mut hosts = Hosts { mounts: Vec::new(), etcd: Etcd::start() };
+    let mut hosts = Hosts { mounts: Vec::new(), etcd: None };
     hosts.add(&[&by_all]);
     hosts.add(&[&by_all]);
     hosts.wait_until_whole();
@@ -179,4 +179,40 @@ fn when_another_etcd_leads_members_stay_and_new_ones_come() {
     hosts.wait_until_whole();
     assert!(hosts.mounts[2].join("agreed").is_dir());
     all_read(&hosts, &objects);
+}
+
+#[test]
+fn hosts_without_etcd_meet_at_one_of_them_and_go_on_while_it_is_away() {
+    let port =
+        TcpListener::bind(("127.0.0.1", 0)).and_then(|door| door.local_addr()).expect("a free port").port();
+    let coordinator = format!("cluster.coordinator=127.0.0.1:{port}");
+    let mut hosts = Hosts { mounts: Vec::new(), etcd: None };
+    (0..3).for_each(|_| hosts.add(&[&coordinator, "cluster.patience_ms=2000"]));
+    hosts.wait_until_whole();
+    let modes = |hosts: &Hosts, seen_by: usize| {
+        let mode =
+            |name: &str| fs::metadata(hosts.mounts[seen_by].join(name)).map(|found| found.mode() & 0o777);
+        [mode("whole-1").expect("a namespace"), mode("whole-2").expect("a namespace")]
+    };
+    fs::set_permissions(hosts.mounts[1].join("whole-1"), Permissions::from_mode(0o711)).expect("agreed");
+    assert_eq!(modes(&hosts, 2)[0], 0o711);
+    publish(&hosts.mounts[1].join("whole-1/before"), &object(1, 60_000));
+    assert_eq!(fs::read(hosts.mounts[2].join("whole-1/before")).expect("it is there"), object(1, 60_000));
+
+    hosts.mounts[0].kill9();
+    publish(&hosts.mounts[2].join("whole-2/meanwhile"), &object(2, 60_000));
+    assert_eq!(fs::read(hosts.mounts[1].join("whole-2/meanwhile")).expect("it is there"), object(2, 60_000));
+    let is_told = || hosts.mounts[1].control_get("/v1/status").text().contains("the coordinator is away");
+    assert!(wait::until(wait::HANG, is_told), "nobody is told that the coordinator is away");
+    let refused = fs::set_permissions(hosts.mounts[2].join("whole-2"), Permissions::from_mode(0o711));
+    assert_eq!(refused.expect_err("not agreed").raw_os_error(), Some(libc::ETIMEDOUT));
+
+    hosts.mounts[0].start_daemon();
+    let are_met = || (0..3).all(|host| hosts.has_met(host, 3));
+    assert!(wait::until(wait::HANG, are_met), "they do not meet again");
+    fs::set_permissions(hosts.mounts[2].join("whole-2"), Permissions::from_mode(0o700)).expect("agreed");
+    assert_eq!(modes(&hosts, 0), [0o711, 0o700], "what was agreed on outlives the coordinator's process");
+    assert_eq!(fs::read(hosts.mounts[0].join("whole-2/meanwhile")).expect("it is there"), object(2, 60_000));
+    fs::remove_file(hosts.mounts[0].join("whole-1/before")).expect("an unlink");
+    assert!(!hosts.mounts[1].join("whole-1/before").exists());
 }

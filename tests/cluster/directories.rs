@@ -37,7 +37,7 @@ fn names(directory: &Path) -> Vec<String> {
 /// What etcd holds about directories, as text.
 fn agreed(hosts: &Hosts) -> String {
     let output = Command::new("etcdctl")
-        .args(["--endpoints", &hosts.etcd.endpoint(), "get", "--prefix", "/tidefs/"])
+        .args(["--endpoints", &hosts.endpoint(), "get", "--prefix", "/tidefs/"])
         .output()
         .expect("etcdctl is installed (packaging/dev.sh deps)");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -175,7 +175,7 @@ fn while_etcd_is_away_policy_is_refused_and_namespaces_are_agreed_on_later() {
     let mut hosts = Hosts::start(2, &["cluster.patience_ms=1000"]);
     let [a, b] = [0, 1].map(|index| hosts.mounts[index].path().to_owned());
     publish(&a.join("whole-0/key"), &object(1, 60_000));
-    hosts.etcd.stop();
+    hosts.etcd().stop();
     let is_read = |path: &Path, seed| fs::read(path).is_ok_and(|found| found == object(seed, 60_000));
     let refused = set_xattr(&a.join("whole-0"), "user.tidefs.quota", b"1MiB");
     assert_eq!(refused, Err(Errno::ETIMEDOUT));
@@ -196,7 +196,7 @@ fn while_etcd_is_away_policy_is_refused_and_namespaces_are_agreed_on_later() {
     assert!(wait::until(wait::HANG, || b.join("meanwhile").is_dir()), "it is not seen");
     publish(&b.join("meanwhile/key"), &object(2, 60_000));
     assert!(wait::until(wait::HANG, || is_read(&a.join("meanwhile/key"), 2)), "writes go on");
-    hosts.etcd.start_again();
+    hosts.etcd().start_again();
     let is_agreed = || agreed(&hosts).contains("/namespaces/meanwhile");
     assert!(wait::until(Duration::from_secs(30), is_agreed), "{}", agreed(&hosts));
     let is_set = || set_xattr(&a.join("meanwhile"), "user.tidefs.quota", b"1MiB").is_ok();

@@ -9,10 +9,10 @@ use std::time::Duration;
 use crate::common::etcd::Etcd;
 use crate::common::{Mount, pattern, wait};
 
-/// An etcd, and daemons that found each other by it.
+/// Daemons that found each other, and the etcd by which they did, unless it was without.
 pub(crate) struct Hosts {
     pub(crate) mounts: Vec<Mount>,
-    pub(crate) etcd: Etcd,
+    pub(crate) etcd: Option<Etcd>,
 }
 
 impl Hosts {
@@ -23,7 +23,7 @@ impl Hosts {
 
     /// The same, by an etcd that runs.
     pub(crate) fn start_by(etcd: Etcd, count: usize, options: &[&str]) -> Self {
-        let mut hosts = Self { mounts: Vec::new(), etcd };
+        let mut hosts = Self { mounts: Vec::new(), etcd: Some(etcd) };
         (0..count).for_each(|_| hosts.add(options));
         hosts.wait_until_whole();
         hosts
@@ -35,7 +35,7 @@ impl Hosts {
         options: &[&str],
         own_options: impl Fn(usize) -> Vec<String>,
     ) -> Self {
-        let mut hosts = Self { mounts: Vec::new(), etcd: Etcd::start() };
+        let mut hosts = Self { mounts: Vec::new(), etcd: Some(Etcd::start()) };
         for index in 0..count {
             let own = own_options(index);
             let own: Vec<&str> = own.iter().map(String::as_str).collect();
@@ -45,13 +45,25 @@ impl Hosts {
         hosts
     }
 
+    /// The etcd, where there is one.
+    #[track_caller]
+    pub(crate) fn etcd(&mut self) -> &mut Etcd {
+        self.etcd.as_mut().expect("they found each other by etcd")
+    }
+
+    /// Where the etcd is reached, where there is one.
+    #[track_caller]
+    pub(crate) fn endpoint(&self) -> String {
+        self.etcd.as_ref().expect("they found each other by etcd").endpoint()
+    }
+
     /// One host more. [`Hosts::wait_until_whole`] waits until all know it.
     pub(crate) fn add(&mut self, options: &[&str]) {
-        let endpoint = format!("cluster.etcd={}", self.etcd.endpoint());
+        let endpoint = self.etcd.as_ref().map(|etcd| format!("cluster.etcd={}", etcd.endpoint()));
         let host = format!("cluster.host=host-{}", self.mounts.len());
         let mut all = vec![&*host, "cluster.listen=127.0.0.1:0"];
         if !options.iter().any(|option| option.starts_with("cluster.etcd=")) {
-            all.push(&endpoint);
+            all.extend(endpoint.as_deref());
         }
         if !options.iter().any(|option| option.starts_with("cluster.grace_s=")) {
             all.push("cluster.grace_s=3");

@@ -69,7 +69,7 @@ fn a_key_that_was_deleted_while_its_holder_was_away_stays_deleted() {
 #[test]
 fn while_etcd_is_away_reads_and_writes_go_on() {
     let mut hosts = Hosts::start(2, &[]);
-    hosts.etcd.stop();
+    hosts.etcd().stop();
     for number in 0..20_u64 {
         let name = format!("whole-0/{number}");
         publish(&hosts.mounts[0].join(&name), &object(number, 60_000));
@@ -78,7 +78,7 @@ fn while_etcd_is_away_reads_and_writes_go_on() {
     thread::sleep(Duration::from_secs(12));
     publish(&hosts.mounts[1].join("whole-0/late"), &object(7, 60_000));
     assert_eq!(fs::read(hosts.mounts[0].join("whole-0/late")).expect("it is there"), object(7, 60_000));
-    hosts.etcd.start_again();
+    hosts.etcd().start_again();
     publish(&hosts.mounts[1].join("whole-0/later"), &object(8, 60_000));
     assert_eq!(fs::read(hosts.mounts[0].join("whole-0/later")).expect("it is there"), object(8, 60_000));
 }
@@ -91,7 +91,7 @@ fn a_host_that_starts_while_etcd_is_away_serves_alone_and_joins_when_it_is_back(
         publish(&hosts.mounts[0].join(name), &object(seed, 60_000));
         assert_eq!(fs::read(hosts.mounts[1].join(name)).expect("a copy"), object(seed, 60_000));
     }
-    hosts.etcd.stop();
+    hosts.etcd().stop();
     hosts.mounts[0].restart();
     let alone = &hosts.mounts[0];
     assert_eq!(fs::read(alone.join(kept)).expect("its own"), object(1, 60_000));
@@ -107,7 +107,8 @@ fn a_host_that_starts_while_etcd_is_away_serves_alone_and_joins_when_it_is_back(
     fs::remove_file(alone.join(gone)).expect("an unlink");
     assert!(!alone.join("whole-1/theirs").exists());
     publish(&hosts.mounts[1].join("whole-1/theirs"), &object(4, 60_000));
-    hosts.etcd.start_again();
+    hosts.etcd().start_again();
+    let alone = &hosts.mounts[0];
     let here = alone.join("whole-1/theirs");
     assert!(wait::until(Duration::from_secs(30), || fs::read(&here)
         .is_ok_and(|found| found == object(4, 60_000))));

@@ -92,7 +92,7 @@ fn members_with_certificates_move_bytes_and_who_has_none_sees_nothing() {
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let hosts = Hosts::start(2, &options);
     moves_an_object(&hosts);
-    let endpoint = format!("cluster.etcd={}", hosts.etcd.endpoint());
+    let endpoint = format!("cluster.etcd={}", hosts.endpoint());
     let stranger = Mount::start(&[&endpoint, "cluster.listen=127.0.0.1:0", "cluster.patience_ms=500"]);
     assert!(!stranger.join("whole-0/key").exists());
     assert!(Path::new(&hosts.mounts[1].join("whole-0/key")).exists());

@@ -167,7 +167,8 @@ pub(crate) enum CatalogCommand {
 pub(crate) enum ClusterCommand {
     /// Start etcd and several daemons, each with a mount of its own, and take them down on Ctrl-C
     #[command(
-        after_help = "Examples:\n  tidefs cluster dev\n  tidefs cluster dev --hosts 5 --dir /mnt/try --capacity 1GiB\n\n\
+        after_help = "Examples:\n  tidefs cluster dev\n  tidefs cluster dev --hosts 5 --dir /mnt/try --capacity 1GiB\n  \
+                      tidefs cluster dev --without-etcd\n\n\
                       Then, in another shell:\n  cp file /tmp/tidefs-cluster/host-1/kv/key\n  cat /tmp/tidefs-cluster/host-2/kv/key"
     )]
     Dev(ClusterDevArgs),
@@ -188,6 +189,9 @@ pub(crate) struct ClusterDevArgs {
     /// The etcd program; default: the one that the shell finds
     #[arg(long, value_name = "FILE", default_value = "etcd", value_hint = ValueHint::FilePath)]
     pub(crate) etcd: PathBuf,
+    /// Have the first host coordinate, as `-o coordinator=HOST:PORT` does, instead of an etcd
+    #[arg(long, conflicts_with = "etcd")]
+    pub(crate) without_etcd: bool,
     /// A further option for each daemon, as its `-o` takes them
     #[arg(short = 'o', value_name = "KEY=VALUE")]
     pub(crate) options: Vec<String>,

@@ -1,4 +1,5 @@
-//! The coordinator inside the daemon: for one host, and for tests with many members in one process.
+//! The coordinator inside the daemon: for one host, for the one that hosts it for others ([`super::hosted`]), and for tests with
+//! many members in one process.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -6,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{Incarnation, MemberId};
 use tokio::sync::watch;
 
@@ -16,13 +18,27 @@ use super::{
 use crate::cluster::member::{ClusterId, Member, View};
 
 /// What is agreed on.
-#[derive(Debug)]
-struct Agreed {
-    cluster: ClusterId,
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Agreed {
+    pub(super) cluster: ClusterId,
     starts: BTreeMap<MemberId, Incarnation>,
-    members: BTreeMap<MemberId, Member>,
-    namespaces: BTreeMap<String, NamespaceRecord>,
+    pub(super) members: BTreeMap<MemberId, Member>,
+    pub(super) namespaces: BTreeMap<String, NamespaceRecord>,
+    /// Counts changes: numbers of views and revisions are taken from it.
     changes: u64,
+}
+
+impl Agreed {
+    /// A cluster without members.
+    pub(super) fn new(cluster: ClusterId) -> Self {
+        Self {
+            cluster,
+            starts: BTreeMap::new(),
+            members: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            changes: 0,
+        }
+    }
 }
 
 /// State that all handles of one embedded coordinator share.
@@ -38,33 +54,64 @@ struct Shared {
 #[derive(Debug)]
 pub struct Embedded {
     shared: Arc<Shared>,
-    /// Who registered through this handle.
-    registered: Mutex<Option<MemberId>>,
+    /// Who registered through this handle, and which start of it.
+    registered: Mutex<Option<(MemberId, Incarnation)>>,
 }
 
 impl Embedded {
     /// A coordinator without members.
     #[must_use]
     pub fn new(cluster: ClusterId) -> Self {
-        let agreed = Agreed {
-            cluster,
-            starts: BTreeMap::new(),
-            members: BTreeMap::new(),
-            namespaces: BTreeMap::new(),
-            changes: 0,
+        Self::resumed(Agreed::new(cluster))
+    }
+
+    /// A coordinator that goes on where another one ended.
+    pub(super) fn resumed(agreed: Agreed) -> Self {
+        let coordinator = Self {
+            shared: Arc::new(Shared {
+                agreed: Mutex::new(agreed),
+                views: watch::Sender::new(View::default()),
+                namespaces: watch::Sender::new(Namespaces::default()),
+            }),
+            registered: Mutex::new(None),
         };
-        let shared = Shared {
-            agreed: Mutex::new(agreed),
-            views: watch::Sender::new(View::default()),
-            namespaces: watch::Sender::new(Namespaces::default()),
-        };
-        Self { shared: Arc::new(shared), registered: Mutex::new(None) }
+        {
+            let mut agreed = coordinator.shared.agreed.lock();
+            if !agreed.members.is_empty() {
+                coordinator.publish_view(&mut agreed);
+            }
+            if !agreed.namespaces.is_empty() {
+                coordinator.publish_namespaces(&mut agreed);
+            }
+        }
+        coordinator
     }
 
     /// A handle for another member of the same cluster.
     #[must_use]
     pub fn another(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), registered: Mutex::new(None) }
+    }
+
+    /// All that is agreed on, as it is now.
+    pub(super) fn agreed(&self) -> Agreed {
+        self.shared.agreed.lock().clone()
+    }
+
+    /// Who registered through this handle, and which start of it.
+    pub(super) fn registered(&self) -> Option<(MemberId, Incarnation)> {
+        *self.registered.lock()
+    }
+
+    /// Ends the registration of one start of a member. Returns whether it was registered.
+    pub(super) fn forget(&self, (member, incarnation): (MemberId, Incarnation)) -> bool {
+        let mut agreed = self.shared.agreed.lock();
+        let is_it = agreed.members.get(&member).is_some_and(|found| found.incarnation == incarnation);
+        if is_it {
+            agreed.members.remove(&member);
+            self.publish_view(&mut agreed);
+        }
+        is_it
     }
 
     fn register_now(&self, member: Member) -> Result<(), CoordinatorError> {
@@ -74,9 +121,11 @@ impl Embedded {
             let (member, ours) = (member.id, member.incarnation);
             return Err(CoordinatorError::Superseded { member, ours, latest });
         }
-        *self.registered.lock() = Some(member.id);
-        agreed.members.insert(member.id, member);
-        self.publish_view(&mut agreed);
+        *self.registered.lock() = Some((member.id, member.incarnation));
+        if agreed.members.get(&member.id) != Some(&member) {
+            agreed.members.insert(member.id, member);
+            self.publish_view(&mut agreed);
+        }
         Ok(())
     }
 
@@ -109,10 +158,9 @@ impl Coordinator for Embedded {
     }
 
     fn leave(&self, _deadline: Instant) -> Asked<'_, ()> {
-        if let Some(id) = self.registered.lock().take() {
-            let mut agreed = self.shared.agreed.lock();
-            agreed.members.remove(&id);
-            self.publish_view(&mut agreed);
+        let registered = self.registered.lock().take();
+        if let Some(registered) = registered {
+            self.forget(registered);
         }
         Box::pin(ready(Ok(())))
     }

@@ -22,6 +22,7 @@ pub mod embedded;
 mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+pub mod hosted;
 mod namespaces;
 
 pub use error::CoordinatorError;

@@ -30,7 +30,7 @@ pub struct NamespaceRecord {
 }
 
 /// What is to be agreed on about one directory.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceChange {
     /// What counts as agreed on before, where nothing is.
     pub base: NamespaceRecord,

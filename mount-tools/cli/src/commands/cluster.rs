@@ -16,7 +16,7 @@ fn cluster(args: &StatusArgs) -> Result<ClusterStatus, CliError> {
     let status: Status = client.read(client.get(routes::STATUS, &())?)?;
     status.cluster.ok_or_else(|| {
         CliError::new(Exit::Failed, format!("{} is a host alone, in no cluster", status.mount_point))
-            .next_step("name etcd's address with -o etcd=http://HOST:2379, or try `tidefs cluster dev`")
+            .next_step("name etcd's address with -o etcd=http://HOST:2379, or one host with -o coordinator=HOST:7401; or try `tidefs cluster dev`")
     })
 }
 
@@ -24,7 +24,7 @@ pub(crate) fn members(args: &StatusArgs, output: Output) -> Result<(), CliError>
     let cluster = cluster(args)?;
     let value = serde_json::json!(cluster);
     output.result(&value, || {
-        let away = cluster.coordinator_away.as_ref().map(|why| format!("\netcd is away: {why}\n"));
+        let away = cluster.coordinator_away.as_ref().map(|why| format!("\nthe coordinator is away: {why}\n"));
         format!(
             "cluster {}, view {}\n\n{}{}",
             cluster.cluster,

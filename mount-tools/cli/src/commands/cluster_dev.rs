@@ -1,4 +1,4 @@
-//! `tidefs cluster dev`: etcd and several daemons on this machine, for trying out.
+//! `tidefs cluster dev`: etcd, unless it is to be without, and several daemons on this machine, for trying out.
 //!
 //! Everything is started as a child of this process and ended with it: daemons first, so that they unmount, then etcd.
 
@@ -57,23 +57,58 @@ struct Host {
     log: PathBuf,
 }
 
+/// Where the daemons find each other.
+enum Meeting {
+    Etcd {
+        process: Child,
+        endpoint: String,
+        // Removed last.
+        _data: tempfile::TempDir,
+    },
+    /// At the first of them.
+    Host { address: String },
+}
+
 /// What runs.
 struct Cluster {
     hosts: Vec<Host>,
-    etcd: Child,
-    endpoint: String,
-    // Removed last.
-    _data: tempfile::TempDir,
+    meeting: Meeting,
 }
 
-impl Cluster {
-    fn start(args: &ClusterDevArgs, output: Output) -> Result<Self, CliError> {
+impl Meeting {
+    fn start(args: &ClusterDevArgs) -> Result<Self, CliError> {
+        if args.without_etcd {
+            let port = free_port().map_err(|error| CliError::system("no free port", &error))?;
+            return Ok(Self::Host { address: format!("127.0.0.1:{port}") });
+        }
         let data = tempfile::Builder::new()
             .prefix("tidefs-etcd-")
             .tempdir()
             .map_err(|error| CliError::system("cannot make a directory for etcd", &error))?;
-        let (etcd, endpoint) = start_etcd(&args.etcd, data.path())?;
-        let mut cluster = Self { hosts: Vec::new(), etcd, endpoint, _data: data };
+        let (process, endpoint) = start_etcd(&args.etcd, data.path())?;
+        Ok(Self::Etcd { process, endpoint, _data: data })
+    }
+
+    /// What each daemon is told.
+    fn option(&self) -> String {
+        match self {
+            Self::Etcd { endpoint, .. } => format!("cluster.etcd={endpoint}"),
+            Self::Host { address } => format!("cluster.coordinator={address}"),
+        }
+    }
+
+    /// Key and address, as JSON names it and as people read it.
+    fn place(&self) -> (&'static str, &str, &'static str) {
+        match self {
+            Self::Etcd { endpoint, .. } => ("etcd", endpoint, "etcd at"),
+            Self::Host { address } => ("coordinator", address, "host-1 coordinates at"),
+        }
+    }
+}
+
+impl Cluster {
+    fn start(args: &ClusterDevArgs, output: Output) -> Result<Self, CliError> {
+        let mut cluster = Self { hosts: Vec::new(), meeting: Meeting::start(args)? };
         for number in 1..=args.hosts {
             output.note(&format!("starting host {number} of {}", args.hosts));
             let host = cluster.start_host(args, number)?;
@@ -89,7 +124,7 @@ impl Cluster {
         fs::create_dir_all(&mount).map_err(cannot)?;
         let dir = fs::canonicalize(&mount).map_err(cannot)?;
         let mut options = vec![
-            format!("cluster.etcd={}", self.endpoint),
+            self.meeting.option(),
             format!("cluster.host={name}"),
             "cluster.name=dev".to_owned(),
             "cluster.listen=127.0.0.1:0".to_owned(),
@@ -117,8 +152,9 @@ impl Cluster {
             .iter()
             .map(|host| json!({"mount": host.mount, "pid": host.process.as_raw(), "log": host.log}))
             .collect();
-        output.result(&json!({"etcd": self.endpoint, "hosts": hosts}), || {
-            let mut text = format!("etcd at {}\n", self.endpoint);
+        let (key, address, is_at) = self.meeting.place();
+        output.result(&json!({key: address, "hosts": hosts}), || {
+            let mut text = format!("{is_at} {address}\n");
             for host in &self.hosts {
                 text += &format!("{}  (process {}, log {})\n", host.mount.display(), host.process, host.log.display());
             }
@@ -149,8 +185,11 @@ impl Drop for Cluster {
                 );
             }
         }
-        let _ = self.etcd.kill();
-        let _ = self.etcd.wait();
+        if let Meeting::Etcd { process, .. } = &mut self.meeting {
+            // That it runs, or has ended.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }
 
@@ -188,8 +227,9 @@ fn start_etcd(program: &Path, data: &Path) -> Result<(Child, String), CliError> 
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| {
-            CliError::new(Exit::Failed, format!("cannot start {}: {error}", program.display()))
-                .next_step("install it (apt install etcd-server), or name it with --etcd FILE")
+            CliError::new(Exit::Failed, format!("cannot start {}: {error}", program.display())).next_step(
+                "install it (apt install etcd-server), name it with --etcd FILE, or do --without-etcd",
+            )
         })?;
     let deadline = Instant::now() + ETCD_START;
     while TcpStream::connect(("127.0.0.1", port)).is_err() {

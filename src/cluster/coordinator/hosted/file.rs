@@ -1,0 +1,55 @@
+//! What is agreed on, in a file of the keeper's state directory: its next start goes on with it.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use crate::cluster::coordinator::embedded::Agreed;
+use crate::cluster::member::ClusterId;
+
+/// What an earlier start kept; without a file a cluster that begins.
+///
+/// # Errors
+/// When the file cannot be read, or is not ours: a cluster with members is not to be forgotten for that.
+pub(super) fn load(file: &Path) -> io::Result<Agreed> {
+    match fs::read(file) {
+        Ok(text) => serde_json::from_slice(&text).map_err(io::Error::other),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let drawn = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
+            Ok(Agreed::new(ClusterId(drawn)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Keeps what is agreed on. When this returns it outlives a loss of power.
+///
+/// # Errors
+/// Of the file system; what was kept before is still there then.
+pub(super) fn store(file: &Path, agreed: &Agreed) -> io::Result<()> {
+    let text = serde_json::to_vec_pretty(agreed).map_err(io::Error::other)?;
+    let next = file.with_extension("next");
+    let mut written = File::create(&next)?;
+    written.write_all(&text)?;
+    written.sync_all()?;
+    fs::rename(&next, file)?;
+    let directory = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_found_and_what_is_no_state_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("coordinator.json");
+        let new = load(&file).unwrap();
+        assert_ne!(new.cluster, load(&file).unwrap().cluster, "each cluster has an id of its own");
+        store(&file, &new).unwrap();
+        assert_eq!(load(&file).unwrap(), new);
+        fs::write(&file, "{}").unwrap();
+        load(&file).unwrap_err();
+    }
+}

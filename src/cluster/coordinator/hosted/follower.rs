@@ -1,0 +1,336 @@
+//! A follower: one link to the keeper, made again whenever it is lost, and what was heard by it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tidefs_engine::error::Error;
+use tidefs_engine::link::{Answer, Channel, Link, LinkEvents, Links};
+use tidefs_engine::types::{Incarnation, MemberId, PeerId};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::wire::{Answered, Ask, CHANNEL, KEEPER, Told, decode, encode};
+use super::{HostedSettings, StartError};
+use crate::cluster::coordinator::{
+    Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
+};
+use crate::cluster::member::{ClusterId, Member, View};
+
+/// Pause after a link that was lost or not made; doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// The coordinator, at a member that does not host it.
+#[derive(Debug)]
+pub(super) struct Follower {
+    heard: Arc<Heard>,
+    session: JoinHandle<()>,
+}
+
+/// What was heard, and what this process wants.
+#[derive(Debug)]
+struct Heard {
+    settings: HostedSettings,
+    views: watch::Sender<View>,
+    namespaces: watch::Sender<Namespaces>,
+    link: watch::Sender<Option<Arc<Link>>>,
+    reachability: watch::Sender<Reachability>,
+    /// Held to copy it.
+    wish: Mutex<Wish>,
+}
+
+/// What is asked for again with each new link.
+#[derive(Clone, Debug, Default)]
+struct Wish {
+    /// The cluster that this process joined: another one is not heard.
+    cluster: Option<ClusterId>,
+    member: Option<Member>,
+}
+
+impl Follower {
+    /// Begins to reach for the keeper. Returns at once; [`Coordinator::reachability`] tells how it goes.
+    pub(super) fn start(settings: HostedSettings, runtime: &Handle) -> Result<Self, StartError> {
+        let away = Reachability::Away { since: Instant::now(), reason: "not reached yet".into() };
+        let (address, link) = (settings.address.clone(), settings.link(Vec::new()));
+        let heard = Arc::new(Heard {
+            settings,
+            views: watch::Sender::new(View::default()),
+            namespaces: watch::Sender::new(Namespaces::default()),
+            link: watch::Sender::new(None),
+            reachability: watch::Sender::new(away),
+            wish: Mutex::default(),
+        });
+        let unusable = |source| StartError::Listen { address: address.clone(), source };
+        let drawn =
+            getrandom::u64().map_err(|error| unusable(Error::Refused { cause: error.to_string().into() }))?;
+        // Who this process is to the keeper: one of each, also where two believe to be the same member.
+        let me = PeerId { member: MemberId(drawn | 1), incarnation: Incarnation(1) };
+        let events = Arc::clone(&heard) as Arc<dyn LinkEvents>;
+        let links = Links::start(runtime.clone(), link, me, events).map_err(unusable)?;
+        let session = runtime.spawn(Arc::clone(&heard).reach_for_ever(links));
+        Ok(Self { heard, session })
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        // It owns the links.
+        self.session.abort();
+    }
+}
+
+impl Heard {
+    /// Holds one link after the other, until the task is aborted.
+    async fn reach_for_ever(self: Arc<Self>, links: Arc<Links>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.reach(&links).await {
+                Ok(link) => {
+                    pause = FIRST_PAUSE;
+                    let mut links = self.link.subscribe();
+                    self.link.send_replace(Some(Arc::clone(&link)));
+                    if !link.is_up() {
+                        // Its end was told before.
+                        self.link.send_replace(None);
+                    }
+                    // The sender is a field of `self`.
+                    let _ = links.wait_for(Option::is_none).await;
+                }
+                Err(reason) => self.note_away(reason.into()),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Makes a link, and registers by it whom this process wants to be registered.
+    async fn reach(&self, links: &Links) -> Result<Arc<Link>, String> {
+        let address = &self.settings.address;
+        let deadline = Instant::now() + self.settings.call_timeout;
+        let resolved = tokio::time::timeout_at(deadline.into(), tokio::net::lookup_host(address)).await;
+        let resolved = resolved.map_err(|_| format!("the name in `{address}` is not resolved in time"))?;
+        let addresses: Vec<_> = resolved.map_err(|error| format!("{address}: {error}"))?.collect();
+        let link = links.connect(KEEPER, &addresses, deadline).await.map_err(|error| error.to_string())?;
+        let Wish { cluster, member } = self.wish.lock().clone();
+        if let (Some(cluster), Some(member)) = (cluster, member) {
+            let (id, ours) = (member.id, member.incarnation);
+            let ask = Ask::Register { cluster, member: Box::new(member) };
+            match ask_by(&link, &ask, deadline).await {
+                Ok(Answered::Superseded { latest }) => {
+                    tracing::error!(member = format_args!("{:016x}", id.0), %ours, %latest, "another daemon runs as this member");
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    link.close();
+                    return Err(in_words(error));
+                }
+            }
+        }
+        self.reachability.send_modify(|reachability| {
+            if let Reachability::Away { since, .. } = reachability {
+                tracing::info!(away_s = since.elapsed().as_secs(), "the coordinator answers");
+            }
+            *reachability = Reachability::Reached;
+        });
+        Ok(link)
+    }
+
+    fn note_away(&self, why: Arc<str>) {
+        self.reachability.send_modify(|reachability| match reachability {
+            Reachability::Reached => {
+                let address = &self.settings.address;
+                tracing::warn!(address, %why, "the coordinator is away; reads and writes go on");
+                *reachability = Reachability::Away { since: Instant::now(), reason: why };
+            }
+            Reachability::Away { reason, .. } => *reason = why,
+        });
+    }
+
+    fn away(&self, what: &'static str) -> CoordinatorError {
+        let (away, reason) = match &*self.reachability.borrow() {
+            Reachability::Away { since, reason } => (since.elapsed(), Arc::clone(reason)),
+            Reachability::Reached => (Duration::ZERO, "it answers too slowly for the deadline".into()),
+        };
+        CoordinatorError::Away { what, away, reason }
+    }
+
+    /// Asks, again by a new link when this one is lost, until `deadline`. What is asked may be done twice without harm.
+    async fn ask(
+        &self,
+        what: &'static str,
+        deadline: Instant,
+        ask: Ask,
+    ) -> Result<Answered, CoordinatorError> {
+        let mut links = self.link.subscribe();
+        loop {
+            let found = tokio::time::timeout_at(deadline.into(), links.wait_for(Option::is_some)).await;
+            let link = found.ok().and_then(|link| link.ok()?.clone());
+            let Some(link) = link else { return Err(self.away(what)) };
+            match ask_by(&link, &ask, deadline).await {
+                Ok(answered) => return Ok(answered),
+                Err(Error::Refused { cause }) => {
+                    return Err(CoordinatorError::Refused { what, reason: cause });
+                }
+                Err(_) if Instant::now() >= deadline => return Err(self.away(what)),
+                Err(_) => tokio::time::sleep(FIRST_PAUSE).await,
+            }
+        }
+    }
+
+    /// Takes what the keeper tells. Of another cluster than this process joined it hears nothing; the keeper says that it is one
+    /// when it is asked to register.
+    fn hear(&self, told: Told) {
+        let joined = self.wish.lock().cluster;
+        if joined.is_some_and(|joined| joined != told.cluster) {
+            return;
+        }
+        self.views.send_if_modified(|view| {
+            let heard = View::new(told.view, told.members);
+            // The same members under a later number are no news: who is responsible for what does not change.
+            let is_news = heard.number > view.number && heard.members() != view.members();
+            if is_news {
+                *view = heard;
+            }
+            is_news
+        });
+        self.namespaces.send_if_modified(|namespaces| {
+            let is_news = told.revision > namespaces.revision;
+            if is_news {
+                *namespaces = Arc::new(Agreement { revision: told.revision, records: told.namespaces });
+            }
+            is_news
+        });
+    }
+}
+
+async fn ask_by(link: &Link, ask: &Ask, deadline: Instant) -> Result<Answered, Error> {
+    let refused = |words: String| Error::Refused { cause: words.into() };
+    let body = encode(ask).map_err(refused)?;
+    let answer = link.call(CHANNEL, body, deadline).await?;
+    decode(&answer).map_err(refused)
+}
+
+fn in_words(error: Error) -> String {
+    match error {
+        Error::Refused { cause } => cause.to_string(),
+        error => error.to_string(),
+    }
+}
+
+/// What the keeper answered does not go with what it was asked.
+fn unexpected(what: &'static str) -> CoordinatorError {
+    let reason = "the coordinator answers something else than what it was asked; is it of another version?";
+    CoordinatorError::Refused { what, reason: reason.into() }
+}
+
+impl LinkEvents for Heard {
+    fn connected(&self, _link: &Arc<Link>) {}
+
+    fn disconnected(&self, _keeper: PeerId, cause: &Error) {
+        // A link that was closed here has a better reason than that.
+        if !matches!(cause, Error::Closed) {
+            self.note_away(cause.to_string().into());
+        }
+        self.link.send_replace(None);
+    }
+
+    fn request(&self, _link: &Arc<Link>, _channel: Channel, _body: Vec<u8>) -> Answer {
+        Answer::Now(Err("members ask the coordinator, not the other way round".to_owned()))
+    }
+
+    fn notified(&self, link: &Arc<Link>, _channel: Channel, body: Vec<u8>) {
+        match decode(&body) {
+            Ok(told) => self.hear(told),
+            Err(reason) => {
+                self.note_away(reason.into());
+                link.close();
+            }
+        }
+    }
+}
+
+impl Coordinator for Follower {
+    fn begin(&self, member: MemberId, deadline: Instant) -> Asked<'_, Start> {
+        let what = "starting a member";
+        Box::pin(async move {
+            // What an earlier start wanted is over.
+            *self.heard.wish.lock() = Wish::default();
+            match self.heard.ask(what, deadline, Ask::Begin { member }).await? {
+                Answered::Started { cluster, incarnation } => {
+                    self.heard.wish.lock().cluster = Some(cluster);
+                    Ok(Start { cluster, incarnation })
+                }
+                _ => Err(unexpected(what)),
+            }
+        })
+    }
+
+    fn register(&self, member: Member, deadline: Instant) -> Asked<'_, ()> {
+        let what = "joining the cluster";
+        Box::pin(async move {
+            let (id, ours) = (member.id, member.incarnation);
+            let cluster = {
+                let mut wish = self.heard.wish.lock();
+                wish.member = Some(member.clone());
+                wish.cluster.unwrap_or(ClusterId(0))
+            };
+            let ask = Ask::Register { cluster, member: Box::new(member) };
+            let answered = self.heard.ask(what, deadline, ask).await;
+            match answered {
+                Ok(Answered::Done) => return Ok(()),
+                // It is wished for, and done when the coordinator is reached.
+                Err(error) if error.is_away() => return Err(error),
+                _ => self.heard.wish.lock().member = None,
+            }
+            match answered? {
+                Answered::Superseded { latest } => {
+                    Err(CoordinatorError::Superseded { member: id, ours, latest })
+                }
+                _ => Err(unexpected(what)),
+            }
+        })
+    }
+
+    fn leave(&self, deadline: Instant) -> Asked<'_, ()> {
+        let what = "leaving the cluster";
+        Box::pin(async move {
+            self.heard.wish.lock().member = None;
+            match self.heard.ask(what, deadline, Ask::Leave).await? {
+                Answered::Done => Ok(()),
+                _ => Err(unexpected(what)),
+            }
+        })
+    }
+
+    fn views(&self) -> watch::Receiver<View> {
+        self.heard.views.subscribe()
+    }
+
+    fn namespaces(&self) -> watch::Receiver<Namespaces> {
+        self.heard.namespaces.subscribe()
+    }
+
+    fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64> {
+        let ask = Ask::Change { name: name.to_owned(), change };
+        Box::pin(self.agree("a change of a directory's policy, owner or mode", deadline, ask))
+    }
+
+    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
+        Box::pin(self.agree("removing a namespace", deadline, Ask::Remove { name: name.to_owned() }))
+    }
+
+    fn reachability(&self) -> Reachability {
+        self.heard.reachability.borrow().clone()
+    }
+}
+
+impl Follower {
+    async fn agree(&self, what: &'static str, deadline: Instant, ask: Ask) -> Result<u64, CoordinatorError> {
+        match self.heard.ask(what, deadline, ask).await? {
+            Answered::Agreed { revision } => Ok(revision),
+            _ => Err(unexpected(what)),
+        }
+    }
+}

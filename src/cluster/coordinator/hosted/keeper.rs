@@ -1,0 +1,265 @@
+//! The keeper: has what is agreed on, serves it to followers, and keeps it in a file before it says that it is so.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tidefs_engine::error::Error;
+use tidefs_engine::link::{Answer, Channel, Link, LinkEvents, Links};
+use tidefs_engine::types::{Incarnation, MemberId, PeerId};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::wire::{Answered, Ask, CHANNEL, KEEPER, Told, decode, encode};
+use super::{HostedSettings, StartError, file};
+use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::coordinator::{
+    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
+};
+use crate::cluster::member::{ClusterId, Member, View};
+
+/// The coordinator, at the member that hosts it.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    kept: Arc<Kept>,
+    /// Held: followers are served while it lives.
+    _links: Arc<Links>,
+}
+
+/// What is agreed on, and who is told.
+#[derive(Debug)]
+struct Kept {
+    /// This member's own handle.
+    own: Embedded,
+    file: PathBuf,
+    lease: Duration,
+    /// One writes the file at a time. Held for that, in threads that may wait.
+    writing: Mutex<()>,
+    /// Held for a look-up.
+    followers: Mutex<HashMap<PeerId, Follower>>,
+    runtime: Handle,
+    weak: Weak<Self>,
+}
+
+/// A process that asks, while its link is up.
+#[derive(Clone, Debug)]
+struct Follower {
+    handle: Arc<Embedded>,
+    link: Arc<Link>,
+}
+
+impl Keeper {
+    /// Goes on with what an earlier start kept, and listens at `address`.
+    pub(super) fn start(
+        settings: HostedSettings,
+        address: SocketAddr,
+        runtime: &Handle,
+    ) -> Result<Self, StartError> {
+        let unread = |source| StartError::File { file: settings.file.clone(), source };
+        let agreed = file::load(&settings.file).map_err(unread)?;
+        let before: Vec<_> = agreed.members.values().map(|member| (member.id, member.incarnation)).collect();
+        let kept = Arc::new_cyclic(|weak| Kept {
+            own: Embedded::resumed(agreed),
+            file: settings.file.clone(),
+            lease: settings.lease,
+            writing: Mutex::default(),
+            followers: Mutex::default(),
+            runtime: runtime.clone(),
+            weak: Weak::clone(weak),
+        });
+        let events = Arc::clone(&kept) as Arc<dyn LinkEvents>;
+        let links = Links::start(runtime.clone(), settings.link(vec![address]), KEEPER, events)
+            .map_err(|source| StartError::Listen { address: address.to_string(), source })?;
+        for registered in before {
+            kept.forget_unless_back(registered);
+        }
+        Ok(Self { kept, _links: links })
+    }
+
+    /// What this member's own handle changes is so when it is kept.
+    async fn kept<T>(&self, what: &'static str, change: Asked<'_, T>) -> Result<T, CoordinatorError> {
+        let changed = change.await?;
+        let kept = self.kept.keep().await;
+        kept.map_err(|reason| CoordinatorError::Refused { what, reason: reason.into() })?;
+        Ok(changed)
+    }
+}
+
+impl Kept {
+    /// Writes what is agreed on to the file, and tells all followers.
+    async fn keep(self: &Arc<Self>) -> Result<(), String> {
+        let kept = Arc::clone(self);
+        let written = self.runtime.spawn_blocking(move || {
+            let _one = kept.writing.lock();
+            file::store(&kept.file, &kept.own.agreed()).map_err(|error| {
+                let reason = format!("cannot write `{}`: {error}", kept.file.display());
+                tracing::error!(reason, "what the cluster agrees on may be lost with the end of this daemon");
+                reason
+            })
+        });
+        written.await.map_err(|error| error.to_string())??;
+        self.tell_all();
+        Ok(())
+    }
+
+    fn told(&self) -> Told {
+        // The views first: they may be older than the members then, which the next telling mends, and never newer.
+        let view = self.own.views().borrow().clone();
+        let namespaces = Arc::clone(&self.own.namespaces().borrow());
+        Told {
+            cluster: self.own.agreed().cluster,
+            view: view.number,
+            members: view.members().to_vec(),
+            revision: namespaces.revision,
+            namespaces: namespaces.records.clone(),
+        }
+    }
+
+    fn tell_all(&self) {
+        let links: Vec<_> =
+            self.followers.lock().values().map(|follower| Arc::clone(&follower.link)).collect();
+        let told = self.told();
+        for link in links {
+            tell(&link, &told);
+        }
+    }
+
+    /// Ends a registration when the lease is over, unless somebody holds it by then.
+    fn forget_unless_back(self: &Arc<Self>, registered: (MemberId, Incarnation)) {
+        let (kept, lease) = (Weak::clone(&self.weak), self.lease);
+        self.runtime.spawn(async move {
+            tokio::time::sleep(lease).await;
+            let Some(kept) = kept.upgrade() else { return };
+            let is_held = kept.own.registered() == Some(registered)
+                || kept
+                    .followers
+                    .lock()
+                    .values()
+                    .any(|follower| follower.handle.registered() == Some(registered));
+            if !is_held && kept.own.forget(registered) {
+                tracing::info!(member = format_args!("{:016x}", registered.0.0), "a member's lease ran out");
+                // Logged; what the file has too much ends with the next lease.
+                let _ = kept.keep().await;
+            }
+        });
+    }
+
+    /// Does what a follower asks.
+    async fn answer(self: Arc<Self>, handle: Arc<Embedded>, ask: Ask) -> Result<Answered, String> {
+        // Nothing here waits for anybody.
+        let soon = Instant::now();
+        let cluster = self.own.agreed().cluster;
+        let done = match ask {
+            Ask::Begin { member } => handle
+                .begin(member, soon)
+                .await
+                .map(|start| Answered::Started { cluster: start.cluster, incarnation: start.incarnation }),
+            Ask::Register { cluster: theirs, .. } if theirs != cluster => {
+                return Err(another_cluster(theirs, cluster));
+            }
+            Ask::Register { member, .. } => handle.register(*member, soon).await.map(|()| Answered::Done),
+            Ask::Leave => handle.leave(soon).await.map(|()| Answered::Done),
+            Ask::Change { name, change } => handle
+                .change_namespace(&name, change, soon)
+                .await
+                .map(|revision| Answered::Agreed { revision }),
+            Ask::Remove { name } => {
+                handle.remove_namespace(&name, soon).await.map(|revision| Answered::Agreed { revision })
+            }
+        };
+        match done {
+            Ok(answered) => self.keep().await.map(|()| answered),
+            Err(CoordinatorError::Superseded { latest, .. }) => Ok(Answered::Superseded { latest }),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// Tells one follower. One that cannot be told comes again, and is told then.
+fn tell(link: &Link, told: &Told) {
+    let sent = encode(told)
+        .map_err(Arc::from)
+        .and_then(|body| link.notify(CHANNEL, body).map_err(|error| Arc::<str>::from(error.to_string())));
+    if let Err(error) = sent {
+        tracing::warn!(%error, follower = %link.remote(), "a member could not be told what is agreed on");
+        link.close();
+    }
+}
+
+/// What a member of another cluster is told.
+fn another_cluster(theirs: ClusterId, ours: ClusterId) -> String {
+    format!(
+        "the coordinator has cluster {ours}, and this daemon joined {theirs}: restart the daemon to join that one"
+    )
+}
+
+impl LinkEvents for Kept {
+    fn connected(&self, link: &Arc<Link>) {
+        let follower = Follower { handle: Arc::new(self.own.another()), link: Arc::clone(link) };
+        self.followers.lock().insert(link.peer(), follower);
+        tell(link, &self.told());
+    }
+
+    fn disconnected(&self, peer: PeerId, _cause: &Error) {
+        let lost = self.followers.lock().remove(&peer);
+        let registered = lost.and_then(|follower| follower.handle.registered());
+        if let (Some(registered), Some(kept)) = (registered, self.weak.upgrade()) {
+            kept.forget_unless_back(registered);
+        }
+    }
+
+    fn request(&self, link: &Arc<Link>, _channel: Channel, body: Vec<u8>) -> Answer {
+        let follower = self.followers.lock().get(&link.peer()).cloned();
+        let (Some(kept), Some(follower)) = (self.weak.upgrade(), follower) else {
+            return Answer::Now(Err("the coordinator ends".to_owned()));
+        };
+        match decode::<Ask>(&body) {
+            Ok(ask) => Answer::Later(Box::pin(async move {
+                kept.answer(follower.handle, ask).await.and_then(|answered| encode(&answered))
+            })),
+            Err(words) => Answer::Now(Err(words)),
+        }
+    }
+
+    fn notified(&self, link: &Arc<Link>, _channel: Channel, _body: Vec<u8>) {
+        tracing::debug!(follower = %link.remote(), "a member tells what a coordinator does not listen to");
+    }
+}
+
+impl Coordinator for Keeper {
+    fn begin(&self, member: MemberId, deadline: Instant) -> Asked<'_, Start> {
+        Box::pin(self.kept("starting a member", self.kept.own.begin(member, deadline)))
+    }
+
+    fn register(&self, member: Member, deadline: Instant) -> Asked<'_, ()> {
+        Box::pin(self.kept("joining the cluster", self.kept.own.register(member, deadline)))
+    }
+
+    fn leave(&self, deadline: Instant) -> Asked<'_, ()> {
+        Box::pin(self.kept("leaving the cluster", self.kept.own.leave(deadline)))
+    }
+
+    fn views(&self) -> watch::Receiver<View> {
+        self.kept.own.views()
+    }
+
+    fn namespaces(&self) -> watch::Receiver<Namespaces> {
+        self.kept.own.namespaces()
+    }
+
+    fn change_namespace(&self, name: &str, change: NamespaceChange, deadline: Instant) -> Asked<'_, u64> {
+        let changed = self.kept.own.change_namespace(name, change, deadline);
+        Box::pin(self.kept("a change of a directory's policy, owner or mode", changed))
+    }
+
+    fn remove_namespace(&self, name: &str, deadline: Instant) -> Asked<'_, u64> {
+        Box::pin(self.kept("removing a namespace", self.kept.own.remove_namespace(name, deadline)))
+    }
+
+    fn reachability(&self) -> Reachability {
+        Reachability::Reached
+    }
+}

@@ -1,0 +1,115 @@
+//! The coordinator that one of the members hosts, for a cluster without etcd.
+//!
+//! All members are told one address. The daemon that can listen there is the **keeper**: it has an [`Embedded`] and keeps it in
+//! a file. The others are **followers**: each holds one link to the keeper, with the proofs and the encryption of all links of
+//! the cluster, asks by it, and is told by it all that is agreed on. While the keeper is away it is with its followers as with
+//! etcd: what was heard last stands. A member whose link is lost stays registered for [`HostedSettings::lease`].
+//!
+//! Limits: there is one keeper; when its host is lost nobody joins until it is back. Nothing elects another, which could not be
+//! right with two halves of a cluster that do not see each other: that is what etcd is for.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+use tidefs_engine::link::{ClusterKey, LinkConfig, TlsConfig};
+use tidefs_engine::types::ByteCount;
+use tokio::runtime::Handle;
+
+use super::Coordinator;
+
+mod file;
+mod follower;
+mod keeper;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use follower::Follower;
+use keeper::Keeper;
+
+/// All that is agreed on is one message.
+const MESSAGE_BYTES_MAX: ByteCount = ByteCount::mib(64);
+
+/// Where members meet, and how.
+#[derive(Clone, Debug)]
+pub struct HostedSettings {
+    /// `HOST:PORT` of the keeper.
+    pub address: String,
+    /// Name of the cluster.
+    pub cluster: String,
+    /// Proof of belonging to it.
+    pub key: Option<ClusterKey>,
+    /// Encryption.
+    pub tls: Option<TlsConfig>,
+    /// Where the keeper keeps what is agreed on.
+    pub file: PathBuf,
+    /// How long a member whose link is lost stays registered.
+    pub lease: Duration,
+    /// How long one attempt to reach the keeper may take, and a member may be silent.
+    pub call_timeout: Duration,
+}
+
+/// Why there is no coordinator.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// What is agreed on cannot be read: the cluster would be another one without it.
+    #[error(
+        "cannot read what the cluster agreed on from `{}`: {source}; restore the file, or remove it to begin a new cluster \
+         and restart all members", .file.display()
+    )]
+    File {
+        /// Which file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The address, or the certificates, cannot be used.
+    #[error("cannot coordinate at {address}: {source}")]
+    Listen {
+        /// Where.
+        address: String,
+        /// Why.
+        source: tidefs_engine::error::Error,
+    },
+}
+
+impl HostedSettings {
+    fn link(&self, listen: Vec<SocketAddr>) -> LinkConfig {
+        LinkConfig {
+            listen,
+            // Not that of the members' own links: who is told one of their addresses is told what is wrong.
+            cluster: format!("{} coordinator", self.cluster),
+            key: self.key.clone(),
+            tls: self.tls.clone(),
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            queue_bytes_max: MESSAGE_BYTES_MAX.saturating_add(MESSAGE_BYTES_MAX),
+            connect_timeout: self.call_timeout,
+            silence_max: self.call_timeout,
+            ..LinkConfig::default()
+        }
+    }
+
+    /// The address, if this daemon can listen at it. Waits for names to be resolved.
+    fn own(&self) -> Option<SocketAddr> {
+        let addresses = self.address.to_socket_addrs().ok()?;
+        // What stands in the way says that the keeper is another daemon: of another host, or that has the port already.
+        addresses.into_iter().find(|address| TcpListener::bind(address).is_ok())
+    }
+}
+
+/// The coordinator that members of a cluster meet at: hosts it where this daemon can listen at the address, else follows it.
+/// Waits for names to be resolved.
+///
+/// # Errors
+/// [`StartError`], of who hosts it; a follower tries again for ever.
+pub fn start(settings: HostedSettings, runtime: &Handle) -> Result<Box<dyn Coordinator>, StartError> {
+    let Some(address) = settings.own() else {
+        tracing::info!(address = settings.address, "another member coordinates this cluster");
+        return Ok(Box::new(Follower::start(settings, runtime)?));
+    };
+    tracing::info!(%address, "this member coordinates its cluster");
+    Ok(Box::new(Keeper::start(settings, address, runtime)?))
+}

@@ -1,0 +1,169 @@
+//! The facts of every coordinator with one that is hosted, and those of a keeper that goes away.
+
+use std::time::Instant;
+
+use tidefs_engine::types::MemberId;
+
+use super::super::conformance::{Pair, coordinator_facts, join, sets, shows, soon};
+use super::super::{CoordinatorError, Reachability};
+use super::*;
+
+fn free_address() -> String {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().to_string()
+}
+
+fn settings(address: &str, directory: &tempfile::TempDir) -> HostedSettings {
+    HostedSettings {
+        address: address.to_owned(),
+        cluster: "test".to_owned(),
+        key: Some(ClusterKey::new(*b"the key of this cluster")),
+        tls: None,
+        file: directory.path().join("coordinator.json"),
+        lease: Duration::from_secs(1),
+        call_timeout: Duration::from_secs(2),
+    }
+}
+
+fn handle(settings: &HostedSettings) -> Box<dyn Coordinator> {
+    start(settings.clone(), &Handle::current()).unwrap()
+}
+
+/// Waits until nobody listens where the keeper did, and starts it again.
+async fn handle_again(settings: &HostedSettings) -> Box<dyn Coordinator> {
+    while settings.own().is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    handle(settings)
+}
+
+async fn is_reached(coordinator: &dyn Coordinator, wanted: bool) -> String {
+    let end = soon();
+    loop {
+        match coordinator.reachability() {
+            Reachability::Reached if wanted => return String::new(),
+            Reachability::Away { reason, .. } if !wanted && !reason.contains("not reached yet") => {
+                return reason.to_string();
+            }
+            other => assert!(Instant::now() < end, "{other:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+mod the_keeper_and_a_follower {
+    use super::*;
+
+    fn pair() -> Pair {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = settings(&free_address(), &directory);
+        let (first, second) = (handle(&settings), handle(&settings));
+        Pair { first, second, keeps: Box::new(directory) }
+    }
+
+    coordinator_facts!(pair());
+}
+
+mod two_followers {
+    use super::*;
+
+    fn pair() -> Pair {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = settings(&free_address(), &directory);
+        let keeper = handle(&settings);
+        Pair { first: handle(&settings), second: handle(&settings), keeps: Box::new((keeper, directory)) }
+    }
+
+    coordinator_facts!(pair());
+}
+
+#[tokio::test]
+async fn while_the_keeper_is_away_what_was_heard_stands_and_its_next_start_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = settings(&free_address(), &directory);
+    let (keeper, follower) = (handle(&settings), handle(&settings));
+    let at_keeper = join(&*keeper, 1).await;
+    let at_follower = join(&*follower, 2).await;
+    let revision = follower.change_namespace("kv", sets("quota", "1GiB"), soon()).await.unwrap();
+    let mut views = follower.views();
+    let heard = shows(&mut views, "both", |view| view.members().len() == 2).await;
+    drop(keeper);
+    is_reached(&*follower, false).await;
+    let shortly = Instant::now() + Duration::from_millis(100);
+    let refused = follower.change_namespace("kv", sets("ttl", "1h"), shortly).await.unwrap_err();
+    assert!(refused.is_away() && refused.to_string().contains("reads and writes go on"), "{refused}");
+    assert_eq!(*views.borrow_and_update(), heard);
+
+    let keeper = handle_again(&settings).await;
+    is_reached(&*follower, true).await;
+    let later = follower.change_namespace("kv", sets("ttl", "1h"), soon()).await.unwrap();
+    assert!(later > revision, "{later} and {revision}");
+    let agreed = shows(&mut keeper.namespaces(), "the change", |agreed| agreed.revision >= later).await;
+    assert_eq!(agreed.records["kv"].policy.len(), 2);
+    let start = keeper.begin(MemberId(1), soon()).await.unwrap();
+    assert!(start.incarnation > at_keeper.incarnation);
+    // The start before was the keeper's own: nobody holds it any more, and the follower is still there.
+    let view = shows(&mut views, "the lease", |view| view.member(MemberId(1)).is_none()).await;
+    assert_eq!(view.members(), [at_follower]);
+    assert!(view.number > heard.number);
+}
+
+#[tokio::test]
+async fn a_member_whose_link_is_lost_stays_until_its_lease_is_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = settings(&free_address(), &directory);
+    let (keeper, follower) = (handle(&settings), handle(&settings));
+    let member = join(&*follower, 2).await;
+    let mut views = keeper.views();
+    shows(&mut views, "the member", |view| view.members().len() == 1).await;
+    let lost = Instant::now();
+    drop(follower);
+    shows(&mut views, "the end of its lease", |view| view.members().is_empty()).await;
+    assert!(lost.elapsed() >= settings.lease, "{:?}", lost.elapsed());
+    // A start is not registered by somebody else.
+    let other = handle(&settings);
+    other.begin(MemberId(2), soon()).await.unwrap();
+    let refused = other.register(member, soon()).await.unwrap_err();
+    assert!(matches!(refused, CoordinatorError::Superseded { .. }), "{refused}");
+}
+
+#[tokio::test]
+async fn who_does_not_know_the_key_is_told_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = settings(&free_address(), &directory);
+    let keeper = handle(&settings);
+    join(&*keeper, 1).await;
+    let key = Some(ClusterKey::new(*b"the key of another cluster"));
+    let stranger = handle(&HostedSettings { key, ..settings });
+    let reason = is_reached(&*stranger, false).await;
+    assert!(reason.contains("prove"), "{reason}");
+    assert!(stranger.views().borrow().members().is_empty());
+}
+
+#[tokio::test]
+async fn a_cluster_whose_file_was_lost_is_another_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = settings(&free_address(), &directory);
+    let (keeper, follower) = (handle(&settings), handle(&settings));
+    let member = join(&*follower, 2).await;
+    drop(keeper);
+    std::fs::remove_file(&settings.file).unwrap();
+    let _keeper = handle_again(&settings).await;
+    let end = soon();
+    while !is_reached(&*follower, false).await.contains("restart the daemon") {
+        assert!(Instant::now() < end);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(follower.views().borrow().members(), [member], "what was heard stands");
+    let restarted = handle(&settings);
+    join(&*restarted, 2).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_not_ours_is_not_written_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = settings(&free_address(), &directory);
+    std::fs::write(&settings.file, "not ours").unwrap();
+    let refused = start(settings.clone(), &Handle::current()).unwrap_err();
+    assert!(refused.to_string().contains("coordinator.json"), "{refused}");
+    assert_eq!(std::fs::read(&settings.file).unwrap(), b"not ours");
+}

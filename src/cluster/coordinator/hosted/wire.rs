@@ -1,0 +1,113 @@
+//! What followers ask the keeper, and what it answers and tells: JSON in messages of a link.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tidefs_engine::link::Channel;
+use tidefs_engine::types::{Incarnation, MemberId, PeerId};
+
+use crate::cluster::coordinator::{NamespaceChange, NamespaceRecord};
+use crate::cluster::member::{ClusterId, Member};
+
+/// All messages are on it.
+pub(super) const CHANNEL: Channel = Channel(1);
+
+/// What the keeper is called on its links, whichever daemon it is: followers know its address only.
+pub(super) const KEEPER: PeerId = PeerId { member: MemberId(0), incarnation: Incarnation(1) };
+
+/// What a follower asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Ask {
+    /// A new start of a member.
+    Begin { member: MemberId },
+    /// To be registered, in the cluster that the start was of.
+    Register { cluster: ClusterId, member: Box<Member> },
+    /// To be registered no more.
+    Leave,
+    /// A change of what is agreed on about a directory.
+    Change { name: String, change: NamespaceChange },
+    /// Nothing is to be agreed on about a directory any more.
+    Remove { name: String },
+}
+
+/// What the keeper answers. What it does not do for another reason is a refusal of the link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answered {
+    /// A start was opened.
+    Started { cluster: ClusterId, incarnation: Incarnation },
+    /// It is so.
+    Done,
+    /// A later start of the member was opened.
+    Superseded { latest: Incarnation },
+    /// It is so from this revision on.
+    Agreed { revision: u64 },
+}
+
+/// All that is agreed on, told to each follower when it comes and after each change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Told {
+    pub(super) cluster: ClusterId,
+    /// Number of the view of these members.
+    pub(super) view: u64,
+    pub(super) members: Vec<Member>,
+    /// Revision of these records.
+    pub(super) revision: u64,
+    pub(super) namespaces: BTreeMap<String, NamespaceRecord>,
+}
+
+/// The bytes of a message.
+///
+/// # Errors
+/// In words; none of ours fails.
+pub(super) fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, String> {
+    serde_json::to_vec(message).map_err(|error| error.to_string())
+}
+
+/// Reads a message of the other end, which may be any bytes.
+///
+/// # Errors
+/// In words, what is wrong with it.
+pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(body).map_err(|error| format!("not a message of a coordinator: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::member::testing::member;
+    use proptest::prelude::*;
+
+    #[test]
+    fn messages_are_read_as_they_were_written() {
+        let change = NamespaceChange { mode: Some(0o700), ..NamespaceChange::default() };
+        for ask in [
+            Ask::Begin { member: MemberId(u64::MAX) },
+            Ask::Register { cluster: ClusterId(7), member: Box::new(member(1, 8)) },
+            Ask::Leave,
+            Ask::Change { name: "kv".to_owned(), change },
+            Ask::Remove { name: "kv".to_owned() },
+        ] {
+            assert_eq!(decode::<Ask>(&encode(&ask).unwrap()), Ok(ask));
+        }
+        let told = Told {
+            cluster: ClusterId(u64::MAX),
+            view: 3,
+            members: vec![member(1, 8)],
+            revision: 2,
+            namespaces: [("kv".to_owned(), NamespaceRecord::default())].into(),
+        };
+        assert_eq!(decode::<Told>(&encode(&told).unwrap()), Ok(told));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode::<Ask>(&body);
+            let _ = decode::<Answered>(&body);
+            prop_assert!(decode::<Told>(&body).is_err());
+        }
+    }
+}

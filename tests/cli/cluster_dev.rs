@@ -1,0 +1,108 @@
+//! `tidefs cluster dev`: several hosts on this machine, and all of them gone at its end.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::common::mount::{mounts_below, wait_for};
+use super::common::pattern::{assert_same, object};
+use super::common::place::Place;
+use super::common::wait::{HANG, until};
+use super::tool::binary;
+
+/// Longest time until all daemons serve, or have ended.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A cluster that runs until it is interrupted.
+struct Running {
+    process: Child,
+    place: Place,
+    said: Value,
+}
+
+impl Running {
+    #[track_caller]
+    fn start(arguments: &[&str]) -> Self {
+        let place = Place::new();
+        let output = place.base.path().join("said");
+        let mut command = Command::new(binary());
+        command.args(["cluster", "dev", "--json", "--capacity", "64MiB", "--dir"]).arg(&place.point);
+        command.arg("-o").arg(format!("state_dir={}", place.state.display()));
+        command.arg("-o").arg(format!("scratch.dir={}/scratch", place.base.path().display()));
+        command.args(arguments).stdin(Stdio::null()).stdout(File::create(&output).expect("a file"));
+        let process = command.spawn().expect("tidefs");
+        let mut running = Self { process, place, said: Value::Null };
+        let says_all = || {
+            let text = fs::read_to_string(&output).unwrap_or_default();
+            running.said = serde_json::from_str(&text).unwrap_or_default();
+            running.said.is_object() || running.process.try_wait().is_ok_and(|ended| ended.is_some())
+        };
+        assert!(until(LONG, says_all) && running.said.is_object(), "the hosts do not start");
+        running
+    }
+
+    fn mounts(&self) -> Vec<PathBuf> {
+        let hosts = self.said["hosts"].as_array().expect("a list");
+        hosts.iter().map(|host| PathBuf::from(host["mount"].as_str().expect("a path"))).collect()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let pid = Pid::from_raw(i32::try_from(self.process.id()).expect("a pid is an i32"));
+        let _ = kill(pid, Signal::SIGTERM);
+        if wait_for(&mut self.process, LONG).is_none() {
+            let _ = self.process.kill();
+            let _ = self.process.wait();
+        }
+        for point in mounts_below(self.place.base.path()).iter().rev() {
+            let _ = umount2(point.as_path(), MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+#[track_caller]
+fn expect_one_filesystem_until_interrupted(mut running: Running) {
+    let mounts = running.mounts();
+    let (first, last) = (&mounts[0], &mounts[mounts.len() - 1]);
+    fs::create_dir(first.join("kv")).expect("a namespace");
+    fs::write(first.join("kv/key"), object(1, 100_000)).expect("an object");
+    let is_there = || fs::read(last.join("kv/key")).is_ok_and(|found| found == object(1, 100_000));
+    assert!(until(HANG, is_there), "the last host does not find what the first one wrote");
+    fs::write(last.join("kv/back"), object(2, 100_000)).expect("an object");
+    assert_same(&fs::read(first.join("kv/back")).expect("it is there"), &object(2, 100_000), "the way back");
+
+    let pids = running.said["hosts"].as_array().expect("a list").iter().map(|host| host["pid"].clone());
+    let pids: Vec<String> = pids.map(|pid| pid.to_string()).collect();
+    let pid = Pid::from_raw(i32::try_from(running.process.id()).expect("a pid is an i32"));
+    kill(pid, Signal::SIGINT).expect("it runs");
+    let status = wait_for(&mut running.process, LONG).expect("it ends");
+    assert!(status.success(), "{status}");
+    assert_eq!(mounts_below(running.place.base.path()), Vec::<PathBuf>::new());
+    for pid in pids {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        assert_ne!(name.trim(), "tidefsd", "daemon {pid} runs on");
+    }
+}
+
+#[test]
+fn hosts_of_a_trial_are_one_filesystem_and_all_end_with_it() {
+    let running = Running::start(&["--hosts", "3"]);
+    assert!(running.said["etcd"].as_str().is_some_and(|etcd| etcd.starts_with("http://127.0.0.1:")));
+    assert_eq!(running.mounts().len(), 3);
+    expect_one_filesystem_until_interrupted(running);
+}
+
+#[test]
+fn a_trial_needs_no_etcd() {
+    let running = Running::start(&["--hosts", "2", "--without-etcd"]);
+    assert!(running.said["coordinator"].as_str().is_some_and(|address| address.starts_with("127.0.0.1:")));
+    assert!(running.said["etcd"].is_null());
+    expect_one_filesystem_until_interrupted(running);
+}
