@@ -31,6 +31,8 @@ struct State {
     told: BTreeMap<MemberId, u64>,
     /// Whether everything was announced once since this member was started.
     was_done: bool,
+    /// Something was sealed that nobody heard of: only an announcement tells of it, and nobody was asked to keep copies of it.
+    is_unpublished: bool,
 }
 
 impl Plan {
@@ -43,6 +45,12 @@ impl Plan {
         if let Some(backup) = owners.backup {
             self.add(backup, shard);
         }
+    }
+
+    /// A publish of something in `shard` failed: it is announced, and its copies are looked for then.
+    pub(super) fn add_unpublished(&self, owners: Owners, shard: Shard) {
+        self.add_owners(owners, shard);
+        self.state.lock().is_unpublished = true;
     }
 
     /// Has it looked at at once.
@@ -148,6 +156,9 @@ impl Core {
         state.was_done |= failed.is_empty();
         for (member, shards) in failed {
             state.shards.entry(member).or_default().extend(shards);
+        }
+        if state.shards.is_empty() && std::mem::take(&mut state.is_unpublished) {
+            self.copying.walk();
         }
     }
 

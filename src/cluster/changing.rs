@@ -236,17 +236,7 @@ impl Core {
         let message = Changes { view: self.seen().view.number, wait_ms, changes };
         self.counters.change_messages.increment();
         let Ok(answer) = self.call(member, CHANGE, message.encode(), deadline).await else {
-            // That something is not here any more is found out by who asks for it; that it is, by an announcement.
-            for change in &message.changes {
-                if let Change::Hold { path, .. } = change {
-                    let shard = KeyId::of(path).shard();
-                    self.seen()
-                        .map
-                        .owners(shard)
-                        .into_iter()
-                        .for_each(|owners| self.plan.add_owners(owners, shard));
-                }
-            }
+            message.changes.iter().for_each(|change| self.announce_what_is_held(change));
             return None;
         };
         let results = match Results::decode(&answer) {
@@ -256,7 +246,22 @@ impl Core {
                 return None;
             }
         };
+        for (change, outcome) in message.changes.iter().zip(&results.outcomes) {
+            if matches!(outcome, Outcome::Moved | Outcome::Refused { .. }) {
+                self.announce_what_is_held(change);
+            }
+        }
         (results.outcomes.len() == count).then_some(results.outcomes)
+    }
+
+    /// A note did not do what it was to. That something is not here any more is found out by who asks for it; that it is, by an
+    /// announcement, which is refused where the copy is not valid any more.
+    fn announce_what_is_held(&self, change: &Change) {
+        let Change::Hold { path, .. } = change else { return };
+        let shard = KeyId::of(path).shard();
+        if let Some(owners) = self.seen().map.owners(shard) {
+            self.plan.add_owners(owners, shard);
+        }
     }
 
     /// Queues a change for a member. Publishes get their number here, in the order in which they leave.
@@ -356,7 +361,10 @@ impl Core {
         };
         if member == self.me.member {
             // Who changes the key later waits until all are told of this, whether somebody does now or not.
-            drop(self.apply(self.me, &[change]));
+            let applied = self.apply(self.me, std::slice::from_ref(&change));
+            if applied.iter().any(|applied| !matches!(applied.outcome, Outcome::Done { .. })) {
+                self.announce_what_is_held(&change);
+            }
         } else if self.push_change(member, change, self.in_background()).is_none() {
             self.plan.add(member, key.shard());
         }
@@ -386,7 +394,7 @@ impl Core {
             Ok(Outcome::Moved | Outcome::Refused { .. }) | Err(_) => {
                 self.counters.publish_failures.increment();
                 if let Some(owners) = seen.map.owners(shard) {
-                    self.plan.add_owners(owners, shard);
+                    self.plan.add_unpublished(owners, shard);
                 }
                 Err(match result {
                     Err(error) => error,

@@ -126,7 +126,7 @@ impl Core {
             for (path, at) in page {
                 let core = Arc::clone(&core);
                 tellings.spawn(async move {
-                    let change = Change::Remove { path: path.clone(), at };
+                    let change = Change::RemoveThrough { path: path.clone(), through: at };
                     if core.change(change, core.in_background()).await.is_ok() {
                         core.unheard.removals.lock().is_told(&path, at);
                     }

@@ -10,6 +10,8 @@
 
 mod learning;
 mod members;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -147,11 +149,16 @@ impl Owner {
     }
 
     fn copies(&self, entry: &Entry) -> Vec<Copy> {
-        let of_entry = entry
-            .copies
-            .iter()
-            .filter_map(|(slot, medium)| Some(Copy { member: self.slots.peer(slot)?.member, medium }));
-        let mut copies: Vec<Copy> = of_entry.collect();
+        let of_entry = entry.copies.iter().filter_map(|(slot, medium)| {
+            let member = self.slots.peer(slot)?.member;
+            Some((Copy { member, medium }, self.slots.is_latest(slot)))
+        });
+        let mut copies: Vec<(Copy, bool)> = of_entry.collect();
+        // What an earlier start of a member held is its latest one's when that has announced it.
+        if copies.iter().any(|(_, is_latest)| *is_latest) {
+            copies.retain(|(_, is_latest)| *is_latest);
+        }
+        let mut copies: Vec<Copy> = copies.into_iter().map(|(copy, _)| copy).collect();
         copies.sort_by_key(|copy| (self.suspects.contains(&copy.member), copy.medium.distance()));
         // Two starts of one member may be named for a while.
         let mut named = BTreeSet::new();
@@ -254,7 +261,12 @@ impl Owner {
                 let put = self.table.announce(key, slot, *stamp, *facts, *medium, contact);
                 self.put_effects(key, path, slot, put)
             }
-            Change::Remove { at, .. } => {
+            Change::RemoveThrough { through, .. }
+                if self.table.get(key).is_some_and(|entry| entry.stamp() > *through) =>
+            {
+                return Effects::only(Outcome::Done { stamp: *through });
+            }
+            Change::Remove { at, .. } | Change::RemoveThrough { through: at, .. } => {
                 let removal = self.table.remove(key, slot, *at, now);
                 let tell = self.revoke(key, Some(path), removal.through, &removal.holders, Some(slot));
                 // Until the remover is answered its programs may still find what it removed: a later change tells it.
@@ -263,8 +275,10 @@ impl Owner {
             }
             Change::Hold { stamp, medium, .. } => {
                 if !self.table.hold(key, slot, *stamp, *medium) {
-                    // It holds what is not valid, or what nobody knows of: it is told by its next announcement.
-                    return Effects::only(Outcome::Done { stamp: *stamp });
+                    let is_known = self.table.get(key).is_some_and(|entry| entry.copies.contains(slot));
+                    // What is not valid, or what nobody knows of, is to be announced: that decides which of the two it is.
+                    let refused = Outcome::Refused { through: *stamp };
+                    return Effects::only(if is_known { Outcome::Done { stamp: *stamp } } else { refused });
                 }
                 Effects::only(Outcome::Done { stamp: *stamp })
             }

@@ -51,6 +51,12 @@ impl Slots {
         }
     }
 
+    /// Whether it is the number of the latest start of its member.
+    #[must_use]
+    pub fn is_latest(&self, slot: Slot) -> bool {
+        self.peer(slot).is_some_and(|peer| self.latest.get(&peer.member) == Some(&slot))
+    }
+
     /// Whose number it is.
     #[must_use]
     pub fn peer(&self, slot: Slot) -> Option<PeerId> {

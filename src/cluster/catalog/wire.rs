@@ -152,6 +152,14 @@ pub enum Change {
         /// The view's number.
         view: u64,
     },
+    /// It removed the name a while ago, when nobody was there to decide it: what came later stays. (Since version 2; before,
+    /// as [`Self::Remove`].)
+    RemoveThrough {
+        /// Name.
+        path: Vec<u8>,
+        /// The last version that it removed.
+        through: Stamp,
+    },
 }
 
 /// Changes, in order.
@@ -355,6 +363,7 @@ impl Change {
         match self {
             Self::Publish { path, .. }
             | Self::Remove { path, .. }
+            | Self::RemoveThrough { path, .. }
             | Self::Hold { path, .. }
             | Self::LetGo { path, .. }
             | Self::Announce { path, .. } => Some(path),

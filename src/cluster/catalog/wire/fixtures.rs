@@ -74,6 +74,11 @@ fn changes() -> Vec<Change> {
     ]
 }
 
+/// What came with version 2, and is a removal to the version before.
+fn late_removal() -> Change {
+    Change::RemoveThrough { path: path(), through: STAMP }
+}
+
 fn outcomes() -> Vec<Outcome> {
     let stamp = STAMP;
     vec![
@@ -183,6 +188,7 @@ fn cases() -> Vec<Case> {
         case("", Keep { path: path(), stamp: STAMP, replicas: 2, head: 5 }),
         case("", Agreed { revision: 300 }),
     ];
+    cases.push(case("late", Changes { view: 3, wait_ms: 100, changes: vec![late_removal()] }));
     cases.extend(soft());
     cases.extend(lendings().map(|(label, lending)| case(label, lending)));
     cases.extend(kept().map(|(label, kept)| case(label, kept)));
@@ -256,7 +262,7 @@ fn every_kind_of_message_and_every_variant_in_it_is_recorded() {
     let all: BTreeSet<&str> = [KINDS, placing::KINDS].concat().into_iter().collect();
     assert_eq!(kinds, all);
     assert_all(&answers());
-    assert_all(&changes());
+    assert_all(&[changes(), vec![late_removal()]].concat());
     assert_all(&outcomes());
     assert_all(&known());
     assert_all(&revocations());

@@ -99,6 +99,9 @@ impl Changes {
                     wanted_once(facts);
                     as_any_other(medium);
                 }
+                Change::RemoveThrough { path, through } => {
+                    *change = Change::Remove { path: std::mem::take(path), at: *through };
+                }
                 Change::Remove { .. } | Change::LetGo { .. } | Change::Announced { .. } => {}
             }
         }

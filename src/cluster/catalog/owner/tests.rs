@@ -1,0 +1,105 @@
+//! What an owner makes of notes that come late, and of members that were started again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId};
+
+use super::*;
+use crate::cluster::catalog::wire::Known;
+use crate::cluster::member::View;
+use crate::cluster::member::testing::member;
+use crate::cluster::object::{FileFacts, Medium};
+
+const NOW: Duration = Duration::from_secs(100);
+
+fn start(id: u64, incarnation: u64) -> PeerId {
+    PeerId { member: MemberId(id), incarnation: Incarnation(incarnation) }
+}
+
+/// The owner that is member 1 of 3, and a name that it decides about.
+fn owner() -> (Owner, Vec<u8>) {
+    let map = ShardMap::new(&View::new(1, (1..=3).map(|id| member(id, 8)).collect()));
+    let is_mine = |name: &String| {
+        map.owners(KeyId::of(name.as_bytes()).shard()).is_some_and(|owners| owners.primary == MemberId(1))
+    };
+    let name = (0..).map(|number| format!("kv/{number}")).find(is_mine).unwrap();
+    let tombstones = Tombstones::new(Duration::from_secs(600), 1000);
+    let mut owner = Owner::new(MemberId(1), tombstones, Watches::new(1 << 20));
+    owner.set_map(Arc::new(map), &[], BTreeSet::new());
+    (1..=3).for_each(|id| owner.meet(start(id, 1)));
+    (owner, name.into_bytes())
+}
+
+fn publish(owner: &mut Owner, from: PeerId, path: &[u8], proposed: Stamp) {
+    let facts = Facts::File(FileFacts {
+        size: ByteCount(10),
+        mtime_ns: 0,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        checksum: Some(proposed.0),
+        replicas: 1,
+    });
+    let change = Change::Publish { number: 1, path: path.to_vec(), proposed, facts };
+    assert_eq!(owner.change(from, &change, NOW).outcome, Outcome::Done { stamp: proposed });
+}
+
+fn stamp(owner: &Owner, path: &[u8]) -> Option<Stamp> {
+    Some(owner.table.get(KeyId::of(path))?.stamp())
+}
+
+fn holders(owner: &Owner, path: &[u8]) -> Vec<u64> {
+    let Known::Present { copies, .. } = owner.known(KeyId::of(path), Stamp(0), NOW) else {
+        return Vec::new();
+    };
+    copies.iter().map(|copy| copy.member.0).collect()
+}
+
+#[test]
+fn a_removal_that_is_told_late_leaves_what_was_written_since() {
+    let (mut owner, path) = owner();
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    let late = |through| Change::RemoveThrough { path: path.clone(), through };
+    let effects = owner.change(start(2, 1), &late(Stamp(10)), NOW);
+    assert_eq!(effects.outcome, Outcome::Done { stamp: Stamp(10) });
+    assert_eq!((effects.tell, effects.replicate), (Vec::new(), None));
+    assert_eq!(stamp(&owner, &path), Some(Stamp(20)));
+    owner.change(start(3, 1), &late(Stamp(20)), NOW);
+    assert_eq!(stamp(&owner, &path), None);
+    // A removal of now removes whatever stands, however the clocks are.
+    publish(&mut owner, start(2, 1), &path, Stamp(40));
+    owner.change(start(3, 1), &Change::Remove { path: path.clone(), at: Stamp(30) }, NOW);
+    assert_eq!(stamp(&owner, &path), None);
+}
+
+#[test]
+fn a_copy_of_what_nobody_knows_of_is_to_be_announced() {
+    let (mut owner, path) = owner();
+    let hold = |stamp| Change::Hold { path: path.clone(), stamp, medium: Medium::Soft };
+    let refused = |stamp| Outcome::Refused { through: stamp };
+    assert_eq!(owner.change(start(3, 1), &hold(Stamp(20)), NOW).outcome, refused(Stamp(20)));
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    assert_eq!(owner.change(start(3, 1), &hold(Stamp(10)), NOW).outcome, refused(Stamp(10)));
+    for _ in 0..2 {
+        assert_eq!(
+            owner.change(start(3, 1), &hold(Stamp(20)), NOW).outcome,
+            Outcome::Done { stamp: Stamp(20) }
+        );
+    }
+    assert_eq!(holders(&owner, &path), [2, 3]);
+}
+
+#[test]
+fn what_an_earlier_start_of_a_member_held_is_named_where_nobody_else_holds_it() {
+    let (mut owner, path) = owner();
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    owner.meet(start(2, 2));
+    assert_eq!(holders(&owner, &path), [2]);
+    let hold = Change::Hold { path: path.clone(), stamp: Stamp(20), medium: Medium::Memory };
+    owner.change(start(3, 1), &hold, NOW);
+    assert_eq!(holders(&owner, &path), [3]);
+    owner.change(start(2, 2), &hold, NOW);
+    assert_eq!(holders(&owner, &path), [3, 2]);
+}
