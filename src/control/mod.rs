@@ -23,6 +23,7 @@ mod operations;
 mod server;
 mod settings;
 mod ssd;
+mod verify;
 
 use std::fmt;
 use std::ops::ControlFlow;

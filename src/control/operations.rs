@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use tidefs_control_api::{
     API_VERSION, AddDiskRequest, ApiError, ChecksumHex, Counters, DisksChanged, DrainDiskRequest,
@@ -29,8 +29,6 @@ use crate::tier::memory;
 
 /// How far into the order of eviction `stat` looks for an object's rank.
 const RANK_MAX: usize = 100_000;
-/// How often a verification reports.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The daemon, as the admin API sees it.
 #[derive(Debug)]
@@ -142,7 +140,7 @@ fn internal(error: &Error) -> ApiError {
     ApiError::new(ErrorCode::Internal, error.to_string())
 }
 
-fn refusal(path: &KeyPath, error: &Error) -> ApiError {
+pub(super) fn refusal(path: &KeyPath, error: &Error) -> ApiError {
     match error {
         Error::NoObject | Error::Stale => ApiError::no_object(path),
         Error::Invalid(_) | Error::Unsupported(_) => ApiError::new(ErrorCode::BadRequest, error.to_string()),
@@ -174,7 +172,7 @@ fn stamp(nanos: i64) -> Timestamp {
     Timestamp(time_of(nanos))
 }
 
-fn bytes_of(path: &KeyPath) -> Result<Vec<u8>, ApiError> {
+pub(super) fn bytes_of(path: &KeyPath) -> Result<Vec<u8>, ApiError> {
     path.to_bytes().map_err(|error| ApiError::new(ErrorCode::BadRequest, error.to_string()))
 }
 
@@ -409,63 +407,7 @@ impl Operations for DaemonOperations {
         request: &VerifyRequest,
         progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
     ) -> Result<VerifySummary, ApiError> {
-        let started = Instant::now();
-        let root = KeyPath::root();
-        let path = request.path.as_ref().unwrap_or(&root);
-        let is_on_disk = match request.tier {
-            None => false,
-            Some(Tier::Ssd) => true,
-            Some(_) => {
-                return Err(ApiError::new(
-                    ErrorCode::BadRequest,
-                    "only the tier `ssd` is verified by itself",
-                ));
-            }
-        };
-        let objects = self.datapath.sealed_below(&bytes_of(path)?).map_err(|error| refusal(path, &error))?;
-        let mut seen =
-            VerifyProgress { total: ObjectCount(objects.len() as u64), ..VerifyProgress::default() };
-        let mut summary = VerifySummary::default();
-        let mut reported = Instant::now();
-        'objects: for ino in objects {
-            let path = self.datapath.path_of_ino(ino).unwrap_or_default();
-            let size = self.datapath.getattr(ino).map(|stat| stat.size).unwrap_or_default();
-            let verdict =
-                if is_on_disk { self.datapath.verify_on_ssd(ino) } else { self.datapath.verify_object(ino) };
-            match verdict {
-                Ok(datapath::Verdict::Sound) => seen.checked_bytes = seen.checked_bytes.saturating_add(size),
-                Ok(datapath::Verdict::Corrupt) => {
-                    seen.corrupt.0 += 1;
-                    if summary.corrupt_paths.len() < tidefs_control_api::verify::CORRUPT_LISTED_MAX {
-                        summary.corrupt_paths.push(KeyPath::from_bytes(&path));
-                    }
-                }
-                // Evicted or rewritten since the list was made.
-                Ok(datapath::Verdict::Skipped) | Err(_) => summary.gone.0 += 1,
-            }
-            seen.checked.0 += 1;
-            // When so many bytes may have been read.
-            let rate = request.bytes_per_second.map(ByteCount::get).filter(|rate| *rate > 0);
-            let seconds = rate.map_or(0.0, |rate| seen.checked_bytes.get() as f64 / rate as f64);
-            loop {
-                if reported.elapsed() >= PROGRESS_INTERVAL {
-                    reported = Instant::now();
-                    if progress(seen).is_break() {
-                        break 'objects;
-                    }
-                }
-                let early = seconds - started.elapsed().as_secs_f64();
-                if early <= 0.0 {
-                    break;
-                }
-                std::thread::sleep(Duration::from_secs_f64(early.min(PROGRESS_INTERVAL.as_secs_f64())));
-            }
-        }
-        summary.checked = seen.checked;
-        summary.checked_bytes = seen.checked_bytes;
-        summary.corrupt = seen.corrupt;
-        summary.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Ok(summary)
+        super::verify::verify(&self.datapath, request, progress)
     }
 
     fn config(&self) -> Result<EffectiveConfig, ApiError> {

@@ -1,0 +1,75 @@
+//! Comparing objects with their checksums at an operator's word, at a rate that readers do not feel.
+//!
+//! Threads: the one of the request, until all is compared or nobody listens any more.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use tidefs_control_api::{ApiError, ErrorCode, KeyPath, Tier, VerifyProgress, VerifyRequest, VerifySummary};
+use tidefs_engine::types::{ByteCount, ObjectCount};
+
+use super::operations::{bytes_of, refusal};
+use crate::datapath::{self, Datapath};
+
+/// How often a verification reports.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// See [`super::Operations::verify`].
+pub(super) fn verify(
+    datapath: &Datapath,
+    request: &VerifyRequest,
+    progress: &mut dyn FnMut(VerifyProgress) -> ControlFlow<()>,
+) -> Result<VerifySummary, ApiError> {
+    let started = Instant::now();
+    let root = KeyPath::root();
+    let path = request.path.as_ref().unwrap_or(&root);
+    let is_on_disk = match request.tier {
+        None => false,
+        Some(Tier::Ssd) => true,
+        Some(_) => {
+            return Err(ApiError::new(ErrorCode::BadRequest, "only the tier `ssd` is verified by itself"));
+        }
+    };
+    let objects = datapath.sealed_below(&bytes_of(path)?).map_err(|error| refusal(path, &error))?;
+    let mut seen = VerifyProgress { total: ObjectCount(objects.len() as u64), ..VerifyProgress::default() };
+    let mut summary = VerifySummary::default();
+    let mut reported = Instant::now();
+    'objects: for ino in objects {
+        let path = datapath.path_of_ino(ino).unwrap_or_default();
+        let size = datapath.getattr(ino).map(|stat| stat.size).unwrap_or_default();
+        let verdict = if is_on_disk { datapath.verify_on_ssd(ino) } else { datapath.verify_object(ino) };
+        match verdict {
+            Ok(datapath::Verdict::Sound) => seen.checked_bytes = seen.checked_bytes.saturating_add(size),
+            Ok(datapath::Verdict::Corrupt) => {
+                seen.corrupt.0 += 1;
+                if summary.corrupt_paths.len() < tidefs_control_api::verify::CORRUPT_LISTED_MAX {
+                    summary.corrupt_paths.push(KeyPath::from_bytes(&path));
+                }
+            }
+            // Evicted or rewritten since the list was made.
+            Ok(datapath::Verdict::Skipped) | Err(_) => summary.gone.0 += 1,
+        }
+        seen.checked.0 += 1;
+        // When so many bytes may have been read.
+        let rate = request.bytes_per_second.map(ByteCount::get).filter(|rate| *rate > 0);
+        let seconds = rate.map_or(0.0, |rate| seen.checked_bytes.get() as f64 / rate as f64);
+        loop {
+            if reported.elapsed() >= PROGRESS_INTERVAL {
+                reported = Instant::now();
+                if progress(seen).is_break() {
+                    break 'objects;
+                }
+            }
+            let early = seconds - started.elapsed().as_secs_f64();
+            if early <= 0.0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_secs_f64(early.min(PROGRESS_INTERVAL.as_secs_f64())));
+        }
+    }
+    summary.checked = seen.checked;
+    summary.checked_bytes = seen.checked_bytes;
+    summary.corrupt = seen.corrupt;
+    summary.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(summary)
+}
