@@ -82,7 +82,9 @@ impl Io {
             threads = POOL_THREADS,
             "the SSD tier reads and writes by threads, which is slower"
         );
-        Ok(Arc::new(Self { mover: Mover::Pool(Pool::start(POOL_THREADS)?), fallback_reason: Some(refused) }))
+        let pool = Pool::start(POOL_THREADS)
+            .map_err(|error| io::Error::new(error.kind(), format!("no threads for its I/O: {error}")))?;
+        Ok(Arc::new(Self { mover: Mover::Pool(pool), fallback_reason: Some(refused) }))
     }
 
     /// Why the pool is used; `None` with the ring.

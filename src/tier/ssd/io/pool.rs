@@ -35,13 +35,14 @@ impl Pool {
     /// # Errors
     /// What starting a thread says.
     pub(super) fn start(count: usize) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
-        let start = |index: usize| {
-            let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name(format!("ssd-io-{index}")).spawn(move || work(&shared))
-        };
-        let threads = (0..count).map(start).collect::<io::Result<_>>()?;
-        Ok(Self { shared, threads })
+        // Those that are there end when a further one cannot be started.
+        let mut pool = Self { shared: Arc::default(), threads: Vec::with_capacity(count) };
+        for index in 0..count {
+            let shared = Arc::clone(&pool.shared);
+            let thread = std::thread::Builder::new().name(format!("ssd-io-{index}"));
+            pool.threads.push(thread.spawn(move || work(&shared))?);
+        }
+        Ok(pool)
     }
 
     /// Leaves a request for a thread.
