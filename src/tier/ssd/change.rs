@@ -95,7 +95,7 @@ impl SsdTier {
     /// Takes a place into use, with room for `capacity` bytes, or as much as the others have. What it held is void.
     ///
     /// # Errors
-    /// Why it is not used.
+    /// Why it is not used. Then a directory that was empty is empty again.
     pub fn add(&self, place: &Path, capacity: Option<ByteCount>) -> Result<(), ChangeError> {
         let shared = &self.shared;
         let _turn = shared.change.try_lock().ok_or_else(busy)?;
@@ -109,7 +109,12 @@ impl SsdTier {
         let held = disk.length().unwrap_or_default();
         let configured = shared.growth.share.filter(|share| *share > ByteCount::ZERO);
         let capacity = capacity.or(configured).unwrap_or_else(|| default_share(place, held));
-        self.add_disk(name, disk, capacity)?;
+        self.add_disk(name, disk, capacity).inspect_err(|_| {
+            if held == ByteCount::ZERO && place.is_dir() {
+                // The error that led here says more than one of this.
+                let _ = std::fs::remove_file(place.join(FILE_NAME));
+            }
+        })?;
         shared.note_change(|changes| changes.add(place, capacity));
         Ok(())
     }
@@ -123,7 +128,9 @@ impl SsdTier {
         let shared = &self.shared;
         let found = read_superblock(&*disk).map_err(ChangeError::Unusable)?;
         if found.is_some_and(|found| found.pool != shared.pool) {
-            let reason = "it belongs to another pool; empty it first".to_owned();
+            let reason = "it belongs to another pool; if nobody needs what it holds, remove its file `tidefs.ssd`, or clear \
+                          the start of the device";
+            let reason = reason.to_owned();
             return Err(ChangeError::Unusable(Unusable::Foreign(reason)));
         }
         let number = shared.devices.next_number().ok_or(ChangeError::NoOther)?;
@@ -173,7 +180,7 @@ impl SsdTier {
                 return Err(ChangeError::Unknown);
             }
             drop(unusable);
-            shared.note_change(|changes| changes.remove(place));
+            shared.note_removal(place);
             return Ok(());
         };
         if !shared.is_named.load(Ordering::Relaxed) {
@@ -188,7 +195,7 @@ impl SsdTier {
         self.join_writer(device.number);
         shared.drop_device(device.number);
         shared.devices.take(device.number);
-        shared.note_change(|changes| changes.remove(place));
+        shared.note_removal(place);
         let void = write_blocks(&*device.disk, 0, &[0; 2 * BLOCK], shared.limit)
             .and_then(|()| flush(&*device.disk, shared.limit));
         if let Err(error) = void {
@@ -275,6 +282,11 @@ impl Shared {
         let mut changes = Changes::load(self.changes.as_deref());
         change(&mut changes);
         changes.store(self.changes.as_deref());
+    }
+
+    fn note_removal(&self, place: &Path) {
+        let is_configured = self.configured.iter().any(|configured| configured == place);
+        self.note_change(|changes| changes.remove(place, is_configured));
     }
 
     fn close_open_zone(&self, device: &Device) -> Result<(), ChangeError> {

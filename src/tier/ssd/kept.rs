@@ -57,10 +57,12 @@ impl Changes {
         self.added.push(Added { path: path.to_owned(), capacity });
     }
 
-    /// Notes a disk that was removed.
-    pub(super) fn remove(&mut self, path: &Path) {
+    /// Notes a disk that was removed. One that the configuration does not name needs no note: no start looks for it.
+    pub(super) fn remove(&mut self, path: &Path, is_configured: bool) {
         self.forget(path);
-        self.removed.push(path.to_owned());
+        if is_configured {
+            self.removed.push(path.to_owned());
+        }
     }
 
     /// Notes a disk that is emptied, at this rate.
@@ -75,14 +77,22 @@ impl Changes {
         self.removed.retain(|removed| removed != path);
     }
 
-    /// Keeps them for the next start. What stands in the way is logged: the disks are in use nevertheless.
+    /// Keeps them for the next start; of none there is no file. What stands in the way is logged: the disks are in use
+    /// nevertheless.
     pub(super) fn store(&self, file: Option<&Path>) {
         let Some(file) = file else { return };
         let next = file.with_extension("next");
-        let stored = serde_json::to_vec(self)
-            .map_err(io::Error::other)
-            .and_then(|text| fs::write(&next, text))
-            .and_then(|()| fs::rename(&next, file));
+        let stored = if *self == Self::default() {
+            fs::remove_file(file).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })
+        } else {
+            serde_json::to_vec(self)
+                .map_err(io::Error::other)
+                .and_then(|text| fs::write(&next, text))
+                .and_then(|()| fs::rename(&next, file))
+        };
         if let Err(error) = stored {
             tracing::warn!(file = %file.display(), %error, "a change of the disks is forgotten at the next start");
         }
@@ -101,12 +111,12 @@ mod tests {
         let mut changes = Changes::default();
         changes.add(Path::new("/a"), ByteCount(1));
         changes.add(Path::new("/b"), ByteCount(2));
-        changes.remove(Path::new("/a"));
+        changes.remove(Path::new("/a"), true);
         changes.add(Path::new("/b"), ByteCount(3));
         changes.leave(Path::new("/a"), None);
         changes.leave(Path::new("/b"), None);
         changes.leave(Path::new("/b"), Some(ByteCount(5)));
-        changes.remove(Path::new("/a"));
+        changes.remove(Path::new("/a"), true);
         changes.store(Some(&file));
         let kept = Changes::load(Some(&file));
         assert_eq!(kept.added, [Added { path: "/b".into(), capacity: ByteCount(3) }]);
@@ -114,5 +124,23 @@ mod tests {
         assert_eq!(kept.leaving, [Leaving { path: "/b".into(), bytes_per_second: Some(ByteCount(5)) }]);
         fs::write(&file, b"{").unwrap();
         assert_eq!(Changes::load(Some(&file)), Changes::default());
+    }
+
+    #[test]
+    fn a_disk_that_was_added_and_removed_leaves_no_trace_unless_the_configuration_names_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("places");
+        let place = Path::new("/a");
+        for is_configured in [false, true] {
+            let mut changes = Changes::default();
+            changes.add(place, ByteCount(1));
+            changes.leave(place, None);
+            changes.store(Some(&file));
+            assert!(file.exists());
+            changes.remove(place, is_configured);
+            changes.store(Some(&file));
+            assert_eq!(file.exists(), is_configured);
+        }
+        Changes::default().store(Some(&directory.path().join("none")));
     }
 }

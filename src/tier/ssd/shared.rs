@@ -50,6 +50,8 @@ pub(super) struct Shared {
     pub(super) change: Mutex<()>,
     /// Where changes are kept.
     pub(super) changes: Option<PathBuf>,
+    /// The places that the configuration names.
+    pub(super) configured: Vec<PathBuf>,
     /// What a disk that is added gets.
     pub(super) growth: Growth,
     /// Guards on which disks a start found a record, where that were several: it was being moved when the daemon died.
@@ -96,6 +98,7 @@ impl Shared {
             unusable: Mutex::new(unusable),
             change: Mutex::new(()),
             changes: config.changes.clone(),
+            configured: config.places.clone(),
             growth,
             second_places: Mutex::default(),
             index: Index::new(),
