@@ -12,6 +12,10 @@ use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{self, DirectoryRecord, ObjectRecord, SOFT_COPY};
 
+/// Versions and directories begin above this many for each second since 1970, so that those of a life whose memory is
+/// gone and whose disk was away are never given out twice.
+const NUMBERS_PER_SECOND_SHIFT: u32 = 20;
+
 /// What a start found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
@@ -54,6 +58,7 @@ impl Datapath {
     /// [`Error::Io`] when the tier cannot be listed.
     pub fn recover(&self) -> Result<Recovered, Error> {
         let mut state = self.lock();
+        state.number_from(self.now_ns());
         let mut directories = Vec::new();
         let mut grown = Vec::new();
         let mut takeover = Takeover::default();
@@ -166,6 +171,14 @@ impl Datapath {
 }
 
 impl State {
+    /// Gives out versions and directories above everything that an earlier life may have given out.
+    fn number_from(&mut self, now_ns: i64) {
+        let seconds = u64::try_from(now_ns / 1_000_000_000).unwrap_or(0);
+        let least = seconds << NUMBERS_PER_SECOND_SHIFT;
+        self.next_version = self.next_version.max(Version(least));
+        self.next_directory = self.next_directory.max(DirectoryId(least));
+    }
+
     /// Hangs recovered directories into the tree, below those that are there, with their domains, and notes where each is;
     /// those without a parent are left out.
     pub(super) fn adopt_directories(

@@ -17,10 +17,6 @@ use crate::tier::eviction::Departure;
 use crate::tier::memory::{DirectoryRecord, ObjectRecord};
 use crate::tier::ssd::{Indexed, RecoverySummary, SsdTier, Standing, Unnamed};
 
-/// Versions and directories begin above this many for each second since 1970, so that those of a life whose memory is
-/// gone and whose disk was away are never given out twice.
-const NUMBERS_PER_SECOND_SHIFT: u32 = 20;
-
 impl Datapath {
     /// Takes the SSD tier into use: names for the directories that it holds, then its threads. Called once, after
     /// [`Datapath::recover`] and before the mount. What it returns is to be passed to [`Datapath::name_objects`].
@@ -31,7 +27,6 @@ impl Datapath {
         let tier = Arc::new(tier);
         self.know_itself();
         let mut state = self.lock();
-        state.number_from(self.now_ns());
         let Indexed { summary, last_version, early, unnamed } = tier.index(&is_directory_key);
         state.next_version = state.next_version.max(Version(last_version.0.saturating_add(1)));
         let slots = self.adopt_directories_of_ssd(&mut state, &tier, early);
@@ -85,14 +80,6 @@ impl Datapath {
 }
 
 impl State {
-    /// Gives out versions and directories above everything that an earlier life may have given out.
-    fn number_from(&mut self, now_ns: i64) {
-        let seconds = u64::try_from(now_ns / 1_000_000_000).unwrap_or(0);
-        let least = seconds << NUMBERS_PER_SECOND_SHIFT;
-        self.next_version = self.next_version.max(Version(least));
-        self.next_directory = self.next_directory.max(DirectoryId(least));
-    }
-
     fn directory_slots(&self) -> HashMap<DirectoryId, Slot> {
         let id_of = |slot: Slot| Some((self.tree.directory(slot)?.id, slot));
         self.subtree(Slot::ROOT).into_iter().chain([Slot::ROOT]).filter_map(id_of).collect()
