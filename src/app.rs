@@ -3,6 +3,7 @@
 //! A start goes: configuration -> lock -> memory tier -> recovery -> mount -> control socket -> "mounted". A stop
 //! goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
 
+mod background;
 mod cluster;
 mod ssd;
 
@@ -12,8 +13,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
@@ -33,7 +34,8 @@ use crate::namespace::{Attributes, nanos_of};
 use crate::telemetry::Telemetry;
 use crate::tier::eviction::EvictionParameters;
 use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
-use crate::tier::ssd::Unnamed;
+
+use background::Background;
 
 /// How long a stop waits for programs to close their files.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
@@ -259,8 +261,7 @@ struct Daemon {
     datapath: Arc<Datapath>,
     session: Session,
     control: Option<ControlServer>,
-    threads: Vec<JoinHandle<()>>,
-    stopping: Arc<AtomicBool>,
+    background: Arc<Background>,
     membership: Option<cluster::Membership>,
     mount_dir: PathBuf,
     effective: Arc<Effective>,
@@ -297,10 +298,13 @@ impl Daemon {
         let unnamed = ssd::attach(&datapath, &effective)?;
         let membership = cluster::join(&datapath, &effective)?;
         let effective = Arc::new(effective);
+        let background = Arc::new(Background::default());
+        let disks = ssd::Disks::new(&datapath, &effective, &background);
         let operations = Arc::new(DaemonOperations::new(
             Arc::clone(&datapath),
             Arc::clone(&effective),
             mount_dir.to_owned(),
+            Box::new(disks),
         ));
         if let Some(membership) = &membership {
             operations.set_joining(membership.joining());
@@ -339,6 +343,10 @@ impl Daemon {
                 "files are served by the daemon, not by the kernel: expect a third of the speed"
             );
         }
+        // Before anybody can add a disk, which has its own threads.
+        background
+            .start(&datapath, unnamed)
+            .map_err(|error| Failure::new(ExitStatus::Failed, format!("cannot start a thread: {error}")))?;
         let control = match ControlServer::start(&effective.state.control_socket, operations) {
             Ok(control) => Some(control),
             Err(error) => {
@@ -346,10 +354,8 @@ impl Daemon {
                 None
             }
         };
-        let stopping = Arc::new(AtomicBool::new(false));
-        let threads = start_background(&datapath, &stopping, unnamed)?;
         let mount_dir = mount_dir.to_owned();
-        Ok(Self { datapath, session, control, threads, stopping, membership, mount_dir, effective })
+        Ok(Self { datapath, session, control, background, membership, mount_dir, effective })
     }
 
     /// Says that the mount is up, serves until a signal or an unmount from outside, and stops.
@@ -368,16 +374,12 @@ impl Daemon {
     }
 
     fn stop(self) -> Result<(), Failure> {
-        self.stopping.store(true, Ordering::Relaxed);
+        self.background.ask_to_stop();
         self.session.stop(STOP_PATIENCE);
         if let Some(control) = self.control {
             control.stop();
         }
-        for thread in self.threads {
-            if thread.join().is_err() {
-                tracing::error!("a background thread had panicked");
-            }
-        }
+        self.background.join();
         if let Some(membership) = self.membership {
             membership.end();
         }
@@ -400,54 +402,6 @@ impl Daemon {
         }
         Ok(())
     }
-}
-
-fn start_background(
-    datapath: &Arc<Datapath>,
-    stopping: &Arc<AtomicBool>,
-    unnamed: Option<Unnamed>,
-) -> Result<Vec<JoinHandle<()>>, Failure> {
-    let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
-        thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(body)
-            .map_err(|error| Failure::new(ExitStatus::Failed, format!("cannot start a thread: {error}")))
-    };
-    let (keeper, keeps) = (Arc::clone(datapath), Arc::clone(stopping));
-    let (checker, checks) = (Arc::clone(datapath), Arc::clone(stopping));
-    let headroom = spawn(
-        "headroom",
-        Box::new(move || {
-            crate::ffi::raise_priority();
-            keeper.keep_headroom(|| keeps.load(Ordering::Relaxed));
-        }),
-    )?;
-    datapath.set_keeper(headroom.thread().clone());
-    let mut threads = Vec::new();
-    if let Some(unnamed) = unnamed {
-        let (namer, names) = (Arc::clone(datapath), Arc::clone(stopping));
-        threads.push(spawn(
-            "ssd-names",
-            Box::new(move || namer.name_objects(unnamed, || names.load(Ordering::Relaxed))),
-        )?);
-    }
-    if datapath.ssd().is_some() {
-        let (demoter, demotes) = (Arc::clone(datapath), Arc::clone(stopping));
-        threads.push(spawn(
-            "demoter",
-            Box::new(move || demoter.demote_in_background(|| demotes.load(Ordering::Relaxed))),
-        )?);
-    }
-    threads.extend([
-        headroom,
-        spawn(
-            "checksums",
-            Box::new(move || {
-                checker.check_in_background(|| checks.load(Ordering::Relaxed));
-            }),
-        )?,
-    ]);
-    Ok(threads)
 }
 
 fn settings_of(config: &Config) -> Settings {

@@ -1,17 +1,21 @@
 //! The SSD tier, put together from its section of the configuration.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tidefs_engine::types::ByteCount;
 
 use super::Failure;
+use super::background::Background;
 use crate::config::{Config, Effective, ExitStatus};
+use crate::control::AddDisk;
 use crate::datapath::Datapath;
 use crate::tier::scratch::Scratch;
-use crate::tier::ssd::{Budget, SsdConfig, SsdTier, Unnamed};
+use crate::tier::ssd::{Budget, ChangeError, SsdConfig, SsdTier, Unnamed};
 
 /// Removals that are not on disk yet, in the state directory of the mount.
 const REMOVALS: &str = "ssd-removals";
@@ -27,15 +31,10 @@ pub(super) fn scratch_of(config: &Config) -> Arc<Scratch> {
     Scratch::new(directories, !is_on_disks, config.scratch.capacity)
 }
 
-/// Takes the SSD tier into use, if one is configured. A disk that cannot be used is told in `status`. Returns the objects
-/// that are to get their names when the mount is served.
-pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Option<Unnamed>, Failure> {
+fn config_of(effective: &Effective) -> SsdConfig {
     let config = &effective.config.ssd;
-    if config.dirs.paths().is_empty() {
-        return Ok(None);
-    }
     let limit = |bytes: ByteCount| (bytes > ByteCount::ZERO).then_some(bytes);
-    let tier = SsdTier::open(&SsdConfig {
+    SsdConfig {
         places: config.dirs.paths().to_vec(),
         capacity: config.capacity,
         zone_bytes: config.zone,
@@ -49,8 +48,19 @@ pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<
         intents: Some(effective.state.directory.join(REMOVALS)),
         changes: Some(effective.state.directory.join(CHANGES)),
         limit: Duration::from_millis(config.deadline_ms),
-    })
-    .map_err(|error| Failure::new(ExitStatus::Environment, format!("the SSD tier cannot start: {error}")))?;
+    }
+}
+
+/// Takes the SSD tier into use, if a disk is configured, or was added to an earlier daemon. A disk that cannot be used is told in `status`. Returns the objects
+/// that are to get their names when the mount is served.
+pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Option<Unnamed>, Failure> {
+    let config = config_of(effective);
+    if !config.has_places() {
+        return Ok(None);
+    }
+    let tier = SsdTier::open(&config).map_err(|error| {
+        Failure::new(ExitStatus::Environment, format!("the SSD tier cannot start: {error}"))
+    })?;
     let (found, unnamed) =
         datapath.attach_ssd(tier).map_err(|error| Failure::new(ExitStatus::Failed, error))?;
     tracing::info!(
@@ -66,6 +76,53 @@ pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<
         return Ok(None);
     }
     Ok(Some(unnamed))
+}
+
+/// The disks of a running daemon. One that was started without any has no SSD tier, nor a thread for one, before it gets
+/// its first disk; from then on it is as if it had been started with it, but for slot files, which stay where they are.
+#[derive(Debug)]
+pub(super) struct Disks {
+    datapath: Arc<Datapath>,
+    effective: Arc<Effective>,
+    background: Arc<Background>,
+    /// Guards nothing but that one thread at a time makes a tier.
+    turn: Mutex<()>,
+}
+
+impl Disks {
+    pub(super) fn new(
+        datapath: &Arc<Datapath>,
+        effective: &Arc<Effective>,
+        background: &Arc<Background>,
+    ) -> Self {
+        let (datapath, effective) = (Arc::clone(datapath), Arc::clone(effective));
+        Self { datapath, effective, background: Arc::clone(background), turn: Mutex::new(()) }
+    }
+
+    /// Makes a tier of one disk and takes it into use. Nothing of it is left when that fails.
+    fn add_first(&self, place: &Path, capacity: Option<ByteCount>) -> Result<(), ChangeError> {
+        let cannot_start = |error: io::Error| ChangeError::CannotStart(error.to_string());
+        let tier = SsdTier::without_disks(&config_of(&self.effective)).map_err(cannot_start)?;
+        let loads = self.effective.config.ssd.loads;
+        let no_thread = |error| ChangeError::CannotStart(format!("no threads for it: {error}"));
+        let crew = self.background.crew_for_disks(&self.datapath, loads).map_err(no_thread)?;
+        tier.start(self.datapath.ssd_owner()).map_err(no_thread)?;
+        tier.add(place, capacity)?;
+        self.datapath.attach_new_ssd(Arc::new(tier));
+        crew.begin();
+        tracing::info!("the SSD tier is in use");
+        Ok(())
+    }
+}
+
+impl AddDisk for Disks {
+    fn add_disk(&self, place: &Path, capacity: Option<ByteCount>) -> Result<(), ChangeError> {
+        let _turn = self.turn.lock();
+        match self.datapath.ssd() {
+            Some(tier) => tier.add(place, capacity),
+            None => self.add_first(place, capacity),
+        }
+    }
 }
 
 /// Removes the file of removals when there are none, before the state directory goes.

@@ -169,16 +169,16 @@ settings! {
 
     /// Local disks that keep what leaves memory.
     ssd: SsdSettings {
-        /// Directories on local disks, or block devices, that keep objects evicted from memory; none switches the tier
-        /// off. Objects are striped over all of them. A directory must exist: an unmounted disk is not written to.
-        /// A list: an array in a file, elsewhere one text with `:` between the paths.
+        /// Directories on local disks, or block devices, that keep objects evicted from memory, striped over all of them;
+        /// with none there is no tier until `tidefs tier add`. A directory must exist: an unmounted disk is not written
+        /// to. A list: an array in a file, elsewhere one text with `:` between the paths.
         dirs: PathList {
             default: PathList::default();
             range: Range::any(); alias: "ssd"; example: "/mnt/nvme0/tidefs:/mnt/nvme1/tidefs";
         }
 
-        /// Bytes of disk that the tier may hold, on all directories together, in equal parts. `0` takes three quarters
-        /// of what is free on them, what the tier holds already included. Lower it when other programs need the disks.
+        /// Bytes of disk that the tier may hold, on all of `ssd.dirs` together, in equal parts; with none, on each disk
+        /// added. `0` takes three quarters of what is free, what it holds included. Lower it when others need room.
         capacity: ByteCount {
             default: ByteCount::ZERO;
             range: Range::any(); alias: "ssd_capacity"; example: "2TiB";

@@ -8,14 +8,15 @@ use tidefs_control_api::{
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
+use super::AddDisk;
 use crate::config::Effective;
 use crate::datapath::Datapath;
 use crate::tier::ssd::{ChangeError, Drained, SsdTier, Unusable};
 
 fn tier(datapath: &Datapath) -> Result<&SsdTier, ApiError> {
     let none = || {
-        ApiError::new(ErrorCode::Conflict, "this daemon was started without an SSD tier")
-            .next_step("set `ssd.dirs` in its configuration and start it again")
+        ApiError::new(ErrorCode::Conflict, "this daemon has no SSD tier")
+            .next_step("`tidefs tier add` gives it a disk")
     };
     datapath.ssd().map(AsRef::as_ref).ok_or_else(none)
 }
@@ -26,6 +27,15 @@ fn place(path: &str) -> Result<&Path, ApiError> {
         return Ok(place);
     }
     Err(ApiError::new(ErrorCode::BadRequest, format!("`{path}` is not an absolute path")))
+}
+
+/// The daemon must not touch what is in its mount: it would wait for itself.
+pub(super) fn check_outside_of_mount(path: &str, mount_dir: &Path) -> Result<(), ApiError> {
+    if !Path::new(path).starts_with(mount_dir) {
+        return Ok(());
+    }
+    let text = format!("{path}: it is in the mount {}", mount_dir.display());
+    Err(ApiError::new(ErrorCode::BadRequest, text).next_step("name a directory outside of the mount"))
 }
 
 fn refusal(path: &str, error: &ChangeError) -> ApiError {
@@ -47,6 +57,9 @@ fn refusal(path: &str, error: &ChangeError) -> ApiError {
         ChangeError::Starting => {
             (ErrorCode::Conflict, "try again when `tidefs tier status` says that all names are back")
         }
+        ChangeError::CannotStart(_) => {
+            (ErrorCode::Internal, "the daemon goes on without; mend that, then add the disk again")
+        }
         ChangeError::Stuck(_) => {
             (ErrorCode::Conflict, "look at the daemon's log; try again, or remove it with `--force`")
         }
@@ -67,13 +80,14 @@ fn changed(tier: &SsdTier, effective: &Effective) -> DisksChanged {
 }
 
 pub(super) fn add(
+    disks: &dyn AddDisk,
     datapath: &Datapath,
     effective: &Effective,
     request: &AddDiskRequest,
 ) -> Result<DisksChanged, ApiError> {
-    let tier = tier(datapath)?;
-    tier.add(place(&request.path)?, request.capacity).map_err(|error| refusal(&request.path, &error))?;
-    Ok(changed(tier, effective))
+    let added = disks.add_disk(place(&request.path)?, request.capacity);
+    added.map_err(|error| refusal(&request.path, &error))?;
+    Ok(changed(tier(datapath)?, effective))
 }
 
 pub(super) fn remove(

@@ -1,7 +1,12 @@
 //! What the admin API is told of the daemon's other parts.
 
 use std::fmt;
+use std::path::Path;
 use std::time::SystemTime;
+
+use tidefs_engine::types::ByteCount;
+
+use crate::tier::ssd::ChangeError;
 
 /// What is known once the mount is up.
 #[derive(Debug)]
@@ -24,4 +29,13 @@ pub struct DaemonFacts {
 pub trait Joining: fmt::Debug + Send + Sync {
     /// Why it does not; `None` when it does.
     fn waits_for(&self) -> Option<String>;
+}
+
+/// Takes disks into the SSD tier, the first one too.
+pub trait AddDisk: fmt::Debug + Send + Sync {
+    /// Takes a directory or device into use, with room for `capacity` bytes if that is said.
+    ///
+    /// # Errors
+    /// Why it is not used; then all is as before.
+    fn add_disk(&self, place: &Path, capacity: Option<ByteCount>) -> Result<(), ChangeError>;
 }

@@ -34,7 +34,7 @@ use tidefs_control_api::{
     RemoveDiskRequest, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
 };
 
-pub use facts::{DaemonFacts, Joining};
+pub use facts::{AddDisk, DaemonFacts, Joining};
 pub use operations::DaemonOperations;
 pub use server::{ControlServer, StartError};
 

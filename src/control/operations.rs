@@ -18,7 +18,7 @@ use tidefs_control_api::{
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::Operations;
-use super::facts::{DaemonFacts, Joining};
+use super::facts::{AddDisk, DaemonFacts, Joining};
 use crate::config::Effective;
 use crate::datapath::{
     self, ClusterSide, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction,
@@ -36,6 +36,7 @@ pub struct DaemonOperations {
     datapath: Arc<Datapath>,
     effective: Arc<Effective>,
     mount_dir: PathBuf,
+    disks: Box<dyn AddDisk>,
     facts: OnceLock<DaemonFacts>,
     joining: OnceLock<Arc<dyn Joining>>,
 }
@@ -44,10 +45,15 @@ pub struct DaemonOperations {
 type ControlFile = (&'static str, Box<dyn Fn() -> String + Send + Sync>);
 
 impl DaemonOperations {
-    /// Operations on `datapath`, which is or will be mounted on `mount_dir`.
+    /// Operations on `datapath`, which is or will be mounted on `mount_dir` and gets its disks by `disks`.
     #[must_use]
-    pub fn new(datapath: Arc<Datapath>, effective: Arc<Effective>, mount_dir: PathBuf) -> Self {
-        Self { datapath, effective, mount_dir, facts: OnceLock::new(), joining: OnceLock::new() }
+    pub fn new(
+        datapath: Arc<Datapath>,
+        effective: Arc<Effective>,
+        mount_dir: PathBuf,
+        disks: Box<dyn AddDisk>,
+    ) -> Self {
+        Self { datapath, effective, mount_dir, disks, facts: OnceLock::new(), joining: OnceLock::new() }
     }
 
     /// Tells who knows whether the host takes part in its cluster. Once.
@@ -415,7 +421,8 @@ impl Operations for DaemonOperations {
     }
 
     fn add_disk(&self, request: &AddDiskRequest) -> Result<DisksChanged, ApiError> {
-        super::disks::add(&self.datapath, &self.effective, request)
+        super::disks::check_outside_of_mount(&request.path, &self.mount_dir)?;
+        super::disks::add(&*self.disks, &self.datapath, &self.effective, request)
     }
 
     fn remove_disk(&self, request: &RemoveDiskRequest) -> Result<DisksChanged, ApiError> {

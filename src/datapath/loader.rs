@@ -138,6 +138,12 @@ impl Loader {
         true
     }
 
+    /// Threads that load.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.lines.lock().threads
+    }
+
     /// Ends the threads once nothing waits.
     pub fn close(&self) {
         self.lines.lock().is_closed = true;

@@ -3,7 +3,7 @@
 //! Directories come first, before the mount: what is made below one must not take the place of what stands there. Objects
 //! get their names while the mount is served already ([`super::naming`]).
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 use tidefs_engine::types::{DirectoryId, Version};
@@ -15,7 +15,7 @@ use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot, permissions};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::{DirectoryRecord, ObjectRecord};
-use crate::tier::ssd::{Indexed, RecoverySummary, SsdTier, Standing, Unnamed};
+use crate::tier::ssd::{Indexed, Owner, RecoverySummary, SsdTier, Standing, Unnamed};
 
 impl Datapath {
     /// Takes the SSD tier into use: names for the directories that it holds, then its threads. Called once, after
@@ -25,7 +25,6 @@ impl Datapath {
     /// [`Error::Io`] when a thread cannot be started.
     pub fn attach_ssd(self: &Arc<Self>, tier: SsdTier) -> Result<(RecoverySummary, Unnamed), Error> {
         let tier = Arc::new(tier);
-        self.know_itself();
         let mut state = self.lock();
         let Indexed { summary, last_version, early, unnamed } = tier.index(&is_directory_key);
         state.next_version = state.next_version.max(Version(last_version.0.saturating_add(1)));
@@ -33,12 +32,31 @@ impl Datapath {
         let missing = state.directories_not_on(&tier);
         state.naming = Some(Naming::new(Arc::clone(&tier), slots, unnamed.objects(), state.next_directory));
         drop(state);
-        let owner = SsdOwner(Weak::clone(self.this.get().unwrap_or(&Weak::new())));
-        tier.start(Arc::new(owner)).map_err(Error::io("start of the SSD tier's threads"))?;
+        tier.start(self.ssd_owner()).map_err(Error::io("start of the SSD tier's threads"))?;
         let _ = self.ssd.set(tier);
         let mut state = self.lock();
         missing.into_iter().for_each(|slot| self.keep_directory(&mut state, slot));
         Ok((summary, unnamed))
+    }
+
+    /// What the SSD tier tells of records that it gives up.
+    #[must_use]
+    pub fn ssd_owner(self: &Arc<Self>) -> Arc<dyn Owner> {
+        self.know_itself();
+        Arc::new(SsdOwner(Arc::downgrade(self)))
+    }
+
+    /// Takes an SSD tier that runs and holds nothing yet into use while the mount is served: from the return on what leaves
+    /// memory goes to its disks. Called once, by a daemon that had none.
+    ///
+    /// The tree is looked at once, under the lock, as a listing of the whole mount does.
+    pub fn attach_new_ssd(&self, tier: Arc<SsdTier>) {
+        let mut state = self.lock();
+        // Whoever makes a directory holds the lock, and from here on keeps it on disk by itself. A second tier would be a
+        // bug of the composition root; the first one stays.
+        let _ = self.ssd.set(tier);
+        let directories = state.directory_slots();
+        directories.into_values().for_each(|slot| self.keep_directory(&mut state, slot));
     }
 
     /// Hangs the directories of the SSD tier into the tree. Returns where each directory is.

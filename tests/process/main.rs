@@ -22,6 +22,7 @@ mod side_by_side;
 mod ssd;
 mod ssd_disks;
 mod ssd_faults;
+mod ssd_first_disk;
 mod ssd_soak;
 mod ssd_start;
 mod stopped;

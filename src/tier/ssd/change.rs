@@ -65,6 +65,9 @@ pub enum ChangeError {
     /// A start is still reading what is on the disks.
     #[error("the start is still reading what is on the disks")]
     Starting,
+    /// The tier gets its first disk, and its threads or files are not to be had.
+    #[error("the SSD tier cannot start: {0}")]
+    CannotStart(String),
     /// The disk does not do what is asked.
     #[error("the disk does not empty: {0}")]
     Stuck(String),
@@ -92,7 +95,8 @@ pub struct Drained {
 }
 
 impl SsdTier {
-    /// Takes a place into use, with room for `capacity` bytes, or as much as the others have. What it held is void.
+    /// Takes a place into use, with room for `capacity` bytes, or as much as the others have, or, where nothing says how
+    /// much that is, three quarters of what is free. What it held is void.
     ///
     /// # Errors
     /// Why it is not used. Then a directory that was empty is empty again.

@@ -162,3 +162,49 @@ fn a_disk_that_is_removed_by_force_loses_its_objects_and_nothing_else() {
     assert_eq!(keys().filter(|key| is_right(&tier, key, 5, LENGTH)).count(), 30);
     assert_eq!(store(&tier, b"new", 1, LENGTH), Stored::Yes);
 }
+
+#[test]
+fn a_tier_without_disks_takes_nothing_until_it_gets_one_and_a_start_knows_that_one() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let place = directory.path().join("disk");
+    let changes = directory.path().join("changes");
+    let config = SsdConfig { changes: Some(changes.clone()), ..config(1, 20) };
+    assert!(!config.has_places());
+    let tier = SsdTier::without_disks(&config).unwrap();
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert!(!tier.has_room_in_queue(ByteCount(1)) && !tier.is_writing());
+    assert_eq!(tier.add(&place, None), Err(ChangeError::Unusable(Unusable::Missing)));
+    std::fs::create_dir(&place).unwrap();
+    let few = Some(ByteCount(4096));
+    assert_eq!(tier.add(&place, few), Err(ChangeError::Unusable(Unusable::Full)));
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 0, "a refused place is as it was");
+    assert!(!changes.exists() && tier.status().devices.is_empty());
+    tier.add(&place, None).unwrap();
+    assert_eq!(tier.add(&place, None), Err(ChangeError::InUse));
+    keys().for_each(|key| assert_eq!(store(&tier, &key, 5, LENGTH), Stored::Yes));
+    assert!(all_are_right(&tier) && config.has_places());
+    // All that the configuration allows is there for the first.
+    assert!(tier.status().devices[0].capacity > ByteCount(config.capacity.get() / 2));
+    drop(tier);
+    let tier = SsdTier::open(&config).unwrap();
+    assert_eq!(recover(&tier).0.len(), 60);
+    assert!(all_are_right(&tier));
+    tier.remove_disk(&place, true).unwrap();
+    assert!(!config.has_places() && !changes.exists());
+}
+
+#[test]
+fn a_disk_of_another_pool_is_not_added_and_keeps_what_it_holds() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let place = directory.path().to_owned();
+    let config = config(1, 20);
+    let owned = SsdConfig { places: vec![place.clone()], ..config.clone() };
+    drop(SsdTier::open(&owned).unwrap());
+    let file = place.join("tidefs.ssd");
+    let before = std::fs::read(&file).unwrap();
+    let tier = SsdTier::without_disks(&config).unwrap();
+    let refusal = tier.add(&place, None).unwrap_err();
+    assert!(matches!(&refusal, ChangeError::Unusable(Unusable::Foreign(_))), "{refusal}");
+    assert!(refusal.to_string().contains("another pool"), "{refusal}");
+    assert!(std::fs::read(&file).unwrap() == before, "it was written");
+}

@@ -142,6 +142,16 @@ impl SsdTier {
         Self::with_disks(&config, Some(io), candidates, unusable, configured)
     }
 
+    /// A tier without a disk, which gets its first one by [`Self::add`]. No place of the configuration is looked at, and
+    /// there is nothing for [`Self::index`] to find.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn without_disks(config: &SsdConfig) -> std_io::Result<Self> {
+        let io = io::Io::start(config.io_uring)?;
+        Self::with_disks(config, Some(io), Vec::new(), Vec::new(), 0)
+    }
+
     fn with_disks(
         config: &SsdConfig,
         io: Option<Arc<io::Io>>,

@@ -45,6 +45,14 @@ pub struct SsdConfig {
     pub limit: Duration,
 }
 
+impl SsdConfig {
+    /// Whether there is any disk to start with: one that is configured, or one that was added since.
+    #[must_use]
+    pub fn has_places(&self) -> bool {
+        !self.places.is_empty() || !Changes::load(self.changes.as_deref()).added.is_empty()
+    }
+}
+
 /// A disk that may take part.
 #[derive(Debug)]
 pub(super) struct Candidate {

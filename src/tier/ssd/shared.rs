@@ -86,7 +86,8 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(assembled: Assembled, config: &SsdConfig, io: Option<Arc<Io>>) -> std_io::Result<Self> {
         let Assembled { pool, devices, unusable, growth } = assembled;
-        let (intents, left) = Intents::open(config.intents.as_deref())?;
+        let (intents, left) = Intents::open(config.intents.as_deref())
+            .map_err(|error| std_io::Error::new(error.kind(), format!("its file of removals: {error}")))?;
         let share = devices.len().max(1) as u64;
         let mut budget = config.budget;
         budget.bytes_per_second = budget.bytes_per_second.map(|rate| ByteCount((rate.get() / share).max(1)));
