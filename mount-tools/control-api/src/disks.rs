@@ -11,7 +11,8 @@ use crate::ApiError;
 pub struct AddDiskRequest {
     /// A directory, or a block device, as an absolute path.
     pub path: String,
-    /// Most bytes of real blocks. Absent: as much as the others may hold.
+    /// Most bytes of real blocks. Absent: as much as the others may hold, of the first one `ssd.capacity`, or three quarters
+    /// of what is free where that is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<ByteCount>,
 }

@@ -27,8 +27,10 @@ pub(crate) enum TierCommand {
     Status(TierStatusArgs),
     /// Take a directory or block device into the SSD tier while it is used
     #[command(
-        after_help = "Whatever the tier left there before is given up. It lasts until the machine restarts, unless the \
-                      configuration names it too.\n\nExample:\n  tidefs tier add /mnt/nvme2/tidefs --capacity 2TiB"
+        after_help = "Whatever the tier left there before is given up. The daemon need not have had a disk before. Slot \
+                      files stay where they are. It lasts until the machine restarts, a restart of the daemon included, \
+                      unless the configuration names it too.\n\nExample:\n  tidefs tier add /mnt/nvme2/tidefs --capacity \
+                      2TiB"
     )]
     Add(AddArgs),
     /// Move what a disk holds to the others; from then on it takes nothing
@@ -65,7 +67,8 @@ pub(crate) struct TierStatusArgs {
 pub(crate) struct AddArgs {
     /// A directory on the disk, which must exist, or a block device
     place: PathBuf,
-    /// Most bytes of it; default: as much as the other disks may hold
+    /// Most bytes of it; default: as much as the other disks may hold, of the first one `ssd.capacity`, or three quarters of
+    /// what is free where that is not set
     #[arg(long, value_name = "SIZE")]
     capacity: Option<ByteCount>,
     #[command(flatten)]
@@ -123,7 +126,8 @@ fn lasting(now: &DisksChanged) -> String {
         return "the configuration names the same disks\n".to_owned();
     }
     format!(
-        "this lasts until the machine restarts; to keep it, set in the configuration:\n  {}\n",
+        "a restart of the daemon knows this, a restart of the machine does not; to keep it, set in the configuration:\n  \
+         {}\n",
         now.setting
     )
 }

@@ -28,7 +28,15 @@ fn human(status: &Status) -> String {
     );
     let mut text = facts(&[
         ("memory", Some(memory)),
-        ("ssd", Some(status.ssd.as_ref().map_or_else(|| "none; see `ssd.dirs`".to_owned(), ssd))),
+        (
+            "ssd",
+            Some(
+                status
+                    .ssd
+                    .as_ref()
+                    .map_or_else(|| "none; `tidefs tier add DIR` gives it a disk".to_owned(), ssd),
+            ),
+        ),
     ]);
     if let Some(tier) = &status.ssd {
         text += "\n";

@@ -4,6 +4,7 @@
 //! does is shown elsewhere; what is shown here holds without a mount.
 
 mod dead_mounts;
+mod disks;
 mod fake_daemon;
 mod host;
 mod mounting;
