@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -78,10 +78,13 @@ pub(super) struct Copying {
     wishes: Mutex<VecDeque<Wish>>,
     wish_came: Notify,
     walk_wanted: Notify,
+    /// Members came or went since the last walk began: the next is not to take its time, and another follows.
+    is_urgent: AtomicBool,
     /// Keys of which this member sees to the copies, and of which there are too few.
     short: Mutex<HashSet<KeyId>>,
     /// Keys of which this member has copies made right now.
     busy: Mutex<HashSet<KeyId>>,
+    was_freed: Notify,
     under_way: AtomicUsize,
     /// Copies that this member makes for others now.
     taking: Arc<Semaphore>,
@@ -97,8 +100,10 @@ impl Default for Copying {
             wishes: Mutex::default(),
             wish_came: Notify::new(),
             walk_wanted: Notify::new(),
+            is_urgent: AtomicBool::new(false),
             short: Mutex::default(),
             busy: Mutex::default(),
+            was_freed: Notify::new(),
             under_way: AtomicUsize::new(0),
             taking: Arc::new(Semaphore::new(AT_ONCE)),
             paid_until_ns: AtomicU64::new(0),
@@ -115,12 +120,27 @@ impl Copying {
 
     /// Everything that is held is to be looked at.
     pub(super) fn walk(&self) {
+        self.is_urgent.store(true, Ordering::Release);
         self.walk_wanted.notify_one();
     }
 
-    /// Has nobody else here make copies of `key` until the answer is dropped; `None` when somebody does.
-    fn begin(&self, key: KeyId) -> Option<Busy<'_>> {
-        self.busy.lock().insert(key).then(|| Busy { copying: self, key })
+    /// The same at the pace at which that is done now and then: some of it may have failed.
+    pub(super) fn walk_at_ease(&self) {
+        self.walk_wanted.notify_one();
+    }
+
+    /// Waits until nobody else here makes copies of `key`, and has nobody do so until the answer is dropped.
+    async fn begin(&self, key: KeyId) -> Busy<'_> {
+        loop {
+            let freed = self.was_freed.notified();
+            tokio::pin!(freed);
+            // Before the look, or what comes in between is missed.
+            freed.as_mut().enable();
+            if self.busy.lock().insert(key) {
+                return Busy { copying: self, key };
+            }
+            freed.await;
+        }
     }
 
     fn note_short(&self, key: KeyId, is_short: bool) {
@@ -142,6 +162,7 @@ struct Busy<'a> {
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.copying.busy.lock().remove(&self.key);
+        self.copying.was_freed.notify_waiters();
     }
 }
 
@@ -198,17 +219,23 @@ impl Core {
             // What a lost member held is forgotten later than it is lost, by each owner in its own time.
             let now_and_then = self.config.timings.look_for_copies;
             let again = if is_followed { self.config.timings.grace + first_pause } else { now_and_then };
-            let is_calm = !is_followed;
-            is_followed = tokio::time::timeout(again, self.copying.walk_wanted.notified()).await.is_ok();
+            let follows = is_followed;
+            // It came by time, or somebody wanted it.
+            let _ = tokio::time::timeout(again, self.copying.walk_wanted.notified()).await;
+            is_followed = false;
             let mut pause = first_pause;
-            let looks = if is_calm && !is_followed { LOOKS_PER_SECOND } else { u32::MAX };
-            // What made it necessary is known to all by then; and what failed may succeed.
             loop {
-                tokio::time::sleep(pause).await;
-                if self.walk_once(looks).await {
+                // What made it necessary is known to all by then; and what failed may succeed.
+                tokio::time::sleep(first_pause).await;
+                is_followed |= self.copying.is_urgent.swap(false, Ordering::AcqRel);
+                if self.walk_once(if follows || is_followed { u32::MAX } else { LOOKS_PER_SECOND }).await {
                     break;
                 }
                 pause = (pause * 2).min(PAUSE_MAX);
+                let wanted = self.copying.walk_wanted.notified();
+                if tokio::time::timeout(pause.saturating_sub(first_pause), wanted).await.is_ok() {
+                    pause = first_pause;
+                }
             }
         }
     }
@@ -269,7 +296,10 @@ impl Core {
     /// how many were made, too.
     pub(super) async fn copy(self: &Arc<Self>, wish: &Wish, as_first: bool) -> (Copied, u32) {
         // Two at once would each count the copies that the other one has not made yet.
-        let Some(_busy) = self.copying.begin(KeyId::of(&wish.path)) else { return (Copied::NotNow, 0) };
+        let turn = self.copying.begin(KeyId::of(&wish.path));
+        let Ok(_busy) = tokio::time::timeout(self.config.timings.background, turn).await else {
+            return (Copied::NotNow, 0);
+        };
         let deadline = self.in_background();
         let found = self.find(vec![wish.path.clone()], deadline).await.pop().unwrap_or(Found::Unknown);
         let (facts, copies) = match found {

@@ -258,6 +258,8 @@ impl Core {
         }
         if is_all_told {
             self.owner.lock().note_back(member);
+            // Somebody may have been asked for copies while members did not agree on what there is.
+            self.copying.walk_at_ease();
         }
     }
 

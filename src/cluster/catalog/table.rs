@@ -366,8 +366,11 @@ impl Table {
                 if is_decided {
                     self.insert(key, entry);
                 } else {
+                    // What a holder said here itself is not changed by hearsay.
+                    let is_new =
+                        |slot: Slot| !matches!(&ours, State::Present(known) if known.copies.contains(slot));
                     let part = self.part(key.shard());
-                    for (slot, medium) in entry.copies.iter() {
+                    for (slot, medium) in entry.copies.iter().filter(|(slot, _)| is_new(*slot)) {
                         part.put_copy(key, slot, medium);
                     }
                 }

@@ -254,3 +254,21 @@ fn losing_a_member_takes_what_only_it_held() {
     assert_eq!(table.len(), 5);
     table.check();
 }
+
+#[test]
+fn what_another_owner_heard_adds_copies_and_changes_none() {
+    let (mut table, key) = (table(), key(1));
+    table.publish(key, slot(0), Stamp(5), file(1));
+    table.hold(key, slot(1), Stamp(5), Medium::Memory);
+    let mut heard = Entry::new(Stamp(5), file(1));
+    heard.copies.put(slot(1), Medium::Soft);
+    heard.copies.put(slot(2), Medium::Soft);
+    let copies = |table: &Table| table.get(key).unwrap().copies.iter().collect::<BTreeMap<_, _>>();
+    let of = |mediums: &[(u16, Medium)]| mediums.iter().map(|&(at, medium)| (slot(at), medium)).collect();
+    table.adopt(key, State::Present(heard.clone()), false, Duration::ZERO);
+    let both: BTreeMap<_, _> = of(&[(0, Medium::Memory), (1, Medium::Memory), (2, Medium::Soft)]);
+    assert_eq!(copies(&table), both);
+    // Who decides is believed.
+    table.adopt(key, State::Present(heard), true, Duration::ZERO);
+    assert_eq!(copies(&table), of(&[(1, Medium::Soft), (2, Medium::Soft)]));
+}
