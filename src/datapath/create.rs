@@ -291,7 +291,7 @@ impl Datapath {
         let slot = state.tree.make(attributes, Body::Directory(Box::new(Directory::new(id))));
         state.take_name(slot, parent, name)?;
         let domain = state.folders.domain(parent);
-        state.folders.insert(slot, PolicyRecord::default(), domain, ByteCount::ZERO);
+        state.folders.insert(slot, PolicyRecord::default(), domain);
         if let Err(error) = self.persist_directory(state, slot) {
             state.tree.detach(slot);
             state.drop_if_unused(slot);

@@ -4,15 +4,11 @@ use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::domains::DomainId;
+use super::guess::SizeGuess;
 use super::{Error, Object, State};
 use crate::namespace::{Slot, Tree};
 use crate::tier::eviction::RetentionClass;
 use crate::tier::memory::{Pin, PolicyRecord};
-
-/// Share of a size hint that is forgotten with each smaller object: 1/256.
-const HINT_DECAY: u64 = 256;
-/// Objects that have to be no larger than expected before a directory's sizes count as known again.
-const SURPRISE_MEMORY: u8 = 8;
 
 /// One directory.
 #[derive(Debug, Clone)]
@@ -25,10 +21,8 @@ pub(super) struct Folder {
     pub(super) bytes: ByteCount,
     /// Sealed objects below it, at any depth.
     pub(super) objects: ObjectCount,
-    /// How large the next object written here is expected to be: the decayed maximum of those before.
-    pub(super) size_hint: ByteCount,
-    /// Above zero while objects were recently larger than expected.
-    pub(super) surprises: u8,
+    /// How large the next object written here is expected to be.
+    pub(super) guess: SizeGuess,
     /// Opens to read below it, counted in top-level directories.
     pub(super) hits: u64,
     /// Look-ups that found nothing below it, counted in top-level directories.
@@ -75,24 +69,17 @@ impl EffectivePolicy {
 impl Folders {
     pub(super) fn new(root_domain: DomainId) -> Self {
         let mut folders = Self { by_slot: HashMap::new() };
-        folders.insert(Slot::ROOT, PolicyRecord::default(), root_domain, ByteCount::ZERO);
+        folders.insert(Slot::ROOT, PolicyRecord::default(), root_domain);
         folders
     }
 
-    pub(super) fn insert(
-        &mut self,
-        slot: Slot,
-        policy: PolicyRecord,
-        domain: DomainId,
-        size_hint: ByteCount,
-    ) {
+    pub(super) fn insert(&mut self, slot: Slot, policy: PolicyRecord, domain: DomainId) {
         let folder = Folder {
             policy,
             domain,
             bytes: ByteCount::ZERO,
             objects: ObjectCount(0),
-            size_hint,
-            surprises: 0,
+            guess: SizeGuess::default(),
             hits: 0,
             misses: 0,
         };
@@ -119,10 +106,7 @@ impl Folders {
     /// Learns the size of an object that was sealed in `directory`.
     pub(super) fn learn_size(&mut self, directory: Slot, size: ByteCount) {
         if let Some(folder) = self.by_slot.get_mut(&directory) {
-            let faded = folder.size_hint.0 - folder.size_hint.0 / HINT_DECAY;
-            let is_surprise = folder.size_hint > ByteCount::ZERO && size > folder.size_hint;
-            folder.surprises = if is_surprise { SURPRISE_MEMORY } else { folder.surprises.saturating_sub(1) };
-            folder.size_hint = ByteCount(faded.max(size.0));
+            folder.guess.learn(size);
         }
     }
 
@@ -250,9 +234,8 @@ impl State {
         self.tree
             .ancestors(directory)
             .filter_map(|ancestor| self.folders.get(ancestor))
-            .find(|folder| folder.size_hint > ByteCount::ZERO)
-            .filter(|folder| folder.surprises == 0)
-            .map(|folder| folder.size_hint)
+            .find(|folder| folder.guess.has_met_any())
+            .and_then(|folder| folder.guess.expected())
     }
 
     /// Every node below `top`, itself included.

@@ -21,6 +21,7 @@ mod elsewhere;
 mod error;
 mod fastpath;
 mod folders;
+mod guess;
 mod history;
 mod inspect;
 mod listing;

@@ -214,7 +214,7 @@ impl State {
                     self.tree.free(slot);
                     continue;
                 }
-                self.folders.insert(slot, record.policy, self.folders.domain(parent), ByteCount::ZERO);
+                self.folders.insert(slot, record.policy, self.folders.domain(parent));
                 slots.insert(record.id, slot);
                 ready.push(record.id);
             }
