@@ -21,8 +21,10 @@ use crate::datapath::{
     AREA_MAX, BeginRequest, CREATES_MAX, Caller, Datapath, Error, GetRequest, Located, REFERENCES_MAX,
     ReadyRequest, SealRequest, Session,
 };
-use crate::namespace::Ino;
+use crate::namespace::{Ino, Name};
 
+/// Levels of directories of other members that one request finds its way through.
+const LEVELS_MAX: usize = 8;
 /// Segments that one reply of RETIRED names at most.
 const RETIRED_AT_ONCE: usize = 1024;
 
@@ -45,11 +47,14 @@ impl From<Error> for Fault {
 }
 
 /// A reply, apart from its results, which are bytes already.
+#[derive(Default)]
 struct Reply {
     /// Number of results, or what the command says instead.
     count: usize,
     /// See [`Header::scope`].
     first: u64,
+    /// Some names are to be asked for by a file call: perhaps only because other members were not asked for them.
+    has_unknown: bool,
 }
 
 thread_local! {
@@ -73,19 +78,81 @@ pub(super) fn ioctl(
         // It may wait, so it takes its reply along.
         return match Request::parse(command, payload) {
             Ok(request) => follow(&dispatcher.datapath, &dispatcher.follower, session, &request, reply),
-            Err(refusal) => refuse(dispatcher, command, refusal, reply),
+            Err(refusal) => refuse(&dispatcher.datapath, command, refusal, reply),
         };
     }
     BYTES.with_borrow_mut(|bytes| {
         bytes.clear();
         bytes.resize(HEADER_BYTES, 0);
-        let answered = answer(dispatcher, &session, &caller(request), command, payload, bytes);
-        reply_with(dispatcher, command, answered, bytes, room, reply);
+        let (datapath, caller) = (&dispatcher.datapath, caller(request));
+        let answered = answer(datapath, &session, &caller, command, payload, bytes);
+        match &answered {
+            Ok(first) if first.has_unknown && datapath.cluster().is_some() => {
+                let asked = Asked { session, caller, command, payload: payload.into(), room };
+                asked.answer_later(datapath, first, bytes, reply);
+            }
+            _ => reply_with(datapath, command, answered.map(drop), bytes, room, reply),
+        }
     });
 }
 
+/// A request with names that other members have to be asked for.
+struct Asked {
+    session: Arc<Session>,
+    caller: Caller,
+    command: Command,
+    payload: Box<[u8]>,
+    room: usize,
+}
+
+impl Asked {
+    /// Asks for all of the names at once and answers then, off the session threads; or at once with `bytes`, when there is
+    /// nothing to ask.
+    fn answer_later(self, datapath: &Arc<Datapath>, first: &Reply, bytes: &[u8], reply: ReplyIoctl) {
+        let unknown = self.unknown(datapath);
+        let runtime = datapath.cluster().map(|side| side.runtime().clone());
+        let Some(runtime) = runtime.filter(|_| !unknown.is_empty()) else {
+            return reply_with(datapath, self.command, Ok(()), bytes, self.room, reply);
+        };
+        if self.command == Command::Lookup {
+            // They are taken again.
+            datapath.give_back(&self.session, std::iter::once((first.first, first.count as u64)));
+        }
+        let datapath = Arc::clone(datapath);
+        runtime.spawn(async move {
+            let mut unknown = unknown;
+            // A directory first, then what is in it.
+            for _ in 0..LEVELS_MAX {
+                datapath.ask(unknown.clone()).await;
+                let left = self.unknown(&datapath);
+                if left.is_empty() || left == unknown {
+                    break;
+                }
+                unknown = left;
+            }
+            let mut bytes = vec![0; HEADER_BYTES];
+            let answered =
+                answer(&datapath, &self.session, &self.caller, self.command, &self.payload, &mut bytes);
+            reply_with(&datapath, self.command, answered.map(drop), &bytes, self.room, reply);
+        });
+    }
+
+    fn unknown(&self, datapath: &Datapath) -> Vec<(Ino, Name)> {
+        let names = |request: &Request<'_>| match &request.body {
+            Body::Lookup(names) | Body::Prefix(names) | Body::Prefetch(names) => {
+                let names = names.iter().map(|name| name.0);
+                datapath.unknown_elsewhere(&self.session, scope_of(request), names)
+            }
+            _ => Vec::new(),
+        };
+        // It was understood before.
+        with_request(datapath, &self.session, self.command, &self.payload, |request, _| Ok(names(request)))
+            .unwrap_or_default()
+    }
+}
+
 fn reply_with(
-    dispatcher: &Dispatcher,
+    datapath: &Datapath,
     command: Command,
     answered: Result<(), Fault>,
     bytes: &[u8],
@@ -96,12 +163,12 @@ fn reply_with(
         Ok(()) if bytes.len() <= room => reply.ioctl(0, bytes),
         Ok(()) => reply.error(Errno::EINVAL),
         Err(Fault::Failed(error)) => reply.error(errno(&error)),
-        Err(Fault::Refused(refusal)) => refuse(dispatcher, command, refusal, reply),
+        Err(Fault::Refused(refusal)) => refuse(datapath, command, refusal, reply),
     }
 }
 
-fn refuse(dispatcher: &Dispatcher, command: Command, refusal: Refusal, reply: ReplyIoctl) {
-    dispatcher.datapath.telemetry().fast_refusals.increment();
+fn refuse(datapath: &Datapath, command: Command, refusal: Refusal, reply: ReplyIoctl) {
+    datapath.telemetry().fast_refusals.increment();
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
         tracing::warn!(%refusal, ?command, "a request of the fast path is refused; further ones are counted in tidefs_fast_refusals_total");
@@ -109,46 +176,57 @@ fn refuse(dispatcher: &Dispatcher, command: Command, refusal: Refusal, reply: Re
     reply.error(Errno::EINVAL);
 }
 
+/// Does `call` with the request that `payload` is, or says where it lies; in the second case with that, too.
+fn with_request<T>(
+    datapath: &Datapath,
+    session: &Session,
+    command: Command,
+    payload: &[u8],
+    call: impl FnOnce(&Request<'_>, Option<&AreaCall>) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let header = Header::of_request(command, payload)?;
+    if !Flags(header.flags.get()).has(Flags::IN_AREA) {
+        return call(&Request::parse(command, payload)?, None);
+    }
+    let place = AreaCall::of_request(payload)?;
+    let (area, offset) = (SegmentId(place.area.get()), FileOffset(place.request_offset.get()));
+    let length = ByteCount(place.request_length.get());
+    if length.get() > AREA_REQUEST_MAX as u64 {
+        return Err(Refusal::Count { count: header.count.get() }.into());
+    }
+    // A copy: what the client changes there from now on is not what was understood.
+    let records = datapath.read_area(session, area, offset, length)?;
+    let request = Request::with_records(command, &header, &records)?;
+    // Known to fit before anything is done.
+    let expected = header.records().saturating_mul(result_bytes(command)) as u64;
+    if expected > place.reply_length.get() {
+        return Err(Error::Invalid("the results do not fit into their place").into());
+    }
+    call(&request, Some(&place))
+}
+
 fn answer(
-    dispatcher: &Dispatcher,
+    datapath: &Arc<Datapath>,
     session: &Session,
     caller: &Caller,
     command: Command,
     payload: &[u8],
     bytes: &mut Vec<u8>,
-) -> Result<(), Fault> {
-    let datapath = &dispatcher.datapath;
-    let header = Header::of_request(command, payload)?;
-    if !Flags(header.flags.get()).has(Flags::IN_AREA) {
-        let request = Request::parse(command, payload)?;
-        let reply = carry_out(dispatcher, session, caller, &request, bytes)?;
+) -> Result<Reply, Fault> {
+    with_request(datapath, session, command, payload, |request, place| {
+        let reply = carry_out(datapath, session, caller, request, bytes)?;
+        if let Some(place) = place {
+            let (area, target) = (SegmentId(place.area.get()), FileOffset(place.reply_offset.get()));
+            if let Err(error) = datapath.write_area(session, area, target, &bytes[HEADER_BYTES..]) {
+                // Nobody learns of these references.
+                datapath.give_back(session, std::iter::once((reply.first, reply.count as u64)));
+                return Err(error.into());
+            }
+            bytes.truncate(HEADER_BYTES);
+        }
         finish(datapath, session, &reply, bytes);
-        return Ok(());
-    }
-    let call = AreaCall::of_request(payload)?;
-    let (area, room) = (SegmentId(call.area.get()), call.reply_length.get());
-    let length = ByteCount(call.request_length.get());
-    if length.get() > AREA_REQUEST_MAX as u64 {
-        return Err(Refusal::Count { count: header.count.get() }.into());
-    }
-    // A copy: what the client changes there from now on is not what was understood.
-    let records = datapath.read_area(session, area, FileOffset(call.request_offset.get()), length)?;
-    let request = Request::with_records(command, &header, &records)?;
-    // Known to fit before anything is done.
-    let expected = header.records().saturating_mul(result_bytes(command)) as u64;
-    if expected > room {
-        return Err(Error::Invalid("the results do not fit into their place").into());
-    }
-    let reply = carry_out(dispatcher, session, caller, &request, bytes)?;
-    let target = FileOffset(call.reply_offset.get());
-    if let Err(error) = datapath.write_area(session, area, target, &bytes[HEADER_BYTES..]) {
-        // Nobody learns of these references.
-        datapath.give_back(session, std::iter::once((reply.first, reply.count as u64)));
-        return Err(error.into());
-    }
-    bytes.truncate(HEADER_BYTES);
-    finish(datapath, session, &reply, bytes);
-    Ok(())
+        Ok(reply)
+    })
 }
 
 fn result_bytes(command: Command) -> usize {
@@ -178,14 +256,14 @@ pub(super) fn scope_of(request: &Request<'_>) -> Ino {
 
 /// Does what is asked, and appends the results to `bytes`.
 fn carry_out(
-    dispatcher: &Dispatcher,
+    datapath: &Arc<Datapath>,
     session: &Session,
     caller: &Caller,
     request: &Request<'_>,
     bytes: &mut Vec<u8>,
 ) -> Result<Reply, Fault> {
-    let (datapath, scope) = (&dispatcher.datapath, scope_of(request));
-    let (mut count, mut first) = (0, 0);
+    let scope = scope_of(request);
+    let (mut count, mut first, mut has_unknown) = (0, 0, false);
     // Appends one result.
     let mut put = |result: &[u8]| {
         bytes.extend_from_slice(result);
@@ -198,12 +276,15 @@ fn carry_out(
         Body::Lookup(names) => {
             let probe = request.flags.has(Flags::PROBE);
             let names = names.iter().map(|name| name.0);
-            first =
-                datapath.locate(session, caller, scope, names, probe, |found| put(entry(found).as_bytes()));
+            first = datapath.locate(session, caller, scope, names, probe, |found| {
+                has_unknown |= found == Located::AskByFile;
+                put(entry(found).as_bytes());
+            });
         }
         Body::Prefix(names) => {
             let run = datapath.run_length(session, caller, scope, names.iter().map(|name| name.0));
             count = run.length;
+            has_unknown = run.end == Some(Located::AskByFile);
             first = run.end.map_or(Status::Ok, status) as u64;
         }
         Body::Release(ranges) => {
@@ -231,12 +312,13 @@ fn carry_out(
             let mut below = Vec::new();
             let names = names.iter().map(|name| name.0);
             datapath.find_below(session, scope, names, |found, ino| {
+                has_unknown |= found == Located::AskByFile;
                 put(entry(found).as_bytes());
                 below.extend(ino);
             });
             for ino in below {
                 // What waits for it is nothing: its coming is all.
-                dispatcher.datapath.loader().leave(ino, Box::new(|_| ()));
+                datapath.loader().leave(ino, Box::new(|_| ()));
             }
         }
         Body::GetInto(requests) => requests.iter().for_each(|get| {
@@ -290,7 +372,7 @@ fn carry_out(
             retired.segments.iter().for_each(|segment| put(&segment.0.to_le_bytes()));
         }
     }
-    Ok(Reply { count, first })
+    Ok(Reply { count, first, has_unknown })
 }
 
 /// A pin as the attribute is written.

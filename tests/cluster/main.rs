@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod batches;
 mod cases;
 mod coordination;
 mod copies;

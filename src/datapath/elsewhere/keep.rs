@@ -9,7 +9,7 @@ use super::super::{Datapath, Object, Phase, Place, State};
 use super::stamp_of;
 use crate::cluster::shards::KeyId;
 use crate::cluster::{Copy, Facts, Holding, Medium, REPLICAS_MAX, Stamp, Unkept, Wish};
-use crate::namespace::{Ino, Slot};
+use crate::namespace::{Ino, Name, Slot};
 
 /// How many copies there are of what says nothing else.
 const REPLICAS: u8 = 1;
@@ -127,8 +127,10 @@ impl Datapath {
             let slot = state.tree.child(state.tree.by_ino(parent)?, name)?;
             Some(state.tree.ino(slot))
         };
-        if child().is_none() {
-            self.ask(parent, name).await;
+        if child().is_none()
+            && let Ok(name) = Name::new(name)
+        {
+            self.ask(vec![(parent, name)]).await;
         }
         child()
     }

@@ -12,6 +12,7 @@
 //! Without a cluster none of this costs more than one look at an empty cell.
 
 mod agreed;
+mod asking;
 mod fetch;
 mod keep;
 mod member;
@@ -30,7 +31,7 @@ use tokio::runtime::Handle;
 
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::cluster::shards::KeyId;
-use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, Found, ListedName, Medium, Stamp};
+use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, ListedName, Medium, Stamp};
 use crate::namespace::{Attributes, Ino, Name, Slot, permissions};
 
 pub(super) use fetch::Away;
@@ -43,8 +44,6 @@ const ABSENT_MAX: NonZeroUsize = NonZeroUsize::new(1 << 18).expect("262144 is no
 const HEADS_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
 /// Removals that are kept until this host is a member, at most.
 const REMOVED_ALONE_MAX: usize = 65_536;
-/// How often a name that changes while it is asked for is asked for again.
-const ASKED_MAX: u32 = 3;
 
 /// This daemon's place in its cluster.
 #[derive(Debug)]
@@ -209,6 +208,11 @@ impl State {
     pub(super) fn is_absent_everywhere(&mut self, parent: Slot, name: &[u8]) -> bool {
         let key = KeyId::of(&self.path_of_child(parent, name));
         self.elsewhere.absent.get(&key).is_some()
+    }
+
+    /// The same, which does not count as a use of what is remembered.
+    pub(super) fn was_absent_everywhere(&self, parent: Slot, name: &[u8]) -> bool {
+        self.elsewhere.absent.contains(&KeyId::of(&self.path_of_child(parent, name)))
     }
 
     /// What the cluster is told of the node in `slot`; `None` for what is only here: hidden files, temporary names, slot
@@ -396,71 +400,6 @@ impl Datapath {
         self.cluster.get()
     }
 
-    /// Asks the other members what `name` in `parent` stands for, and shows what they hold. The look-up that follows
-    /// finds it, or nothing.
-    ///
-    /// # Cancellation
-    /// Dropping the future forgets the question; what was learned until then stays.
-    pub async fn ask(&self, parent: Ino, name: &[u8]) {
-        let (Some(side), Ok(name)) = (self.cluster.get(), Name::new(name)) else { return };
-        for _ in 0..ASKED_MAX {
-            let (path, key) = {
-                let mut state = self.lock();
-                let Ok(slot) = state.slot_of(parent) else { return };
-                if state.tree.child(slot, name.as_bytes()).is_some() {
-                    return;
-                }
-                let path = state.path_of_child(slot, name.as_bytes());
-                let key = KeyId::of(&path);
-                state.elsewhere.begin(key);
-                (path, key)
-            };
-            // Ends the question also when the asker goes away meanwhile.
-            let question = Question { datapath: self, key };
-            self.telemetry.catalog_lookups.increment();
-            let found = side.cluster.find(vec![path], side.deadline()).await.pop().unwrap_or(Found::Unknown);
-            if self.learn(parent, &name, question, found) {
-                return;
-            }
-        }
-    }
-
-    /// Enters an answer into the tables. Returns `false` when it was overtaken by a change.
-    fn learn(&self, parent: Ino, name: &Name, question: Question<'_>, found: Found) -> bool {
-        let key = question.key;
-        std::mem::forget(question);
-        let mut state = self.lock();
-        if state.elsewhere.end(key) {
-            return false;
-        }
-        let Ok(parent) = state.slot_of(parent) else { return true };
-        if state.tree.directory(parent).is_none() || state.tree.child(parent, name.as_bytes()).is_some() {
-            return true;
-        }
-        match found {
-            Found::Absent { is_watched: true } => {
-                state.elsewhere.absent.put(key, ());
-            }
-            Found::Absent { is_watched: false } => {}
-            Found::Unknown => self.telemetry.catalog_unknown.increment(),
-            Found::Present { stamp, facts: Facts::File(facts), copies } => {
-                state.show(parent, name.clone(), stamp, &facts, copies);
-            }
-            Found::Present { facts: Facts::Directory(facts), .. } => {
-                let attributes = Attributes::new(facts.mode, facts.uid, facts.gid, self.now_ns());
-                match self.enter_directory(&mut state, parent, name.clone(), attributes) {
-                    // It lives as long as anybody knows it.
-                    Ok(slot) => {
-                        self.adopt_for_new(&mut state, slot);
-                        state.hold_directory(slot);
-                    }
-                    Err(error) => tracing::warn!(%error, "a directory of another member cannot be shown"),
-                }
-            }
-        }
-        true
-    }
-
     /// What all members, this one included, list of the directory at `path`, in the order that they share.
     pub(super) async fn list_of_members(&self, path: Vec<u8>, after: u64, max: usize) -> Vec<ListedName> {
         match self.cluster.get() {
@@ -480,17 +419,5 @@ impl Datapath {
             state.path_of_child(parent, name)
         };
         if self.list_of_members(path, 0, 1).await.is_empty() { Ok(()) } else { Err(Error::NotEmpty) }
-    }
-}
-
-/// A question that is ended by its answer, or by being dropped.
-struct Question<'a> {
-    datapath: &'a Datapath,
-    key: KeyId,
-}
-
-impl Drop for Question<'_> {
-    fn drop(&mut self) {
-        self.datapath.lock().elsewhere.end(self.key);
     }
 }

@@ -8,7 +8,7 @@ use super::segments::{Shared, Use};
 use super::{Credentials, LOCKED_AT_ONCE, Located, Session};
 use crate::datapath::room::footprint;
 use crate::datapath::{Caller, Datapath, Marks, Object, Phase, Place, State, key_hash};
-use crate::namespace::{Ino, Slot};
+use crate::namespace::{Ino, Name, Slot};
 
 /// How many names of a batch are there, from the first on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,12 @@ impl<'s, 'n> Walk<'s, 'n> {
             if component == b"." || component == b".." {
                 return Err(Located::Invalid);
             }
-            slot = state.tree.child(slot, component).ok_or(Located::Absent)?;
+            let Some(child) = state.tree.child(slot, component) else {
+                // Another member may have the directory, and a file call asks.
+                let may_be = state.has_members() && !state.was_absent_everywhere(slot, component);
+                return Err(if may_be { Located::AskByFile } else { Located::Absent });
+            };
+            slot = child;
             if state.tree.directory(slot).is_none() {
                 return Err(Located::Absent);
             }
@@ -79,6 +84,24 @@ impl<'s, 'n> Walk<'s, 'n> {
         }
         let id = state.directory_id(slot).map_err(|_| Located::Absent)?;
         Ok(Within { slot, id })
+    }
+
+    /// The first component of `name` that nothing is known of here, with its directory: other members are to be asked.
+    fn unknown(&self, state: &mut State, name: &[u8]) -> Option<(Ino, Name)> {
+        let mut slot = self.scope.ok()?;
+        for component in name.split(|&byte| byte == b'/').filter(|component| !component.is_empty()) {
+            if let Some(child) = state.tree.child(slot, component) {
+                slot = child;
+                continue;
+            }
+            let may_look = state.tree.directory(slot).is_some()
+                && self.credentials.may(&state.tree.node(slot).attributes, Right::SEARCH);
+            if !may_look || state.is_absent_everywhere(slot, component) {
+                return None;
+            }
+            return Some((state.tree.ino(slot), Name::new(component).ok()?));
+        }
+        None
     }
 }
 
@@ -181,6 +204,30 @@ impl Datapath {
             }
         }
         Run { length, end: None }
+    }
+
+    /// What other members are to be asked before names are looked up here: of each the first part that is not known, none
+    /// twice. Nothing on a host without others.
+    pub fn unknown_elsewhere<'n>(
+        &self,
+        session: &Session,
+        scope: Ino,
+        names: impl Iterator<Item = &'n [u8]>,
+    ) -> Vec<(Ino, Name)> {
+        let (mut names, mut unknown) = (names.peekable(), Vec::new());
+        while names.peek().is_some() {
+            let mut state = self.lock();
+            if !state.has_members() {
+                break;
+            }
+            let walk = Walk::new(&state, session.credentials(), scope);
+            for name in names.by_ref().take(LOCKED_AT_ONCE) {
+                let found = walk.unknown(&mut state, name);
+                // A directory of many names comes many times in a row.
+                unknown.extend(found.filter(|found| unknown.last() != Some(found)));
+            }
+        }
+        unknown
     }
 
     /// The inode of an object that is below memory, to be brought into it.

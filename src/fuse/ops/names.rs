@@ -17,7 +17,7 @@ use crate::fuse::dispatch::after_telling;
 use crate::fuse::fast_files;
 use crate::fuse::session::pin_this_thread;
 use crate::fuse::waiter::{Waiter, Waiting};
-use crate::namespace::Ino;
+use crate::namespace::{Ino, Name};
 
 pub(in crate::fuse) fn lookup(
     dispatcher: &Dispatcher,
@@ -63,7 +63,9 @@ fn ask(datapath: &Arc<Datapath>, waiter: &Waiter, lifetimes: Lifetimes, waiting:
         return waiting.reply.error(Errno::ENOENT);
     };
     runtime.spawn(async move {
-        datapath.ask(waiting.parent, &waiting.name).await;
+        // A name that cannot be is looked up in vain.
+        let name = Name::new(&waiting.name).ok().map(|name| (waiting.parent, name));
+        datapath.ask(name.into_iter().collect()).await;
         let outcome = datapath.lookup(&waiting.caller, waiting.parent, &waiting.name, Patience::Writers);
         reply_or_wait(&datapath, &waiter, &lifetimes, outcome, waiting);
     });

@@ -1,9 +1,10 @@
 //! The coordinator that one of the members hosts, for a cluster without etcd.
 //!
-//! All members are told one address. The daemon that can listen there is the **keeper**: it has an [`Embedded`] and keeps it in
-//! a file. The others are **followers**: each holds one link to the keeper, with the proofs and the encryption of all links of
-//! the cluster, asks by it, and is told by it all that is agreed on. While the keeper is away it is with its followers as with
-//! etcd: what was heard last stands. A member whose link is lost stays registered for [`HostedSettings::lease`].
+//! All members are told one address. The daemon that can listen there is the **keeper**: it has an
+//! [`Embedded`](super::embedded::Embedded) and keeps it in a file. The others are **followers**: each holds one link to the
+//! keeper, with the proofs and the encryption of all links of the cluster, asks by it, and is told by it all that is agreed
+//! on. While the keeper is away it is with its followers as with etcd: what was heard last stands. A member whose link is lost
+//! stays registered for [`HostedSettings::lease`].
 //!
 //! Limits: there is one keeper; when its host is lost nobody joins until it is back. Nothing elects another, which could not be
 //! right with two halves of a cluster that do not see each other: that is what etcd is for.
