@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Puts, gets and existence checks of the reference system's store and of tidefs in turn, on one machine, as ratios.
 
-usage: tests/bench/reference_store.py [--sizes BYTES,..] [--rounds N] [--tidefs FILE] [--json FILE]
+usage: tests/bench/reference_store.py [--sizes BYTES,..] [--rounds N] [--by files] [--capacity MIB] [--json FILE]
 
 The reference is the wheel `mooncake-transfer-engine-non-cuda`, installed by name into a virtual environment of this
 script's: its master, one process that gives memory to the store, and this one, which gives none and moves objects by TCP
 from and into a buffer that is registered. tidefs is two daemons of `tidefs cluster dev --without-etcd` with
 `cluster.transports=tcp`, used by their Python package or, with `--by files`, by paths: a put writes on the second host (as a
 temporary file that is renamed), a get reads on the second host what the first one wrote, which it does not have.
-Existence is of 500 names at once: theirs by `batch_is_exist`, ours by `Cache.prefix`, on names of the other host. Each round starts one system
-alone, since threads of an idle one may spin, and moves everything once before what is counted. Rounds alternate; medians
-are compared. Needs root, a release build, and the Python package in target/wheels (mount-tools/client-python/build.sh).
+Existence is of 500 names at once: theirs by `batch_is_exist`, ours by `Cache.prefix`, on names of the other host. Each
+round starts one system alone, since threads of an idle one may spin, and moves everything twice before what is counted.
+Rounds alternate; medians are compared. Needs root, a release build, and the Python package in target/wheels (mount-tools/client-python/build.sh).
 """
 
 import argparse
@@ -31,9 +31,8 @@ PYTHON = WORK / "venv" / "bin" / "python"
 KIB, MIB = 1 << 10, 1 << 20
 # Bytes of one round, and names of one existence check.
 ROUND_BYTES, NAMES = 128 * MIB, 500
-# Of each host of tidefs: less than is written, so that it evicts as in use. The reference has room for all, and is emptied
-# after each round: it evicts what was just written, too.
-CAPACITY, ROOM = 1024 * MIB, 6144 * MIB
+# The reference has room for all, and is emptied after each round: it evicts what was just written, too.
+ROOM = 6144 * MIB
 SYSTEMS = ("reference", "tidefs")
 
 
@@ -111,19 +110,20 @@ class Reference:
         self.store.close()
         self.node.stdin.close()
         self.node.wait(timeout=30)
-        os.killpg(self.master.pid, signal.SIGTERM)
+        # What the wheel installs is a wrapper that starts the program: both are in this group, and keep nothing.
+        os.killpg(self.master.pid, signal.SIGKILL)
         self.master.wait(timeout=30)
 
 
 class Tidefs:
     """Two hosts of a cluster; this process works on the second."""
 
-    def __init__(self, buffer, program, by_files):
+    def __init__(self, buffer, program, by_files, capacity):
         import tidefs
 
         self.buffer, self.folder = buffer, tempfile.TemporaryDirectory()
         command = [program, "cluster", "dev", "--json", "--without-etcd", "--hosts", "2", "--dir", self.folder.name]
-        command += ["--capacity", str(CAPACITY), "-o", "cluster.transports=tcp"]
+        command += ["--capacity", f"{capacity}MiB", "-o", "cluster.transports=tcp"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         said = ""
         for line in self.process.stdout:
@@ -205,12 +205,12 @@ def existence(system, label):
     return times[0], statistics.median(times[1:])
 
 
-def run(name, sizes, program, by_files):
+def run(name, sizes, program, by_files, capacity):
     """One round of one system: case, size, and bytes or batches a second."""
     import numpy
 
     buffer = numpy.random.default_rng(1).integers(0, 256, max(sizes), dtype=numpy.uint8)
-    system = Reference(buffer) if name == "reference" else Tidefs(buffer, program, by_files)
+    system = Reference(buffer) if name == "reference" else Tidefs(buffer, program, by_files, capacity)
     figures = []
     # Memory is new to both at first: a virtual machine gets it from its host when it is touched.
     for label in ("new", "warm", "counted"):
@@ -231,6 +231,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tidefs", default=str(ROOT / "target/release/tidefs"))
     parser.add_argument("--by", choices=("library", "files"), default="library", help="how tidefs is used")
+    parser.add_argument("--capacity", type=int, default=1024, help="MiB of each host; with 320 and one size it evicts all the time")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--serve", metavar="MASTER", help=argparse.SUPPRESS)
     parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
@@ -244,7 +245,7 @@ def main():
         return
     prepare()
     if arguments.system:
-        print(json.dumps(run(arguments.system, sizes, arguments.tidefs, arguments.by == "files")))
+        print(json.dumps(run(arguments.system, sizes, arguments.tidefs, arguments.by == "files", arguments.capacity)))
         return
     found = {}
     for number in range(arguments.rounds):
