@@ -167,7 +167,7 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
         }
         Err(error) => {
             let text = format!(
-                "cannot join the cluster `{}` by {}: {error}; start without to serve this host alone",
+                "cannot join the cluster `{}` by {}: {error}; start without it to serve this host alone",
                 settings.name.0,
                 match settings.coordinator.get() {
                     Some(address) => format!("cluster.coordinator={address}"),

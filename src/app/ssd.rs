@@ -51,8 +51,8 @@ fn config_of(effective: &Effective) -> SsdConfig {
     }
 }
 
-/// Takes the SSD tier into use, if a disk is configured, or was added to an earlier daemon. A disk that cannot be used is told in `status`. Returns the objects
-/// that are to get their names when the mount is served.
+/// Takes the SSD tier into use, if a disk is configured, or was added to an earlier daemon. A disk that cannot be used is
+/// told in `status`. Returns the objects that are to get their names when the mount is served.
 pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Option<Unnamed>, Failure> {
     let config = config_of(effective);
     if !config.has_places() {

@@ -13,6 +13,7 @@ use tidefs_control_api::ioctl::{
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 use zerocopy::IntoBytes;
 
+use super::asked::Asked;
 use super::dispatch::Dispatcher;
 use super::errno::errno;
 use super::follow::follow;
@@ -21,15 +22,13 @@ use crate::datapath::{
     AREA_MAX, BeginRequest, CREATES_MAX, Caller, Datapath, Error, GetRequest, Located, REFERENCES_MAX,
     ReadyRequest, SealRequest, Session,
 };
-use crate::namespace::{Ino, Name};
+use crate::namespace::Ino;
 
-/// Levels of directories of other members that one request finds its way through.
-const LEVELS_MAX: usize = 8;
 /// Segments that one reply of RETIRED names at most.
 const RETIRED_AT_ONCE: usize = 1024;
 
 /// Why a request gets no reply but an error.
-enum Fault {
+pub(super) enum Fault {
     Refused(Refusal),
     Failed(Error),
 }
@@ -47,12 +46,11 @@ impl From<Error> for Fault {
 }
 
 /// A reply, apart from its results, which are bytes already.
-#[derive(Default)]
-struct Reply {
+pub(super) struct Reply {
     /// Number of results, or what the command says instead.
-    count: usize,
+    pub(super) count: usize,
     /// See [`Header::scope`].
-    first: u64,
+    pub(super) first: u64,
     /// Some names are to be asked for by a file call: perhaps only because other members were not asked for them.
     has_unknown: bool,
 }
@@ -96,62 +94,7 @@ pub(super) fn ioctl(
     });
 }
 
-/// A request with names that other members have to be asked for.
-struct Asked {
-    session: Arc<Session>,
-    caller: Caller,
-    command: Command,
-    payload: Box<[u8]>,
-    room: usize,
-}
-
-impl Asked {
-    /// Asks for all of the names at once and answers then, off the session threads; or at once with `bytes`, when there is
-    /// nothing to ask.
-    fn answer_later(self, datapath: &Arc<Datapath>, first: &Reply, bytes: &[u8], reply: ReplyIoctl) {
-        let unknown = self.unknown(datapath);
-        let runtime = datapath.cluster().map(|side| side.runtime().clone());
-        let Some(runtime) = runtime.filter(|_| !unknown.is_empty()) else {
-            return reply_with(datapath, self.command, Ok(()), bytes, self.room, reply);
-        };
-        if self.command == Command::Lookup {
-            // They are taken again.
-            datapath.give_back(&self.session, std::iter::once((first.first, first.count as u64)));
-        }
-        let datapath = Arc::clone(datapath);
-        runtime.spawn(async move {
-            let mut unknown = unknown;
-            // A directory first, then what is in it.
-            for _ in 0..LEVELS_MAX {
-                datapath.ask(unknown.clone()).await;
-                let left = self.unknown(&datapath);
-                if left.is_empty() || left == unknown {
-                    break;
-                }
-                unknown = left;
-            }
-            let mut bytes = vec![0; HEADER_BYTES];
-            let answered =
-                answer(&datapath, &self.session, &self.caller, self.command, &self.payload, &mut bytes);
-            reply_with(&datapath, self.command, answered.map(drop), &bytes, self.room, reply);
-        });
-    }
-
-    fn unknown(&self, datapath: &Datapath) -> Vec<(Ino, Name)> {
-        let names = |request: &Request<'_>| match &request.body {
-            Body::Lookup(names) | Body::Prefix(names) | Body::Prefetch(names) => {
-                let names = names.iter().map(|name| name.0);
-                datapath.unknown_elsewhere(&self.session, scope_of(request), names)
-            }
-            _ => Vec::new(),
-        };
-        // It was understood before.
-        with_request(datapath, &self.session, self.command, &self.payload, |request, _| Ok(names(request)))
-            .unwrap_or_default()
-    }
-}
-
-fn reply_with(
+pub(super) fn reply_with(
     datapath: &Datapath,
     command: Command,
     answered: Result<(), Fault>,
@@ -177,7 +120,7 @@ fn refuse(datapath: &Datapath, command: Command, refusal: Refusal, reply: ReplyI
 }
 
 /// Does `call` with the request that `payload` is, or says where it lies; in the second case with that, too.
-fn with_request<T>(
+pub(super) fn with_request<T>(
     datapath: &Datapath,
     session: &Session,
     command: Command,
@@ -205,7 +148,7 @@ fn with_request<T>(
     call(&request, Some(&place))
 }
 
-fn answer(
+pub(super) fn answer(
     datapath: &Arc<Datapath>,
     session: &Session,
     caller: &Caller,

@@ -10,7 +10,8 @@ from and into a buffer that is registered. tidefs is two daemons of `tidefs clus
 temporary file that is renamed), a get reads on the second host what the first one wrote, which it does not have.
 Existence is of 500 names at once: theirs by `batch_is_exist`, ours by `Cache.prefix`, on names of the other host. Each
 round starts one system alone, since threads of an idle one may spin, and moves everything twice before what is counted.
-Rounds alternate; medians are compared. Needs root, a release build, and the Python package in target/wheels (mount-tools/client-python/build.sh).
+Rounds alternate; medians are compared. Needs root, a release build, and the Python package in target/wheels
+(mount-tools/client-python/build.sh).
 """
 
 import argparse

@@ -23,7 +23,7 @@ pub(super) struct Agreed {
     pub(super) cluster: ClusterId,
     starts: BTreeMap<MemberId, Incarnation>,
     pub(super) members: BTreeMap<MemberId, Member>,
-    pub(super) namespaces: BTreeMap<String, NamespaceRecord>,
+    namespaces: BTreeMap<String, NamespaceRecord>,
     /// Counts changes: numbers of views and revisions are taken from it.
     changes: u64,
 }
@@ -91,6 +91,11 @@ impl Embedded {
     #[must_use]
     pub fn another(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), registered: Mutex::new(None) }
+    }
+
+    /// The cluster that it is of.
+    pub(super) fn cluster(&self) -> ClusterId {
+        self.shared.agreed.lock().cluster
     }
 
     /// All that is agreed on, as it is now.

@@ -87,7 +87,7 @@ impl<'s, 'n> Walk<'s, 'n> {
     }
 
     /// The first component of `name` that nothing is known of here, with its directory: other members are to be asked.
-    fn unknown(&self, state: &mut State, name: &[u8]) -> Option<(Ino, Name)> {
+    fn unknown(&self, state: &State, name: &[u8]) -> Option<(Ino, Name)> {
         let mut slot = self.scope.ok()?;
         for component in name.split(|&byte| byte == b'/').filter(|component| !component.is_empty()) {
             if let Some(child) = state.tree.child(slot, component) {
@@ -96,7 +96,7 @@ impl<'s, 'n> Walk<'s, 'n> {
             }
             let may_look = state.tree.directory(slot).is_some()
                 && self.credentials.may(&state.tree.node(slot).attributes, Right::SEARCH);
-            if !may_look || state.is_absent_everywhere(slot, component) {
+            if !may_look || state.was_absent_everywhere(slot, component) {
                 return None;
             }
             return Some((state.tree.ino(slot), Name::new(component).ok()?));
@@ -216,13 +216,13 @@ impl Datapath {
     ) -> Vec<(Ino, Name)> {
         let (mut names, mut unknown) = (names.peekable(), Vec::new());
         while names.peek().is_some() {
-            let mut state = self.lock();
+            let state = self.lock();
             if !state.has_members() {
                 break;
             }
             let walk = Walk::new(&state, session.credentials(), scope);
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
-                let found = walk.unknown(&mut state, name);
+                let found = walk.unknown(&state, name);
                 // A directory of many names comes many times in a row.
                 unknown.extend(found.filter(|found| unknown.last() != Some(found)));
             }

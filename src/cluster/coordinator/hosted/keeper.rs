@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::wire::{Answered, Ask, CHANNEL, KEEPER, Told, decode, encode};
 use super::{HostedSettings, StartError, file};
-use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::coordinator::embedded::{Agreed, Embedded};
 use crate::cluster::coordinator::{
     Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
 };
@@ -36,8 +36,8 @@ struct Kept {
     own: Embedded,
     file: PathBuf,
     lease: Duration,
-    /// One writes the file at a time. Held for that, in threads that may wait.
-    writing: Mutex<()>,
+    /// What the file holds, once it was written. Held to write it, in threads that may wait.
+    written: Mutex<Option<Agreed>>,
     /// Held for a look-up.
     followers: Mutex<HashMap<PeerId, Follower>>,
     runtime: Handle,
@@ -65,7 +65,7 @@ impl Keeper {
             own: Embedded::resumed(agreed),
             file: settings.file.clone(),
             lease: settings.lease,
-            writing: Mutex::default(),
+            written: Mutex::default(),
             followers: Mutex::default(),
             runtime: runtime.clone(),
             weak: Weak::clone(weak),
@@ -89,28 +89,37 @@ impl Keeper {
 }
 
 impl Kept {
-    /// Writes what is agreed on to the file, and tells all followers.
+    /// Keeps what is agreed on, and tells all followers.
     async fn keep(self: &Arc<Self>) -> Result<(), String> {
         let kept = Arc::clone(self);
-        let written = self.runtime.spawn_blocking(move || {
-            let _one = kept.writing.lock();
-            file::store(&kept.file, &kept.own.agreed()).map_err(|error| {
-                let reason = format!("cannot write `{}`: {error}", kept.file.display());
-                tracing::error!(reason, "what the cluster agrees on may be lost with the end of this daemon");
-                reason
-            })
-        });
-        written.await.map_err(|error| error.to_string())??;
+        let written = self.runtime.spawn_blocking(move || kept.write()).await;
+        written.map_err(|error| error.to_string())??;
         self.tell_all();
         Ok(())
     }
 
+    /// Writes what is agreed on to the file, unless that holds it. Waits.
+    fn write(&self) -> Result<(), String> {
+        let mut written = self.written.lock();
+        let agreed = self.own.agreed();
+        if written.as_ref() == Some(&agreed) {
+            // Somebody was registered again, or left twice.
+            return Ok(());
+        }
+        file::store(&self.file, &agreed).map_err(|error| {
+            let reason = format!("cannot write `{}`: {error}", self.file.display());
+            tracing::error!(reason, "what the cluster agrees on may be lost with the end of this daemon");
+            reason
+        })?;
+        *written = Some(agreed);
+        Ok(())
+    }
+
     fn told(&self) -> Told {
-        // The views first: they may be older than the members then, which the next telling mends, and never newer.
         let view = self.own.views().borrow().clone();
         let namespaces = Arc::clone(&self.own.namespaces().borrow());
         Told {
-            cluster: self.own.agreed().cluster,
+            cluster: self.own.cluster(),
             view: view.number,
             members: view.members().to_vec(),
             revision: namespaces.revision,
@@ -151,7 +160,7 @@ impl Kept {
     async fn answer(self: Arc<Self>, handle: Arc<Embedded>, ask: Ask) -> Result<Answered, String> {
         // Nothing here waits for anybody.
         let soon = Instant::now();
-        let cluster = self.own.agreed().cluster;
+        let cluster = self.own.cluster();
         let done = match ask {
             Ask::Begin { member } => handle
                 .begin(member, soon)

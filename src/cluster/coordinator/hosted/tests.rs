@@ -12,16 +12,19 @@ fn free_address() -> String {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().to_string()
 }
 
-fn settings(address: &str, directory: &tempfile::TempDir) -> HostedSettings {
-    HostedSettings {
-        address: address.to_owned(),
+/// An address where nobody listens, and a directory for what is kept.
+fn place() -> (tempfile::TempDir, HostedSettings) {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = HostedSettings {
+        address: free_address(),
         cluster: "test".to_owned(),
         key: Some(ClusterKey::new(*b"the key of this cluster")),
         tls: None,
         file: directory.path().join("coordinator.json"),
         lease: Duration::from_secs(1),
         call_timeout: Duration::from_secs(2),
-    }
+    };
+    (directory, settings)
 }
 
 fn handle(settings: &HostedSettings) -> Box<dyn Coordinator> {
@@ -54,8 +57,7 @@ mod the_keeper_and_a_follower {
     use super::*;
 
     fn pair() -> Pair {
-        let directory = tempfile::tempdir().unwrap();
-        let settings = settings(&free_address(), &directory);
+        let (directory, settings) = place();
         let (first, second) = (handle(&settings), handle(&settings));
         Pair { first, second, keeps: Box::new(directory) }
     }
@@ -67,8 +69,7 @@ mod two_followers {
     use super::*;
 
     fn pair() -> Pair {
-        let directory = tempfile::tempdir().unwrap();
-        let settings = settings(&free_address(), &directory);
+        let (directory, settings) = place();
         let keeper = handle(&settings);
         Pair { first: handle(&settings), second: handle(&settings), keeps: Box::new((keeper, directory)) }
     }
@@ -78,8 +79,7 @@ mod two_followers {
 
 #[tokio::test]
 async fn while_the_keeper_is_away_what_was_heard_stands_and_its_next_start_goes_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let settings = settings(&free_address(), &directory);
+    let (_directory, settings) = place();
     let (keeper, follower) = (handle(&settings), handle(&settings));
     let at_keeper = join(&*keeper, 1).await;
     let at_follower = join(&*follower, 2).await;
@@ -109,8 +109,7 @@ async fn while_the_keeper_is_away_what_was_heard_stands_and_its_next_start_goes_
 
 #[tokio::test]
 async fn a_member_whose_link_is_lost_stays_until_its_lease_is_over() {
-    let directory = tempfile::tempdir().unwrap();
-    let settings = settings(&free_address(), &directory);
+    let (_directory, settings) = place();
     let (keeper, follower) = (handle(&settings), handle(&settings));
     let member = join(&*follower, 2).await;
     let mut views = keeper.views();
@@ -128,8 +127,7 @@ async fn a_member_whose_link_is_lost_stays_until_its_lease_is_over() {
 
 #[tokio::test]
 async fn who_does_not_know_the_key_is_told_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    let settings = settings(&free_address(), &directory);
+    let (_directory, settings) = place();
     let keeper = handle(&settings);
     join(&*keeper, 1).await;
     let key = Some(ClusterKey::new(*b"the key of another cluster"));
@@ -141,8 +139,7 @@ async fn who_does_not_know_the_key_is_told_nothing() {
 
 #[tokio::test]
 async fn a_cluster_whose_file_was_lost_is_another_one() {
-    let directory = tempfile::tempdir().unwrap();
-    let settings = settings(&free_address(), &directory);
+    let (_directory, settings) = place();
     let (keeper, follower) = (handle(&settings), handle(&settings));
     let member = join(&*follower, 2).await;
     drop(keeper);
@@ -160,8 +157,7 @@ async fn a_cluster_whose_file_was_lost_is_another_one() {
 
 #[tokio::test]
 async fn a_file_that_is_not_ours_is_not_written_over() {
-    let directory = tempfile::tempdir().unwrap();
-    let settings = settings(&free_address(), &directory);
+    let (_directory, settings) = place();
     std::fs::write(&settings.file, "not ours").unwrap();
     let refused = start(settings.clone(), &Handle::current()).unwrap_err();
     assert!(refused.to_string().contains("coordinator.json"), "{refused}");

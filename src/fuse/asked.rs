@@ -1,0 +1,78 @@
+//! Requests of the fast path with names that nothing is known of here: other members are asked for all of them at once, off the
+//! session threads, and the request is answered then.
+//!
+//! Limits: [`LEVELS_MAX`] questions one after the other, each as long as a look-up waits for other members; clients wait for
+//! their request, so that there are no more of these than threads of clients.
+
+use std::sync::Arc;
+
+use fuser::ReplyIoctl;
+use tidefs_control_api::ioctl::{Body, Command, HEADER_BYTES, Request};
+
+use super::ioctl::{Reply, answer, reply_with, scope_of, with_request};
+use crate::datapath::{Caller, Datapath, Session};
+use crate::namespace::{Ino, Name};
+
+/// Levels of directories of other members that one request finds its way through.
+const LEVELS_MAX: usize = 8;
+
+/// A request with names that other members have to be asked for.
+pub(super) struct Asked {
+    pub(super) session: Arc<Session>,
+    pub(super) caller: Caller,
+    pub(super) command: Command,
+    pub(super) payload: Box<[u8]>,
+    pub(super) room: usize,
+}
+
+impl Asked {
+    /// Asks for all of the names at once and answers then, off the session threads; or at once with `bytes`, when there is
+    /// nothing to ask.
+    pub(super) fn answer_later(
+        self,
+        datapath: &Arc<Datapath>,
+        first: &Reply,
+        bytes: &[u8],
+        reply: ReplyIoctl,
+    ) {
+        let unknown = self.unknown(datapath);
+        let runtime = datapath.cluster().map(|side| side.runtime().clone());
+        let Some(runtime) = runtime.filter(|_| !unknown.is_empty()) else {
+            return reply_with(datapath, self.command, Ok(()), bytes, self.room, reply);
+        };
+        if self.command == Command::Lookup {
+            // They are taken again.
+            datapath.give_back(&self.session, std::iter::once((first.first, first.count as u64)));
+        }
+        let datapath = Arc::clone(datapath);
+        runtime.spawn(async move {
+            let mut unknown = unknown;
+            // A directory first, then what is in it.
+            for _ in 0..LEVELS_MAX {
+                datapath.ask(unknown.clone()).await;
+                let left = self.unknown(&datapath);
+                if left.is_empty() || left == unknown {
+                    break;
+                }
+                unknown = left;
+            }
+            let mut bytes = vec![0; HEADER_BYTES];
+            let answered =
+                answer(&datapath, &self.session, &self.caller, self.command, &self.payload, &mut bytes);
+            reply_with(&datapath, self.command, answered.map(drop), &bytes, self.room, reply);
+        });
+    }
+
+    fn unknown(&self, datapath: &Datapath) -> Vec<(Ino, Name)> {
+        let names = |request: &Request<'_>| match &request.body {
+            Body::Lookup(names) | Body::Prefix(names) | Body::Prefetch(names) => {
+                let names = names.iter().map(|name| name.0);
+                datapath.unknown_elsewhere(&self.session, scope_of(request), names)
+            }
+            _ => Vec::new(),
+        };
+        // It was understood before.
+        with_request(datapath, &self.session, self.command, &self.payload, |request, _| Ok(names(request)))
+            .unwrap_or_default()
+    }
+}
