@@ -28,9 +28,9 @@ pub(crate) enum TierCommand {
     /// Take a directory or block device into the SSD tier while it is used
     #[command(
         after_help = "Whatever the tier left there before is given up. The daemon need not have had a disk before. Slot \
-                      files stay where they are. It lasts until the machine restarts, a restart of the daemon included, \
-                      unless the configuration names it too.\n\nExample:\n  tidefs tier add /mnt/nvme2/tidefs --capacity \
-                      2TiB"
+                      files stay where they are. A restart of the daemon knows the disk; a restart of the machine does \
+                      not, unless the configuration names it too.\n\nExample:\n  tidefs tier add /mnt/nvme2/tidefs \
+                      --capacity 2TiB"
     )]
     Add(AddArgs),
     /// Move what a disk holds to the others; from then on it takes nothing
