@@ -9,9 +9,6 @@ use super::{Caller, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened,
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
 use crate::tier::memory::{DirectoryRecord, PolicyRecord};
 
-/// A hidden version is dropped when its writer does not come back to open it within this time.
-const ABANDONED_AFTER_MS: u64 = 10_000;
-
 /// Part of the capacity that is reserved for one writer at most on the strength of a guess.
 const GUESS_SHARE: u64 = 8;
 
@@ -210,8 +207,6 @@ impl Datapath {
             return Err(error);
         }
         let mut state = self.lock();
-        let now = self.clock.monotonic();
-        let process = state.process(caller, now);
         let slot = state.slot_of(ino).inspect_err(|_| self.free_place(Place::Solo(id)))?;
         let attributes = self.stat_of(&state, slot).attributes;
         let node = state.tree.node(slot);
@@ -224,7 +219,7 @@ impl Datapath {
         if let Some(next) = old.open.as_ref().and_then(|open| open.next_version) {
             // Another writer was faster; this one joins in.
             self.free_place(Place::Solo(id));
-            state.admit_writer(next, process);
+            self.expect_writer(&mut state, caller, next);
             return Ok(());
         }
         let policy = old.policy();
@@ -236,11 +231,9 @@ impl Datapath {
         open.reserved = kept.round_up_to_pages();
         open.sized = kept;
         open.supersedes = Some((parent, name));
-        open.writer_processes.push(process);
-        open.expected.push(caller.thread);
-        open.abandoned_at_ms = self.now_ms() + ABANDONED_AFTER_MS;
         let version = state.tree.make(attributes, Body::File(object));
         state.writing.insert(version);
+        self.expect_writer(&mut state, caller, version);
         if let Some(old) = state.object_mut(slot) {
             old.open_mut().next_version = Some(version);
         }

@@ -149,6 +149,11 @@ impl Datapath {
         // A writer's look-up before it creates or renames its file: no block of a chain, and no miss if absent.
         let is_temporary = self.is_temporary(&name);
         let mut state = self.lock();
+        if state.resent.contains(&caller.thread) {
+            drop(state);
+            self.welcome_resent(caller, parent, &name);
+            state = self.lock();
+        }
         let directory_ino = parent;
         let parent = state.slot_of(parent)?;
         let directory = state.directory_id(parent)?;

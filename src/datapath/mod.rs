@@ -42,6 +42,7 @@ mod release;
 mod remove;
 mod rename;
 mod reopen;
+mod resent;
 mod room;
 mod seal;
 mod slot_file;
@@ -192,7 +193,7 @@ pub struct State {
     /// Objects whose soft pin has ended.
     unpinned: HashSet<Slot>,
     /// Who was just sent to look a name up again, so that it is not sent twice.
-    resent: lru::LruCache<ThreadId, (Option<Name>, Duration)>,
+    resent: lru::LruCache<ThreadId, resent::Resent>,
     /// Slots of files that are hidden, for `status` and for dropping abandoned versions.
     writing: BTreeSet<Slot>,
     /// Closed temporary files that wait for their rename: monotonic milliseconds until which, and slot.

@@ -8,18 +8,12 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
 
 /// How long a version waits for a thread that was sent to open it: it comes back within its system call, unless it dies.
 pub(super) const EXPECTED_FOR_MS: u64 = 10_000;
-
-/// How long after it was sent to look a name up again a thread is taken to come back for that.
-const RESENT: Duration = Duration::from_millis(EXPECTED_FOR_MS);
-/// The same for one that had to be brought back, which may have taken long.
-const RESENT_LATE: Duration = Duration::from_secs(30);
 
 /// Identity of an open handle, as the kernel carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -91,20 +85,16 @@ impl Datapath {
         let (mut was_resent, mut sent_to) = (false, None);
         let outcome = (|| {
             let mut state = self.lock();
-            let now = self.clock.monotonic();
             let resent = state.resent.pop(&caller.thread);
             let slot = state.slot_of(ino).ok();
-            if let Some((name, at)) = resent {
-                was_resent = match slot.filter(|&slot| state.is_there(slot)) {
-                    Some(slot) => now.saturating_sub(at) < RESENT && name == Some(state.tree.name(slot)),
-                    // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once.
-                    None => now.saturating_sub(at) < RESENT_LATE,
-                };
-                sent_to = name;
+            if let Some(resent) = resent {
+                was_resent = self.is_resent(&state, &resent, slot);
+                sent_to = resent.name();
             }
             let slot = slot.ok_or(Error::Stale)?;
-            if self.is_in_cluster() && !was_resent && !options.write && !state.is_there(slot) {
-                // A rename that is under way here takes its name, and another host may have replaced that already.
+            if !was_resent && (options.write || self.is_in_cluster()) && !state.is_there(slot) {
+                // It left its name after it was looked up: what a writer adds to it would be lost. For a reader it will do,
+                // unless a rename that is under way here takes its name, and another host may have replaced that already.
                 return Err(Error::Stale);
             }
             if self.is_hidden_from(&mut state, caller, slot)
@@ -128,28 +118,22 @@ impl Datapath {
             Err(Error::Stale) if was_resent => Err(Error::NoObject), // for a reader that is a miss
             Err(Error::NoObject) if was_resent => {
                 // Who asks brings it back and asks again for the same open(2), which the kernel sends nowhere a second time.
-                let now = self.clock.monotonic();
-                self.lock().resent.put(caller.thread, (sent_to, now));
+                self.note_resent_for(&mut self.lock(), caller, sent_to, options);
                 Err(Error::NoObject)
             }
             Err(Error::Stale) => {
                 if options.write {
-                    self.begin_version_if_sealed(caller, ino, options.truncate)?;
+                    match self.begin_version_if_sealed(caller, ino, options.truncate) {
+                        // That it left its name meanwhile is found by looking that up again.
+                        Ok(()) | Err(Error::Stale) => {}
+                        Err(error) => return Err(error),
+                    }
                 }
-                let now = self.clock.monotonic();
-                let mut state = self.lock();
-                let slot = state.tree.by_ino(ino).filter(|&slot| state.is_there(slot));
-                let name = slot.map(|slot| state.tree.name(slot));
-                state.resent.put(caller.thread, (name, now));
+                self.note_resent(caller, ino, options);
                 Err(Error::Stale)
             }
             other => other,
         }
-    }
-
-    /// A thread that was sent to look a name up again is answered: its next open is another one.
-    pub fn give_up_opening(&self, caller: &Caller) {
-        self.lock().resent.pop(&caller.thread);
     }
 
     /// The last resort of a writer who met a third version within a moment: changes it in place if nobody uses it.
@@ -183,12 +167,7 @@ impl Datapath {
             }
             if let Some(next) = object.open.as_ref().and_then(|open| open.next_version) {
                 // Somebody writes one already, and the caller joins in.
-                let process = state.process(caller, self.clock.monotonic());
-                state.admit_writer(next, process);
-                if let Some(open) = state.object_mut(next).map(Object::open_mut) {
-                    open.expected.push(caller.thread);
-                    open.abandoned_at_ms = open.abandoned_at_ms.max(self.now_ms() + EXPECTED_FOR_MS);
-                }
+                self.expect_writer(&mut state, caller, next);
                 return Ok(());
             }
         }
@@ -415,7 +394,7 @@ impl Datapath {
 
 impl State {
     /// Whether the node was not removed.
-    fn is_there(&self, slot: Slot) -> bool {
+    pub(super) fn is_there(&self, slot: Slot) -> bool {
         self.object(slot).is_none_or(|object| object.phase != Phase::Gone)
     }
 

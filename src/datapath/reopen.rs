@@ -4,7 +4,6 @@
 //! To take the name from it without the directory's lock, the bytes move to a new inode: who comes by the old one is
 //! told that it is stale and looks the name up again, and only its writers find the new one.
 
-use super::open::EXPECTED_FOR_MS;
 use super::remove::NO_SEGMENT;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Object, OpenOptions, Phase, Place, State};
@@ -83,7 +82,6 @@ impl Datapath {
     /// Gives the hidden file in `slot`, which nobody has open, a new inode under its name. The caller is its writer, and
     /// is expected to come for it; when it does not, the object is sealed again as it was.
     fn renew_inode(&self, state: &mut State, caller: &Caller, slot: Slot) {
-        let process = state.process(caller, self.clock.monotonic());
         let (ino, attributes) = (state.tree.ino(slot), state.tree.node(slot).attributes);
         let (parent, name) = (state.tree.node(slot).parent, state.tree.name(slot));
         let Some(old) = state.object_mut(slot) else { return };
@@ -94,14 +92,11 @@ impl Datapath {
         object.marks.set(Marks::SHARED, false);
         object.open = old.open.take();
         old.phase = Phase::Gone;
-        let open = object.open_mut();
-        open.writer_processes.push(process);
-        open.expected.push(caller.thread);
-        open.abandoned_at_ms = self.now_ms() + EXPECTED_FOR_MS;
-        open.was_opened = true;
+        object.open_mut().was_opened = true;
         let renewed = state.tree.make(attributes, Body::File(object));
         state.writing.remove(&slot);
         state.writing.insert(renewed);
+        self.expect_writer(state, caller, renewed);
         state.unpinned.remove(&slot);
         state.leave_name(slot);
         state

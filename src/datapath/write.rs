@@ -201,11 +201,9 @@ impl Datapath {
         let (slot, is_writing) = {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
-            if self.is_hidden_from(&mut state, caller, slot) {
-                return Err(Error::Stale);
-            }
+            let is_hidden = self.is_hidden_from(&mut state, caller, slot);
             let object = state.object_mut(slot).ok_or(Error::IsDirectory)?;
-            let is_writing = object.writers() > 0;
+            let is_writing = object.writers() > 0 && !is_hidden;
             if is_writing {
                 // Who was sent to open a version has come, to change its length and nothing more.
                 object.open_mut().expected.retain(|&thread| thread != caller.thread);

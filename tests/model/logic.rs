@@ -25,6 +25,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
+mod interleaved;
 mod ssd;
 
 /// Thread ids above any that Linux gives out, so that each stands for a process of its own.
@@ -156,7 +157,11 @@ impl Logic {
     }
 
     fn lookup(&mut self, who: usize, parent: Ino, name: &str) -> Result<(Ino, Kind, Facts), Errno> {
-        match self.datapath().lookup(&caller(who), parent, name.as_bytes(), Patience::None).map_err(errno)? {
+        self.look_up_as(&caller(who), parent, name)
+    }
+
+    fn look_up_as(&mut self, caller: &Caller, parent: Ino, name: &str) -> Result<(Ino, Kind, Facts), Errno> {
+        match self.datapath().lookup(caller, parent, name.as_bytes(), Patience::None).map_err(errno)? {
             Lookup::Found { stat, .. } => {
                 *self.references.entry(stat.ino).or_default() += 1;
                 let facts = Facts {

@@ -1,0 +1,132 @@
+//! Sending a thread to look a name up again, which works once.
+//!
+//! The kernel answers ESTALE by looking the path up again and asking for the same once more (retry_estale and
+//! do_filp_open, namei.c); a second ESTALE is what the program gets. So a writer that was sent is given a version to
+//! write when it looks the name up, and that version waits for it: nothing that others do before its open takes it away.
+
+use std::time::Duration;
+
+use super::open::{EXPECTED_FOR_MS, OpenOptions};
+use super::{Caller, Datapath, Error, Object, Phase, State};
+use crate::namespace::{Ino, Name, Slot};
+
+/// How long after it was sent to look a name up again a thread is taken to come back for that.
+const RESENT: Duration = Duration::from_millis(EXPECTED_FOR_MS);
+/// The same for one that had to be brought back, which may have taken long.
+const RESENT_LATE: Duration = Duration::from_secs(30);
+
+/// What a thread was sent to look up again.
+#[derive(Debug)]
+pub(super) struct Resent {
+    /// The name, when its inode still knew it.
+    name: Option<Name>,
+    /// When, by the monotonic clock.
+    at: Duration,
+    /// How it is opened.
+    options: OpenOptions,
+}
+
+impl Resent {
+    pub(super) fn name(self) -> Option<Name> {
+        self.name
+    }
+}
+
+impl Datapath {
+    /// A thread that was sent to look a name up again is answered: its next open is another one.
+    pub fn give_up_opening(&self, caller: &Caller) {
+        self.lock().resent.pop(&caller.thread);
+    }
+
+    /// The caller is about to be told that `ino` is stale: its next open of that name is the same one.
+    pub(super) fn note_resent(&self, caller: &Caller, ino: Ino, options: OpenOptions) {
+        let mut state = self.lock();
+        // One that has left its name meanwhile still knows which it was: that is what is looked up again.
+        let name = state.tree.by_ino(ino).map(|slot| state.tree.name(slot));
+        self.note_resent_for(&mut state, caller, name, options);
+    }
+
+    /// The same, where the name is known.
+    pub(super) fn note_resent_for(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        name: Option<Name>,
+        options: OpenOptions,
+    ) {
+        let at = self.clock.monotonic();
+        state.resent.put(caller.thread, Resent { name, at, options });
+    }
+
+    /// Whether the open of `slot` (`None`: of an inode that is gone) is the second one of a thread that was sent.
+    pub(super) fn is_resent(&self, state: &State, resent: &Resent, slot: Option<Slot>) -> bool {
+        let since = self.clock.monotonic().saturating_sub(resent.at);
+        match slot.filter(|&slot| state.is_there(slot)) {
+            Some(slot) => since < RESENT && resent.name == Some(state.tree.name(slot)),
+            // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once.
+            None => since < RESENT_LATE,
+        }
+    }
+
+    /// Gives a writer who was sent to look `name` up again a version to write, or has the one that is being written wait.
+    pub(super) fn welcome_resent(&self, caller: &Caller, parent: Ino, name: &Name) {
+        let (ino, options) = {
+            let mut state = self.lock();
+            let now = self.clock.monotonic();
+            let is_same = |resent: &&Resent| {
+                resent.options.write
+                    && resent.name.as_ref() == Some(name)
+                    && now.saturating_sub(resent.at) < RESENT
+            };
+            let Some(resent) = state.resent.peek(&caller.thread).filter(is_same) else { return };
+            let Ok(parent) = state.slot_of(parent) else { return };
+            let Some(child) = state.tree.child(parent, name.as_bytes()) else { return };
+            let options = resent.options;
+            match state.object(child) {
+                Some(object) if object.phase == Phase::Sealed && !Self::is_away(&object.place) => {}
+                Some(object) if object.phase == Phase::Writing => {
+                    if !self.is_hidden_from(&mut state, caller, child) {
+                        self.expect_writer(&mut state, caller, child);
+                    }
+                    return;
+                }
+                _ => return,
+            }
+            (state.tree.ino(child), options)
+        };
+        // What fails here fails again in the open that follows, and that says why.
+        if self.verify_before_first_use(ino).is_ok() {
+            let _ = self.begin_writing(caller, ino, options);
+        }
+    }
+
+    /// Makes a sealed object one that the caller writes, in place or as a new version, and has it wait for the caller.
+    fn begin_writing(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<(), Error> {
+        {
+            let mut state = self.lock();
+            let slot = state.slot_of(ino)?;
+            if state.object(slot).is_none_or(|object| object.phase != Phase::Sealed) {
+                return Ok(());
+            }
+            match self.unseal(&mut state, caller, slot, options) {
+                Ok(()) => {
+                    self.expect_writer(&mut state, caller, slot);
+                    return Ok(());
+                }
+                Err(Error::Stale) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.begin_version_if_sealed(caller, ino, options.truncate)
+    }
+
+    /// The file in `slot` is not sealed before the caller has come to write it, or has not for a long time.
+    pub(super) fn expect_writer(&self, state: &mut State, caller: &Caller, slot: Slot) {
+        let process = state.process(caller, self.clock.monotonic());
+        state.admit_writer(slot, process);
+        if let Some(open) = state.object_mut(slot).map(Object::open_mut) {
+            open.expected.push(caller.thread);
+            open.abandoned_at_ms = open.abandoned_at_ms.max(self.now_ms() + EXPECTED_FOR_MS);
+        }
+    }
+}
