@@ -98,7 +98,6 @@ impl Logic {
         let base = tempfile::Builder::new().prefix("tidefs-model-").tempdir().expect("a temporary directory");
         std::fs::create_dir(base.path().join("memory")).expect("a directory for the tmpfs");
         let clock = Arc::new(SimClock::default());
-        clock.advance(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970"));
         let mut logic = Self {
             setup,
             base,
@@ -108,8 +107,15 @@ impl Logic {
             handles: HashMap::new(),
             next: 1,
         };
+        logic.keep_up();
         logic.start();
         logic
+    }
+
+    /// Moves the clock to the time that it is, unless it is ahead: the kernel stamps the files of the tier with that.
+    fn keep_up(&self) {
+        let behind = SystemTime::now().duration_since(self.clock.wall());
+        self.clock.advance(behind.unwrap_or_default());
     }
 
     fn memory(&self) -> PathBuf {
@@ -456,6 +462,7 @@ impl System for Logic {
     }
 
     fn now_ns(&self) -> i64 {
+        self.keep_up();
         nanos_of(self.clock.wall())
     }
 
