@@ -11,7 +11,7 @@ use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::release::Afterwards;
 use super::room::footprint;
-use super::{Datapath, Error, HandleId, Marks, Object, Phase, Place, State};
+use super::{Datapath, Error, HandleId, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot};
 
 impl Datapath {
@@ -53,7 +53,7 @@ impl Datapath {
         self.make_room_in_quota(self.uncounted(slot, size), directory)
     }
 
-    /// Gives every hole of the file in `slot` its pages, and takes away what was reserved beyond its end.
+    /// Gives every hole of the file in `slot` its pages. Others may be writing it meanwhile.
     pub(super) fn fill_holes(&self, slot: Slot) -> Result<(), Error> {
         let (file, reserved, directory) = {
             let state = self.lock();
@@ -67,16 +67,6 @@ impl Datapath {
         };
         let metadata = file.metadata().map_err(Error::io("stat of a segment"))?;
         let length = ByteCount(metadata.len());
-        if reserved > length.round_up_to_pages() {
-            self.watch_for_end_of_room();
-            self.tier.trim(&file, length)?;
-            // No writer did that: the file was written when it was written last, or when its owner says.
-            let written = metadata.modified().and_then(|written| file.set_modified(written));
-            written.map_err(Error::io("times of a segment"))?;
-            if let Some(open) = self.lock().object_mut(slot).map(Object::open_mut) {
-                open.reserved = open.reserved.min(length.round_up_to_pages());
-            }
-        }
         if reserved >= length {
             return Ok(());
         }
@@ -91,6 +81,34 @@ impl Datapath {
                 Err(error) if error.is_full() && attempts < 10 => attempts += 1,
                 done => return Ok(done?),
             }
+        }
+    }
+
+    /// Gives back what was reserved beyond the end of the file in `slot`, which has no writer.
+    ///
+    /// The lock is held throughout: whoever opens the file as soon as it is let go writes beyond what is its end now, and
+    /// cutting it there would take that away.
+    pub(super) fn give_back_surplus(&self, state: &mut State, slot: Slot) {
+        let Some(object) = state.object_mut(slot) else { return };
+        let (Some(open), Place::Solo(_)) = (object.open.as_deref_mut(), &object.place) else { return };
+        let Some(file) = open.file.as_ref().filter(|_| open.writers == 0 && open.reserved > ByteCount::ZERO)
+        else {
+            return;
+        };
+        let trimmed = file.metadata().map_err(Error::io("stat of a segment")).and_then(|metadata| {
+            let length = ByteCount(metadata.len());
+            if open.reserved > length.round_up_to_pages() {
+                self.watch_for_end_of_room();
+                self.tier.trim(file, length)?;
+                // No writer did that: the file was written when it was written last, or when its owner says.
+                let written = metadata.modified().and_then(|written| file.set_modified(written));
+                written.map_err(Error::io("times of a segment"))?;
+                open.reserved = length.round_up_to_pages();
+            }
+            Ok(())
+        });
+        if let Err(error) = trimmed {
+            tracing::warn!(%error, "pages reserved beyond the end of a file could not be given back");
         }
     }
 
@@ -216,17 +234,12 @@ impl Datapath {
     ) {
         let Some(object) = state.object(slot) else { return };
         let (before, file) = (object.size, object.file().cloned());
-        let reserved = object.open.as_ref().map(|open| open.reserved).unwrap_or_default();
         let Some(file) = file else { return };
         let wrote_since = as_sealed.is_none();
         let metadata = as_sealed.or_else(|| file.metadata().ok());
         let now = metadata.as_ref().map_or(before, |metadata| ByteCount(metadata.len()));
         let written_ns = metadata.as_ref().map_or(i64::MIN, super::stat::written_ns);
-        if reserved > now.round_up_to_pages()
-            && let Err(error) = self.tier.trim(&file, now)
-        {
-            tracing::warn!(%error, "pages reserved beyond the end of an object could not be freed");
-        }
+        self.give_back_surplus(state, slot);
         let went_on = wrote_since && state.tree.node(slot).attributes.mtime_ns < written_ns;
         if now != before || went_on {
             // The writer went on after the rename through a descriptor it had kept.
