@@ -88,7 +88,7 @@ impl Datapath {
             let resent = state.resent.pop(&caller.thread);
             let slot = state.slot_of(ino).ok();
             if let Some(resent) = resent {
-                was_resent = self.is_resent(&state, &resent, slot);
+                was_resent = resent.is_for(options) && self.is_resent(&state, &resent, slot);
                 sent_to = resent.name();
             }
             let slot = slot.ok_or(Error::Stale)?;

@@ -27,6 +27,12 @@ pub(super) struct Resent {
 }
 
 impl Resent {
+    /// Whether it was for an open like this one. Who was only asking for attributes may go on to read, but not to write: that
+    /// is sent for itself.
+    pub(super) fn is_for(&self, options: OpenOptions) -> bool {
+        self.options.write || !options.write
+    }
+
     pub(super) fn name(self) -> Option<Name> {
         self.name
     }
@@ -56,6 +62,19 @@ impl Datapath {
     ) {
         let at = self.clock.monotonic();
         state.resent.put(caller.thread, Resent { name, at, options });
+    }
+
+    /// What a caller is told who asked for attributes of what its name does not stand for any more. This may come before
+    /// an open within the same system call, which is not sent a second time: for who reads, the next is a miss.
+    pub(super) fn stale_attributes(&self, state: &mut State, caller: &Caller, slot: Slot) -> Error {
+        let is_second =
+            state.resent.peek(&caller.thread).is_some_and(|resent| self.is_resent(state, resent, Some(slot)));
+        if is_second {
+            return Error::NoObject;
+        }
+        let name = state.tree.name(slot);
+        self.note_resent_for(state, caller, Some(name), OpenOptions::default());
+        Error::Stale
     }
 
     /// Whether the open of `slot` (`None`: of an inode that is gone) is the second one of a thread that was sent.

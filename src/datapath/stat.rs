@@ -105,7 +105,7 @@ impl Datapath {
     ///
     /// # Errors
     /// [`Error::Stale`] when nothing stands under that name any more, or another file to the caller, and nobody has this
-    /// one open.
+    /// one open; [`Error::NoObject`] when the caller was told so a moment ago.
     pub fn getattr_by_name(&self, caller: &Caller, ino: Ino) -> Result<Stat, Error> {
         let mut state = self.lock();
         let slot = state.slot_of(ino)?;
@@ -120,7 +120,7 @@ impl Datapath {
             object.phase == Phase::Writing && was_killed
         });
         if is_gone || is_doomed || (!is_open && self.writes_next_version(&mut state, caller, slot)) {
-            return Err(Error::Stale);
+            return Err(self.stale_attributes(&mut state, caller, slot));
         }
         Ok(self.stat_of(&state, slot))
     }
