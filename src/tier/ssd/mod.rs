@@ -407,6 +407,8 @@ mod change_tests;
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
+mod fault_tests;
+#[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -28,6 +28,8 @@ pub(super) struct MemoryDisk {
     /// Reads that touch this byte fail.
     pub(super) bad_byte: AtomicU64,
     pub(super) fails_writes: AtomicBool,
+    /// The error number with which the next write fails, and that one alone; 0 for none.
+    pub(super) next_write_error: AtomicI32,
     /// Most bytes that can be allocated, 0 for any number.
     pub(super) room: AtomicU64,
 }
@@ -64,6 +66,10 @@ impl MemoryDisk {
             Request::Write { offset, pieces } => {
                 if self.fails_writes.load(Ordering::Relaxed) {
                     return Err(io::Error::from_raw_os_error(libc::EIO));
+                }
+                let errno = self.next_write_error.swap(0, Ordering::Relaxed);
+                if errno != 0 {
+                    return Err(io::Error::from_raw_os_error(errno));
                 }
                 let bytes: Vec<u8> = pieces.iter().flat_map(super::memory::Piece::copy_out).collect();
                 let at = usize::try_from(*offset).unwrap();

@@ -5,6 +5,7 @@
 //! - A footer names only what a flush before it made durable.
 //! - Its order is drawn under the same lock under which a removal looks at what is on its way, and its zone is open
 //!   before that: a removal that comes later finds it, and stands later in the log.
+//! - Who gave a record is told of its end when nobody here holds its memory any more.
 //!
 //! Limits: `WINDOW_BYTES` are under way at once. A record that finds no free zone within `ZONE_WAIT` is dropped.
 //! Threads: one for each disk, `ssd-write-N`.
@@ -265,7 +266,9 @@ impl Writer {
 
     /// Tells the index and the owner how a record ended. `written`: where it stands, and its blocks.
     fn finish(&mut self, append: Append, written: Option<(Place, u32)>) {
-        let Append { hash, version, origin, .. } = append;
+        let Append { hash, version, length, memory, durable, origin, done, .. } = append;
+        // Its owner, who is told below, takes the segment back only when nobody else has it mapped.
+        drop(memory);
         let stored = {
             let mut pending = self.shared.pending.lock();
             let was_cancelled = pending.remove(&(hash, version)).is_some_and(|pending| pending.is_cancelled);
@@ -292,20 +295,22 @@ impl Writer {
         if let (Stored::Failed, Origin::Zone(from)) = (stored, origin) {
             self.shared.drop_record(&hash, |found| found.place == from && found.version == version);
         }
-        self.device.queue.settle(append.length);
-        if append.durable && stored == Stored::Yes {
-            self.awaiting.push(append.done);
+        self.device.queue.settle(length);
+        if durable && stored == Stored::Yes {
+            self.awaiting.push(done);
         } else {
-            (append.done)(stored);
+            done(stored);
         }
     }
 
     fn finish_superseded(&self, append: Append) {
-        if matches!(append.origin, Origin::Owner(_)) {
-            self.shared.pending.lock().remove(&(append.hash, append.version));
+        let Append { hash, version, length, memory, origin, done, .. } = append;
+        drop(memory);
+        if matches!(origin, Origin::Owner(_)) {
+            self.shared.pending.lock().remove(&(hash, version));
         }
-        self.device.queue.settle(append.length);
-        (append.done)(Stored::Superseded);
+        self.device.queue.settle(length);
+        done(Stored::Superseded);
     }
 
     /// Writes removals and waits. Returns whether they are written.
