@@ -31,8 +31,8 @@ use super::index::Place;
 use super::io::FileDisk;
 use super::kept::Changes;
 use super::open::{Candidate, default_share, take_into_use};
+use super::open_zone::fits_a_zone;
 use super::queue::{Job, Stored, report_to};
-use super::writer::fits_a_zone;
 use super::{Shared, SsdTier};
 
 /// Bytes of records under way to other disks at once.

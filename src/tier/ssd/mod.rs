@@ -33,6 +33,7 @@ mod load;
 mod memory;
 mod naming;
 mod open;
+mod open_zone;
 mod queue;
 mod reclaim;
 mod recover;

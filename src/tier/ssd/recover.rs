@@ -25,7 +25,7 @@ use super::identity::{START_LIMIT, read_blocks};
 use super::index::{Located, Place};
 use super::memory::{Buffer, Piece};
 use super::naming::{NOBODY, Standing, Unnamed};
-use super::writer::write_footer;
+use super::open_zone::write_footer;
 use super::{Shared, checksum_of};
 
 /// Zones whose first and last blocks are read at once.

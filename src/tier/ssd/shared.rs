@@ -22,9 +22,9 @@ use super::intents::Intents;
 use super::io::Io;
 use super::naming::NOBODY;
 use super::open::{Assembled, Growth, SsdConfig};
+use super::open_zone::fits_a_zone;
 use super::queue::{Append, Job, Origin};
 use super::status::{Counters, DeviceStatus, SsdStatus};
-use super::writer::fits_a_zone;
 use super::{Located, Owner};
 
 /// The same checksum as the memory tier takes, so that it is taken once.

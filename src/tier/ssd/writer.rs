@@ -2,12 +2,11 @@
 //!
 //! Invariants
 //! - A record is entered into the index only when all of it was written, and not when its key was removed meanwhile.
-//! - A footer names only what a flush before it made durable.
 //! - Its order is drawn under the same lock under which a removal looks at what is on its way, and its zone is open
 //!   before that: a removal that comes later finds it, and stands later in the log.
 //! - Who gave a record is told of its end when nobody here holds its memory any more.
 //!
-//! Limits: `WINDOW_BYTES` are under way at once. A record that finds no free zone within `ZONE_WAIT` is dropped.
+//! Limits: `WINDOW_BYTES` are under way at once.
 //! Threads: one for each disk, `ssd-write-N`.
 
 use std::collections::VecDeque;
@@ -16,15 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::device::{Device, FooterPlace, ZoneState};
+use super::device::Device;
 use super::disk::{Request, Ticket};
 use super::format::{
-    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Frame, Order, RecordFacts, RecordHeader, Tombstone,
-    TombstoneBlock, Trailer, ZoneHeader, encode, frame_blocks, tombstone_footer_bytes,
+    BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHeader, Tombstone, TombstoneBlock, encode,
+    tombstone_footer_bytes,
 };
-use super::identity::{flush, write_blocks};
+use super::identity::flush;
 use super::index::{Located, Place};
-use super::memory::{Buffer, Memory, Piece};
+use super::memory::{Buffer, Piece};
+use super::open_zone::OpenZone;
 use super::queue::{Append, Done, Job, Next, Origin, Stored};
 use super::{Shared, checksum_of};
 
@@ -32,14 +32,10 @@ use super::{Shared, checksum_of};
 const WINDOW_BYTES: u64 = 32 << 20;
 /// Bytes of one request: a larger one keeps the ring's thread busy for too long.
 const REQUEST_BYTES: usize = 4 << 20;
-/// How long a record waits for reclaim to free a zone.
-const ZONE_WAIT: Duration = Duration::from_secs(2);
 /// How long an idle writer sleeps at most.
 const IDLE: Duration = Duration::from_secs(1);
 /// Removals that are written before they are made durable, even when there is more to do.
 const UNSETTLED_MAX: u64 = 4096;
-/// What a footer needs beside its entries: the device, the sequence and the count.
-const FOOTER_OVERHEAD: usize = 64;
 
 /// A record that is being written.
 #[derive(Debug)]
@@ -51,21 +47,11 @@ struct Flight {
     started: Instant,
 }
 
-/// The zone that takes records.
-#[derive(Debug)]
-struct OpenZone {
-    zone: u32,
-    sequence: Order,
-    next_block: u32,
-    entries: Vec<FooterEntry>,
-    footer_bytes: usize,
-}
-
 /// The log's end.
 pub(super) struct Writer {
-    shared: Arc<Shared>,
-    device: Arc<Device>,
-    open: Option<OpenZone>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) device: Arc<Device>,
+    pub(super) open: Option<OpenZone>,
     flight: VecDeque<Flight>,
     flight_bytes: u64,
     /// When the disk last ended a record: it has been busy since.
@@ -229,7 +215,7 @@ impl Writer {
         Some((place, device.disk.submit(requests)))
     }
 
-    fn reap_all(&mut self) {
+    pub(super) fn reap_all(&mut self) {
         while !self.flight.is_empty() {
             self.reap_one();
         }
@@ -351,133 +337,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes sure that `blocks` and their part of the footer fit into the open zone; opens another if they do not.
-    fn ensure_zone(&mut self, blocks: u64, footer_bytes: usize) -> bool {
-        let zone_blocks = u64::from(self.device.zone_blocks);
-        let fits = |open: &OpenZone| {
-            let footer = frame_blocks(open.footer_bytes + footer_bytes + FOOTER_OVERHEAD);
-            u64::from(open.next_block) + blocks + footer < zone_blocks
-        };
-        if self.open.as_ref().is_some_and(fits) {
-            return true;
-        }
-        self.close_zone();
-        self.open_zone() && self.open.as_ref().is_some_and(fits)
-    }
-
-    /// Opens a zone, waiting for reclaim if there is none.
-    fn open_zone(&mut self) -> bool {
-        let deadline = Instant::now() + ZONE_WAIT;
-        loop {
-            let sequence = self.shared.next_order();
-            let taken = self.device.take_free_zone(sequence);
-            self.shared.wake_reclaim();
-            if let Some(zone) = taken {
-                let header = ZoneHeader { device: self.device.uuid, zone, sequence };
-                if let Err(error) = self.device.write_frame(zone, 0, &header, self.shared.limit) {
-                    self.device.count_write_error(&error);
-                    self.shared.quarantine(&self.device, zone);
-                    return false;
-                }
-                let entries = Vec::new();
-                self.open = Some(OpenZone { zone, sequence, next_block: 1, entries, footer_bytes: 0 });
-                return true;
-            }
-            if Instant::now() >= deadline || self.shared.is_reclaim_over.load(Ordering::Relaxed) {
-                self.shared.counters.zone_waits.fetch_add(1, Ordering::Relaxed);
-                return false;
-            }
-            self.device.wait_for_free_zone(Duration::from_millis(50));
-        }
-    }
-
-    /// Ends the open zone with its footer.
-    fn close_zone(&mut self) {
-        self.reap_all();
-        let Some(open) = self.open.take() else { return };
-        let footer = self.write_footer(&open);
-        if let Err(error) = &footer {
-            // Its records are found by their headers.
-            tracing::warn!(device = self.device.name, zone = open.zone, %error, "a zone has no footer");
-        }
-        self.device.change_zone(open.zone, |zone| {
-            zone.state = ZoneState::Closed;
-            zone.footer = footer.ok();
-        });
-        self.shared.wake_reclaim();
-    }
-
-    fn write_footer(&self, open: &OpenZone) -> io::Result<FooterPlace> {
-        write_footer(
-            &self.device,
-            open.zone,
-            open.sequence,
-            open.next_block,
-            open.entries.clone(),
-            self.shared.limit,
-        )
-    }
-
     /// Gives up the open zone after an error.
     fn abandon_zone(&mut self) {
         if let Some(open) = self.open.take() {
             self.shared.quarantine(&self.device, open.zone);
         }
-    }
-}
-
-/// Whether a record of `facts_blocks` fits into an empty zone, beside header, footer and trailer.
-pub(super) fn fits_a_zone(zone_blocks: u32, facts_blocks: u64, footer_bytes: usize) -> bool {
-    1 + facts_blocks + frame_blocks(footer_bytes + FOOTER_OVERHEAD) < u64::from(zone_blocks)
-}
-
-/// Writes the footer of a zone from `block` on, and its trailer, after what they name is durable.
-///
-/// # Errors
-/// What the disk says; `StorageFull` when it does not fit before the trailer.
-pub(super) fn write_footer(
-    device: &Device,
-    zone: u32,
-    sequence: Order,
-    block: u32,
-    entries: Vec<FooterEntry>,
-    limit: Duration,
-) -> io::Result<FooterPlace> {
-    let footer =
-        encode(&Footer { device: device.uuid, sequence, entries }).ok_or(io::ErrorKind::InvalidInput)?;
-    let blocks = u32::try_from(footer.len() / BLOCK).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let last = device.zone_blocks - 1;
-    if block.checked_add(blocks).is_none_or(|end| end > last) {
-        return Err(io::ErrorKind::StorageFull.into());
-    }
-    let trailer = encode(&Trailer { device: device.uuid, sequence, block, blocks })
-        .ok_or(io::ErrorKind::InvalidInput)?;
-    let request = |block: u32, bytes: &[u8]| {
-        let memory = Memory::Buffer(Arc::new(Buffer::holding(bytes)));
-        Piece::new(&memory, 0, bytes.len()).map(|piece| Request::write(device.offset(zone, block), piece))
-    };
-    let requests = request(block, &footer).into_iter().chain(request(last, &trailer)).collect();
-    flush(&*device.disk, limit)?;
-    device.disk.submit(requests).wait(limit)?;
-    Ok(FooterPlace { block, blocks })
-}
-
-impl Device {
-    /// Writes a structure of one block and waits.
-    ///
-    /// # Errors
-    /// What the disk says.
-    fn write_frame<T: Frame>(&self, zone: u32, block: u32, value: &T, limit: Duration) -> io::Result<()> {
-        let bytes = encode(value).ok_or(io::ErrorKind::InvalidInput)?;
-        write_blocks(&*self.disk, self.offset(zone, block), &bytes, limit)
-    }
-
-    /// Makes the header of a zone void, durably.
-    ///
-    /// # Errors
-    /// What the disk says.
-    pub(super) fn void_zone(&self, zone: u32, limit: Duration) -> io::Result<()> {
-        write_blocks(&*self.disk, self.offset(zone, 0), &[0; BLOCK], limit)?;
-        flush(&*self.disk, limit)
     }
 }
