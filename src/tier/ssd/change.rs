@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::types::ByteCount;
 
-use super::device::{Device, ZoneState};
+use super::device::{Device, Zone};
 use super::disk::Disk;
 use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, Superblock};
 use super::identity::{
@@ -351,7 +351,7 @@ impl Shared {
             return Ok(true);
         }
         match device.void_zone(zone, self.limit) {
-            Ok(()) => device.change_zone(zone, |zone| zone.state = ZoneState::Free),
+            Ok(()) => device.change_zone(zone, Zone::free),
             Err(error) => {
                 device.count_write_error(&error);
                 self.quarantine(device, zone);

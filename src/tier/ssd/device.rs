@@ -74,6 +74,18 @@ impl Zone {
             ZoneState::Open | ZoneState::Closed | ZoneState::Reclaiming | ZoneState::Quarantined
         )
     }
+
+    /// Whether it gave an error, and a start may find it all the same.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.state == ZoneState::Quarantined && self.sequence != Order::MAX
+    }
+
+    /// It was emptied, and its header is void. One that gave an error meanwhile stays out of use.
+    pub(super) fn free(&mut self) {
+        if self.state == ZoneState::Reclaiming {
+            self.state = ZoneState::Free;
+        }
+    }
 }
 
 /// What a device did since the start.
@@ -142,6 +154,8 @@ pub(super) struct Device {
     pub(super) is_leaving: AtomicBool,
     is_failing: AtomicBool,
     is_full: AtomicBool,
+    /// Whether a start may find a zone that was given up.
+    may_find_given_up: AtomicBool,
     /// Guards why it gets no more writes, and when an answer last came too late.
     trouble: Mutex<Trouble>,
 }
@@ -193,6 +207,7 @@ impl Device {
             is_leaving: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            may_find_given_up: AtomicBool::new(false),
             trouble: Mutex::default(),
         }
     }
@@ -291,9 +306,39 @@ impl Device {
         })
     }
 
-    /// Lets nobody read a closed zone any more and waits for those who do. Returns whether all are gone.
+    /// Marks a zone that gave an error: nobody reads it any more. Returns false when that was done before.
+    pub(super) fn give_up(&self, zone: u32) -> bool {
+        let mut zones = self.zones.lock();
+        let Some(zone) = zones.get_mut(zone as usize).filter(|zone| zone.state != ZoneState::Quarantined)
+        else {
+            return false;
+        };
+        zone.state = ZoneState::Quarantined;
+        self.may_find_given_up.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// The header of a zone that was given up is void.
+    pub(super) fn end_giving_up(&self, zone: u32) {
+        let mut zones = self.zones.lock();
+        zones[zone as usize].sequence = Order::MAX;
+        // One whose header could not be read at the start is not known to have records.
+        let is_left = zones.iter().any(|zone| zone.is_given_up() && zone.sequence > 0);
+        self.may_find_given_up.store(is_left, Ordering::Relaxed);
+    }
+
+    /// Whether a start may find records that the index does not know, in a zone that was given up.
+    pub(super) fn may_find_given_up(&self) -> bool {
+        self.may_find_given_up.load(Ordering::Relaxed)
+    }
+
+    /// Lets nobody read a closed zone any more and waits for those who do. Returns whether all are gone, and it was not
+    /// given up before.
     pub(super) fn end_reading(&self, zone: u32, limit: Duration) -> bool {
         let mut zones = self.zones.lock();
+        if zones[zone as usize].state == ZoneState::Quarantined {
+            return false;
+        }
         zones[zone as usize].state = ZoneState::Reclaiming;
         let has_readers = |zones: &mut Vec<Zone>| zones[zone as usize].readers > 0;
         !self.changed.wait_while_for(&mut zones, has_readers, limit).timed_out()

@@ -1,4 +1,5 @@
-//! Shows what an error costs, and that its owner is told of it.
+//! Shows what an error of a disk, or of the memory of one record, costs: the records of its zone at most, never a removal,
+//! and nothing that was said to be stored later.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -8,10 +9,14 @@ use std::time::Duration;
 
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::format::ZONES_START;
 use super::testing::*;
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(20);
+const BLOCK: u64 = 4096;
+/// Bytes of a record of which three fit into a zone.
+const THIRD: usize = 15 * 4096;
 
 /// A segment of zeros, and the file that it maps.
 fn segment(length: u64) -> (File, Arc<Mapping>) {
@@ -32,6 +37,29 @@ fn put_segment(tier: &SsdTier, put: Put) -> std::sync::mpsc::Receiver<(Stored, u
     receiver
 }
 
+/// What a start finds on a disk, by key.
+fn found_on(content: Vec<u8>, config: &SsdConfig) -> Vec<String> {
+    let tier = tier_on(&[MemoryDisk::holding(content)], config);
+    recover(&tier).0.into_iter().map(|(key, ..)| String::from_utf8(key).unwrap()).collect()
+}
+
+/// A tier with `old`, `b` and `c` in its first zone, and `d` and the removal of `old` in the second, which is open.
+fn with_a_removal_in_the_open_zone(disk: &Arc<MemoryDisk>, config: &SsdConfig) -> SsdTier {
+    let (tier, _) = running(std::slice::from_ref(disk), config);
+    for key in ["old", "b", "c", "d"] {
+        assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+    }
+    tier.remove(b"old", Version(1));
+    assert!(tier.flush(LIMIT));
+    tier
+}
+
+/// Reads a record whose data gives an error at the first byte behind `block` of the second zone.
+fn fail_to_read(tier: &SsdTier, disk: &MemoryDisk, key: &[u8], block: u64) {
+    disk.bad_byte.store(ZONES_START + ZONE.get() + block * BLOCK, Ordering::Relaxed);
+    assert_eq!(tier.read(key, Version(1), ByteCount(THIRD as u64)), Err(Missed::Failed));
+}
+
 #[test]
 fn a_segment_is_let_go_of_before_its_owner_is_told() {
     let disk = MemoryDisk::new();
@@ -47,4 +75,85 @@ fn a_segment_is_let_go_of_before_its_owner_is_told() {
     assert_eq!(ended(Put { durable: true, ..put_of(b"durable", 5, 5000) }), (Stored::Yes, 0));
     disk.next_write_error.store(libc::EIO, Ordering::Relaxed);
     assert_eq!(ended(put_of(b"failed", 5, 5000)), (Stored::Failed, 0));
+}
+
+#[test]
+fn a_removal_outlives_a_read_error_in_its_zone() {
+    // Also when the footer is damaged, and the zone's other blocks must say what was removed.
+    for is_footer_damaged in [false, true] {
+        let (disk, config) = (MemoryDisk::new(), config(1, 12));
+        let tier = with_a_removal_in_the_open_zone(&disk, &config);
+        for key in ["e", "f", "g"] {
+            assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+        }
+        if is_footer_damaged {
+            // Behind the header, three records and the removal.
+            let footer = usize::try_from(ZONES_START + ZONE.get() + (1 + 3 * 16 + 1) * BLOCK).unwrap();
+            assert_eq!(&disk.content.lock()[footer..footer + 5], b"TDSDF");
+            disk.content.lock()[footer] = 0;
+        }
+        fail_to_read(&tier, &disk, b"d", 2);
+        assert!(tier.flush(LIMIT));
+        let content = disk.content.lock().clone();
+        assert_eq!(found_on(content, &config), ["b", "c", "g"], "footer damaged: {is_footer_damaged}");
+        assert_eq!(tier.status().devices[0].quarantined_zones, 1);
+    }
+}
+
+#[test]
+fn a_removal_outlives_a_zone_that_a_start_cannot_read() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 12));
+    // As a daemon that was killed leaves it: the zone has no footer, and a scan of it fails at a record's data.
+    let _killed = with_a_removal_in_the_open_zone(&disk, &config);
+    let after = MemoryDisk::holding(disk.content.lock().clone());
+    after.bad_byte.store(ZONES_START + ZONE.get() + 2 * BLOCK, Ordering::Relaxed);
+    let tier = tier_on(&[Arc::clone(&after)], &config);
+    let (found, summary) = recover(&tier);
+    assert_eq!((found.len(), summary.lost_zones, tier.holds(b"old")), (2, 1, None));
+    // Its writer does the rest: the next start finds the same.
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert!(tier.flush(LIMIT));
+    let content = after.content.lock().clone();
+    assert_eq!(found_on(content, &config), ["b", "c"]);
+}
+
+#[test]
+fn a_removal_outlives_a_write_error_in_its_zone() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 12));
+    let tier = with_a_removal_in_the_open_zone(&disk, &config);
+    let mut content = disk.content.lock().clone();
+    disk.keeps_log.store(true, Ordering::Relaxed);
+    disk.next_write_error.store(libc::EIO, Ordering::Relaxed);
+    assert_eq!(store(&tier, b"failed", 1, THIRD), Stored::Failed);
+    assert_eq!(store(&tier, b"later", 1, THIRD), Stored::Yes);
+    assert!(tier.flush(LIMIT));
+    assert_eq!(found_on(disk.content.lock().clone(), &config), ["b", "c", "later"]);
+    // After none of the writes is it found, should the daemon be killed there. Blocks are allocated without a write.
+    content.resize(disk.content.lock().len(), 0);
+    for logged in disk.log.lock().iter() {
+        let Logged::Write { offset, bytes } = logged else { continue };
+        let at = usize::try_from(*offset).unwrap();
+        content[at..at + bytes.len()].copy_from_slice(bytes);
+        let found = found_on(content.clone(), &config);
+        assert!(found.iter().all(|key| key != "old"), "after a write at {offset}: {found:?}");
+    }
+}
+
+#[test]
+fn a_key_that_is_removed_after_its_zone_was_given_up_stays_removed() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 12));
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    for key in ["a", "b", "c", "d", "e", "f", "g"] {
+        assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+    }
+    // The header of its zone cannot be made void.
+    disk.next_write_error.store(libc::EIO, Ordering::Relaxed);
+    fail_to_read(&tier, &disk, b"d", 2);
+    assert!(tier.flush(LIMIT));
+    let content = disk.content.lock().clone();
+    assert_eq!(found_on(content, &config), ["a", "b", "c", "d", "e", "f", "g"]);
+    tier.remove(b"e", Version(1));
+    assert!(tier.flush(LIMIT));
+    let content = disk.content.lock().clone();
+    assert_eq!(found_on(content, &config), ["a", "b", "c", "d", "f", "g"]);
 }

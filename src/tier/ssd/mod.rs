@@ -24,6 +24,7 @@ mod devices;
 mod disk;
 mod endurance;
 mod format;
+mod given_up;
 mod identity;
 mod index;
 mod intents;

@@ -58,7 +58,7 @@ impl Writer {
                 let header = ZoneHeader { device: self.device.uuid, zone, sequence };
                 if let Err(error) = self.device.write_frame(zone, 0, &header, self.shared.limit) {
                     self.device.count_write_error(&error);
-                    self.shared.quarantine(&self.device, zone);
+                    self.give_up(zone, &[]);
                     return false;
                 }
                 let entries = Vec::new();

@@ -78,6 +78,8 @@ pub(super) enum Job {
     Append(Append),
     /// Write removals of a zone that is being taken back once more.
     Retain(Vec<Tombstone>, Done),
+    /// Write the removals of a zone that gave an error once more, and make it void.
+    GiveUp(u32),
     /// Make durable what came before.
     Flush(Done),
     /// End the open zone.

@@ -18,8 +18,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::device::{Device, FooterPlace, ZoneState};
-use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts};
+use super::device::{Device, FooterPlace, Zone};
+use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, Tombstone};
 use super::index::{Place, ZoneId};
 use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Stored};
@@ -78,13 +78,13 @@ impl Shared {
         }
         self.empty_zone(device, number, &entries);
         if !device.end_reading(number, READERS_LIMIT) {
-            // A read that hangs in the disk: nothing is written there until the next start.
+            // A read that hangs in the disk, or failed: nothing is written there until the next start.
             self.quarantine(device, number);
             return true;
         }
         match device.void_zone(number, self.limit) {
             Ok(()) => {
-                device.change_zone(number, |zone| zone.state = ZoneState::Free);
+                device.change_zone(number, Zone::free);
                 self.counters.reclaimed_zones.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => {
@@ -108,24 +108,33 @@ impl Shared {
     /// Writes removals again that may still hide something, on this disk or on one that is being emptied to it. Returns
     /// whether none is lost with the zone.
     pub(super) fn retain_tombstones(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> bool {
-        let others = self.devices.all();
-        let leaving = others.iter().filter(|other| other.is_leaving() && other.number != device.number);
-        let elsewhere = leaving.filter_map(|other| other.oldest_sequence(u32::MAX)).min();
-        let Some(oldest) = device.oldest_sequence(number).into_iter().chain(elsewhere).min() else {
-            return true;
-        };
-        let tombstones = entries.iter().filter_map(|entry| match entry {
-            FooterEntry::Tombstones(tombstones) => Some(tombstones),
-            FooterEntry::Object { .. } => None,
-        });
-        let needed: Vec<_> =
-            tombstones.flatten().filter(|tombstone| tombstone.order > oldest).copied().collect();
+        let needed = self.needed_tombstones(device, number, entries);
         if needed.is_empty() {
             return true;
         }
         let (sender, receiver) = sync_channel(1);
         let done = super::queue::report_to(sender);
         device.queue.push(Job::Retain(needed, done)) && receiver.recv_timeout(self.limit) == Ok(Stored::Yes)
+    }
+
+    /// The removals of a zone that may still hide something when the zone is gone.
+    pub(super) fn needed_tombstones(
+        &self,
+        device: &Device,
+        number: u32,
+        entries: &[FooterEntry],
+    ) -> Vec<Tombstone> {
+        let others = self.devices.all();
+        let leaving = others.iter().filter(|other| other.is_leaving() && other.number != device.number);
+        let elsewhere = leaving.filter_map(|other| other.oldest_sequence(u32::MAX)).min();
+        let Some(oldest) = device.oldest_sequence(number).into_iter().chain(elsewhere).min() else {
+            return Vec::new();
+        };
+        let tombstones = entries.iter().filter_map(|entry| match entry {
+            FooterEntry::Tombstones(tombstones) => Some(tombstones),
+            FooterEntry::Object { .. } => None,
+        });
+        tombstones.flatten().filter(|tombstone| tombstone.order > oldest).copied().collect()
     }
 
     /// Drops what a zone holds, or writes it again.

@@ -102,6 +102,10 @@ impl Shared {
                 Err(error) => {
                     tracing::error!(device = device.name, zone = zone.zone, %error, "a zone is lost");
                     summary.lost_zones += 1;
+                    // Its removals hide what stands in other zones, as far as they can still be read.
+                    let mut left = self.removals_left_in(&device, zone.zone);
+                    left.retain(|entry| matches!(entry, FooterEntry::Tombstones(_)));
+                    self.enter(&device, zone.zone, &left, &mut gathered);
                     self.quarantine(&device, zone.zone);
                     false
                 }
@@ -226,7 +230,7 @@ pub(super) fn read_footer(
     }
 }
 
-fn fits(device: &Device, block: u32, facts: &RecordFacts) -> bool {
+pub(super) fn fits(device: &Device, block: u32, facts: &RecordFacts) -> bool {
     block > 0 && u64::from(block).saturating_add(facts.blocks()) < u64::from(device.zone_blocks)
 }
 

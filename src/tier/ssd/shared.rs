@@ -13,7 +13,7 @@ use tidefs_engine::types::{ByteCount, Checksum, Version};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::admission::{Admission, Budget, Refused};
-use super::device::{Device, ZoneState};
+use super::device::Device;
 use super::devices::Devices;
 use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, Order, RecordFacts, RecordHash, Tombstone, Uuid};
 use super::identity::Unusable;
@@ -284,6 +284,10 @@ impl Shared {
             devices.extend(leaving.map(|device| device.number));
             devices.extend(self.second_places.lock().get(&hash).into_iter().flatten());
         }
+        // A zone that is given up, and that a start may find all the same, is not in the index.
+        let is_doubtful = |device: &Arc<Device>| device.may_find_given_up() && !device.is_failing();
+        let doubtful = self.devices.all().into_iter().filter(is_doubtful);
+        devices.extend(doubtful.map(|device| device.number));
         devices.sort_unstable();
         devices.dedup();
         for number in devices {
@@ -340,22 +344,6 @@ impl Shared {
         let Some(owner) = self.owner.get() else { return };
         let known = dropped.into_iter().filter(|dropped| dropped.owner != NOBODY);
         known.for_each(|dropped| owner.dropped(dropped.owner, dropped.version));
-    }
-
-    /// Gives up a zone after an error: nothing of it is served any more, and a start does not find it if its header can
-    /// still be made void.
-    pub(super) fn quarantine(&self, device: &Device, zone: u32) {
-        device.change_zone(zone, |zone| zone.state = ZoneState::Quarantined);
-        self.drop_zone(device.zone_id(zone));
-        match device.void_zone(zone, self.limit) {
-            Ok(()) => device.change_zone(zone, |zone| zone.sequence = Order::MAX),
-            Err(error) => {
-                tracing::error!(
-                    device = device.name, zone, %error,
-                    "a zone is given up and may be met again at the next start: replace the disk"
-                );
-            }
-        }
     }
 
     /// A disk wrote `bytes` in `elapsed`.

@@ -21,6 +21,7 @@ use super::format::{
     BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHeader, Tombstone, TombstoneBlock, encode,
     tombstone_footer_bytes,
 };
+use super::given_up::GivenUp;
 use super::identity::flush;
 use super::index::{Located, Place};
 use super::memory::{Buffer, Piece};
@@ -60,6 +61,8 @@ pub(super) struct Writer {
     unsettled: u64,
     /// Who waits until what is written is durable.
     awaiting: Vec<Done>,
+    /// Zones that gave an error.
+    pub(super) given_up: GivenUp,
 }
 
 impl Writer {
@@ -73,6 +76,7 @@ impl Writer {
             last_end: Instant::now(),
             unsettled: 0,
             awaiting: Vec::new(),
+            given_up: GivenUp::default(),
         }
     }
 
@@ -87,6 +91,7 @@ impl Writer {
                     let written = self.write_tombstones(&tombstones);
                     self.end_with(written && self.flush(), done);
                 }
+                Next::Job(Job::GiveUp(zone)) => self.take_given_up(zone),
                 Next::Job(Job::Flush(done)) => {
                     self.reap_all();
                     self.end_with(self.flush(), done);
@@ -118,10 +123,12 @@ impl Writer {
                 Next::Closed => break,
             }
             self.answer_awaiting();
+            self.void_given_up();
         }
         self.reap_all();
         self.answer_awaiting();
         self.settle();
+        self.leave_given_up();
         self.close_zone();
     }
 
@@ -130,7 +137,7 @@ impl Writer {
     }
 
     /// Makes everything durable that was written.
-    fn flush(&self) -> bool {
+    pub(super) fn flush(&self) -> bool {
         match flush(&*self.device.disk, self.shared.limit) {
             Ok(()) => true,
             Err(error) => {
@@ -300,7 +307,7 @@ impl Writer {
     }
 
     /// Writes removals and waits. Returns whether they are written.
-    fn write_tombstones(&mut self, tombstones: &[Tombstone]) -> bool {
+    pub(super) fn write_tombstones(&mut self, tombstones: &[Tombstone]) -> bool {
         const ATTEMPTS: u32 = 3;
         for chunk in tombstones.chunks(super::format::TOMBSTONES_MAX) {
             let written = (0..ATTEMPTS).any(|_| match self.write_tombstone_block(chunk) {
@@ -335,12 +342,5 @@ impl Writer {
         open.entries.push(FooterEntry::Tombstones(block.tombstones));
         self.device.count_written(BLOCK_BYTES);
         Ok(())
-    }
-
-    /// Gives up the open zone after an error.
-    fn abandon_zone(&mut self) {
-        if let Some(open) = self.open.take() {
-            self.shared.quarantine(&self.device, open.zone);
-        }
     }
 }
