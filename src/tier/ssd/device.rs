@@ -75,6 +75,11 @@ impl Zone {
         )
     }
 
+    /// Whether its records are served.
+    pub(super) fn can_be_read(&self) -> bool {
+        matches!(self.state, ZoneState::Open | ZoneState::Closed)
+    }
+
     /// Whether it gave an error, and a start may find it all the same.
     pub(super) fn is_given_up(&self) -> bool {
         self.state == ZoneState::Quarantined && self.sequence != Order::MAX
@@ -300,7 +305,7 @@ impl Device {
     pub(super) fn lease(&self, zone: u32) -> Option<Lease<'_>> {
         let mut zones = self.zones.lock();
         let found = zones.get_mut(zone as usize)?;
-        matches!(found.state, ZoneState::Open | ZoneState::Closed).then(|| {
+        found.can_be_read().then(|| {
             found.readers += 1;
             Lease { device: self, zone }
         })

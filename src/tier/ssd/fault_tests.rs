@@ -157,3 +157,22 @@ fn a_key_that_is_removed_after_its_zone_was_given_up_stays_removed() {
     let content = disk.content.lock().clone();
     assert_eq!(found_on(content, &config), ["a", "b", "c", "d", "f", "g"]);
 }
+
+#[test]
+fn what_is_stored_after_a_read_error_in_the_open_zone_can_be_loaded() {
+    // Also when nothing is stored after it.
+    for (stored, expected) in [(vec!["y", "z"], vec!["b", "c", "y", "z"]), (vec![], vec!["b", "c"])] {
+        let (disk, config) = (MemoryDisk::new(), config(1, 12));
+        let tier = with_a_removal_in_the_open_zone(&disk, &config);
+        fail_to_read(&tier, &disk, b"d", 2);
+        for key in &stored {
+            assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+            assert!(is_right(&tier, key.as_bytes(), 1, THIRD), "{key} was stored and cannot be loaded");
+        }
+        assert!(tier.flush(LIMIT));
+        assert_eq!(found_on(disk.content.lock().clone(), &config), expected);
+        assert_eq!(tier.status().devices[0].quarantined_zones, 1);
+        drop(tier);
+        assert_eq!(found_on(disk.content.lock().clone(), &config), expected);
+    }
+}

@@ -4,6 +4,8 @@
 //! the removals of the zone again, and makes its header void when they are durable.
 //!
 //! Invariants
+//! - Nothing is said to be stored in a zone that the writer sees marked: the writer looks before each record that it starts
+//!   and after each that ended.
 //! - While a removal in the zone may still hide something, it stands in the file of intents, or durably in another zone,
 //!   before the zone's header is void.
 //! - As long as the header is not void a start may find the zone, with records that the index does not know: removals of
@@ -17,7 +19,7 @@
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::device::{Device, FooterPlace};
+use super::device::{Device, FooterPlace, ZoneState};
 use super::format::{BLOCK, FooterEntry, Order, RecordHeader, Tombstone, TombstoneBlock, decode};
 use super::identity::read_blocks;
 use super::queue::Job;
@@ -113,6 +115,14 @@ impl Writer {
     pub(super) fn abandon_zone(&mut self) {
         if let Some(open) = self.open.take() {
             self.give_up(open.zone, &open.entries);
+        }
+    }
+
+    /// Gives up the open zone when a load met an error in it: what is written there would never be loaded.
+    pub(super) fn abandon_zone_if_given_up(&mut self) {
+        let is_given_up = |zone| self.device.zone(zone).is_none_or(|zone| zone.state != ZoneState::Open);
+        if self.open.as_ref().is_some_and(|open| is_given_up(open.zone)) {
+            self.abandon_zone();
         }
     }
 

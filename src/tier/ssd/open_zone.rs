@@ -35,6 +35,7 @@ pub(super) struct OpenZone {
 impl Writer {
     /// Makes sure that `blocks` and their part of the footer fit into the open zone; opens another if they do not.
     pub(super) fn ensure_zone(&mut self, blocks: u64, footer_bytes: usize) -> bool {
+        self.abandon_zone_if_given_up();
         let zone_blocks = u64::from(self.device.zone_blocks);
         let fits = |open: &OpenZone| {
             let footer = frame_blocks(open.footer_bytes + footer_bytes + FOOTER_OVERHEAD);
@@ -83,7 +84,10 @@ impl Writer {
             tracing::warn!(device = self.device.name, zone = open.zone, %error, "a zone has no footer");
         }
         self.device.change_zone(open.zone, |zone| {
-            zone.state = ZoneState::Closed;
+            // A load may have met an error in it: then it stays given up, and its footer says what is to be kept of it.
+            if zone.state == ZoneState::Open {
+                zone.state = ZoneState::Closed;
+            }
             zone.footer = footer.ok();
         });
         self.shared.wake_reclaim();

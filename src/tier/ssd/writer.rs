@@ -23,7 +23,7 @@ use super::format::{
 };
 use super::given_up::GivenUp;
 use super::identity::flush;
-use super::index::{Located, Place};
+use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Piece};
 use super::open_zone::OpenZone;
 use super::queue::{Append, Done, Job, Next, Origin, Stored};
@@ -59,8 +59,8 @@ pub(super) struct Writer {
     last_end: Instant,
     /// Removals that are written and not durable.
     unsettled: u64,
-    /// Who waits until what is written is durable.
-    awaiting: Vec<Done>,
+    /// Who waits until what is written is durable, and the zone in which it stands.
+    awaiting: Vec<(ZoneId, Done)>,
     /// Zones that gave an error.
     pub(super) given_up: GivenUp,
 }
@@ -159,8 +159,9 @@ impl Writer {
         if !self.awaiting.is_empty() {
             self.reap_all();
             let went_well = self.flush();
-            for done in std::mem::take(&mut self.awaiting) {
-                self.end_with(went_well, done);
+            for (zone, done) in std::mem::take(&mut self.awaiting) {
+                let is_there = self.device.zone(zone.zone()).is_some_and(|zone| zone.can_be_read());
+                self.end_with(went_well && is_there, done);
             }
         }
     }
@@ -242,7 +243,8 @@ impl Writer {
                 self.device.count_written(facts.blocks() * BLOCK_BYTES);
                 self.device.work.write_times.observe(now.saturating_duration_since(started));
                 self.shared.measured(&self.device, bytes, now.saturating_duration_since(busy_since));
-                // The zone is gone when another record of it failed.
+                // The zone is gone when another record of it failed, or could not be loaded.
+                self.abandon_zone_if_given_up();
                 let open = self.open.as_mut().filter(|open| self.device.zone_id(open.zone) == place.zone);
                 let Some(open) = open else { return self.finish(append, None) };
                 let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
@@ -289,10 +291,9 @@ impl Writer {
             self.shared.drop_record(&hash, |found| found.place == from && found.version == version);
         }
         self.device.queue.settle(length);
-        if durable && stored == Stored::Yes {
-            self.awaiting.push(done);
-        } else {
-            done(stored);
+        match written {
+            Some((place, _)) if durable && stored == Stored::Yes => self.awaiting.push((place.zone, done)),
+            _ => done(stored),
         }
     }
 
