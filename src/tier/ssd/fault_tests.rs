@@ -176,3 +176,56 @@ fn what_is_stored_after_a_read_error_in_the_open_zone_can_be_loaded() {
         assert_eq!(found_on(disk.content.lock().clone(), &config), expected);
     }
 }
+
+#[test]
+fn memory_that_cannot_be_read_fails_its_record_alone() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 12));
+    let (tier, told) = running(std::slice::from_ref(&disk), &config);
+    assert_eq!(store(&tier, b"before", 1, 9000), Stored::Yes);
+    for version in 1..6 {
+        disk.next_write_error.store(libc::EFAULT, Ordering::Relaxed);
+        assert_eq!(store(&tier, b"gone", version, 9000), Stored::Failed);
+    }
+    assert_eq!(store(&tier, b"later", 1, 9000), Stored::Yes);
+    assert!(is_right(&tier, b"before", 1, 9000) && is_right(&tier, b"later", 1, 9000));
+    assert_eq!(*told.0.lock(), []);
+    let device = &tier.status().devices[0];
+    assert_eq!((device.write_errors, device.quarantined_zones, device.trouble.clone()), (0, 0, None));
+    assert_eq!(found_on(disk.content.lock().clone(), &config), ["before", "later"]);
+}
+
+#[test]
+fn a_segment_that_became_shorter_fails_its_record_alone() {
+    const MIB: u64 = 1 << 20;
+    let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let config = |place: usize| SsdConfig {
+        places: vec![directories[place].path().to_owned()],
+        zone_bytes: ByteCount(8 * MIB),
+        capacity: ByteCount(ZONES_START + 8 * 8 * MIB),
+        ..config(1, 8)
+    };
+    let tier = SsdTier::open(&config(0)).unwrap();
+    recover(&tier);
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert_eq!(store(&tier, b"before", 1, 9000), Stored::Yes);
+    // The first of its two requests can be written, and behind that the zone has zeros, as the segment had.
+    let (file, mapping) = segment(5 * MIB);
+    let checksum = checksum_of(mapping.slice(0, 5 << 20).unwrap());
+    file.set_len(4 * MIB).unwrap();
+    let put = Put {
+        length: ByteCount(5 * MIB),
+        checksum: Some(checksum),
+        source: Source::Segment(mapping),
+        ..put_of(b"gone", 1, 0)
+    };
+    assert_eq!(store_put(&tier, put), Ok(Stored::Failed));
+    assert_eq!(store(&tier, b"later", 1, 9000), Stored::Yes);
+    assert!(is_right(&tier, b"before", 1, 9000) && is_right(&tier, b"later", 1, 9000));
+    let device = &tier.status().devices[0];
+    assert_eq!((device.write_errors, device.quarantined_zones, device.trouble.clone()), (0, 0, None));
+    // As a daemon that is killed now leaves it: the zone has no footer.
+    let file = |place: usize| directories[place].path().join(super::identity::FILE_NAME);
+    std::fs::copy(file(0), file(1)).unwrap();
+    let found = recover(&SsdTier::open(&config(1)).unwrap()).0;
+    assert_eq!(found, [(b"before".to_vec(), 1, 9000), (b"later".to_vec(), 1, 9000)]);
+}

@@ -22,7 +22,7 @@ use super::format::{
     tombstone_footer_bytes,
 };
 use super::given_up::GivenUp;
-use super::identity::flush;
+use super::identity::{flush, write_blocks};
 use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Piece};
 use super::open_zone::OpenZone;
@@ -251,11 +251,33 @@ impl Writer {
                 open.entries.push(FooterEntry::Object { block: place.block, facts });
                 self.finish(append, Some((place, blocks)));
             }
+            Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                tracing::warn!(
+                    device = self.device.name, hash = ?append.hash, %error,
+                    "the memory of a record became shorter while it was written"
+                );
+                self.leave_out(place);
+                self.finish(append, None);
+            }
             Err(error) => {
                 self.device.count_write_error(&error);
                 self.abandon_zone();
                 self.finish(append, None);
             }
+        }
+    }
+
+    /// Leaves a hole in place of a record that could not be written as a whole: its header may stand there, and before
+    /// data that happens to match.
+    fn leave_out(&mut self, place: Place) {
+        let zone = place.zone.zone();
+        if self.open.as_ref().is_none_or(|open| open.zone != zone) {
+            return;
+        }
+        let header = self.device.offset(zone, place.block);
+        if let Err(error) = write_blocks(&*self.device.disk, header, &[0; BLOCK], self.shared.limit) {
+            self.device.count_write_error(&error);
+            self.abandon_zone();
         }
     }
 
