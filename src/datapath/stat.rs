@@ -114,7 +114,11 @@ impl Datapath {
             .object(slot)
             .is_some_and(|object| object.phase == Phase::Gone && !object.is_open() && !object.is_readable());
         // A hidden file is shown: whoever inherited its descriptor asks in the same way. One whose writer was killed is not.
-        let is_open = state.object(slot).is_some_and(Object::is_open);
+        // A close that was announced counts as made: its RELEASE may come late.
+        let is_open = state.object(slot).is_some_and(|object| {
+            let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
+            object.readers() > 0 || object.references > 0 || (object.writers() > 0 && !is_closing)
+        });
         let is_doomed = state.object(slot).is_some_and(|object| {
             let was_killed = object.open.as_ref().is_some_and(|open| open.writer_killed.is_some());
             object.phase == Phase::Writing && was_killed

@@ -13,7 +13,7 @@ use tidefs_engine::types::{ByteCount, FileOffset};
 use super::object::Refusal;
 use super::room::footprint;
 use super::slot_file::{change_scratch, scratch_error};
-use super::{Caller, Datapath, Error, HandleId, Object, Phase, Place, State};
+use super::{Caller, Datapath, Error, HandleId, IoPath, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::scratch::ScratchFile;
 
@@ -198,32 +198,34 @@ impl Datapath {
     /// # Errors
     /// As [`Datapath::write`]; [`Error::Stale`] when the name must be looked up again.
     pub fn change_size(&self, caller: &Caller, ino: Ino, change: SizeChange) -> Result<(), Error> {
-        let (slot, is_writing) = {
+        let options = super::OpenOptions { write: true, ..super::OpenOptions::default() };
+        let joined = {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
             let is_hidden = self.is_hidden_from(&mut state, caller, slot);
-            let object = state.object_mut(slot).ok_or(Error::IsDirectory)?;
-            let is_writing = object.writers() > 0 && !is_hidden;
-            if is_writing {
+            let is_written = state.object(slot).ok_or(Error::IsDirectory)?.writers() > 0;
+            (is_written && !is_hidden).then(|| {
                 // Who was sent to open a version has come, to change its length and nothing more.
-                object.open_mut().expected.retain(|&thread| thread != caller.thread);
                 state.resent.pop(&caller.thread);
-            }
-            (slot, is_writing)
+                // The last of the others may close it at any moment: it is not sealed before this is done.
+                self.open_handle(&mut state, caller, slot, options, IoPath::Direct)
+            })
         };
-        if is_writing {
-            return self.change_open_size(slot, change).inspect_err(|error| self.note_refusal(slot, error));
-        }
+        let has_joined = joined.is_some();
         // truncate(2) by name: open, cut, close. The second look-up meets the new version.
-        let options = super::OpenOptions { write: true, ..super::OpenOptions::default() };
-        let opened = self.open(caller, ino, options)?;
+        let opened = joined.map_or_else(|| self.open(caller, ino, options), Ok)?;
         let slot = opened.ino.slot();
         let outcome = self.change_open_size(slot, change);
         if let Err(error) = &outcome
-            && self.lock().versions_of(slot).0.is_some_and(|current| current != slot)
+            && (has_joined || self.lock().versions_of(slot).0.is_some_and(|current| current != slot))
         {
-            // The version that was begun for this is not sealed over the one that stands.
+            // The others' writes do not become an object, and the version that was begun for this is not sealed over the
+            // one that stands.
             self.note_refusal(slot, error);
+        }
+        // It is closed as by close(2), or it would count as one whose writer was killed.
+        if let Some(handle) = self.lock().handles.get_mut(&opened.handle) {
+            handle.was_flushed = true;
         }
         self.release(opened.handle);
         outcome

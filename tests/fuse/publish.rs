@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 
 use nix::errno::Errno;
 
@@ -22,6 +22,7 @@ in_both_modes!(
     a_mapping_filled_after_close_is_whole_at_the_rename,
     a_file_sized_first_written_renamed_and_then_closed_keeps_its_mode,
     a_rename_to_another_directory_publishes,
+    a_rename_succeeds_while_another_descriptor_appends,
     a_rename_publishes_after_others_were_told_that_the_name_is_absent,
     the_temporary_name_is_gone_for_everyone_after_the_rename,
     a_killed_writer_leaves_no_temporary_file,
@@ -44,6 +45,25 @@ fn the_new_name_is_whole_when_rename_returns_with_the_writer_still_open(mode: Mo
         assert_same(&other.read(&name).expect("read after rename"), &bytes, "while the writer has it open");
         drop(file);
         assert_same(&other.read(&name).expect("read after close"), &bytes, "after the writer closed it");
+    }
+}
+
+fn a_rename_succeeds_while_another_descriptor_appends(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for round in 0..50 {
+        let (temporary, name) = (kv.join(format!("{round}.tmp")), kv.join(round.to_string()));
+        fs::write(&temporary, [1; 100]).expect("write");
+        let mut other = OpenOptions::new().append(true).open(&temporary).expect("open");
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for _ in 0..16 {
+                    other.write_all(&[2; 64 * 1024]).expect("append");
+                }
+            });
+            fs::rename(&temporary, &name).expect("rename");
+            fs::set_permissions(&name, fs::Permissions::from_mode(0o640)).expect("chmod");
+        });
+        assert_eq!(fs::metadata(&name).expect("stat").len(), 100 + offset(MIB), "round {round}");
     }
 }
 

@@ -4,7 +4,7 @@
 //! its size and whole content for another one.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{IoSlice, Seek, SeekFrom, Write};
+use std::io::{IoSlice, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -34,6 +34,7 @@ in_both_modes!(
     direct_writes_after_fcntl,
     ftruncate_to_the_final_size_first,
     ftruncate_up_and_down_leaves_no_old_bytes,
+    what_is_truncated_to_nothing_by_name_is_there_and_empty,
     a_shared_mapping,
     a_shared_mapping_and_pwrites_together,
     fallocate_first,
@@ -208,6 +209,30 @@ fn ftruncate_to_the_final_size_first(mode: Mode) {
         assert_eq!(file.metadata().expect("fstat").len(), offset(bytes.len()));
         assert_eq!(file.write(bytes).expect("write"), bytes.len());
     });
+}
+
+fn what_is_truncated_to_nothing_by_name_is_there_and_empty(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let mut other = Peer::spawn();
+    for (length, is_read) in [(100, false), (100_000, false), (100, true), (100_000, true)] {
+        let path = kv.join(format!("{length}-{is_read}"));
+        let bytes = pattern::bytes(3, length);
+        fs::write(&path, &bytes).expect("write");
+        let mut reader = is_read.then(|| File::open(&path).expect("open"));
+        nix::unistd::truncate(&path, 0).expect("truncate");
+        assert_eq!(fs::metadata(&path).expect("it is there").len(), 0);
+        assert_eq!(other.read(&path).expect("it is there for others"), b"");
+        if let Some(reader) = &mut reader {
+            let mut found = Vec::new();
+            reader.read_to_end(&mut found).expect("read");
+            assert_same(&found, &bytes, "who had it open before reads it to its end");
+        }
+    }
+    let temporary = kv.join("k.tmp");
+    fs::write(&temporary, b"half").expect("write");
+    nix::unistd::truncate(&temporary, 0).expect("truncate");
+    fs::rename(&temporary, kv.join("k")).expect("it is there to be renamed");
+    assert_eq!(other.read(&kv.join("k")).expect("read"), b"");
 }
 
 fn ftruncate_up_and_down_leaves_no_old_bytes(mode: Mode) {

@@ -177,7 +177,7 @@ pub(crate) fn operation(with_time: bool) -> impl Strategy<Value = Op> {
         2 => pick().prop_map(|handle| Op::Flush { handle }),
         10 => (process(), target(), length(), any::<u64>())
             .prop_map(|(who, target, length, seed)| Op::Put { who, target, length, seed }),
-        2 => (process(), target(), 0..100_000_u64)
+        2 => (process(), target(), prop_oneof![1 => Just(0), 4 => 0..100_000_u64])
             .prop_map(|(who, target, length)| Op::Truncate { who, target, length }),
         10 => (process(), target(), target(), prop::bool::weighted(0.2))
             .prop_map(|(who, from, to, keep)| Op::Rename { who, from, to, keep }),

@@ -81,8 +81,8 @@ pub enum MemoryError {
         /// What is wrong with it.
         source: RecordError,
     },
-    /// A segment was to be sealed with a record that states another size than the file has.
-    #[error("cannot seal {path}: the file has {file}, its record states {record}; trim the file first", path = path.display())]
+    /// A segment was to be sealed with a record that states more than the file has.
+    #[error("cannot seal {path}: the file has {file}, its record states {record}", path = path.display())]
     SizeMismatch {
         /// The segment file.
         path: PathBuf,

@@ -146,14 +146,15 @@ impl MemoryTier {
         self.space.reserve(file, FileOffset(0), length)
     }
 
-    /// Makes the segment an object: from now on a restart finds it. Replaces an earlier record in one step.
+    /// Makes the segment an object: from now on a restart finds it. Replaces an earlier record in one step. The file may be
+    /// longer than the record says: its writer may go on at any moment, and a restart cuts off what came after.
     ///
     /// # Errors
-    /// [`MemoryError::SizeMismatch`] when the file is not as long as the record says, [`MemoryError::Record`],
+    /// [`MemoryError::SizeMismatch`] when the file is shorter than the record says, [`MemoryError::Record`],
     /// [`MemoryError::Io`].
     pub fn seal(&self, file: &File, record: &ObjectRecord) -> Result<(), MemoryError> {
         let size = file.metadata().map_err(|error| MemoryError::file("stat", file, error))?.len();
-        if size != record.size.get() {
+        if size < record.size.get() {
             return Err(MemoryError::SizeMismatch {
                 path: error::path_of(file),
                 file: ByteCount(size),

@@ -230,7 +230,7 @@ fn unsealing_makes_garbage_of_an_object() {
 }
 
 #[test]
-fn sealing_with_another_size_is_refused() {
+fn sealing_a_file_that_is_too_short_is_refused() {
     let place = Workplace::new();
     let tier = place.open(CAPACITY);
     let (id, file) = tier.create_segment().unwrap();
