@@ -26,10 +26,11 @@ pub(super) struct Doomed {
 }
 
 impl Doomed {
-    /// Bytes of an object that stays under its name.
+    /// Bytes of an object that stays under its name. The kernel gave its backing file up under the lock: it may have
+    /// another one by now.
     pub(super) fn bytes_only(place: Place, size: ByteCount, ino: Ino) -> Self {
         let place = Some(place);
-        Self { place, retired: None, on_ssd: None, size, ino, kernel_knows: false, is_open: false }
+        Self { place, retired: None, on_ssd: None, size, ino, kernel_knows: false, is_open: true }
     }
 
     /// The record in the SSD tier of an object that stays under another name.

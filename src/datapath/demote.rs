@@ -93,7 +93,9 @@ impl Datapath {
                 }
             }
         }
-        copied.into_iter().all(|lent| self.store(lent, false, None))
+        // All of them: what was sent counts as having a copy until its way has ended.
+        let taken = copied.into_iter().map(|lent| self.store(lent, false, None));
+        taken.filter(|is_taken| !is_taken).count() == 0
     }
 
     /// An object that is to leave soon and is on disk already, when the victim is not: it leaves without a loss.
@@ -104,6 +106,7 @@ impl Datapath {
         }
         let id = state.domain_of(victim);
         let next = state.domains.coldest_of(id, COPIED_INSTEAD);
-        next.into_iter().find(|slot| self.stands_on_ssd(ssd, state, *slot))
+        // Clients that hold references to it read its segment.
+        next.into_iter().find(|&slot| !state.is_referenced(slot) && self.stands_on_ssd(ssd, state, slot))
     }
 }

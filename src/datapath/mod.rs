@@ -48,6 +48,7 @@ mod seal;
 mod slot_file;
 mod ssd;
 mod stat;
+mod storing;
 mod verify;
 mod write;
 mod xattrs;

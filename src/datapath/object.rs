@@ -32,6 +32,17 @@ pub enum Place {
     Remote,
 }
 
+impl Place {
+    /// Whether both are the same piece of the memory tier.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Solo(one), Self::Solo(other)) => one == other,
+            (Self::Packed(one), Self::Packed(other)) => one == other,
+            _ => false,
+        }
+    }
+}
+
 /// Stations in the life of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {

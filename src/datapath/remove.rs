@@ -216,8 +216,7 @@ impl Datapath {
         state.leave_directory(slot);
         state.tree.node_mut(parent).attributes.mtime_ns = self.now_ns();
         state.drop_if_unused(slot);
-        drop(state);
-        self.forget_directory(id);
+        self.forget_directory(&mut state, id);
         Ok(())
     }
 

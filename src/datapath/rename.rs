@@ -319,7 +319,7 @@ impl Datapath {
             }
             let id = directory.id;
             self.tier.remove_directory(id)?;
-            self.forget_directory(id);
+            self.forget_directory(state, id);
             state.leave_directory(target);
             state.drop_if_unused(target);
         }

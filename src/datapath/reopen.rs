@@ -51,9 +51,13 @@ impl Datapath {
         state.readmit(slot);
         let Some(object) = state.object(slot) else { return Err(Error::IsDirectory) };
         let is_used = object.is_open() || object.marks.has(Marks::READ) || !object.marks.has(Marks::FINAL);
-        let is_solo = matches!(object.place, Place::Solo(_));
+        // A disk may be written from it: a cut would take the pages from under that.
+        let is_free = match object.place {
+            Place::Solo(segment) => !self.fast.segments.lock().is_lent(segment),
+            _ => false,
+        };
         let size = object.size;
-        if is_used || !is_solo || object.next_version().is_some() || options.truncate {
+        if is_used || !is_free || object.next_version().is_some() || options.truncate {
             return Err(Error::Stale);
         }
         self.open_backing(state, slot)?;
@@ -84,8 +88,12 @@ impl Datapath {
     fn renew_inode(&self, state: &mut State, caller: &Caller, slot: Slot) {
         let (ino, attributes) = (state.tree.ino(slot), state.tree.node(slot).attributes);
         let (parent, name) = (state.tree.node(slot).parent, state.tree.name(slot));
+        let mut shared = None;
         let Some(old) = state.object_mut(slot) else { return };
         let mut object = Object::writing(std::mem::replace(&mut old.place, Place::Solo(NO_SEGMENT)));
+        if let (Place::Solo(segment), true) = (&object.place, old.marks.has(Marks::SHARED)) {
+            shared = Some(*segment);
+        }
         object.version = old.version;
         object.marks = old.marks;
         // Clients are told of its new inode when they look it up.
@@ -96,6 +104,9 @@ impl Datapath {
         let renewed = state.tree.make(attributes, Body::File(object));
         state.writing.remove(&slot);
         state.writing.insert(renewed);
+        if let Some(segment) = shared {
+            self.fast.segments.lock().pass_on(segment, state.tree.ino(renewed));
+        }
         self.expect_writer(state, caller, renewed);
         state.unpinned.remove(&slot);
         state.leave_name(slot);

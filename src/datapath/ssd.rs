@@ -13,13 +13,11 @@
 //!
 //! Limits: memory that is lent to records on their way is bounded by the tier's queue.
 
-use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Weak};
 
-use tidefs_engine::memory::Mapping;
-use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, Version};
+use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::burial::Doomed;
 use super::history::Ending;
@@ -28,20 +26,22 @@ use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::ObjectRecord;
-use crate::tier::ssd::{Owner, Put, Refused, Source, SsdTier, Stored};
+use crate::tier::ssd::{Owner, Put, Source, SsdTier};
 
 /// An object on its way to a disk.
 #[derive(Debug)]
 pub(super) struct Lent {
-    ino: Ino,
-    slot: Slot,
-    size: ByteCount,
-    key: Vec<u8>,
-    record: ObjectRecord,
-    place: Place,
-    may_change: bool,
+    pub(super) ino: Ino,
+    pub(super) slot: Slot,
+    pub(super) size: ByteCount,
+    pub(super) key: Vec<u8>,
+    pub(super) record: ObjectRecord,
+    pub(super) place: Place,
+    pub(super) may_change: bool,
     /// Whether it stays in memory: then its pages are not about to be free.
-    stays: bool,
+    pub(super) stays: bool,
+    /// Whether the record that stands, or is on its way, says other things of it.
+    pub(super) was_stale: bool,
 }
 
 /// A record of the SSD tier that stands for nothing any more.
@@ -128,6 +128,7 @@ impl State {
             place: object.place.clone(),
             may_change: object.marks.has(Marks::WRITABLE_MAPPING),
             stays: true,
+            was_stale: object.marks.has(Marks::STALE_ON_SSD),
         };
         if let Some(object) = self.object_mut(slot) {
             object.marks.set(Marks::ON_SSD, true);
@@ -161,20 +162,6 @@ impl State {
             self.arrive(slot);
         }
     }
-
-    /// An object with a record on SSD gives up its bytes in memory. Nobody has it open.
-    fn demote(&mut self, slot: Slot) -> Doomed {
-        let ino = self.tree.ino(slot);
-        let (mut place, mut size) = (Place::Ssd, ByteCount::ZERO);
-        if let Some(object) = self.object_mut(slot) {
-            size = object.size;
-            place = object.move_to(Place::Ssd);
-            object.marks.set(Marks::STORING, false);
-            object.marks.set(Marks::UNVERIFIED, false);
-            object.settle();
-        }
-        Doomed::bytes_only(place, size, ino)
-    }
 }
 
 impl Datapath {
@@ -193,7 +180,7 @@ impl Datapath {
                 state.count_eviction(victim);
                 state.depart(victim);
                 self.telemetry.ssd_demotions.increment();
-                return Leaving::Gone(state.demote(victim));
+                return Leaving::Gone(self.demote(state, victim));
             }
             if may != MayLend::No
                 && let Some(lent) = self.lend(ssd, state, victim, may)
@@ -236,143 +223,6 @@ impl Datapath {
     /// Whether anything is on its way to a disk.
     pub(super) fn has_lent(&self) -> bool {
         self.lent_bytes() > ByteCount::ZERO
-    }
-
-    /// Leaves an object to the SSD tier. `told`: who wants to know when that has ended.
-    /// Returns whether it takes it.
-    pub(super) fn store(
-        &self,
-        lent: Lent,
-        durable: bool,
-        told: Option<std::sync::mpsc::SyncSender<()>>,
-    ) -> bool {
-        let Lent { ino, slot, size, key, mut record, place, may_change, stays } = lent;
-        let counted = if stays { 0 } else { size.get() };
-        self.lent.fetch_add(counted, Ordering::Relaxed);
-        let version = record.version;
-        let sent = Arc::new((ino, version, key.clone()));
-        let told_as = Arc::clone(&sent);
-        let put = self.source_of(ino, &place, size, &mut record, may_change).and_then(|source| {
-            let meta = record.encode().map_err(io::Error::other)?;
-            let (checksum, owner) = (record.checksum, slot.0);
-            Ok(Put { key, meta, version, length: size, checksum, source, durable, owner })
-        });
-        let weak = self.this.get().cloned().unwrap_or_default();
-        let done = move |stored| {
-            if let Some(datapath) = weak.upgrade() {
-                datapath.lent.fetch_sub(counted, Ordering::Relaxed);
-                datapath.stored(&told_as, size, stored);
-            }
-            if let Some(told) = told {
-                // Who asked may have stopped waiting.
-                let _ = told.try_send(());
-            }
-        };
-        let refused = match (put, self.ssd.get()) {
-            (Ok(put), Some(ssd)) => match ssd.put(put, done) {
-                Ok(()) => None,
-                Err(Refused::Underway) => {
-                    // It was needed for a moment on its way; the end of that way decides.
-                    self.lent.fetch_sub(counted, Ordering::Relaxed);
-                    None
-                }
-                Err(refused) => {
-                    if !stays && refused == Refused::QueueFull {
-                        // Others were faster than the look at the queue: it stays for another round.
-                        let mut state = self.lock();
-                        state.tree.by_ino(ino).into_iter().for_each(|slot| state.readmit(slot));
-                    }
-                    Some(format!("{refused:?}"))
-                }
-            },
-            (Ok(_), None) => Some("there is no SSD tier".to_owned()),
-            (Err(error), _) => Some(error.to_string()),
-        };
-        let is_taken = refused.is_none();
-        if let Some(reason) = refused {
-            tracing::debug!(ino = ino.0, reason, "an evicted object is not stored");
-            self.lent.fetch_sub(counted, Ordering::Relaxed);
-            self.stored(&sent, size, Stored::Failed);
-        }
-        is_taken
-    }
-
-    /// Where the bytes are, for the SSD tier; and their checksum, in `record`, when it was taken and still holds.
-    fn source_of(
-        &self,
-        ino: Ino,
-        place: &Place,
-        size: ByteCount,
-        record: &mut ObjectRecord,
-        may_change: bool,
-    ) -> io::Result<Source> {
-        let source = match place {
-            _ if size == ByteCount::ZERO => Source::Bytes(Vec::new()),
-            Place::Solo(segment) => {
-                let (file, mapping) = self.lend_mapping(*segment, ino, || {
-                    let file = self.tier.open_segment(*segment).map_err(io::Error::other)?;
-                    let mapping = Arc::new(Mapping::new(&file, size)?);
-                    Ok((file, mapping))
-                })?;
-                if !may_change {
-                    let kept = self.tier.read_record(&file).map_err(io::Error::other)?;
-                    record.checksum = kept.and_then(|kept| kept.checksum);
-                }
-                Source::Segment(mapping)
-            }
-            Place::Packed(extent) => {
-                let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
-                let count =
-                    self.tier.read_packed(extent, FileOffset(0), &mut bytes).map_err(io::Error::other)?;
-                bytes.truncate(count);
-                if bytes.len() as u64 != size.get() {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                Source::Bytes(bytes)
-            }
-            Place::Scratch(_) | Place::Ssd | Place::Remote => return Err(io::ErrorKind::InvalidInput.into()),
-        };
-        Ok(source)
-    }
-
-    /// The way of an object to its disk has ended: of a version, under the name that it had when it was sent.
-    fn stored(&self, (ino, version, key): &(Ino, Version, Vec<u8>), size: ByteCount, stored: Stored) {
-        let doomed = {
-            let mut state = self.lock();
-            let Some(slot) = state.tree.by_ino(*ino) else { return };
-            // Under another name by now, it is on another way, or on none.
-            if state.ssd_key(slot).as_ref() != Some(key) {
-                return;
-            }
-            let is_same = |object: &&Object| object.version == *version && object.phase == Phase::Sealed;
-            let Some(object) = state.object(slot).filter(is_same) else { return };
-            let is_storing = object.marks.has(Marks::STORING);
-            let is_used = object.is_open() || object.next_version().is_some();
-            if stored != Stored::Yes {
-                self.telemetry.ssd_refusals.increment();
-                if let Some(object) = state.object_mut(slot) {
-                    object.marks.set(Marks::ON_SSD, false);
-                }
-            }
-            match (is_storing, stored) {
-                (true, _) if is_used => {
-                    state.readmit(slot);
-                    return;
-                }
-                (true, Stored::Yes) => {
-                    self.telemetry.ssd_demotions.increment();
-                    self.telemetry.ssd_demoted_bytes.add(size.get());
-                    state.demote(slot)
-                }
-                // No disk took it, and room was needed.
-                (true, Stored::Superseded | Stored::Failed) => {
-                    let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
-                    state.remove_object(slot, Departure::Evicted, Some((self.now_ns(), ending)))
-                }
-                (false, _) => return,
-            }
-        };
-        self.bury(doomed);
     }
 
     /// Removes a record that stands for nothing any more.
@@ -472,12 +322,10 @@ impl Datapath {
     }
 
     /// A directory is gone from SSD too.
-    pub(super) fn forget_directory(&self, directory: DirectoryId) {
+    pub(super) fn forget_directory(&self, state: &mut State, directory: DirectoryId) {
         if let Some(ssd) = self.ssd.get() {
-            let key = directory_key(directory);
-            if let Some(version) = ssd.holds(&key) {
-                ssd.remove(&key, version);
-            }
+            // Later than every record that was sent: the last one may be on its way.
+            ssd.remove(&directory_key(directory), state.take_version());
         }
     }
 }

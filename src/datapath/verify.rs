@@ -248,14 +248,15 @@ impl Datapath {
 
     /// Compares one object with its checksum, and drops it when they differ.
     pub fn verify_object(&self, ino: Ino) -> Result<Verdict, Error> {
-        let (expected, bytes) = {
+        let (expected, bytes, place) = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
             let Some(object) = state.object(slot).filter(|object| is_final(object)) else {
                 return Ok(Verdict::Skipped);
             };
             // A record that cannot be read has no checksum to compare with.
-            (self.recorded_checksum(object).ok().flatten(), self.bytes_of(object)?)
+            let expected = self.recorded_checksum(object).ok().flatten();
+            (expected, self.bytes_of(object)?, object.place.clone())
         };
         let (found, version) = bytes.checksum()?;
         let Some(expected) = expected else {
@@ -266,7 +267,8 @@ impl Datapath {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
             let Some(object) = state.object_mut(slot) else { return Ok(Verdict::Skipped) };
-            if object.version != version || object.phase != Phase::Sealed {
+            // What was read may be another object's by now.
+            if object.version != version || !is_final(object) || !object.place.is_same(&place) {
                 return Ok(Verdict::Skipped);
             }
             if found == expected {

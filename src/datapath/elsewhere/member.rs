@@ -346,7 +346,7 @@ impl Datapath {
             if let Err(error) = self.tier.remove_directory(directory) {
                 tracing::warn!(%error, "a directory that another member removed may come back after a restart");
             }
-            self.forget_directory(directory);
+            self.forget_directory(&mut self.lock(), directory);
         }
     }
 

@@ -18,6 +18,9 @@ use crate::namespace::Ino;
 /// Segments that are no more whose numbers are kept for clients that ask.
 const RETIRED_KEPT: usize = 1 << 16;
 
+/// Segments that were lent to disks are looked through for those that are given back when there are so many.
+const LENT_KEPT: usize = 256;
+
 /// What a client may know of a segment.
 #[derive(Debug)]
 pub(super) enum Use {
@@ -38,13 +41,11 @@ pub(super) struct Shared {
     pub(super) shape: Option<Shape>,
     /// Somebody may have it mapped who made no promise: through the file of its key, or under an earlier daemon.
     pub(super) is_tainted: bool,
-    /// The mapping that a disk is written from.
-    lent: Weak<Mapping>,
 }
 
 impl Shared {
     pub(super) fn new(purpose: Use, shape: Option<Shape>, is_tainted: bool) -> Self {
-        Self { purpose, shape, is_tainted, lent: Weak::new() }
+        Self { purpose, shape, is_tainted }
     }
 }
 
@@ -53,6 +54,8 @@ impl Shared {
 pub(in crate::datapath) struct Segments {
     pub(super) known: HashMap<SegmentId, Shared>,
     pub(super) pool: Pool,
+    /// The mappings that disks are written from, of whatever segment: it is not cut while one lives.
+    lent: HashMap<SegmentId, Vec<Weak<Mapping>>>,
     retired: VecDeque<SegmentId>,
     /// How many were ever retired: the number of the next one.
     retired_total: u64,
@@ -69,7 +72,7 @@ pub struct RetiredSegments {
 
 impl Segments {
     pub(super) fn new(pool: Pool) -> Self {
-        Self { known: HashMap::new(), pool, retired: VecDeque::new(), retired_total: 0 }
+        Self { known: HashMap::new(), pool, lent: HashMap::new(), retired: VecDeque::new(), retired_total: 0 }
     }
 
     pub(super) fn retired_total(&self) -> u64 {
@@ -91,6 +94,28 @@ impl Segments {
         }
         self.retired.push_back(segment);
         self.retired_total += 1;
+    }
+
+    /// Whether a disk is written from the segment.
+    pub(in crate::datapath) fn is_lent(&self, segment: SegmentId) -> bool {
+        self.lent.get(&segment).is_some_and(|lent| lent.iter().any(|mapping| mapping.strong_count() > 0))
+    }
+
+    fn lend(&mut self, segment: SegmentId, mapping: &Arc<Mapping>) {
+        if self.lent.len() >= LENT_KEPT {
+            self.lent.retain(|_, lent| lent.iter().any(|mapping| mapping.strong_count() > 0));
+        }
+        let lent = self.lent.entry(segment).or_default();
+        lent.retain(|mapping| mapping.strong_count() > 0);
+        lent.push(Arc::downgrade(mapping));
+    }
+
+    /// The object in the segment has another inode now, and programs write it by its file.
+    pub(in crate::datapath) fn pass_on(&mut self, segment: SegmentId, to: Ino) {
+        if let Some(shared) = self.known.get_mut(&segment) {
+            shared.purpose = Use::Object(to);
+            shared.is_tainted = true;
+        }
     }
 
     /// The file of the key is opened: somebody may map the segment through it.
@@ -123,9 +148,7 @@ impl Datapath {
             return Err(io::ErrorKind::NotFound.into());
         }
         let mapped = map()?;
-        if let Some(shared) = segments.known.get_mut(&segment) {
-            shared.lent = Arc::downgrade(&mapped.1);
-        }
+        segments.lend(segment, &mapped.1);
         Ok(mapped)
     }
 
@@ -134,11 +157,13 @@ impl Datapath {
         let mut surplus = Vec::new();
         let file = {
             let mut segments = self.fast.segments.lock();
+            let is_lent = segments.is_lent(segment);
+            segments.lent.remove(&segment);
             let Some(shared) = segments.known.get(&segment) else {
                 drop(segments);
                 return self.unlink_segment(segment);
             };
-            let is_reachable = shared.is_tainted || shared.lent.strong_count() > 0;
+            let is_reachable = shared.is_tainted || is_lent;
             let shape = shared.shape.filter(|_| !is_reachable);
             // Opened before it loses its name.
             let file = (!is_reachable).then(|| self.tier.open_segment(segment).ok()).flatten();

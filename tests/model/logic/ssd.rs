@@ -1,5 +1,6 @@
 //! A disk below memory, for the logic without a kernel: what the session does for objects that are on it alone.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::mount::{MntFlags, umount2};
@@ -38,6 +39,14 @@ impl Logic {
     /// Sends what is coldest to the disk until `bytes` left memory, or all that may.
     pub(crate) fn demote(&mut self, bytes: ByteCount) {
         self.datapath().evict_coldest(bytes);
+    }
+
+    /// The same, to be done by another thread.
+    pub(crate) fn demoter(&self) -> impl FnOnce(ByteCount) + Send + 'static {
+        let datapath = Arc::clone(self.datapath());
+        move |bytes| {
+            datapath.evict_coldest(bytes);
+        }
     }
 
     /// Where the bytes of an object are.

@@ -1,0 +1,244 @@
+//! The way of an object to its disk, from the moment that it is sent to the answer.
+//!
+//! Invariants
+//! - A record is handed over under the lock, while its key still stands for that version at that place: what removes
+//!   or replaces it later finds the record on its way.
+//! - Bytes leave memory only when the record that stands says what the object is now.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::SyncSender;
+
+use tidefs_engine::memory::Mapping;
+use tidefs_engine::types::{ByteCount, FileOffset, Version};
+
+use super::burial::Doomed;
+use super::history::Ending;
+use super::ssd::Lent;
+use super::{Datapath, Marks, Object, Phase, Place, State};
+use crate::namespace::{Ino, Slot};
+use crate::tier::eviction::Departure;
+use crate::tier::memory::{ObjectRecord, PackedExtent};
+use crate::tier::ssd::{Put, Refused, Source, Stored};
+
+/// Which object was sent: of a version, under the name that it had then.
+#[derive(Debug)]
+struct Sent {
+    ino: Ino,
+    version: Version,
+    key: Vec<u8>,
+    size: ByteCount,
+}
+
+/// Where its bytes are.
+enum Bytes {
+    None,
+    Segment(Arc<Mapping>),
+    /// Packed: read under the lock, for the extent may be another object's without it.
+    Packed(PackedExtent),
+}
+
+/// What became of the attempt to hand a record over.
+enum Handed {
+    Taken,
+    /// The object left, or moved: what is there now is sent another time.
+    Changed,
+    Refused(String),
+}
+
+impl Datapath {
+    /// Leaves an object to the SSD tier. `told`: who wants to know when that has ended.
+    /// Returns whether it takes what it is given.
+    pub(super) fn store(&self, lent: Lent, durable: bool, told: Option<SyncSender<()>>) -> bool {
+        let counted = if lent.stays { ByteCount::ZERO } else { lent.size };
+        self.lent.fetch_add(counted.get(), Ordering::Relaxed);
+        let version = lent.record.version;
+        let sent = Arc::new(Sent { ino: lent.ino, version, key: lent.key.clone(), size: lent.size });
+        let weak = self.this.get().cloned().unwrap_or_default();
+        let told_as = Arc::clone(&sent);
+        let done = move |stored| {
+            if let Some(datapath) = weak.upgrade() {
+                datapath.lent.fetch_sub(counted.get(), Ordering::Relaxed);
+                datapath.stored(&told_as, stored);
+            }
+            if let Some(told) = told {
+                // Who asked may have stopped waiting.
+                let _ = told.try_send(());
+            }
+        };
+        let handed = match self.bytes_to_store(&lent) {
+            Ok((bytes, record)) => self.hand_over(lent, &sent, (bytes, record), durable, done),
+            Err(error) => Handed::Refused(error.to_string()),
+        };
+        match handed {
+            Handed::Taken => return true,
+            Handed::Changed => {
+                self.lent.fetch_sub(counted.get(), Ordering::Relaxed);
+                return true;
+            }
+            Handed::Refused(reason) => {
+                tracing::debug!(ino = sent.ino.0, reason, "an evicted object is not stored");
+                self.lent.fetch_sub(counted.get(), Ordering::Relaxed);
+                self.stored(&sent, Stored::Failed);
+            }
+        }
+        false
+    }
+
+    /// Leaves the record to the SSD tier, if its object is as it was when it was sent.
+    fn hand_over(
+        &self,
+        lent: Lent,
+        sent: &Sent,
+        (bytes, record): (Bytes, ObjectRecord),
+        durable: bool,
+        done: impl FnOnce(Stored) + Send + 'static,
+    ) -> Handed {
+        let Some(ssd) = self.ssd.get() else { return Handed::Refused("there is no SSD tier".to_owned()) };
+        let mut state = self.lock();
+        let Some(slot) = state.slot_of_sent(sent) else { return Handed::Changed };
+        if state.object(slot).is_none_or(|object| !object.place.is_same(&lent.place)) {
+            state.readmit(slot);
+            if let Some(object) = state.object_mut(slot) {
+                object.marks.set(Marks::ON_SSD, false);
+            }
+            return Handed::Changed;
+        }
+        let source = match bytes {
+            Bytes::None => Ok(Source::Bytes(Vec::new())),
+            Bytes::Segment(mapping) => Ok(Source::Segment(mapping)),
+            Bytes::Packed(extent) => self.packed_bytes(&extent, lent.size).map(Source::Bytes),
+        };
+        let put = source.and_then(|source| {
+            let meta = record.encode().map_err(io::Error::other)?;
+            let (checksum, owner) = (record.checksum, lent.slot.0);
+            let (version, length) = (sent.version, lent.size);
+            Ok(Put { key: lent.key, meta, version, length, checksum, source, durable, owner })
+        });
+        let put = match put {
+            Ok(put) => put,
+            Err(error) => return Handed::Refused(error.to_string()),
+        };
+        // It does not wait for a disk.
+        match ssd.put(put, done) {
+            Ok(()) => Handed::Taken,
+            Err(Refused::Underway) => {
+                // It was needed for a moment on its way; the end of that way decides. What is on its way may say less.
+                if let Some(object) = state.object_mut(slot)
+                    && lent.was_stale
+                {
+                    object.marks.set(Marks::STALE_ON_SSD, true);
+                }
+                Handed::Changed
+            }
+            Err(refused) => {
+                if !lent.stays && refused == Refused::QueueFull {
+                    // Others were faster than the look at the queue: it stays for another round.
+                    state.readmit(slot);
+                }
+                Handed::Refused(format!("{refused:?}"))
+            }
+        }
+    }
+
+    /// Where the bytes are, for the SSD tier; and the record, with their checksum when it was taken and still holds.
+    fn bytes_to_store(&self, lent: &Lent) -> io::Result<(Bytes, ObjectRecord)> {
+        let mut record = lent.record.clone();
+        let bytes = match &lent.place {
+            _ if lent.size == ByteCount::ZERO => Bytes::None,
+            Place::Solo(segment) => {
+                let (file, mapping) = self.lend_mapping(*segment, lent.ino, || {
+                    let file = self.tier.open_segment(*segment).map_err(io::Error::other)?;
+                    let mapping = Arc::new(Mapping::new(&file, lent.size)?);
+                    Ok((file, mapping))
+                })?;
+                if !lent.may_change {
+                    let kept = self.tier.read_record(&file).map_err(io::Error::other)?;
+                    record.checksum = kept.and_then(|kept| kept.checksum);
+                }
+                Bytes::Segment(mapping)
+            }
+            Place::Packed(extent) => Bytes::Packed(*extent),
+            Place::Scratch(_) | Place::Ssd | Place::Remote => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        Ok((bytes, record))
+    }
+
+    /// All bytes of a packed object.
+    fn packed_bytes(&self, extent: &PackedExtent, size: ByteCount) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(size.get()).unwrap_or(0)];
+        let count = self.tier.read_packed(extent, FileOffset(0), &mut bytes).map_err(io::Error::other)?;
+        bytes.truncate(count);
+        let is_whole = bytes.len() as u64 == size.get();
+        is_whole.then_some(bytes).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// The way of an object to its disk has ended.
+    fn stored(&self, sent: &Sent, stored: Stored) {
+        let doomed = {
+            let mut state = self.lock();
+            // Under another name by now, it is on another way, or on none.
+            let Some(slot) = state.slot_of_sent(sent) else { return };
+            if stored != Stored::Yes {
+                self.telemetry.ssd_refusals.increment();
+                if let Some(object) = state.object_mut(slot) {
+                    object.marks.set(Marks::ON_SSD, false);
+                }
+            }
+            let Some(object) = state.object(slot) else { return };
+            let is_storing = object.marks.has(Marks::STORING);
+            let is_used = object.is_open() || object.next_version().is_some();
+            // Its attributes may have changed since it was sent, and its zone been lost.
+            let stands = self.ssd.get().is_some_and(|ssd| self.stands_on_ssd(ssd, &state, slot));
+            let has_changed = stored == Stored::Yes && !stands;
+            match (is_storing, stored) {
+                (true, _) if is_used || has_changed => {
+                    state.readmit(slot);
+                    return;
+                }
+                (true, Stored::Yes) => {
+                    self.telemetry.ssd_demotions.increment();
+                    self.telemetry.ssd_demoted_bytes.add(sent.size.get());
+                    self.demote(&mut state, slot)
+                }
+                // No disk took it, and room was needed.
+                (true, Stored::Superseded | Stored::Failed) => {
+                    let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
+                    state.remove_object(slot, Departure::Evicted, Some((self.now_ns(), ending)))
+                }
+                (false, _) => return,
+            }
+        };
+        self.bury(doomed);
+    }
+
+    /// An object with a record on SSD gives up its bytes in memory. Nobody has it open.
+    pub(super) fn demote(&self, state: &mut State, slot: Slot) -> Doomed {
+        let ino = state.tree.ino(slot);
+        if let Some(kernel) = self.kernel.get() {
+            // Under the lock: whoever opens it next has the kernel serve it from another segment, and while it is open two
+            // backing files of one inode mean EIO.
+            kernel.release_backing(ino);
+        }
+        let (mut place, mut size) = (Place::Ssd, ByteCount::ZERO);
+        if let Some(object) = state.object_mut(slot) {
+            size = object.size;
+            place = object.move_to(Place::Ssd);
+            object.marks.set(Marks::STORING, false);
+            object.marks.set(Marks::UNVERIFIED, false);
+            object.settle();
+        }
+        Doomed::bytes_only(place, size, ino)
+    }
+}
+
+impl State {
+    /// Where the object is that was sent, if it is that version under that name still.
+    fn slot_of_sent(&self, sent: &Sent) -> Option<Slot> {
+        let slot = self.tree.by_ino(sent.ino)?;
+        let is_same = |object: &Object| object.version == sent.version && object.phase == Phase::Sealed;
+        (self.object(slot).is_some_and(is_same) && self.ssd_key(slot).as_ref() == Some(&sent.key))
+            .then_some(slot)
+    }
+}
