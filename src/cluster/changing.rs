@@ -303,6 +303,10 @@ impl Core {
             return Err(format!("member {member:x} is lost", member = member.0));
         }
         let patience = self.until(deadline);
+        if patience.is_zero() {
+            // In a message with others it would have all of them answered at once.
+            return Err("there is no time left".to_owned());
+        }
         let receiver =
             self.push_change(member, change, deadline).ok_or("too much waits for the member already")?;
         match timeout_at(deadline.into(), receiver).await {

@@ -146,8 +146,9 @@ impl Fetch {
             // A source that hangs must leave time for another one.
             let share = if self.sources.is_empty() { left } else { left / 2 };
             let (core, wanted) = (Arc::clone(&self.core), self.wanted.clone());
-            let deadline = core.within(share);
-            let asking = async move { core.borrow(peer, &wanted, deadline).await };
+            // It is lent for all the time that reading may take.
+            let deadlines = (core.within(share), self.deadline);
+            let asking = async move { core.borrow(peer, &wanted, deadlines).await };
             self.asked = Some(Asked::Waiting(Box::pin(asking)));
             return;
         }
@@ -282,14 +283,14 @@ impl Core {
         }
     }
 
-    /// Asks a member for the bytes of an object.
+    /// Asks a member for the bytes of an object. `deadline`: of its answer; `returned_by`: until when it is to lend them.
     async fn borrow(
         self: &Arc<Self>,
         peer: PeerId,
         wanted: &Wanted,
-        deadline: Instant,
+        (deadline, returned_by): (Instant, Instant),
     ) -> Result<Loan, ClusterError> {
-        let for_ms = u32::try_from(self.until(deadline).as_millis()).unwrap_or(u32::MAX);
+        let for_ms = u32::try_from(self.until(returned_by).as_millis()).unwrap_or(u32::MAX);
         let lend = Lend { path: wanted.path.clone(), stamp: wanted.stamp, for_ms };
         let answer = self.call(peer.member, LEND, lend.encode(), deadline).await?;
         let (found, loan) = match Lending::decode(&answer)? {

@@ -30,8 +30,10 @@ impl State {
         let is_replaced = departure == Departure::Gone
             && ending.is_none()
             && self.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
-        if !is_replaced {
+        if is_replaced {
             // What takes its place is told itself; a word about the old one before that would be a moment of absence.
+            self.forget_replaced_copy(slot);
+        } else {
             self.let_go(slot);
         }
         let on_ssd = self.ssd_record(slot);
@@ -59,10 +61,12 @@ impl State {
         if departure == Departure::Gone
             && ending.is_some()
             && let Some(next) = self.object(slot).and_then(|object| object.open.as_ref()?.next_version)
-            && let Some(next) = self.object_mut(next)
         {
-            // Deleted while a new version was being written: like a file that is unlinked while open.
-            next.open_mut().supersedes = None;
+            self.break_promise(next);
+            if let Some(next) = self.object_mut(next) {
+                // Deleted while a new version was being written: like a file that is unlinked while open.
+                next.open_mut().supersedes = None;
+            }
         }
         if let (Some(key), Some((now_ns, ending))) = (key, ending) {
             self.history.note(key, now_ns, ending);
@@ -150,6 +154,8 @@ impl State {
 
     /// Drops a file that is being written: its name, if it has one, and its claim to replace another version.
     pub(super) fn discard_writing(&mut self, slot: Slot) -> Doomed {
+        // While it is known which name it was to get.
+        self.break_promise(slot);
         self.drop_claim(slot);
         self.remove_object(slot, Departure::Gone, None)
     }

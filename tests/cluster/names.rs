@@ -1,7 +1,7 @@
 //! Names across hosts: what is made, replaced or removed on one is so on all when the call returns.
 
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 
 use crate::fixture::{Hosts, object, publish};
@@ -143,4 +143,48 @@ fn owner_mode_and_times_are_those_of_the_host_that_wrote_it() {
     let (here, there) = (fs::metadata(&a).expect("here"), fs::metadata(&b).expect("there"));
     assert_eq!((here.mode(), here.uid(), here.gid()), (there.mode(), there.uid(), there.gid()));
     assert_eq!((here.mtime(), here.mtime_nsec()), (there.mtime(), there.mtime_nsec()));
+}
+
+/// A close that was told to the others, while a copy of the descriptor is open still.
+fn closed_for_most(path: &std::path::Path, bytes: &[u8]) -> File {
+    let mut file = File::create(path).expect("create");
+    file.write_all(bytes).expect("write");
+    let kept = file.try_clone().expect("a copy of the descriptor");
+    drop(file);
+    kept
+}
+
+#[test]
+fn a_name_is_removed_while_its_new_version_is_closed_but_for_one_descriptor() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0"));
+    for (round, remover) in [&a, &b, &a, &b].into_iter().enumerate() {
+        let name = format!("key-{round}");
+        publish(&a.join(&name), &object(1, 40_000));
+        let kept = closed_for_most(&a.join(&name), &object(2, 50_000));
+        fs::remove_file(remover.join(&name)).expect("the unlink");
+        drop(kept);
+        for host in [&a, &b] {
+            let found = fs::metadata(host.join(&name));
+            assert_eq!(found.expect_err("it is gone").kind(), ErrorKind::NotFound, "{name}");
+        }
+        publish(&b.join(&name), &object(3, 40_000));
+        assert_eq!(fs::read(a.join(&name)).expect("both daemons go on"), object(3, 40_000));
+    }
+}
+
+#[test]
+fn what_was_closed_but_for_one_descriptor_does_not_hide_what_another_host_put_in_its_place() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-1"));
+    for round in 0..10 {
+        let name = format!("key-{round}");
+        let kept = closed_for_most(&a.join(&name), &object(1, 40_000));
+        assert_eq!(fs::read(b.join(&name)).ok().unwrap_or_default().len() % 40_000, 0);
+        publish(&b.join(&name), &object(2, 50_000));
+        drop(kept);
+        for _ in 0..20 {
+            assert!(fs::read(a.join(&name)).expect("the new one") == object(2, 50_000), "{name}");
+        }
+    }
 }

@@ -288,10 +288,12 @@ impl Datapath {
 
     /// What stood at `path` was removed or replaced on another member.
     pub(super) fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
+        let mut unsealed = None;
         let (doomed, emptied, known, may_stand) = {
             let now_ns = self.now_ns();
             let mut state = self.lock();
             state.elsewhere.change(KeyId::of(path));
+            state.elsewhere.withdrawn.put(KeyId::of(path), through);
             let Some(slot) = state.tree.by_path(path) else {
                 // It was known to be absent, and nobody tells this host any more when it appears.
                 drop(state);
@@ -310,7 +312,13 @@ impl Datapath {
                 state.drop_if_unused(slot);
                 (None, emptied, known, false)
             } else {
-                let (current, _) = state.versions_of(slot);
+                let (current, next) = state.versions_of(slot);
+                if let Some(next) =
+                    next.filter(|&next| state.promised(next).is_some_and(|promised| promised <= through))
+                {
+                    // Its close was told, and it was removed or replaced before its last descriptor is gone.
+                    unsealed = Some(state.discard_writing(next));
+                }
                 let old = current.filter(|&slot| {
                     let is_old =
                         |object: &Object| object.phase == Phase::Sealed && stamp_of(object) <= through;
@@ -319,6 +327,7 @@ impl Datapath {
                 let Some(old) = old else {
                     // The kernel may still take the name for what a rename that is under way here replaces.
                     drop(state);
+                    unsealed.into_iter().for_each(|doomed| self.bury(doomed));
                     return self.forget_names_in_kernel();
                 };
                 let known = (state.tree.node(old).lookups > 0).then(|| state.tree.ino(old));
@@ -339,7 +348,7 @@ impl Datapath {
             // An inode that answers still stands there: the name is what is to be looked up again.
             self.forget_names_in_kernel();
         }
-        doomed.into_iter().for_each(|doomed| self.bury(doomed));
+        doomed.into_iter().chain(unsealed).for_each(|doomed| self.bury(doomed));
         if let Some(directory) = emptied {
             // Its inode may be somebody's working directory, and answers: the name is what is to be looked up again.
             self.forget_names_in_kernel();

@@ -39,6 +39,8 @@ pub use member::MemberSide;
 pub use tell::News;
 
 /// Absent names that are remembered: about 25 MiB at most.
+/// Names whose last withdrawal is remembered: as many as may be under way while a close is told.
+const WITHDRAWN_MAX: NonZeroUsize = NonZeroUsize::new(1 << 12).expect("4096 is not zero");
 const ABSENT_MAX: NonZeroUsize = NonZeroUsize::new(1 << 18).expect("262144 is not zero");
 /// Objects of which the head of their chain is remembered; of others it is taken to be themselves.
 const HEADS_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
@@ -100,6 +102,8 @@ struct Asking {
 pub(super) struct Elsewhere {
     /// Names that stand for nothing anywhere, until the catalog says otherwise.
     absent: LruCache<KeyId, ()>,
+    /// Up to which version names were withdrawn: who publishes one may hear that it was after it was withdrawn.
+    withdrawn: LruCache<KeyId, Stamp>,
     asking: HashMap<KeyId, Asking>,
     /// Who holds the bytes of the objects that are shown and not here.
     copies: HashMap<Slot, Vec<Copy>>,
@@ -124,6 +128,7 @@ impl Default for Elsewhere {
     fn default() -> Self {
         Self {
             absent: LruCache::new(ABSENT_MAX),
+            withdrawn: LruCache::new(WITHDRAWN_MAX),
             asking: HashMap::new(),
             copies: HashMap::new(),
             soft: HashMap::new(),
@@ -273,6 +278,9 @@ impl State {
         };
         if let Some(stamp) = stamp {
             let (parent, name) = self.final_place(slot);
+            if parent == Slot::NONE {
+                return; // it has lost its name, and that was told
+            }
             let path = self.path_of_child(parent, name.as_bytes());
             cluster.let_go(&path, stamp);
             self.forget_soft(slot, KeyId::of(&path));

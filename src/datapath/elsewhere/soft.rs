@@ -83,6 +83,14 @@ impl State {
         }
     }
 
+    /// The same for one whose name something else takes.
+    pub(in crate::datapath) fn forget_replaced_copy(&mut self, slot: Slot) {
+        if self.is_soft(slot) && !self.tree.node(slot).is_detached() {
+            let key = KeyId::of(&self.tree.path(slot));
+            self.take_soft(slot, key);
+        }
+    }
+
     fn take_soft(&mut self, slot: Slot, key: KeyId) -> bool {
         let was_there = self.elsewhere.soft.get(&key) == Some(&slot);
         if was_there {
@@ -116,6 +124,9 @@ impl State {
         let mut inherited = Vec::new();
         for key in keys {
             let Some(&slot) = self.elsewhere.soft.get(key) else { continue };
+            if self.object(slot).is_none() {
+                continue; // it left, and was not taken out of the table
+            }
             let path = self.tree.path(slot);
             if KeyId::of(&path) == *key
                 && self.harden(slot)

@@ -65,6 +65,17 @@ impl State {
         let claim = self.object(slot).and_then(|object| object.open.as_ref()?.supersedes.clone());
         claim.unwrap_or_else(|| (self.tree.node(slot).parent, self.tree.name(slot)))
     }
+
+    /// Whether the file in `slot`, which is being written, was withdrawn under its name as the version `given`.
+    fn is_withdrawn(&mut self, slot: Slot, given: Stamp) -> bool {
+        let (parent, name) = self.final_place(slot);
+        let is_written = self.object(slot).is_some_and(|object| object.phase == Phase::Writing);
+        if !is_written || parent == Slot::NONE {
+            return false;
+        }
+        let key = KeyId::of(&self.path_of_child(parent, name.as_bytes()));
+        self.elsewhere.withdrawn.get(&key).is_some_and(|&through| given <= through)
+    }
 }
 
 impl Datapath {
@@ -250,6 +261,12 @@ impl Datapath {
     fn take_stamp(&self, ino: Ino, (proposed, given): (Stamp, Stamp), is_promise: bool, size: ByteCount) {
         let mut state = self.lock();
         let Some(slot) = state.tree.by_ino(ino) else { return };
+        if is_promise && state.is_withdrawn(slot, given) {
+            // Removed or replaced on another member before this one heard that it was published.
+            let doomed = state.discard_writing(slot);
+            drop(state);
+            return self.bury(doomed);
+        }
         let Some(object) = state.object_mut(slot) else { return };
         let given_ns = i64::try_from(given.0).unwrap_or(i64::MAX);
         match object.phase {
