@@ -257,3 +257,18 @@ fn who_has_an_object_open_keeps_it_when_another_host_removes_it() {
         assert_eq!(kept, object(1, length));
     }
 }
+
+/// Another host removes a directory that is empty for it: who writes a file there publishes it all the same.
+#[test]
+fn what_is_being_written_in_a_directory_that_another_host_removes_is_found_everywhere() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/sub"));
+    fs::create_dir(&a).expect("a directory");
+    let file = fs::File::create(a.join("key.tmp")).expect("a file that is being written");
+    fs::remove_dir(&b).expect("it is empty for the other host");
+    fs::write(a.join("key.tmp"), object(1, 40_000)).expect("write");
+    fs::rename(a.join("key.tmp"), a.join("key")).expect("the rename");
+    drop(file);
+    let is_found = || fs::read(b.join("key")).is_ok_and(|found| found == object(1, 40_000));
+    assert!(wait::until(wait::HANG, is_found), "the other host does not find it");
+}

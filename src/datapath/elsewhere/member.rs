@@ -288,7 +288,7 @@ impl Datapath {
 
     /// What stood at `path` was removed or replaced on another member.
     pub(super) fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
-        let mut unsealed = None;
+        let (mut unsealed, mut kept) = (None, None);
         let (doomed, emptied, known, may_stand) = {
             let now_ns = self.now_ns();
             let mut state = self.lock();
@@ -307,6 +307,10 @@ impl Datapath {
                 let emptied = directory.children.is_empty().then_some(directory.id);
                 if emptied.is_some() {
                     state.leave_directory(slot);
+                } else if state.has_own_children(slot) {
+                    // Somebody writes in it here, which the other members could not see: it stands again for them, or they
+                    // would not find what is published below it.
+                    kept = Some(state.tree.ino(slot));
                 }
                 let known = (state.tree.node(slot).lookups > 0).then(|| state.tree.ino(slot));
                 state.drop_if_unused(slot);
@@ -349,6 +353,9 @@ impl Datapath {
             self.forget_names_in_kernel();
         }
         doomed.into_iter().chain(unsealed).for_each(|doomed| self.bury(doomed));
+        if let (Some(this), Some(kept)) = (self.this.get().and_then(std::sync::Weak::upgrade), kept) {
+            this.tell_later(vec![kept]);
+        }
         if let Some(directory) = emptied {
             // Its inode may be somebody's working directory, and answers: the name is what is to be looked up again.
             self.forget_names_in_kernel();

@@ -32,7 +32,7 @@ use tokio::runtime::Handle;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::cluster::shards::KeyId;
 use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, ListedName, Medium, Stamp};
-use crate::namespace::{Attributes, Ino, Name, Slot, permissions};
+use crate::namespace::{Attributes, Cookie, Ino, Name, Slot, permissions};
 
 pub(super) use fetch::Away;
 pub use member::MemberSide;
@@ -285,6 +285,12 @@ impl State {
             cluster.let_go(&path, stamp);
             self.forget_soft(slot, KeyId::of(&path));
         }
+    }
+
+    /// Whether anything below the directory in `slot` is not only shown here.
+    fn has_own_children(&self, slot: Slot) -> bool {
+        let mut children = self.tree.entries_after(slot, Cookie::START);
+        children.any(|(_, child, _)| self.object(child).is_none_or(|object| !object.is_remote()))
     }
 
     /// Tells the catalog that this host knows the directory in `slot`, too.
