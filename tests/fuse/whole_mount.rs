@@ -206,8 +206,13 @@ fn counters_tell_what_was_done(mode: Mode) {
     publish_object(&path(0), 99, 100_000);
     mount.wait_until_closed([path(0)]);
     (1..3).for_each(|index| fs::remove_file(path(index)).expect("unlink"));
-    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"path":"kv/k5"}"#));
-    assert_eq!(evicted.status, 200, "{}", evicted.text());
+    // Not before the RELEASE of who read it has come.
+    let is_evicted = || {
+        let evicted = mount.control("POST", "/v1/evict", Some(r#"{"path":"kv/k5"}"#));
+        assert_eq!(evicted.status, 200, "{}", evicted.text());
+        done(before, counters())[6] > 0
+    };
+    assert!(wait::until(wait::HANG, is_evicted), "it stays");
     let [seals, _, _, _, replacements, unlinks, evictions] = done(before, counters());
     assert_eq!((seals, replacements, unlinks, evictions), (1, 1, 2, 1));
 }
