@@ -14,7 +14,8 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tidefs_engine::types::ByteCount;
 
@@ -24,6 +25,10 @@ use super::memory::{Buffer, Memory, Piece};
 
 /// How long a start waits for one answer of a disk.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long a start waits for whoever has the file of a place locked, and how often it looks.
+const LET_GO: Duration = Duration::from_secs(3);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The tier's file in a directory.
 pub(super) const FILE_NAME: &str = "tidefs.ssd";
@@ -109,10 +114,23 @@ pub(super) fn open_file(place: &Path) -> Result<File, Unusable> {
         }
         outcome => outcome?,
     };
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(Unusable::Foreign("another daemon uses it".to_owned())),
-        Err(TryLockError::Error(error)) => Err(error.into()),
+    lock(&file)?;
+    Ok(file)
+}
+
+/// Locks the file of a place. Waits a while for who has it: a daemon that was killed lets go of its disks once what it had
+/// left to the kernel to write has ended, which may be after its end.
+fn lock(file: &File) -> Result<(), Unusable> {
+    let given_up_at = Instant::now() + LET_GO;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if Instant::now() < given_up_at => thread::sleep(LOOK),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Unusable::Foreign("another daemon uses it".to_owned()));
+            }
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
     }
 }
 
@@ -221,3 +239,23 @@ pub(super) fn zone_bytes_for(capacity: ByteCount, wanted: ByteCount) -> ByteCoun
 pub(super) const ZONE_BYTES_MIN: u64 = 64 * BLOCK_BYTES;
 /// With fewer, reclaim gives up too large a part of the tier at once.
 const ZONES_WANTED: u64 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_is_let_go_of_late_is_used_and_one_that_is_not_is_not() {
+        let place = tempfile::tempdir().unwrap();
+        let before = open_file(place.path()).unwrap();
+        let ends = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(200));
+            drop(before);
+        });
+        let held = open_file(place.path());
+        ends.join().unwrap();
+        assert!(held.is_ok(), "{held:?}");
+        let refused = open_file(place.path());
+        assert!(matches!(refused, Err(Unusable::Foreign(_))), "{refused:?}");
+    }
+}
