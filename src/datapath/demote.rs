@@ -94,8 +94,11 @@ impl Datapath {
             }
         }
         // All of them: what was sent counts as having a copy until its way has ended.
-        let taken = copied.into_iter().map(|lent| self.store(lent, false, None));
-        taken.filter(|is_taken| !is_taken).count() == 0
+        let mut all_taken = true;
+        for lent in copied {
+            all_taken &= self.store(lent, false, None);
+        }
+        all_taken
     }
 
     /// An object that is to leave soon and is on disk already, when the victim is not: it leaves without a loss.

@@ -88,12 +88,12 @@ impl Datapath {
     fn renew_inode(&self, state: &mut State, caller: &Caller, slot: Slot) {
         let (ino, attributes) = (state.tree.ino(slot), state.tree.node(slot).attributes);
         let (parent, name) = (state.tree.node(slot).parent, state.tree.name(slot));
-        let mut shared = None;
         let Some(old) = state.object_mut(slot) else { return };
         let mut object = Object::writing(std::mem::replace(&mut old.place, Place::Solo(NO_SEGMENT)));
-        if let (Place::Solo(segment), true) = (&object.place, old.marks.has(Marks::SHARED)) {
-            shared = Some(*segment);
-        }
+        let shared = match object.place {
+            Place::Solo(segment) if old.marks.has(Marks::SHARED) => Some(segment),
+            _ => None,
+        };
         object.version = old.version;
         object.marks = old.marks;
         // Clients are told of its new inode when they look it up.

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
 use tidefs_engine::memory::Mapping;
-use tidefs_engine::types::{ByteCount, FileOffset, Version};
+use tidefs_engine::types::{ByteCount, Checksum, FileOffset, Version};
 
 use super::burial::Doomed;
 use super::history::Ending;
@@ -68,7 +68,7 @@ impl Datapath {
             }
         };
         let handed = match self.bytes_to_store(&lent) {
-            Ok((bytes, record)) => self.hand_over(lent, &sent, (bytes, record), durable, done),
+            Ok((bytes, checksum)) => self.hand_over(lent, &sent, (bytes, checksum), durable, done),
             Err(error) => Handed::Refused(error.to_string()),
         };
         match handed {
@@ -91,7 +91,7 @@ impl Datapath {
         &self,
         lent: Lent,
         sent: &Sent,
-        (bytes, record): (Bytes, ObjectRecord),
+        (bytes, checksum): (Bytes, Option<Checksum>),
         durable: bool,
         done: impl FnOnce(Stored) + Send + 'static,
     ) -> Handed {
@@ -111,9 +111,9 @@ impl Datapath {
             Bytes::Packed(extent) => self.packed_bytes(&extent, lent.size).map(Source::Bytes),
         };
         let put = source.and_then(|source| {
+            let record = ObjectRecord { checksum, ..lent.record };
             let meta = record.encode().map_err(io::Error::other)?;
-            let (checksum, owner) = (record.checksum, lent.slot.0);
-            let (version, length) = (sent.version, lent.size);
+            let (version, length, owner) = (sent.version, lent.size, lent.slot.0);
             Ok(Put { key: lent.key, meta, version, length, checksum, source, durable, owner })
         });
         let put = match put {
@@ -142,9 +142,9 @@ impl Datapath {
         }
     }
 
-    /// Where the bytes are, for the SSD tier; and the record, with their checksum when it was taken and still holds.
-    fn bytes_to_store(&self, lent: &Lent) -> io::Result<(Bytes, ObjectRecord)> {
-        let mut record = lent.record.clone();
+    /// Where the bytes are, for the SSD tier; and their checksum, when it was taken and still holds.
+    fn bytes_to_store(&self, lent: &Lent) -> io::Result<(Bytes, Option<Checksum>)> {
+        let mut checksum = lent.record.checksum;
         let bytes = match &lent.place {
             _ if lent.size == ByteCount::ZERO => Bytes::None,
             Place::Solo(segment) => {
@@ -155,14 +155,14 @@ impl Datapath {
                 })?;
                 if !lent.may_change {
                     let kept = self.tier.read_record(&file).map_err(io::Error::other)?;
-                    record.checksum = kept.and_then(|kept| kept.checksum);
+                    checksum = kept.and_then(|kept| kept.checksum);
                 }
                 Bytes::Segment(mapping)
             }
             Place::Packed(extent) => Bytes::Packed(*extent),
             Place::Scratch(_) | Place::Ssd | Place::Remote => return Err(io::ErrorKind::InvalidInput.into()),
         };
-        Ok((bytes, record))
+        Ok((bytes, checksum))
     }
 
     /// All bytes of a packed object.

@@ -62,19 +62,24 @@ struct Bytes {
     source: Source,
     size: ByteCount,
     version: Version,
+    place: Place,
 }
 
 impl Bytes {
+    /// Whether they are still those of `object`. Its segment may have been cut, or hold another one, since it left that.
+    fn are_of(&self, object: &Object) -> bool {
+        object.version == self.version && is_final(object) && object.place.is_same(&self.place)
+    }
+
     /// Their checksum; one that matches nothing when the file is shorter than the object.
-    fn checksum(&self) -> Result<(Checksum, Version), Error> {
-        let taken = match &self.source {
+    fn checksum(&self) -> Result<Checksum, Error> {
+        Ok(match &self.source {
             Source::Packed(data) => checksum_bytes(data),
             Source::Solo(file) => match checksum_file(file, self.size) {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Checksum(!0),
                 taken => taken.map_err(Error::io("checksum of a segment"))?,
             },
-        };
-        Ok((taken, self.version))
+        })
     }
 }
 
@@ -104,8 +109,8 @@ impl Datapath {
 
     fn checksum_when_idle(&self, ino: Ino, priority: &IdlePriority) -> Result<(), Error> {
         let Some(bytes) = priority.suspended(|| self.unchecked_bytes(ino))? else { return Ok(()) };
-        let (taken, version) = bytes.checksum()?;
-        priority.suspended(|| self.keep_checksum(ino, taken, version))
+        let taken = bytes.checksum()?;
+        priority.suspended(|| self.keep_checksum(ino, taken, &bytes))
     }
 
     /// The checksum of a final object, taken now if it was not before; `None` for what is not sealed and final.
@@ -122,8 +127,8 @@ impl Datapath {
             }
             self.bytes_of(object)?
         };
-        let (taken, version) = bytes.checksum()?;
-        self.keep_checksum(ino, taken, version)?;
+        let taken = bytes.checksum()?;
+        self.keep_checksum(ino, taken, &bytes)?;
         Ok(Some(taken))
     }
 
@@ -135,7 +140,7 @@ impl Datapath {
             let Some(object) = state.object(slot).filter(|object| is_final(object)) else { return Ok(None) };
             self.bytes_of(object)?
         };
-        Ok(Some(bytes.checksum()?.0))
+        Ok(Some(bytes.checksum()?))
     }
 
     /// The bytes of a final object whose checksum was not taken.
@@ -149,11 +154,11 @@ impl Datapath {
         self.bytes_of(object).map(Some)
     }
 
-    /// Records a checksum, if the object is still the version that it was taken of.
-    fn keep_checksum(&self, ino: Ino, taken: Checksum, version: Version) -> Result<(), Error> {
+    /// Records the checksum of `bytes`, if they are the object's still.
+    fn keep_checksum(&self, ino: Ino, taken: Checksum, bytes: &Bytes) -> Result<(), Error> {
         let state = self.lock();
         let slot = state.slot_of(ino)?;
-        let is_same = state.object(slot).is_some_and(|object| object.version == version && is_final(object));
+        let is_same = state.object(slot).is_some_and(|object| bytes.are_of(object));
         if is_same { self.record_checksum(&state, slot, taken) } else { Ok(()) }
     }
 
@@ -203,7 +208,7 @@ impl Datapath {
                 return Err(Error::Unsupported("what is not in memory has no checksum there"));
             }
         };
-        Ok(Bytes { source, size: object.size, version: object.version })
+        Ok(Bytes { source, size: object.size, version: object.version, place: object.place.clone() })
     }
 
     /// An object that an earlier daemon left is compared with its checksum when it is first opened.
@@ -248,27 +253,25 @@ impl Datapath {
 
     /// Compares one object with its checksum, and drops it when they differ.
     pub fn verify_object(&self, ino: Ino) -> Result<Verdict, Error> {
-        let (expected, bytes, place) = {
+        let (expected, bytes) = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
             let Some(object) = state.object(slot).filter(|object| is_final(object)) else {
                 return Ok(Verdict::Skipped);
             };
             // A record that cannot be read has no checksum to compare with.
-            let expected = self.recorded_checksum(object).ok().flatten();
-            (expected, self.bytes_of(object)?, object.place.clone())
+            (self.recorded_checksum(object).ok().flatten(), self.bytes_of(object)?)
         };
-        let (found, version) = bytes.checksum()?;
+        let found = bytes.checksum()?;
         let Some(expected) = expected else {
-            self.keep_checksum(ino, found, version)?;
+            self.keep_checksum(ino, found, &bytes)?;
             return Ok(Verdict::Sound);
         };
         let doomed = {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
             let Some(object) = state.object_mut(slot) else { return Ok(Verdict::Skipped) };
-            // What was read may be another object's by now.
-            if object.version != version || !is_final(object) || !object.place.is_same(&place) {
+            if !bytes.are_of(object) {
                 return Ok(Verdict::Skipped);
             }
             if found == expected {

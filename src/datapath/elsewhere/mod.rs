@@ -38,9 +38,9 @@ pub(super) use fetch::Away;
 pub use member::MemberSide;
 pub use tell::News;
 
-/// Absent names that are remembered: about 25 MiB at most.
 /// Names whose last withdrawal is remembered: as many as may be under way while a close is told.
 const WITHDRAWN_MAX: NonZeroUsize = NonZeroUsize::new(1 << 12).expect("4096 is not zero");
+/// Absent names that are remembered: about 25 MiB at most.
 const ABSENT_MAX: NonZeroUsize = NonZeroUsize::new(1 << 18).expect("262144 is not zero");
 /// Objects of which the head of their chain is remembered; of others it is taken to be themselves.
 const HEADS_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
