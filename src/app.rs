@@ -366,6 +366,7 @@ impl Daemon {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         while !stop.is_set() && !self.session.is_over() {
             self.datapath.expire();
+            self.datapath.sweep();
             self.datapath.bound_kernel_inodes();
             thread::sleep(HOUSEKEEPING_INTERVAL);
         }

@@ -24,6 +24,7 @@ mod folders;
 mod guess;
 mod history;
 mod inspect;
+mod lingering;
 mod listing;
 mod loader;
 mod lookup;
@@ -201,6 +202,8 @@ pub struct State {
     parked: BTreeSet<(u64, Slot)>,
     /// Files that were parked last; those still parked have their backing file open.
     parked_open: VecDeque<Slot>,
+    /// What left its name and the kernel still knows.
+    lingering: lingering::Lingering,
     /// Where the next look for idle inodes starts.
     inode_hand: Slot,
     next_version: Version,
@@ -285,6 +288,7 @@ impl Datapath {
             writing: BTreeSet::new(),
             parked: BTreeSet::new(),
             parked_open: VecDeque::new(),
+            lingering: lingering::Lingering::default(),
             inode_hand: Slot(0),
             next_version: Version(1),
             next_directory: DirectoryId(DirectoryId::ROOT.0 + 1),

@@ -31,12 +31,13 @@ impl Datapath {
             let mut state = self.lock();
             let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
             let (slot, process, options) = (known.slot, known.process, known.options);
+            if let Some(handle) = state.handles.get_mut(&handle) {
+                // Of a file that a rename has sealed, too: its RELEASE is not that of an open that never ended.
+                handle.was_flushed = true;
+            }
             let object = state.object(slot).filter(|object| object.phase == Phase::Writing);
             let Some(object) = object.filter(|_| options.write) else { return Ok(()) };
             let alone = object.writers() == 1;
-            if let Some(handle) = state.handles.get_mut(&handle) {
-                handle.was_flushed = true;
-            }
             (slot, process, alone)
         };
         let fate = writer_fate(caller.thread);
@@ -262,6 +263,7 @@ impl Datapath {
                     // The name is gone and so is the last user: the blocks go now, not at FORGET.
                     object.place = Place::Solo(super::remove::NO_SEGMENT);
                 }
+                state.linger(slot);
             }
             return;
         }

@@ -82,22 +82,18 @@ impl State {
             is_open: false,
         };
         if let Some(object) = self.object_mut(slot) {
-            let was_read = object.marks.has(Marks::READ);
             object.phase = Phase::Gone;
             doomed.is_open = object.is_open();
             object.settle();
             // A segment file may lose its name at any time: who has it open or mapped keeps its pages. A packed
-            // object has no file of its own, so its extent stays until nobody can come and read it.
+            // object has no file of its own, so its extent stays until it is closed, which is after the last mapping.
             //
-            // Who looked a name up just before it was replaced is still to open the old version: its bytes stay until
-            // the kernel forgets the inode, which it does at once when the name is gone and nobody has it open.
+            // Who looked a name up just before it was replaced is still to open the old version: its bytes linger.
             let lingers = is_replaced && kernel_knows;
             doomed.is_open |= lingers;
             let is_packed = matches!(object.place, Place::Packed(_));
             // So does what a client of the fast path holds a reference to: it may be about to map it.
-            let keeps = lingers
-                || object.references > 0
-                || (is_packed && (doomed.is_open || (kernel_knows && was_read)));
+            let keeps = lingers || object.references > 0 || (is_packed && doomed.is_open);
             doomed.place = (!keeps).then(|| object.place.clone());
             match object.place {
                 Place::Packed(_) | Place::Solo(_) if keeps => doomed.retired = Some(object.place.clone()),
@@ -111,6 +107,7 @@ impl State {
         {
             doomed.place = Some(late);
         }
+        self.linger(slot);
         doomed
     }
 

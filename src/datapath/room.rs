@@ -18,6 +18,7 @@ use tidefs_engine::types::{ByteCount, FileOffset, PAGE};
 use super::burial::Doomed;
 use super::domains::DomainId;
 use super::history::Ending;
+use super::lingering::Lingerers;
 use super::object::Refusal;
 use super::ssd::{Leaving, MayLend};
 use super::{Datapath, Error, Phase, State};
@@ -80,10 +81,10 @@ impl Datapath {
         }
     }
 
-    /// Evicts objects of at least `missing` bytes, or a batch, or what there is. Returns how many went. Segments that wait
-    /// to be used again go before any object does.
+    /// Evicts objects of at least `missing` bytes, or a batch, or what there is. Returns how many went. What nobody can ask
+    /// for by a name goes before any object does.
     fn evict_round(&self, missing: ByteCount, directory: Slot) -> usize {
-        if self.drain_pool(missing) { 1 } else { self.evict_round_for_reuse(missing, directory) }
+        if self.free_what_waits(missing) { 1 } else { self.evict_round_for_reuse(missing, directory) }
     }
 
     /// As [`Datapath::evict_round`], for somebody who may use a segment of what is evicted.
@@ -91,7 +92,7 @@ impl Datapath {
         let leaving = self.evict(&mut self.lock(), missing, directory);
         let count = leaving.len();
         leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
-        count
+        if count == 0 { usize::from(self.let_linger_no_more(Lingerers::All)) } else { count }
     }
 
     /// Evicts objects that occupy at least `missing` bytes, or as many as one batch holds, or all there are.
@@ -296,7 +297,7 @@ impl Datapath {
     /// Lets objects of `missing` bytes leave. While there is time they go to a disk that takes them, so that the keeper, which
     /// runs before the demoter, loses nothing that the demoter would have kept. Returns whether anything went.
     fn restore_headroom(&self, missing: ByteCount, free: ByteCount) -> bool {
-        self.drain_pool(missing)
+        self.free_what_waits(missing)
             || (!self.is_urgent(free) && self.send_coldest(missing))
             || self.evict_round_for_reuse(missing, Slot::ROOT) > 0
     }

@@ -20,6 +20,7 @@ use crate::fixture::{MIB, kv_with, offset, publish_object};
 in_both_modes!(
     filling_four_times_the_capacity_never_fails_and_never_passes_it,
     filling_with_small_objects_never_fails_and_never_passes_it,
+    small_objects_that_are_read_as_they_come_make_room_for_others,
     filling_by_several_threads_never_passes_the_capacity,
     pages_really_taken_stay_within_the_capacity,
     what_was_written_last_is_still_there,
@@ -98,6 +99,21 @@ fn filling_with_small_objects_never_fails_and_never_passes_it(mode: Mode) {
         let found = fs::read(kv.join(format!("k{index}"))).expect("the last ones are there");
         assert_eq!(pattern::verify_object(&found), Ok(offset(index)));
     }
+}
+
+/// The kernel goes on to know the inode of what was read and evicted; its bytes do not stay for that.
+fn small_objects_that_are_read_as_they_come_make_room_for_others(mode: Mode) {
+    let (mount, kv) = small(mode);
+    let count = 2 * CAPACITY_MIB * MIB / 16_000;
+    let path_of = |index: usize| kv.join(format!("k{index}"));
+    for index in 0..count {
+        publish_object(&path_of(index), offset(index), 16_000);
+        let found = fs::read(path_of(index)).unwrap_or_else(|error| panic!("object {index}: {error}"));
+        assert_eq!(pattern::verify_object(&found), Ok(offset(index)));
+    }
+    assert_within_capacity(&mount);
+    let left = (0..count).filter(|&index| exists(&path_of(index))).count();
+    assert!(left >= count / 4, "{left} of {count} are left");
 }
 
 fn filling_by_several_threads_never_passes_the_capacity(mode: Mode) {

@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use crate::common::modes::in_both_modes;
 use crate::common::pattern::{self, assert_same};
 use crate::common::sys::{Mapping, checksum_of, get_xattr_text};
+use crate::common::wait::{HANG, until};
 use crate::common::{Mode, Peer};
 use crate::fixture::{MIB, kv, offset, publish, publish_object};
 
@@ -28,6 +29,7 @@ in_both_modes!(
     every_version_has_its_own_number_and_checksum,
     a_reader_that_reopens_in_a_loop_sees_each_replacement_in_order,
     a_rename_over_a_file_that_is_rewritten_shows_each_process_its_own_at_once,
+    versions_that_were_replaced_give_their_memory_back_though_nobody_asks_for_their_names_again,
 );
 
 /// Checks that a writer opened by `change` on a referenced object is seen by nobody else before it closes.
@@ -303,5 +305,24 @@ fn a_rename_over_a_file_that_is_rewritten_shows_each_process_its_own_at_once(mod
         assert_eq!(fs::metadata(&path).expect("stat").len(), 30_000, "round {round}: as others see it");
         writer.close(open).expect("close");
         reader.close(held).expect("close");
+    }
+}
+
+fn versions_that_were_replaced_give_their_memory_back_though_nobody_asks_for_their_names_again(mode: Mode) {
+    const COUNT: usize = 12;
+    let (mount, kv) = kv(mode);
+    let path_of = |index: usize| kv.join(format!("key{index}"));
+    (0..COUNT).for_each(|index| publish_object(&path_of(index), 1, MIB));
+    let mut other = Peer::spawn();
+    for index in 0..COUNT {
+        let mut writer = File::create(path_of(index)).expect("a new version");
+        writer.write_all(&pattern::object(2, MIB)).expect("write");
+        // It sees the old one, so that is what the kernel knows the name for when the new one takes it.
+        assert_eq!(other.stat(&path_of(index)).expect("the old version").size, offset(MIB));
+    }
+    let one_each = offset((COUNT + 1) * MIB);
+    assert!(until(HANG, || mount.usage().used <= one_each), "{:?}", mount.usage());
+    for index in 0..COUNT {
+        assert_eq!(pattern::verify_object(&other.read(&path_of(index)).expect("it is there")), Ok(2));
     }
 }
