@@ -147,6 +147,8 @@ pub struct OpenState {
     pub refused: Option<Refusal>,
     /// Bytes from the start of the backing file whose pages are allocated.
     pub reserved: ByteCount,
+    /// As far as pages were reserved when a hole was made before them, which ended what `reserved` knows.
+    pub reserved_behind_hole: ByteCount,
     /// Length that ftruncate(2), fallocate(2) or the version before gave it, with all its pages.
     pub sized: ByteCount,
     /// How often there had been no page left when the first of its passthrough handles was opened.

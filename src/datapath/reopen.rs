@@ -75,6 +75,8 @@ impl Datapath {
             object.marks.set(Marks::FINAL, false);
             object.marks.set(Marks::ON_SSD, false);
             let open = object.open_mut();
+            // Who died while the object was written before has nothing to do with what is written now.
+            open.writer_killed = None;
             open.reserved = size.round_up_to_pages();
             open.sized = size;
         }

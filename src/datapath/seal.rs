@@ -4,6 +4,7 @@
 //! dies before it leaves a segment without a record, which the next start removes; one that dies after it leaves a
 //! whole object. A version replaced by it is recognised at recovery by its smaller version number.
 
+use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -13,6 +14,12 @@ use super::release::Afterwards;
 use super::room::footprint;
 use super::{Datapath, Error, HandleId, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot};
+
+/// After a change of pages that no writer made: the file was written when it was written last, or when its owner says.
+fn set_back_times(file: &File, before: &Metadata) -> Result<(), Error> {
+    let written = before.modified().and_then(|written| file.set_modified(written));
+    written.map_err(Error::io("times of a segment"))
+}
 
 impl Datapath {
     /// Makes sure that every byte of the file behind `handle` has its page, and its directories room for it.
@@ -55,7 +62,7 @@ impl Datapath {
 
     /// Gives every hole of the file in `slot` its pages. Others may be writing it meanwhile.
     pub(super) fn fill_holes(&self, slot: Slot) -> Result<(), Error> {
-        let (file, reserved, directory) = {
+        let (file, reserved, behind_hole, directory) = {
             let state = self.lock();
             let Some(object) = state.object(slot) else { return Ok(()) };
             let (Some(open), Place::Solo(_)) = (&object.open, &object.place) else { return Ok(()) };
@@ -63,14 +70,16 @@ impl Datapath {
             let Some(file) = open.file.as_ref().filter(|_| object.phase != Phase::Parked) else {
                 return Ok(());
             };
-            (Arc::clone(file), open.reserved, state.tree.node(slot).parent)
+            (Arc::clone(file), open.reserved, open.reserved_behind_hole, state.tree.node(slot).parent)
         };
         let metadata = file.metadata().map_err(Error::io("stat of a segment"))?;
         let length = ByteCount(metadata.len());
         if reserved >= length {
             return Ok(());
         }
-        let blocks = ByteCount(metadata.blocks() * 512);
+        // Pages beyond the end would make up for those that a hole lacks.
+        let is_known = behind_hole <= length;
+        let blocks = if is_known { ByteCount(metadata.blocks() * 512) } else { ByteCount::ZERO };
         if blocks >= length {
             return Ok(());
         }
@@ -79,7 +88,10 @@ impl Datapath {
             self.make_room(length.saturating_sub(blocks), directory)?;
             match self.tier.fill_holes(&file, length) {
                 Err(error) if error.is_full() && attempts < 10 => attempts += 1,
-                done => return Ok(done?),
+                done => {
+                    done?;
+                    return set_back_times(&file, &metadata);
+                }
             }
         }
     }
@@ -91,19 +103,20 @@ impl Datapath {
     pub(super) fn give_back_surplus(&self, state: &mut State, slot: Slot) {
         let Some(object) = state.object_mut(slot) else { return };
         let (Some(open), Place::Solo(_)) = (object.open.as_deref_mut(), &object.place) else { return };
-        let Some(file) = open.file.as_ref().filter(|_| open.writers == 0 && open.reserved > ByteCount::ZERO)
+        let reserved = open.reserved.max(open.reserved_behind_hole);
+        let Some(file) = open.file.as_ref().filter(|_| open.writers == 0 && reserved > ByteCount::ZERO)
         else {
             return;
         };
         let trimmed = file.metadata().map_err(Error::io("stat of a segment")).and_then(|metadata| {
             let length = ByteCount(metadata.len());
-            if open.reserved > length.round_up_to_pages() {
+            let end = length.round_up_to_pages();
+            if reserved > end {
                 self.watch_for_end_of_room();
                 self.tier.trim(file, length)?;
-                // No writer did that: the file was written when it was written last, or when its owner says.
-                let written = metadata.modified().and_then(|written| file.set_modified(written));
-                written.map_err(Error::io("times of a segment"))?;
-                open.reserved = length.round_up_to_pages();
+                set_back_times(file, &metadata)?;
+                open.reserved = open.reserved.min(end);
+                open.reserved_behind_hole = ByteCount::ZERO;
             }
             Ok(())
         });

@@ -297,6 +297,9 @@ impl Datapath {
             }
             let open = object.open_mut();
             open.sized = sized;
+            if kept < open.reserved {
+                open.reserved_behind_hole = open.reserved_behind_hole.max(open.reserved);
+            }
             open.reserved = kept.round_up_to_pages();
         }
         if !matches!(change, SizeChange::Punch { .. }) {

@@ -26,6 +26,7 @@ use tidefs_engine::types::ByteCount;
 use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
 mod interleaved;
+mod leftover;
 mod ssd;
 
 /// Thread ids above any that Linux gives out, so that each stands for a process of its own.

@@ -127,20 +127,23 @@ fn shrunk(ops: &[Op], run: impl Fn(&[Op]) -> Result<(), String>) -> Result<(), T
 
 /// Runs all steps, and says at which one it went wrong.
 fn run_logic(setup: Setup, ops: &[Op]) -> Result<(), String> {
-    run_all(Run::new(Logic::new(setup), setup.capacity.get(), setup.scratch_min.get()), ops)
+    let run = Run::new(Logic::new(setup), setup.capacity.get(), setup.scratch_min.get());
+    let mut run = run_all(run, ops)?;
+    quietly(|| run.system.assert_all_is_accounted_for())
 }
 
 fn run_mounted(mode: Mode, ops: &[Op]) -> Result<(), String> {
     let capacity = mounted::CAPACITY.get();
-    run_all(Run::new(Mounted::new(mode), capacity, capacity), ops)
+    run_all(Run::new(Mounted::new(mode), capacity, capacity), ops).map(drop)
 }
 
-fn run_all<S: System>(mut run: Run<S>, ops: &[Op]) -> Result<(), String> {
+fn run_all<S: System>(mut run: Run<S>, ops: &[Op]) -> Result<Run<S>, String> {
     for (index, op) in ops.iter().enumerate() {
         let before = run.model.describe();
         quietly(|| run.step(op)).map_err(|error| format!("step {index}: {error}\nfrom\n{before}"))?;
     }
-    quietly(|| run.compare_bytes())
+    quietly(|| run.compare_bytes())?;
+    Ok(run)
 }
 
 proptest! {

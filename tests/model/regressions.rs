@@ -8,6 +8,8 @@ use super::reference::ROOT;
 use super::run::Run;
 use super::system::{Change, Open, System};
 
+mod pages;
+
 const SETUP: Setup = Setup {
     capacity: ByteCount::mib(1),
     packed_max: ByteCount::kib(4),
@@ -448,12 +450,13 @@ fn a_new_version_that_becomes_a_slot_file_takes_the_place_of_the_object() {
 }
 
 #[test]
-fn a_time_set_before_the_close_stays_though_the_close_gives_pages_back() {
+fn an_empty_object_that_was_closed_after_its_rename_is_whole_when_it_is_written_again() {
     let mut run = start();
-    let writer = run.opened(0, "k0", CREATE);
-    let change = Change::Allocate { offset: 0, length: 50_000, keep_size: true };
-    run.step(&Op::Resize { handle: Pick(0), change });
-    run.step(&Op::Utimens { who: 0, target: at("k0"), mtime_ns: 1_000_000_000 });
+    let writer = run.opened(1, "k3.tmp", Open { read: true, ..CREATE });
+    run.step(&Op::FilePolicy { who: 1, target: at("k3.tmp"), setting: Setting::Ttl(Some(60)) });
+    run.renamed(0, "k3.tmp", "k1");
+    run.close(run.place(writer));
+    let writer = run.opened(0, "k1", Open { read: true, ..WRITE });
     run.closed(writer);
-    assert_eq!(run.system.stat(1, "k0").expect("it is there").mtime_ns, Some(1_000_000_000));
+    assert!(run.seen(2, "k1"));
 }

@@ -187,7 +187,8 @@ fn run(packed_max: u64, steps: &[Step]) -> Result<(), String> {
     for (index, step) in steps.iter().enumerate() {
         super::quietly(|| tiers.step(*step)).map_err(|error| format!("step {index}, {step:?}: {error}"))?;
     }
-    super::quietly(|| (0..NAMES.len()).for_each(|name| tiers.check_bytes(name)))
+    super::quietly(|| (0..NAMES.len()).for_each(|name| tiers.check_bytes(name)))?;
+    super::quietly(|| tiers.system.assert_all_is_accounted_for())
 }
 
 /// Takes steps out while the sequence still fails.

@@ -134,15 +134,11 @@ impl MemoryTier {
         self.space.trim(file, length)
     }
 
-    /// Allocates what is not allocated of the first `length` bytes, so that no later access does. Call it on a
-    /// trimmed file: pages beyond `length` would hide holes.
+    /// Allocates what is not allocated of the first `length` bytes, so that no later access does.
     ///
     /// # Errors
     /// [`MemoryError::Full`].
     pub fn fill_holes(&self, file: &File, length: ByteCount) -> Result<(), MemoryError> {
-        if space::allocated(file)? >= length.round_up_to_pages() {
-            return Ok(());
-        }
         self.space.reserve(file, FileOffset(0), length)
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::dir::Dir;
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
-use tidefs_engine::types::{ByteCount, DirectoryId, SegmentId};
+use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, SegmentId};
 use tracing::{info, warn};
 
 use super::attribute::{Attribute, AttributeValue};
@@ -20,7 +20,7 @@ use super::error::MemoryError;
 use super::name::Entry;
 use super::packed::{PackedExtent, PackedPool, PackedRecovery};
 use super::record::{DirectoryRecord, ObjectRecord, RecordError};
-use super::space::Space;
+use super::space::{self, Space};
 
 /// Something that was sealed before.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,6 +164,9 @@ pub(super) fn recover(
     Ok(summary)
 }
 
+/// No file of tmpfs reaches further (`MAX_LFS_FILESIZE` in linux/fs.h), rounded down to pages.
+const END_OF_ANY_FILE: u64 = 0x7fff_ffff_ffff_f000;
+
 /// Why a file with a record cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum Damage {
@@ -200,10 +203,14 @@ impl Recovery<'_> {
         let entry = Entry::Segment(segment);
         let found = match self.value(entry) {
             Ok(Some(value)) => {
-                let size = u64::try_from(self.space.stat(&entry.to_string())?.st_size).unwrap_or(0);
+                let stat = self.space.stat(&entry.to_string())?;
+                let size = u64::try_from(stat.st_size).unwrap_or(0);
                 ObjectRecord::decode(value.bytes()).map_err(Damage::from).and_then(|record| {
                     if record.size.get() <= size {
                         let has_grown = record.size.get() < size;
+                        if space::stat_bytes(&stat) > record.size.round_up_to_pages().get() && !has_grown {
+                            self.give_back_surplus(entry, record.size);
+                        }
                         Ok(Some((record, has_grown)))
                     } else {
                         Err(Damage::Size { file: ByteCount(size), record: record.size })
@@ -214,6 +221,22 @@ impl Recovery<'_> {
             Err(damage) => Err(damage),
         };
         self.keep(entry, found)
+    }
+
+    /// Gives back pages beyond the end of a segment, whose writer was to fill them when the daemon ended.
+    ///
+    /// By a hole, which cuts nothing off: that writer may live, and have them mapped.
+    fn give_back_surplus(&self, entry: Entry, size: ByteCount) {
+        let end = FileOffset(size.round_up_to_pages().get());
+        let given_back = self.space.open(&entry.to_string()).and_then(|file| {
+            let failed = |error| MemoryError::file("set the times of", &file, error);
+            let written = file.metadata().and_then(|metadata| metadata.modified()).map_err(failed)?;
+            self.space.punch(&file, end, ByteCount(END_OF_ANY_FILE - end.0))?;
+            file.set_modified(written).map_err(failed)
+        });
+        if let Err(error) = given_back {
+            warn!(%error, "pages reserved beyond the end of a segment could not be given back");
+        }
     }
 
     fn value(&self, entry: Entry) -> Result<Option<AttributeValue>, Damage> {

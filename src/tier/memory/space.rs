@@ -281,7 +281,8 @@ fn blocks(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.blocks() * BLOCK_BYTES)
 }
 
-fn stat_bytes(stat: &FileStat) -> u64 {
+/// Bytes of the pages of a file.
+pub(super) fn stat_bytes(stat: &FileStat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK_BYTES
 }
 

@@ -217,6 +217,7 @@ fn run(setup: Setup, stranger: bool, schedule: &[usize]) {
         let record = usize::try_from(at).ok().and_then(|at| found.get(at..at + RECORD));
         assert_eq!(record, Some(&pattern::bytes(at + 1, RECORD)[..]), "what was written at {at} is lost");
     }
+    logic.assert_all_is_accounted_for();
 }
 
 /// A case takes a millisecond, and few of the orders are the rare ones.

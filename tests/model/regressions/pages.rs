@@ -1,0 +1,49 @@
+//! Pages that nobody wrote: holes that a close fills, and what was reserved beyond the end.
+
+use super::{CREATE, at, start};
+use crate::operation::{Op, Pick};
+use crate::system::{Change, System};
+
+#[test]
+fn a_time_set_before_the_close_stays_though_the_close_gives_pages_back() {
+    let mut run = start();
+    let writer = run.opened(0, "k0", CREATE);
+    let change = Change::Allocate { offset: 0, length: 50_000, keep_size: true };
+    run.step(&Op::Resize { handle: Pick(0), change });
+    run.step(&Op::Utimens { who: 0, target: at("k0"), mtime_ns: 1_000_000_000 });
+    run.closed(writer);
+    assert_eq!(run.system.stat(1, "k0").expect("it is there").mtime_ns, Some(1_000_000_000));
+}
+
+#[test]
+fn a_time_set_before_the_close_stays_though_the_close_fills_a_hole() {
+    let mut run = start();
+    let writer = run.opened(0, "k0", CREATE);
+    run.written(writer, 0, 50_000);
+    run.step(&Op::Resize { handle: Pick(0), change: Change::Punch { offset: 3000, length: 60_000 } });
+    run.step(&Op::Utimens { who: 0, target: at("k0"), mtime_ns: 1_000_000_000 });
+    run.closed(writer);
+    assert_eq!(run.system.stat(1, "k0").expect("it is there").mtime_ns, Some(1_000_000_000));
+}
+
+#[test]
+fn pages_reserved_behind_a_hole_are_given_back() {
+    let mut run = start();
+    let writer = run.opened(0, "k0", CREATE);
+    run.written(writer, 0, 10_000);
+    run.written(writer, 5173, 34_392);
+    run.step(&Op::Resize { handle: Pick(0), change: Change::Punch { offset: 0, length: 4397 } });
+    run.closed(writer);
+    run.system.assert_all_is_accounted_for();
+}
+
+#[test]
+fn pages_reserved_beyond_the_end_of_an_object_are_given_back_at_a_restart() {
+    let mut run = start();
+    run.opened(0, "k0", CREATE);
+    run.renamed(0, "k0", "k1");
+    let change = Change::Allocate { offset: 100_000, length: 50_000, keep_size: true };
+    run.step(&Op::Resize { handle: Pick(0), change });
+    run.restarted();
+    run.system.assert_all_is_accounted_for();
+}
