@@ -180,7 +180,11 @@ impl Datapath {
                 ino
             };
             if options.write {
-                self.begin_version_if_sealed(caller, existing, options.truncate)?;
+                match self.begin_version_if_sealed(caller, existing, options.truncate) {
+                    // That it left its name meanwhile is found in the next round.
+                    Ok(()) | Err(Error::Stale) => {}
+                    Err(error) => return Err(error),
+                }
             }
         }
         Err(Error::Stale)
@@ -301,8 +305,9 @@ impl Datapath {
     pub fn make_file(&self, caller: &Caller, parent: Ino, name: &[u8], mode: u32) -> Result<Stat, Error> {
         let options = OpenOptions { write: true, exclusive: true, ..OpenOptions::default() };
         let (stat, opened) = self.create(caller, parent, name, mode, options)?;
-        self.flush(caller, opened.handle)?;
+        let flushed = self.flush(caller, opened.handle);
         self.release(opened.handle);
+        flushed?;
         self.getattr(stat.ino)
     }
 }

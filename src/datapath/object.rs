@@ -132,6 +132,8 @@ pub struct OpenState {
     pub readers: u32,
     /// Open handles that may write.
     pub writers: u32,
+    /// Those of them of which a descriptor was closed.
+    pub flushed: u32,
     /// Handles among both that the kernel serves by passthrough: while there are any, all must be.
     pub passthrough: u32,
     /// Handles that the daemon serves and that may read: they may have mapped the file through the page cache, and

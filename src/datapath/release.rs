@@ -7,8 +7,8 @@
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::history::Ending;
-use super::object::Refusal;
-use super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Phase, Place, State};
+use super::object::{OpenState, Refusal};
+use super::{Caller, Datapath, Error, HandleId, IoPath, Marks, Object, Phase, Place, State};
 use crate::namespace::{Name, Slot, WriterFate, writer_fate};
 use crate::tier::eviction::Departure;
 
@@ -27,22 +27,22 @@ impl Datapath {
     /// # Errors
     /// [`Error::BadHandle`]; [`Error::OverQuota`] and [`Error::NothingEvictable`] when it finds no room as an object.
     pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
-        let (slot, process, alone) = {
+        let (slot, process, may_be_last) = {
             let mut state = self.lock();
             let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
             let (slot, process, options) = (known.slot, known.process, known.options);
-            if let Some(handle) = state.handles.get_mut(&handle) {
-                // Of a file that a rename has sealed, too: its RELEASE is not that of an open that never ended.
-                handle.was_flushed = true;
+            // Of a file that a rename has sealed, too: its RELEASE is not that of an open that never ended.
+            let may_be_last = state.count_flush(handle);
+            let is_written = state.object(slot).is_some_and(|object| object.phase == Phase::Writing);
+            if !is_written || !options.write {
+                return Ok(());
             }
-            let object = state.object(slot).filter(|object| object.phase == Phase::Writing);
-            let Some(object) = object.filter(|_| options.write) else { return Ok(()) };
-            let alone = object.writers() == 1;
-            (slot, process, alone)
+            (slot, process, may_be_last)
         };
         let fate = writer_fate(caller.thread);
         // Its closer is told that it finds no room; what follows holds all the same.
-        let kept = if alone && fate == WriterFate::Sound { self.keep_provisionally(handle) } else { Ok(()) };
+        let kept =
+            if may_be_last && fate == WriterFate::Sound { self.keep_provisionally(handle) } else { Ok(()) };
         let mut state = self.lock();
         let Some(object) = state.object_mut(slot) else { return kept };
         let was_shown = object.marks.has(Marks::SHOWN);
@@ -85,7 +85,10 @@ impl Datapath {
         let Some((slot, (parent, name))) = place_of(&state).filter(|(_, (_, name))| is_kept(name)) else {
             return Ok(());
         };
-        let Some(object) = state.object(slot) else { return Ok(()) };
+        // A rename may have sealed it meanwhile, and its record stands.
+        let Some(object) = state.object(slot).filter(|object| object.phase == Phase::Writing) else {
+            return Ok(());
+        };
         let (Some(file), Ok(directory)) = (object.file(), state.directory_id(parent)) else { return Ok(()) };
         let Ok(metadata) = file.metadata() else { return Ok(()) };
         if !matches!(object.place, Place::Solo(_)) {
@@ -114,26 +117,18 @@ impl Datapath {
         if let Some(slot) = passthrough_writer {
             self.refuse_if_cut_short(slot);
         }
-        let seals = {
-            let state = self.lock();
-            state.handles.get(&handle).is_some_and(|handle| {
-                handle.options.write
-                    && state.object(handle.slot).is_some_and(|object| {
-                        object.phase == Phase::Writing
-                            && object.writers() == 1
-                            && object
-                                .open
-                                .as_ref()
-                                .is_some_and(|open| open.writer_killed.is_none() && open.refused.is_none())
-                    })
-            })
-        };
-        // Before the lock is taken for good: filling holes may have to evict.
-        let whole = !seals || self.make_whole(handle).is_ok();
+        let mut whole = None;
         let mut afterwards = Afterwards::default();
-        {
+        loop {
             let mut state = self.lock();
-            self.release_locked(&mut state, handle, whole, &mut afterwards);
+            if whole.is_none() && state.seals_when_released(handle) {
+                // Without the lock: filling holes may have to evict.
+                drop(state);
+                whole = Some(self.make_whole(handle).is_ok());
+                continue;
+            }
+            self.release_locked(&mut state, handle, whole.unwrap_or(true), &mut afterwards);
+            break;
         }
         self.released.notify_all();
         self.carry_out(afterwards);
@@ -167,6 +162,7 @@ impl Datapath {
         }
         if handle.options.write {
             open.writers = open.writers.saturating_sub(1);
+            open.flushed = open.flushed.saturating_sub(u32::from(handle.was_flushed)).min(open.writers);
         } else {
             open.readers = open.readers.saturating_sub(1);
         }
@@ -303,6 +299,31 @@ pub(super) struct Afterwards {
 }
 
 impl State {
+    /// A descriptor of `handle` is closed. Returns whether one of each handle was that may write its file: then this may
+    /// be the last close, and the RELEASE of the others on its way.
+    pub(super) fn count_flush(&mut self, handle: HandleId) -> bool {
+        let Some(handle) = self.handles.get_mut(&handle).filter(|handle| handle.options.write) else {
+            return false;
+        };
+        let (slot, was_flushed) = (handle.slot, std::mem::replace(&mut handle.was_flushed, true));
+        self.object_mut(slot).map(Object::open_mut).is_some_and(|open| {
+            open.flushed += u32::from(!was_flushed);
+            open.flushed == open.writers
+        })
+    }
+
+    /// Whether `handle` is the last one of a file that is written, which is sealed or parked when it is released.
+    fn seals_when_released(&self, handle: HandleId) -> bool {
+        let Some(handle) = self.handles.get(&handle).filter(|handle| handle.options.write) else {
+            return false;
+        };
+        let Some(object) = self.object(handle.slot).filter(|object| object.phase == Phase::Writing) else {
+            return false;
+        };
+        let is_sound = |open: &OpenState| open.writer_killed.is_none() && open.refused.is_none();
+        object.writers() == 1 && object.open.as_deref().is_some_and(is_sound)
+    }
+
     /// A temporary name without writers: visible and evictable, but no object yet.
     fn park(&mut self, slot: Slot, size: tidefs_engine::types::ByteCount, now_ms: u64) {
         let Some(key) = self.key_of(slot) else { return };

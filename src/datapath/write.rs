@@ -224,9 +224,7 @@ impl Datapath {
             self.note_refusal(slot, error);
         }
         // It is closed as by close(2), or it would count as one whose writer was killed.
-        if let Some(handle) = self.lock().handles.get_mut(&opened.handle) {
-            handle.was_flushed = true;
-        }
+        self.lock().count_flush(opened.handle);
         self.release(opened.handle);
         outcome
     }
