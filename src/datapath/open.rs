@@ -89,7 +89,11 @@ impl Datapath {
             let slot = state.slot_of(ino).ok();
             if let Some(resent) = resent {
                 was_resent = resent.is_for(options) && self.is_resent(&state, &resent, slot);
-                sent_to = resent.name();
+                let (name, refused) = resent.outcome();
+                if let (true, Some(error)) = (was_resent, refused) {
+                    return Err(error);
+                }
+                sent_to = name;
             }
             let slot = slot.ok_or(Error::Stale)?;
             if !was_resent && (options.write || self.is_in_cluster()) && !state.is_there(slot) {
@@ -100,6 +104,12 @@ impl Datapath {
             if self.is_hidden_from(&mut state, caller, slot)
                 || (!was_resent && self.writes_next_version(&mut state, caller, slot))
             {
+                return Err(Error::Stale);
+            }
+            let is_sealed = state.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
+            if options.write && !was_resent && is_sealed && state.tree.node(slot).lookups > 0 {
+                // It becomes one to be written when its name is looked up again: it may have another one by now than the
+                // caller looked up.
                 return Err(Error::Stale);
             }
             if options.write && was_resent {
@@ -122,13 +132,6 @@ impl Datapath {
                 Err(Error::NoObject)
             }
             Err(Error::Stale) => {
-                if options.write {
-                    match self.begin_version_if_sealed(caller, ino, options.truncate) {
-                        // That it left its name meanwhile is found by looking that up again.
-                        Ok(()) | Err(Error::Stale) => {}
-                        Err(error) => return Err(error),
-                    }
-                }
                 self.note_resent(caller, ino, options);
                 Err(Error::Stale)
             }

@@ -24,6 +24,8 @@ pub(super) struct Resent {
     at: Duration,
     /// How it is opened.
     options: OpenOptions,
+    /// Why no version could be begun for it.
+    refused: Option<Error>,
 }
 
 impl Resent {
@@ -33,8 +35,9 @@ impl Resent {
         self.options.write || !options.write
     }
 
-    pub(super) fn name(self) -> Option<Name> {
-        self.name
+    /// The name, and why no version could be begun under it.
+    pub(super) fn outcome(self) -> (Option<Name>, Option<Error>) {
+        (self.name, self.refused)
     }
 }
 
@@ -61,7 +64,7 @@ impl Datapath {
         options: OpenOptions,
     ) {
         let at = self.clock.monotonic();
-        state.resent.put(caller.thread, Resent { name, at, options });
+        state.resent.put(caller.thread, Resent { name, at, options, refused: None });
     }
 
     /// What a caller is told who asked for attributes of what its name does not stand for any more. This may come before
@@ -94,6 +97,7 @@ impl Datapath {
             let now = self.clock.monotonic();
             let is_same = |resent: &&Resent| {
                 resent.options.write
+                    && resent.refused.is_none()
                     && resent.name.as_ref() == Some(name)
                     && now.saturating_sub(resent.at) < RESENT
             };
@@ -113,9 +117,16 @@ impl Datapath {
             }
             (state.tree.ino(child), options)
         };
-        // What fails here fails again in the open that follows, and that says why.
-        if self.verify_before_first_use(ino).is_ok() {
-            let _ = self.begin_writing(caller, ino, options);
+        let begun = self.verify_before_first_use(ino).and_then(|()| self.begin_writing(caller, ino, options));
+        match begun {
+            // That it left its name meanwhile is found by the look-up that goes on, or by the open.
+            Ok(()) | Err(Error::Stale) => {}
+            Err(error) => {
+                // The open that follows says it.
+                if let Some(resent) = self.lock().resent.get_mut(&caller.thread) {
+                    resent.refused = Some(error);
+                }
+            }
         }
     }
 

@@ -174,8 +174,7 @@ impl Program {
 /// `schedule` says whose turn it is.
 fn run(setup: Setup, stranger: bool, schedule: &[usize]) {
     let mut logic = Logic::new(setup);
-    let create = Open { read: false, write: true, create: true, exclusive: false, truncate: false };
-    let token = logic.open(READER, NAME, create).expect("it is made");
+    let token = logic.open(READER, NAME, CREATE).expect("it is made");
     logic.close(READER, token);
 
     let threads = threads();
@@ -208,7 +207,7 @@ fn run(setup: Setup, stranger: bool, schedule: &[usize]) {
         }
     }
 
-    let read = Open { read: true, write: false, create: false, ..create };
+    let read = Open { read: true, write: false, create: false, ..CREATE };
     let token = logic.open(READER, NAME, read).expect("it is there");
     let found = logic.read(READER, token, 0, LENGTH + 1).expect("it is read");
     let records: Vec<u64> = programs.into_iter().flat_map(|program| program.written).collect();
@@ -226,6 +225,54 @@ fn many() -> ProptestConfig {
     ProptestConfig { cases: config.cases * 8, max_shrink_iters: 4096, ..config }
 }
 
+fn setup(packed_max: ByteCount, forgets_at_once: bool) -> Setup {
+    Setup {
+        capacity: ByteCount::mib(1),
+        packed_max,
+        write_headroom: ByteCount::ZERO,
+        scratch_min: ByteCount::mib(1),
+        policy: "lru",
+        forgets_at_once,
+        has_ssd: false,
+    }
+}
+
+const CREATE: Open = Open { read: false, write: true, create: true, exclusive: false, truncate: false };
+
+/// A program opens a temporary name to write that another one has just renamed: it finds none, and what was published stays
+/// in sight.
+#[test]
+fn an_open_that_comes_after_the_rename_of_its_name_hides_nothing() {
+    let mut logic = Logic::new(setup(ByteCount::ZERO, false));
+    let token = logic.open(READER, "log.tmp", CREATE).expect("it is made");
+    logic.write(READER, token, 0, &pattern::bytes(1, RECORD)).expect("there is room");
+    logic.close(READER, token);
+    let stranger = super::caller(STRANGER);
+    let (ino, _, _) = logic.look_up_as(&stranger, Ino::ROOT, "log.tmp").expect("it is there");
+    logic.rename(READER, "log.tmp", NAME, false).expect("the rename");
+    let options = OpenOptions { write: true, ..OpenOptions::default() };
+    let opened = logic.datapath().open(&stranger, ino, options);
+    assert!(matches!(opened, Err(Error::Stale)), "{opened:?}");
+    assert!(logic.look_up_as(&stranger, Ino::ROOT, "log.tmp").is_err());
+    for who in [READER, STRANGER] {
+        assert_eq!(logic.stat(who, NAME).expect("it is in sight").size, RECORD as u64);
+    }
+}
+
+/// Both closes were answered, and neither RELEASE came before the daemon ended.
+#[test]
+fn what_two_descriptors_wrote_is_there_after_a_kill_that_follows_the_second_close() {
+    let mut logic = Logic::new(setup(ByteCount::ZERO, false));
+    let tokens = [CREATE, Open { create: false, ..CREATE }]
+        .map(|options| logic.open(READER, NAME, options).expect("open"));
+    for (token, offset) in tokens.into_iter().zip([0, RECORD as u64]) {
+        logic.write(READER, token, offset, &pattern::bytes(1, RECORD)).expect("there is room");
+    }
+    tokens.into_iter().for_each(|token| logic.flush(READER, token));
+    logic.restart();
+    assert_eq!(logic.stat(READER, NAME).expect("it is there").size, 2 * RECORD as u64);
+}
+
 proptest! {
     #![proptest_config(many())]
 
@@ -236,15 +283,6 @@ proptest! {
         stranger in any::<bool>(),
         schedule in prop::collection::vec(0..60_usize, 0..120),
     ) {
-        let setup = Setup {
-            capacity: ByteCount::mib(1),
-            packed_max,
-            write_headroom: ByteCount::ZERO,
-            scratch_min: ByteCount::mib(1),
-            policy: "lru",
-            forgets_at_once,
-            has_ssd: false,
-        };
-        run(setup, stranger, &schedule);
+        run(setup(packed_max, forgets_at_once), stranger, &schedule);
     }
 }
