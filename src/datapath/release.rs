@@ -121,10 +121,14 @@ impl Datapath {
         let mut afterwards = Afterwards::default();
         loop {
             let mut state = self.lock();
-            if whole.is_none() && state.seals_when_released(handle) {
+            if whole.is_none()
+                && let Some((slot, phase)) = state.becomes_final(handle)
+            {
                 // Without the lock: filling holes may have to evict.
                 drop(state);
-                whole = Some(self.make_whole(handle).is_ok());
+                let made =
+                    if phase == Phase::Sealed { self.fill_holes(slot) } else { self.make_whole(handle) };
+                whole = Some(made.is_ok());
                 continue;
             }
             self.release_locked(&mut state, handle, whole.unwrap_or(true), &mut afterwards);
@@ -192,6 +196,10 @@ impl Datapath {
                 }
                 Phase::Writing if is_expected => {}
                 Phase::Writing => self.end_writing(state, slot, afterwards),
+                Phase::Sealed if !whole => {
+                    let ending = Some((self.now_ns(), Ending::NoRoom));
+                    afterwards.doomed.push(state.remove_object(slot, Departure::Gone, ending));
+                }
                 Phase::Sealed => self.finish(state, slot, None, afterwards),
                 Phase::Parked | Phase::Gone => {}
             }
@@ -312,16 +320,17 @@ impl State {
         })
     }
 
-    /// Whether `handle` is the last one of a file that is written, which is sealed or parked when it is released.
-    fn seals_when_released(&self, handle: HandleId) -> bool {
-        let Some(handle) = self.handles.get(&handle).filter(|handle| handle.options.write) else {
-            return false;
-        };
-        let Some(object) = self.object(handle.slot).filter(|object| object.phase == Phase::Writing) else {
-            return false;
-        };
+    /// The file behind `handle` and its phase, if this is the last handle that may write it and the file stays.
+    fn becomes_final(&self, handle: HandleId) -> Option<(Slot, Phase)> {
+        let handle = self.handles.get(&handle).filter(|handle| handle.options.write)?;
+        let object = self.object(handle.slot).filter(|object| object.writers() == 1)?;
         let is_sound = |open: &OpenState| open.writer_killed.is_none() && open.refused.is_none();
-        object.writers() == 1 && object.open.as_deref().is_some_and(is_sound)
+        let stays = match object.phase {
+            Phase::Writing => object.open.as_deref().is_some_and(is_sound),
+            Phase::Sealed => true,
+            Phase::Parked | Phase::Gone => false,
+        };
+        stays.then_some((handle.slot, object.phase))
     }
 
     /// A temporary name without writers: visible and evictable, but no object yet.

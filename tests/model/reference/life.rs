@@ -251,11 +251,13 @@ impl Model {
 
     /// Closes a duplicate of a handle.
     pub(crate) fn flush(&mut self, handle: usize) {
+        self.handles[handle].was_flushed = true;
         let handle = self.handles[handle];
+        let mut writers = self.handles.iter().filter(|other| other.file == handle.file && other.is_writer);
+        let is_last = handle.is_writer && writers.all(|other| other.was_flushed);
         let is_temporary = self.place_of(handle.file).is_none_or(|(_, name)| is_temporary(&name));
         let file = self.file_mut(handle.file);
-        let is_last = handle.is_writer && file.writers == 1 && file.phase == Phase::Writing;
-        if is_last && !is_temporary && !file.scratch {
+        if is_last && file.phase == Phase::Writing && !is_temporary && !file.scratch {
             file.flushed = Some((file.mode, file.policy));
         }
     }

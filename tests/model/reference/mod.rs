@@ -99,7 +99,7 @@ pub(crate) struct File {
     pub(crate) has_holes: bool,
     /// Whether a write to it was refused for lack of room: it is not what its writer meant, and goes at the close.
     pub(crate) refused: bool,
-    /// Its mode and policy when its only writer closed a duplicate: a daemon that dies then may keep the file so, since
+    /// Its mode and policy when each of its writers had closed a duplicate: a daemon that dies then may keep the file so, since
     /// it cannot know better.
     pub(crate) flushed: Option<(u32, Policy)>,
 }
@@ -184,6 +184,8 @@ pub(crate) struct Handle {
     pub(crate) options: Open,
     /// Whether its close counts as a writer's: it may write, or made the file.
     pub(crate) is_writer: bool,
+    /// Whether a duplicate of it was closed.
+    pub(crate) was_flushed: bool,
     /// What the system calls it.
     pub(crate) token: Token,
 }

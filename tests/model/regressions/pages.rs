@@ -47,3 +47,14 @@ fn pages_reserved_beyond_the_end_of_an_object_are_given_back_at_a_restart() {
     run.restarted();
     run.system.assert_all_is_accounted_for();
 }
+
+#[test]
+fn a_hole_that_is_made_after_the_rename_is_filled_at_the_close() {
+    let mut run = start();
+    let writer = run.opened(0, "k0", CREATE);
+    run.written(writer, 0, 30_000);
+    run.renamed(0, "k0", "k1");
+    run.step(&Op::Resize { handle: Pick(0), change: Change::Punch { offset: 0, length: 20_000 } });
+    run.closed(writer);
+    assert!(run.system.books().expect("they are open").used >= 30_000);
+}

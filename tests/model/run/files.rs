@@ -36,7 +36,7 @@ impl<S: System> Run<S> {
         let expected = self.model.open(who, (directory, name), options, rewrite);
         match (opened, expected) {
             (Ok(token), Ok((file, is_writer))) => {
-                self.model.handles.push(Handle { who, file, options, is_writer, token });
+                self.model.handles.push(Handle { who, file, options, is_writer, was_flushed: false, token });
                 Some(self.model.handles.len() - 1)
             }
             (Err(found), Err(expected)) => {
@@ -128,6 +128,7 @@ impl<S: System> Run<S> {
             self.check_refusal(error, &[], directory, footprint(facts.bytes.len() as u64));
         }
         assert!(is_dropped || !is_given_up, "a file of which a write was refused is sealed");
+        self.model.flush(handle);
         self.model.close(handle, is_dropped);
     }
 
@@ -186,7 +187,14 @@ impl<S: System> Run<S> {
         let options = Open { write: true, ..Open::default() };
         let opened = self.model.open(who, (directory, &name), options, || Rewrite::Beside);
         let (file, is_writer) = opened.expect("it is visible");
-        self.model.handles.push(Handle { who, file, options, is_writer, token: Token::MAX });
+        self.model.handles.push(Handle {
+            who,
+            file,
+            options,
+            is_writer,
+            was_flushed: false,
+            token: Token::MAX,
+        });
         self.model.resize(file, Change::Set(length));
         self.model.close(self.model.handles.len() - 1, false);
     }
