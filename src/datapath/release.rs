@@ -281,6 +281,10 @@ impl Datapath {
         if let (Some(kernel), true) = (self.kernel.get(), !afterwards.changed.is_empty()) {
             // Before the request is answered: whoever looks next must not be told what the kernel had at hand.
             afterwards.changed.iter().for_each(|&ino| kernel.forget_attributes_now(ino));
+            if afterwards.moved_open {
+                // A kernel that cannot goes on to show the object to that one process, too.
+                kernel.forget_names();
+            }
         }
         if let (Some(this), false) =
             (self.this.get().and_then(std::sync::Weak::upgrade), afterwards.untold.is_empty())
@@ -300,6 +304,9 @@ pub(super) struct Afterwards {
     pub(super) places: Vec<Place>,
     /// Inodes whose attributes the kernel should ask for again.
     pub(super) changed: Vec<crate::namespace::Ino>,
+    /// Whether one of them is open and was moved to a name that stands for something else to one process: the kernel is to
+    /// look that name up again, and can only be told to do so for all.
+    pub(super) moved_open: bool,
     /// Objects that no other member was told of.
     pub(super) untold: Vec<crate::namespace::Ino>,
     /// Inodes whose checksum is to be taken when the machine is idle.

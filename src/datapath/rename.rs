@@ -281,6 +281,8 @@ impl Datapath {
         if heir.is_some() && state.tree.node(newcomer).lookups > 0 {
             // The kernel shows it to everyone under its new name, and to one process that stands for the heir.
             afterwards.changed.push(state.tree.ino(newcomer));
+            // While somebody has it open, who asks for its attributes may do so for a descriptor, and is told them.
+            afterwards.moved_open |= state.object(newcomer).is_some_and(super::Object::is_open);
         }
         if let Some(next) = next.filter(|_| heir.is_none()) {
             afterwards.doomed.push(state.discard_writing(next));

@@ -300,11 +300,14 @@ fn a_rename_over_a_file_that_is_rewritten_shows_each_process_its_own_at_once(mod
         let open = writer.open(&path, libc::O_RDWR).expect("open for writing");
         writer.truncate(open, 70_000).expect("ftruncate");
         assert_eq!(fs::metadata(&other).expect("stat").len(), 30_000);
+        let held_other = (round % 2 == 0).then(|| reader.open(&other, libc::O_RDONLY).expect("open"));
         fs::rename(&other, &path).expect("rename");
         assert_eq!(writer.stat(&path).expect("stat").size, 70_000, "round {round}: as its writer sees it");
         assert_eq!(fs::metadata(&path).expect("stat").len(), 30_000, "round {round}: as others see it");
         writer.close(open).expect("close");
-        reader.close(held).expect("close");
+        for handle in [Some(held), held_other].into_iter().flatten() {
+            reader.close(handle).expect("close");
+        }
     }
 }
 
