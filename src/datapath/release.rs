@@ -167,6 +167,8 @@ impl Datapath {
         if handle.options.write {
             open.writers = open.writers.saturating_sub(1);
             open.flushed = open.flushed.saturating_sub(u32::from(handle.was_flushed)).min(open.writers);
+            // The closes of those that are left were announced before this one came in between.
+            open.closing |= open.writers > 0 && open.flushed == open.writers;
         } else {
             open.readers = open.readers.saturating_sub(1);
         }

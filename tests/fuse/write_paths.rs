@@ -218,6 +218,8 @@ fn what_is_truncated_to_nothing_by_name_is_there_and_empty(mode: Mode) {
         let path = kv.join(format!("{length}-{is_read}"));
         let bytes = pattern::bytes(3, length);
         fs::write(&path, &bytes).expect("write");
+        // It waits for the close to have come: before, who opens the file here has the one that is cut.
+        other.stat(&path).expect("it is an object");
         let mut reader = is_read.then(|| File::open(&path).expect("open"));
         nix::unistd::truncate(&path, 0).expect("truncate");
         assert_eq!(fs::metadata(&path).expect("it is there").len(), 0);
