@@ -69,15 +69,22 @@ impl Datapath {
         let (mut places, mut idle) = (Vec::new(), Vec::new());
         {
             let mut state = self.lock();
-            for ino in state.lingering.take(which) {
+            let lingering = state.lingering.take(which);
+            if lingering.is_empty() {
+                return false; // nearly always, and this is asked before each eviction
+            }
+            for ino in lingering {
                 let Some(slot) = state.tree.by_ino(ino) else { continue };
                 let Some(object) = state.object_mut(slot) else { continue };
                 if object.phase != Phase::Gone || object.is_open() {
                     continue; // its last close notes it again
                 }
                 idle.push(ino);
-                if matches!(object.place, Place::Packed(_) | Place::Solo(_)) {
-                    places.push(std::mem::replace(&mut object.place, Place::Solo(NO_SEGMENT)));
+                match object.place {
+                    Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd | Place::Remote => {}
+                    Place::Solo(_) | Place::Packed(_) => {
+                        places.push(std::mem::replace(&mut object.place, Place::Solo(NO_SEGMENT)));
+                    }
                 }
                 if let Some(kernel) = self.kernel.get() {
                     // Under the lock, so that no open of this inode comes in between; it does not wait.
@@ -88,7 +95,6 @@ impl Datapath {
         if let Some(kernel) = self.kernel.get() {
             kernel.drop_idle(&idle);
         }
-        places.retain(|place| !matches!(place, Place::Solo(NO_SEGMENT)));
         let had_bytes = !places.is_empty();
         places.into_iter().for_each(|place| self.free_place(place));
         had_bytes

@@ -295,8 +295,12 @@ impl Datapath {
             }
             let open = object.open_mut();
             open.sized = sized;
-            if kept < open.reserved {
-                open.reserved_behind_hole = open.reserved_behind_hole.max(open.reserved);
+            match change {
+                SizeChange::Punch { .. } => {
+                    open.reserved_behind_hole = open.reserved_behind_hole.max(open.reserved);
+                }
+                SizeChange::Set(wanted) if wanted < length => open.reserved_behind_hole = ByteCount::ZERO,
+                SizeChange::Set(_) | SizeChange::Allocate { .. } => {}
             }
             open.reserved = kept.round_up_to_pages();
         }
@@ -317,7 +321,8 @@ impl Datapath {
         }
         let Some(file) = object.file().cloned() else { return Err(Error::Stale) };
         file.set_len(0).map_err(Error::io("ftruncate of a segment"))?;
-        object.open_mut().reserved = ByteCount::ZERO;
+        let open = object.open_mut();
+        (open.reserved, open.reserved_behind_hole) = (ByteCount::ZERO, ByteCount::ZERO);
         Ok(())
     }
 }
