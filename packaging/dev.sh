@@ -63,6 +63,7 @@ readonly run_needs=(
     'fusermount3:fuse3:mounts and unmounts FUSE filesystems'
     'getfattr:attr:reads the facts that tidefs shows as extended attributes'
     'protoc:protobuf-compiler:compiles the messages of etcd, which coordinates many hosts'
+    '/usr/include/google/protobuf/descriptor.proto:libprotobuf-dev:has what the messages of etcd import'
 )
 readonly test_needs=(
     "${run_needs[@]}"
