@@ -17,7 +17,7 @@ use super::free_space::{FreeSpace, Place};
 use super::{GRAIN, PackedPool, PackedUsage, Segment};
 
 /// Units of one grain.
-const GRAIN_UNITS: u32 = 1024;
+const GRAIN_UNITS: u32 = 256;
 
 const _: () = assert!(GRAIN_UNITS as u64 * UNIT == GRAIN.0, "grains are counted in units here");
 

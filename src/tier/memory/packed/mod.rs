@@ -46,7 +46,7 @@ pub const PACKED_MAX: ByteCount = ByteCount::mib(1);
 const SEGMENT: ByteCount = ByteCount::mib(64);
 
 /// Pages are allocated and given back by this many bytes: few system calls, and little that is idle.
-const GRAIN: ByteCount = ByteCount::kib(64);
+const GRAIN: ByteCount = ByteCount::kib(16);
 
 /// Where a packed object lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -176,12 +176,14 @@ fn freed_grains_inside_a_segment_are_given_back_and_taken_again() {
     for extent in &extents[1..5] {
         pool.pool.free(*extent).unwrap();
     }
-    // Of the 128 KiB one whole grain at least lies between the first and the last object.
+    // Of the 128 KiB whole grains lie between the first and the last object.
     let after = pool.used();
     assert!(after + GRAIN.get() <= before, "{before} {after}");
     assert_eq!(pool.pool.usage().bytes_allocated.get(), after);
     let again: Vec<_> = (10..14).map(|version| pack(&pool, NS, version, 32 << 10)).collect();
-    assert_eq!(pool.used(), before);
+    // The first of them may go behind the last object, where it fits best.
+    assert!(pool.used().abs_diff(before) <= GRAIN.get(), "{before} {}", pool.used());
+    assert_eq!(pool.pool.usage().bytes_allocated.get(), pool.used());
     for (extent, version) in again.iter().zip(10..) {
         assert_eq!(pool.data(extent), data(version, 32 << 10));
     }
