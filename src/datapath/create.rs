@@ -134,7 +134,7 @@ impl Datapath {
         let slot = state.tree.make(attributes, Body::File(object));
         state.take_name(slot, parent, name.clone())?;
         state.tree.reference(slot);
-        state.tree.node_mut(parent).attributes.mtime_ns = attributes.mtime_ns;
+        state.tree.node_mut(parent).attributes.written_at(attributes.mtime_ns);
         state.writing.insert(slot);
         self.telemetry.creates.increment();
         // Who creates a file is its first writer, though it be open for reading only: its close seals it.
@@ -294,7 +294,7 @@ impl Datapath {
             state.drop_if_unused(slot);
             return Err(error);
         }
-        state.tree.node_mut(parent).attributes.mtime_ns = attributes.mtime_ns;
+        state.tree.node_mut(parent).attributes.written_at(attributes.mtime_ns);
         Ok(slot)
     }
 

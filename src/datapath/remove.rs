@@ -187,7 +187,7 @@ impl Datapath {
                 return Err(Error::IsDirectory);
             }
             self.telemetry.unlinks.increment();
-            state.tree.node_mut(parent).attributes.mtime_ns = self.now_ns();
+            state.tree.node_mut(parent).attributes.written_at(self.now_ns());
             let (current, next) = state.versions_of(slot);
             let process = state.process(caller, self.clock.monotonic());
             let ending = (self.now_ns(), Ending::Deleted { process: process.0 });
@@ -217,7 +217,7 @@ impl Datapath {
         let id = directory.id;
         self.tier.remove_directory(id)?;
         state.leave_directory(slot);
-        state.tree.node_mut(parent).attributes.mtime_ns = self.now_ns();
+        state.tree.node_mut(parent).attributes.written_at(self.now_ns());
         state.drop_if_unused(slot);
         self.forget_directory(&mut state, id);
         Ok(())

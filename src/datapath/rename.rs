@@ -124,8 +124,8 @@ impl Datapath {
             return Err(state.error_of(refusal));
         }
         let now_ns = self.now_ns();
-        state.tree.node_mut(parent).attributes.mtime_ns = now_ns;
-        state.tree.node_mut(new_parent).attributes.mtime_ns = now_ns;
+        state.tree.node_mut(parent).attributes.written_at(now_ns);
+        state.tree.node_mut(new_parent).attributes.written_at(now_ns);
         if let (Some(current), Some(next)) = state.versions_of(slot)
             && next == slot
         {
@@ -332,7 +332,7 @@ impl Datapath {
             state.renew_expiries(slot);
         }
         state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
-        state.tree.node_mut(parent).attributes.mtime_ns = now_ns;
+        state.tree.node_mut(parent).attributes.written_at(now_ns);
         self.persist_directory(state, slot)
     }
 }

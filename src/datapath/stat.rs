@@ -53,6 +53,11 @@ pub(super) fn written_ns(metadata: &std::fs::Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
+/// When the attributes of a backing file last changed, in nanoseconds since 1970.
+fn changed_ns(metadata: &std::fs::Metadata) -> i64 {
+    metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec())
+}
+
 impl Datapath {
     /// Attributes of a live slot. Asks the backing file while the file is written: the daemon sees no passthrough
     /// write, the file does.
@@ -85,6 +90,7 @@ impl Datapath {
                 size = ByteCount(metadata.len());
                 occupied = ByteCount(metadata.blocks() * 512);
                 attributes.mtime_ns = attributes.mtime_ns.max(written_ns(&metadata));
+                attributes.ctime_ns = attributes.ctime_ns.max(changed_ns(&metadata));
             }
         }
         let links = u32::from(!node.is_detached() || object.phase == Phase::Writing);

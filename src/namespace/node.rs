@@ -126,6 +126,12 @@ impl Attributes {
         let mode = permissions(mode);
         Self { mode, uid, gid, atime_ns: now_ns, mtime_ns: now_ns, ctime_ns: now_ns }
     }
+
+    /// The contents changed at `now_ns`: bytes of a file, or names of a directory.
+    pub fn written_at(&mut self, now_ns: i64) {
+        self.mtime_ns = now_ns;
+        self.ctime_ns = now_ns;
+    }
 }
 
 /// The permission bits of a mode, set-id and sticky bits included.

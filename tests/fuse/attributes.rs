@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
-use nix::fcntl::AT_FDCWD;
+use nix::fcntl::{AT_FDCWD, posix_fallocate};
 use nix::sys::stat::{UtimensatFlags, futimens, utimensat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{AccessFlags, access};
@@ -29,6 +29,7 @@ in_both_modes!(
     a_write_after_futimens_is_the_time_of_the_file,
     mtime_is_the_time_of_writing,
     ctime_moves_with_each_change_of_attributes,
+    ctime_moves_with_what_is_written,
     access_for_writing_succeeds_on_a_sealed_object,
     a_created_file_has_the_mode_asked_for_less_the_umask,
     touching_times_does_not_change_version_or_checksum,
@@ -191,6 +192,27 @@ fn ctime_moves_with_each_change_of_attributes(mode: Mode) {
     set_times(&path, EARLY, EARLY);
     let third = ctime();
     assert!(first < second && second < third, "{first:?} {second:?} {third:?}");
+}
+
+fn ctime_moves_with_what_is_written(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let file = File::create_new(kv.join("key.tmp")).expect("create");
+    let ctime = || {
+        let facts = file.metadata().expect("fstat");
+        (facts.ctime(), facts.ctime_nsec())
+    };
+    let changes: [(&str, &dyn Fn()); 4] = [
+        ("fallocate", &|| posix_fallocate(&file, 0, 100_000).expect("fallocate")),
+        ("a write", &|| file.write_all_at(&[1; 5000], 0).expect("write")),
+        ("ftruncate", &|| file.set_len(3000).expect("ftruncate")),
+        ("fchmod", &|| file.set_permissions(Permissions::from_mode(0o600)).expect("fchmod")),
+    ];
+    for (what, change) in changes {
+        let before = ctime();
+        std::thread::sleep(Duration::from_millis(20));
+        change();
+        assert!(ctime() > before, "{what} moves ctime");
+    }
 }
 
 fn access_for_writing_succeeds_on_a_sealed_object(mode: Mode) {

@@ -26,7 +26,7 @@ in_both_modes!(
     a_file_at_the_top_is_an_object_like_any_other,
     names_are_case_sensitive,
     inode_numbers_stay_and_differ,
-    a_directory_changes_its_mtime_with_its_names,
+    a_directory_changes_its_times_with_its_names,
 );
 
 fn a_name_of_255_bytes_works_and_256_are_too_long(mode: Mode) {
@@ -212,16 +212,27 @@ fn inode_numbers_stay_and_differ(mode: Mode) {
     }
 }
 
-fn a_directory_changes_its_mtime_with_its_names(mode: Mode) {
+fn a_directory_changes_its_times_with_its_names(mode: Mode) {
     let (_mount, kv) = kv(mode);
-    let before = fs::metadata(&kv).expect("stat");
-    assert!(before.is_dir());
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    publish_object(&kv.join("key"), 1, 100);
-    let after = fs::metadata(&kv).expect("stat");
-    let time = |facts: &fs::Metadata| (facts.mtime(), facts.mtime_nsec());
-    assert!(time(&after) > time(&before), "a new name changes the directory's mtime");
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    fs::remove_file(kv.join("key")).expect("unlink");
-    assert!(time(&fs::metadata(&kv).expect("stat")) > time(&after), "and so does a removed one");
+    let at = |name: &str| kv.join(name);
+    let times = || {
+        let facts = fs::metadata(&kv).expect("stat");
+        ((facts.mtime(), facts.mtime_nsec()), (facts.ctime(), facts.ctime_nsec()))
+    };
+    let changes: [(&str, &dyn Fn()); 6] = [
+        ("a new file", &|| publish_object(&at("key"), 1, 100)),
+        ("a rename", &|| fs::rename(at("key"), at("other")).expect("rename")),
+        ("an unlink", &|| fs::remove_file(at("other")).expect("unlink")),
+        ("mkdir", &|| fs::create_dir(at("below")).expect("mkdir")),
+        ("a rename of a directory", &|| fs::rename(at("below"), at("beside")).expect("rename")),
+        ("rmdir", &|| fs::remove_dir(at("beside")).expect("rmdir")),
+    ];
+    for (what, change) in changes {
+        let before = times();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        change();
+        let after = times();
+        assert!(after.0 > before.0, "{what} moves mtime: {before:?} {after:?}");
+        assert!(after.1 > before.1, "{what} moves ctime: {before:?} {after:?}");
+    }
 }
