@@ -1,6 +1,6 @@
 //! Owner, mode and times: changed on sealed objects too, and kept across restarts.
 
-use super::{Caller, Datapath, Error, SizeChange, Stat};
+use super::{Caller, Datapath, Error, HandleId, SizeChange, Stat};
 use crate::namespace::{Ino, permissions};
 
 /// What setattr changes. `None` leaves a thing as it is.
@@ -18,6 +18,8 @@ pub struct AttributeChange {
     pub atime_ns: Option<i64>,
     /// Last change of the contents, in nanoseconds since 1970.
     pub mtime_ns: Option<i64>,
+    /// The handle through which the length is changed, if not by name.
+    pub through: Option<HandleId>,
 }
 
 impl AttributeChange {
@@ -35,7 +37,7 @@ impl Datapath {
     /// As [`Datapath::change_size`] for a length; [`Error::Io`] when the record cannot be written.
     pub fn setattr(&self, caller: &Caller, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {
         if let Some(size) = change.size {
-            self.change_size(caller, ino, SizeChange::Set(size))?;
+            self.change_size(caller, ino, change.through, SizeChange::Set(size))?;
         }
         self.with_room(|| self.set_attributes(ino, change))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset};
 
-use super::{Caller, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Phase, Place, Stat, State};
+use super::{Caller, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Place, Stat, State};
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
 use crate::tier::memory::{DirectoryRecord, PolicyRecord};
 
@@ -164,10 +164,6 @@ impl Datapath {
                 let Some(object) = state.object(existing) else { return Err(Error::IsDirectory) };
                 let next = object.open.as_ref().and_then(|open| open.next_version);
                 let target = if options.write { next.unwrap_or(existing) } else { existing };
-                if state.object(target).is_some_and(|object| object.phase == Phase::Writing) {
-                    let process = state.process(caller, self.clock.monotonic());
-                    state.admit_writer(target, process);
-                }
                 let ino = state.tree.ino(existing);
                 match self.open_locked(&mut state, caller, target, options) {
                     Err(Error::Stale) => {}

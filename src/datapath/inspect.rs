@@ -461,5 +461,5 @@ impl Datapath {
 }
 
 fn first_writer(object: &Object) -> Option<u32> {
-    object.open.as_ref()?.writer_processes.first().map(|process| process.0)
+    object.open.as_ref()?.writer_processes.first().map(|writer| writer.id.0)
 }

@@ -43,6 +43,7 @@ enum Visible {
     Yes(Slot),
     No,
     /// A writer is closing; until then there is the version before, if any.
+    /// And what the caller may unlink or rename meanwhile.
     Closing(Option<Slot>),
 }
 
@@ -88,22 +89,31 @@ impl State {
         let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
         if phase == Phase::Writing && !is_shown_while_written(object, &self.tree.name(slot)) {
             let process = self.process(caller, now);
-            return match self.object(slot) {
-                Some(object) if object.is_writer(process) => Visible::Yes(slot),
-                _ if is_closing => Visible::Closing(None),
-                _ => Visible::No,
-            };
+            let Some(object) = self.object(slot) else { return Visible::No };
+            if object.is_written_by(process) {
+                return Visible::Yes(slot);
+            }
+            if is_closing {
+                // Who has written it waits too: before it is sealed, another writer may join in and cut it.
+                return Visible::Closing(object.was_closed_by(process).then_some(slot));
+            }
+            let sees = object.is_seen_by(process);
+            return if sees { Visible::Yes(slot) } else { Visible::No };
         }
         if let Some(next) = next {
             let process = self.process(caller, now);
             if let Some(version) = self.object(next)
                 && version.phase == Phase::Writing
             {
-                if version.is_writer(process) {
+                if version.is_written_by(process) {
                     return Visible::Yes(next);
                 }
                 if version.open.as_ref().is_some_and(|open| open.closing) {
-                    return Visible::Closing(Some(slot));
+                    let seen = if version.was_closed_by(process) { next } else { slot };
+                    return Visible::Closing(Some(seen));
+                }
+                if version.is_seen_by(process) {
+                    return Visible::Yes(next);
                 }
             }
         }
@@ -188,20 +198,25 @@ impl Datapath {
             self.expire();
             return self.lookup(caller, directory_ino, name.as_bytes(), patience);
         }
-        let slot = match state.visible(caller, now, child) {
+        let seen = match state.visible(caller, now, child) {
             Visible::Closing(_) if patience >= Patience::Writers => {
                 self.telemetry.hidden_waits.increment();
                 return Ok(Lookup::Wait);
             }
-            Visible::Yes(slot) | Visible::Closing(Some(slot)) => slot,
-            hidden @ (Visible::No | Visible::Closing(None)) => {
-                if matches!(hidden, Visible::Closing(_)) {
-                    // It was no last close after all: whoever asks next does not wait for it again.
-                    state.stop_expecting_close(child);
+            Visible::Closing(_) => {
+                // It was no last close after all: whoever asks next does not wait for it again.
+                state.stop_expecting_close(child);
+                match state.visible(caller, now, child) {
+                    Visible::Yes(slot) => Some(slot),
+                    Visible::No | Visible::Closing(_) => None,
                 }
-                self.telemetry.misses.increment();
-                return Ok(Lookup::Absent { cacheable: false });
             }
+            Visible::Yes(slot) => Some(slot),
+            Visible::No => None,
+        };
+        let Some(slot) = seen else {
+            self.telemetry.misses.increment();
+            return Ok(Lookup::Absent { cacheable: false });
         };
         if !is_temporary && state.object(slot).is_some() {
             state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);

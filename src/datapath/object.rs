@@ -123,6 +123,15 @@ pub enum Refusal {
     NoRoom,
 }
 
+/// A process that has, or had, a hidden file open for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriterProcess {
+    /// The process.
+    pub id: ProcessId,
+    /// Its handles that may write and of which no descriptor was closed yet.
+    pub writing: u32,
+}
+
 /// What is kept only while a file is open, written, or has a policy of its own.
 #[derive(Debug, Default)]
 pub struct OpenState {
@@ -139,8 +148,8 @@ pub struct OpenState {
     /// Handles that the daemon serves and that may read: they may have mapped the file through the page cache, and
     /// while one lives the kernel refuses passthrough.
     pub direct_mappable: u32,
-    /// Processes that see the file while it is hidden.
-    pub writer_processes: Vec<ProcessId>,
+    /// Processes that have written the file since it is hidden, the first one first.
+    pub writer_processes: Vec<WriterProcess>,
     /// A writer began to close: its RELEASE is on the way, and who looks the file up waits for it.
     pub closing: bool,
     /// A writer was killed while it had the file open.
@@ -162,7 +171,7 @@ pub struct OpenState {
     /// Monotonic milliseconds at which a version that nobody came to write is dropped.
     pub abandoned_at_ms: u64,
     /// Threads that were sent to look the name up again and open this version: it is not sealed before they come.
-    pub expected: Vec<ThreadId>,
+    pub expected: Vec<(ThreadId, ProcessId)>,
     /// Whether anybody has had it open for writing.
     pub was_opened: bool,
     /// Policy set on this file itself.
@@ -192,6 +201,25 @@ pub struct Object {
     pub references: u16,
     /// Present while the file is open, written, or has a policy of its own.
     pub open: Option<Box<OpenState>>,
+}
+
+impl OpenState {
+    /// The account of `process`, opened now if it has none.
+    pub fn writer(&mut self, process: ProcessId) -> &mut WriterProcess {
+        let known = self.writer_processes.iter().position(|writer| writer.id == process);
+        let index = known.unwrap_or_else(|| {
+            self.writer_processes.push(WriterProcess { id: process, writing: 0 });
+            self.writer_processes.len() - 1
+        });
+        &mut self.writer_processes[index]
+    }
+
+    /// A handle of `process` does not write any more: one of its descriptors was closed.
+    pub fn ends_writing(&mut self, process: ProcessId) {
+        if let Some(writer) = self.writer_processes.iter_mut().find(|writer| writer.id == process) {
+            writer.writing = writer.writing.saturating_sub(1);
+        }
+    }
 }
 
 impl Object {
@@ -253,10 +281,30 @@ impl Object {
         self.open.as_ref()?.file.as_ref()
     }
 
-    /// Whether `process` is among those that see the file while it is hidden.
+    /// Whether `process` has the file open for writing, or is about to.
     #[must_use]
-    pub fn is_writer(&self, process: ProcessId) -> bool {
-        self.open.as_ref().is_some_and(|open| open.writer_processes.contains(&process))
+    pub fn is_written_by(&self, process: ProcessId) -> bool {
+        let Some(open) = &self.open else { return false };
+        let writes = |writer: &WriterProcess| writer.id == process && writer.writing > 0;
+        open.writer_processes.iter().any(writes)
+            || open.expected.iter().any(|&(_, expected)| expected == process)
+    }
+
+    /// Whether `process` has written the hidden file and nobody writes it now, nor is about to.
+    #[must_use]
+    pub fn was_closed_by(&self, process: ProcessId) -> bool {
+        self.open.as_ref().is_some_and(|open| {
+            let is_whole = open.flushed == open.writers && open.expected.is_empty();
+            is_whole && open.writer_processes.iter().any(|writer| writer.id == process)
+        })
+    }
+
+    /// Whether `process` sees the file while it is hidden: who writes it does, and who alone has written it. Where there were
+    /// others, one of them may come again and cut it under who reads it.
+    #[must_use]
+    pub fn is_seen_by(&self, process: ProcessId) -> bool {
+        let is_alone = self.open.as_ref().is_some_and(|open| open.writer_processes.len() == 1);
+        self.is_written_by(process) || (is_alone && self.was_closed_by(process))
     }
 
     /// Policy set on the file itself.

@@ -101,6 +101,9 @@ impl Datapath {
                 // unless a rename that is under way here takes its name, and another host may have replaced that already.
                 return Err(Error::Stale);
             }
+            if !options.write {
+                state.stop_expecting_writer(slot, caller);
+            }
             if self.is_hidden_from(&mut state, caller, slot)
                 || (!was_resent && self.writes_next_version(&mut state, caller, slot))
             {
@@ -335,10 +338,8 @@ impl Datapath {
                 open.writers += 1;
                 open.closing = false;
                 open.was_opened = true;
-                open.expected.retain(|&thread| thread != caller.thread);
-                if !open.writer_processes.contains(&process) {
-                    open.writer_processes.push(process);
-                }
+                open.expected.retain(|&(thread, _)| thread != caller.thread);
+                open.writer(process).writing += 1;
             } else {
                 open.readers += 1;
             }
@@ -401,12 +402,14 @@ impl State {
         self.object(slot).is_none_or(|object| object.phase != Phase::Gone)
     }
 
-    /// `process` sees the hidden file in `slot` from now on.
-    pub(super) fn admit_writer(&mut self, slot: Slot, process: ProcessId) {
-        if let Some(object) = self.object_mut(slot)
-            && !object.is_writer(process)
-        {
-            object.open_mut().writer_processes.push(process);
+    /// The caller's thread is not about to write the file in `slot` any more.
+    fn stop_expecting_writer(&mut self, slot: Slot, caller: &Caller) {
+        if let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_mut()) {
+            let count = open.expected.len();
+            open.expected.retain(|&(thread, _)| thread != caller.thread);
+            if open.expected.is_empty() && count > 0 {
+                open.abandoned_at_ms = 0; // the next sweep ends it, if nobody has it open
+            }
         }
     }
 }

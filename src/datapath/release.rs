@@ -166,6 +166,9 @@ impl Datapath {
         }
         if handle.options.write {
             open.writers = open.writers.saturating_sub(1);
+            if !handle.was_flushed {
+                open.ends_writing(handle.process);
+            }
             open.flushed = open.flushed.saturating_sub(u32::from(handle.was_flushed)).min(open.writers);
             // The closes of those that are left were announced before this one came in between.
             open.closing |= open.writers > 0 && open.flushed == open.writers;
@@ -322,9 +325,13 @@ impl State {
         let Some(handle) = self.handles.get_mut(&handle).filter(|handle| handle.options.write) else {
             return false;
         };
-        let (slot, was_flushed) = (handle.slot, std::mem::replace(&mut handle.was_flushed, true));
+        let (slot, process) = (handle.slot, handle.process);
+        let was_flushed = std::mem::replace(&mut handle.was_flushed, true);
         self.object_mut(slot).map(Object::open_mut).is_some_and(|open| {
-            open.flushed += u32::from(!was_flushed);
+            if !was_flushed {
+                open.flushed += 1;
+                open.ends_writing(process);
+            }
             open.flushed == open.writers
         })
     }

@@ -51,7 +51,7 @@ impl Datapath {
     pub(super) fn note_resent(&self, caller: &Caller, ino: Ino, options: OpenOptions) {
         let mut state = self.lock();
         // One that has left its name meanwhile still knows which it was: that is what is looked up again.
-        let name = state.tree.by_ino(ino).map(|slot| state.tree.name(slot));
+        let name = state.tree.by_ino(ino).map(|slot| state.name_sought(slot));
         self.note_resent_for(&mut state, caller, name, options);
     }
 
@@ -75,7 +75,7 @@ impl Datapath {
         if is_second {
             return Error::NoObject;
         }
-        let name = state.tree.name(slot);
+        let name = state.name_sought(slot);
         self.note_resent_for(state, caller, Some(name), OpenOptions::default());
         Error::Stale
     }
@@ -84,7 +84,7 @@ impl Datapath {
     pub(super) fn is_resent(&self, state: &State, resent: &Resent, slot: Option<Slot>) -> bool {
         let since = self.clock.monotonic().saturating_sub(resent.at);
         match slot.filter(|&slot| state.is_there(slot)) {
-            Some(slot) => since < RESENT && resent.name == Some(state.tree.name(slot)),
+            Some(slot) => since < RESENT && resent.name == Some(state.name_sought(slot)),
             // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once.
             None => since < RESENT_LATE,
         }
@@ -153,10 +153,17 @@ impl Datapath {
     /// The file in `slot` is not sealed before the caller has come to write it, or has not for a long time.
     pub(super) fn expect_writer(&self, state: &mut State, caller: &Caller, slot: Slot) {
         let process = state.process(caller, self.clock.monotonic());
-        state.admit_writer(slot, process);
         if let Some(open) = state.object_mut(slot).map(Object::open_mut) {
-            open.expected.push(caller.thread);
+            open.expected.push((caller.thread, process));
             open.abandoned_at_ms = open.abandoned_at_ms.max(self.now_ms() + EXPECTED_FOR_MS);
         }
+    }
+}
+
+impl State {
+    /// The name by which the file in `slot` is found: a version that is being written has none of its own yet.
+    fn name_sought(&self, slot: Slot) -> Name {
+        let claim = self.object(slot).and_then(|object| object.open.as_ref()?.supersedes.as_ref());
+        claim.map_or_else(|| self.tree.name(slot), |(_, name)| name.clone())
     }
 }

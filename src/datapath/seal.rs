@@ -301,6 +301,6 @@ impl Datapath {
 impl State {
     /// A process that wrote the file, to stand for the thread when the seal comes with a close.
     fn writer_thread(&self, slot: Slot) -> Option<u32> {
-        self.object(slot)?.open.as_ref()?.writer_processes.first().map(|process| process.0)
+        self.object(slot)?.open.as_ref()?.writer_processes.first().map(|writer| writer.id.0)
     }
 }

@@ -164,7 +164,7 @@ impl Datapath {
         let Some(next) = state.object(slot).and_then(Object::next_version) else { return false };
         let process = state.process(caller, self.clock.monotonic());
         let next = state.object(next).filter(|next| next.phase == Phase::Writing);
-        next.is_some_and(|next| next.is_writer(process))
+        next.is_some_and(|next| next.is_seen_by(process))
     }
 
     /// Whether the caller's process may see `ino` at all.
@@ -176,6 +176,6 @@ impl Datapath {
             return false;
         }
         let process = state.process(caller, self.clock.monotonic());
-        state.object(slot).is_some_and(|object| !object.is_writer(process))
+        state.object(slot).is_some_and(|object| !object.is_seen_by(process))
     }
 }

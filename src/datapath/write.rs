@@ -192,12 +192,21 @@ impl Datapath {
 
     /// Changes the length or the pages of a file that is being written.
     ///
-    /// A file that nobody has open for writing is opened for it, changed and closed: a sealed object gets a new
-    /// version of that length, sealed at once.
+    /// Through a handle that may write, the file of that handle. By name, one that nobody has open for writing is opened for
+    /// it, changed and closed: a sealed object gets a new version of that length, sealed at once.
     ///
     /// # Errors
     /// As [`Datapath::write`]; [`Error::Stale`] when the name must be looked up again.
-    pub fn change_size(&self, caller: &Caller, ino: Ino, change: SizeChange) -> Result<(), Error> {
+    pub fn change_size(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        through: Option<HandleId>,
+        change: SizeChange,
+    ) -> Result<(), Error> {
+        if let Some(slot) = through.and_then(|handle| self.lock().written_through(handle)) {
+            return self.change_open_size(slot, change).inspect_err(|error| self.note_refusal(slot, error));
+        }
         let options = super::OpenOptions { write: true, ..super::OpenOptions::default() };
         let joined = {
             let mut state = self.lock();
@@ -324,5 +333,12 @@ impl Datapath {
         let open = object.open_mut();
         (open.reserved, open.reserved_behind_hole) = (ByteCount::ZERO, ByteCount::ZERO);
         Ok(())
+    }
+}
+
+impl State {
+    /// The file that may be written through `handle`.
+    fn written_through(&self, handle: HandleId) -> Option<Slot> {
+        self.handles.get(&handle).filter(|handle| handle.options.write).map(|handle| handle.slot)
     }
 }

@@ -116,14 +116,14 @@ impl Filesystem for Dispatcher {
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
         _ctime: Option<SystemTime>,
-        _handle: Option<FileHandle>,
+        handle: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let change = ops::attributes::change_of((mode, uid, gid, size), (atime, mtime));
+        let change = ops::attributes::change_of((mode, uid, gid, size), (atime, mtime), handle);
         ops::attributes::setattr(self, request, number, &change, reply);
     }
 
@@ -340,13 +340,13 @@ impl Filesystem for Dispatcher {
         &self,
         request: &Request,
         number: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         offset: u64,
         length: u64,
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        ops::io::fallocate(self, request, number, (offset, length), mode, reply);
+        ops::io::fallocate(self, request, (number, handle), (offset, length), mode, reply);
     }
 
     fn ioctl(

@@ -161,6 +161,11 @@ impl Peer {
         self.done(&Request::Truncate { handle: handle.0, length })
     }
 
+    /// Closes a duplicate of a descriptor.
+    pub(crate) fn close_duplicate(&mut self, handle: Handle) -> Result<(), Errno> {
+        self.done(&Request::CloseDuplicate { handle: handle.0 })
+    }
+
     /// flock(2).
     pub(crate) fn flock(&mut self, handle: Handle, operation: i32) -> Result<(), Errno> {
         self.done(&Request::Flock { handle: handle.0, operation })

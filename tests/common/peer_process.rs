@@ -37,6 +37,7 @@ pub(super) enum Request {
     MapWrite { map: u32, offset: usize, bytes: Vec<u8> },
     Unmap { map: u32 },
     Truncate { handle: u32, length: u64 },
+    CloseDuplicate { handle: u32 },
     Flock { handle: u32, operation: i32 },
     RecordLock { handle: u32, kind: i32 },
     Mkdir { path: PathBuf, mode: u32 },
@@ -165,6 +166,7 @@ impl Holdings {
             }
             Request::MapWrite { map, offset, bytes } => self.maps[&map].write(offset, &bytes),
             Request::Unmap { map } => drop(self.maps.remove(&map)),
+            Request::CloseDuplicate { handle } => drop(self.files[&handle].try_clone()?),
             Request::Truncate { handle, length } => self.files[&handle].set_len(length)?,
             Request::Flock { handle, operation } => flock(&self.files[&handle], operation)?,
             Request::RecordLock { handle, kind } => record_lock(&self.files[&handle], kind)?,

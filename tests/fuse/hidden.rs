@@ -20,6 +20,9 @@ in_both_modes!(
     a_duplicated_descriptor_keeps_the_file_hidden_until_its_own_close,
     an_inherited_descriptor_keeps_the_file_hidden_until_its_holder_ends,
     another_process_joins_with_o_creat_and_both_halves_are_sealed_at_the_last_close,
+    who_has_closed_the_file_sees_nothing_of_what_another_goes_on_writing,
+    who_has_closed_a_new_version_sees_the_old_one_until_the_others_have,
+    processes_that_write_the_same_key_and_read_it_back_see_it_whole_or_not_at_all,
     another_process_with_o_excl_is_told_that_the_file_exists,
     a_hidden_file_does_not_make_its_directory_removable,
     a_file_is_visible_to_another_process_at_once_after_its_last_close,
@@ -133,6 +136,73 @@ fn another_process_joins_with_o_creat_and_both_halves_are_sealed_at_the_last_clo
     assert_absent(&mut other, &path, "while the joined writer has it open");
     second.close(b).expect("close");
     assert_same(&other.read(&path).expect("read"), &bytes, "after the last close");
+}
+
+const TRUNCATED: i32 = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
+
+fn who_has_closed_the_file_sees_nothing_of_what_another_goes_on_writing(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let (mut first, mut second) = (Peer::spawn(), Peer::spawn());
+    let path = kv.join("same");
+    let bytes = pattern::bytes(1, MIB);
+    let of_first = first.open(&path, TRUNCATED).expect("create");
+    first.write_at(of_first, 0, &bytes).expect("write");
+    let of_second = second.open(&path, TRUNCATED).expect("it joins, and cuts it");
+    first.close(of_first).expect("close");
+    assert_absent(&mut first, &path, "for who has closed it");
+    second.write_at(of_second, 0, &bytes[..MIB / 2]).expect("write");
+    assert_absent(&mut first, &path, "while the other has written half of it");
+    second.truncate(of_second, MIB as u64).expect("ftruncate");
+    second.write_at(of_second, offset(MIB / 2), &bytes[MIB / 2..]).expect("write");
+    second.close(of_second).expect("close");
+    for peer in [&mut first, &mut second] {
+        assert_same(&peer.read(&path).expect("read"), &bytes, "after the last close");
+    }
+}
+
+fn who_has_closed_a_new_version_sees_the_old_one_until_the_others_have(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let (mut first, mut second) = (Peer::spawn(), Peer::spawn());
+    let path = kv.join("versions");
+    let (old, new) = (pattern::bytes(1, MIB), pattern::bytes(2, MIB));
+    fs::write(&path, &old).expect("write");
+    let reader = File::open(&path).expect("somebody reads it");
+    let of_first = first.open(&path, TRUNCATED).expect("open");
+    let of_second = second.open(&path, TRUNCATED).expect("open");
+    first.write_at(of_first, 0, &new).expect("write");
+    first.close(of_first).expect("close");
+    assert_same(&first.read(&path).expect("read"), &old, "while the other has it open");
+    second.close(of_second).expect("close");
+    assert_same(&first.read(&path).expect("read"), &new, "after the last close");
+    drop(reader);
+}
+
+/// Two engines that compute the same block both publish it and read it.
+fn processes_that_write_the_same_key_and_read_it_back_see_it_whole_or_not_at_all(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let bytes = pattern::bytes(1, 200_000);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let mut engine = Peer::spawn();
+                for round in 0..400 {
+                    let path = kv.join(format!("k{}", round % 3));
+                    match engine.open(&path, TRUNCATED) {
+                        Ok(file) => {
+                            engine.write_at(file, 0, &bytes).expect("write");
+                            engine.close(file).expect("close");
+                        }
+                        // Replaced twice within one open(2).
+                        Err(error) => assert!([Errno::ESTALE, Errno::ENOENT].contains(&error), "{error}"),
+                    }
+                    match engine.read(&path) {
+                        Ok(found) => assert_same(&found, &bytes, "what was read back"),
+                        Err(error) => assert_eq!(error, Errno::ENOENT, "a read is a hit or a miss"),
+                    }
+                }
+            });
+        }
+    });
 }
 
 fn another_process_with_o_excl_is_told_that_the_file_exists(mode: Mode) {

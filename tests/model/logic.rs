@@ -313,20 +313,22 @@ impl System for Logic {
     }
 
     fn resize(&mut self, who: usize, token: Token, change: Change) -> Result<(), Errno> {
-        let ino = self.handle(token).1;
+        let (handle, ino) = self.handle(token);
+        let through = Some(handle);
         let outcome = match change {
             Change::Set(length) => {
-                let change = AttributeChange { size: Some(ByteCount(length)), ..AttributeChange::default() };
+                let size = Some(ByteCount(length));
+                let change = AttributeChange { size, through, ..AttributeChange::default() };
                 self.datapath().setattr(&caller(who), ino, &change).map(drop)
             }
             Change::Allocate { offset, length, keep_size } => {
                 let (offset, length) = (ByteCount(offset), ByteCount(length));
                 let change = SizeChange::Allocate { offset, length, keep_size };
-                self.datapath().change_size(&caller(who), ino, change)
+                self.datapath().change_size(&caller(who), ino, through, change)
             }
             Change::Punch { offset, length } => {
                 let change = SizeChange::Punch { offset: ByteCount(offset), length: ByteCount(length) };
-                self.datapath().change_size(&caller(who), ino, change)
+                self.datapath().change_size(&caller(who), ino, through, change)
             }
         };
         outcome.map_err(errno)

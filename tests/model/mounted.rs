@@ -102,9 +102,10 @@ impl System for Mounted {
         }
     }
 
-    fn flush(&mut self, _who: usize, token: Token) {
-        if let Opened::Own(file) = &self.handles[&token] {
-            drop(file.try_clone().expect("dup"));
+    fn flush(&mut self, who: usize, token: Token) {
+        match &self.handles[&token] {
+            Opened::Own(file) => drop(file.try_clone().expect("dup")),
+            Opened::Peer(handle) => self.peers[who - 1].close_duplicate(*handle).expect("dup"),
         }
     }
 

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use fuser::{Errno, INodeNo, ReplyAttr, ReplyStatfs, Request, TimeOrNow};
+use fuser::{Errno, FileHandle, INodeNo, ReplyAttr, ReplyStatfs, Request, TimeOrNow};
 use tidefs_engine::types::{ByteCount, PAGE};
 
 use super::{Dispatcher, caller, fail};
-use crate::datapath::{AttributeChange, Error, News, Stat};
+use crate::datapath::{AttributeChange, Error, HandleId, News, Stat};
 use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::dispatch::after_telling;
@@ -52,6 +52,7 @@ pub(in crate::fuse) fn getattr(
 pub(in crate::fuse) fn change_of(
     (mode, uid, gid, size): (Option<u32>, Option<u32>, Option<u32>, Option<u64>),
     (atime, mtime): (Option<TimeOrNow>, Option<TimeOrNow>),
+    handle: Option<FileHandle>,
 ) -> AttributeChange {
     let nanos = |time: TimeOrNow| match time {
         TimeOrNow::SpecificTime(time) => nanos_of(time),
@@ -64,6 +65,7 @@ pub(in crate::fuse) fn change_of(
         size: size.map(ByteCount),
         atime_ns: atime.map(nanos),
         mtime_ns: mtime.map(nanos),
+        through: handle.map(|handle| HandleId(handle.0)),
     }
 }
 

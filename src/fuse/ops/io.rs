@@ -54,7 +54,7 @@ pub(in crate::fuse) fn write(
 pub(in crate::fuse) fn fallocate(
     dispatcher: &Dispatcher,
     request: &Request,
-    number: INodeNo,
+    (number, handle): (INodeNo, FileHandle),
     (offset, length): (u64, u64),
     mode: i32,
     reply: ReplyEmpty,
@@ -66,5 +66,7 @@ pub(in crate::fuse) fn fallocate(
         libc::FALLOC_FL_PUNCH_HOLE if keep_size => SizeChange::Punch { offset, length },
         _ => return reply.error(Errno::EOPNOTSUPP),
     };
-    reply_done(dispatcher.datapath.change_size(&caller(request), ino(number), change), "fallocate", reply);
+    let through = Some(HandleId(handle.0));
+    let outcome = dispatcher.datapath.change_size(&caller(request), ino(number), through, change);
+    reply_done(outcome, "fallocate", reply);
 }

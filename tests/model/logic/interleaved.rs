@@ -106,7 +106,7 @@ impl Program {
     fn open(&self, logic: &Logic, ino: Ino) -> Result<Option<HandleId>, Error> {
         if matches!(self.work, Work::Grow) {
             let change = SizeChange::Set(ByteCount(LENGTH as u64));
-            return logic.datapath().change_size(&self.caller, ino, change).map(|()| None);
+            return logic.datapath().change_size(&self.caller, ino, None, change).map(|()| None);
         }
         let write = !matches!(self.work, Work::Read);
         let options = OpenOptions { read: !write, write, ..OpenOptions::default() };

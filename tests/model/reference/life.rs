@@ -42,7 +42,7 @@ impl Model {
         };
         let now_real_ns = self.now_real_ns;
         let entry = self.file_mut(file);
-        if entry.phase == Phase::Writing && (options.write || options.create) {
+        if entry.phase == Phase::Writing && is_writer {
             entry.who.insert(who);
         }
         if is_writer {

@@ -296,8 +296,19 @@ impl Model {
 
     /// The file that `who` sees there.
     pub(crate) fn visible(&self, who: usize, slot: Slot) -> Option<FileId> {
-        let sees = |&next: &FileId| self.file(next).shown || self.file(next).who.contains(&who);
+        let sees = |&next: &FileId| self.file(next).shown || self.is_seen_by(who, next);
         slot.next.filter(sees).or(slot.current)
+    }
+
+    /// Whether `who` sees a hidden file: who writes it does, and who alone has written it.
+    fn is_seen_by(&self, who: usize, file: FileId) -> bool {
+        let mut writing = self
+            .handles
+            .iter()
+            .filter(|handle| handle.file == file && handle.is_writer && !handle.was_flushed);
+        let is_whole = writing.clone().next().is_none();
+        let is_alone = self.file(file).who.len() == 1 && self.file(file).who.contains(&who);
+        writing.any(|handle| handle.who == who) || (is_whole && is_alone)
     }
 
     /// Path of a directory below the mount; the root's is empty.
