@@ -82,13 +82,15 @@ impl Datapath {
             Ok(()) | Err(Error::Stale) => {}
             Err(error) => return Err(error),
         }
-        let (mut was_resent, mut sent_to) = (false, None);
+        let (mut was_resent, mut was_told_stale, mut sent_to) = (false, false, None);
         let outcome = (|| {
             let mut state = self.lock();
             let resent = state.resent.pop(&caller.thread);
             let slot = state.slot_of(ino).ok();
             if let Some(resent) = resent {
-                was_resent = resent.is_for(options) && self.is_resent(&state, &resent, slot);
+                let is_same = self.is_resent(&state, &resent, slot);
+                was_resent = is_same && resent.is_for(options);
+                was_told_stale = is_same && slot.is_some_and(|slot| state.is_there(slot));
                 let (name, refused) = resent.outcome();
                 if let (true, Some(error)) = (was_resent, refused) {
                     return Err(error);
@@ -135,8 +137,14 @@ impl Datapath {
                 Err(Error::NoObject)
             }
             Err(Error::Stale) => {
-                self.note_resent(caller, ino, options);
-                Err(Error::Stale)
+                // Who was told so of its attributes may be in the same open(2), which is sent only once. What somebody uses
+                // is not changed in place: then its program sees ESTALE.
+                let in_place =
+                    was_told_stale.then(|| self.open_in_place(caller, ino, options).ok()).flatten();
+                in_place.ok_or_else(|| {
+                    self.note_resent(caller, ino, options);
+                    Error::Stale
+                })
             }
             other => other,
         }

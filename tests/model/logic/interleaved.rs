@@ -259,6 +259,30 @@ fn an_open_that_comes_after_the_rename_of_its_name_hides_nothing() {
     }
 }
 
+/// The kernel asks for the attributes of what it knows under a name before it opens it, and looks the name up again for one
+/// answer within an open(2), whichever it was.
+#[test]
+fn a_writer_who_was_told_of_its_attributes_that_they_are_stale_opens_what_it_finds_then() {
+    let mut logic = Logic::new(setup(ByteCount::ZERO, false));
+    let token = logic.open(READER, NAME, CREATE).expect("it is made");
+    logic.close(READER, token);
+    let stranger = super::caller(STRANGER);
+    let (old, _, _) = logic.look_up_as(&stranger, Ino::ROOT, NAME).expect("it is there");
+    let token = logic.open(READER, NAME, Open { create: false, ..CREATE }).expect("it is rewritten");
+    logic.write(READER, token, 0, &pattern::bytes(1, RECORD)).expect("there is room");
+    logic.close(READER, token);
+
+    let told = logic.datapath().getattr_by_name(&stranger, old);
+    assert!(matches!(told, Err(Error::Stale)), "{told:?}");
+    let (new, _, _) = logic.look_up_as(&stranger, Ino::ROOT, NAME).expect("it is there");
+    let options = OpenOptions { write: true, truncate: true, ..OpenOptions::default() };
+    let opened = logic.datapath().open(&stranger, new, options).expect("it was sent once already");
+    logic.datapath().write(opened.handle, 0, b"new").expect("there is room");
+    logic.datapath().flush(&stranger, opened.handle).expect("there is room");
+    logic.datapath().release(opened.handle);
+    assert_eq!(logic.stat(READER, NAME).expect("it is there").size, 3);
+}
+
 /// Both closes were answered, and neither RELEASE came before the daemon ended.
 #[test]
 fn what_two_descriptors_wrote_is_there_after_a_kill_that_follows_the_second_close() {
