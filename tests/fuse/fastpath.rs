@@ -3,9 +3,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidefs_client::{Cache, View};
@@ -31,10 +28,9 @@ in_both_modes!(
     keys_are_relative_to_the_directory_that_was_opened,
     many_threads_share_one_cache,
     many_tasks_share_one_cache_and_wait_on_no_thread,
-    segments_are_registered_once_and_let_go_before_they_are_unmapped,
 );
 
-fn open(mount: &Mount, directory: &Path, mode: Mode) -> Cache {
+pub(crate) fn open(mount: &Mount, directory: &Path, mode: Mode) -> Cache {
     let cache = Cache::open(directory).expect("the cache opens");
     let is_fast = mode == Mode::Passthrough && !mount.is_bare();
     assert_eq!(cache.is_fast(), is_fast, "the fast path is there where segments can be mapped");
@@ -42,7 +38,7 @@ fn open(mount: &Mount, directory: &Path, mode: Mode) -> Cache {
 }
 
 #[track_caller]
-fn assert_object(view: &View, seed: usize) {
+pub(crate) fn assert_object(view: &View, seed: usize) {
     assert_eq!(pattern::verify_object(view), Ok(offset(seed)));
 }
 
@@ -297,60 +293,6 @@ fn many_threads_share_one_cache(mode: Mode) {
             });
         }
     });
-}
-
-/// Pages that a registration keeps in memory, as a device would.
-struct Pin {
-    start: usize,
-    length: usize,
-    pins: Arc<AtomicUsize>,
-}
-
-impl Pin {
-    fn new(start: NonNull<u8>, length: usize, pins: &Arc<AtomicUsize>) -> Self {
-        // SAFETY: mlock(2) changes no byte, and fails for what is not mapped.
-        let locked = unsafe { libc::mlock(start.as_ptr().cast(), length) };
-        assert_eq!(locked, 0, "{}", std::io::Error::last_os_error());
-        pins.fetch_add(1, Ordering::Relaxed);
-        Self { start: start.as_ptr() as usize, length, pins: Arc::clone(pins) }
-    }
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        // SAFETY: munlock(2) changes no byte; it fails where nothing is mapped any more, which is what is looked for.
-        let unlocked = unsafe { libc::munlock(self.start as *const _, self.length) };
-        assert_eq!(unlocked, 0, "a segment was unmapped before its registration ended");
-        self.pins.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn segments_are_registered_once_and_let_go_before_they_are_unmapped(mode: Mode) {
-    let (mount, kv) = kv(mode);
-    let cache = open(&mount, &kv, mode);
-    let (pins, calls) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    cache.put("before", &pattern::object(1, MIB)).expect("put");
-    let (of_hook, called) = (Arc::clone(&pins), Arc::clone(&calls));
-    cache.register_with(move |start, length| {
-        called.fetch_add(1, Ordering::Relaxed);
-        Some(Box::new(Pin::new(start, length, &of_hook)))
-    });
-    cache.put("after", &pattern::object(2, MIB)).expect("put");
-    for _ in 0..3 {
-        for (key, seed) in [("before", 1), ("after", 2)] {
-            let view = cache.get(key).expect("get").expect("a hit");
-            assert_object(&view, seed);
-            assert_eq!(view.is_registered(), cache.is_fast());
-        }
-    }
-    let expected = if cache.is_fast() { 2 } else { 0 };
-    assert_eq!(calls.load(Ordering::Relaxed), expected, "once for each segment");
-    let last = cache.get("after").expect("get").expect("a hit");
-    drop(cache);
-    assert_object(&last, 2);
-    assert_eq!(last.is_registered(), expected > 0, "while it is viewed");
-    drop(last);
-    assert_eq!(pins.load(Ordering::Relaxed), 0);
 }
 
 fn a_batch_that_names_a_key_twice_answers_for_each(mode: Mode) {

@@ -20,6 +20,7 @@ mod publish;
 mod quota;
 mod read_paths;
 mod refused;
+mod registered;
 mod rename;
 mod replace;
 mod scratch;
