@@ -42,8 +42,8 @@ pub enum Patience {
 enum Visible {
     Yes(Slot),
     No,
-    /// A writer is closing; until then there is the version before, if any.
-    /// And what the caller may unlink or rename meanwhile.
+    /// A writer is closing. Meanwhile the caller may unlink or rename what it has written there itself, or the version before,
+    /// if any.
     Closing(Option<Slot>),
 }
 

@@ -8,7 +8,7 @@ use crate::datapath::Error;
 pub(super) fn errno(error: &Error) -> Errno {
     match error {
         Error::NoObject => Errno::ENOENT,           // a miss: the caller recomputes
-        Error::Stale => Errno::ESTALE, // never seen by programs: the kernel looks the name up again
+        Error::Stale => Errno::ESTALE, // the kernel looks the name up again, once: programs seldom see it
         Error::Exists => Errno::EEXIST, // the name is taken, be it by a hidden file
         Error::NotDirectory => Errno::ENOTDIR, // a directory was needed
         Error::IsDirectory => Errno::EISDIR, // a file was needed
