@@ -1,5 +1,6 @@
 //! A network that is made up: messages take times that a seed decides, in order for each direction of a connection; pairs
-//! of members can be parted, and members killed. Time is virtual.
+//! of members can be parted, and members killed. What is sent while two are parted arrives when they are joined, unless the
+//! connection ended in between. Time is virtual.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -11,7 +12,7 @@ use tidefs_engine::error::Error;
 use tidefs_engine::link::Channel;
 use tidefs_engine::rng::Rng;
 use tidefs_engine::types::{BoxFuture, PeerId};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{sleep_until, timeout_at};
 
 use crate::cluster::carrier::Carrier;
@@ -46,6 +47,8 @@ struct State {
 pub(super) struct Network {
     /// Held for a look-up.
     state: Mutex<State>,
+    /// Two that were parted are joined.
+    joined: Notify,
 }
 
 impl Network {
@@ -57,7 +60,7 @@ impl Network {
             parted: BTreeSet::new(),
             arrivals: BTreeMap::new(),
         };
-        Arc::new(Self { state: Mutex::new(state) })
+        Arc::new(Self { state: Mutex::new(state), joined: Notify::new() })
     }
 
     pub(super) fn add(&self, core: &Arc<Core>) {
@@ -95,9 +98,21 @@ impl Network {
         });
     }
 
-    /// It passes again.
+    /// It passes again, and so does what was sent in between.
     pub(super) fn join(&self, one: PeerId, other: PeerId) {
         self.state.lock().parted.remove(&pair(one, other));
+        self.joined.notify_waiters();
+    }
+
+    /// When a message that has arrived between the two passes.
+    async fn passes(&self, one: PeerId, other: PeerId) {
+        loop {
+            let joined = self.joined.notified();
+            if !self.is_parted(one, other) {
+                return;
+            }
+            joined.await;
+        }
     }
 
     /// The process is gone, and the kernel tells its peers.
@@ -149,7 +164,8 @@ impl Carrier for End {
             let mut is_over = ended.clone();
             let carried = async move {
                 sleep_until(arrival).await;
-                if *is_over.borrow_and_update() || carrying.is_parted(me, peer) {
+                carrying.passes(me, peer).await;
+                if *is_over.borrow_and_update() {
                     return std::future::pending().await;
                 }
                 let Some(core) = carrying.core(peer) else { return std::future::pending().await };
@@ -159,9 +175,7 @@ impl Carrier for End {
                 };
                 drop(core);
                 sleep_until(carrying.arrival(peer, me)).await;
-                if carrying.is_parted(me, peer) {
-                    return std::future::pending().await;
-                }
+                carrying.passes(me, peer).await;
                 let _ = tell.send(answer);
             };
             let mut over = ended.clone();
@@ -188,10 +202,13 @@ impl Carrier for End {
         let arrival = network.arrival(me, peer);
         tokio::spawn(async move {
             sleep_until(arrival).await;
-            if network.ended(me, peer).is_some()
-                && !network.is_parted(me, peer)
-                && let Some(core) = network.core(peer)
-            {
+            let Some(mut ended) = network.ended(me, peer) else { return };
+            let is_over = tokio::select! {
+                biased;
+                _ = ended.wait_for(|ended| *ended) => true,
+                () = network.passes(me, peer) => false,
+            };
+            if !is_over && let Some(core) = network.core(peer) {
                 core.hear(me, channel, &body);
             }
         });
