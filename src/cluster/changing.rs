@@ -313,7 +313,7 @@ impl Core {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(_)) => Err(format!("member {member:x} did not answer", member = member.0)),
             Err(_) => {
-                self.note_slow(member, patience);
+                self.note_slow(member, patience, deadline);
                 Err(format!("member {member:x} did not answer in time", member = member.0))
             }
         }

@@ -195,6 +195,11 @@ impl Core {
         deadline.saturating_duration_since(tokio::time::Instant::now().into_std())
     }
 
+    /// How long ago a deadline passed.
+    pub(super) fn since(&self, deadline: Instant) -> Duration {
+        tokio::time::Instant::now().into_std().saturating_duration_since(deadline)
+    }
+
     pub(super) fn seen(&self) -> Arc<Seen> {
         Arc::clone(&self.seen.read())
     }

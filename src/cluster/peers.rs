@@ -94,6 +94,8 @@ pub(super) struct Peer {
     pub(super) link: Link,
     /// It did not answer in time, though its connection stands.
     pub(super) is_slow: bool,
+    /// It was asked whether it answers again, and did not yet.
+    pub(super) is_probed: bool,
     /// Since when it is suspect or out of the view.
     pub(super) lost_at: Option<Duration>,
     /// What it held was dropped since then.

@@ -194,6 +194,7 @@ impl Core {
             is_registered: true,
             link: Link::Connecting(self.now()),
             is_slow: false,
+            is_probed: false,
             lost_at: None,
             is_dropped: false,
             has_left: false,

@@ -20,6 +20,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LOOKED_THROUGH: usize = 128;
 /// Who was given less time than this is not judged by it.
 const FAIR: Duration = Duration::from_millis(500);
+/// Who notices the end of a deadline later than this was held up.
+const PUNCTUAL: Duration = Duration::from_millis(20);
 
 impl Core {
     /// Keeps a connection to a member, for as long as it is in the view or its entries are kept.
@@ -180,14 +182,20 @@ impl Core {
         let patience = self.until(deadline);
         let result = self.carrier.call(peer, channel, body, deadline).await;
         if let Err(Error::DeadlinePassed) = result {
-            self.note_slow(member, patience);
+            self.note_slow(member, patience, deadline);
         }
         result
     }
 
-    /// A member did not answer within `patience`: it is not waited for until it does, unless that was too short to tell.
-    pub(super) fn note_slow(self: &Arc<Self>, member: MemberId, patience: Duration) {
+    /// A member did not answer within `patience`, until `deadline`: it is not waited for until it does, unless that was too
+    /// short to tell. When it is noticed late, this member itself was held up, and the answer may be waiting: then the other
+    /// one is asked once more before it is judged.
+    pub(super) fn note_slow(self: &Arc<Self>, member: MemberId, patience: Duration, deadline: Instant) {
         if patience < FAIR {
+            return;
+        }
+        if self.since(deadline) > PUNCTUAL {
+            self.begin_to_probe(member, FAIR);
             return;
         }
         let now = self.now();
@@ -202,21 +210,43 @@ impl Core {
         if is_news {
             tracing::warn!(member = member.0, "a member does not answer in time");
             self.lose(member);
+            self.probe_slow(member);
         }
     }
 
-    /// Asks those that were slow whether they answer again.
-    async fn probe(self: Arc<Self>, member: MemberId) {
-        let deadline = self.within(self.config.timings.tick);
+    /// Asks one that is slow, for as long as a connection may be silent: a member that was stopped finds the question as soon
+    /// as it goes on. What it shows its programs may be old until it is told what it is owed.
+    fn probe_slow(self: &Arc<Self>, member: MemberId) {
+        self.begin_to_probe(member, self.config.timings.silence);
+    }
+
+    /// Asks, unless an earlier question is still open.
+    fn begin_to_probe(self: &Arc<Self>, member: MemberId, patience: Duration) {
+        let is_asked = |peer: &mut Peer| std::mem::replace(&mut peer.is_probed, true);
+        if self.peers.lock().get_mut(&member).is_some_and(|peer| !is_asked(peer)) {
+            self.spawn(Arc::clone(self).probe(member, patience));
+        }
+    }
+
+    /// Asks one that was slow, or seems so, whether it answers.
+    async fn probe(self: Arc<Self>, member: MemberId, patience: Duration) {
+        let deadline = self.within(patience);
         let body = Revoke { items: Vec::new() }.encode();
-        if self.call(member, REVOKE, body, deadline).await.is_err() {
-            return;
+        let is_there = self.call(member, REVOKE, body, deadline).await.is_ok();
+        let is_back = match self.peers.lock().get_mut(&member) {
+            Some(peer) => {
+                peer.is_probed = false;
+                let is_back = is_there && std::mem::take(&mut peer.is_slow);
+                if is_back {
+                    peer.lost_at = None;
+                }
+                is_back
+            }
+            None => false,
+        };
+        if is_back {
+            self.regain(member);
         }
-        if let Some(peer) = self.peers.lock().get_mut(&member) {
-            peer.is_slow = false;
-            peer.lost_at = None;
-        }
-        self.regain(member);
     }
 
     /// Tells a member what it is owed, and what it missed.
@@ -324,7 +354,7 @@ impl Core {
                     gone.push(peer.id);
                 }
             }
-            slow.into_iter().for_each(|member| self.spawn(Arc::clone(&self).probe(member)));
+            slow.into_iter().for_each(|member| self.probe_slow(member));
             owing.into_iter().for_each(|member| self.spawn(Arc::clone(&self).settle_up(member)));
             for peer in gone {
                 tracing::warn!(%peer, "what a lost member held is forgotten");

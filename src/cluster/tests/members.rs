@@ -376,6 +376,24 @@ fn the_backup_answers_while_the_primary_is_dead_and_nothing_hangs() {
 }
 
 #[test]
+fn who_was_held_up_itself_asks_again_before_it_passes_over_another() {
+    // On one thread nobody is asked before this test waits.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (_coordinator, hosts) = cluster_of(2).await;
+        let (core, two) = (&hosts[0].cluster.core, hosts[1].cluster.me());
+        let patience = Duration::from_secs(2);
+        core.note_slow(two, patience, Instant::now() - Duration::from_millis(100));
+        assert!(!core.is_suspect(two), "the answer may have been waiting");
+        until("it is asked, and answers", || !core.peers.lock()[&two].is_probed).await;
+        assert!(!core.is_suspect(two));
+        core.note_slow(two, patience, Instant::now());
+        assert!(core.is_suspect(two), "there was time, and no answer");
+        until("it is asked at once, and answers", || !core.is_suspect(two)).await;
+    });
+}
+
+#[test]
 fn who_is_started_again_finds_its_objects_and_the_others_theirs() {
     in_a_cluster_of(3, |coordinator, mut hosts| async move {
         for number in 0..200 {
