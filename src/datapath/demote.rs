@@ -101,10 +101,15 @@ impl Datapath {
         all_taken
     }
 
+    /// Whether an object that leaves memory stands elsewhere: on another member, or on a disk as it is.
+    pub(super) fn has_copy(&self, state: &State, slot: Slot) -> bool {
+        state.leaves_first(slot) || self.ssd.get().is_some_and(|ssd| self.stands_on_ssd(ssd, state, slot))
+    }
+
     /// An object that is to leave soon and is on disk already, when the victim is not: it leaves without a loss.
     pub(super) fn copied_instead(&self, state: &mut State, victim: Slot) -> Option<Slot> {
         let ssd = self.ssd.get()?;
-        if state.leaves_first(victim) || self.stands_on_ssd(ssd, state, victim) {
+        if self.has_copy(state, victim) {
             return None;
         }
         let id = state.domain_of(victim);

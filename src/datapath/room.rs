@@ -44,6 +44,13 @@ const RETRY_PAUSE: Duration = Duration::from_millis(2);
 /// How often it does so before it is refused: closes that are on their way have arrived by then.
 const RETRY_MAX: u32 = 10;
 
+/// Whether something may be evicted that is nowhere else.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    Accepted,
+    Refused,
+}
+
 /// Pages that an object of `size` occupies.
 pub(super) fn footprint(size: ByteCount) -> ByteCount {
     size.round_up_to_pages()
@@ -89,19 +96,34 @@ impl Datapath {
 
     /// As [`Datapath::evict_round`], for somebody who may use a segment of what is evicted.
     pub(super) fn evict_round_for_reuse(&self, missing: ByteCount, directory: Slot) -> usize {
-        let leaving = self.evict(&mut self.lock(), missing, directory);
-        let count = leaving.len();
-        leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
+        let count = self.evict(missing, directory, Loss::Accepted);
         if count == 0 { usize::from(self.let_linger_no_more(Lingerers::All)) } else { count }
     }
 
-    /// Evicts objects that occupy at least `missing` bytes, or as many as one batch holds, or all there are.
-    fn evict(&self, state: &mut State, missing: ByteCount, directory: Slot) -> Vec<Leaving> {
+    /// Evicts objects that occupy at least `missing` bytes, or as many as one batch holds, or all there are. Returns how many.
+    fn evict(&self, missing: ByteCount, directory: Slot, loss: Loss) -> usize {
+        let leaving = self.choose_leaving(&mut self.lock(), missing, directory, loss);
+        let count = leaving.len();
+        leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
+        count
+    }
+
+    fn choose_leaving(
+        &self,
+        state: &mut State,
+        missing: ByteCount,
+        directory: Slot,
+        loss: Loss,
+    ) -> Vec<Leaving> {
         let mut freed = ByteCount::ZERO;
         let mut all = Vec::new();
         while freed < missing && all.len() < BATCH_MAX {
             let Some(victim) = state.victim_anywhere(directory) else { break };
-            let victim = self.copied_instead(state, victim).unwrap_or(victim);
+            let victim = match self.copied_instead(state, victim) {
+                Some(copied) => copied,
+                None if loss == Loss::Accepted || self.has_copy(state, victim) => victim,
+                None => break,
+            };
             let size = state.object(victim).map(|object| object.size).unwrap_or_default();
             freed = freed.saturating_add(footprint(size));
             // Room is needed now: nothing is lent to a disk.
@@ -295,11 +317,20 @@ impl Datapath {
     }
 
     /// Lets objects of `missing` bytes leave. While there is time they go to a disk that takes them, so that the keeper, which
-    /// runs before the demoter, loses nothing that the demoter would have kept. Returns whether anything went.
+    /// runs before the demoter, loses nothing that the demoter would have kept; and while the disks write, which makes room
+    /// in their queues, only those leave that are there already. Returns whether anything went.
     fn restore_headroom(&self, missing: ByteCount, free: ByteCount) -> bool {
-        self.free_what_waits(missing)
-            || (!self.is_urgent(free) && self.send_coldest(missing))
-            || self.evict_round_for_reuse(missing, Slot::ROOT) > 0
+        if self.free_what_waits(missing) {
+            return true;
+        }
+        let has_time = !self.is_urgent(free);
+        if has_time && self.send_coldest(missing) {
+            return true;
+        }
+        if has_time && self.ssd.get().is_some_and(|ssd| ssd.is_writing()) {
+            return self.evict(missing, Slot::ROOT, Loss::Refused) > 0;
+        }
+        self.evict_round_for_reuse(missing, Slot::ROOT) > 0
     }
 
     /// The keeper's thread, to be woken when a writer comes after a pause.

@@ -33,6 +33,7 @@ impl OnDisk {
                 "ssd.capacity=512MiB".to_owned(),
                 "ssd.zone=8MiB".to_owned(),
                 "ssd.queue_ms=60000".to_owned(),
+                "ssd.free_ahead=8MiB".to_owned(),
                 format!("ssd.dirs={}", disk.path().display()),
             ],
             _ => Vec::new(),
@@ -53,11 +54,12 @@ impl OnDisk {
         self.hosts.mounts[host].join(format!("whole-0/{number}"))
     }
 
-    /// What leaves memory for want of room at once is dropped: the host with the disk gets the time to write it.
+    /// What leaves memory for want of room at once is dropped: the host with the disk gets the time to write it, until there
+    /// is room for an object beside what is kept free for writers, a quarter of the capacity.
     fn wait_for_room(&self) {
         let has_room = || {
             let usage = self.hosts.mounts[0].usage();
-            usage.capacity - usage.used >= 12 << 20
+            usage.capacity - usage.used >= 22 << 20
         };
         assert!(wait::until(wait::HANG, has_room), "no room was made ahead of what comes");
     }

@@ -1,4 +1,4 @@
-//! A disk that does what it is told to: fails, is full, is read-only, or holds reads until it is let go.
+//! A disk that does what it is told to: fails, is full, is read-only, or holds reads or writes until it is let go.
 //!
 //! It is a FUSE filesystem of this process with the one file of the SSD tier in it, kept in a sparse file beside it. The
 //! daemon meets it as it meets any directory on a bad disk; nothing is built into the daemon for it.
@@ -43,6 +43,8 @@ pub(crate) struct Faults {
     pub(crate) room: u64,
     /// Reads wait until this is false.
     pub(crate) holds_reads: bool,
+    /// Writes wait until this is false.
+    pub(crate) holds_writes: bool,
     /// A read of what was read before, no less and no more, waits until this is false.
     pub(crate) holds_repeated_reads: bool,
 }
@@ -51,7 +53,7 @@ pub(crate) struct Faults {
 struct Control {
     faults: Mutex<Faults>,
     changed: Condvar,
-    /// Reads that wait now.
+    /// Reads and writes that wait now.
     held: AtomicUsize,
     /// Offsets and lengths that were read since the last change of the faults.
     read: Mutex<HashSet<(u64, u64)>>,
@@ -68,7 +70,8 @@ impl Control {
             is_read && !self.read.lock().expect("no thread of the disk panics").insert((offset, length));
         let faults = self.faults();
         let is_held = |faults: &mut Faults| {
-            (is_repeated && faults.holds_repeated_reads) || (is_read && faults.holds_reads)
+            let is_held = if is_read { faults.holds_reads } else { faults.holds_writes };
+            is_held || (is_repeated && faults.holds_repeated_reads)
         };
         self.held.fetch_add(1, Ordering::Relaxed);
         let waited = self.changed.wait_timeout_while(faults, HANG, is_held);
@@ -130,7 +133,7 @@ impl FaultyDisk {
         self.control.changed.notify_all();
     }
 
-    /// Reads that the disk has not answered.
+    /// Reads and writes that the disk has not answered.
     pub(crate) fn held(&self) -> usize {
         self.control.held.load(Ordering::Relaxed)
     }

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use super::common::Mount;
 use super::common::faulty_disk::FaultyDisk;
@@ -182,6 +183,37 @@ fn a_disk_that_answers_too_late_is_a_miss_in_time_and_a_hit_when_it_is_fast_agai
     disk.set(|faults| faults.holds_reads = false);
     assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS, "nothing was lost");
     serves(&mount, &namespace);
+}
+
+/// Of 64 MiB a quarter is kept free for writers, and half of that is time for the disk: what has no copy is not dropped
+/// before.
+#[test]
+fn while_a_disk_writes_nothing_is_dropped_for_room_that_nobody_needs_at_once() {
+    let disk = FaultyDisk::new();
+    let options =
+        ["ssd.capacity=256MiB", "ssd.io_uring=false", "ssd.deadline_ms=60000", "ssd.queue_max=1MiB"];
+    let mount = mount_on(disk.path(), &options);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    disk.set(|faults| faults.holds_writes = true);
+    let without_a_copy = 100..145;
+    without_a_copy.clone().for_each(|number| write(&namespace, number));
+    assert!(until(HANG, || disk.held() > 0), "copies are made of what leaves next");
+    let _writer = fs::File::create(namespace.join("writer.tmp")).expect("create");
+    assert_eq!(found(&namespace, 0..8), 8, "read from disk");
+    let free = || {
+        let usage = mount.usage();
+        usage.capacity - usage.used
+    };
+    let before = free();
+    assert!((8 << 20..16 << 20).contains(&before), "{before} bytes are free");
+    // The thread that keeps room for writers looks some two thousand times in a second.
+    std::thread::sleep(Duration::from_millis(200));
+    disk.set(|faults| faults.holds_writes = false);
+    assert_eq!(found(&namespace, without_a_copy.clone()), 45, "nothing was dropped");
+    assert!(until(HANG, || free() >= 16 << 20), "room was made when the disk wrote");
+    assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS);
+    assert_eq!(found(&namespace, without_a_copy), 45);
 }
 
 /// A loop device over a file, detached with the value.
