@@ -259,6 +259,12 @@ impl Cluster {
         self.run(work).await.unwrap_or(Err(ClusterError::Closed))
     }
 
+    /// Whether any of those who hold copies is not lost.
+    #[must_use]
+    pub fn is_any_there(&self, copies: &[Copy]) -> bool {
+        copies.iter().any(|copy| !self.core.is_suspect(copy.member))
+    }
+
     /// Begins to read an object from who holds it: the best source is asked for it at once, while the caller makes room.
     /// Not for threads of the runtime.
     #[must_use]

@@ -72,6 +72,42 @@ fn a_copy_outlives_the_host_that_wrote_it() {
     );
 }
 
+/// The catalog keeps what a dead host holds for as long as that may come back. To the others it is a miss, which they fill.
+#[test]
+fn what_a_dead_host_holds_is_written_anew_by_others_in_any_way() {
+    let mut hosts = Hosts::start(3, &["cluster.grace_s=600"]);
+    let name = |number: u64| format!("whole-0/{number}");
+    for number in 0..90 {
+        publish(&hosts.mounts[0].join(name(number)), &object(number, 100_000));
+        assert!(hosts.mounts[1].join(name(number)).exists());
+    }
+    hosts.mounts[0].kill9();
+    for number in 0..90 {
+        let writer = 1 + usize::try_from(number).expect("small") % 2;
+        let path = hosts.mounts[writer].join(name(number));
+        let bytes = object(number + 1000, 60_000);
+        let written = match number % 3 {
+            0 => {
+                let found = fs::read(&path).map(|bytes| bytes.len());
+                assert_eq!(found.expect_err("nobody has its bytes").kind(), ErrorKind::NotFound);
+                fs::write(&path, &bytes)
+            }
+            1 => fs::write(&path, &bytes),
+            _ => fs::File::options()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)
+                .and_then(|mut file| file.write_all(&bytes)),
+        };
+        written.unwrap_or_else(|error| panic!("{number} cannot be written: {error}"));
+        for reader in [1, 2] {
+            let found = fs::read(hosts.mounts[reader].join(name(number)));
+            assert!(found.expect("what was written") == bytes, "{number} on host {reader}");
+        }
+    }
+}
+
 #[test]
 fn objects_of_many_hosts_are_read_by_many_at_once() {
     let hosts = Hosts::start(3, &[]);

@@ -71,6 +71,8 @@ impl Datapath {
             }
             Found::Absent { is_watched: false } => {}
             Found::Unknown => self.telemetry.catalog_unknown.increment(),
+            Found::Present { stamp, facts: Facts::File(_), copies }
+                if state.elsewhere.unreached.hides(key, stamp, &copies, self.clock.monotonic()) => {}
             Found::Present { stamp, facts: Facts::File(facts), copies } => {
                 state.show(parent, name, stamp, &facts, copies);
             }

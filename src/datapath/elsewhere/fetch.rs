@@ -23,9 +23,9 @@ const POPULATED_AT_ONCE: usize = 2 << 20;
 /// Where the bytes of an object are, beyond this host.
 #[derive(Clone, Debug)]
 pub(in crate::datapath) struct Away {
-    path: Vec<u8>,
-    stamp: Stamp,
-    copies: Vec<Copy>,
+    pub(super) path: Vec<u8>,
+    pub(super) stamp: Stamp,
+    pub(super) copies: Vec<Copy>,
 }
 
 impl Away {
@@ -112,6 +112,9 @@ impl Datapath {
         doomed.into_iter().for_each(|doomed| self.bury(doomed));
         // Whoever replaced it meanwhile is about to tell the catalog, which is asked again.
         std::thread::sleep(TELLING);
+        let is_lost = self.cluster.get().is_none_or(|side| !side.cluster.is_any_there(&away.copies));
+        let now = self.clock.monotonic();
+        self.lock().elsewhere.unreached.note(away, is_lost, now);
         Error::NoObject
     }
 

@@ -18,6 +18,7 @@ mod keep;
 mod member;
 mod soft;
 mod tell;
+mod unreached;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -107,6 +108,8 @@ pub(super) struct Elsewhere {
     asking: HashMap<KeyId, Asking>,
     /// Who holds the bytes of the objects that are shown and not here.
     copies: HashMap<Slot, Vec<Copy>>,
+    /// Objects that nobody could give a moment ago.
+    unreached: unreached::UnreachedNames,
     /// Copies that leave first.
     soft: HashMap<KeyId, Slot>,
     soft_bytes: u64,
@@ -131,6 +134,7 @@ impl Default for Elsewhere {
             withdrawn: LruCache::new(WITHDRAWN_MAX),
             asking: HashMap::new(),
             copies: HashMap::new(),
+            unreached: unreached::UnreachedNames::default(),
             soft: HashMap::new(),
             soft_bytes: 0,
             met: LruCache::new(soft::MET_MAX),
