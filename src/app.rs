@@ -95,8 +95,11 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     raise_descriptor_limit();
     crate::ffi::keep_tables_in_mappings();
     let lock = take_lock(&effective, &mount_dir)?;
-    clear_stale_mount(&lock, &table, &mount_dir)?;
-    check_mount_point(&mount_dir)?;
+    if is_tidefs_at(&table, &mount_dir) {
+        refuse_other_state(&lock, &mount_dir)?;
+    } else {
+        check_mount_point(&mount_dir)?;
+    }
     let stop = StopSignal::install()?;
     let leaves_nothing = effective.config.runtime.on_stop == OnStop::Discard;
     let state = effective.state.clone();
@@ -158,24 +161,31 @@ fn take_lock(effective: &Effective, mount_dir: &Path) -> Result<InstanceLock, Fa
     }
 }
 
-/// Removes what a daemon that died left mounted. The lock is ours, so whoever mounted it is gone.
-fn clear_stale_mount(lock: &InstanceLock, table: &MountTable, mount_dir: &Path) -> Result<(), Failure> {
-    let is_ours = |table: &MountTable| table.at(mount_dir).is_some_and(mounts::Mount::is_tidefs);
-    if is_ours(table) && !lock.had_predecessor() {
-        let text = format!(
-            "`{}` is a tidefs mount of another state directory; unmount it there (`umount {0}`), or start with its \
-             -o state_dir=DIR",
-            mount_dir.display()
-        );
-        return Err(Failure::new(ExitStatus::MountPoint, text));
+/// Whether a tidefs is mounted there, alive or not.
+fn is_tidefs_at(table: &MountTable, mount_dir: &Path) -> bool {
+    table.at(mount_dir).is_some_and(mounts::Mount::is_tidefs)
+}
+
+fn refuse_other_state(lock: &InstanceLock, mount_dir: &Path) -> Result<(), Failure> {
+    if lock.had_predecessor() {
+        return Ok(());
     }
-    while MountTable::read()
-        .ok()
-        .as_ref()
-        .unwrap_or(table)
-        .at(mount_dir)
-        .is_some_and(mounts::Mount::is_tidefs)
-    {
+    let text = format!(
+        "`{}` is a tidefs mount of another state directory; unmount it there (`umount {0}`), or start with its \
+         -o state_dir=DIR",
+        mount_dir.display()
+    );
+    Err(Failure::new(ExitStatus::MountPoint, text))
+}
+
+/// Removes what a daemon that died left mounted. The lock is ours, so whoever mounted it is gone. Right before the new mount:
+/// until then programs meet the dead one, and write nothing into the directory below, where it would be lost to them.
+fn clear_stale_mount(mount_dir: &Path) -> Result<(), Failure> {
+    let is_stale = || MountTable::read().is_ok_and(|table| is_tidefs_at(&table, mount_dir));
+    if !is_stale() {
+        return Ok(());
+    }
+    while is_stale() {
         eprintln!(
             "tidefsd: `{}` is the stale mount of a daemon that died; replacing it",
             mount_dir.display()
@@ -188,7 +198,7 @@ fn clear_stale_mount(lock: &InstanceLock, table: &MountTable, mount_dir: &Path) 
             Failure::new(ExitStatus::MountPoint, text)
         })?;
     }
-    Ok(())
+    check_mount_point(mount_dir)
 }
 
 fn check_mount_point(mount_dir: &Path) -> Result<(), Failure> {
@@ -310,6 +320,7 @@ impl Daemon {
             operations.set_joining(membership.joining());
         }
         let files = ControlFiles::new(operations.control_files());
+        clear_stale_mount(mount_dir)?;
         let session = Session::start(
             &datapath,
             Arc::new(files),

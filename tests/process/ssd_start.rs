@@ -105,6 +105,25 @@ fn what_is_looked_up_is_found_before_its_turn_and_the_rest_is_listed_when_it_com
     }
 }
 
+#[test]
+fn until_a_daemon_that_starts_again_mounts_programs_meet_the_dead_mount_and_write_nothing_below_it() {
+    let disk = FaultyDisk::new();
+    let mut mount = start_without_names(&disk);
+    let_go(&disk, &mount);
+    mount.kill9();
+    disk.set(|faults| faults.holds_reads = true);
+    let object = mount.join("kv/a/object0");
+    std::thread::scope(|scope| {
+        let start = scope.spawn(|| mount.start_daemon());
+        assert!(until(HANG, || disk.held() > 0), "the start reads its disk");
+        let written = fs::write(&object, b"lost");
+        disk.set(|faults| faults.holds_reads = false);
+        assert_eq!(written.expect_err("nobody serves it").raw_os_error(), Some(libc::ENOTCONN));
+        start.join().expect("it starts");
+    });
+    assert_same(&fs::read(&object).expect("read"), &content(0), "what stood there");
+}
+
 /// Removes the first object, renames the second, and replaces the third by `new`.
 fn change_the_first_three(namespace: &Path) {
     let object = |number: u64| namespace.join(format!("object{number}"));
