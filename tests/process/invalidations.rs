@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::statvfs::statvfs;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,16 @@ fn look(place: &Path, name: &str) -> std::io::Result<()> {
     }
 }
 
+/// What a write into a dying mount says: EIO when its bytes were on their way at that moment, and then the mount says what it
+/// is. From one that lives EIO is an error like any other.
+fn write(place: &Path, write: impl FnOnce() -> std::io::Result<()>) -> std::io::Result<()> {
+    write().or_else(|error| match errno(&error) {
+        // The kernel asks the daemon this each time.
+        Errno::EIO => statvfs(place).map_err(std::io::Error::from).and(Err(error)),
+        _ => Err(error),
+    })
+}
+
 /// One round of a load.
 fn round(orders: &Orders, random: &mut StdRng) -> std::io::Result<()> {
     let place = &orders.place;
@@ -72,9 +83,11 @@ fn round(orders: &Orders, random: &mut StdRng) -> std::io::Result<()> {
         }
         Load::Reopen => {
             match OpenOptions::new().read(true).write(true).open(place.join(&name)) {
-                Ok(file) => file.write_all_at(b"again", 5)?,
+                Ok(file) => write(place, || file.write_all_at(b"again", 5))?,
                 // Others rewrite it, and hide it meanwhile.
-                Err(error) if errno(&error) == Errno::ENOENT => fs::write(place.join(&name), [1; 40_000])?,
+                Err(error) if errno(&error) == Errno::ENOENT => {
+                    write(place, || fs::write(place.join(&name), [1; 40_000]))?;
+                }
                 Err(error) => return Err(error),
             }
             look(place, &name)
@@ -84,9 +97,10 @@ fn round(orders: &Orders, random: &mut StdRng) -> std::io::Result<()> {
             if random.random_bool(0.5) {
                 let rewritten =
                     OpenOptions::new().write(true).create(true).truncate(true).open(place.join(&name));
-                rewritten?.write_all(&[2; 40_000])?;
+                let mut rewritten = rewritten?;
+                write(place, || rewritten.write_all(&[2; 40_000]))?;
             } else {
-                fs::write(place.join(&own), [3; 40_000])?;
+                write(place, || fs::write(place.join(&own), [3; 40_000]))?;
                 fs::rename(place.join(&own), place.join(&name))?;
             }
             look(place, &name)
