@@ -471,6 +471,11 @@ impl Host {
         }
     }
 
+    /// Whether its process was killed: what its programs were doing then has failed, as far as they can tell.
+    pub(super) fn is_dead(&self) -> bool {
+        self.cluster.core.is_closed.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
     pub(super) fn remembers(&self, path: &str) -> Option<Remembered> {
         self.memory.state.lock().answers.get(path.as_bytes()).cloned()
     }

@@ -151,14 +151,15 @@ impl World {
                 let done = host.write_copies(&name, &bytes, self.stamp(), replicas, deadline).await;
                 self.say(format!("host {id} writes {name} as {number}: {done:?}"));
                 assert!(was_faulty || self.is_faulty() || done.as_ref().is_ok_and(|done| done.is_settled));
-                history.changes.push((Some(bytes), done.is_ok()));
-                (history.may_be_missing, history.may_be_short) = (false, false);
+                history.changes.push((Some(bytes), done.is_ok() && !host.is_dead()));
+                history.may_be_missing &= host.is_dead();
+                history.may_be_short &= host.is_dead();
             }
             3 => {
                 let done = host.unlink(&name, self.stamp(), deadline).await;
                 self.say(format!("host {id} removes {name}: {done:?}"));
                 assert!(was_faulty || self.is_faulty() || done.is_ok());
-                history.changes.push((None, done.is_ok()));
+                history.changes.push((None, done.is_ok() && !host.is_dead()));
             }
             4 => {
                 host.evict(&name);
