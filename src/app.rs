@@ -182,9 +182,6 @@ fn refuse_other_state(lock: &InstanceLock, mount_dir: &Path) -> Result<(), Failu
 /// until then programs meet the dead one, and write nothing into the directory below, where it would be lost to them.
 fn clear_stale_mount(mount_dir: &Path) -> Result<(), Failure> {
     let is_stale = || MountTable::read().is_ok_and(|table| is_tidefs_at(&table, mount_dir));
-    if !is_stale() {
-        return Ok(());
-    }
     while is_stale() {
         eprintln!(
             "tidefsd: `{}` is the stale mount of a daemon that died; replacing it",
@@ -320,24 +317,23 @@ impl Daemon {
             operations.set_joining(membership.joining());
         }
         let files = ControlFiles::new(operations.control_files());
-        clear_stale_mount(mount_dir)?;
-        let session = Session::start(
-            &datapath,
-            Arc::new(files),
-            &session_settings(&effective.config, mount_dir),
-            &telemetry,
-        )
-        .map_err(|error| {
-            let status = match error {
-                MountError::NoDevice { .. } | MountError::NoPassthrough { .. } => ExitStatus::Environment,
-                MountError::Refused { .. } => ExitStatus::MountPoint,
-                MountError::Handshake { .. } | MountError::Thread(_) => ExitStatus::Failed,
-            };
+        let start = || {
+            clear_stale_mount(mount_dir)?;
+            let settings = session_settings(&effective.config, mount_dir);
+            Session::start(&datapath, Arc::new(files), &settings, &telemetry).map_err(|error| {
+                let status = match error {
+                    MountError::NoDevice { .. } | MountError::NoPassthrough { .. } => ExitStatus::Environment,
+                    MountError::Refused { .. } => ExitStatus::MountPoint,
+                    MountError::Handshake { .. } | MountError::Thread(_) => ExitStatus::Failed,
+                };
+                Failure::new(status, error)
+            })
+        };
+        let session = start().inspect_err(|_| {
             if effective.config.runtime.on_stop == OnStop::Discard {
                 // Nothing was served, so what cannot be freed here is an empty tmpfs.
                 let _ = datapath.tier().discard();
             }
-            Failure::new(status, error)
         })?;
         let facts = session.facts();
         operations.set_facts(DaemonFacts {

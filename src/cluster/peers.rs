@@ -94,7 +94,7 @@ pub(super) struct Peer {
     pub(super) link: Link,
     /// It did not answer in time, though its connection stands.
     pub(super) is_slow: bool,
-    /// It was asked whether it answers again, and did not yet.
+    /// It was asked whether it answers, and did not yet.
     pub(super) is_probed: bool,
     /// Since when it is suspect or out of the view.
     pub(super) lost_at: Option<Duration>,

@@ -70,6 +70,8 @@ impl Mount {
     }
 
     /// Starts the daemon and waits until it says that it is mounted; fails the test with its log when it does not.
+    ///
+    /// The daemon ends with the thread that calls this.
     #[track_caller]
     pub(crate) fn start_daemon(&mut self) {
         self.start_daemon_within(START);

@@ -114,12 +114,17 @@ fn until_a_daemon_that_starts_again_mounts_programs_meet_the_dead_mount_and_writ
     disk.set(|faults| faults.holds_reads = true);
     let object = mount.join("kv/a/object0");
     std::thread::scope(|scope| {
-        let start = scope.spawn(|| mount.start_daemon());
-        assert!(until(HANG, || disk.held() > 0), "the start reads its disk");
-        let written = fs::write(&object, b"lost");
-        disk.set(|faults| faults.holds_reads = false);
-        assert_eq!(written.expect_err("nobody serves it").raw_os_error(), Some(libc::ENOTCONN));
-        start.join().expect("it starts");
+        let written = scope.spawn(|| {
+            let waits = until(HANG, || disk.held() > 0);
+            let written = fs::write(&object, b"lost");
+            disk.set(|faults| faults.holds_reads = false);
+            assert!(waits, "the start reads its disk");
+            written
+        });
+        // On this thread: a daemon ends with the thread that started it.
+        mount.start_daemon();
+        let error = written.join().expect("it tries").expect_err("nobody serves it");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
     });
     assert_same(&fs::read(&object).expect("read"), &content(0), "what stood there");
 }
