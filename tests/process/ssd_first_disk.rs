@@ -28,15 +28,13 @@ fn disk() -> tempfile::TempDir {
 
 /// A mount without a disk.
 fn mount(on_stop: &str) -> Mount {
-    let on_stop = format!("on_stop={on_stop}");
-    Mount::start(&[
-        "capacity=64MiB",
-        "ssd.capacity=512MiB",
-        "ssd.zone=8MiB",
-        "ssd.queue_ms=60000",
-        "ssd.prefetch_objects=0",
-        on_stop.as_str(),
-    ])
+    mount_with(&[&format!("on_stop={on_stop}")])
+}
+
+fn mount_with(more: &[&str]) -> Mount {
+    let sizes = ["capacity=64MiB", "ssd.capacity=512MiB", "ssd.zone=8MiB"];
+    let pace = ["ssd.queue_ms=60000", "ssd.prefetch_objects=0"];
+    Mount::start(&[&sizes[..], &pace, more].concat())
 }
 
 fn write(directory: &Path, number: u64) -> PathBuf {
@@ -219,4 +217,30 @@ fn a_first_disk_that_is_refused_says_why_and_changes_nothing() {
     all_are_right(&namespace, MANY - 1..MANY);
     assert_eq!(change(&mount, "add", own.path()).status, 200);
     assert_eq!(only_disk(&mount), ready(own.path()));
+}
+
+#[test]
+fn a_first_disk_of_a_daemon_whose_state_is_lost_is_refused_and_a_start_with_it_finds_what_it_holds() {
+    let disk = disk();
+    let mut lost = mount("discard");
+    assert_eq!(change(&lost, "add", disk.path()).status, 200);
+    write_all(&lost, &lost.namespace("kv"), 0..MANY);
+    let evicted = lost.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+    assert!(lost.stop().success());
+    drop(lost);
+
+    let next = mount("discard");
+    let refusal = change(&next, "add", disk.path());
+    assert_eq!(refusal.status, 409, "{}", refusal.text());
+    assert!(
+        refusal.text().contains("started with it in `ssd.dirs` finds what it holds"),
+        "{}",
+        refusal.text()
+    );
+    drop(next);
+
+    let found = mount_with(&[&format!("ssd.dirs={}", disk.path().display())]);
+    assert!(until(HANG, || status(&found)["naming"].is_null()));
+    all_are_right(&found.join("kv"), 0..MANY);
 }
