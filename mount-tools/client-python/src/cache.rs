@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyTuple};
 use tidefs_client::Pin;
 
 use crate::arguments::{Key, raise};
-use crate::ffi::Bytes;
+use crate::bytes::Bytes;
 use crate::register::Hooks;
 use crate::view::View;
 use crate::writer::Writer;

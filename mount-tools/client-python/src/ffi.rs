@@ -1,8 +1,8 @@
-//! Memory that goes to and comes from Python: buffers, and the tensors of DLPack.
+//! Memory that goes to and comes from Python as buffers.
 //!
-//! Layouts and rules follow the C interface of Python (buffer protocol, capsules) and `dlpack.h` 1.0.
+//! Layouts and rules follow the C interface of Python (buffer protocol).
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
@@ -60,14 +60,14 @@ pub(crate) unsafe fn release_buffer(view: *mut ffi::Py_buffer) {
 }
 
 /// The bytes of an object of Python that is a buffer, as long as this value lives.
-pub(crate) struct Bytes {
+pub(crate) struct Buffer {
     // Boxed: its exporter may keep the address.
     view: Box<ffi::Py_buffer>,
     /// Released with the interpreter's lock held.
     _not_send: PhantomData<*mut ()>,
 }
 
-impl Bytes {
+impl Buffer {
     /// Bytes to be read.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         Self::get(object, ffi::PyBUF_SIMPLE)
@@ -76,6 +76,12 @@ impl Bytes {
     /// Bytes to be written.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         Self::get(object, ffi::PyBUF_WRITABLE)
+    }
+
+    /// Whether an object has any bytes to show as a buffer.
+    pub(crate) fn is_one(object: &Bound<'_, PyAny>) -> bool {
+        // SAFETY: the object lives, and the interpreter's lock is held.
+        unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) != 0 }
     }
 
     fn get(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<Self> {
@@ -110,134 +116,10 @@ impl Bytes {
     }
 }
 
-impl Drop for Bytes {
+impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: it was filled by PyObject_GetBuffer, and is released once, on the thread that holds the interpreter's lock:
         // the value cannot leave it.
         unsafe { ffi::PyBuffer_Release(&raw mut *self.view) };
     }
-}
-
-/// `DLTensor` of dlpack.h.
-#[repr(C)]
-struct Tensor {
-    data: *mut c_void,
-    device_type: i32,
-    device_id: i32,
-    ndim: i32,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *mut i64,
-    strides: *mut i64,
-    byte_offset: u64,
-}
-
-/// `DLManagedTensor`.
-#[repr(C)]
-struct Managed {
-    tensor: Tensor,
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
-}
-
-/// `DLManagedTensorVersioned`.
-#[repr(C)]
-struct Versioned {
-    major: u32,
-    minor: u32,
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
-    flags: u64,
-    tensor: Tensor,
-}
-
-/// What a tensor is made of, beside its header.
-struct Context {
-    shape: [i64; 1],
-    strides: [i64; 1],
-    _keeper: Box<dyn Send>,
-}
-
-/// `kDLCPU`.
-pub(crate) const CPU: i32 = 1;
-/// `kDLUInt`.
-const UINT: u8 = 1;
-/// `DLPACK_FLAG_BITMASK_READ_ONLY`.
-const READ_ONLY: u64 = 1;
-
-const NAME: &CStr = c"dltensor";
-const NAME_VERSIONED: &CStr = c"dltensor_versioned";
-
-/// The header of a tensor of bytes, and what `context` is to be.
-fn tensor(shown: Shown) -> (Tensor, *mut Context) {
-    let length = i64::try_from(shown.length).unwrap_or(i64::MAX);
-    let context = Box::new(Context { shape: [length], strides: [1], _keeper: shown.keeper });
-    let context = Box::into_raw(context);
-    // SAFETY: the context was just made, and its fields stay where they are until its deleter runs.
-    let (shape, strides) =
-        unsafe { ((&raw mut (*context).shape).cast(), (&raw mut (*context).strides).cast()) };
-    let tensor = Tensor {
-        data: shown.start.cast(),
-        device_type: CPU,
-        device_id: 0,
-        ndim: 1,
-        code: UINT,
-        bits: 8,
-        lanes: 1,
-        shape,
-        strides,
-        byte_offset: 0,
-    };
-    (tensor, context)
-}
-
-unsafe extern "C" fn delete(managed: *mut Managed) {
-    // SAFETY: dlpack.h: called once, with the tensor that was handed out, from any thread; keepers may be dropped on any.
-    let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: as above; the context was made by `tensor`.
-    drop(unsafe { Box::from_raw(managed.context.cast::<Context>()) });
-}
-
-unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
-    // SAFETY: as in `delete`.
-    let managed = unsafe { Box::from_raw(managed) };
-    // SAFETY: as in `delete`.
-    drop(unsafe { Box::from_raw(managed.context.cast::<Context>()) });
-}
-
-/// Ends a capsule whose tensor nobody took: who takes it renames the capsule.
-unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: the interpreter gives the capsule that is about to end; a name that is not its own gives NULL or false.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) != 0 {
-            delete(ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast());
-        } else if ffi::PyCapsule_IsValid(capsule, NAME_VERSIONED.as_ptr()) != 0 {
-            delete_versioned(ffi::PyCapsule_GetPointer(capsule, NAME_VERSIONED.as_ptr()).cast());
-        }
-    }
-}
-
-/// A capsule with a tensor of bytes: of DLPack 1.0 if the consumer understands that, which alone can say that it may only be
-/// read.
-pub(crate) fn capsule<'py>(py: Python<'py>, is_versioned: bool, shown: Shown) -> PyResult<Bound<'py, PyAny>> {
-    let flags = if shown.is_readonly { READ_ONLY } else { 0 };
-    let (tensor, context) = tensor(shown);
-    let context = context.cast();
-    let (pointer, name): (*mut c_void, &CStr) = if is_versioned {
-        let deleter = Some(delete_versioned as unsafe extern "C" fn(*mut Versioned));
-        let managed = Versioned { major: 1, minor: 0, context, deleter, flags, tensor };
-        (Box::into_raw(Box::new(managed)).cast(), NAME_VERSIONED)
-    } else {
-        let deleter = Some(delete as unsafe extern "C" fn(*mut Managed));
-        (Box::into_raw(Box::new(Managed { tensor, context, deleter })).cast(), NAME)
-    };
-    // SAFETY: the pointer is not NULL, the name lives for ever, and the destructor knows what the pointer is by the name.
-    let capsule = unsafe { ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end_capsule)) };
-    if capsule.is_null() {
-        // SAFETY: nobody else has the tensor.
-        unsafe { if is_versioned { delete_versioned(pointer.cast()) } else { delete(pointer.cast()) } }
-    }
-    // SAFETY: a new reference, or NULL with an error set.
-    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }

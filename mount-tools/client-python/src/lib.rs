@@ -8,7 +8,9 @@
 //! Limits: Python 3.11 and later, whose stable interface has buffers.
 
 mod arguments;
+mod bytes;
 mod cache;
+mod dlpack;
 mod ffi;
 mod register;
 mod view;

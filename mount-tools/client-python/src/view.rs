@@ -10,6 +10,7 @@ use pyo3::ffi as python;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::dlpack;
 use crate::ffi::{self, Shown};
 
 /// What Python may hold of one view, on any thread.
@@ -173,12 +174,12 @@ impl View {
                 "the bytes may only be read, which DLPack says from version 1.0 on; use torch.frombuffer or memoryview",
             ));
         }
-        ffi::capsule(py, true, self.shown()?)
+        dlpack::capsule(py, true, self.shown()?)
     }
 
     /// The memory of the host.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (ffi::CPU, 0)
+        (dlpack::CPU, 0)
     }
 }
 
@@ -190,7 +191,7 @@ pub(crate) fn check_wishes(
 ) -> PyResult<()> {
     let refused = if stream.is_some() {
         "memory of the host has no stream"
-    } else if device.is_some_and(|device| device != (ffi::CPU, 0)) {
+    } else if device.is_some_and(|device| device != (dlpack::CPU, 0)) {
         "the bytes are in memory of the host"
     } else if copy == Some(true) {
         "the bytes are shown where they are; copy the tensor instead"

@@ -10,7 +10,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::arguments::raise;
-use crate::ffi::{self, Bytes, Shown};
+use crate::bytes::Bytes;
+use crate::dlpack;
+use crate::ffi::{self, Shown};
 use crate::view::check_wishes;
 
 /// A writer, and what was made of it.
@@ -240,11 +242,11 @@ impl Writer {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         check_wishes(stream.as_ref(), dl_device, copy)?;
-        ffi::capsule(py, max_version.is_some_and(|(major, _)| major >= 1), self.shown()?)
+        dlpack::capsule(py, max_version.is_some_and(|(major, _)| major >= 1), self.shown()?)
     }
 
     /// The memory of the host.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (ffi::CPU, 0)
+        (dlpack::CPU, 0)
     }
 }

@@ -174,6 +174,58 @@ def buffers_of_any_shape_are_taken_and_read_only_ones_are_not_filled(cache):
     refused((BufferError, ValueError), lambda: cache.put("strided", matrix[:, ::2]))
 
 
+class Tensor:
+    """An array that is shown as a tensor alone: torch has tensors that are no buffers."""
+
+    def __init__(self, array, device=(1, 0), is_old=False, capsule=None):
+        self.array, self.device, self.is_old, self.capsule = array, device, is_old, capsule
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **wishes):
+        if self.is_old and wishes:
+            raise TypeError("no such wishes")
+        return self.capsule or self.array.__dlpack__(**wishes)
+
+
+def tensors_of_the_host_are_taken_and_others_are_refused(cache):
+    array = numpy.arange(100_000, dtype=numpy.float32).reshape(100, 1000)
+    held = sys.getrefcount(array)
+    for is_old in (False, True):
+        for part in (array, array[30:70], array[7], array[:0], array[:, :0], array[5:6, 3:4], numpy.float64([[2]])[0, 0:1]):
+            tensor = Tensor(part, is_old=is_old)
+            cache.put("tensor", tensor)
+            assert bytes(cache.get("tensor")) == part.tobytes(), (is_old, part.shape)
+            target = numpy.zeros_like(part)
+            assert cache.get_into("tensor", Tensor(target, is_old=is_old)) == part.nbytes
+            assert (target == part).all()
+    cache.put("a number", Tensor(numpy.array(7, dtype=numpy.int16)))
+    assert bytes(cache.get("a number")) == b"\x07\0"
+    # Memory that a driver registered is memory of the host.
+    cache.put_many([("registered", Tensor(array, device=(3, 0)))])
+    with cache.create("written", array.nbytes) as writer:
+        assert writer.write(Tensor(array)) == array.nbytes
+    assert bytes(cache.get("written")) == bytes(cache.get("registered")) == array.tobytes()
+
+    assert "of a device" in refused(BufferError, lambda: cache.put("no", Tensor(array, device=(2, 0))))
+    assert "contiguous" in refused(BufferError, lambda: cache.put("no", Tensor(array[:, ::2])))
+    assert "contiguous" in refused(BufferError, lambda: cache.put("no", Tensor(array.T)))
+    assert "no tensor" in refused(TypeError, lambda: cache.put("no", Tensor(array, capsule="none")))
+    used = array.__dlpack__()
+    cache.put("once", Tensor(array, capsule=used))
+    assert "no tensor" in refused(TypeError, lambda: cache.put("no", Tensor(array, capsule=used)))
+    fixed = array.copy()
+    fixed.flags.writeable = False
+    cache.put("fixed", Tensor(fixed))
+    assert "only be read" in refused(BufferError, lambda: cache.get_into("fixed", Tensor(fixed)))
+    refused(TypeError, lambda: cache.put("no", 7))
+    assert cache.get("no") is None
+    del used
+    gc.collect()
+    assert sys.getrefcount(array) == held, "a tensor was not given back"
+
+
 def a_wait_lets_other_threads_run_and_ends_in_time(cache):
     started = time.monotonic()
     assert cache.wait_ready("later", timeout=0.02) is None
@@ -311,6 +363,7 @@ CASES = [
     "an_exception_gives_the_object_up",
     "keys_are_text_or_bytes",
     "buffers_of_any_shape_are_taken_and_read_only_ones_are_not_filled",
+    "tensors_of_the_host_are_taken_and_others_are_refused",
     "a_wait_lets_other_threads_run_and_ends_in_time",
     "many_threads_share_one_cache",
     "what_was_found_outlives_its_cache",
