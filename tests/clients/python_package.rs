@@ -42,6 +42,12 @@ impl Package {
             );
             return None;
         };
+        let mut ask = Command::new(&python);
+        ask.args(["-c", "import sys; print(sys.version_info >= (3, 11))"]);
+        if program::run(&mut ask, SCRIPT).success("its version").output.trim() != "True" {
+            eprintln!("SKIPPED the Python package: {} is older than Python 3.11", python.display());
+            return None;
+        }
         let environment = tempfile::tempdir().expect("a temporary directory");
         let wheels = environment.path().join("wheels");
         let mut maturin = Command::new(checkout().join("mount-tools/client-python/build.sh"));

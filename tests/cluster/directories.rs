@@ -37,6 +37,8 @@ fn names(directory: &Path) -> Vec<String> {
 /// What etcd holds about directories, as text.
 fn agreed(hosts: &Hosts) -> String {
     let output = Command::new("etcdctl")
+        // What etcd 3.3 speaks otherwise is the protocol before this one.
+        .env("ETCDCTL_API", "3")
         .args(["--endpoints", &hosts.endpoint(), "get", "--prefix", "/tidefs/"])
         .output()
         .expect("etcdctl is installed (packaging/dev.sh deps)");

@@ -14,6 +14,9 @@ use crate::signals::KeptSignals;
 /// Environment variable that names the library's file, or the folder that holds it, before any other place.
 pub const SEARCH_VARIABLE: &str = "TIDEFS_LIBFABRIC";
 
+/// The oldest release whose structures and flags these are.
+const OLDEST: u32 = crate::version(1, 17);
+
 const FILE_NAME: &str = "libfabric.so.1";
 /// Where the installer of the EFA driver puts its own build, which alone knows new cards.
 const EFA_FOLDER: &str = "/opt/amazon/efa/lib";
@@ -62,7 +65,7 @@ impl Library {
     /// When the variable is set, nothing else is tried: a choice that fails is told, not replaced.
     ///
     /// # Errors
-    /// [`LibraryError`] with every file that was tried.
+    /// [`LibraryError`] with every file that was tried, or with the one whose library is too old.
     pub fn open() -> Result<Self, LibraryError> {
         Self::open_first(&candidates(env::var_os(SEARCH_VARIABLE)))
     }
@@ -93,14 +96,21 @@ impl Library {
                 unsafe { std::mem::transmute::<NonNull<c_void>, $type>(symbol($name)?) }
             };
         }
-        Ok(Self {
+        let library = Self {
             fi_getinfo: function!(c"fi_getinfo" as GetInfo),
             fi_freeinfo: function!(c"fi_freeinfo" as FreeInfo),
             fi_dupinfo: function!(c"fi_dupinfo" as DupInfo),
             fi_fabric: function!(c"fi_fabric" as Fabric),
             fi_strerror: function!(c"fi_strerror" as StrError),
             fi_version: function!(c"fi_version" as Version),
-        })
+        };
+        let version = library.version();
+        if version < OLDEST {
+            let cause =
+                format!("it is version {}.{}, and 1.17 or later is needed", version >> 16, version & 0xffff);
+            return Err(LibraryError { tried: vec![file.to_string_lossy().into_owned()], cause });
+        }
+        Ok(library)
     }
 
     /// Version of the library, as [`crate::version`] packs it.
