@@ -223,6 +223,7 @@ impl Datapath {
         }
         state.tree.reference(slot);
         let stat = self.stat_of(&state, slot);
+        self.note_found(&mut state, caller, &name, stat.ino);
         Ok(Lookup::Found { stat, cacheable: state.is_cacheable(slot) })
     }
 

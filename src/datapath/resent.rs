@@ -26,6 +26,8 @@ pub(super) struct Resent {
     options: OpenOptions,
     /// Why no version could be begun for it.
     refused: Option<Error>,
+    /// What it found when it looked the name up again.
+    found: Option<Ino>,
 }
 
 impl Resent {
@@ -64,14 +66,18 @@ impl Datapath {
         options: OpenOptions,
     ) {
         let at = self.clock.monotonic();
-        state.resent.put(caller.thread, Resent { name, at, options, refused: None });
+        state.resent.put(caller.thread, Resent { name, at, options, refused: None, found: None });
     }
 
     /// What a caller is told who asked for attributes of what its name does not stand for any more. This may come before
-    /// an open within the same system call, which is not sent a second time: for who reads, the next is a miss.
+    /// an open within the same system call, which is not sent a second time: for who reads, the next is a miss. A later system
+    /// call that believes its name for too long asks for what it did not find when it was sent.
     pub(super) fn stale_attributes(&self, state: &mut State, caller: &Caller, slot: Slot) -> Error {
-        let is_second =
-            state.resent.peek(&caller.thread).is_some_and(|resent| self.is_resent(state, resent, Some(slot)));
+        let ino = state.tree.ino(slot);
+        let is_second = state
+            .resent
+            .peek(&caller.thread)
+            .is_some_and(|resent| resent.found == Some(ino) && self.is_resent(state, resent, Some(slot)));
         if is_second {
             return Error::NoObject;
         }
@@ -87,6 +93,15 @@ impl Datapath {
             Some(slot) => since < RESENT && resent.name == Some(state.name_sought(slot)),
             // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once.
             None => since < RESENT_LATE,
+        }
+    }
+
+    /// A thread found `ino` under `name`, which it may have been sent to look up again.
+    pub(super) fn note_found(&self, state: &mut State, caller: &Caller, name: &Name, ino: Ino) {
+        if let Some(resent) = state.resent.peek_mut(&caller.thread)
+            && resent.name.as_ref() == Some(name)
+        {
+            resent.found = Some(ino);
         }
     }
 

@@ -20,6 +20,7 @@ use std::fmt;
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -104,14 +105,19 @@ fn sequence(with_time: bool, length: Range<usize>) -> impl Strategy<Value = Ops>
     prop::collection::vec(operation(with_time), length).prop_map(Ops)
 }
 
-/// Runs all steps; when that fails, says the shortest failing sequence that taking steps out leads to.
+/// How long steps are taken out of a failing sequence: on a real mount each try takes a second.
+const SHRINKING_MAX: Duration = Duration::from_secs(60);
+
+/// Runs all steps; when that fails, says the shortest failing sequence that taking steps out leads to in time.
 fn shrunk(ops: &[Op], run: impl Fn(&[Op]) -> Result<(), String>) -> Result<(), TestCaseError> {
     let Err(mut error) = run(ops) else { return Ok(()) };
+    let started = Instant::now();
+    println!("{error}\nin {} steps; taking out those that do not matter", ops.len());
     let mut ops = ops.to_vec();
     let mut chunk = ops.len();
-    while chunk > 0 {
+    while chunk > 0 && started.elapsed() < SHRINKING_MAX {
         let (mut start, mut is_smaller) = (0, false);
-        while start < ops.len() {
+        while start < ops.len() && started.elapsed() < SHRINKING_MAX {
             let mut fewer = ops.clone();
             fewer.drain(start..(start + chunk).min(ops.len()));
             match run(&fewer) {

@@ -460,3 +460,19 @@ fn an_empty_object_that_was_closed_after_its_rename_is_whole_when_it_is_written_
     run.closed(writer);
     assert!(run.seen(2, "k1"));
 }
+
+/// A thread is sent to look a name up again once for each of its system calls, not once in all.
+#[test]
+fn a_writer_finds_its_version_whenever_another_object_gets_the_name() {
+    let capacity = super::mounted::CAPACITY.get();
+    let mut run = Run::new(super::mounted::Mounted::new(super::common::Mode::Direct), capacity, capacity);
+    run.stored(2, "k0", 0);
+    run.stored(1, "k1", 19_254);
+    run.stored(2, "k2", 158_206);
+    run.opened(0, "k3.tmp", CREATE);
+    run.step(&Op::Close { handle: Pick(0) });
+    run.opened(2, "k1", Open { read: true, ..WRITE });
+    for (who, from, to) in [(2, "k3.tmp", "k1"), (1, "k0", "k2"), (2, "k2", "k1")] {
+        run.step(&Op::Rename { who, from: at(from), to: at(to), keep: false });
+    }
+}
