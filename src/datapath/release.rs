@@ -2,7 +2,8 @@
 //!
 //! The kernel's RELEASE comes after close(2) has returned, so it may be read after a look-up that a later program
 //! makes. A writer's close is therefore announced first by FLUSH, which close(2) waits for: from then on whoever looks
-//! the hidden file up waits for the RELEASE. FLUSH alone proves nothing, a forked child sends one too.
+//! the hidden file up waits for the RELEASE. FLUSH alone proves nothing: a forked child sends one too, for every
+//! descriptor that it inherited, when it starts another program or ends. Only the process that opened the file announces.
 
 use tidefs_engine::types::{ByteCount, Version};
 
@@ -30,7 +31,13 @@ impl Datapath {
         let (slot, process, may_be_last) = {
             let mut state = self.lock();
             let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
-            let (slot, process, options) = (known.slot, known.process, known.options);
+            let (slot, process, options, was_flushed) =
+                (known.slot, known.process, known.options, known.was_flushed);
+            if !was_flushed && state.process(caller, self.clock.monotonic()) != process {
+                // A child lets go of what it inherited, and may be killed at that: it says nothing of who opened the file
+                // and has it open. After the opener's close it is a writer like any other.
+                return Ok(());
+            }
             // Of a file that a rename has sealed, too: its RELEASE is not that of an open that never ended.
             let may_be_last = state.count_flush(handle);
             let is_written = state.object(slot).is_some_and(|object| object.phase == Phase::Writing);

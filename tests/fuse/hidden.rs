@@ -19,6 +19,8 @@ in_both_modes!(
     a_file_being_written_is_there_for_its_own_process,
     a_duplicated_descriptor_keeps_the_file_hidden_until_its_own_close,
     an_inherited_descriptor_keeps_the_file_hidden_until_its_holder_ends,
+    a_writer_sees_its_file_after_it_started_another_program,
+    a_killed_child_takes_nothing_that_its_parent_writes,
     another_process_joins_with_o_creat_and_both_halves_are_sealed_at_the_last_close,
     who_has_closed_the_file_sees_nothing_of_what_another_goes_on_writing,
     who_has_closed_a_new_version_sees_the_old_one_until_the_others_have,
@@ -113,6 +115,44 @@ fn an_inherited_descriptor_keeps_the_file_hidden_until_its_holder_ends(mode: Mod
     let visible = wait::until(wait::HANG, || other.stat(&path).is_ok());
     assert!(visible, "the file is not there after the last descriptor is gone");
     assert_same(&other.read(&path).expect("read"), &pattern::bytes(3, 50_000), "after the last descriptor");
+}
+
+fn a_writer_sees_its_file_after_it_started_another_program(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let (mut writer, mut joined, mut other) = (Peer::spawn(), Peer::spawn(), Peer::spawn());
+    let path = kv.join("forked");
+    let options = libc::O_RDWR | libc::O_CREAT;
+    let handles = [writer.open(&path, options), joined.open(&path, options)].map(|opened| opened.expect("open"));
+    // What the child of a fork does with what it inherited when it starts a program, or ends.
+    let child = writer.fork();
+    writer.end_child(child);
+    assert!(writer.stat(&path).is_ok(), "the writer does not see what it has open");
+    assert_absent(&mut other, &path, "while it is open");
+    writer.write_at(handles[0], 0, &pattern::bytes(6, 50_000)).expect("write");
+    writer.close(handles[0]).expect("close");
+    assert_absent(&mut other, &path, "while another writer has it open");
+    joined.close(handles[1]).expect("close");
+    assert_same(&other.read(&path).expect("read"), &pattern::bytes(6, 50_000), "after the last close");
+}
+
+fn a_killed_child_takes_nothing_that_its_parent_writes(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let (mut writer, mut other) = (Peer::spawn(), Peer::spawn());
+    let bytes = pattern::bytes(7, 50_000);
+    for (name, key) in [("final", "final"), ("renamed.tmp", "renamed")] {
+        let path = kv.join(name);
+        let handle = writer.open(&path, libc::O_WRONLY | libc::O_CREAT).expect("create");
+        writer.write_at(handle, 0, &bytes[..20_000]).expect("write");
+        let child = writer.fork();
+        nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).expect("a child can be killed");
+        writer.end_child(child);
+        writer.write_at(handle, 20_000, &bytes[20_000..]).expect("write");
+        writer.close(handle).expect("close");
+        if name != key {
+            writer.rename(&path, &kv.join(key)).expect("rename");
+        }
+        assert_same(&other.read(&kv.join(key)).expect("read"), &bytes, name);
+    }
 }
 
 fn another_process_joins_with_o_creat_and_both_halves_are_sealed_at_the_last_close(mode: Mode) {
