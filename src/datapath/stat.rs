@@ -135,16 +135,20 @@ impl Datapath {
         Ok(self.stat_of(&state, slot))
     }
 
-    /// Space of the namespace that `ino` is in: its nearest quota, else the whole cache.
+    /// Space of the namespace that `ino` is in: its nearest quota, which is of memory, else the whole cache on both tiers.
+    ///
+    /// Programs that make room themselves unlink what is oldest until this moves; that is where most of it is on disk.
     ///
     /// # Errors
     /// [`Error::Io`] when the memory tier cannot be asked.
     pub fn statfs(&self, ino: Ino) -> Result<SpaceStat, Error> {
         let usage = self.tier.usage()?;
+        let on_disk = self.ssd.get().map(|tier| tier.space()).unwrap_or_default();
         let state = self.lock();
+        let in_memory = usage.free.saturating_add(self.pooled()).min(self.settings.capacity);
         let mut space = SpaceStat {
-            capacity: self.settings.capacity,
-            free: usage.free.saturating_add(self.pooled()).min(self.settings.capacity),
+            capacity: self.settings.capacity.saturating_add(on_disk.capacity),
+            free: in_memory.saturating_add(on_disk.capacity.saturating_sub(on_disk.used)),
             nodes: state.tree.len() as u64,
         };
         let Some(slot) = state.tree.by_ino(ino) else { return Ok(space) };
@@ -153,7 +157,7 @@ impl Datapath {
             folder.policy.quota.map(|quota| (quota, folder.bytes))
         });
         if let Some((quota, used)) = limited {
-            space.capacity = quota.min(space.capacity);
+            space.capacity = quota.min(self.settings.capacity);
             space.free = space.capacity.saturating_sub(used);
         }
         Ok(space)

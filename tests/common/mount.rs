@@ -194,6 +194,11 @@ impl Mount {
         entries.flatten().map(|entry| thread(entry.path())).collect()
     }
 
+    /// Free bytes of memory, as the daemon tells them; statfs counts the disks of the SSD tier, too.
+    pub(crate) fn free_memory(&self) -> u64 {
+        self.control_get("/v1/status").json()["free"].as_u64().expect("a number of bytes")
+    }
+
     /// Bytes in use and bytes of capacity, as statfs tells them.
     pub(crate) fn usage(&self) -> Usage {
         let facts = statvfs(&self.point).expect("statfs answers");

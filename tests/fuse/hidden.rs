@@ -122,7 +122,8 @@ fn a_writer_sees_its_file_after_it_started_another_program(mode: Mode) {
     let (mut writer, mut joined, mut other) = (Peer::spawn(), Peer::spawn(), Peer::spawn());
     let path = kv.join("forked");
     let options = libc::O_RDWR | libc::O_CREAT;
-    let handles = [writer.open(&path, options), joined.open(&path, options)].map(|opened| opened.expect("open"));
+    let handles =
+        [writer.open(&path, options), joined.open(&path, options)].map(|opened| opened.expect("open"));
     // What the child of a fork does with what it inherited when it starts a program, or ends.
     let child = writer.fork();
     writer.end_child(child);

@@ -461,7 +461,7 @@ impl System for Logic {
     fn space(&mut self, path: &str) -> Space {
         let ino = self.resolve(super::system::WATCHER, path).expect("the directory exists");
         let space = self.datapath().statfs(ino).expect("the tier answers");
-        self.done(Space { capacity: space.capacity.get(), free: space.free.get() })
+        self.done(self.without_disk(Space { capacity: space.capacity.get(), free: space.free.get() }))
     }
 
     fn now_ns(&self) -> i64 {

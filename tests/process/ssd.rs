@@ -36,11 +36,7 @@ fn disk() -> tempfile::TempDir {
 
 /// Waits for the room that is kept ahead of writers.
 fn wait_for_room(mount: &Mount) {
-    let has_room = until(HANG, || {
-        let usage = mount.usage();
-        usage.capacity - usage.used >= 18 << 20
-    });
-    assert!(has_room, "no room was made ahead of the writer");
+    assert!(until(HANG, || mount.free_memory() >= 18 << 20), "no room was made ahead of the writer");
 }
 
 fn length(number: u64) -> usize {

@@ -46,6 +46,25 @@ fn all_are_right(namespace: &Path) {
     }
 }
 
+/// What programs do that make room themselves (the cleaners of SGLang, the evictor of llm-d): they unlink what is oldest until
+/// statfs tells that little enough is used.
+#[test]
+fn who_unlinks_the_oldest_until_statfs_moves_stops_while_most_is_still_there() {
+    let disk = disk();
+    let mount = mount_on(disk.path());
+    let namespace = mount.namespace("kv");
+    let empty = mount.usage();
+    assert_eq!(empty.capacity, (64 + 128 - 8) << 20, "both tiers; a zone of the disk is its superblock's");
+    write_and_evict(&mount, &namespace, 0..OBJECTS);
+    let full = mount.usage();
+    assert!(full.used >= OBJECTS << 20, "{full:?}");
+    let mut left: Vec<u64> = (0..OBJECTS).collect();
+    while mount.usage().used > full.used / 2 {
+        fs::remove_file(namespace.join(format!("object{}", left.remove(0)))).expect("unlink");
+    }
+    assert!(left.len() as u64 >= OBJECTS / 3, "{} of {OBJECTS} objects are left", left.len());
+}
+
 /// Path and state of each disk.
 fn disks(mount: &Mount) -> Vec<(String, String)> {
     let status = mount.control_get("/v1/status").json();

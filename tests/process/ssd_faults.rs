@@ -201,10 +201,7 @@ fn while_a_disk_writes_nothing_is_dropped_for_room_that_nobody_needs_at_once() {
     assert!(until(HANG, || disk.held() > 0), "copies are made of what leaves next");
     let _writer = fs::File::create(namespace.join("writer.tmp")).expect("create");
     assert_eq!(found(&namespace, 0..8), 8, "read from disk");
-    let free = || {
-        let usage = mount.usage();
-        usage.capacity - usage.used
-    };
+    let free = || mount.free_memory();
     let before = free();
     assert!((8 << 20..16 << 20).contains(&before), "{before} bytes are free");
     // The thread that keeps room for writers looks some two thousand times in a second.

@@ -237,6 +237,13 @@ impl Device {
         self.zones.lock().clone()
     }
 
+    /// Blocks of all zones but those that gave errors.
+    pub(super) fn usable_blocks(&self) -> u64 {
+        let zones = self.zones.lock();
+        let usable = zones.iter().filter(|zone| zone.state != ZoneState::Quarantined).count() as u64;
+        usable * u64::from(self.zone_blocks)
+    }
+
     /// Changes what is known of a zone, and wakes who waits for a change.
     pub(super) fn change_zone(&self, zone: u32, change: impl FnOnce(&mut Zone)) {
         if let Some(zone) = self.zones.lock().get_mut(zone as usize) {

@@ -1,7 +1,9 @@
-//! Which record holds a key: one small entry for each object on the disks.
+//! Which record holds a key: one small entry for each object on the disks, and what they take together.
 //!
 //! Limits: 40 bytes for an entry, and at most 100 with the table around it; a test measures it.
 //! Threads: any; sharded by hash, each shard under its own lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as TableEntry;
@@ -110,12 +112,14 @@ type Shard = HashTable<Entry>;
 #[derive(Debug)]
 pub(super) struct Index {
     shards: [Mutex<Shard>; SHARDS],
+    /// Blocks of all records that are entered, headers included.
+    blocks: AtomicU64,
 }
 
 impl Index {
     /// An empty index.
     pub(super) fn new() -> Self {
-        Self { shards: std::array::from_fn(|_| Mutex::default()) }
+        Self { shards: std::array::from_fn(|_| Mutex::default()), blocks: AtomicU64::new(0) }
     }
 
     fn shard(&self, hash: &RecordHash) -> &Mutex<Shard> {
@@ -137,11 +141,14 @@ impl Index {
             TableEntry::Occupied(mut slot) => {
                 let is_newer = slot.get().version <= located.version;
                 if is_newer {
+                    self.count_out(&slot.get().located());
+                    self.count_in(located);
                     *slot.get_mut() = Entry::new(hash, located);
                 }
                 is_newer
             }
             TableEntry::Vacant(slot) => {
+                self.count_in(located);
                 slot.insert(Entry::new(hash, located));
                 true
             }
@@ -159,6 +166,7 @@ impl Index {
         let located = slot.get().located();
         is_meant(&located).then(|| {
             slot.remove();
+            self.count_out(&located);
             located
         })
     }
@@ -215,7 +223,22 @@ impl Index {
             let mut shard = shard.lock();
             shard.extract_if(|entry| is_meant(entry)).map(|entry| entry.located()).collect::<Vec<_>>()
         };
-        self.shards.iter().flat_map(take).collect()
+        let taken: Vec<Located> = self.shards.iter().flat_map(take).collect();
+        taken.iter().for_each(|located| self.count_out(located));
+        taken
+    }
+
+    fn count_in(&self, located: &Located) {
+        self.blocks.fetch_add(u64::from(located.blocks & BLOCKS_MASK), Ordering::Relaxed);
+    }
+
+    fn count_out(&self, located: &Located) {
+        self.blocks.fetch_sub(u64::from(located.blocks & BLOCKS_MASK), Ordering::Relaxed);
+    }
+
+    /// Blocks of all records, headers included.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
     }
 
     /// How many records stand on a device.

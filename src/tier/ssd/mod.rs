@@ -56,6 +56,7 @@ use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 
 use self::device::Device;
+use self::format::BLOCK_BYTES;
 use self::index::Located;
 use self::memory::{Buffer, Memory};
 use self::open::{Candidate, Places, assemble, open_places};
@@ -73,7 +74,7 @@ pub use self::naming::{FoundRecord, Standing, Unnamed};
 pub use self::open::SsdConfig;
 pub use self::queue::Stored;
 pub use self::recover::{Indexed, RecoverySummary};
-pub use self::status::{DeviceStatus, SsdStatus};
+pub use self::status::{DeviceStatus, SsdSpace, SsdStatus};
 
 /// Whose objects the tier keeps.
 pub trait Owner: Send + Sync + fmt::Debug {
@@ -246,6 +247,15 @@ impl SsdTier {
     #[must_use]
     pub fn records(&self) -> usize {
         self.shared.index.len()
+    }
+
+    /// Bytes of all zones that can be used, and what the records that can be loaded take of them. A record that is removed
+    /// counts no more at once, whenever its zone is taken back.
+    #[must_use]
+    pub fn space(&self) -> SsdSpace {
+        let bytes = |device: &Arc<Device>| device.usable_blocks() * BLOCK_BYTES;
+        let capacity = ByteCount(self.shared.devices.all().iter().map(bytes).sum());
+        SsdSpace { capacity, used: ByteCount(self.shared.index.blocks() * BLOCK_BYTES).min(capacity) }
     }
 
     /// The version of a key that can be loaded.

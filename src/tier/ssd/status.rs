@@ -67,6 +67,15 @@ pub struct DeviceStatus {
     pub day: Option<DayStatus>,
 }
 
+/// Room of the tier at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SsdSpace {
+    /// Bytes of all zones that can be used.
+    pub capacity: ByteCount,
+    /// Bytes of the records that can be loaded, at most [`Self::capacity`].
+    pub used: ByteCount,
+}
+
 /// The tier at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SsdStatus {

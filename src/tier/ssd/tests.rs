@@ -80,6 +80,28 @@ fn what_was_removed_or_replaced_does_not_come_back() {
 }
 
 #[test]
+fn used_bytes_are_those_of_what_can_be_loaded_and_go_with_its_removal() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 20);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    let empty = tier.space();
+    assert_eq!((empty.capacity, empty.used), (tier.status().devices[0].capacity, ByteCount::ZERO));
+    let used = |tier: &SsdTier| tier.space().used;
+    // The header takes a block.
+    store(&tier, b"stays", 1, 5000);
+    assert_eq!(used(&tier), ByteCount(3 * 4096));
+    store(&tier, b"goes", 1, 4096);
+    store(&tier, b"goes", 2, 3 * 4096);
+    assert_eq!(used(&tier), ByteCount((3 + 4) * 4096), "a replaced record counts no more");
+    tier.remove(b"goes", Version(2));
+    assert_eq!(tier.space(), SsdSpace { used: ByteCount(3 * 4096), ..empty }, "at once");
+    assert!(tier.flush(LIMIT));
+    let after = tier_on(&[MemoryDisk::holding(disk.content.lock().clone())], &config);
+    recover(&after);
+    assert_eq!(used(&after), ByteCount(3 * 4096), "after a restart");
+}
+
+#[test]
 fn a_removal_that_is_not_on_disk_yet_survives_a_kill() {
     let directory = tempfile::tempdir().unwrap();
     let disk = MemoryDisk::new();

@@ -9,7 +9,7 @@ use tidefs::tier::ssd::{Budget, SsdConfig, SsdTier};
 use tidefs_engine::types::ByteCount;
 
 use super::Logic;
-use crate::system::WATCHER;
+use crate::system::{Space, WATCHER};
 
 /// Disk space below memory: more than the objects of a test.
 const SSD_CAPACITY: ByteCount = ByteCount::mib(96);
@@ -34,6 +34,17 @@ impl Logic {
             limit: Duration::from_secs(30),
         })
         .expect("the disk opens")
+    }
+
+    /// What statfs(2) tells of memory: `space` without the disk, whose used bytes are those of its records. A quota is of
+    /// memory alone.
+    pub(super) fn without_disk(&self, space: Space) -> Space {
+        if space.capacity <= self.setup.capacity.get() {
+            return space;
+        }
+        let disk = self.datapath().ssd().map(|tier| tier.space()).unwrap_or_default();
+        let free_on_disk = disk.capacity.get() - disk.used.get();
+        Space { capacity: space.capacity - disk.capacity.get(), free: space.free - free_on_disk }
     }
 
     /// Sends what is coldest to the disk until `bytes` left memory, or all that may.
