@@ -419,7 +419,7 @@ command_test() {
     ensure_python_clients
     check_fuse_device
     run_test_programs_as_root
-    export TIDEFS_TEST_PYTHON=$python_env/bin/python3
+    export TIDEFS_TEST_PYTHON=${TIDEFS_TEST_PYTHON:-$python_env/bin/python3}
     export CARGO_TERM_PROGRESS_WHEN=never
 
     run_log=$(mktemp)

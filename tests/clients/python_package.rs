@@ -99,6 +99,8 @@ fn the_wheel_shows_objects_without_a_copy_and_keeps_them_while_they_are_used() {
             "{}",
             finished.output
         );
+        // It says what it skipped.
+        println!("{}", finished.output);
     };
     for mode in [Mode::Passthrough, Mode::Direct] {
         let mount = Mount::start(&mode.options(&[]));

@@ -226,6 +226,30 @@ def tensors_of_the_host_are_taken_and_others_are_refused(cache):
     assert sys.getrefcount(array) == held, "a tensor was not given back"
 
 
+def tensors_of_torch_go_in_and_come_out_where_it_is_installed(cache):
+    try:
+        import torch
+    except ImportError:
+        print("skipped: TIDEFS_TEST_PYTHON has no torch")
+        return
+    for kind in (torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.bool, torch.complex64, torch.float64):
+        tensor = torch.arange(105).reshape(3, 5, 7).remainder(2).to(kind)
+        cache.put("tensor", tensor)
+        target = torch.empty_like(tensor)
+        assert cache.get_into("tensor", target) == tensor.nbytes
+        assert torch.equal(tensor.view(torch.uint8), target.view(torch.uint8)), kind
+    block = torch.randn(1024, 1024).to(torch.bfloat16)
+    with cache.create("block", block.nbytes) as writer:
+        torch.from_dlpack(writer)[:] = block.view(torch.uint8).flatten()
+    found = torch.from_dlpack(cache.get("block"))
+    gc.collect()
+    assert torch.equal(found.view(torch.bfloat16).view(1024, 1024), block)
+    assert lies_in_a_segment(found.data_ptr()) == cache.is_fast
+    refused(BufferError, lambda: cache.put("no", block.t()))
+    refused(BufferError, lambda: cache.put("no", torch.randn(4, requires_grad=True)))
+    assert cache.get("no") is None
+
+
 def a_wait_lets_other_threads_run_and_ends_in_time(cache):
     started = time.monotonic()
     assert cache.wait_ready("later", timeout=0.02) is None
@@ -364,6 +388,7 @@ CASES = [
     "keys_are_text_or_bytes",
     "buffers_of_any_shape_are_taken_and_read_only_ones_are_not_filled",
     "tensors_of_the_host_are_taken_and_others_are_refused",
+    "tensors_of_torch_go_in_and_come_out_where_it_is_installed",
     "a_wait_lets_other_threads_run_and_ends_in_time",
     "many_threads_share_one_cache",
     "what_was_found_outlives_its_cache",
