@@ -21,7 +21,7 @@ use super::Operations;
 use super::facts::{AddDisk, DaemonFacts, Joining};
 use crate::config::Effective;
 use crate::datapath::{
-    self, ClusterSide, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction,
+    self, ClusterSide, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction, UNKNOWN_WRITERS,
 };
 use crate::namespace::time_of;
 use crate::telemetry;
@@ -134,6 +134,9 @@ impl DaemonOperations {
         let mut all = memory.clone();
         if let Some(reason) = self.facts.get().and_then(|facts| facts.passthrough_reason.as_ref()) {
             all.push(format!("files are served by the daemon: {reason}"));
+        }
+        if self.datapath.telemetry().unknown_writers.get() > 0 {
+            all.push(UNKNOWN_WRITERS.to_owned());
         }
         if let Some(reason) = self.joining.get().and_then(|joining| joining.waits_for()) {
             all.push(format!("this host serves alone, it has not joined its cluster yet: {reason}"));

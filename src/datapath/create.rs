@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset};
 
+use super::resent::Sent;
 use super::{Caller, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Place, Stat, State};
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
 use crate::tier::memory::{DirectoryRecord, PolicyRecord};
@@ -62,7 +63,7 @@ impl Datapath {
         options: OpenOptions,
     ) -> Result<(Stat, Opened), Error> {
         let name = Name::new(name)?;
-        self.lock().resent.pop(&caller.thread);
+        self.lock().resent.pop(&Sent::of(caller, Some(&name)));
         for _ in 0..JOINS_MAX {
             if let Some(joined) = self.join(caller, parent, &name, options)? {
                 return Ok(joined);

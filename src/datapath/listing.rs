@@ -54,7 +54,7 @@ impl Datapath {
             for (cookie, child) in batch {
                 from = cookie;
                 let is_writing = state.object(child).is_some_and(|object| object.phase == Phase::Writing);
-                if is_writing && self.is_hidden_from(&mut state, caller, child) {
+                if is_writing && self.is_hidden_from(&mut state, caller, child, false) {
                     continue;
                 }
                 let entry = Listed {
@@ -107,7 +107,7 @@ impl Datapath {
             let name = state.tree.name(child);
             let place = Cookie::shared(name.as_bytes()).0;
             let is_wanted = place > cookie && place <= last && !shared.contains(&place);
-            if is_wanted && !self.is_hidden_from(&mut state, caller, child) {
+            if is_wanted && !self.is_hidden_from(&mut state, caller, child, false) {
                 let is_directory = state.tree.directory(child).is_some();
                 listed.push(ListedName { cookie: place, name: name.as_bytes().to_vec(), is_directory });
             }

@@ -2,6 +2,7 @@
 //!
 //! Hot path: one lock, no system call, unless the name stands for a file that is being written.
 
+use super::resent::Sent;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Stat, State, key_hash};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
 
@@ -159,7 +160,7 @@ impl Datapath {
         // A writer's look-up before it creates or renames its file: no block of a chain, and no miss if absent.
         let is_temporary = self.is_temporary(&name);
         let mut state = self.lock();
-        if state.resent.contains(&caller.thread) {
+        if state.resent.contains(&Sent::of(caller, Some(&name))) {
             drop(state);
             self.welcome_resent(caller, parent, &name);
             state = self.lock();
@@ -182,7 +183,7 @@ impl Datapath {
                 return Ok(Lookup::Ask);
             }
             // Who was sent here to open another version finds none: that open is over.
-            state.resent.pop(&caller.thread);
+            state.resent.pop(&Sent::of(caller, Some(&name)));
             state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
             self.telemetry.misses.increment();
             let namespace = state.namespace_of(parent);

@@ -89,7 +89,7 @@ pub use listing::Listed;
 pub use loader::{Job, Loader, Rest};
 pub use lookup::{Lookup, Patience};
 pub use object::{Marks, Object, Phase, Place};
-pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened};
+pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened, UNKNOWN_WRITERS};
 pub use recover::Recovered;
 pub use stat::{Kind, SpaceStat, Stat};
 pub use verify::Verdict;
@@ -195,7 +195,7 @@ pub struct State {
     /// Objects whose soft pin has ended.
     unpinned: HashSet<Slot>,
     /// Who was just sent to look a name up again, so that it is not sent twice.
-    resent: lru::LruCache<ThreadId, resent::Resent>,
+    resent: lru::LruCache<resent::Sent, resent::Resent>,
     /// Slots of files that are hidden, for `status` and for dropping abandoned versions.
     writing: BTreeSet<Slot>,
     /// Closed temporary files that wait for their rename: monotonic milliseconds until which, and slot.
@@ -387,7 +387,7 @@ impl Datapath {
     }
 }
 
-/// How many threads are remembered that were sent to look a name up again.
+/// How many callers are remembered that were sent to look a name up again.
 const RESENT_MAX: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1024).expect("1024 is not zero");
 
 /// Hash of a key: its directory and its name there. A directory that moves takes the keys of its entries along.

@@ -285,7 +285,9 @@ impl Object {
     #[must_use]
     pub fn is_written_by(&self, process: ProcessId) -> bool {
         let Some(open) = &self.open else { return false };
-        let writes = |writer: &WriterProcess| writer.id == process && writer.writing > 0;
+        // One that is not known may be any other: it is shown nothing but what it was just sent to.
+        let writes =
+            |writer: &WriterProcess| process.is_known() && writer.id == process && writer.writing > 0;
         open.writer_processes.iter().any(writes)
             || open.expected.iter().any(|&(_, expected)| expected == process)
     }
@@ -295,7 +297,8 @@ impl Object {
     pub fn was_closed_by(&self, process: ProcessId) -> bool {
         self.open.as_ref().is_some_and(|open| {
             let is_whole = open.flushed == open.writers && open.expected.is_empty();
-            is_whole && open.writer_processes.iter().any(|writer| writer.id == process)
+            let wrote = |writer: &WriterProcess| process.is_known() && writer.id == process;
+            is_whole && open.writer_processes.iter().any(wrote)
         })
     }
 

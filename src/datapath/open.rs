@@ -43,6 +43,10 @@ pub enum IoPath {
     Cached,
 }
 
+/// What an operator is told of [`crate::telemetry::Telemetry::unknown_writers`].
+pub const UNKNOWN_WRITERS: &str = "programs of another pid namespace write: they do not see their own files before the close, and \
+     what a killed one leaves is kept; have the daemon share the pid namespace of the host (hostPID, --pid=host)";
+
 /// One open file.
 #[derive(Debug)]
 pub struct Handle {
@@ -85,8 +89,8 @@ impl Datapath {
         let (mut was_resent, mut was_told_stale, mut sent_to) = (false, false, None);
         let outcome = (|| {
             let mut state = self.lock();
-            let resent = state.resent.pop(&caller.thread);
             let slot = state.slot_of(ino).ok();
+            let resent = state.take_resent(caller, slot);
             if let Some(resent) = resent {
                 let is_same = self.is_resent(&state, &resent, slot);
                 was_resent = is_same && resent.is_for(options);
@@ -106,7 +110,7 @@ impl Datapath {
             if !options.write {
                 state.stop_expecting_writer(slot, caller);
             }
-            if self.is_hidden_from(&mut state, caller, slot)
+            if self.is_hidden_from(&mut state, caller, slot, options.write)
                 || (!was_resent && self.writes_next_version(&mut state, caller, slot))
             {
                 return Err(Error::Stale);
@@ -150,12 +154,16 @@ impl Datapath {
         }
     }
 
-    /// The last resort of a writer who met a third version within a moment: changes it in place if nobody uses it.
+    /// The last resort of a writer who met a third version within a moment: changes it in place if nobody uses it. A reader is
+    /// shown nothing by it that is hidden.
     fn open_in_place(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
         // A packed object gets a segment that can be written. That it has one already is fine.
         let _ = self.unpack(ino);
         let mut state = self.lock();
         let slot = state.slot_of(ino).map_err(|_| Error::NoObject)?;
+        if !options.write && self.is_hidden_from(&mut state, caller, slot, options.write) {
+            return Err(Error::NoObject);
+        }
         if state.object(slot).is_some_and(|object| object.phase == Phase::Sealed) {
             let in_place = OpenOptions { truncate: false, ..options };
             self.unseal_in_place(&mut state, slot, in_place).map_err(|_| Error::NoObject)?;
@@ -320,7 +328,11 @@ impl Datapath {
     ) -> Opened {
         let needs_process = options.write;
         let process = if needs_process {
-            state.process(caller, self.clock.monotonic())
+            let process = state.process(caller, self.clock.monotonic());
+            if !process.is_known() {
+                self.note_unknown_writer();
+            }
+            process
         } else {
             ProcessId(caller.thread.0)
         };
@@ -374,6 +386,13 @@ impl Datapath {
             IoPath::Direct | IoPath::Cached => self.telemetry.direct_opens.increment(),
         }
         Opened { ino, handle, path, announces_close, is_cacheable: state.is_cacheable(slot) }
+    }
+
+    /// A writer is in another pid namespace: it cannot be told from others, and how it ends is not seen.
+    fn note_unknown_writer(&self) {
+        static WARNED: std::sync::Once = std::sync::Once::new();
+        self.telemetry.unknown_writers.increment();
+        WARNED.call_once(|| tracing::warn!("{UNKNOWN_WRITERS}; tidefs_unknown_writers_total counts them"));
     }
 
     /// The kernel did not take the backing file: the daemon serves the handle itself.

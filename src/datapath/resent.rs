@@ -6,14 +6,31 @@
 
 use std::time::Duration;
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::open::{EXPECTED_FOR_MS, OpenOptions};
 use super::{Caller, Datapath, Error, Object, Phase, State};
-use crate::namespace::{Ino, Name, Slot};
+use crate::namespace::{Ino, Name, Slot, ThreadId};
 
 /// How long after it was sent to look a name up again a thread is taken to come back for that.
 const RESENT: Duration = Duration::from_millis(EXPECTED_FOR_MS);
 /// The same for one that had to be brought back, which may have taken long.
 const RESENT_LATE: Duration = Duration::from_secs(30);
+
+/// Who was sent. Callers that the daemon cannot tell apart are told apart by the names that they were sent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Sent {
+    thread: ThreadId,
+    name: Option<u64>,
+}
+
+impl Sent {
+    /// A caller that looks `name` up, or opens what has that name; `None` when that is not known any more.
+    pub(super) fn of(caller: &Caller, name: Option<&Name>) -> Self {
+        let name = name.filter(|_| !caller.thread.is_known()).map(|name| xxh3_64(name.as_bytes()));
+        Self { thread: caller.thread, name }
+    }
+}
 
 /// What a thread was sent to look up again.
 #[derive(Debug)]
@@ -44,9 +61,11 @@ impl Resent {
 }
 
 impl Datapath {
-    /// A thread that was sent to look a name up again is answered: its next open is another one.
-    pub fn give_up_opening(&self, caller: &Caller) {
-        self.lock().resent.pop(&caller.thread);
+    /// A thread that was sent to look the name of `ino` up again is answered: its next open is another one.
+    pub fn give_up_opening(&self, caller: &Caller, ino: Ino) {
+        let mut state = self.lock();
+        let slot = state.tree.by_ino(ino);
+        state.take_resent(caller, slot);
     }
 
     /// The caller is about to be told that `ino` is stale: its next open of that name is the same one.
@@ -66,7 +85,9 @@ impl Datapath {
         options: OpenOptions,
     ) {
         let at = self.clock.monotonic();
-        state.resent.put(caller.thread, Resent { name, at, options, refused: None, found: None });
+        state
+            .resent
+            .put(Sent::of(caller, name.as_ref()), Resent { name, at, options, refused: None, found: None });
     }
 
     /// What a caller is told who asked for attributes of what its name does not stand for any more. This may come before
@@ -74,14 +95,14 @@ impl Datapath {
     /// call that believes its name for too long asks for what it did not find when it was sent.
     pub(super) fn stale_attributes(&self, state: &mut State, caller: &Caller, slot: Slot) -> Error {
         let ino = state.tree.ino(slot);
+        let name = state.name_sought(slot);
         let is_second = state
             .resent
-            .peek(&caller.thread)
+            .peek(&Sent::of(caller, Some(&name)))
             .is_some_and(|resent| resent.found == Some(ino) && self.is_resent(state, resent, Some(slot)));
         if is_second {
             return Error::NoObject;
         }
-        let name = state.name_sought(slot);
         self.note_resent_for(state, caller, Some(name), OpenOptions::default());
         Error::Stale
     }
@@ -98,7 +119,7 @@ impl Datapath {
 
     /// A thread found `ino` under `name`, which it may have been sent to look up again.
     pub(super) fn note_found(&self, state: &mut State, caller: &Caller, name: &Name, ino: Ino) {
-        if let Some(resent) = state.resent.peek_mut(&caller.thread)
+        if let Some(resent) = state.resent.peek_mut(&Sent::of(caller, Some(name)))
             && resent.name.as_ref() == Some(name)
         {
             resent.found = Some(ino);
@@ -116,14 +137,16 @@ impl Datapath {
                     && resent.name.as_ref() == Some(name)
                     && now.saturating_sub(resent.at) < RESENT
             };
-            let Some(resent) = state.resent.peek(&caller.thread).filter(is_same) else { return };
+            let Some(resent) = state.resent.peek(&Sent::of(caller, Some(name))).filter(is_same) else {
+                return;
+            };
             let Ok(parent) = state.slot_of(parent) else { return };
             let Some(child) = state.tree.child(parent, name.as_bytes()) else { return };
             let options = resent.options;
             match state.object(child) {
                 Some(object) if object.phase == Phase::Sealed && !Self::is_away(&object.place) => {}
                 Some(object) if object.phase == Phase::Writing => {
-                    if !self.is_hidden_from(&mut state, caller, child) {
+                    if !self.is_hidden_from(&mut state, caller, child, options.write) {
                         self.expect_writer(&mut state, caller, child);
                     }
                     return;
@@ -138,7 +161,7 @@ impl Datapath {
             Ok(()) | Err(Error::Stale) => {}
             Err(error) => {
                 // The open that follows says it.
-                if let Some(resent) = self.lock().resent.get_mut(&caller.thread) {
+                if let Some(resent) = self.lock().resent.get_mut(&Sent::of(caller, Some(name))) {
                     resent.refused = Some(error);
                 }
             }
@@ -176,6 +199,13 @@ impl Datapath {
 }
 
 impl State {
+    /// Forgets that the caller was sent to the file in `slot` (`None`: that is gone), and gives what it was sent for.
+    pub(super) fn take_resent(&mut self, caller: &Caller, slot: Option<Slot>) -> Option<Resent> {
+        // Hot path: each open asks, and nearly all of them by a thread that is known.
+        let name = slot.filter(|_| !caller.thread.is_known()).map(|slot| self.name_sought(slot));
+        self.resent.pop(&Sent::of(caller, name.as_ref()))
+    }
+
     /// The name by which the file in `slot` is found: a version that is being written has none of its own yet.
     fn name_sought(&self, slot: Slot) -> Name {
         let claim = self.object(slot).and_then(|object| object.open.as_ref()?.supersedes.as_ref());

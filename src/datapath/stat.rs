@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use tidefs_engine::types::ByteCount;
+use tidefs_engine::types::{ByteCount, Version};
 
 use super::lookup::is_shown_while_written;
 use super::room::footprint;
@@ -171,11 +171,22 @@ impl Datapath {
         next.is_some_and(|next| next.is_seen_by(process))
     }
 
-    /// Whether the caller's process may see `ino` at all.
-    pub(super) fn is_hidden_from(&self, state: &mut State, caller: &Caller, slot: Slot) -> bool {
-        let may_hide = state.object(slot).is_some_and(|object| {
-            object.phase == Phase::Writing && !is_shown_while_written(object, &state.tree.name(slot))
-        });
+    /// Whether the file in `slot` is hidden from the caller's process, which `writes` it or only looks.
+    pub(super) fn is_hidden_from(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        slot: Slot,
+        writes: bool,
+    ) -> bool {
+        let Some(object) = state.object(slot) else { return false };
+        let may_hide =
+            object.phase == Phase::Writing && !is_shown_while_written(object, &state.tree.name(slot));
+        if !writes && !caller.thread.is_known() {
+            // It may be anybody, and not who was sent to write this, which may have lost its name meanwhile.
+            let is_begun = object.writers() > 0 || object.version == Version::default();
+            return may_hide || (object.phase == Phase::Gone && is_begun);
+        }
         if !may_hide {
             return false;
         }

@@ -211,11 +211,11 @@ impl Datapath {
         let joined = {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
-            let is_hidden = self.is_hidden_from(&mut state, caller, slot);
+            let is_hidden = self.is_hidden_from(&mut state, caller, slot, options.write);
             let is_written = state.object(slot).ok_or(Error::IsDirectory)?.writers() > 0;
             (is_written && !is_hidden).then(|| {
                 // Who was sent to open a version has come, to change its length and nothing more.
-                state.resent.pop(&caller.thread);
+                state.take_resent(caller, Some(slot));
                 // The last of the others may close it at any moment: it is not sealed before this is done.
                 self.open_handle(&mut state, caller, slot, options, IoPath::Direct)
             })

@@ -23,9 +23,28 @@ const TASK_IS_EXITING: u64 = 0x4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ThreadId(pub u32);
 
+impl ThreadId {
+    /// Whether it is told from all others.
+    #[must_use]
+    pub fn is_known(self) -> bool {
+        self.0 != 0
+    }
+}
+
 /// A process, named by its thread-group id. The caller's thread stands for it when /proc does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProcessId(pub u32);
+
+impl ProcessId {
+    /// Any process that is not visible from the daemon's pid namespace.
+    pub const UNKNOWN: Self = Self(0);
+
+    /// Whether it is told from all others. The daemon in a container of its own sees none of those that use the mount.
+    #[must_use]
+    pub fn is_known(self) -> bool {
+        self != Self::UNKNOWN
+    }
+}
 
 /// How a process that closes a file ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +70,9 @@ impl Default for Processes {
 impl Processes {
     /// The process of `thread` at monotonic time `now`.
     pub fn process_of(&mut self, thread: ThreadId, now: Duration) -> ProcessId {
+        if !thread.is_known() {
+            return ProcessId::UNKNOWN;
+        }
         if let Some(&(process, asked)) = self.known.get(&thread)
             && now.saturating_sub(asked) < BELIEF
         {
@@ -97,7 +119,7 @@ pub fn writer_fate(thread: ThreadId) -> WriterFate {
 ///
 /// Hot path: asked at each close of a writer.
 fn has_memory(thread: ThreadId) -> bool {
-    if thread.0 == 0 {
+    if !thread.is_known() {
         return false; // a task of another pid namespace; nothing is known of it
     }
     crate::ffi::has_memory(thread.0).unwrap_or_else(|| {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use std::{env, thread};
 
 use nix::mount::{MntFlags, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
@@ -80,6 +81,17 @@ impl Mount {
     /// The same, for a start that has much to find.
     #[track_caller]
     pub(crate) fn start_daemon_within(&mut self, limit: Duration) {
+        self.start_daemon_by(limit, Command::spawn);
+    }
+
+    /// The same as [`Self::start_daemon`], as in a container of its own: it sees no process but its own.
+    #[track_caller]
+    pub(crate) fn start_daemon_apart(&mut self) {
+        self.start_daemon_by(START, |command| in_own_pid_namespace(|| command.spawn()));
+    }
+
+    #[track_caller]
+    fn start_daemon_by(&mut self, limit: Duration, spawn: impl FnOnce(&mut Command) -> io::Result<Child>) {
         if self.bare {
             return;
         }
@@ -93,7 +105,7 @@ impl Mount {
                 nix::sys::prctl::set_pdeathsig(Some(Signal::SIGTERM)).map_err(std::io::Error::from)
             });
         }
-        let mut child = command.spawn().expect("the daemon starts");
+        let mut child = spawn(&mut command).expect("the daemon starts");
         let (sender, receiver) = mpsc::channel();
         let stdout = child.stdout.take().expect("stdout is a pipe");
         thread::spawn(move || {
@@ -334,6 +346,16 @@ impl Drop for Mount {
             eprintln!("{reason}");
         }
     }
+}
+
+/// What `work` starts is the first process of a pid namespace of its own. It starts no thread, which the kernel refuses.
+fn in_own_pid_namespace<T>(work: impl FnOnce() -> T) -> T {
+    let ours = File::open("/proc/thread-self/ns/pid").expect("the namespace of this thread");
+    unshare(CloneFlags::CLONE_NEWPID).expect("root may make pid namespaces");
+    let done = work();
+    // What this thread starts from now on is seen by all again.
+    setns(ours, CloneFlags::CLONE_NEWPID).expect("a thread may go back to its own namespace");
+    done
 }
 
 /// What statfs says of a mount, in bytes.

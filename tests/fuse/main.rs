@@ -25,6 +25,7 @@ mod rename;
 mod replace;
 mod scratch;
 mod unlink;
+mod unseen;
 mod whole_mount;
 mod write_paths;
 mod xattrs;

@@ -68,7 +68,7 @@ pub(in crate::fuse) fn open(
         }
     }
     if !options.write && datapath.is_faster_computed(ino(number)) {
-        datapath.give_up_opening(&caller);
+        datapath.give_up_opening(&caller, ino(number));
         return reply.error(fail("open", &Error::NoObject));
     }
     let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
@@ -77,7 +77,7 @@ pub(in crate::fuse) fn open(
         let Some(left_again) = open(reply) else { return };
         let is_back = is_back && datapath.promote(ino(number)).is_ok();
         if let Some(reply) = if is_back { open(left_again) } else { Some(left_again) } {
-            datapath.give_up_opening(&caller);
+            datapath.give_up_opening(&caller, ino(number));
             reply.error(fail("open", &Error::NoObject));
         }
     });
