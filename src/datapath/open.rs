@@ -9,6 +9,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tidefs_engine::types::Version;
+
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
 
@@ -216,6 +218,8 @@ impl Datapath {
             Phase::Gone if !object.is_open() && (options.write || !object.is_readable()) => {
                 return Err(Error::Stale);
             }
+            // Those who have an object open keep its bytes, whoever comes to write it after it was replaced.
+            Phase::Gone if options.write && object.version > Version::default() => return Err(Error::Stale),
             Phase::Gone | Phase::Writing => {}
             Phase::Sealed if options.write => self.unseal(state, caller, slot, options)?,
             Phase::Parked if options.write => state.reopen_parked(slot),

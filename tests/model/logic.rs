@@ -27,9 +27,10 @@ use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
 mod interleaved;
 mod leftover;
+mod resent;
 mod ssd;
 
-/// Thread ids above any that Linux gives out, so that each stands for a process of its own.
+/// Thread ids above any that Linux gives out: each stands for a process of its own.
 const FIRST_THREAD: u32 = 4_200_001;
 /// Disk space for slot files.
 const SCRATCH_CAPACITY: ByteCount = ByteCount::mib(64);
@@ -459,8 +460,8 @@ impl System for Logic {
     }
 
     fn space(&mut self, path: &str) -> Space {
-        let ino = self.resolve(super::system::WATCHER, path).expect("the directory exists");
-        let space = self.datapath().statfs(ino).expect("the tier answers");
+        let ino = self.resolve(super::system::WATCHER, path).expect("it exists");
+        let space = self.datapath().statfs(ino).expect("it answers");
         self.done(self.without_disk(Space { capacity: space.capacity.get(), free: space.free.get() }))
     }
 
@@ -479,14 +480,13 @@ impl System for Logic {
 
     fn books(&self) -> Option<Books> {
         let overview = self.datapath().overview().expect("the tier answers");
-        let telemetry = self.datapath().telemetry();
         Some(Books {
             objects: overview.objects,
             sealed_bytes: overview.sealed_bytes.get(),
             unsealed: overview.unsealed_files,
             used: overview.usage.used.get(),
-            evictions: telemetry.evictions.get(),
-            discarded: telemetry.discarded_writes.get(),
+            evictions: self.datapath().telemetry().evictions.get(),
+            discarded: self.datapath().telemetry().discarded_writes.get(),
         })
     }
 }
