@@ -32,20 +32,22 @@ pub(crate) fn config() -> FabricConfig {
 
 /// The strict provider's file, where libfabric finds it. Set up before the library is used for the first time.
 fn prepare() -> &'static Path {
-    static FOLDER: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (folder, file) = FOLDER.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
+    static FILE: OnceLock<PathBuf> = OnceLock::new();
+    FILE.get_or_init(|| {
         let built = std::env::current_exe().unwrap().with_file_name("libfabric_strict.so");
-        let file = folder.path().join("libstrict-fi.so");
-        std::os::unix::fs::symlink(&built, &file).unwrap();
-        assert!(file.exists(), "{} was not built", built.display());
+        assert!(built.exists(), "{} was not built", built.display());
+        // Beside the build, so that a run leaves nothing behind; tests in other processes put the same link there.
+        let folder = built.with_file_name("libfabric-providers");
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("libstrict-fi.so");
+        let link = folder.join(format!("link-{}", std::process::id()));
+        std::os::unix::fs::symlink(&built, &link).unwrap();
+        std::fs::rename(&link, &file).unwrap();
         // SAFETY: the first thing that any test here does; no other thread of this process reads the environment yet
         // but those of tests that wait for this same cell.
-        unsafe { std::env::set_var("FI_PROVIDER_PATH", folder.path()) };
-        (folder, file)
-    });
-    let _ = folder;
-    file
+        unsafe { std::env::set_var("FI_PROVIDER_PATH", &folder) };
+        file
+    })
 }
 
 /// Opens one end. `None`, with the reason on standard output, where there is no libfabric.
