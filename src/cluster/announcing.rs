@@ -119,7 +119,18 @@ impl Core {
                 continue;
             }
             let failed = self.announce(&wanted).await;
-            if self.seen().view.number != view {
+            // Who serves a shard no more refuses it for ever. Who is to serve it from a view on that does not count yet was
+            // planned with that view.
+            let now = self.seen();
+            let failed: BTreeMap<MemberId, BTreeSet<Shard>> = failed
+                .into_iter()
+                .map(|(member, mut shards)| {
+                    shards.retain(|&shard| now.map.is_served_by(shard, member));
+                    (member, shards)
+                })
+                .filter(|(_, shards)| !shards.is_empty())
+                .collect();
+            if now.view.number != view {
                 // Others serve some of it now: what was not told is planned again, and nobody is told that it is done.
                 let mut state = self.plan.state.lock();
                 for (member, shards) in failed {

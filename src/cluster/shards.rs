@@ -60,6 +60,14 @@ pub struct Owners {
     pub backup: Option<MemberId>,
 }
 
+impl Owners {
+    /// Whether `member` is one of the two.
+    #[must_use]
+    pub fn contains(&self, member: MemberId) -> bool {
+        self.primary == member || self.backup == Some(member)
+    }
+}
+
 /// Who serves which shard, in one view.
 #[derive(Clone, Debug)]
 pub struct ShardMap {
@@ -81,11 +89,15 @@ impl ShardMap {
         self.owners.get(usize::from(shard.0)).copied().flatten()
     }
 
+    /// Whether `member` serves `shard`, as primary or backup.
+    #[must_use]
+    pub fn is_served_by(&self, shard: Shard, member: MemberId) -> bool {
+        self.owners(shard).is_some_and(|owners| owners.contains(member))
+    }
+
     /// Shards that `member` serves, as primary or backup.
     pub fn served_by(&self, member: MemberId) -> impl Iterator<Item = Shard> {
-        Shard::all().filter(move |&shard| {
-            self.owners(shard).is_some_and(|owners| owners.primary == member || owners.backup == Some(member))
-        })
+        Shard::all().filter(move |&shard| self.is_served_by(shard, member))
     }
 }
 

@@ -147,7 +147,7 @@ impl Core {
             owner.note_contact(member, now);
             owner.give_up_on(member);
         }
-        let answered = owned(&|owners| owners.primary == member || owners.backup == Some(member));
+        let answered = owned(&|owners| owners.contains(member));
         if !answered.is_empty() {
             answered.iter().for_each(|&shard| self.note_revocation(shard));
             if let Some(holder) = self.holder.upgrade() {

@@ -304,6 +304,28 @@ fn who_joins_learns_what_was_written_before_and_serves_it() {
 }
 
 #[test]
+fn who_joins_while_another_is_still_told_leaves_nothing_to_be_announced_for_ever() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let mut slow = config(1);
+        // A page of names takes a quarter of a second: the third joins while the second hears of the names.
+        slow.limits.announced_per_second = 2000;
+        let mut hosts = vec![start(&coordinator, slow).await];
+        for number in 0..1500 {
+            hosts[0].write(&format!("kv/{number}"), b"before", wall(), soon()).await.unwrap();
+        }
+        hosts.push(start(&coordinator, config(2)).await);
+        let core = Arc::clone(&hosts[0].cluster.core);
+        until("the second is being told", || core.counters.announced.get() > 0).await;
+        hosts.push(start(&coordinator, config(3)).await);
+        settled(&hosts).await;
+        let told = core.counters.announced.get();
+        tokio::time::sleep(10 * core.config.timings.tick).await;
+        assert_eq!(core.counters.announced.get(), told, "it goes on announcing");
+    });
+}
+
+#[test]
 fn who_leaves_is_found_no_more_and_its_shards_go_on() {
     in_a_cluster_of(3, |_, mut hosts| async move {
         for number in 0..100 {
