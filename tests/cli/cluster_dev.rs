@@ -106,3 +106,21 @@ fn a_trial_needs_no_etcd() {
     assert!(running.said["etcd"].is_null());
     expect_one_filesystem_until_interrupted(running);
 }
+
+#[test]
+fn a_host_that_was_killed_leaves_neither_a_mount_nor_memory_behind() {
+    let mut running = Running::start(&["--hosts", "2", "--without-etcd"]);
+    let mount = running.mounts()[1].clone();
+    fs::create_dir(mount.join("kv")).expect("a namespace");
+    fs::write(mount.join("kv/key"), object(1, 100_000)).expect("an object");
+    let killed =
+        running.said["hosts"][1]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a pid");
+    kill(Pid::from_raw(killed), Signal::SIGKILL).expect("it runs");
+    let is_dead = || fs::metadata(&mount).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
+    assert!(until(HANG, is_dead), "the mount of a dead daemon answers");
+
+    let pid = Pid::from_raw(i32::try_from(running.process.id()).expect("a pid is an i32"));
+    kill(pid, Signal::SIGINT).expect("it runs");
+    assert!(wait_for(&mut running.process, LONG).expect("it ends").success());
+    assert_eq!(mounts_below(running.place.base.path()), Vec::<PathBuf>::new());
+}

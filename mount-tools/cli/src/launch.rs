@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tidefs_control_api::instance::StateDir;
+use tidefs_control_api::instance::{Instance, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
 use tidefs_control_api::mounts::{self, MountTable};
 use tidefs_engine::types::ByteCount;
@@ -54,8 +54,8 @@ pub(crate) struct Launch {
 pub(crate) struct Started {
     /// Its process id.
     pub(crate) pid: u32,
-    /// Where it writes its log.
-    pub(crate) log: PathBuf,
+    /// Its state, with its log.
+    pub(crate) instance: Instance,
     /// Whether the mount of a dead daemon was taken away first.
     pub(crate) replaced_stale: bool,
 }
@@ -98,12 +98,13 @@ impl Launch {
     pub(crate) fn start(&self) -> Result<Started, LaunchError> {
         let state = self.state()?;
         let replaced_stale = self.clear_mount_point(&state)?;
-        let log = state.instance(&self.dir).log();
+        let instance = state.instance(&self.dir);
+        let log = instance.log();
         let log_file =
             open_log(&log).map_err(|source| LaunchError::Io { step: "write", path: log.clone(), source })?;
         let mut child = self.spawn(log_file)?;
         match self.wait_for_mount(&mut child, &log) {
-            Ok(()) => Ok(Started { pid: child.id(), log, replaced_stale }),
+            Ok(()) => Ok(Started { pid: child.id(), instance, replaced_stale }),
             Err(error) => {
                 end(&mut child);
                 Err(error)

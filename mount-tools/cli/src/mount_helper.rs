@@ -111,7 +111,11 @@ fn mount(args: HelperArgs) -> Result<(), (u8, String)> {
         eprintln!("mount.tidefs: replaced the mount of a dead daemon on {}", launch.dir.display());
     }
     if args.verbose {
-        eprintln!("mount.tidefs: process {} serves it and logs to {}", started.pid, started.log.display());
+        eprintln!(
+            "mount.tidefs: process {} serves it and logs to {}",
+            started.pid,
+            started.instance.log().display()
+        );
     }
     Ok(())
 }

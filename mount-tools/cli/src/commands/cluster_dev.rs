@@ -14,10 +14,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::json;
+use tidefs_control_api::instance::Instance;
+use tidefs_control_api::lock::Daemon;
 
+use super::umount;
 use crate::args::ClusterDevArgs;
 use crate::error::{CliError, Exit};
 use crate::launch::Launch;
+use crate::locate;
 use crate::output::Output;
 
 /// How long etcd may take until it answers.
@@ -54,7 +58,16 @@ pub(crate) fn run(args: &ClusterDevArgs, output: Output) -> Result<(), CliError>
 struct Host {
     mount: PathBuf,
     process: Pid,
-    log: PathBuf,
+    instance: Instance,
+}
+
+impl Host {
+    /// Takes away what is left of it when it was killed: its mount, and its memory unless it was to be kept.
+    fn bury(&self, discards: bool) -> Result<(), CliError> {
+        let is_left =
+            umount::is_mounted(&self.mount)? && matches!(locate::probe(&self.instance)?, Daemon::Gone);
+        if is_left { umount::take_away(&self.instance, &self.mount, discards) } else { Ok(()) }
+    }
 }
 
 /// Where the daemons find each other.
@@ -73,6 +86,8 @@ enum Meeting {
 struct Cluster {
     hosts: Vec<Host>,
     meeting: Meeting,
+    /// Whether the memory of the hosts is freed at the end; not when an option says what becomes of it.
+    discards: bool,
 }
 
 impl Meeting {
@@ -108,7 +123,8 @@ impl Meeting {
 
 impl Cluster {
     fn start(args: &ClusterDevArgs, output: Output) -> Result<Self, CliError> {
-        let mut cluster = Self { hosts: Vec::new(), meeting: Meeting::start(args)? };
+        let discards = !args.options.iter().any(|option| option.starts_with("on_stop="));
+        let mut cluster = Self { hosts: Vec::new(), meeting: Meeting::start(args)?, discards };
         for number in 1..=args.hosts {
             output.note(&format!("starting host {number} of {}", args.hosts));
             let host = cluster.start_host(args, number)?;
@@ -143,20 +159,22 @@ impl Cluster {
             .start()
             .map_err(|error| CliError::new(Exit::Failed, format!("{name} does not start: {error}")))?;
         let process = Pid::from_raw(i32::try_from(started.pid).unwrap_or_default());
-        Ok(Host { mount: dir, process, log: started.log })
+        Ok(Host { mount: dir, process, instance: started.instance })
     }
 
     fn show(&self, output: Output) -> Result<(), CliError> {
         let hosts: Vec<_> = self
             .hosts
             .iter()
-            .map(|host| json!({"mount": host.mount, "pid": host.process.as_raw(), "log": host.log}))
+            .map(
+                |host| json!({"mount": host.mount, "pid": host.process.as_raw(), "log": host.instance.log()}),
+            )
             .collect();
         let (key, address, is_at) = self.meeting.place();
         output.result(&json!({key: address, "hosts": hosts}), || {
             let mut text = format!("{is_at} {address}\n");
             for host in &self.hosts {
-                text += &format!("{}  (process {}, log {})\n", host.mount.display(), host.process, host.log.display());
+                text += &format!("{}  (process {}, log {})\n", host.mount.display(), host.process, host.instance.log().display());
             }
             if let [first, .., last] = &self.hosts[..] {
                 text += &format!(
@@ -181,8 +199,10 @@ impl Drop for Cluster {
                 eprintln!(
                     "tidefs: process {} does not stop; its log is {}",
                     host.process,
-                    host.log.display()
+                    host.instance.log().display()
                 );
+            } else if let Err(error) = host.bury(self.discards) {
+                eprintln!("tidefs: what {} left stays: {error}", host.mount.display());
             }
         }
         if let Meeting::Etcd { process, .. } = &mut self.meeting {

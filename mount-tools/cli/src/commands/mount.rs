@@ -28,11 +28,15 @@ pub(crate) fn run(args: MountArgs, output: Output) -> Result<(), CliError> {
     let value = json!({
         "mount_point": launch.dir,
         "pid": started.pid,
-        "log": started.log,
+        "log": started.instance.log(),
         "replaced_stale": started.replaced_stale,
     });
     output.result(&value, || {
-        format!("mounted on {dir}, served by process {}, log in {}", started.pid, started.log.display())
+        format!(
+            "mounted on {dir}, served by process {}, log in {}",
+            started.pid,
+            started.instance.log().display()
+        )
     })
 }
 

@@ -55,13 +55,7 @@ pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
             });
         }
     };
-    while is_mounted(&dir)? {
-        mounts::detach(&dir)
-            .map_err(|error| CliError::system(format!("cannot unmount {}", dir.display()), &error))?;
-    }
-    if args.discard {
-        discard(&instance)?;
-    }
+    take_away(&instance, &dir, args.discard)?;
     let value = json!({ "mount_point": dir, "daemon": daemon, "discarded": args.discard });
     output.result(&value, || match (args.discard, instance.memory().exists()) {
         (true, _) => format!("unmounted {}, its memory is free", dir.display()),
@@ -72,7 +66,19 @@ pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
     })
 }
 
-fn is_mounted(dir: &Path) -> Result<bool, CliError> {
+/// Takes away what a daemon that is gone left on `dir`, and frees what it keeps when it `discards`.
+///
+/// # Errors
+/// [`CliError`] when a mount cannot be taken away, or when another daemon serves `dir` by now.
+pub(super) fn take_away(instance: &Instance, dir: &Path, discards: bool) -> Result<(), CliError> {
+    while is_mounted(dir)? {
+        mounts::detach(dir)
+            .map_err(|error| CliError::system(format!("cannot unmount {}", dir.display()), &error))?;
+    }
+    if discards { discard(instance) } else { Ok(()) }
+}
+
+pub(super) fn is_mounted(dir: &Path) -> Result<bool, CliError> {
     Ok(mount_table()?.at(dir).is_some_and(Mount::is_tidefs))
 }
 
