@@ -1,6 +1,6 @@
 //! Keeping the two owners of a shard alike, and handing shards over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidefs_engine::engine::Answer;
@@ -12,10 +12,12 @@ use super::changing::Wait;
 use super::core::Core;
 use super::object::Stamp;
 use super::peers::Dirty;
-use super::shards::{KeyId, SHARDS, Shard};
+use super::shards::{KeyId, Shard};
 
-/// Keys in one message.
-const KEYS: usize = 2048;
+/// Keys in one message: each is looked at, sent and learned while nobody else is served.
+const KEYS: usize = 256;
+/// Shards that are handed over together.
+const SHARDS_AT_ONCE: usize = 16;
 
 impl Core {
     /// Has the other owner of a key know its new state. As [`Core::tell`].
@@ -33,13 +35,13 @@ impl Core {
         None
     }
 
-    fn word(&self, keys: &BTreeMap<KeyId, Stamp>, is_decided: bool) -> Replicate {
+    fn word(&self, keys: &[(KeyId, Stamp)], is_decided: bool) -> Replicate {
         let now = self.now();
         let mut known = Vec::with_capacity(keys.len());
         let (mut horizon_age_ms, mut away_ms) = (None, Vec::new());
-        for keys in keys.iter().collect::<Vec<_>>().chunks(256) {
+        for keys in keys.chunks(KEYS) {
             let owner = self.owner.lock();
-            known.extend(keys.iter().map(|&(&key, &gone)| (key.0, owner.known(key, gone, now))));
+            known.extend(keys.iter().map(|&(key, gone)| (key.0, owner.known(key, gone, now))));
             horizon_age_ms = owner.horizon_age_ms(now);
             away_ms = owner.away_ms(now);
         }
@@ -60,8 +62,8 @@ impl Core {
 
     /// Sends what changed to the other owner, to which it is a debt when that does not answer.
     pub(super) async fn send_dirty(self: Arc<Self>, member: MemberId, items: Vec<Dirty>) -> Option<Vec<()>> {
-        let keys = items.iter().map(|dirty| (dirty.key, dirty.gone)).collect();
-        let word = self.word(&keys, true);
+        let keys: BTreeMap<KeyId, Stamp> = items.iter().map(|dirty| (dirty.key, dirty.gone)).collect();
+        let word = self.word(&Vec::from_iter(keys), true);
         if self.send_word(member, &word).await {
             return Some(vec![(); items.len()]);
         }
@@ -75,20 +77,21 @@ impl Core {
 
     pub(super) fn answer_replicate(self: &Arc<Self>, from: PeerId, word: &Replicate) -> Answer {
         let now = self.now();
-        let learned = self.owner.lock().learn(from.member, word, now);
-        let waits: Vec<Wait> = learned
-            .tell
-            .into_iter()
-            .filter_map(|(member, revocation)| self.tell(member, revocation))
-            .map(Wait::Told)
-            .collect();
-        if !learned.ours_later.is_empty()
-            && let Some(peer) = self.peers.lock().get_mut(&from.member)
-        {
-            for key in learned.ours_later {
-                peer.debts.add(Dirty { key, gone: Stamp(0) }, self.config.limits.queued);
+        let mut waits = Vec::new();
+        for keys in word.keys.chunks(KEYS) {
+            let learned = self.owner.lock().learn(from.member, keys, word.is_decided, now);
+            let told =
+                learned.tell.into_iter().filter_map(|(member, revocation)| self.tell(member, revocation));
+            waits.extend(told.map(Wait::Told));
+            if !learned.ours_later.is_empty()
+                && let Some(peer) = self.peers.lock().get_mut(&from.member)
+            {
+                for key in learned.ours_later {
+                    peer.debts.add(Dirty { key, gone: Stamp(0) }, self.config.limits.queued);
+                }
             }
         }
+        self.owner.lock().learn_rest(word, now);
         let deadline = self.within(self.config.timings.background / 2);
         Answer::Later(Box::pin(async move {
             Self::settle(waits, deadline).await;
@@ -116,11 +119,11 @@ impl Core {
                 Some(_) => return true,
                 None => return false,
             };
-            let mut keys: BTreeMap<KeyId, Stamp> =
+            let mut keys: Vec<(KeyId, Stamp)> =
                 debts.items.iter().map(|dirty| (dirty.key, dirty.gone)).collect();
             if debts.is_all {
-                let all = self.owner.lock().keys(&self.shared_with(member));
-                keys.extend(all.into_iter().map(|key| (key, Stamp(0))));
+                let shared = self.shared_with(member);
+                keys.extend(self.keys_of(&shared, &self.removed_keys_of(&shared)));
             }
             if !self.push_keys(member, &keys).await {
                 if let Some(peer) = self.peers.lock().get_mut(&member) {
@@ -134,10 +137,26 @@ impl Core {
         }
     }
 
-    async fn push_keys(self: &Arc<Self>, member: MemberId, keys: &BTreeMap<KeyId, Stamp>) -> bool {
-        let all: Vec<(KeyId, Stamp)> = keys.iter().map(|(&key, &gone)| (key, gone)).collect();
-        for part in all.chunks(KEYS) {
-            let word = self.word(&part.iter().copied().collect(), false);
+    fn removed_keys_of(&self, shards: &[Shard]) -> Vec<KeyId> {
+        let wanted: BTreeSet<Shard> = shards.iter().copied().collect();
+        self.owner.lock().removed_keys(|shard| wanted.contains(&shard))
+    }
+
+    /// Keys of `shards` that stand for something, or are among those that were `removed`, which are in order.
+    fn keys_of(&self, shards: &[Shard], removed: &[KeyId]) -> Vec<(KeyId, Stamp)> {
+        let mut keys: Vec<KeyId> = Vec::new();
+        for &shard in shards {
+            keys.extend(self.owner.lock().keys(shard));
+            // Keys are ordered by their shards first.
+            let first = removed.partition_point(|key| key.shard() < shard);
+            keys.extend(removed[first..].iter().take_while(|key| key.shard() == shard));
+        }
+        keys.into_iter().map(|key| (key, Stamp(0))).collect()
+    }
+
+    async fn push_keys(self: &Arc<Self>, member: MemberId, keys: &[(KeyId, Stamp)]) -> bool {
+        for part in keys.chunks(KEYS) {
+            let word = self.word(part, false);
             if !self.send_word(member, &word).await {
                 return false;
             }
@@ -173,22 +192,19 @@ impl Core {
     /// Hands what is known of `shards` over to a member that serves them from now on.
     pub(super) async fn hand_over(self: Arc<Self>, member: MemberId, shards: Vec<Shard>) {
         let start = self.peer_id(member);
-        for part in shards.chunks(usize::from(SHARDS / 64)) {
-            let (keys, complete) = {
+        let removed = self.removed_keys_of(&shards);
+        for part in shards.chunks(SHARDS_AT_ONCE) {
+            let complete: Vec<u16> = {
                 let owner = self.owner.lock();
-                let complete: Vec<u16> = part
-                    .iter()
-                    .filter(|&&shard| !owner.is_incomplete(shard))
-                    .map(|shard| shard.number())
-                    .collect();
-                (owner.keys(part), complete)
+                let whole = part.iter().filter(|&&shard| !owner.is_incomplete(shard));
+                whole.map(|shard| shard.number()).collect()
             };
-            let keys = keys.into_iter().map(|key| (key, Stamp(0))).collect();
+            let keys = self.keys_of(part, &removed);
             let mut is_told = false;
             // Until it knows, or is gone: another start of it learns from whoever serves the shards then.
             while !is_told && start.is_some() && self.peer_id(member) == start && self.is_registered(member) {
                 is_told = self.push_keys(member, &keys).await && {
-                    let last = Replicate { complete: complete.clone(), ..self.word(&BTreeMap::new(), false) };
+                    let last = Replicate { complete: complete.clone(), ..self.word(&[], false) };
                     self.send_word(member, &last).await
                 };
                 if !is_told {

@@ -8,6 +8,7 @@ use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::watch;
 
 use super::batcher::Batcher;
+use super::catalog::owner::Owner;
 use super::catalog::wire::Revocation;
 use super::changing::Wait;
 use super::core::{Core, Seen, Takeover};
@@ -70,6 +71,22 @@ impl Moves {
     }
 }
 
+/// A view was adopted, and not all that it moves is handed over.
+struct HandingOver(Arc<Core>);
+
+impl HandingOver {
+    fn begin(core: &Arc<Core>) -> Self {
+        core.handing_over.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(core))
+    }
+}
+
+impl Drop for HandingOver {
+    fn drop(&mut self) {
+        self.0.handing_over.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl Core {
     /// Follows the coordinator's views, for ever.
     pub(super) async fn follow_views(self: Arc<Self>) {
@@ -105,6 +122,7 @@ impl Core {
         self.carrier.meet(&view);
         self.meet_members(&view);
         let members: BTreeSet<MemberId> = view.members().iter().map(|member| member.id).collect();
+        let under_way = HandingOver::begin(self);
         {
             let mut owner = self.owner.lock();
             for member in view.members() {
@@ -144,7 +162,7 @@ impl Core {
             }
         }
         self.take_over(moves.taken, view.number);
-        self.hand_over_all(moves.handed);
+        self.hand_over_all(under_way, moves.handed);
         self.plan.wake();
         self.copying.walk();
     }
@@ -254,19 +272,33 @@ impl Core {
     }
 
     /// Hands over what others serve now, and forgets what this member serves no more.
-    fn hand_over_all(self: &Arc<Self>, handed: BTreeMap<MemberId, Vec<Shard>>) {
+    fn hand_over_all(self: &Arc<Self>, under_way: HandingOver, handed: BTreeMap<MemberId, Vec<Shard>>) {
         let core = Arc::clone(self);
-        self.handing_over.fetch_add(1, Ordering::AcqRel);
         self.spawn(async move {
-            let mut under_way = tokio::task::JoinSet::new();
+            let mut tasks = tokio::task::JoinSet::new();
             for (member, shards) in handed {
-                under_way.spawn(Arc::clone(&core).hand_over(member, shards));
+                tasks.spawn(Arc::clone(&core).hand_over(member, shards));
             }
-            while under_way.join_next().await.is_some() {}
-            if core.handing_over.fetch_sub(1, Ordering::AcqRel) == 1 {
-                let served: BTreeSet<Shard> = core.seen().map.served_by(core.me.member).collect();
-                core.owner.lock().forget_shards(|shard| served.contains(&shard));
-            }
+            while tasks.join_next().await.is_some() {}
+            drop(under_way);
+            core.forget_unserved();
         });
+    }
+
+    /// Forgets what only others serve, unless some of it is still to be handed over.
+    fn forget_unserved(&self) {
+        // What a later view wants handed over counts before the catalog goes by that view.
+        let is_settled = |_: &Owner| self.handing_over.load(Ordering::Acquire) == 0;
+        for shard in Shard::all() {
+            let mut owner = self.owner.lock();
+            if !is_settled(&owner) {
+                return;
+            }
+            owner.forget_unserved(shard);
+        }
+        let mut owner = self.owner.lock();
+        if is_settled(&owner) {
+            owner.forget_unserved_names();
+        }
     }
 }

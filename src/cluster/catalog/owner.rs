@@ -426,13 +426,17 @@ impl Owner {
         self.slots.of(peer);
     }
 
-    /// Keys of a shard with an entry or a tombstone. The latter cost a look at all of them.
+    /// Keys of a shard with an entry.
+    pub fn keys(&self, shard: Shard) -> impl Iterator<Item = KeyId> {
+        self.table.keys(shard)
+    }
+
+    /// Keys with a tombstone, in order. It costs a look at all of them.
     #[must_use]
-    pub fn keys(&self, shards: &[Shard]) -> Vec<KeyId> {
-        let mut keys: Vec<KeyId> = shards.iter().flat_map(|&shard| self.table.keys(shard)).collect();
+    pub fn removed_keys(&self, is_wanted: impl Fn(Shard) -> bool) -> Vec<KeyId> {
         let removed = self.table.tombstones().iter().map(|(key, ..)| key);
-        let wanted: BTreeSet<Shard> = shards.iter().copied().collect();
-        keys.extend(removed.filter(|key| wanted.contains(&key.shard())));
+        let mut keys: Vec<KeyId> = removed.filter(|key| is_wanted(key.shard())).collect();
+        keys.sort_unstable();
         keys
     }
 

@@ -27,10 +27,17 @@ impl Owner {
         }
     }
 
-    /// Takes the word of `from`, another owner of the same shards.
-    pub fn learn(&mut self, from: MemberId, word: &Replicate, now: Duration) -> Learned {
+    /// Takes the word of `from`, another owner of the same shards, about some of the keys: it decides them if
+    /// `is_decided`. The rest of that word is for [`Self::learn_rest`] to take when all keys are.
+    pub fn learn(
+        &mut self,
+        from: MemberId,
+        keys: &[(u128, Known)],
+        is_decided: bool,
+        now: Duration,
+    ) -> Learned {
         let mut learned = Learned::default();
-        for (key, known) in &word.keys {
+        for (key, known) in keys {
             let key = KeyId(*key);
             let Some(owners) = self.map.owners(key.shard()) else { continue };
             if self.role(key.shard()) == Role::None {
@@ -51,7 +58,7 @@ impl Owner {
                     if entry.copies.is_empty() { State::Gone(*stamp) } else { State::Present(entry) }
                 }
             };
-            let is_decided = word.is_decided && owners.primary == from;
+            let is_decided = is_decided && owners.primary == from;
             let Adopted { changed, losers, is_ours_later } = self.table.adopt(key, state, is_decided, now);
             if let Some(through) = changed {
                 learned.tell.extend(self.revoke(key, None, through, &losers, None));
@@ -63,6 +70,11 @@ impl Owner {
                 learned.ours_later.push(key);
             }
         }
+        learned
+    }
+
+    /// Takes what a word says beside its keys.
+    pub fn learn_rest(&mut self, word: &Replicate, now: Duration) {
         for shard in word.complete.iter().filter_map(|&number| Shard::with_number(number)) {
             self.incomplete[usize::from(shard.number())] = false;
         }
@@ -77,6 +89,5 @@ impl Owner {
         if let Some(age) = word.horizon_age_ms {
             self.table.tombstones_mut().raise_horizon(now.saturating_sub(Duration::from_millis(age)));
         }
-        learned
     }
 }

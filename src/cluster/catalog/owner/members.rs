@@ -7,12 +7,12 @@ use std::time::Duration;
 use tidefs_engine::types::{MemberId, PeerId};
 
 use super::super::entry::Slot;
-use super::Owner;
-use crate::cluster::shards::{Shard, ShardMap};
+use super::{Owner, Role};
+use crate::cluster::shards::{KeyId, Shard, ShardMap};
 
 impl Owner {
     /// Who serves what from now on. Shards in `gained` are new to this member: it learns what there is from `awaited`, and
-    /// from whoever served them. What it serves no more is forgotten by [`Self::forget_shards`].
+    /// from whoever served them. What it serves no more is forgotten by [`Self::forget_unserved`].
     pub fn set_map(&mut self, map: Arc<ShardMap>, gained: &[Shard], awaited: BTreeSet<MemberId>) {
         if !gained.is_empty() {
             self.awaited_view = map.view;
@@ -93,14 +93,20 @@ impl Owner {
         }
     }
 
-    /// Shards that others serve now.
-    pub fn forget_shards(&mut self, is_kept: impl Fn(Shard) -> bool) {
-        for shard in Shard::all().filter(|&shard| !is_kept(shard)) {
+    /// Forgets what stands in `shard` when only others serve it now.
+    pub fn forget_unserved(&mut self, shard: Shard) {
+        if self.role(shard) == Role::None {
             self.table.forget_shard(shard);
             self.incomplete[usize::from(shard.number())] = false;
         }
-        self.table.tombstones_mut().retain(|key| is_kept(key.shard()));
-        self.watches.retain(|key| is_kept(key.shard()));
+    }
+
+    /// Forgets removals, and who watches what, in all shards that only others serve now. It costs a look at all of them.
+    pub fn forget_unserved_names(&mut self) {
+        let (map, me) = (&self.map, self.me);
+        let is_kept = |key: KeyId| map.is_served_by(key.shard(), me);
+        self.table.tombstones_mut().retain(is_kept);
+        self.watches.retain(is_kept);
     }
 
     /// Whether `member` is held for lost.
