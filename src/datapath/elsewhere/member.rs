@@ -1,5 +1,6 @@
 //! What this daemon does for the other members with what it holds: lends, withdraws, lists.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -25,8 +26,10 @@ const STAMP_PAUSE: Duration = Duration::from_micros(200);
 const SENT_AT_ONCE: ByteCount = ByteCount::kib(64);
 /// What was sealed a shorter time ago may not have been answered to its writer yet.
 const YOUNG_NS: i64 = 200_000_000;
-/// Slots that are looked at for one page of holdings.
-const SCANNED_MAX: usize = 8192;
+/// Slots that are looked at for one page of holdings, while nobody else is served.
+const SCANNED_MAX: usize = 1024;
+/// Objects of others that are forgotten together, while nobody else is served.
+const FORGOTTEN_AT_ONCE: usize = 256;
 
 /// The datapath as other members see it. Knows it weakly: a daemon that stops answers nobody.
 #[derive(Debug)]
@@ -143,7 +146,7 @@ impl Holder for MemberSide {
 
     fn forget_answers(&self, shards: &[Shard]) {
         if let Some(datapath) = self.datapath.upgrade() {
-            datapath.forget_answers(&|shard| shards.contains(&shard));
+            datapath.forget_answers(&shards.iter().copied().collect());
         }
     }
 
@@ -366,20 +369,18 @@ impl Datapath {
         }
     }
 
-    /// Nothing that was answered about names of these shards counts any more.
-    fn forget_answers(&self, is_moved: &dyn Fn(Shard) -> bool) {
-        let known: Vec<_> = {
+    /// Nothing that was answered about names of these shards counts any more. Callers are served in between.
+    fn forget_answers(&self, moved: &BTreeSet<Shard>) {
+        let shown: Vec<Slot> = {
             let mut state = self.lock();
             state.elsewhere.forget_absence();
-            let shown: Vec<Slot> = state.elsewhere.copies.keys().copied().collect();
-            let moved = shown.into_iter().filter(|&slot| is_moved(KeyId::of(&state.tree.path(slot)).shard()));
-            let moved: Vec<Slot> = moved.collect();
-            let inos = moved.iter().map(|&slot| state.tree.ino(slot)).collect();
-            moved.into_iter().for_each(|slot| state.unshow(slot));
-            inos
+            state.elsewhere.copies.keys().copied().collect()
         };
-        if let Some(kernel) = self.kernel.get() {
-            known.into_iter().for_each(|ino| kernel.forget_attributes(ino));
+        for part in shown.chunks(FORGOTTEN_AT_ONCE) {
+            let known = self.lock().unshow_moved(part, moved);
+            if let Some(kernel) = self.kernel.get() {
+                known.into_iter().for_each(|ino| kernel.forget_attributes(ino));
+            }
         }
         self.forget_names_in_kernel();
     }

@@ -20,6 +20,7 @@ mod soft;
 mod tell;
 mod unreached;
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,7 +32,7 @@ use tidefs_engine::types::ByteCount;
 use tokio::runtime::Handle;
 
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
-use crate::cluster::shards::KeyId;
+use crate::cluster::shards::{KeyId, Shard};
 use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, ListedName, Medium, Stamp};
 use crate::namespace::{Attributes, Cookie, Ino, Name, Slot, permissions};
 
@@ -344,6 +345,19 @@ impl State {
             self.tree.detach(slot);
             self.drop_if_unused(slot);
         }
+    }
+
+    /// Takes those of `shown` out of the tree which others answer for from now on. Returns what the kernel knows of them.
+    fn unshow_moved(&mut self, shown: &[Slot], moved: &BTreeSet<Shard>) -> Vec<Ino> {
+        let is_moved = |slot: &Slot| {
+            // Since it was listed it may have become something else.
+            self.elsewhere.copies.contains_key(slot)
+                && moved.contains(&KeyId::of(&self.tree.path(*slot)).shard())
+        };
+        let slots: Vec<Slot> = shown.iter().copied().filter(is_moved).collect();
+        let inos = slots.iter().map(|&slot| self.tree.ino(slot)).collect();
+        slots.into_iter().for_each(|slot| self.unshow(slot));
+        inos
     }
 }
 
