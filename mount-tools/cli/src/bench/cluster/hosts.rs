@@ -32,6 +32,7 @@ pub(super) struct Hosts {
     process: Child,
     /// The bench's directory on each mount.
     pub(super) directories: Vec<PathBuf>,
+    daemons: Vec<Pid>,
     // Removed last.
     _folder: TempDir,
 }
@@ -55,15 +56,28 @@ impl Hosts {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         ffi::stop_with_parent(&mut command);
         let mut process = command.spawn().map_err(Error::system("start `tidefs cluster dev`"))?;
-        let said = process.stdout.take().map(mounts_of).unwrap_or_default();
+        let said = process.stdout.take().map(hosts_of).unwrap_or_default();
         // From here on it is ended with the value.
-        let mut hosts = Self { process, directories: Vec::new(), _folder: folder };
+        let mut hosts = Self { process, directories: Vec::new(), daemons: Vec::new(), _folder: folder };
         if said.len() != usize::from(start.hosts) {
             return Err(Error::Invalid("`tidefs cluster dev` did not start its hosts".to_owned()));
         }
-        hosts.directories = said.into_iter().map(|mount| mount.join(DIRECTORY)).collect();
+        for (mount, daemon) in said {
+            hosts.directories.push(mount.join(DIRECTORY));
+            hosts.daemons.push(daemon);
+        }
         hosts.make_directory()?;
         Ok(hosts)
+    }
+
+    /// Kills the daemon of a host, as a power cut would.
+    ///
+    /// # Errors
+    /// When there is no such host, or it has ended.
+    pub(super) fn kill(&self, host: usize) -> Result<(), Error> {
+        let daemon =
+            self.daemons.get(host).ok_or_else(|| Error::Invalid(format!("there is no host {host}")))?;
+        kill(*daemon, Signal::SIGKILL).map_err(Error::system("kill the daemon of a host"))
     }
 
     fn make_directory(&self) -> Result<(), Error> {
@@ -93,22 +107,25 @@ impl Drop for Hosts {
     }
 }
 
-/// The mounts that `cluster dev --json` names, in one value that ends before the stream does.
-fn mounts_of(output: impl std::io::Read) -> Vec<PathBuf> {
+/// The mounts and daemons that `cluster dev --json` names, in one value that ends before the stream does.
+fn hosts_of(output: impl std::io::Read) -> Vec<(PathBuf, Pid)> {
     let mut text = String::new();
     for line in BufReader::new(output).lines().map_while(Result::ok) {
         text.push_str(&line);
         if let Ok(value) = serde_json::from_str::<serde_json::Value>(&text) {
-            return mounts_in(&value);
+            return hosts_in(&value);
         }
     }
     Vec::new()
 }
 
-fn mounts_in(value: &serde_json::Value) -> Vec<PathBuf> {
+fn hosts_in(value: &serde_json::Value) -> Vec<(PathBuf, Pid)> {
     let hosts = value.get("hosts").and_then(serde_json::Value::as_array);
-    let mount = |host: &serde_json::Value| host.get("mount")?.as_str().map(PathBuf::from);
-    hosts.into_iter().flatten().filter_map(mount).collect()
+    let host = |host: &serde_json::Value| {
+        let pid = i32::try_from(host.get("pid")?.as_i64()?).ok().filter(|&pid| pid > 0)?;
+        Some((PathBuf::from(host.get("mount")?.as_str()?), Pid::from_raw(pid)))
+    };
+    hosts.into_iter().flatten().filter_map(host).collect()
 }
 
 /// Moves this process into a network namespace of its own whose loopback moves `rate`, as tc(8) writes it. Called before the
@@ -135,9 +152,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mounts_are_read_from_a_value_of_several_lines_before_the_stream_ends() {
-        let text = "{\n \"etcd\": \"x\",\n \"hosts\": [\n{\"mount\": \"/a\"}, {\"mount\": \"/b\"}]\n}\nmore";
-        assert_eq!(mounts_of(text.as_bytes()), [PathBuf::from("/a"), PathBuf::from("/b")]);
-        assert!(mounts_of(&b"nothing"[..]).is_empty());
+    fn the_hosts_are_read_from_a_value_of_several_lines_before_the_stream_ends() {
+        let hosts = "{\"mount\": \"/a\", \"pid\": 7}, {\"mount\": \"/b\", \"pid\": 8}, {\"mount\": \"/c\", \"pid\": -1}";
+        let text = format!("{{\n \"etcd\": \"x\",\n \"hosts\": [\n{hosts}]\n}}\nmore");
+        let [a, b] = [("/a", 7), ("/b", 8)].map(|(mount, pid)| (PathBuf::from(mount), Pid::from_raw(pid)));
+        assert_eq!(hosts_of(text.as_bytes()), [a, b]);
+        assert!(hosts_of(&b"nothing"[..]).is_empty());
     }
 }

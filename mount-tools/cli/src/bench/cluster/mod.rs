@@ -12,6 +12,7 @@
 //! Limits: needs root and etcd. All hosts are on this machine and share its processors with the readers.
 
 mod hosts;
+mod loss;
 mod names;
 mod reads;
 
@@ -27,13 +28,13 @@ use super::error::Error;
 use super::local::progress_bar;
 use super::machine::{self, Machine};
 use super::mount::enter_private_namespace;
-use super::report::{Report, write_json};
+use super::report::{Report, Row, write_json};
 use super::transfer::EngineAlone;
 
 /// Arguments of `tidefs bench cluster`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  tidefs bench cluster --quick\n  tidefs bench cluster --sizes 4MiB --netns 1gbit"
+    after_help = "Examples:\n  tidefs bench cluster --quick\n  tidefs bench cluster --sizes 4MiB --netns 1gbit\n  tidefs bench cluster --lose-objects 1000000"
 )]
 pub(crate) struct ClusterArgs {
     /// Sizes of the objects.
@@ -57,6 +58,9 @@ pub(crate) struct ClusterArgs {
     /// Measure in a network namespace of its own, whose link moves this much, as tc(8) writes it; for example `1gbit`.
     #[arg(long, value_name = "RATE")]
     netns: Option<String>,
+    /// Measure nothing but what the others notice when a host is killed that holds so many objects of 4 KiB.
+    #[arg(long, value_name = "N", conflicts_with_all = ["sizes", "readers", "rounds", "sample", "hosts", "quick"])]
+    lose_objects: Option<u32>,
     /// A short run to look at, not to quote: at most 3 rounds, smaller samples.
     #[arg(long)]
     quick: bool,
@@ -96,6 +100,36 @@ pub(super) fn run(args: &ClusterArgs) -> Result<bool, Error> {
     if let Some(rate) = &args.netns {
         enter_shaped_network(rate)?;
     }
+    let (rounds, rows, note) = match args.lose_objects {
+        Some(count) => {
+            let (rows, note) = loss::measure(args, count)?;
+            (1, rows, Some(note))
+        }
+        None => {
+            let (rounds, rows) = measure(args)?;
+            (rounds, rows, None)
+        }
+    };
+    let link = args.netns.as_ref().map_or_else(String::new, |rate| format!(" on a link of {rate}"));
+    let (hosts, how) = match args.lose_objects {
+        Some(count) => (loss::HOSTS, format!("of which one is killed that holds {count} objects of 4 KiB")),
+        None => (args.hosts, "against the transfer engine alone".to_owned()),
+    };
+    let subject = format!("{hosts} hosts on this machine, {}{link}, {how}", args.transport);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().unwrap_or("unknown");
+    let mut notes = vec![format!("load of the machine at the end: {load}")];
+    notes.extend(note);
+    let report = Report { machine, subject, rounds, rows, notes };
+    println!("{}", report.tables());
+    if let Some(path) = &args.json {
+        write_json(&report, path)?;
+    }
+    Ok(!args.check || report.missed() == 0)
+}
+
+/// Reads of objects of all sizes, and names. Returns how many rounds there were, too.
+fn measure(args: &ClusterArgs) -> Result<(usize, Vec<Row>), Error> {
     let rounds = usize::from(if args.quick { args.rounds.min(3) } else { args.rounds });
     let sample = if args.quick { ByteCount(args.sample.get() / 2) } else { args.sample };
     let steps = (rounds + reads::WARM_UP) * args.sizes.len() + names::STEPS;
@@ -125,20 +159,7 @@ pub(super) fn run(args: &ClusterArgs) -> Result<bool, Error> {
         }
     }
     progress.finish_and_clear();
-    let link = args.netns.as_ref().map_or_else(String::new, |rate| format!(" on a link of {rate}"));
-    let subject = format!(
-        "{} hosts on this machine, {}{link}, against the transfer engine alone",
-        args.hosts, args.transport
-    );
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load = load.split(' ').next().unwrap_or("unknown");
-    let notes = vec![format!("load of the machine at the end: {load}")];
-    let report = Report { machine, subject, rounds, rows, notes };
-    println!("{}", report.tables());
-    if let Some(path) = &args.json {
-        write_json(&report, path)?;
-    }
-    Ok(!args.check || report.missed() == 0)
+    Ok((rounds, rows))
 }
 
 /// Memory of each host: as much as two rounds of objects of `size` need.
