@@ -1,5 +1,6 @@
 //! Telling who serves a shard now what this member holds of it, at a bounded rate.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,8 @@ use super::shards::{KeyId, Owners, Shard};
 
 /// Things that are announced together.
 const PAGE: usize = 512;
+/// A shard of which somebody knows something else than what is here is announced to it no more often than that.
+const DOUBTED_EVERY: Duration = Duration::from_secs(10);
 
 /// What is still to be announced, and to whom.
 #[derive(Debug, Default)]
@@ -33,6 +36,8 @@ struct State {
     was_done: bool,
     /// Something was sealed that nobody heard of: only an announcement tells of it, and nobody was asked to keep copies of it.
     is_unpublished: bool,
+    /// When shards were planned last since a member knew something else than what is here.
+    doubted: BTreeMap<(MemberId, Shard), Duration>,
 }
 
 impl Plan {
@@ -51,6 +56,19 @@ impl Plan {
     pub(super) fn add_unpublished(&self, owners: Owners, shard: Shard) {
         self.add_owners(owners, shard);
         self.state.lock().is_unpublished = true;
+    }
+
+    /// `member` speaks of copies that leave first, of which there are none here. They count already, which it did not hear of
+    /// in order, or they are gone.
+    pub(super) fn add_doubtful(&self, member: MemberId, shards: impl Iterator<Item = Shard>, now: Duration) {
+        let mut state = self.state.lock();
+        state.doubted.retain(|_, last| now.saturating_sub(*last) < DOUBTED_EVERY);
+        for shard in shards {
+            if let Entry::Vacant(entry) = state.doubted.entry((member, shard)) {
+                entry.insert(now);
+                state.shards.entry(member).or_default().insert(shard);
+            }
+        }
     }
 
     /// Has it looked at at once.

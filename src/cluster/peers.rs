@@ -131,6 +131,11 @@ impl Peer {
         };
         is_lost || self.is_slow
     }
+
+    /// Whether what it held is forgotten, and it is not back.
+    pub(super) fn is_forgotten(&self) -> bool {
+        self.has_left || (self.is_dropped && self.link != Link::Up)
+    }
 }
 
 /// All that were ever met.

@@ -38,21 +38,16 @@ impl Core {
     fn word(&self, keys: &[(KeyId, Stamp)], is_decided: bool) -> Replicate {
         let now = self.now();
         let mut known = Vec::with_capacity(keys.len());
-        let (mut horizon_age_ms, mut away_ms) = (None, Vec::new());
+        let (mut view, mut horizon_age_ms, mut away_ms) = (self.seen().view.number, None, Vec::new());
         for keys in keys.chunks(KEYS) {
             let owner = self.owner.lock();
+            // It may know members already that are not seen yet.
+            view = owner.map().view;
             known.extend(keys.iter().map(|&(key, gone)| (key.0, owner.known(key, gone, now))));
             horizon_age_ms = owner.horizon_age_ms(now);
             away_ms = owner.away_ms(now);
         }
-        Replicate {
-            view: self.seen().view.number,
-            is_decided,
-            keys: known,
-            complete: Vec::new(),
-            horizon_age_ms,
-            away_ms,
-        }
+        Replicate { view, is_decided, keys: known, complete: Vec::new(), horizon_age_ms, away_ms }
     }
 
     async fn send_word(self: &Arc<Self>, member: MemberId, word: &Replicate) -> bool {
@@ -79,7 +74,7 @@ impl Core {
         let now = self.now();
         let mut waits = Vec::new();
         for keys in word.keys.chunks(KEYS) {
-            let learned = self.owner.lock().learn(from.member, keys, word.is_decided, now);
+            let learned = self.owner.lock().learn(from.member, word, keys, now);
             let told =
                 learned.tell.into_iter().filter_map(|(member, revocation)| self.tell(member, revocation));
             waits.extend(told.map(Wait::Told));

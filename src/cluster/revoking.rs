@@ -1,6 +1,6 @@
 //! Telling members that what they were answered, or hold, is not true any more; and being told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -93,11 +93,13 @@ impl Core {
     }
 
     /// Copies of this member that were to leave first are the ones to rely on now.
-    fn inherit(self: &Arc<Self>, holder: &dyn Holder, keys: &[u128]) {
+    fn inherit(self: &Arc<Self>, from: MemberId, holder: &dyn Holder, keys: &[u128]) {
         let keys: Vec<KeyId> = keys.iter().copied().map(KeyId).collect();
         let inherited = holder.inherit(&keys);
         self.counters.inherited.add(inherited.len() as u64);
-        // What is not here any more was let go of, which its owners are being told.
+        let known: HashSet<KeyId> = inherited.iter().map(|(path, ..)| KeyId::of(path)).collect();
+        let doubtful = keys.into_iter().filter(|key| !known.contains(key)).map(KeyId::shard);
+        self.plan.add_doubtful(from, doubtful, self.now());
         for (path, stamp, medium) in inherited {
             self.note(Change::Hold { path, stamp, medium });
         }
@@ -131,7 +133,7 @@ impl Core {
                     holder.forget_answers(&numbered(&shards).collect::<Vec<_>>());
                 }
                 Revocation::AnnounceAgain => self.plan_all_of(from.member),
-                Revocation::Inherit { keys } => self.inherit(&*holder, &keys),
+                Revocation::Inherit { keys } => self.inherit(from.member, &*holder, &keys),
             }
         }
         if !appeared.is_empty() {

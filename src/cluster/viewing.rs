@@ -125,10 +125,12 @@ impl Core {
         let under_way = HandingOver::begin(self);
         {
             let mut owner = self.owner.lock();
-            for member in view.members() {
+            let peers = self.peers.lock();
+            let is_forgotten = |member: &&Member| peers.get(&member.id).is_some_and(Peer::is_forgotten);
+            for member in view.members().iter().filter(|member| !is_forgotten(member)) {
                 owner.meet(member.engine.id);
             }
-            for (&member, peer) in &*self.peers.lock() {
+            for (&member, peer) in &*peers {
                 let is_there = peer.is_registered && peer.link == Link::Up && !peer.is_slow;
                 if !peer.is_registered || is_there {
                     owner.set_suspect(member, !is_there);
@@ -195,6 +197,8 @@ impl Core {
                     peer.is_registered = true;
                     if peer.link == Link::Up {
                         peer.lost_at = None;
+                        // It announces all that it holds, as everyone does who was out.
+                        peer.is_dropped = false;
                     }
                 }
                 None => {

@@ -92,12 +92,13 @@ impl Core {
         };
         tracing::info!(%peer, is_back, was_dropped, "a member is there");
         if is_back {
-            self.regain(peer.member);
+            self.regain(peer);
         }
     }
 
     /// A member that was lost answers again.
-    fn regain(self: &Arc<Self>, member: MemberId) {
+    fn regain(self: &Arc<Self>, peer: PeerId) {
+        let member = peer.member;
         let is_backup_of_mine = {
             let map = Arc::clone(&self.seen().map);
             let me = self.me.member;
@@ -107,6 +108,7 @@ impl Core {
         };
         {
             let mut owner = self.owner.lock();
+            owner.meet(peer);
             owner.set_suspect(member, false);
             if is_backup_of_mine {
                 owner.set_behind(member, true);
@@ -244,12 +246,12 @@ impl Core {
                 if is_back {
                     peer.lost_at = None;
                 }
-                is_back
+                is_back.then_some(peer.id)
             }
-            None => false,
+            None => None,
         };
-        if is_back {
-            self.regain(member);
+        if let Some(peer) = is_back {
+            self.regain(peer);
         }
     }
 
@@ -309,8 +311,8 @@ impl Core {
 
     /// Forgets all that a start of a member held, a shard at a time.
     async fn drop_member(self: Arc<Self>, peer: PeerId) {
-        let Some(slot) = self.owner.lock().slot_of(peer) else { return };
-        self.drop_slots(vec![slot]).await;
+        let slots = self.owner.lock().forget_start(peer);
+        self.drop_slots(slots).await;
     }
 
     async fn drop_slots(self: &Arc<Self>, slots: Vec<super::catalog::entry::Slot>) {
@@ -368,7 +370,7 @@ impl Core {
                 self.copying.walk();
                 self.spawn(Arc::clone(&self).drop_member(peer));
             }
-            self.drop_earlier_starts().await;
+            self.drop_stale().await;
             self.tell_removals_again();
             for shard in shards.by_ref().take(LOOKED_THROUGH) {
                 let heirs = self.owner.lock().find_heirs(shard);
@@ -396,11 +398,9 @@ impl Core {
     }
 
     /// What an earlier start of a member held counts until the later one has announced what it found again.
-    async fn drop_earlier_starts(self: &Arc<Self>) {
-        let settled = self.owner.lock().take_settled_starts();
-        if !settled.is_empty() {
-            self.drop_slots(settled).await;
-        }
+    async fn drop_stale(self: &Arc<Self>) {
+        let stale = self.owner.lock().take_stale();
+        self.drop_slots(stale).await;
     }
 
     /// This member itself was stopped, and may have been passed over.

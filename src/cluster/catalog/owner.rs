@@ -248,6 +248,7 @@ impl Owner {
             Role::None => false,
         };
         let Some(slot) = self.slots.of(from).filter(|_| may) else { return Effects::only(Outcome::Moved) };
+        let mut is_news = !matches!(change, Change::Announce { .. });
         let mut effects = match change {
             Change::Publish { number, proposed, facts, .. } => {
                 let seen = self.seen.entry(from).or_default();
@@ -258,6 +259,9 @@ impl Owner {
             Change::Announce { stamp, facts, medium, contact_age_ms, .. } => {
                 let claimed = now.checked_sub(Duration::from_millis(*contact_age_ms));
                 let contact = claimed.max(self.contacts.get(&from.member).copied());
+                let is_held = |entry: &Entry| entry.copies.contains(slot);
+                is_news = !self.incomplete[usize::from(key.shard().number())]
+                    && self.table.get(key).is_some_and(|entry| !is_held(entry));
                 let put = self.table.announce(key, slot, *stamp, *facts, *medium, contact);
                 self.put_effects(key, path, slot, put)
             }
@@ -303,7 +307,8 @@ impl Owner {
                 .tell
                 .extend(self.heir(key).map(|member| (member, Revocation::Inherit { keys: vec![key.0] })));
         }
-        if matches!(role, Role::Primary | Role::Acting) && !matches!(change, Change::Announce { .. }) {
+        // The other owner is told the same. What it is to have heard of long ago it may have lost by a word of this one.
+        if matches!(role, Role::Primary | Role::Acting) && is_news {
             let Outcome::Done { stamp } = effects.outcome else { return effects };
             effects.replicate = self.other_owner(key.shard()).map(|other| (other, key, stamp));
         }
@@ -407,10 +412,10 @@ impl Owner {
         self.bequeath(soft)
     }
 
-    /// The number of a start of a member, to drop what it held.
-    #[must_use]
-    pub fn slot_of(&self, peer: PeerId) -> Option<Slot> {
-        self.slots.find(peer)
+    /// Believes nobody any more that this start of a member, or one before it, holds anything. Returns the numbers under
+    /// which what they held is to be dropped.
+    pub fn forget_start(&mut self, peer: PeerId) -> Vec<Slot> {
+        self.slots.forget(peer)
     }
 
     /// Nothing names that number any more.
@@ -421,9 +426,9 @@ impl Owner {
         self.slots.free(slot);
     }
 
-    /// A member was met.
+    /// A member is there.
     pub fn meet(&mut self, peer: PeerId) {
-        self.slots.of(peer);
+        self.slots.meet(peer);
     }
 
     /// Keys of a shard with an entry.

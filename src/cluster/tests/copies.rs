@@ -1,7 +1,7 @@
 //! Copies that leave first, and the one that is left, over real sockets.
 
 use super::host::{Host, Seen};
-use super::members::{in_a_cluster_of, soon, until, wall};
+use super::members::{in_a_cluster_of, soon, until, until_answered, wall};
 use crate::cluster::Medium;
 
 async fn mediums(host: &Host, path: &str) -> Vec<Medium> {
@@ -11,6 +11,11 @@ async fn mediums(host: &Host, path: &str) -> Vec<Medium> {
     }
 }
 
+async fn until_mediums(host: &Host, path: &str, expected: &[Medium]) {
+    let what = format!("{path} in {expected:?}");
+    until_answered(&what, async || mediums(host, path).await == expected).await;
+}
+
 #[test]
 fn the_last_copy_that_leaves_first_counts_when_the_others_are_let_go_of() {
     in_a_cluster_of(3, |_, hosts| async move {
@@ -18,13 +23,25 @@ fn the_last_copy_that_leaves_first_counts_when_the_others_are_let_go_of() {
             let name = format!("kv/{number}");
             hosts[0].write(&name, b"bytes", wall(), soon()).await.unwrap();
             assert!(hosts[1].read_and_keep(&name, soon()).await.is_some());
-            while mediums(&hosts[2], &name).await.len() < 2 {}
-            assert_eq!(mediums(&hosts[2], &name).await, [Medium::Memory, Medium::Soft]);
+            until_mediums(&hosts[2], &name, &[Medium::Memory, Medium::Soft]).await;
             hosts[0].evict(&name);
-            while mediums(&hosts[2], &name).await != [Medium::Memory] {}
+            until_mediums(&hosts[2], &name, &[Medium::Memory]).await;
             assert!(!hosts[1].memory.state.lock().objects[name.as_bytes()].is_soft);
         }
         assert_eq!(hosts[1].cluster.counters().inherited.get(), 20);
+    });
+}
+
+#[test]
+fn a_copy_that_counts_already_is_taken_for_one_when_the_others_are_let_go_of() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        assert!(hosts[1].read_and_keep("kv/a", soon()).await.is_some());
+        until_mediums(&hosts[2], "kv/a", &[Medium::Memory, Medium::Soft]).await;
+        // As if its word had gone to who serves the name no more.
+        hosts[1].memory.state.lock().objects.get_mut(&b"kv/a"[..]).unwrap().is_soft = false;
+        hosts[0].evict("kv/a");
+        until_mediums(&hosts[2], "kv/a", &[Medium::Memory]).await;
     });
 }
 
@@ -36,13 +53,17 @@ fn copies_that_leave_first_count_when_the_member_with_the_others_is_lost() {
             hosts[0].write(&name, b"bytes", wall(), soon()).await.unwrap();
             assert!(hosts[1].read_and_keep(&name, soon()).await.is_some());
         }
+        // A copy that nobody was told of in time ends with the last one that was known.
+        for number in 0..200 {
+            until_mediums(&hosts[2], &format!("kv/{number}"), &[Medium::Memory, Medium::Soft]).await;
+        }
         let soft = || hosts[1].memory.state.lock().objects.values().filter(|object| object.is_soft).count();
         assert_eq!(soft(), 200);
         hosts[0].cluster.leave(soon()).await.unwrap();
         hosts[0].cluster.close().await;
         until("all copies count", || soft() == 0).await;
         for number in 0..200 {
-            while mediums(&hosts[2], &format!("kv/{number}")).await != [Medium::Memory] {}
+            until_mediums(&hosts[2], &format!("kv/{number}"), &[Medium::Memory]).await;
         }
     });
 }

@@ -77,6 +77,15 @@ pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
+/// As [`until`], for what only others can say.
+pub(super) async fn until_answered(what: &str, is_so: impl AsyncFn() -> bool) {
+    let end = soon();
+    while !is_so().await {
+        assert!(Instant::now() < end, "never seen: {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 async fn cluster_of(count: u64) -> (Embedded, Vec<Host>) {
     let coordinator = Embedded::new(ClusterId(7));
     let hosts = started(&coordinator, count, |_| ()).await;
@@ -218,9 +227,9 @@ fn an_evicted_object_is_found_no_more_and_a_copy_of_it_is() {
                 _ => 0,
             }
         };
-        while copies(hosts[2].clone()).await < 2 {}
+        until_answered("both copies", async || copies(hosts[2].clone()).await == 2).await;
         hosts[0].evict("kv/a");
-        while copies(hosts[2].clone()).await > 1 {}
+        until_answered("one copy less", async || copies(hosts[2].clone()).await == 1).await;
         assert_eq!(hosts[2].read("kv/a", soon()).await.as_deref(), Some(&b"bytes"[..]));
         assert!(hosts[2].remembers("kv/a").is_some());
         hosts[1].evict("kv/a");

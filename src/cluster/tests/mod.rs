@@ -1,6 +1,7 @@
 //! Members of one cluster in one process.
 
 mod copies;
+mod history;
 mod host;
 mod members;
 mod network;

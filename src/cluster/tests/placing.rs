@@ -6,7 +6,7 @@ use tidefs_engine::types::MemberId;
 
 use super::host::{Host, Seen};
 use super::members::{
-    config, in_a_cluster_of, runtime, settled, soon, start, start_with, started, until, wall,
+    config, in_a_cluster_of, runtime, settled, soon, start, start_with, started, until, until_answered, wall,
 };
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::*;
@@ -47,7 +47,7 @@ fn what_is_wanted_twice_is_held_by_two_and_again_when_one_leaves() {
         for number in 0..50 {
             let name = format!("kv/{number}");
             // What it held is forgotten shard by shard.
-            while holders(&hosts[1], &name).await.contains(&1) {}
+            until_answered("it is forgotten", async || !holders(&hosts[1], &name).await.contains(&1)).await;
             held_by(&hosts[1], &name, 2).await;
             assert_eq!(hosts[1].read(&name, soon()).await.as_deref(), Some(name.as_bytes()));
         }

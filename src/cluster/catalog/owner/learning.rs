@@ -27,13 +27,13 @@ impl Owner {
         }
     }
 
-    /// Takes the word of `from`, another owner of the same shards, about some of the keys: it decides them if
-    /// `is_decided`. The rest of that word is for [`Self::learn_rest`] to take when all keys are.
+    /// Takes the word of `from`, another owner of the same shards, about some of its keys. The rest of that word is for
+    /// [`Self::learn_rest`] to take when all keys are.
     pub fn learn(
         &mut self,
         from: MemberId,
+        word: &Replicate,
         keys: &[(u128, Known)],
-        is_decided: bool,
         now: Duration,
     ) -> Learned {
         let mut learned = Learned::default();
@@ -51,14 +51,15 @@ impl Owner {
                 Known::Present { stamp, facts, copies } => {
                     let mut entry = Entry::new(*stamp, *facts);
                     for Copy { member, medium } in copies {
-                        if let Some(slot) = self.slots.of_member(*member) {
+                        if let Some(slot) = self.slots.hear_of(*member, word.view) {
                             entry.copies.put(slot, *medium);
                         }
                     }
+                    self.keep_copies_of_away(key, word, &mut entry);
                     if entry.copies.is_empty() { State::Gone(*stamp) } else { State::Present(entry) }
                 }
             };
-            let is_decided = is_decided && owners.primary == from;
+            let is_decided = word.is_decided && owners.primary == from;
             let Adopted { changed, losers, is_ours_later } = self.table.adopt(key, state, is_decided, now);
             if let Some(through) = changed {
                 learned.tell.extend(self.revoke(key, None, through, &losers, None));
@@ -71,6 +72,18 @@ impl Owner {
             }
         }
         learned
+    }
+
+    /// Who is away from the other owner tells this one alone what it holds.
+    fn keep_copies_of_away(&self, key: KeyId, word: &Replicate, theirs: &mut Entry) {
+        let Some(ours) = self.table.get(key).filter(|ours| ours.stamp() == theirs.stamp()) else { return };
+        for (slot, medium) in ours.copies.iter() {
+            let member = self.slots.peer(slot).map(|peer| peer.member);
+            let is_away = word.away_ms.iter().any(|&(away, _)| Some(away) == member);
+            if is_away && !theirs.copies.contains(slot) {
+                theirs.copies.put(slot, medium);
+            }
+        }
     }
 
     /// Takes what a word says beside its keys.

@@ -24,6 +24,7 @@ impl Owner {
         for shard in gained {
             self.incomplete[usize::from(shard.number())] = true;
         }
+        self.slots.set_view(map.view);
         self.map = map;
         self.check_awaited();
     }
@@ -36,20 +37,23 @@ impl Owner {
             self.awaited.remove(&from.member);
             self.check_awaited();
         }
-        if !self.slots.earlier(from).is_empty() {
+        if self.slots.has_earlier(from) {
             self.settled.insert(from.member);
         }
     }
 
-    /// Numbers of earlier starts of members of which the latest has announced what it holds.
-    pub fn take_settled_starts(&mut self) -> Vec<Slot> {
+    /// Numbers under which copies are to be dropped: of earlier starts of members of which the latest has announced what it
+    /// holds, and of who left before it was met.
+    pub fn take_stale(&mut self) -> Vec<Slot> {
         let settled = std::mem::take(&mut self.settled);
         let latest = settled.into_iter().filter_map(|member| {
             let slot = self.slots.of_member(member)?;
             self.slots.peer(slot)
         });
         let latest: Vec<PeerId> = latest.collect();
-        latest.into_iter().flat_map(|peer| self.slots.earlier(peer)).collect()
+        let mut stale = self.slots.forget_strangers();
+        stale.extend(latest.into_iter().flat_map(|peer| self.slots.forget_earlier(peer)));
+        stale
     }
 
     /// `member` was lost at `now`.
@@ -65,6 +69,7 @@ impl Owner {
         self.announced.remove(&member);
         self.suspects.remove(&member);
         self.behind.remove(&member);
+        self.slots.forget_for_ever(member);
         self.give_up_on(member);
     }
 
