@@ -7,19 +7,70 @@
 //! - A [`Piece`] lies inside its memory, starts on a page and covers whole pages, as O_DIRECT wants it.
 //! - Whoever holds a piece keeps its memory mapped; a disk holds it until the kernel is done with it.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, handle_alloc_error};
+use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use memmap2::MmapMut;
 use tidefs_engine::memory::Mapping;
 
 use super::format::BLOCK;
+
+/// Bytes that small buffers are cut from.
+const CHUNK: usize = 1 << 20;
+/// Largest buffer that is not mapped by itself.
+const SMALL_MAX: usize = CHUNK / 16;
+
+/// Anonymous memory of the kernel, given back when no buffer is left in it. Small buffers that wait for a disk would leave
+/// the heap full of holes: an allocator keeps what is between things that stay.
+#[derive(Debug)]
+struct Chunk {
+    start: NonNull<u8>,
+    _mapping: MmapMut,
+}
+
+// SAFETY: `start` points into the mapping, which may be sent and shared; who may touch which bytes is said by buffers.
+unsafe impl Send for Chunk {}
+// SAFETY: as for Send.
+unsafe impl Sync for Chunk {}
+
+impl Chunk {
+    fn new(size: usize) -> Arc<Self> {
+        let mut mapping = MmapMut::map_anon(size).unwrap_or_else(|_| no_memory(size));
+        let start = NonNull::new(mapping.as_mut_ptr()).unwrap_or_else(|| no_memory(size));
+        Arc::new(Self { start, _mapping: mapping })
+    }
+}
+
+/// Without memory there is nothing to go on with, as for any other allocation.
+fn no_memory(size: usize) -> ! {
+    handle_alloc_error(Layout::array::<u8>(size).unwrap_or(Layout::new::<u8>()))
+}
+
+/// The chunk that a thread cuts small buffers from, and how much of it is given out.
+struct Open {
+    chunk: Arc<Chunk>,
+    used: usize,
+}
+
+impl Open {
+    fn new() -> Self {
+        Self { chunk: Chunk::new(CHUNK), used: 0 }
+    }
+}
+
+thread_local! {
+    static OPEN: RefCell<Option<Open>> = const { RefCell::new(None) };
+}
 
 /// A page-aligned buffer, zeroed when it is made.
 #[derive(Debug)]
 pub(super) struct Buffer {
     start: NonNull<u8>,
-    layout: Layout,
+    size: usize,
+    #[cfg_attr(not(test), expect(dead_code, reason = "keeps the bytes mapped"))]
+    chunk: Arc<Chunk>,
 }
 
 // SAFETY: the buffer owns its bytes; they are touched through `&mut self`, or by a disk between a submit and its
@@ -32,11 +83,20 @@ impl Buffer {
     /// A buffer of at least `length` bytes, rounded up to whole blocks, at least one.
     pub(super) fn zeroed(length: usize) -> Self {
         let size = length.max(1).next_multiple_of(BLOCK);
-        let layout = Layout::from_size_align(size, BLOCK)
-            .unwrap_or_else(|_| handle_alloc_error(Layout::new::<[u8; BLOCK]>()));
-        // SAFETY: the layout has a size above zero, as `max(1)` says.
-        let start = unsafe { alloc_zeroed(layout) };
-        Self { start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)), layout }
+        if size > SMALL_MAX {
+            let chunk = Chunk::new(size);
+            return Self { start: chunk.start, size, chunk };
+        }
+        OPEN.with_borrow_mut(|open| {
+            if open.as_ref().is_some_and(|open| open.used + size > CHUNK) {
+                *open = None;
+            }
+            let open = open.get_or_insert_with(Open::new);
+            // SAFETY: `used + size` is at most the chunk's size. Each part is given out once, so that it is zero still.
+            let start = unsafe { open.chunk.start.add(open.used) };
+            open.used += size;
+            Self { start, size, chunk: Arc::clone(&open.chunk) }
+        })
     }
 
     /// A buffer that begins with `bytes`; the rest is zero.
@@ -48,23 +108,16 @@ impl Buffer {
 
     /// All bytes.
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation of `layout.size()` zeroed bytes lives as long as `self`; a disk that fills the buffer
-        // does so before its ticket is done, and nobody reads the bytes earlier.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+        // SAFETY: `size` zeroed bytes of the chunk are this buffer's alone for as long as `self` lives; a disk that fills
+        // the buffer does so before its ticket is done, and nobody reads the bytes earlier.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.size) }
     }
 
     /// All bytes, to be changed.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; `&mut self` makes the borrow exclusive, and a buffer that a disk may touch is behind an
         // `Arc`, of which no exclusive borrow can be had.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: `start` was allocated with exactly this layout, and is freed once.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size) }
     }
 }
 
@@ -88,7 +141,7 @@ impl Memory {
     /// Bytes that may be touched: of a segment up to the end of its last page.
     fn length(&self) -> usize {
         match self {
-            Self::Buffer(buffer) => buffer.layout.size(),
+            Self::Buffer(buffer) => buffer.size,
             Self::Segment(mapping) => {
                 usize::try_from(mapping.length().round_up_to_pages().get()).unwrap_or(0)
             }
@@ -129,7 +182,7 @@ impl Piece {
 
     /// All of a buffer.
     pub(super) fn of_buffer(buffer: &Arc<Buffer>) -> Self {
-        Self { memory: Memory::Buffer(Arc::clone(buffer)), offset: 0, length: buffer.layout.size() }
+        Self { memory: Memory::Buffer(Arc::clone(buffer)), offset: 0, length: buffer.size }
     }
 
     /// First byte, valid for [`Self::length`] bytes while `self` lives.
@@ -170,6 +223,24 @@ mod tests {
         assert!((buffer.start.as_ptr() as usize).is_multiple_of(BLOCK));
         assert_eq!(buffer.bytes().len(), BLOCK);
         assert_eq!(&buffer.bytes()[..4], b"abc\0");
+    }
+
+    #[test]
+    fn buffers_do_not_overlap_and_a_chunk_leaves_with_the_last_of_them() {
+        let mut buffers: Vec<Buffer> = (1..=300).map(|blocks| Buffer::zeroed(blocks % 20 * BLOCK)).collect();
+        for (number, buffer) in buffers.iter_mut().enumerate() {
+            assert!(buffer.bytes().iter().all(|&byte| byte == 0), "{number}");
+            buffer.bytes_mut().fill(u8::try_from(number % 255).unwrap() + 1);
+        }
+        for (number, buffer) in buffers.iter().enumerate() {
+            let byte = u8::try_from(number % 255).unwrap() + 1;
+            assert!(buffer.bytes().iter().all(|&found| found == byte), "{number}");
+        }
+        let chunk = Arc::downgrade(&buffers[0].chunk);
+        buffers.drain(1..);
+        assert!(chunk.upgrade().is_some(), "one buffer is left in it");
+        drop(buffers);
+        assert!(chunk.upgrade().is_none());
     }
 
     #[test]
