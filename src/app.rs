@@ -445,7 +445,12 @@ fn session_settings(config: &Config, mount_dir: &Path) -> SessionSettings {
         threads: config.fuse.threads,
         allow_other: config.fuse.allow_other,
         exec: config.fuse.exec,
-        passthrough: config.fuse.passthrough != Passthrough::Never,
+        passthrough: matches!(config.fuse.passthrough, Passthrough::Auto | Passthrough::Always),
+        page_cache: match config.fuse.passthrough {
+            Passthrough::Never => Some(false),
+            Passthrough::Cached => Some(true),
+            Passthrough::Auto | Passthrough::Always => None,
+        },
         passthrough_required: config.fuse.passthrough == Passthrough::Always,
         entry_ttl: Duration::from_secs(config.fuse.entry_ttl_s),
         negative_ttl: Duration::from_secs(config.fuse.negative_ttl_s),

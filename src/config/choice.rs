@@ -61,6 +61,8 @@ choices! {
         Always = "always",
         /// Serve each read and write by a request to the daemon.
         Never = "never",
+        /// The same through the page cache.
+        Cached = "cached",
     }
 
     /// Whether segments ask for huge pages.

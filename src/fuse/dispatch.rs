@@ -39,6 +39,7 @@ pub(super) struct Dispatcher {
     pub(super) lifetimes: Lifetimes,
     pub(super) max_background: u16,
     pub(super) wants_passthrough: bool,
+    pub(super) wants_page_cache: Option<bool>,
     pub(super) handshake: Arc<OnceLock<Handshake>>,
     pub(super) control_handles: AtomicU64,
 }
@@ -83,9 +84,14 @@ impl Filesystem for Dispatcher {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Of what other members hold a listing knows the names alone.
         let lists_attributes = !self.datapath.is_in_cluster();
-        let wants_passthrough = self.wants_passthrough;
-        let handshake =
-            Handshake::negotiate(config, self.max_background, wants_passthrough, lists_attributes);
+        let (wants_passthrough, wants_page_cache) = (self.wants_passthrough, self.wants_page_cache);
+        let handshake = Handshake::negotiate(
+            config,
+            self.max_background,
+            wants_passthrough,
+            wants_page_cache,
+            lists_attributes,
+        );
         // Set once: a session shakes hands once.
         let _ = self.handshake.set(handshake);
         Ok(())
@@ -369,11 +375,10 @@ impl Filesystem for Dispatcher {
 }
 
 /// Flags asked for where the kernel offers them.
-pub(super) const WANTED: [InitFlags; 5] = [
+pub(super) const WANTED: [InitFlags; 4] = [
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_PARALLEL_DIROPS,
     InitFlags::FUSE_ASYNC_DIO,
-    InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
     // Without it the kernel asks for a security attribute before each write.
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
 ];

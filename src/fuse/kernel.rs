@@ -15,6 +15,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use fuser::{BackingId, INodeNo, Notifier};
@@ -58,6 +59,8 @@ pub(super) struct Kernel {
     notifier: OnceLock<Notifier>,
     /// The mount's own descriptor, for what `notifier` cannot say; there is none where another program mounted for us.
     device: OnceLock<File>,
+    /// Whether what the daemon serves goes through the page cache.
+    uses_page_cache: AtomicBool,
     telemetry: Arc<Telemetry>,
 }
 
@@ -73,9 +76,20 @@ impl Kernel {
             backings: Mutex::new(HashMap::new()),
             notifier: OnceLock::new(),
             device: OnceLock::new(),
+            uses_page_cache: AtomicBool::new(false),
             telemetry,
         };
         (Arc::new(kernel), Messages(queue))
+    }
+
+    /// Whether what the daemon serves goes through the page cache from now on.
+    pub(super) fn serve_through_page_cache(&self, does: bool) {
+        self.uses_page_cache.store(does, Ordering::Relaxed);
+    }
+
+    /// Whether what the daemon serves goes through the page cache.
+    pub(super) fn uses_page_cache(&self) -> bool {
+        self.uses_page_cache.load(Ordering::Relaxed)
     }
 
     /// Gives it the way by which messages reach the kernel.

@@ -47,6 +47,8 @@ pub(super) fn answer(
     let quiet = if opened.announces_close { FopenFlags::empty() } else { FopenFlags::FOPEN_NOFLUSH };
     let served_by_daemon = |path| match path {
         IoPath::Cached => FopenFlags::FOPEN_KEEP_CACHE,
+        // What others wrote since is not in the pages of an earlier open: each open begins without them.
+        IoPath::Direct | IoPath::Passthrough if kernel.uses_page_cache() => FopenFlags::empty(),
         IoPath::Direct | IoPath::Passthrough => {
             FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
         }

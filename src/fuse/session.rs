@@ -35,6 +35,8 @@ pub struct SessionSettings {
     pub exec: bool,
     /// Whether the kernel should serve files itself if it can.
     pub passthrough: bool,
+    /// Whether what the daemon serves goes through the page cache; `None`: where shared mappings need it.
+    pub page_cache: Option<bool>,
     /// Whether it is an error if it cannot.
     pub passthrough_required: bool,
     /// How long the kernel may believe names and attributes.
@@ -54,6 +56,8 @@ pub struct SessionFacts {
     pub passthrough: bool,
     /// Why not, if not.
     pub passthrough_reason: Option<String>,
+    /// Whether what the daemon serves goes through the page cache.
+    pub page_cache: bool,
     /// Protocol version of the kernel.
     pub kernel_abi: String,
     /// Names of the capabilities in force.
@@ -66,6 +70,7 @@ pub struct SessionFacts {
 #[derive(Debug)]
 pub(super) struct Handshake {
     passthrough: Result<(), String>,
+    page_cache: bool,
     kernel_abi: String,
     flags: Vec<String>,
 }
@@ -76,6 +81,7 @@ impl Handshake {
         config: &mut KernelConfig,
         max_background: u16,
         wants_passthrough: bool,
+        wants_page_cache: Option<bool>,
         lists_attributes: bool,
     ) -> Self {
         let mut flags = Vec::new();
@@ -89,8 +95,12 @@ impl Handshake {
         for flag in WANTED.into_iter().chain(lists_attributes.then_some(LISTS_ATTRIBUTES)) {
             take(config, flag);
         }
+        // Without it a file that bypasses the page cache has no shared mappings (Linux 6.6).
+        let maps_direct =
+            wants_page_cache != Some(true) && take(config, InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         let passthrough = if !wants_passthrough {
-            Err("fuse.passthrough=never".to_owned())
+            let chosen = if wants_page_cache == Some(true) { "cached" } else { "never" };
+            Err(format!("fuse.passthrough={chosen}"))
         } else if !take(config, InitFlags::FUSE_PASSTHROUGH) {
             Err("this kernel has no FUSE passthrough; it came with Linux 6.9".to_owned())
         } else if let Err(most) = config.set_max_stack_depth(1) {
@@ -102,7 +112,8 @@ impl Handshake {
         let _ = config.set_max_write(REQUEST_MAX);
         let _ = config.set_max_background(max_background.max(1));
         let version = config.kernel_abi();
-        Self { passthrough, kernel_abi: format!("{}.{}", version.0, version.1), flags }
+        let page_cache = passthrough.is_err() && wants_page_cache.unwrap_or(!maps_direct);
+        Self { passthrough, page_cache, kernel_abi: format!("{}.{}", version.0, version.1), flags }
     }
 }
 
@@ -144,6 +155,7 @@ impl Session {
             lifetimes,
             max_background: settings.max_background,
             wants_passthrough,
+            wants_page_cache: settings.page_cache,
             handshake: Arc::clone(&handshake),
             control_handles: AtomicU64::new(1),
         };
@@ -154,6 +166,13 @@ impl Session {
             return Err(MountError::NoPassthrough { reason: reason.clone() });
         }
         let notifier = session.notifier();
+        kernel.serve_through_page_cache(facts.page_cache);
+        if facts.page_cache && settings.page_cache.is_none() {
+            tracing::warn!(
+                "reads and writes go through the page cache, without which this kernel maps no file shared (Linux 6.6 \
+                 does): fuse.passthrough=never reads faster where nobody maps files"
+            );
+        }
         kernel.connect(notifier.clone(), device.as_ref().and_then(|device| device.try_clone().ok()));
         datapath.attach_kernel(kernel, facts.passthrough);
         let counters = Arc::clone(telemetry);
@@ -281,6 +300,7 @@ fn facts_of(handshake: Option<&Handshake>, settings: &SessionSettings, may_regis
     SessionFacts {
         passthrough: reason.is_none(),
         passthrough_reason: reason,
+        page_cache: handshake.is_some_and(|handshake| handshake.page_cache),
         kernel_abi: handshake.map(|handshake| handshake.kernel_abi.clone()).unwrap_or_default(),
         flags: handshake.map(|handshake| handshake.flags.clone()).unwrap_or_default(),
         threads: settings.threads,

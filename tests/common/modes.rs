@@ -7,6 +7,8 @@ pub(crate) enum Mode {
     Passthrough,
     /// The daemon, by direct I/O requests (`-o passthrough=never`).
     Direct,
+    /// The daemon, through the page cache, as before Linux 6.6 (`-o passthrough=cached`).
+    Cached,
 }
 
 impl Mode {
@@ -14,7 +16,12 @@ impl Mode {
     pub(crate) fn options<'a>(self, more: &[&'a str]) -> Vec<&'a str> {
         let mut options = match self {
             Self::Passthrough => Vec::new(),
+            // The same tests with the page cache: TIDEFS_TEST_DIRECT=cached.
+            Self::Direct if std::env::var_os("TIDEFS_TEST_DIRECT").is_some_and(|as_| as_ == "cached") => {
+                vec!["passthrough=cached"]
+            }
             Self::Direct => vec!["passthrough=never"],
+            Self::Cached => vec!["passthrough=cached"],
         };
         options.extend_from_slice(more);
         options
@@ -35,3 +42,14 @@ macro_rules! in_both_modes {
     };
 }
 pub(crate) use in_both_modes;
+
+/// As [`in_both_modes`], and `cached::fact`: for what the page cache makes different.
+macro_rules! in_all_modes {
+    ($($fact:ident),+ $(,)?) => {
+        $crate::common::modes::in_both_modes!($($fact),+);
+        mod cached {
+            $(#[test] fn $fact() { super::$fact($crate::common::Mode::Cached) })+
+        }
+    };
+}
+pub(crate) use in_all_modes;

@@ -15,12 +15,12 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::common::Mode;
-use crate::common::modes::in_both_modes;
+use crate::common::modes::in_all_modes;
 use crate::common::pattern::{self, assert_same};
 use crate::common::sys::{Aligned, Mapping};
 use crate::fixture::{MIB, SIZES, kv, offset, publish, signed};
 
-in_both_modes!(
+in_all_modes!(
     one_read,
     reads_in_odd_pieces,
     preads_at_random_offsets,

@@ -16,13 +16,13 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::common::modes::in_both_modes;
+use crate::common::modes::in_all_modes;
 use crate::common::pattern::{self, assert_same};
 use crate::common::sys::{Aligned, Mapping};
 use crate::common::{Mode, Peer};
 use crate::fixture::{MIB, SIZES, kv, offset, signed};
 
-in_both_modes!(
+in_all_modes!(
     one_write,
     writes_in_odd_pieces,
     pwrites_in_any_order,
