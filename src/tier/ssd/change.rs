@@ -274,7 +274,7 @@ impl Shared {
                 return Ok(drained);
             }
             self.close_open_zone(&device)?;
-            let zone = device.oldest_closed();
+            let zone = device.closed_by_age().first().map(|&(_, zone)| zone);
             let zone = zone.ok_or_else(|| ChangeError::Stuck("its zones cannot be read".to_owned()))?;
             if !self.empty_to_others(&device, zone, &mut drained, &mut pace, progress)? {
                 return Ok(drained);

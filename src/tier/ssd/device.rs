@@ -21,7 +21,7 @@ use super::disk::Disk;
 use super::format::{BLOCK_BYTES, Order, Uuid, ZONES_START};
 use super::identity::{Unusable, flush, write_blocks};
 use super::index::ZoneId;
-use super::queue::Queue;
+use super::queue::{Queue, Retain};
 use crate::telemetry::Histogram;
 
 /// After so many failed writes in a row a disk gets no more.
@@ -159,6 +159,7 @@ pub(super) struct Device {
     pub(super) is_leaving: AtomicBool,
     is_failing: AtomicBool,
     is_full: AtomicBool,
+    is_short_of_zones: AtomicBool,
     /// Whether a start may find a zone that was given up.
     may_find_given_up: AtomicBool,
     /// Guards why it gets no more writes, and when an answer last came too late.
@@ -212,6 +213,7 @@ impl Device {
             is_leaving: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            is_short_of_zones: AtomicBool::new(false),
             may_find_given_up: AtomicBool::new(false),
             trouble: Mutex::default(),
         }
@@ -252,9 +254,13 @@ impl Device {
         self.changed.notify_all();
     }
 
-    /// Takes a free zone, allocating it if need be, and makes it the open one. `None` when there is none at the moment.
-    pub(super) fn take_free_zone(&self, sequence: Order) -> Option<u32> {
+    /// Takes a free zone, allocating it if need be, and makes it the open one. `None` when no more than `kept` are free at
+    /// the moment.
+    pub(super) fn take_free_zone(&self, sequence: Order, kept: usize) -> Option<u32> {
         let mut zones = self.zones.lock();
+        if self.spare_of(&zones) <= kept {
+            return None;
+        }
         let free = zones.iter().position(|zone| zone.state == ZoneState::Free);
         let absent = || zones.iter().position(|zone| zone.state == ZoneState::Absent);
         let index = match free {
@@ -280,25 +286,48 @@ impl Device {
         u32::try_from(index).ok()
     }
 
-    /// Waits until a zone is free, or `limit` passes.
-    pub(super) fn wait_for_free_zone(&self, limit: Duration) {
-        let has_none = |zones: &mut Vec<Zone>| !zones.iter().any(|zone| zone.state == ZoneState::Free);
+    /// Waits until more than `kept` zones are free, or `limit` passes. Reclaim neither waits for the writer meanwhile nor
+    /// asks it for anything but removals.
+    pub(super) fn wait_for_free_zone(&self, kept: usize, limit: Duration) {
+        self.is_short_of_zones.store(true, Ordering::Relaxed);
+        let has_none = |zones: &mut Vec<Zone>| self.spare_of(zones) <= kept && !self.queue.has_retained();
         self.changed.wait_while_for(&mut self.zones.lock(), has_none, limit);
+        self.is_short_of_zones.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether its writer waits for a zone.
+    pub(super) fn is_short_of_zones(&self) -> bool {
+        self.is_short_of_zones.load(Ordering::Relaxed)
+    }
+
+    /// Leaves removals of a zone that is being taken back to the writer, also to one that waits for a zone.
+    pub(super) fn retain(&self, retain: Retain) -> bool {
+        let is_left = self.queue.push_retain(retain);
+        // A writer that is about to wait has looked at its queue under this lock.
+        drop(self.zones.lock());
+        self.changed.notify_all();
+        is_left
     }
 
     /// Zones that can be opened before anything must be reclaimed.
     pub(super) fn spare_zones(&self) -> usize {
+        self.spare_of(&self.zones.lock())
+    }
+
+    fn spare_of(&self, zones: &[Zone]) -> usize {
         let is_full = self.is_full();
         let is_spare =
             |zone: &&Zone| zone.state == ZoneState::Free || (zone.state == ZoneState::Absent && !is_full);
-        self.zones.lock().iter().filter(is_spare).count()
+        zones.iter().filter(is_spare).count()
     }
 
-    /// The closed zone that was opened first.
-    pub(super) fn oldest_closed(&self) -> Option<u32> {
+    /// The closed zones with their sequences, in the order in which they were opened.
+    pub(super) fn closed_by_age(&self) -> Vec<(Order, u32)> {
         let zones = self.zones.lock();
         let closed = zones.iter().zip(0u32..).filter(|(zone, _)| zone.state == ZoneState::Closed);
-        closed.min_by_key(|(zone, _)| zone.sequence).map(|(_, index)| index)
+        let mut closed: Vec<(Order, u32)> = closed.map(|(zone, index)| (zone.sequence, index)).collect();
+        closed.sort_unstable();
+        closed
     }
 
     /// The smallest sequence of the zones in use, without `except`.

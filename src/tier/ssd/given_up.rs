@@ -22,6 +22,7 @@ use super::Shared;
 use super::device::{Device, FooterPlace, ZoneState};
 use super::format::{BLOCK, FooterEntry, Order, RecordHeader, Tombstone, TombstoneBlock, decode};
 use super::identity::read_blocks;
+use super::open_zone::Last;
 use super::queue::Job;
 use super::recover::{fits, read_footer};
 use super::writer::Writer;
@@ -159,7 +160,9 @@ impl Writer {
         self.given_up.retry_at = None;
         for (zone, removals) in std::mem::take(&mut self.given_up.zones) {
             let is_safe = removals.is_empty()
-                || (!self.device.is_failing() && self.write_tombstones(&removals) && self.flush());
+                || (!self.device.is_failing()
+                    && self.write_tombstones(&removals, Last::Left)
+                    && self.flush());
             if is_safe {
                 self.shared.intents.settle(removals.len() as u64);
                 self.void(zone);

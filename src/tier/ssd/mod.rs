@@ -19,6 +19,7 @@
 mod admission;
 mod bucket;
 mod change;
+mod choosing;
 mod device;
 mod devices;
 mod disk;

@@ -1,6 +1,8 @@
 //! The zone at the end of a disk's log, from its header to its footer.
 //!
-//! Invariant: a footer names only what a flush before it made durable.
+//! Invariants
+//! - A footer names only what a flush before it made durable.
+//! - The last free zone is kept for removals of a zone that is being taken back: without them none would become free.
 //!
 //! Limits: a record that finds no free zone within `ZONE_WAIT` is dropped.
 //! Threads: the disk's writer.
@@ -19,6 +21,8 @@ use super::writer::Writer;
 
 /// How long a record waits for reclaim to free a zone.
 const ZONE_WAIT: Duration = Duration::from_secs(2);
+/// How often it is looked meanwhile whether the tier stops.
+const ZONE_LOOK: Duration = Duration::from_millis(50);
 /// What a footer needs beside its entries: the device, the sequence and the count.
 const FOOTER_OVERHEAD: usize = 64;
 
@@ -32,46 +36,75 @@ pub(super) struct OpenZone {
     pub(super) footer_bytes: usize,
 }
 
+/// Who may take the last free zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Last {
+    /// The removals for which a zone waits that is being taken back.
+    Taken,
+    /// All others leave it.
+    Left,
+}
+
 impl Writer {
-    /// Makes sure that `blocks` and their part of the footer fit into the open zone; opens another if they do not.
-    pub(super) fn ensure_zone(&mut self, blocks: u64, footer_bytes: usize) -> bool {
-        self.abandon_zone_if_given_up();
+    /// Makes sure that `blocks` and their part of the footer fit into the open zone; opens another if they do not, and
+    /// waits for reclaim if there is none. Removals that reclaim wants to be kept are written while it waits.
+    pub(super) fn ensure_zone(&mut self, blocks: u64, footer_bytes: usize, last: Last) -> bool {
+        let deadline = Instant::now() + ZONE_WAIT;
         let zone_blocks = u64::from(self.device.zone_blocks);
         let fits = |open: &OpenZone| {
             let footer = frame_blocks(open.footer_bytes + footer_bytes + FOOTER_OVERHEAD);
             u64::from(open.next_block) + blocks + footer < zone_blocks
         };
-        if self.open.as_ref().is_some_and(fits) {
-            return true;
-        }
-        self.close_zone();
-        self.open_zone() && self.open.as_ref().is_some_and(fits)
-    }
-
-    /// Opens a zone, waiting for reclaim if there is none.
-    fn open_zone(&mut self) -> bool {
-        let deadline = Instant::now() + ZONE_WAIT;
         loop {
-            let sequence = self.shared.next_order();
-            let taken = self.device.take_free_zone(sequence);
-            self.shared.wake_reclaim();
-            if let Some(zone) = taken {
-                let header = ZoneHeader { device: self.device.uuid, zone, sequence };
-                if let Err(error) = self.device.write_frame(zone, 0, &header, self.shared.limit) {
-                    self.device.count_write_error(&error);
-                    self.give_up(zone, &[]);
-                    return false;
-                }
-                let entries = Vec::new();
-                self.open = Some(OpenZone { zone, sequence, next_block: 1, entries, footer_bytes: 0 });
+            self.abandon_zone_if_given_up();
+            if self.open.as_ref().is_some_and(fits) {
                 return true;
             }
-            if Instant::now() >= deadline || self.shared.is_reclaim_over.load(Ordering::Relaxed) {
+            self.close_zone();
+            let kept = self.kept_zones(last);
+            match self.open_zone(kept) {
+                Ok(true) => return self.open.as_ref().is_some_and(fits),
+                Ok(false) => {}
+                Err(_) => return false,
+            }
+            // Only reclaim frees zones, and who takes the last one has it waiting.
+            let is_over = last == Last::Taken || self.shared.is_reclaim_over.load(Ordering::Relaxed);
+            if is_over || Instant::now() >= deadline {
                 self.shared.counters.zone_waits.fetch_add(1, Ordering::Relaxed);
                 return false;
             }
-            self.device.wait_for_free_zone(Duration::from_millis(50));
+            if let Some(retain) = self.device.queue.take_retained() {
+                self.retain(retain);
+            } else {
+                self.device.wait_for_free_zone(kept, ZONE_LOOK);
+            }
         }
+    }
+
+    /// Free zones that are left for others.
+    fn kept_zones(&self, last: Last) -> usize {
+        // While no zone is taken back nobody needs it.
+        let is_reclaiming = self.shared.is_named.load(Ordering::Relaxed) && !self.device.is_leaving();
+        usize::from(last == Last::Left && is_reclaiming)
+    }
+
+    /// Opens a zone. Returns whether there is one for it.
+    ///
+    /// # Errors
+    /// What the disk says.
+    fn open_zone(&mut self, kept: usize) -> io::Result<bool> {
+        let sequence = self.shared.next_order();
+        let taken = self.device.take_free_zone(sequence, kept);
+        self.shared.wake_reclaim();
+        let Some(zone) = taken else { return Ok(false) };
+        let header = ZoneHeader { device: self.device.uuid, zone, sequence };
+        if let Err(error) = self.device.write_frame(zone, 0, &header, self.shared.limit) {
+            self.device.count_write_error(&error);
+            self.give_up(zone, &[]);
+            return Err(error);
+        }
+        self.open = Some(OpenZone { zone, sequence, next_block: 1, entries: Vec::new(), footer_bytes: 0 });
+        Ok(true)
     }
 
     /// Ends the open zone with its footer.

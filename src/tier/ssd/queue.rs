@@ -1,7 +1,7 @@
 //! What waits for a disk's writer.
 //!
 //! Limits: admission bounds the bytes ([`super::admission`]); removals are 32 bytes each and never refused. Removals go
-//! first: what is deleted is to be deleted on disk soon.
+//! first: what is deleted is to be deleted on disk soon; before them those for which a zone waits that is being taken back.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -76,8 +76,6 @@ impl fmt::Debug for Append {
 pub(super) enum Job {
     /// Write a record.
     Append(Append),
-    /// Write removals of a zone that is being taken back once more.
-    Retain(Vec<Tombstone>, Done),
     /// Write the removals of a zone that gave an error once more, and make it void.
     GiveUp(u32),
     /// Make durable what came before.
@@ -86,9 +84,16 @@ pub(super) enum Job {
     Close(Done),
 }
 
+/// Removals of a zone that is being taken back, to be written once more.
+pub(super) struct Retain {
+    pub(super) tombstones: Vec<Tombstone>,
+    pub(super) done: Done,
+}
+
 /// What the writer does next.
 pub(super) enum Next {
     Job(Job),
+    Retain(Retain),
     /// Removals to write.
     Tombstones(Vec<Tombstone>),
     /// Nothing waits.
@@ -101,6 +106,7 @@ pub(super) enum Next {
 struct Line {
     jobs: VecDeque<Job>,
     bytes: u64,
+    retained: VecDeque<Retain>,
     tombstones: VecDeque<Tombstone>,
     is_closed: bool,
 }
@@ -140,6 +146,28 @@ impl Queue {
         true
     }
 
+    /// Leaves removals that are to be kept. Returns false, and drops them, when the writer has ended.
+    pub(super) fn push_retain(&self, retain: Retain) -> bool {
+        let mut line = self.line.lock();
+        if line.is_closed {
+            return false;
+        }
+        line.retained.push_back(retain);
+        drop(line);
+        self.arrived.notify_one();
+        true
+    }
+
+    /// Whether removals wait that are to be kept.
+    pub(super) fn has_retained(&self) -> bool {
+        !self.line.lock().retained.is_empty()
+    }
+
+    /// Removals that are to be kept, before everything else that waits.
+    pub(super) fn take_retained(&self) -> Option<Retain> {
+        self.line.lock().retained.pop_front()
+    }
+
     /// Leaves removals.
     pub(super) fn push_tombstones(&self, tombstones: impl IntoIterator<Item = Tombstone>) {
         self.line.lock().tombstones.extend(tombstones);
@@ -155,9 +183,15 @@ impl Queue {
     /// What to do next; waits at most `limit` for something.
     pub(super) fn next(&self, limit: Duration) -> Next {
         let mut line = self.line.lock();
-        let is_idle = |line: &mut Line| line.jobs.is_empty() && line.tombstones.is_empty() && !line.is_closed;
+        let is_idle = |line: &mut Line| {
+            let has_work = !line.jobs.is_empty() || !line.tombstones.is_empty() || !line.retained.is_empty();
+            !has_work && !line.is_closed
+        };
         if is_idle(&mut line) && !limit.is_zero() {
             self.arrived.wait_while_for(&mut line, is_idle, limit);
+        }
+        if let Some(retain) = line.retained.pop_front() {
+            return Next::Retain(retain);
         }
         if !line.tombstones.is_empty() {
             let count = line.tombstones.len().min(TOMBSTONES_MAX);

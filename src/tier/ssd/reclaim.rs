@@ -1,11 +1,11 @@
-//! Taking zones back: the oldest of a disk is emptied while there are still others to write to.
+//! Taking zones back: an [old one](super::choosing) of a disk is emptied while there are still others to write to.
 //!
 //! What was used since it was written, and is not in memory too, is written again, up to a part of the zone; the rest is
 //! dropped, and its owner is told. Removals stay for as long as an older record of their key may stand in another zone.
 //!
 //! Invariants
 //! - A zone is free only when its header is void on the disk: removals that went with it hide nothing any more, because
-//!   every zone with older records went before, or is named by [`Device::oldest_sequence`].
+//!   those that are later than [`Device::oldest_sequence`] of the others were written again before.
 //! - Reclaim waits for no record that it writes again when the writer needs the zone: their bytes are in memory of their
 //!   own. Until such a record is written again the index names no zone for it, and loads try again.
 //!
@@ -18,11 +18,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::choosing::Choosing;
 use super::device::{Device, FooterPlace, Zone};
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, Tombstone};
-use super::index::{Place, ZoneId};
+use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Memory};
-use super::queue::{Append, Job, Origin, Stored};
+use super::queue::{Append, Job, Origin, Retain, Stored};
 use super::recover::{read_footer, scan_zone};
 
 /// Zones that are kept free ahead of the writer.
@@ -44,13 +45,14 @@ const READERS_LIMIT: Duration = Duration::from_secs(60);
 impl Shared {
     /// Keeps zones free until the tier stops.
     pub(super) fn reclaim_in_background(&self) {
+        let mut choosing = Choosing::default();
         while !self.is_stopping() {
             let mut has_progress = false;
             let is_named = self.is_named.load(Ordering::Relaxed);
             for device in &self.devices.all() {
                 let may_be_emptied = is_named && !device.is_failing() && !device.is_leaving();
                 if !self.is_stopping() && may_be_emptied && device.spare_zones() < SPARE_ZONES {
-                    has_progress |= self.reclaim_oldest(device);
+                    has_progress |= self.reclaim_one(device, &mut choosing);
                 }
             }
             if !has_progress {
@@ -59,12 +61,12 @@ impl Shared {
         }
     }
 
-    /// Empties the oldest closed zone of a disk. Returns whether it is free now.
-    pub(super) fn reclaim_oldest(&self, device: &Arc<Device>) -> bool {
-        let Some(number) = device.oldest_closed() else { return false };
+    /// Empties a closed zone of a disk. Returns whether it is free now.
+    fn reclaim_one(&self, device: &Arc<Device>, choosing: &mut Choosing) -> bool {
         if !device.can_be_written(self.limit) {
             return false;
         }
+        let Some(number) = choosing.choose(self, device) else { return false };
         let entries = match self.entries_in(device, number) {
             Ok(entries) => entries,
             Err(error) => {
@@ -97,12 +99,22 @@ impl Shared {
 
     /// What is in a closed zone.
     pub(super) fn entries_in(&self, device: &Device, number: u32) -> io::Result<Vec<FooterEntry>> {
+        self.footer_of(device, number).or_else(|_| {
+            let zone = device.zone(number).ok_or(io::ErrorKind::NotFound)?;
+            scan_zone(device, number, zone.sequence, self.limit).map(|scan| scan.entries)
+        })
+    }
+
+    /// What is in a closed zone, by its footer.
+    pub(super) fn footer_of(&self, device: &Device, number: u32) -> io::Result<Vec<FooterEntry>> {
         let zone = device.zone(number).ok_or(io::ErrorKind::NotFound)?;
-        let footer = zone.footer.and_then(|FooterPlace { block, blocks }| {
-            read_footer(device, number, zone.sequence, block, blocks, self.limit).ok()
-        });
-        let scan = || scan_zone(device, number, zone.sequence, self.limit).map(|scan| scan.entries);
-        footer.map_or_else(scan, Ok)
+        let FooterPlace { block, blocks } = zone.footer.ok_or(io::ErrorKind::NotFound)?;
+        read_footer(device, number, zone.sequence, block, blocks, self.limit)
+    }
+
+    /// Whether its bytes are in memory too.
+    pub(super) fn has_elsewhere(&self, located: &Located) -> bool {
+        self.owner.get().is_some_and(|owner| owner.has_elsewhere(located.owner, located.version))
     }
 
     /// Writes removals again that may still hide something, on this disk or on one that is being emptied to it. Returns
@@ -113,8 +125,8 @@ impl Shared {
             return true;
         }
         let (sender, receiver) = sync_channel(1);
-        let done = super::queue::report_to(sender);
-        device.queue.push(Job::Retain(needed, done)) && receiver.recv_timeout(self.limit) == Ok(Stored::Yes)
+        let retain = Retain { tombstones: needed, done: super::queue::report_to(sender) };
+        device.retain(retain) && receiver.recv_timeout(self.limit) == Ok(Stored::Yes)
     }
 
     /// The removals of a zone that may still hide something when the zone is gone.
@@ -153,7 +165,7 @@ impl Shared {
             let is_kept = located.heat > 0
                 && bytes <= budget
                 && pending <= REINSERT_WINDOW
-                && !self.owner.get().is_some_and(|owner| owner.has_elsewhere(located.owner, located.version));
+                && !self.has_elsewhere(&located);
             if is_kept && let Some(receiver) = self.reinsert(device, place, facts) {
                 budget -= bytes;
                 under_way.push((bytes, receiver));
@@ -227,7 +239,7 @@ fn wait_for(device: &Device, receiver: &Receiver<Stored>, deadline: Instant) -> 
     loop {
         match receiver.recv_timeout(WRITER_LOOK) {
             Ok(_) | Err(RecvTimeoutError::Disconnected) => return true,
-            Err(RecvTimeoutError::Timeout) if device.spare_zones() == 0 || Instant::now() >= deadline => {
+            Err(RecvTimeoutError::Timeout) if device.is_short_of_zones() || Instant::now() >= deadline => {
                 return false;
             }
             Err(RecvTimeoutError::Timeout) => {}

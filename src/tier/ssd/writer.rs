@@ -10,7 +10,6 @@
 //! Threads: one for each disk, `ssd-write-N`.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,15 +17,15 @@ use std::time::{Duration, Instant};
 use super::device::Device;
 use super::disk::{Request, Ticket};
 use super::format::{
-    BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHeader, Tombstone, TombstoneBlock, encode,
-    tombstone_footer_bytes,
+    BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHeader, TOMBSTONES_MAX, Tombstone, TombstoneBlock,
+    encode, tombstone_footer_bytes,
 };
 use super::given_up::GivenUp;
 use super::identity::{flush, write_blocks};
 use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Piece};
-use super::open_zone::OpenZone;
-use super::queue::{Append, Done, Job, Next, Origin, Stored};
+use super::open_zone::{Last, OpenZone};
+use super::queue::{Append, Done, Job, Next, Origin, Retain, Stored};
 use super::{Shared, checksum_of};
 
 /// Bytes under way at once.
@@ -87,10 +86,7 @@ impl Writer {
             let is_busy = !self.flight.is_empty() || self.unsettled > 0;
             match device.queue.next(if is_busy { Duration::ZERO } else { IDLE }) {
                 Next::Job(Job::Append(append)) => self.append(append),
-                Next::Job(Job::Retain(tombstones, done)) => {
-                    let written = self.write_tombstones(&tombstones);
-                    self.end_with(written && self.flush(), done);
-                }
+                Next::Retain(retain) => self.retain(retain),
                 Next::Job(Job::GiveUp(zone)) => self.take_given_up(zone),
                 Next::Job(Job::Flush(done)) => {
                     self.reap_all();
@@ -101,7 +97,7 @@ impl Writer {
                     self.end_with(true, done);
                 }
                 Next::Tombstones(tombstones) => {
-                    if self.write_tombstones(&tombstones) {
+                    if self.write_tombstones(&tombstones, Last::Left) {
                         self.unsettled += tombstones.len() as u64;
                     } else {
                         self.shared
@@ -178,7 +174,7 @@ impl Writer {
             key: append.key.clone(),
             meta: append.meta.clone(),
         };
-        if self.device.is_failing() || !self.ensure_zone(facts.blocks(), facts.footer_bytes()) {
+        if self.device.is_failing() || !self.ensure_zone(facts.blocks(), facts.footer_bytes(), Last::Left) {
             return self.finish(append, None);
         }
         let Some(order) = self.shared.draw_order_if_wanted(&append) else {
@@ -329,41 +325,44 @@ impl Writer {
         done(Stored::Superseded);
     }
 
+    /// Writes removals of a zone once more that is being taken back.
+    pub(super) fn retain(&mut self, retain: Retain) {
+        let written = self.write_tombstones(&retain.tombstones, Last::Taken);
+        self.end_with(written && self.flush(), retain.done);
+    }
+
     /// Writes removals and waits. Returns whether they are written.
-    pub(super) fn write_tombstones(&mut self, tombstones: &[Tombstone]) -> bool {
+    pub(super) fn write_tombstones(&mut self, tombstones: &[Tombstone], last: Last) -> bool {
+        tombstones.chunks(TOMBSTONES_MAX).all(|chunk| self.write_tombstone_block(chunk, last))
+    }
+
+    fn write_tombstone_block(&mut self, tombstones: &[Tombstone], last: Last) -> bool {
         const ATTEMPTS: u32 = 3;
-        for chunk in tombstones.chunks(super::format::TOMBSTONES_MAX) {
-            let written = (0..ATTEMPTS).any(|_| match self.write_tombstone_block(chunk) {
-                Ok(()) => true,
+        let footer_bytes = tombstone_footer_bytes(tombstones.len());
+        for _ in 0..ATTEMPTS {
+            if !self.ensure_zone(1, footer_bytes, last) {
+                return false;
+            }
+            let Some(open) = self.open.as_mut() else { return false };
+            let block = TombstoneBlock {
+                device: self.device.uuid,
+                sequence: open.sequence,
+                tombstones: tombstones.to_vec(),
+            };
+            match self.device.write_frame(open.zone, open.next_block, &block, self.shared.limit) {
+                Ok(()) => {
+                    open.next_block += 1;
+                    open.footer_bytes += footer_bytes;
+                    open.entries.push(FooterEntry::Tombstones(block.tombstones));
+                    self.device.count_written(BLOCK_BYTES);
+                    return true;
+                }
                 Err(error) => {
                     self.device.count_write_error(&error);
                     self.abandon_zone();
-                    false
                 }
-            });
-            if !written {
-                return false;
             }
         }
-        true
-    }
-
-    fn write_tombstone_block(&mut self, tombstones: &[Tombstone]) -> io::Result<()> {
-        let footer_bytes = tombstone_footer_bytes(tombstones.len());
-        if !self.ensure_zone(1, footer_bytes) {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        let open = self.open.as_mut().ok_or(io::ErrorKind::StorageFull)?;
-        let block = TombstoneBlock {
-            device: self.device.uuid,
-            sequence: open.sequence,
-            tombstones: tombstones.to_vec(),
-        };
-        self.device.write_frame(open.zone, open.next_block, &block, self.shared.limit)?;
-        open.next_block += 1;
-        open.footer_bytes += footer_bytes;
-        open.entries.push(FooterEntry::Tombstones(block.tombstones));
-        self.device.count_written(BLOCK_BYTES);
-        Ok(())
+        false
     }
 }
