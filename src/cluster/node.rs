@@ -8,7 +8,6 @@
 //! [`Holder::withdraw`] and [`Holder::forget_answers`] say while a question is under way, and forgets the answer then.
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -80,6 +79,7 @@ impl Cluster {
         let me = PeerId { member: config.member, incarnation: start.incarnation };
         let link = LinkConfig {
             listen: config.listen.clone(),
+            advertise: config.advertise.clone(),
             cluster: start.cluster.to_string(),
             key: config.key.clone(),
             tls: config.tls.clone(),
@@ -96,7 +96,7 @@ impl Cluster {
         let engine = Engine::start(runtime.clone(), engine_config, messages, |parts| {
             open_transports(&transports, parts)
         })?;
-        let descriptor = advertised(engine.descriptor(), &config.advertise);
+        let descriptor = engine.descriptor();
         let carrier: Arc<dyn Carrier> = Arc::new(engine.clone());
         let engine = Some(engine);
         let cluster = start.cluster;
@@ -381,17 +381,4 @@ impl Cluster {
         let core = Arc::clone(&self.core);
         self.run(async move { core.close().await }).await;
     }
-}
-
-/// What is published of an engine: where it listens, or where it is said to be reached.
-fn advertised(descriptor: PeerDescriptor, advertise: &[SocketAddr]) -> PeerDescriptor {
-    if advertise.is_empty() {
-        return descriptor;
-    }
-    let port = descriptor.addresses.first().map_or(0, SocketAddr::port);
-    let with_port = |address: &SocketAddr| match address.port() {
-        0 => SocketAddr::new(address.ip(), port),
-        _ => *address,
-    };
-    PeerDescriptor { addresses: advertise.iter().map(with_port).collect(), ..descriptor }
 }

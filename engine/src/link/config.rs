@@ -48,6 +48,9 @@ pub struct LinkConfig {
     /// Where to listen. Port 0 lets the kernel choose; [`super::Links::addresses`] says what it chose. A `[::]` takes
     /// IPv4 too, unless `0.0.0.0` with the same port is listed beside it or the host has no IPv6.
     pub listen: Vec<SocketAddr>,
+    /// Where peers reach it, when that is not where it listens, as behind a forwarded port. A port of 0 stands for the first that is
+    /// listened on.
+    pub advertise: Vec<SocketAddr>,
     /// Engines of another cluster are strangers.
     pub cluster: String,
     /// Proof of belonging. Without one, whoever knows the cluster's name belongs to it.
@@ -76,6 +79,7 @@ impl Default for LinkConfig {
     fn default() -> Self {
         Self {
             listen: vec![SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))],
+            advertise: Vec::new(),
             cluster: "tidefs".to_owned(),
             key: None,
             tls: None,

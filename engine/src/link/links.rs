@@ -41,8 +41,9 @@ pub struct Links {
     pub(super) prover: Prover,
     pub(super) encryption: Option<Encryption>,
     pub(super) runtime: Handle,
-    /// As bound, so perhaps "any": who is asked over a connection knows better which of them that reaches.
-    bound: Vec<SocketAddr>,
+    /// Where peers reach this engine: what is advertised, else as bound, so perhaps "any": who is asked over a connection knows
+    /// better which of them that reaches.
+    told: Vec<SocketAddr>,
     boot: BootId,
     events: Arc<dyn LinkEvents>,
     /// Which links there are and which are being made. Held for a look-up.
@@ -89,7 +90,7 @@ impl Links {
         let encryption = config.tls.as_ref().map(Encryption::open).transpose()?;
         let listeners = socket::listen(&config.listen).map_err(refused)?;
         let bound: Result<Vec<_>, _> = listeners.iter().map(|listener| listener.local_addr()).collect();
-        let bound = bound.map_err(refused)?;
+        let told = socket::told(bound.map_err(refused)?, &config.advertise);
         let listeners: Result<Vec<_>, _> = {
             let _context = runtime.enter();
             listeners.into_iter().map(tokio::net::TcpListener::from_std).collect()
@@ -101,7 +102,7 @@ impl Links {
             me,
             encryption,
             runtime,
-            bound,
+            told,
             boot: BootId::of_this_host(),
             events,
             state: Mutex::default(),
@@ -121,16 +122,16 @@ impl Links {
         self.me
     }
 
-    /// Where peers reach this engine, to be published: the addresses that are listened on, with the ports that the kernel
-    /// chose; in place of one that means "any", those of this host as they are now.
+    /// Where peers reach this engine, to be published: what is advertised, else the addresses that are listened on, with the
+    /// ports that the kernel chose; in place of one that means "any", those of this host as they are now.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        socket::published(&self.bound)
+        socket::published(&self.told)
     }
 
-    /// The addresses that are listened on, as bound.
-    pub(crate) fn bound(&self) -> Vec<SocketAddr> {
-        self.bound.clone()
+    /// The same for a peer over whose connection they are told: "any" stays.
+    pub(crate) fn told(&self) -> Vec<SocketAddr> {
+        self.told.clone()
     }
 
     /// The link to `peer`, if it is up.
@@ -241,7 +242,7 @@ impl Links {
     }
 
     pub(super) fn identity(&self, token: Option<Token>) -> Identity {
-        Identity { peer: self.me, boot: self.boot, addresses: self.bound.clone(), token }
+        Identity { peer: self.me, boot: self.boot, addresses: self.told(), token }
     }
 
     /// Runs a task that [`Links::close`] waits for.

@@ -77,6 +77,19 @@ pub(super) fn candidates(told: &[SocketAddr], seen: Option<IpAddr>) -> Vec<Socke
     found
 }
 
+/// Where peers are told that listeners are which are `bound`: what is advertised counts, where anything is.
+pub(super) fn told(bound: Vec<SocketAddr>, advertise: &[SocketAddr]) -> Vec<SocketAddr> {
+    if advertise.is_empty() {
+        return bound;
+    }
+    let port = bound.first().map_or(0, SocketAddr::port);
+    let with_port = |address: &SocketAddr| match address.port() {
+        0 => SocketAddr::new(address.ip(), port),
+        _ => *address,
+    };
+    advertise.iter().map(with_port).collect()
+}
+
 /// Where peers reach listeners that are `bound`: an address that means "any" is replaced by those of the interfaces that
 /// are up, and by the loopback only where there are no others.
 pub(super) fn published(bound: &[SocketAddr]) -> Vec<SocketAddr> {
@@ -123,6 +136,16 @@ fn interface_addresses() -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_advertised_is_told_in_place_of_what_is_bound() {
+        let addresses =
+            |texts: &[&str]| -> Vec<SocketAddr> { texts.iter().map(|text| text.parse().unwrap()).collect() };
+        let bound = addresses(&["[::]:7000", "0.0.0.0:7001"]);
+        assert_eq!(told(bound.clone(), &[]), bound);
+        let advertised = addresses(&["192.0.2.1:0", "[2001:db8::1]:9"]);
+        assert_eq!(told(bound, &advertised), addresses(&["192.0.2.1:7000", "[2001:db8::1]:9"]));
+    }
 
     #[test]
     fn any_becomes_where_the_peer_was_seen_and_that_host_comes_first() {

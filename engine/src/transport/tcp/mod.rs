@@ -209,7 +209,7 @@ impl Transport for TcpTransport {
             connections,
             operation_bytes_max: self.config.operation_bytes_max.get(),
             token,
-            addresses: self.links.bound(),
+            addresses: self.links.told(),
         })
     }
 
