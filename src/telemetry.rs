@@ -95,6 +95,8 @@ counters! {
     remote_fetches: "tidefs_remote_fetches_total", "Objects fetched from other members.";
     remote_fetched_bytes: "tidefs_remote_fetched_bytes_total", "Bytes of objects fetched from other members.";
     remote_misses: "tidefs_remote_misses_total", "Objects that no member gave though one was said to hold them, which is a miss.";
+    remote_streams: "tidefs_remote_streams_total", "Opens of objects that were still arriving from another member.";
+    remote_stream_failures: "tidefs_remote_stream_failures_total", "Objects whose rest no member gave after they were opened: their readers got EIO.";
     remote_lends: "tidefs_remote_lends_total", "Objects lent to other members.";
     soft_evictions: "tidefs_soft_evictions_total", "Of the evicted objects, copies that another member has too.";
     withdrawals: "tidefs_withdrawals_total", "Objects dropped because another member removed or replaced them.";

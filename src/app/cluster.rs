@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidefs_engine::link::{ClusterKey, TlsConfig};
-use tidefs_engine::types::MemberId;
+use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinHandle;
 use xxhash_rust::xxh3::xxh3_64;
@@ -75,6 +75,7 @@ struct Joiner {
     side: Arc<dyn Holder>,
     patience: Duration,
     fetch_limit: Duration,
+    fetch_whole_max: ByteCount,
     soft_after: u16,
     joined: Arc<Joined>,
 }
@@ -88,7 +89,8 @@ impl Joiner {
         tracing::info!(member = %cluster.me(), cluster = %status.cluster, members = status.members.len(), "joined the cluster");
         let (cluster_of_side, runtime) = (Arc::clone(&cluster), self.runtime.clone());
         let side = ClusterSide::new(cluster_of_side, runtime, self.patience, self.fetch_limit);
-        self.datapath.attach_cluster(side.with_soft_after(self.soft_after));
+        let side = side.with_fetch_whole_max(self.fetch_whole_max).with_soft_after(self.soft_after);
+        self.datapath.attach_cluster(side);
         // Set once: who has joined does not try again.
         let _ = self.joined.cluster.set(cluster);
         Ok(())
@@ -141,6 +143,7 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
         side: Arc::new(MemberSide::new(datapath, runtime.handle().clone())),
         patience: Duration::from_millis(settings.patience_ms),
         fetch_limit: Duration::from_millis(settings.fetch_ms),
+        fetch_whole_max: settings.fetch_whole_max,
         soft_after: u16::try_from(settings.soft_after).unwrap_or(u16::MAX),
         joined: Arc::default(),
     };

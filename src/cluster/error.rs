@@ -51,6 +51,12 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
+    /// Whether bytes were not what their checksum says.
+    #[must_use]
+    pub fn is_corruption(&self) -> bool {
+        matches!(self, Self::Engine(tidefs_engine::error::Error::Corrupt { .. }))
+    }
+
     /// Whether the same may succeed a moment later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {

@@ -16,10 +16,31 @@ use super::core::Core;
 use super::error::ClusterError;
 use super::node::Wanted;
 use super::object::Copy;
-use super::pulling::Registered;
+use super::pulling::{Pulled, Registered};
 
 /// Weight of the latest measurement in a peer's rate.
 const RATE_GAIN: f64 = 0.25;
+
+/// Hears how far an object that is fetched has come. Called by the thread that fetches it.
+pub trait Arrival {
+    /// So many bytes from its start are there, not compared with their checksum yet.
+    fn arrived(&self, bytes: ByteCount);
+
+    /// What came was not what its checksum says. Returns whether it may be fetched again, from its start.
+    fn starts_again(&self) -> bool;
+}
+
+/// Of who waits for the whole object.
+#[derive(Debug)]
+pub struct Whole;
+
+impl Arrival for Whole {
+    fn arrived(&self, _: ByteCount) {}
+
+    fn starts_again(&self) -> bool {
+        true
+    }
+}
 
 /// What a member gave.
 #[derive(Debug)]
@@ -190,19 +211,20 @@ impl Fetch {
         self.core.counters.fetched_bytes.add(self.wanted.size.get());
     }
 
-    /// Reads the object into the first bytes of `region`, from the first source that gives it whole. Returns its checksum,
+    /// Reads the object into the first bytes of `region`; when a source fails, the next one goes on. Returns its checksum,
     /// which was compared with the bytes. When it returns nothing writes to the region. Waits: not for threads of the
     /// runtime.
     ///
     /// # Errors
     /// [`ClusterError::NoSource`]: to the reader it does not exist. The region's bytes are undefined then.
-    pub fn into_region(mut self, region: &Arc<Region>) -> Result<u64, ClusterError> {
+    pub fn into_region(mut self, region: &Arc<Region>, arrival: &dyn Arrival) -> Result<u64, ClusterError> {
         let core = Arc::clone(&self.core);
         let length = self.wanted.size;
         if length > region.length() {
             return Err(ClusterError::OtherLength { found: length, wanted: region.length() });
         }
         let registered = Registered::new(&core, region)?;
+        let mut pulled = Pulled::default();
         loop {
             let filled = match core.runtime.block_on(self.next())? {
                 Loan::Inline { bytes, checksum } => core.check(checksum, xxh3_64(&bytes)).map(|()| {
@@ -211,7 +233,9 @@ impl Fetch {
                     checksum
                 }),
                 Loan::Region(lent) => {
-                    core.pull(&lent, region, registered.id(), length, self.deadline).map(|()| lent.checksum)
+                    let target = (region, registered.id());
+                    core.pull(&lent, target, length, self.deadline, &mut pulled, arrival)
+                        .map(|()| lent.checksum)
                 }
             };
             match filled {
@@ -219,7 +243,16 @@ impl Fetch {
                     self.succeeded();
                     return Ok(checksum);
                 }
-                Err(error) => self.failed(&error),
+                Err(error) => {
+                    self.failed(&error);
+                    if error.is_corruption() {
+                        if !arrival.starts_again() {
+                            self.core.counters.fetch_failures.increment();
+                            return Err(error);
+                        }
+                        pulled = Pulled::default();
+                    }
+                }
             }
         }
     }

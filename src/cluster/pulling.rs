@@ -1,7 +1,8 @@
 //! Moving what another member lent into memory of this host, and comparing its checksum while the rest arrives.
 //!
 //! An object is read in parts, each of which is hashed when all before it are: the bytes are still in the processor's cache,
-//! and the last part is all that is hashed after the last byte came.
+//! and the last part is all that is hashed after the last byte came. What one source gave stays when it fails: the next one
+//! goes on from there.
 //!
 //! Limits: [`PARTS_MAX`] parts under way.
 //! Threads: whoever waits for the bytes, which is no thread of the runtime.
@@ -20,7 +21,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::core::Core;
 use super::error::ClusterError;
-use super::fetching::LentRegion;
+use super::fetching::{Arrival, LentRegion, Whole};
 
 /// Bytes of a part: long enough that a request for each costs little, short enough to be in the cache when it is hashed.
 const PART: u64 = 512 << 10;
@@ -51,6 +52,14 @@ impl Drop for Registered {
         let id = self.id;
         self.core.runtime.spawn(async move { engine.unregister(id).await });
     }
+}
+
+/// What has come of an object.
+#[derive(Default)]
+pub(super) struct Pulled {
+    /// Of all bytes that are there.
+    hasher: Xxh3,
+    bytes: u64,
 }
 
 /// The parts of one object that are under way, in order.
@@ -107,28 +116,31 @@ impl Core {
         self.engine.as_ref().ok_or(ClusterError::Closed)
     }
 
-    /// Reads what is lent into the start of a region, and compares its checksum. Waits.
+    /// Reads what is lent into the start of a region, from what was `pulled` on, and compares its checksum. Waits.
     pub(super) fn pull(
         &self,
         lent: &LentRegion,
-        target: &Arc<Region>,
-        local: RegionId,
+        (target, local): (&Arc<Region>, RegionId),
         length: ByteCount,
         deadline: Instant,
+        pulled: &mut Pulled,
+        arrival: &dyn Arrival,
     ) -> Result<(), ClusterError> {
         let engine = self.engine()?;
-        let began = self.now();
+        let (began, from) = (self.now(), pulled.bytes);
         engine.import(lent.owner(), lent.remote.clone());
         let under_way = VecDeque::new();
-        let mut parts = Parts { engine, lent, local, length: length.get(), deadline, next: 0, under_way };
-        let mut hasher = Xxh3::new();
+        let mut parts = Parts { engine, lent, local, length: length.get(), deadline, next: from, under_way };
         let mut arrived = began;
         while let Some((offset, part)) = parts.next()? {
             arrived = self.now();
-            MemorySlice::new(target, local, offset, ByteCount(part))?.hash_into(&mut hasher);
+            MemorySlice::new(target, local, offset, ByteCount(part))?.hash_into(&mut pulled.hasher);
+            pulled.bytes = offset + part;
+            arrival.arrived(ByteCount(pulled.bytes));
         }
-        self.note_rate(lent.owner().member, length, arrived.saturating_sub(began));
-        self.check(lent.checksum, hasher.digest())
+        let moved = ByteCount(length.get().saturating_sub(from));
+        self.note_rate(lent.owner().member, moved, arrived.saturating_sub(began));
+        self.check(lent.checksum, pulled.hasher.digest())
     }
 
     /// Reads what is lent into memory of its own. Waits.
@@ -145,7 +157,8 @@ impl Core {
         let region = Region::anonymous(pages, PageKind::Base, Access::Read).map_err(out_of_memory)?;
         let region = Arc::new(region);
         let registered = Registered::new(self, &region)?;
-        self.pull(lent, &region, registered.id(), length, deadline)?;
+        let target = (&region, registered.id());
+        self.pull(lent, target, length, deadline, &mut Pulled::default(), &Whole)?;
         let mut bytes = vec![0; usize::try_from(length.get()).unwrap_or(0)];
         region.read_at(0, &mut bytes);
         Ok(bytes)

@@ -337,20 +337,17 @@ settings! {
         /// File with the cluster's secret, 16 bytes or more. Who does not prove that it knows it learns nothing. Without
         /// one, whoever reaches the port and knows the cluster's name is a member.
         key_file: OptionalFile {
-            default: OptionalFile::default();
-            range: Range::any(); alias: "cluster_key"; example: "/etc/tidefs/cluster.key";
+            default: OptionalFile::default(); range: Range::any(); alias: "cluster_key"; example: "/etc/tidefs/cluster.key";
         }
 
         /// File with the certificate of who signed those of all members, as PEM: connections between them are encrypted.
         tls_authority: OptionalFile {
-            default: OptionalFile::default();
-            range: Range::any(); example: "/etc/tidefs/cluster-ca.pem";
+            default: OptionalFile::default(); range: Range::any(); example: "/etc/tidefs/cluster-ca.pem";
         }
 
         /// File with this host's certificate and its key, as PEM, for connections between members.
         tls_identity: OptionalFile {
-            default: OptionalFile::default();
-            range: Range::any(); example: "/etc/tidefs/host.pem";
+            default: OptionalFile::default(); range: Range::any(); example: "/etc/tidefs/host.pem";
         }
 
         /// Name that the certificate of every member holds.
@@ -361,14 +358,12 @@ settings! {
 
         /// Where this host stands: what is kept twice goes to distinct `topology.rack`s.
         labels: Labels {
-            default: Labels::default();
-            range: Range::any(); example: "topology.rack=r1";
+            default: Labels::default(); range: Range::any(); example: "topology.rack=r1";
         }
 
         /// What moves bytes between hosts. `auto` uses the best that both have.
         transports: Transports {
-            default: Transports::default();
-            range: Range::any(); example: "tcp";
+            default: Transports::default(); range: Range::any(); example: "tcp";
         }
 
         /// Milliseconds that a look-up, a rename, a close or an unlink waits for other members.
@@ -377,10 +372,18 @@ settings! {
             range: Range::between(10, 600_000); example: "500";
         }
 
-        /// Milliseconds that an open waits for the bytes of an object of another member; then it is a miss.
+        /// Milliseconds that an open waits for the bytes of an object of another member; then it is a miss. Larger ones than
+        /// `cluster.fetch_whole_max` may take so long for each part of that size.
         fetch_ms: u64 {
             default: 10_000;
             range: Range::between(10, 600_000); example: "2000";
+        }
+
+        /// Objects of other members up to this size are whole here before an open returns, and cannot fail afterwards. Larger
+        /// ones are read while they arrive, through the daemon; when no member gives the rest, such a read says EIO.
+        fetch_whole_max: ByteCount {
+            default: ByteCount::mib(64);
+            range: Range::between(ByteCount::mib(1), ByteCount::gib(1024)); example: "256MiB";
         }
 
         /// Objects that are fetched from other members at once.
@@ -417,20 +420,17 @@ settings! {
 
         /// File with `NAME:PASSWORD` of the user that etcd knows this host as.
         etcd_user_file: OptionalFile {
-            default: OptionalFile::default();
-            range: Range::any(); example: "/etc/tidefs/etcd.user";
+            default: OptionalFile::default(); range: Range::any(); example: "/etc/tidefs/etcd.user";
         }
 
         /// File with the certificate of who signed etcd's, as PEM, for `https` endpoints.
         etcd_authority: OptionalFile {
-            default: OptionalFile::default();
-            range: Range::any(); example: "/etc/tidefs/etcd-ca.pem";
+            default: OptionalFile::default(); range: Range::any(); example: "/etc/tidefs/etcd-ca.pem";
         }
 
         /// File with this host's certificate and its key, as PEM, where etcd asks for one.
         etcd_identity: OptionalFile {
-            default: OptionalFile::default();
-            range: Range::any(); example: "/etc/tidefs/host.pem";
+            default: OptionalFile::default(); range: Range::any(); example: "/etc/tidefs/host.pem";
         }
     }
 

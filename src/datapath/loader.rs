@@ -30,11 +30,23 @@ pub type Rest = Box<dyn FnOnce(bool) + Send>;
 /// A request that waits for a disk, with its reply; it is told whether it may wait.
 pub type Job = Box<dyn FnOnce(bool) + Send>;
 
+/// What a request needs of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// All of its bytes.
+    Whole,
+    /// Its first ones, while the others come.
+    Start,
+}
+
 /// One object that is to be loaded.
 #[derive(Default)]
 struct Load {
     waiting: Vec<Rest>,
+    /// Those who can do with its first bytes.
+    at_start: Vec<Rest>,
     is_running: bool,
+    has_started: bool,
     /// Its bytes, when it was begun ahead of its use.
     ahead: Option<ByteCount>,
 }
@@ -96,20 +108,44 @@ impl fmt::Debug for Loader {
 impl Loader {
     /// Does `rest` when the object is back, or is known to be a miss; at once when too many wait.
     pub fn leave(&self, ino: Ino, rest: Rest) {
-        {
+        self.leave_for(ino, Need::Whole, rest);
+    }
+
+    /// The same; with [`Need::Start`] sooner, when it can be read while it comes.
+    pub fn leave_for(&self, ino: Ino, need: Need, rest: Rest) {
+        let has_started = {
             let mut lines = self.lines.lock();
-            if lines.count < WAITING_MAX && !lines.is_closed {
+            let load = lines.loads.get(&ino);
+            let has_started = need == Need::Start && load.is_some_and(|load| load.has_started);
+            if !has_started && lines.count < WAITING_MAX && !lines.is_closed {
                 lines.count += 1;
                 let load = lines.loads.entry(ino).or_default();
-                load.waiting.push(rest);
-                if load.waiting.len() == 1 && !load.is_running {
+                match need {
+                    Need::Whole => load.waiting.push(rest),
+                    Need::Start => load.at_start.push(rest),
+                }
+                if load.waiting.len() + load.at_start.len() == 1 && !load.is_running {
                     lines.wanted.push_back(ino);
                     self.arrived.notify_one();
                 }
                 return;
             }
-        }
-        rest(false);
+            has_started
+        };
+        rest(has_started);
+    }
+
+    /// An object that is being loaded can be read.
+    pub(super) fn started(&self, ino: Ino) {
+        let ready = {
+            let mut lines = self.lines.lock();
+            let Some(load) = lines.loads.get_mut(&ino).filter(|load| load.is_running) else { return };
+            load.has_started = true;
+            let ready = std::mem::take(&mut load.at_start);
+            lines.count -= ready.len();
+            ready
+        };
+        ready.into_iter().for_each(|rest| rest(true));
     }
 
     /// Has a request done by a thread that may wait; at once, by this one, when too many are left already.
@@ -189,17 +225,17 @@ impl Datapath {
             let load = {
                 let mut lines = self.loader.lines.lock();
                 let load = lines.loads.remove(&ino).unwrap_or_default();
-                lines.count -= load.waiting.len();
+                lines.count -= load.waiting.len() + load.at_start.len();
                 lines.running_ahead -= usize::from(is_ahead);
                 load
             };
-            let is_wanted = !load.waiting.is_empty();
+            let is_wanted = !load.waiting.is_empty() || !load.at_start.is_empty() || load.has_started;
             let outcome =
                 if is_ahead && is_wanted { outcome.or_else(|_| self.promote(ino)) } else { outcome };
             if let Some(size) = load.ahead {
                 self.ended_ahead(ino, size, outcome.is_ok(), is_wanted);
             }
-            load.waiting.into_iter().for_each(|rest| rest(outcome.is_ok()));
+            load.at_start.into_iter().chain(load.waiting).for_each(|rest| rest(outcome.is_ok()));
         }
     }
 }

@@ -78,7 +78,7 @@ use crate::tier::ssd::SsdTier;
 
 pub use attributes::AttributeChange;
 pub use domains::EvictionSettings;
-pub use elsewhere::{ClusterSide, MemberSide, News};
+pub use elsewhere::{ClusterSide, MemberSide, News, Stream};
 pub use error::Error;
 pub use fastpath::{
     AREA_MAX, BeginRequest, CREATES_MAX, Credentials, FollowRequest, Followed, GetRequest, Located,
@@ -86,14 +86,14 @@ pub use fastpath::{
 };
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::Listed;
-pub use loader::{Job, Loader, Rest};
+pub use loader::{Job, Loader, Need, Rest};
 pub use lookup::{Lookup, Patience};
 pub use object::{Marks, Object, Phase, Place};
 pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened, UNKNOWN_WRITERS};
 pub use recover::Recovered;
 pub use stat::{Kind, SpaceStat, Stat};
 pub use verify::Verdict;
-pub use write::SizeChange;
+pub use write::{Read, SizeChange};
 pub use xattrs::Presence;
 
 use domains::Domains;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
+use super::elsewhere::Stream;
 use crate::cluster::Stamp;
 use crate::namespace::{Name, ProcessId, Slot, ThreadId};
 use crate::tier::memory::{PackedExtent, PolicyRecord};
@@ -137,6 +138,8 @@ pub struct WriterProcess {
 pub struct OpenState {
     /// The backing file, while anyone has the file open.
     pub file: Option<Arc<File>>,
+    /// Where its bytes come from while it was opened before all of them were here.
+    pub stream: Option<Arc<Stream>>,
     /// Open handles that read only.
     pub readers: u32,
     /// Open handles that may write.
@@ -332,6 +335,7 @@ impl Object {
             return; // see `State::keep_open`
         }
         open.file = None;
+        open.stream = None;
         if open.next_version.is_none() && open.policy == PolicyRecord::default() {
             self.open = None;
         }

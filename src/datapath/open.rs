@@ -209,8 +209,8 @@ impl Datapath {
         state.readmit(slot);
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
         if object.phase == Phase::Sealed && Self::is_away(&object.place) {
-            // It was to be brought back before, and could not be, or left again: a miss.
-            return Err(Error::NoObject);
+            // It was to be brought back before, and is on its way; or it could not be, or left again: a miss.
+            return self.open_arriving(state, caller, slot, options).ok_or(Error::NoObject);
         }
         let is_resumed = options.write && object.phase == Phase::Parked;
         match object.phase {

@@ -1,4 +1,5 @@
-//! Bringing an object into memory, whole, before it is opened: from SSD, or from another member.
+//! Bringing an object into memory, whole, from SSD or from another member: before it is opened, or, when it is large and comes
+//! from another member, while it is read.
 //!
 //! Invariants
 //! - An object is in memory only with all its bytes, compared with their checksum; else it is a miss.
@@ -12,11 +13,11 @@ use std::time::Duration;
 use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 
-use super::elsewhere::Away;
+use super::elsewhere::{Arriving, Away};
 use super::history::Ending;
 use super::ssd::object_key;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
-use crate::cluster::Fetch;
+use crate::cluster::{Arrival, Fetch, Whole};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
@@ -205,9 +206,13 @@ impl Datapath {
         ino: Ino,
         wanted: &Wanted,
         (file, mapping): (&Arc<File>, Mapping),
+        arriving: Option<&Arriving<'_>>,
     ) -> Result<Checksum, Error> {
         match source {
-            Source::Member(away, fetch) => self.finish_fetch(*fetch, ino, away, (file, mapping)),
+            Source::Member(away, fetch) => {
+                let arrival = arriving.map_or(&Whole as &dyn Arrival, |arriving| arriving);
+                self.finish_fetch(*fetch, ino, away, (file, mapping), arrival)
+            }
             Source::Ssd(ssd) => ssd
                 .load(&wanted.key, wanted.version, wanted.size, &Arc::new(mapping))
                 .map_err(|missed| self.missed(ino, wanted, missed)),
@@ -222,6 +227,8 @@ impl Datapath {
         };
         let (segment, file) = self.tier.create_segment()?;
         let file = Arc::new(file);
+        let arriving = wanted.away.as_ref().filter(|_| self.is_streamed(wanted.size));
+        let arriving = arriving.map(|away| Arriving::new(self, (ino, away.stamp()), &file, wanted.size));
         let loaded = (|| {
             // The length comes first: the kernel takes huge pages for what lies within it alone.
             file.set_len(wanted.size.get()).map_err(Error::io("ftruncate of a segment"))?;
@@ -230,8 +237,11 @@ impl Datapath {
                 crate::tier::memory::checksum_bytes(&[])
             } else {
                 let mapping = Mapping::new(&file, wanted.size).map_err(Error::io("mmap of a segment"))?;
-                self.fill_from(source, ino, wanted, (&file, mapping))?
+                self.fill_from(source, ino, wanted, (&file, mapping), arriving.as_ref())?
             };
+            if let Some(arriving) = &arriving {
+                arriving.is_whole();
+            }
             let mut state = self.lock();
             let (slot, directory, name) = self.still_wanted(&state, ino, wanted)?;
             let mut record = state.object_record(slot, state.directory_id(directory)?, &name);
@@ -262,7 +272,8 @@ impl Datapath {
         if let Some(object) = state.object_mut(slot) {
             was_remote = object.is_remote();
             object.move_to(place);
-            object.marks.set(Marks::READ, false);
+            // Who reads it while it arrives may map it.
+            object.marks.set(Marks::READ, object.is_open());
         }
         state.elsewhere.leave(slot);
         if was_remote {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use nix::fcntl::{FallocateFlags, fallocate};
 use tidefs_engine::types::{ByteCount, FileOffset};
 
+use super::elsewhere::{Reach, Stream};
 use super::object::Refusal;
 use super::room::footprint;
 use super::slot_file::{change_scratch, scratch_error};
@@ -19,6 +20,15 @@ use crate::tier::scratch::ScratchFile;
 
 /// Reservations of a growing file are made this much ahead, so that not every request allocates.
 const RESERVE_STEP: ByteCount = ByteCount::mib(2);
+
+/// What a read comes to.
+#[derive(Debug)]
+pub enum Read {
+    /// So many bytes: fewer than wanted only at the end.
+    Bytes(usize),
+    /// They are on their way from another member.
+    NotYet(Arc<Stream>),
+}
 
 /// How a length changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,21 +164,41 @@ impl Datapath {
         Ok(())
     }
 
-    /// Reads up to `target.len()` bytes at `offset`. Returns how many there were: fewer only at the end.
+    /// As [`Datapath::read_or_wait`], of an object all of whose bytes are here.
+    ///
+    /// # Errors
+    /// The same, and [`Error::BadHandle`] when some are not.
+    pub fn read(&self, handle: HandleId, offset: u64, target: &mut [u8]) -> Result<usize, Error> {
+        match self.read_or_wait(handle, offset, target)? {
+            Read::Bytes(count) => Ok(count),
+            Read::NotYet(_) => Err(Error::BadHandle),
+        }
+    }
+
+    /// Reads up to `target.len()` bytes at `offset`.
     ///
     /// # Errors
     /// [`Error::BadHandle`], [`Error::Io`].
-    pub fn read(&self, handle: HandleId, offset: u64, target: &mut [u8]) -> Result<usize, Error> {
+    pub fn read_or_wait(&self, handle: HandleId, offset: u64, target: &mut [u8]) -> Result<Read, Error> {
         let file = {
             let state = self.lock();
             let handle = state.handles.get(&handle).ok_or(Error::BadHandle)?;
             let object = state.object(handle.slot).ok_or(Error::BadHandle)?;
+            let stream = object.open.as_ref().and_then(|open| open.stream.as_ref());
             match &object.place {
+                _ if let Some(stream) = stream => match stream.reach(offset, target.len()) {
+                    Reach::There => Arc::clone(stream.file()),
+                    Reach::NotYet => return Ok(Read::NotYet(Arc::clone(stream))),
+                    Reach::Never => {
+                        let source = std::io::Error::other("no member gave the rest of it");
+                        return Err(Error::Io { operation: "read of an object of another member", source });
+                    }
+                },
                 Place::Packed(extent) => {
                     // Under the lock, so that the extent is not moved meanwhile; at most packed_max bytes.
                     let count = self.tier.read_packed(extent, FileOffset(offset), target)?;
                     self.telemetry.packed_read_bytes.add(count as u64);
-                    return Ok(count);
+                    return Ok(Read::Bytes(count));
                 }
                 Place::Scratch(scratch) => Arc::clone(scratch.file()),
                 Place::Solo(_) => Arc::clone(object.file().ok_or(Error::BadHandle)?),
@@ -187,7 +217,7 @@ impl Datapath {
             filled += count;
         }
         self.telemetry.copied_bytes.add(filled as u64);
-        Ok(filled)
+        Ok(Read::Bytes(filled))
     }
 
     /// Changes the length or the pages of a file that is being written.

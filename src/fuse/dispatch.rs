@@ -21,7 +21,7 @@ use super::kernel::Kernel;
 use super::ops;
 use super::session::Handshake;
 use super::waiter::Waiter;
-use crate::datapath::{Datapath, News};
+use crate::datapath::{Datapath, Need, News};
 use crate::namespace::Ino;
 
 /// Largest request of a read or write that the daemon serves itself.
@@ -48,8 +48,13 @@ impl Dispatcher {
     /// Does a request that needs the bytes of an object: at once when they are in memory, which is nearly always, else when
     /// they are back, or cannot be had, which it is told.
     pub(super) fn with_object(&self, number: Ino, rest: impl FnOnce(bool) + Send + 'static) {
+        self.with_bytes(number, Need::Whole, rest);
+    }
+
+    /// The same for a request that may need no more than the start of the object, while the rest comes.
+    pub(super) fn with_bytes(&self, number: Ino, need: Need, rest: impl FnOnce(bool) + Send + 'static) {
         if self.datapath.must_load(number) {
-            self.datapath.loader().leave(number, Box::new(rest));
+            self.datapath.loader().leave_for(number, need, Box::new(rest));
             self.datapath.prefetch_successors(number);
         } else {
             rest(true);

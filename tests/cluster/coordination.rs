@@ -3,76 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
-use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread;
 use std::time::Duration;
 
 use crate::common::etcd::Etcd;
 use crate::common::{program, wait};
 use crate::fixture::{Hosts, object, publish};
+use crate::way::{Way, free_port};
 
 const LONG: Duration = Duration::from_secs(40);
-
-/// A way to etcd that can be closed.
-struct Way {
-    port: u16,
-    is_open: Arc<AtomicBool>,
-    /// Both ends of each connection.
-    connections: Arc<Mutex<Vec<TcpStream>>>,
-}
-
-impl Way {
-    /// To the server that listens on `port` of loopback.
-    fn to(port: u16) -> Self {
-        let door = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-        let way = Self {
-            port: door.local_addr().expect("its address").port(),
-            is_open: Arc::new(AtomicBool::new(true)),
-            connections: Arc::default(),
-        };
-        let (is_open, connections) = (Arc::clone(&way.is_open), Arc::clone(&way.connections));
-        // Ends with the process: accept(2) of a listener cannot be ended otherwise.
-        thread::spawn(move || {
-            for near in door.incoming().map_while(Result::ok) {
-                let mut all = connections.lock().expect("nobody panics with it");
-                let far =
-                    TcpStream::connect(("127.0.0.1", port)).ok().filter(|_| is_open.load(Ordering::SeqCst));
-                let Some(far) = far else { continue };
-                for (mut from, mut to) in [(copy(&near), copy(&far)), (copy(&far), copy(&near))] {
-                    thread::spawn(move || {
-                        // However it ends: both ends are told.
-                        let _ = io::copy(&mut from, &mut to);
-                        let _ = to.shutdown(Shutdown::Both);
-                    });
-                }
-                all.extend([near, far]);
-            }
-        });
-        way
-    }
-
-    fn close(&self) {
-        self.is_open.store(false, Ordering::SeqCst);
-        for connection in self.connections.lock().expect("nobody panics with it").drain(..) {
-            // One that ended by itself is fine.
-            let _ = connection.shutdown(Shutdown::Both);
-        }
-    }
-
-    fn open(&self) {
-        self.is_open.store(true, Ordering::SeqCst);
-    }
-}
-
-fn copy(stream: &TcpStream) -> TcpStream {
-    stream.try_clone().expect("a descriptor")
-}
 
 /// Every host reads every object in the end, the same bytes each.
 #[track_caller]
@@ -183,8 +124,7 @@ fn when_another_etcd_leads_members_stay_and_new_ones_come() {
 
 #[test]
 fn hosts_without_etcd_meet_at_one_of_them_and_go_on_while_it_is_away() {
-    let port =
-        TcpListener::bind(("127.0.0.1", 0)).and_then(|door| door.local_addr()).expect("a free port").port();
+    let port = free_port();
     let coordinator = format!("cluster.coordinator=127.0.0.1:{port}");
     let mut hosts = Hosts { mounts: Vec::new(), etcd: None };
     (0..3).for_each(|_| hosts.add(&[&coordinator, "cluster.patience_ms=2000"]));

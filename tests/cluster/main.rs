@@ -18,3 +18,5 @@ mod names;
 mod placing;
 mod reading;
 mod secrets;
+mod streaming;
+mod way;

@@ -1,4 +1,4 @@
-//! Bytes of other members: read whole into memory of this host, before the object is opened.
+//! Bytes of other members: read into memory of this host, whole before the object is opened unless it is [`stream`](super::stream)ed.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tidefs_engine::types::{ByteCount, Checksum};
 use super::super::history::Ending;
 use super::super::{Datapath, Error, Place, State};
 use super::stamp_of;
-use crate::cluster::{Copy, Fetch, Medium, Stamp, Wanted};
+use crate::cluster::{Arrival, Copy, Fetch, Medium, Stamp, Wanted};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 
@@ -29,6 +29,10 @@ pub(in crate::datapath) struct Away {
 }
 
 impl Away {
+    pub(in crate::datapath) fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+
     fn wanted(&self, size: ByteCount) -> Wanted {
         let Self { path, stamp, copies } = self.clone();
         Wanted { path, stamp, size, copies }
@@ -71,7 +75,9 @@ impl Datapath {
     /// [`Error::NoObject`] when this host is no member.
     pub(in crate::datapath) fn begin_fetch(&self, away: &Away, size: ByteCount) -> Result<Fetch, Error> {
         let side = self.cluster.get().ok_or(Error::NoObject)?;
-        Ok(side.cluster.fetch(away.wanted(size), Instant::now() + side.fetch_limit))
+        let parts = size.get().div_ceil(side.fetch_whole_max.get()).max(1);
+        let limit = side.fetch_limit.saturating_mul(u32::try_from(parts).unwrap_or(u32::MAX));
+        Ok(side.cluster.fetch(away.wanted(size), Instant::now() + limit))
     }
 
     /// Reads the rest of it, into a segment of its length. Waits.
@@ -84,6 +90,7 @@ impl Datapath {
         ino: Ino,
         away: &Away,
         (file, mapping): (&Arc<File>, Mapping),
+        arrival: &dyn Arrival,
     ) -> Result<Checksum, Error> {
         let length = usize::try_from(mapping.length().get()).unwrap_or(usize::MAX);
         // Pages that stand already when the bytes come cost their transfer nothing.
@@ -94,7 +101,7 @@ impl Datapath {
             mapping.populate(offset, POPULATED_AT_ONCE);
         }
         let region = Arc::new(Region::of_mapping(Arc::new(mapping), Arc::clone(file), Access::Read));
-        fetch.into_region(&region).map(Checksum).map_err(|error| self.unreachable(ino, away, &error))
+        fetch.into_region(&region, arrival).map(Checksum).map_err(|error| self.unreachable(ino, away, &error))
     }
 
     /// Nobody could give the object: who looks it up next asks again.

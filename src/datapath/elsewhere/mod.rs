@@ -17,6 +17,7 @@ mod fetch;
 mod keep;
 mod member;
 mod soft;
+mod stream;
 mod tell;
 mod unreached;
 
@@ -38,6 +39,8 @@ use crate::namespace::{Attributes, Cookie, Ino, Name, Slot, permissions};
 
 pub(super) use fetch::Away;
 pub use member::MemberSide;
+pub use stream::Stream;
+pub(super) use stream::{Arriving, Reach};
 pub use tell::News;
 
 /// Names whose last withdrawal is remembered: as many as may be under way while a close is told.
@@ -56,8 +59,10 @@ pub struct ClusterSide {
     runtime: Handle,
     /// How long a look-up, a publication or a removal waits for other members.
     patience: Duration,
-    /// How long a fetch may take.
+    /// How long a fetch of up to `fetch_whole_max` bytes may take.
     fetch_limit: Duration,
+    /// Larger objects are read while they arrive.
+    fetch_whole_max: ByteCount,
     /// Reads after which a soft copy stays longer than those that were read less.
     soft_after: u16,
 }
@@ -66,7 +71,14 @@ impl ClusterSide {
     /// A side that waits `patience` for messages and `fetch_limit` for bytes.
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, runtime: Handle, patience: Duration, fetch_limit: Duration) -> Self {
-        Self { cluster, runtime, patience, fetch_limit, soft_after: 2 }
+        let fetch_whole_max = ByteCount(u64::MAX);
+        Self { cluster, runtime, patience, fetch_limit, fetch_whole_max, soft_after: 2 }
+    }
+
+    /// The same, where larger objects are read while they arrive.
+    #[must_use]
+    pub fn with_fetch_whole_max(self, fetch_whole_max: ByteCount) -> Self {
+        Self { fetch_whole_max, ..self }
     }
 
     /// The same, where a fetched copy outlives those that were read less once it was read `reads` times.
@@ -109,6 +121,8 @@ pub(super) struct Elsewhere {
     asking: HashMap<KeyId, Asking>,
     /// Who holds the bytes of the objects that are shown and not here.
     copies: HashMap<Slot, Vec<Copy>>,
+    /// Objects that are on their way and can be read already.
+    streams: HashMap<Ino, Arc<Stream>>,
     /// Objects that nobody could give a moment ago.
     unreached: unreached::UnreachedNames,
     /// Copies that leave first.
@@ -135,6 +149,7 @@ impl Default for Elsewhere {
             withdrawn: LruCache::new(WITHDRAWN_MAX),
             asking: HashMap::new(),
             copies: HashMap::new(),
+            streams: HashMap::new(),
             unreached: unreached::UnreachedNames::default(),
             soft: HashMap::new(),
             soft_bytes: 0,

@@ -1,12 +1,13 @@
 //! Bytes that the daemon serves itself, and changes of length.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use fuser::{Errno, FileHandle, INodeNo, ReplyData, ReplyEmpty, ReplyWrite, Request};
 use tidefs_engine::types::ByteCount;
 
 use super::{Dispatcher, caller, fail, reply_done};
-use crate::datapath::{HandleId, SizeChange};
+use crate::datapath::{Datapath, HandleId, Read, SizeChange};
 use crate::fuse::attributes::ino;
 use crate::fuse::control_files::ControlFiles;
 
@@ -27,15 +28,33 @@ pub(in crate::fuse) fn read(
     if ControlFiles::owns(number) {
         return reply.data(&dispatcher.control.read(handle.0, offset, length));
     }
-    BUFFER.with_borrow_mut(|buffer| {
+    serve(&dispatcher.datapath, HandleId(handle.0), offset, length, reply);
+}
+
+/// Answers a read when its bytes are here, which is nearly always at once.
+fn serve(datapath: &Arc<Datapath>, handle: HandleId, offset: u64, length: usize, reply: ReplyData) {
+    let waiting = BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() < length {
             buffer.resize(length, 0);
         }
-        match dispatcher.datapath.read(HandleId(handle.0), offset, &mut buffer[..length]) {
-            Ok(count) => reply.data(&buffer[..count]),
+        match datapath.read_or_wait(handle, offset, &mut buffer[..length]) {
+            Ok(Read::Bytes(count)) => reply.data(&buffer[..count]),
+            Ok(Read::NotYet(stream)) => return Some((stream, reply)),
             Err(error) => reply.error(fail("read", &error)),
         }
+        None
     });
+    let Some((stream, reply)) = waiting else { return };
+    let datapath = Arc::clone(datapath);
+    let rest = move |is_there| {
+        if is_there {
+            serve(&datapath, handle, offset, length, reply);
+        } else {
+            // Told by the thread that fetched it.
+            reply.error(Errno::EIO);
+        }
+    };
+    stream.wait_for(offset, length, Box::new(rest));
 }
 
 pub(in crate::fuse) fn write(

@@ -13,7 +13,7 @@ use fuser::{
 };
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
-use crate::datapath::{Caller, Datapath, Error, HandleId, OpenOptions};
+use crate::datapath::{Caller, Datapath, Error, HandleId, Need, OpenOptions};
 use crate::fuse::attributes::{file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::fast_files;
@@ -61,7 +61,9 @@ pub(in crate::fuse) fn open(
     }
     let (caller, options) = (caller(request), options(flags.0));
     let mut reply = reply;
-    if !datapath.must_load(ino(number)) {
+    let need = if options.write { Need::Whole } else { Need::Start };
+    let is_readable = |number| need == Need::Start && datapath.is_arriving(number);
+    if !datapath.must_load(ino(number)) || is_readable(ino(number)) {
         match open_object(datapath, kernel, &caller, ino(number), options, reply) {
             Some(left_again) => reply = left_again,
             None => return,
@@ -72,10 +74,12 @@ pub(in crate::fuse) fn open(
         return reply.error(fail("open", &Error::NoObject));
     }
     let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
-    dispatcher.with_object(ino(number), move |is_back| {
+    dispatcher.with_bytes(ino(number), need, move |is_back| {
         let open = |reply| open_object(&datapath, &kernel, &caller, ino(number), options, reply);
         let Some(left_again) = open(reply) else { return };
-        let is_back = is_back && datapath.promote(ino(number)).is_ok();
+        // While it arrives, this may be the thread that waits for it.
+        let may_wait = is_back && !datapath.is_arriving(ino(number));
+        let is_back = may_wait && datapath.promote(ino(number)).is_ok();
         if let Some(reply) = if is_back { open(left_again) } else { Some(left_again) } {
             datapath.give_up_opening(&caller, ino(number));
             reply.error(fail("open", &Error::NoObject));
