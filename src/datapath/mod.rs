@@ -15,6 +15,7 @@
 mod attributes;
 mod burial;
 mod create;
+mod decorations;
 mod demote;
 mod domains;
 mod elsewhere;

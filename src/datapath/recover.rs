@@ -3,10 +3,10 @@
 use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, SegmentId, Version};
 
+use super::decorations;
 use super::packing::copy_range;
 use super::release::PROVISIONAL;
 use super::room::footprint;
-use super::xattrs::copy_decorations;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};
 use crate::tier::eviction::Departure;
@@ -152,7 +152,7 @@ impl Datapath {
             self.tier.reserve(&target, FileOffset(0), record.size)?;
             copy_range(&source, &target, record.size.get()).map_err(Error::io("copy of an object"))?;
             target.set_len(record.size.get()).map_err(Error::io("ftruncate of a segment"))?;
-            copy_decorations(&source, &target)?;
+            decorations::copy(&source, &target).map_err(Error::io("attributes of an object"))?;
             Ok(self.tier.seal(&target, record)?)
         })();
         copied.map(|()| Place::Solo(id)).inspect_err(|_: &Error| self.free_place(Place::Solo(id)))

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use tidefs_engine::types::ByteCount;
-use xattr::FileExt as _;
 
+use super::decorations::{self, USER};
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::cluster::REPLICAS_MAX;
 use crate::namespace::{Ino, Slot};
@@ -45,11 +45,13 @@ impl Datapath {
         if let Some(key) = name.strip_prefix(PREFIX) {
             return self.policy_value(ino, key).map(String::into_bytes);
         }
-        if !name.starts_with("user.") {
+        if !name.starts_with(USER) {
             return Err(Error::NoAttribute);
         }
         self.with_decorations(ino, false, |file| {
-            file.get_xattr(name).map_err(Error::io("attribute of an object"))?.ok_or(Error::NoAttribute)
+            decorations::get(file, name)
+                .map_err(Error::io("attribute of an object"))?
+                .ok_or(Error::NoAttribute)
         })
     }
 
@@ -67,14 +69,11 @@ impl Datapath {
             }
         }
         let own = self.with_decorations(ino, false, |file| {
-            let listed = file.list_xattr().map_err(Error::io("attributes of an object"))?;
-            Ok(listed.map(|name| name.into_encoded_bytes()).collect::<Vec<_>>())
+            decorations::names(file).map_err(Error::io("attributes of an object"))
         });
         for name in own.unwrap_or_default() {
-            if name.starts_with(b"user.") && !name.starts_with(PREFIX.as_bytes()) {
-                names.extend_from_slice(&name);
-                names.push(0);
-            }
+            names.extend_from_slice(&name);
+            names.push(0);
         }
         Ok(names)
     }
@@ -103,16 +102,16 @@ impl Datapath {
             }
             return self.change_policy(ino, key, Some(value));
         }
-        if !name.starts_with("user.") {
+        if !name.starts_with(USER) {
             return Err(Error::Unsupported("attributes outside user."));
         }
         self.with_decorations(ino, true, |file| {
-            match (only, file.get_xattr(name).map_err(Error::io("attribute of an object"))?) {
+            match (only, decorations::get(file, name).map_err(Error::io("attribute of an object"))?) {
                 (Some(Presence::Absent), Some(_)) => return Err(Error::Exists),
                 (Some(Presence::Present), None) => return Err(Error::NoAttribute),
                 _ => {}
             }
-            file.set_xattr(name, value).map_err(Error::io("attribute of an object"))
+            decorations::set(file, name, value).map_err(Error::io("attribute of an object"))
         })
     }
 
@@ -126,7 +125,7 @@ impl Datapath {
             return self.change_policy(ino, key, None);
         }
         self.with_decorations(ino, false, |file| {
-            file.remove_xattr(name).map_err(|source| match source.raw_os_error() {
+            decorations::remove(file, name).map_err(|source| match source.raw_os_error() {
                 Some(libc::ENODATA) => Error::NoAttribute,
                 _ => Error::io("attribute of an object")(source),
             })
@@ -261,21 +260,6 @@ impl Datapath {
         }
         Ok(())
     }
-}
-
-/// Copies the attributes of applications from one backing file to another.
-pub(super) fn copy_decorations(source: &std::fs::File, target: &std::fs::File) -> Result<(), Error> {
-    let failed = || Error::io("attributes of an object");
-    for name in source.list_xattr().map_err(failed())? {
-        let is_ours = name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
-        if name.as_encoded_bytes().starts_with(b"user.")
-            && !is_ours
-            && let Some(value) = source.get_xattr(&name).map_err(failed())?
-        {
-            target.set_xattr(&name, &value).map_err(failed())?;
-        }
-    }
-    Ok(())
 }
 
 /// A policy as `setfattr` spells it; `None` when it is not set.
