@@ -79,7 +79,7 @@ readonly test_needs=(
     '/usr/include/rdma/fabric.h:libfabric-dev:brings libfabric, which tests of transfers use, and its headers'
 )
 
-# For tests/rdma: a virtual machine with soft-RoCE. Without it those tests say that they were skipped.
+# For tests/guest: a virtual machine with soft-RoCE, and the kernel of the distribution. Without it those tests say that they were skipped.
 readonly guest_needs=(
     'qemu-system-x86_64:qemu-system-x86:runs the guest with soft-RoCE'
     'busybox:busybox-static:starts that guest'
@@ -443,7 +443,7 @@ command_test() {
         step "building the client libraries" build_client_libraries
         step "examples in the documentation (doc tests)" cargo test --workspace --locked --doc --quiet
         step "tests" run_tests
-        step "tests in a guest with soft-RoCE and netem" tests/rdma/test.sh
+        step "tests in a guest with soft-RoCE, netem and the kernel of the distribution" tests/guest/test.sh
     fi
     summary
     grep -E '^ *Summary \[|^test result:' "$run_log" || true

@@ -4,6 +4,7 @@ use std::fs;
 
 use tidefs_client::Cache;
 
+use crate::common::kernel;
 use crate::fixture::{Hosts, object, publish};
 
 const NAMES: usize = 300;
@@ -19,6 +20,9 @@ fn messages(hosts: &Hosts) -> u64 {
 
 #[test]
 fn names_of_another_host_are_asked_for_with_one_message_for_each_level_of_directories() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     let hosts = Hosts::start(2, &[]);
     let deep = hosts.mounts[0].join("whole-0/a/b");
     fs::create_dir_all(&deep).expect("directories");

@@ -16,16 +16,20 @@ impl Mode {
     pub(crate) fn options<'a>(self, more: &[&'a str]) -> Vec<&'a str> {
         let mut options = match self {
             Self::Passthrough => Vec::new(),
-            // The same tests with the page cache: TIDEFS_TEST_DIRECT=cached.
-            Self::Direct if std::env::var_os("TIDEFS_TEST_DIRECT").is_some_and(|as_| as_ == "cached") => {
-                vec!["passthrough=cached"]
-            }
+            Self::Direct if is_direct_cached() => vec!["passthrough=cached"],
             Self::Direct => vec!["passthrough=never"],
             Self::Cached => vec!["passthrough=cached"],
         };
         options.extend_from_slice(more);
         options
     }
+}
+
+/// Whether tests of [`Mode::Direct`] are to use the page cache: `TIDEFS_TEST_DIRECT=cached`, and where nothing else maps files
+/// shared.
+fn is_direct_cached() -> bool {
+    std::env::var_os("TIDEFS_TEST_DIRECT").is_some_and(|value| value == "cached")
+        || !super::kernel::is_at_least((6, 6), "a shared mapping with `passthrough=never`")
 }
 
 /// Turns functions `fn fact(mode: Mode)` of the calling module into the tests `passthrough::fact` and `direct::fact`.
@@ -42,6 +46,24 @@ macro_rules! in_both_modes {
     };
 }
 pub(crate) use in_both_modes;
+
+/// As [`in_both_modes`], with the fast path where the kernel has passthrough: where it has none, only `direct::fact` says
+/// anything.
+macro_rules! in_fast_modes {
+    ($($fact:ident),+ $(,)?) => {
+        mod passthrough {
+            $(#[test] fn $fact() {
+                if $crate::common::kernel::has_fast_path() {
+                    super::$fact($crate::common::Mode::Passthrough)
+                }
+            })+
+        }
+        mod direct {
+            $(#[test] fn $fact() { super::$fact($crate::common::Mode::Direct) })+
+        }
+    };
+}
+pub(crate) use in_fast_modes;
 
 /// As [`in_both_modes`], and `cached::fact`: for what the page cache makes different.
 macro_rules! in_all_modes {

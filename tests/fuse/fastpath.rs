@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tidefs_client::{Cache, View};
 
-use crate::common::modes::in_both_modes;
+use crate::common::modes::in_fast_modes;
 use crate::common::{Mode, Mount, pattern, wait};
 use crate::fixture::{MIB, SIZES, kv, kv_with, offset, publish, publish_object};
 
-in_both_modes!(
+in_fast_modes!(
     what_is_put_is_there_for_the_library_and_for_files,
     what_files_wrote_is_there_for_the_library,
     a_view_keeps_its_bytes_when_the_key_is_replaced_and_unlinked,

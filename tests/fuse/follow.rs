@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidefs_client::{Cache, Pin};
 
 use crate::common::wait::{HANG, until};
-use crate::common::{Mode, pattern};
+use crate::common::{Mode, kernel, pattern};
 use crate::fixture::{MIB, kv, kv_with, offset};
 
 const LAYERS: usize = 16;
@@ -13,6 +13,9 @@ const LAYER: usize = 256 << 10;
 
 #[test]
 fn a_reader_follows_a_writer_layer_by_layer_and_keeps_what_it_saw() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     let (_mount, kv) = kv(Mode::Passthrough);
     let (writers, readers) = (Cache::open(&kv).expect("open"), Cache::open(&kv).expect("open"));
     let bytes = pattern::object(7, LAYERS * LAYER);
@@ -59,6 +62,9 @@ fn a_reader_follows_a_writer_layer_by_layer_and_keeps_what_it_saw() {
 
 #[test]
 fn what_was_followed_stays_when_its_writer_gives_it_up_and_its_memory_returns_after() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     let (mount, kv) = kv_with(Mode::Passthrough, &["capacity=64MiB"]);
     let (writers, readers) = (Cache::open(&kv).expect("open"), Cache::open(&kv).expect("open"));
     let before = mount.usage().used;

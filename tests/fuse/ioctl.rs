@@ -12,7 +12,7 @@ use tidefs_control_api::ioctl::{
 };
 use zerocopy::FromBytes as _;
 
-use crate::common::{Mode, Mount, pattern};
+use crate::common::{Mode, Mount, kernel, pattern};
 use crate::fixture::{MIB, kv, offset, publish_object};
 
 /// An open control file.
@@ -106,6 +106,9 @@ fn what_a_client_says_that_is_not_known_is_refused_whole() {
 
 #[test]
 fn version_tells_what_is_offered() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     for (mode, mapping) in [(Mode::Passthrough, true), (Mode::Direct, false)] {
         let (mount, _) = kv(mode);
         let mut payload = Encoder::new(Flags::NONE, 0, 0).finish();
@@ -120,6 +123,9 @@ fn version_tells_what_is_offered() {
 
 #[test]
 fn objects_are_made_of_an_area_and_copied_into_it() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     let (mount, kv) = kv(Mode::Passthrough);
     let control = Control::open(&mount);
     let (area, file) = control.area(8 << 20);
@@ -155,6 +161,9 @@ fn objects_are_made_of_an_area_and_copied_into_it() {
 
 #[test]
 fn a_reference_is_given_back_once_and_strangers_give_back_nothing() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     let (mount, kv) = kv(Mode::Passthrough);
     publish_object(&kv.join("key"), 1, MIB);
     // While its writer has it open only its file can tell.
@@ -181,6 +190,9 @@ fn a_reference_is_given_back_once_and_strangers_give_back_nothing() {
 
 #[test]
 fn a_begun_object_is_written_through_its_segment_and_sealed_once() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     let (mount, kv) = kv(Mode::Passthrough);
     let control = Control::open(&mount);
     let create = Create { size: offset(MIB), mode: 0o600, name: Name(b"kv/key") };

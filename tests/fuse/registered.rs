@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use io_uring::{IoUring, opcode, squeue, types};
 use tidefs_client::{Registration, Writer};
 
-use crate::common::modes::in_both_modes;
+use crate::common::modes::in_fast_modes;
 use crate::common::{Mode, pattern};
 use crate::fastpath::{assert_object, open};
 use crate::fixture::{MIB, kv, kv_with, offset};
 
-in_both_modes!(
+in_fast_modes!(
     segments_are_registered_once_and_let_go_before_they_are_unmapped,
     a_device_reads_and_writes_objects_by_one_registration_while_all_else_is_evicted,
 );

@@ -3,21 +3,21 @@
 # software, rxe0) and netem. Its files are this machine's, read-only, with changes kept in its memory; the folder $SHARE is the
 # same on both sides. The exit status is the command's.
 #
-#   tests/rdma/guest.sh COMMAND [ARGUMENT...]
+#   tests/guest/guest.sh COMMAND [ARGUMENT...]
 #
 # The kernel is the distribution's, taken out of its package; nothing is installed. Emulated (no KVM), so some 20 to 50 times
 # slower than here. `guest.sh --check` says whether all that is needed is here: 0, or 77 with the reason.
 #
 # Environment: SHARE (default: a temporary folder), GUEST_SECONDS (default 600), GUEST_CACHE (default
-# ~/.cache/tidefs/rdma-guest, some 20 MB for each kernel).
+# ~/.cache/tidefs/guest, some 20 MB for each kernel).
 set -euo pipefail
 
 readonly addresses=(10.8.0.1 10.8.0.2)
 # Needed before the files of this machine can be seen.
 readonly boot_modules=(virtio_pci 9pnet_virtio 9p overlay)
 # Needed inside. crc32_generic: rxe asks for that checksum by name and fails with ENOENT without it.
-readonly more_modules=(crc32_generic rdma_rxe rdma_ucm ib_uverbs veth sch_netem nf_tables nft_reject_inet nft_numgen)
-cache=${GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tidefs/rdma-guest}
+readonly more_modules=(crc32_generic rdma_rxe rdma_ucm ib_uverbs veth sch_netem nf_tables nft_reject_inet nft_numgen fuse loop ext4)
+cache=${GUEST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tidefs/guest}
 
 skip() {
     printf 'guest.sh: skipped: %s\n' "$*" >&2
@@ -32,8 +32,10 @@ check() {
         PATH=$PATH:/usr/sbin:/sbin command -v "${row%%:*}" >/dev/null || skip "${row%%:*} is missing (package ${row##*:})"
     done
     ldd "$(command -v busybox)" >/dev/null 2>&1 && skip "busybox is not static (package busybox-static)"
-    [[ -e $cache/current/ready ]] || kernel_package >/dev/null
+    is_prepared || kernel_package >/dev/null
 }
+
+is_prepared() { [[ $(cat "$cache/current/ready" 2>/dev/null) == "${boot_modules[*]} ${more_modules[*]}" ]]; }
 
 # The package that the distribution's `linux-image-amd64` stands for.
 kernel_package() {
@@ -55,7 +57,7 @@ module_files() {
 
 # Makes kernel, modules and first root file system, once for each kernel.
 prepare() {
-    [[ -e $cache/current/ready ]] && return
+    is_prepared && return
     local package work release file
     package=$(kernel_package)
     release=${package#linux-image-}
@@ -83,7 +85,7 @@ prepare() {
     first_program >"$work/root/init"
     chmod 755 "$work/root/init"
     (cd "$work/root" && find . | cpio --quiet -o -H newc) | gzip -1 >"$made/initrd"
-    touch "$made/ready"
+    printf '%s' "${boot_modules[*]} ${more_modules[*]}" >"$made/ready"
     mkdir -p "$cache"
     rm -rf "${cache:?}/current"
     mv "$made" "$cache/current"
@@ -151,7 +153,7 @@ run() {
     cores=$(($(nproc) > 4 ? 4 : $(nproc)))
     inside "$@" >"$share/inside.sh"
     timeout "${GUEST_SECONDS:-600}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max \
-        -smp "$cores" -m 2048 -nodefaults -no-user-config -no-reboot -display none -serial stdio \
+        -smp "$cores" -m 4096 -nodefaults -no-user-config -no-reboot -display none -serial stdio \
         -kernel "$cache/current/kernel" -initrd "$cache/current/initrd" \
         -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on share=$share" \
         -fsdev "local,id=host,path=/,security_model=none,multidevs=remap,readonly=on" \

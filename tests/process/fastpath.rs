@@ -20,7 +20,7 @@ use super::child;
 use super::common::mount::wait_for;
 use super::common::pattern::{object, verify_object};
 use super::common::wait::{HANG, until};
-use super::common::{Mount, pattern};
+use super::common::{Mount, kernel, pattern};
 
 const MIB: usize = 1 << 20;
 const USER: u32 = 54_321;
@@ -167,6 +167,9 @@ fn report_of(mut child: Child) -> Found {
 
 #[test]
 fn a_killed_client_frees_what_it_held() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     const COUNT: usize = 16;
     let mount = Mount::start(&["capacity=64MiB"]);
     let kv = mount.namespace("kv");
@@ -201,6 +204,9 @@ fn a_killed_client_frees_what_it_held() {
 
 #[test]
 fn no_view_changes_while_clients_are_killed_and_the_cache_is_pushed() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     const CLIENTS: u64 = 4;
     const FOR_MS: u64 = 6000;
     let mount = Mount::start(&["capacity=64MiB"]);
@@ -277,6 +283,9 @@ fn three_objects() -> Mount {
 
 #[test]
 fn a_user_maps_what_it_may_read_and_nothing_else() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     let mount = three_objects();
     let as_user = |uid| {
         let orders = Orders { uid: Some(uid), segments: segments(&mount), ..Orders::new(mount.path()) };
@@ -302,6 +311,9 @@ fn a_user_maps_what_it_may_read_and_nothing_else() {
 
 #[test]
 fn a_process_that_shares_nothing_but_the_mount_maps_it_all_the_same() {
+    if !kernel::has_fast_path() {
+        return;
+    }
     let mount = three_objects();
     let root = tempfile::tempdir().expect("a directory");
     let inside = root.path().join("cache");
