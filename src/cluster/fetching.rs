@@ -16,7 +16,7 @@ use super::core::Core;
 use super::error::ClusterError;
 use super::node::Wanted;
 use super::object::Copy;
-use super::pulling::{Pulled, Registered};
+use super::pulling::{Pulled, Registered, Times};
 
 /// Weight of the latest measurement in a peer's rate.
 const RATE_GAIN: f64 = 0.25;
@@ -102,6 +102,8 @@ impl fmt::Debug for Asked {
 pub struct Fetch {
     core: Arc<Core>,
     wanted: Wanted,
+    /// How long a source is waited for that answers nothing.
+    patience: Duration,
     deadline: Instant,
     /// Those that were not asked, the best last.
     sources: Vec<MemberId>,
@@ -122,17 +124,17 @@ impl Drop for Fetch {
 
 impl Fetch {
     /// Chooses the best source, and asks it when it is first waited for.
-    fn new(core: &Arc<Core>, wanted: Wanted, deadline: Instant) -> Self {
+    fn new(core: &Arc<Core>, wanted: Wanted, patience: Duration, deadline: Instant) -> Self {
         let mut sources = core.rank(&wanted.copies);
         sources.reverse();
         let reason = "no other member holds it".to_owned();
         let core = Arc::clone(core);
-        Self { core, wanted, deadline, sources, asked: None, count: 0, reason }
+        Self { core, wanted, patience, deadline, sources, asked: None, count: 0, reason }
     }
 
     /// Asks the best source, on the calling thread, which is none of the runtime.
-    pub(super) fn begin(core: &Arc<Core>, wanted: Wanted, deadline: Instant) -> Self {
-        let mut fetch = Self::new(core, wanted, deadline);
+    pub(super) fn begin(core: &Arc<Core>, wanted: Wanted, patience: Duration, deadline: Instant) -> Self {
+        let mut fetch = Self::new(core, wanted, patience, deadline);
         fetch.ask_next();
         fetch.look();
         fetch
@@ -166,6 +168,7 @@ impl Fetch {
             self.count += 1;
             // A source that hangs must leave time for another one.
             let share = if self.sources.is_empty() { left } else { left / 2 };
+            let share = share.min(self.patience);
             let (core, wanted) = (Arc::clone(&self.core), self.wanted.clone());
             // It is lent for all the time that reading may take.
             let deadlines = (core.within(share), self.deadline);
@@ -198,6 +201,10 @@ impl Fetch {
                 Err(error) => self.failed(&error),
             }
         }
+    }
+
+    fn times(&self) -> Times {
+        Times { patience: self.patience, deadline: self.deadline }
     }
 
     fn failed(&mut self, error: &ClusterError) {
@@ -234,7 +241,7 @@ impl Fetch {
                 }),
                 Loan::Region(lent) => {
                     let target = (region, registered.id());
-                    core.pull(&lent, target, length, self.deadline, &mut pulled, arrival)
+                    core.pull(&lent, target, length, self.times(), &mut pulled, arrival)
                         .map(|()| lent.checksum)
                 }
             };
@@ -293,7 +300,7 @@ impl Core {
         deadline: Instant,
     ) -> Result<(Vec<u8>, u64), ClusterError> {
         let length = wanted.size;
-        let mut fetch = Fetch::new(self, wanted, deadline);
+        let mut fetch = Fetch::new(self, wanted, self.until(deadline), deadline);
         loop {
             let found = match fetch.next().await? {
                 Loan::Inline { bytes, checksum } => {
@@ -301,8 +308,9 @@ impl Core {
                 }
                 Loan::Region(lent) => {
                     let (core, checksum) = (Arc::clone(self), lent.checksum);
+                    let times = fetch.times();
                     let pulled =
-                        self.runtime.spawn_blocking(move || core.pull_bytes(&lent, length, deadline)).await;
+                        self.runtime.spawn_blocking(move || core.pull_bytes(&lent, length, times)).await;
                     pulled.map_err(|_| ClusterError::Closed)?.map(|bytes| (bytes, checksum))
                 }
             };

@@ -265,11 +265,11 @@ impl Cluster {
         copies.iter().any(|copy| !self.core.is_suspect(copy.member))
     }
 
-    /// Begins to read an object from who holds it: the best source is asked for it at once, while the caller makes room.
-    /// Not for threads of the runtime.
+    /// Begins to read an object from who holds it: the best source is asked for it at once, while the caller makes room. A
+    /// source that answers nothing for `patience` is left for the next one. Not for threads of the runtime.
     #[must_use]
-    pub fn fetch(&self, wanted: Wanted, deadline: Instant) -> Fetch {
-        Fetch::begin(&self.core, wanted, deadline)
+    pub fn fetch(&self, wanted: Wanted, patience: Duration, deadline: Instant) -> Fetch {
+        Fetch::begin(&self.core, wanted, patience, deadline)
     }
 
     /// Up to `max` names of a directory on all members, in the order of cookies, from beyond `after` on. Members that do

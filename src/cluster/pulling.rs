@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidefs_engine::engine::Engine;
 use tidefs_engine::memory::{Access, MemorySlice, PageKind, Region};
@@ -54,6 +54,15 @@ impl Drop for Registered {
     }
 }
 
+/// How long what is read may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// Any part that was asked for.
+    pub(super) patience: Duration,
+    /// All of it.
+    pub(super) deadline: Instant,
+}
+
 /// What has come of an object.
 #[derive(Default)]
 pub(super) struct Pulled {
@@ -68,7 +77,7 @@ struct Parts<'a> {
     lent: &'a LentRegion,
     local: RegionId,
     length: u64,
-    deadline: Instant,
+    times: Times,
     next: u64,
     under_way: VecDeque<(u64, u64, TransferHandle)>,
 }
@@ -84,7 +93,8 @@ impl Parts<'_> {
                 remote,
                 length: ByteCount(length),
             };
-            let handle = self.engine.submit(Batch::new(vec![request], self.deadline));
+            let deadline = self.times.deadline.min(Instant::now() + self.times.patience);
+            let handle = self.engine.submit(Batch::new(vec![request], deadline));
             self.under_way.push_back((offset, length, handle));
             self.next += length;
         }
@@ -122,7 +132,7 @@ impl Core {
         lent: &LentRegion,
         (target, local): (&Arc<Region>, RegionId),
         length: ByteCount,
-        deadline: Instant,
+        times: Times,
         pulled: &mut Pulled,
         arrival: &dyn Arrival,
     ) -> Result<(), ClusterError> {
@@ -130,7 +140,7 @@ impl Core {
         let (began, from) = (self.now(), pulled.bytes);
         engine.import(lent.owner(), lent.remote.clone());
         let under_way = VecDeque::new();
-        let mut parts = Parts { engine, lent, local, length: length.get(), deadline, next: from, under_way };
+        let mut parts = Parts { engine, lent, local, length: length.get(), times, next: from, under_way };
         let mut arrived = began;
         while let Some((offset, part)) = parts.next()? {
             arrived = self.now();
@@ -148,7 +158,7 @@ impl Core {
         self: &Arc<Self>,
         lent: &LentRegion,
         length: ByteCount,
-        deadline: Instant,
+        times: Times,
     ) -> Result<Vec<u8>, ClusterError> {
         let out_of_memory = |error: std::io::Error| {
             ClusterError::from(tidefs_engine::error::Error::system("memory for an object", &error))
@@ -158,7 +168,7 @@ impl Core {
         let region = Arc::new(region);
         let registered = Registered::new(self, &region)?;
         let target = (&region, registered.id());
-        self.pull(lent, target, length, deadline, &mut Pulled::default(), &Whole)?;
+        self.pull(lent, target, length, times, &mut Pulled::default(), &Whole)?;
         let mut bytes = vec![0; usize::try_from(length.get()).unwrap_or(0)];
         region.read_at(0, &mut bytes);
         Ok(bytes)

@@ -28,6 +28,12 @@ struct Held {
 impl Held {
     /// `count` of them. The first one has published the object.
     fn start(count: usize) -> Self {
+        Self::start_patient(count, 20_000)
+    }
+
+    /// The same, where a source that answers nothing is waited for so many milliseconds.
+    fn start_patient(count: usize, fetch_ms: u64) -> Self {
+        let fetch_ms = format!("cluster.fetch_ms={fetch_ms}");
         let ports: Vec<u16> = (0..count).map(|_| free_port()).collect();
         let ways: Vec<Way> = ports.iter().map(|&port| Way::to(port)).collect();
         let own = |host: usize| {
@@ -36,12 +42,8 @@ impl Held {
                 format!("cluster.advertise=127.0.0.1:{}", ways[host].port),
             ]
         };
-        let options = [
-            "cluster.transports=tcp",
-            "cluster.fetch_whole_max=1MiB",
-            "capacity=256MiB",
-            "cluster.fetch_ms=20000",
-        ];
+        let options =
+            ["cluster.transports=tcp", "cluster.fetch_whole_max=1MiB", "capacity=256MiB", &fetch_ms];
         let held = Self { hosts: Hosts::start_each(count, &options, own), ways };
         publish(&held.path(0), &object(7, LENGTH));
         held
@@ -139,6 +141,23 @@ fn a_source_that_dies_is_followed_by_another_one_where_it_stopped() {
     held.let_go();
     assert!(part(&file, 0, LENGTH).expect("all of it, by the other one") == bytes);
     assert_eq!(held.hosts.metric(1, "tidefs_remote_stream_failures_total"), 0);
+}
+
+#[test]
+fn a_source_that_hangs_is_followed_by_another_one_where_it_stopped() {
+    let held = Held::start_patient(3, 2000);
+    let bytes = object(7, LENGTH);
+    assert!(fs::read(held.path(2)).expect("a second copy") == bytes);
+    let knows = || held.hosts.copies(1, NAME).len() == 2;
+    assert!(wait::until(wait::HANG, knows), "the copy is announced");
+    held.hold();
+    let file = open(&held.path(1));
+    let (source, other) = if held.ways[0].carried() > held.ways[2].carried() { (0, 2) } else { (2, 0) };
+    // What little its connections carry beside bytes goes on: it is not lost.
+    held.ways[other].let_go();
+    let read = wait::within(wait::HANG, move || part(&file, 0, LENGTH)).expect("it ends");
+    assert!(read.expect("all of it, by the other one") == bytes);
+    assert!(held.ways[source].carried() < LENGTH as u64, "it did not hang");
 }
 
 #[test]

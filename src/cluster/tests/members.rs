@@ -164,7 +164,9 @@ fn an_object_is_read_into_a_region_and_its_checksum_returned() {
         let wanted = Wanted { path: b"kv/a".to_vec(), stamp, size: ByteCount(size), copies };
         let fetch = |wanted: Wanted| {
             let (cluster, region) = (hosts[1].cluster.clone(), Arc::clone(&region));
-            tokio::task::spawn_blocking(move || cluster.fetch(wanted, soon()).into_region(&region, &Whole))
+            tokio::task::spawn_blocking(move || {
+                cluster.fetch(wanted, Duration::from_secs(20), soon()).into_region(&region, &Whole)
+            })
         };
         let checksum = fetch(wanted.clone()).await.unwrap().unwrap();
         assert_eq!(checksum, xxhash_rust::xxh3::xxh3_64(&bytes));

@@ -77,7 +77,7 @@ impl Datapath {
         let side = self.cluster.get().ok_or(Error::NoObject)?;
         let parts = size.get().div_ceil(side.fetch_whole_max.get()).max(1);
         let limit = side.fetch_limit.saturating_mul(u32::try_from(parts).unwrap_or(u32::MAX));
-        Ok(side.cluster.fetch(away.wanted(size), Instant::now() + limit))
+        Ok(side.cluster.fetch(away.wanted(size), side.fetch_limit, Instant::now() + limit))
     }
 
     /// Reads the rest of it, into a segment of its length. Waits.
