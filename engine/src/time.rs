@@ -18,9 +18,17 @@ pub struct SystemClock {
     start: Instant,
 }
 
+impl SystemClock {
+    /// A clock whose monotonic time is zero at `start`.
+    #[must_use]
+    pub fn starting_at(start: Instant) -> Self {
+        Self { start }
+    }
+}
+
 impl Default for SystemClock {
     fn default() -> Self {
-        Self { start: Instant::now() }
+        Self::starting_at(Instant::now())
     }
 }
 

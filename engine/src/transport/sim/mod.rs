@@ -72,8 +72,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(seed: u64, conditions: Conditions, clock: Arc<dyn Clock>) -> Arc<Self> {
-        let epoch = Instant::now().checked_sub(clock.monotonic()).unwrap_or_else(Instant::now);
+    fn new(seed: u64, conditions: Conditions, clock: Arc<dyn Clock>, epoch: Instant) -> Arc<Self> {
         let (world, changed) = (Mutex::new(World::new(seed, conditions)), Condvar::new());
         Arc::new(Self { world, changed, clock, epoch })
     }
@@ -101,7 +100,8 @@ impl SimNetwork {
     /// A network whose time stands still between calls of [`Self::step`].
     #[must_use]
     pub fn simulated(seed: u64, conditions: Conditions, clock: Arc<SimClock>) -> Self {
-        let shared = Shared::new(seed, conditions, Arc::clone(&clock) as Arc<dyn Clock>);
+        let epoch = Instant::now().checked_sub(clock.monotonic()).unwrap_or_else(Instant::now);
+        let shared = Shared::new(seed, conditions, Arc::clone(&clock) as Arc<dyn Clock>, epoch);
         Self { shared, clock: Some(clock), thread: None }
     }
 
@@ -110,7 +110,9 @@ impl SimNetwork {
     /// # Errors
     /// [`Error::System`] when no thread can be made.
     pub fn in_real_time(seed: u64, conditions: Conditions) -> Result<Self, Error> {
-        let shared = Shared::new(seed, conditions, Arc::new(SystemClock::default()));
+        // One reading for both: were the thread held up between two, deadlines would be later by as much.
+        let epoch = Instant::now();
+        let shared = Shared::new(seed, conditions, Arc::new(SystemClock::starting_at(epoch)), epoch);
         let of_thread = Arc::clone(&shared);
         let builder = std::thread::Builder::new().name("sim-network".to_owned());
         let thread = builder.spawn(move || follow_time(&of_thread));
