@@ -49,6 +49,14 @@ pub(super) struct Resolved {
     pub(super) entry: usize,
 }
 
+impl Resolved {
+    /// The local memory of a slice of it.
+    fn part(&self, slice: Slice) -> MemorySlice {
+        let as_usize = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        self.local.part(as_usize(slice.from), as_usize(slice.length))
+    }
+}
+
 /// Where a slice is under way.
 #[derive(Debug)]
 struct Route {
@@ -216,10 +224,11 @@ impl Flight {
         let mut pieces = self.pieces.lock();
         let operation = |slice: Slice| {
             let piece = pieces.len();
-            let rail = lane.take_rail(slice.length);
+            let local = request.part(slice);
+            let rail = lane.take_rail(&local);
             let route = Some(Route { lane: Arc::clone(lane), rail, began: Instant::now() });
             pieces.push(Piece { request: index, slice, attempts: 1, route });
-            self.operation(piece, request, slice, rail, region.key(lane.transport()))
+            self.operation(piece, request, slice, (local, rail), region.key(lane.transport()))
         };
         slices.into_iter().map(operation).collect()
     }
@@ -229,13 +238,12 @@ impl Flight {
         piece: usize,
         request: &Resolved,
         slice: Slice,
-        rail: RailId,
+        (local, rail): (MemorySlice, RailId),
         key: Arc<[u8]>,
     ) -> Operation {
-        let as_usize = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         Operation {
             direction: request.direction,
-            local: request.local.part(as_usize(slice.from), as_usize(slice.length)),
+            local,
             remote: RemoteSlice {
                 region: request.remote.region,
                 key,
@@ -258,15 +266,17 @@ impl Flight {
         lane: &Arc<Lane>,
         region: &RemoteRegion,
     ) -> Operation {
-        let (request, slice, rail) = {
+        let (request, slice, place) = {
             let mut pieces = self.pieces.lock();
             let found = &mut pieces[piece];
-            let rail = lane.take_rail(found.slice.length);
+            let request = &self.requests[found.request];
+            let local = request.part(found.slice);
+            let rail = lane.take_rail(&local);
             found.attempts += 1;
             found.route = Some(Route { lane: Arc::clone(lane), rail, began: Instant::now() });
-            (&self.requests[found.request], found.slice, rail)
+            (request, found.slice, (local, rail))
         };
-        self.operation(piece, request, slice, rail, region.key(lane.transport()))
+        self.operation(piece, request, slice, place, region.key(lane.transport()))
     }
 
     /// Hands operations to their lane, unless the flight was given up meanwhile.

@@ -29,6 +29,7 @@ mod ways;
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -43,6 +44,7 @@ use crate::metrics::Metrics;
 use crate::queue::transfer::FollowUp;
 use crate::queue::{Lane, Transfer, TransferHandle};
 use crate::request::{Batch, RemotePlace, Request};
+use crate::topology::Topology;
 use crate::transport::{BatchId, Direction, Operation, Transport};
 use crate::types::{ByteCount, MemberId, PeerId, RegionId};
 
@@ -75,6 +77,8 @@ pub struct EngineConfig {
     pub attempts_max: u32,
     /// Longest time for one attempt to connect to a peer. Default: 5 s.
     pub connect_timeout: Duration,
+    /// Where sysfs tells which NICs and memory are near each other. Default: `/sys`.
+    pub sysfs: PathBuf,
 }
 
 impl EngineConfig {
@@ -87,6 +91,7 @@ impl EngineConfig {
             operations_max: 65_536,
             attempts_max: 4,
             connect_timeout: Duration::from_secs(5),
+            sysfs: PathBuf::from("/sys"),
         }
     }
 }
@@ -113,6 +118,8 @@ pub(crate) struct Inner {
     transports: Vec<Arc<dyn Transport>>,
     names: Vec<&'static str>,
     regions: Regions,
+    /// Read from sysfs when the first way is opened.
+    host: OnceLock<Arc<Topology>>,
     /// Read for each submission, written when a peer is seen for the first time.
     peers: RwLock<HashMap<PeerId, Arc<Peer>>>,
     /// Descriptors that were fetched, until their connection ends. Held for a look-up.
@@ -156,6 +163,7 @@ impl Engine {
         let inner = Arc::new(Inner {
             names: transports.iter().map(|transport| transport.name()).collect(),
             regions: Regions::new(),
+            host: OnceLock::new(),
             peers: RwLock::default(),
             members: Mutex::default(),
             operations: AtomicUsize::new(0),

@@ -11,6 +11,7 @@ use super::peer::{Peer, RemoteRegion, Step};
 use crate::error::Error;
 use crate::link::Link;
 use crate::queue::Lane;
+use crate::topology::Topology;
 use crate::transport::{BoxFuture, Exchange, Operation};
 use crate::types::{PeerId, RegionId};
 
@@ -124,9 +125,9 @@ impl Inner {
         let exchange = LinkExchange { link, transport: transport.name(), deadline };
         let connected = tokio::time::timeout_at(deadline.into(), transport.connect(peer.id, &exchange)).await;
         let connected = connected.unwrap_or(Err(Error::DeadlinePassed)).map(|endpoint| {
-            // No distance is known yet: which memory a transfer uses decides it, and the plan takes equal rails as equal.
-            let rails = transport.rails().into_iter().map(|rail| (rail, 0));
-            Arc::new(Lane::new(transport.name(), transport.capabilities(), rails, endpoint))
+            let host = self.host.get_or_init(|| Arc::new(Topology::read(&self.config.sysfs)));
+            let (name, rails) = (transport.name(), transport.rails());
+            Arc::new(Lane::new(name, transport.capabilities(), rails, host, endpoint))
         });
         if let Err(error) = &connected {
             self.metrics.connects_failed_total.add(1);

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::Mapping;
 use crate::error::Error;
-use crate::types::{ByteCount, RegionId};
+use crate::types::{ByteCount, NumaNode, RegionId};
 
 /// What peers may do with a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,6 +260,14 @@ impl MemorySlice {
         let length = self.length.min(source.length);
         // SAFETY: both slices were checked against their regions, which they keep mapped. `copy` allows overlap.
         unsafe { std::ptr::copy(source.start(), self.start(), length) };
+    }
+
+    /// The NUMA node that its first page is on.
+    ///
+    /// # Errors
+    /// `ENOENT` for a page that is not there yet; `EPERM` or `ENOSYS` where the kernel does not tell.
+    pub fn node(&self) -> io::Result<NumaNode> {
+        super::node::node_of(self.start())
     }
 
     /// xxh3-64 of the bytes as they are now.

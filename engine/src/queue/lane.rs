@@ -9,14 +9,16 @@
 //! Limit: how much may wait is bounded by the engine, which counts the operations of all lanes.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::memory::MemorySlice;
 use crate::plan::route::{self, RailView, Rate};
 use crate::sync::{AtomicUsize, Mutex, Ordering};
+use crate::topology::Topology;
 use crate::transport::{BatchId, Capabilities, Endpoint, Operation, Rail};
 use crate::types::RailId;
 
@@ -38,7 +40,6 @@ const PRIORITIES: usize = 3;
 #[derive(Debug)]
 struct RailState {
     rail: Rail,
-    distance: u32,
     rate: Rate,
     waiting_bytes: u64,
     operations: usize,
@@ -67,6 +68,8 @@ pub struct Lane {
     turns: AtomicUsize,
     /// What the plan knows of each rail.
     rails: Mutex<Vec<RailState>>,
+    /// How far the rails are from which memory; `None` where it makes no difference.
+    places: Option<Arc<Topology>>,
 }
 
 /// One rail of a lane, for `status`.
@@ -83,23 +86,20 @@ pub struct RailStatus {
 }
 
 impl Lane {
-    /// A lane over `endpoint`, whose transport has these `rails`, each with its distance from this host's memory.
+    /// A lane over `endpoint`, whose transport has these `rails`, on this host.
     #[must_use]
     pub fn new(
         transport: &'static str,
         capabilities: Capabilities,
-        rails: impl IntoIterator<Item = (Rail, u32)>,
+        rails: Vec<Rail>,
+        host: &Arc<Topology>,
         endpoint: Arc<dyn Endpoint>,
     ) -> Self {
         let last_end = Instant::now();
-        let state = |(rail, distance)| RailState {
-            rail,
-            distance,
-            rate: Rate::default(),
-            waiting_bytes: 0,
-            operations: 0,
-            last_end,
-        };
+        let is_spread = rails.iter().any(|rail| rail.numa != rails[0].numa);
+        let places = is_spread.then(|| Arc::clone(host));
+        let state =
+            |rail| RailState { rail, rate: Rate::default(), waiting_bytes: 0, operations: 0, last_end };
         let rails = Mutex::new(rails.into_iter().map(state).collect());
         Self {
             transport,
@@ -108,6 +108,7 @@ impl Lane {
             waiting: Mutex::default(),
             turns: AtomicUsize::new(0),
             rails,
+            places,
         }
     }
 
@@ -129,8 +130,10 @@ impl Lane {
         &self.endpoint
     }
 
-    /// The rail for an operation of `length` bytes, which is then counted there until [`Self::ended`].
-    pub fn take_rail(&self, length: u64) -> RailId {
+    /// The rail for an operation on `memory`, which is then counted there until [`Self::ended`].
+    pub fn take_rail(&self, memory: &MemorySlice) -> RailId {
+        let length = memory.length() as u64;
+        let distance = self.distances(memory);
         let mut rails = self.rails.lock();
         let chosen = if let [only] = rails.as_slice() {
             only.rail.id
@@ -142,7 +145,7 @@ impl Lane {
                     0 => state.rail.nominal_bytes_per_second,
                     measured => measured,
                 },
-                distance: state.distance,
+                distance: distance(&state.rail),
             };
             let mut views: Vec<_> = rails.iter().map(view).collect();
             route::choose(&mut views, length).unwrap_or_default()
@@ -152,6 +155,29 @@ impl Lane {
             state.operations += 1;
         }
         chosen
+    }
+
+    /// How far each rail is from `memory`; 0 where that is not known, or the same for all.
+    fn distances(&self, memory: &MemorySlice) -> impl Fn(&Rail) -> u32 {
+        let node = self.places.as_ref().and_then(|_| match memory.node() {
+            Ok(node) => Some(node),
+            Err(error) => {
+                // A page that is not there has no place. Any other answer holds for all memory.
+                static TOLD: Once = Once::new();
+                if error.raw_os_error() != Some(libc::ENOENT) {
+                    TOLD.call_once(|| {
+                        tracing::warn!(transport = self.transport, %error,
+                            "the kernel does not say which NUMA node memory is on, so near NICs are not preferred; \
+                             in a container, allow move_pages (CAP_SYS_NICE)");
+                    });
+                }
+                None
+            }
+        });
+        move |rail| {
+            let known = self.places.as_ref().zip(rail.numa).zip(node);
+            known.and_then(|((places, rail), node)| places.between(rail, node)).unwrap_or_default()
+        }
     }
 
     /// An operation of `length` bytes that was queued at `began` has left `rail`. `moved`: its bytes arrived.
@@ -267,9 +293,10 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    use crate::memory::{Access, MemorySlice, PageKind, Region};
+    use crate::memory::{Access, PageKind, Region};
+    use crate::topology::Node;
     use crate::transport::{BoxFuture, Direction, EndpointState, RailLoad, RemoteSlice, Ticket, TicketSink};
-    use crate::types::{ByteCount, RegionId};
+    use crate::types::{ByteCount, NumaNode, RegionId};
 
     /// Has room for `room` operations and keeps them until told to end them.
     #[derive(Debug)]
@@ -337,6 +364,11 @@ mod tests {
     }
 
     fn stand(room: usize, is_immediate: bool) -> Stand {
+        let rail = Rail { id: RailId(0), name: "test".into(), numa: None, nominal_bytes_per_second: 0 };
+        stand_on(vec![rail], &Arc::default(), room, is_immediate)
+    }
+
+    fn stand_on(rails: Vec<Rail>, host: &Arc<Topology>, room: usize, is_immediate: bool) -> Stand {
         let endpoint =
             Arc::new(Narrow { room, held: Mutex::default(), posted: Mutex::default(), is_immediate });
         let capabilities = Capabilities {
@@ -346,13 +378,12 @@ mod tests {
             is_local: true,
             needs_target_cpu: false,
         };
-        let rail = Rail { id: RailId(0), name: "test".into(), numa: None, nominal_bytes_per_second: 0 };
-        let lane = Lane::new("test", capabilities, [(rail, 10)], Arc::clone(&endpoint) as Arc<dyn Endpoint>);
-        let lane = Arc::new(lane);
+        let connection = Arc::clone(&endpoint) as Arc<dyn Endpoint>;
+        let lane = Arc::new(Lane::new("test", capabilities, rails, host, connection));
         let ends = Arc::new(Ends::default());
         *ends.lane.lock() = Some(Arc::clone(&lane));
         let region = Arc::new(Region::anonymous(ByteCount(4096), PageKind::Base, Access::Read).unwrap());
-        let memory = MemorySlice::new(&region, RegionId(1), 0, ByteCount(1)).unwrap();
+        let memory = MemorySlice::new(&region, RegionId(1), 0, ByteCount(1000)).unwrap();
         Stand { endpoint, lane, ends, memory }
     }
 
@@ -412,12 +443,35 @@ mod tests {
     fn a_rail_counts_what_is_under_way_and_its_rate() {
         let stand = stand(1, false);
         let began = Instant::now();
-        assert_eq!(stand.lane.take_rail(1000), RailId(0));
+        assert_eq!(stand.lane.take_rail(&stand.memory), RailId(0));
         assert_eq!(stand.lane.rails()[0].waiting_bytes, 1000);
         std::thread::sleep(Duration::from_millis(1));
         stand.lane.ended(RailId(0), 1000, began, true);
         let rails = stand.lane.rails();
         assert_eq!((rails[0].waiting_bytes, rails[0].operations), (0, 0));
         assert!((1..=1_000_000).contains(&rails[0].bytes_per_second), "{rails:?}");
+    }
+
+    #[test]
+    fn memory_goes_by_the_nic_beside_it_until_that_is_busy() {
+        let touched = stand(1, false).memory;
+        assert!(touched.region().write_at(0, &[1]));
+        let home = match touched.node() {
+            Ok(home) => home,
+            Err(error) => return println!("skipped: the kernel does not say where memory is: {error}"),
+        };
+        let far = NumaNode(home.0 + 1);
+        let distances = vec![(home, 20), (far, 10)];
+        let node = Node { id: far, cpus: Vec::new(), memory: None, distances };
+        let host = Arc::new(Topology { nodes: vec![node], nics: Vec::new() });
+        let rail = |id, numa| Rail { id: RailId(id), name: "test".into(), numa, nominal_bytes_per_second: 0 };
+        let rails = vec![rail(0, Some(far)), rail(1, Some(home))];
+        let stand = stand_on(rails, &host, 1, false);
+        let untouched = stand.lane.take_rail(&stand.memory);
+        assert_eq!(untouched, RailId(0), "a page that is not there is near to none");
+        stand.lane.ended(untouched, 1000, Instant::now(), false);
+        assert!(stand.memory.region().write_at(0, &[1]));
+        let taken: Vec<u16> = (0..6).map(|_| stand.lane.take_rail(&stand.memory).0).collect();
+        assert_eq!(taken, [1, 0, 1, 1, 0, 1]);
     }
 }

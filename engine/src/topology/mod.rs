@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::types::{ByteCount, NumaNode};
 
-pub use nic::{Nic, NicKind};
+pub use nic::{Nic, NicKind, node_of_pci};
 
 /// The distance of a node to itself, by the convention of ACPI that the kernel follows.
 pub const DISTANCE_LOCAL: u32 = 10;
@@ -51,10 +51,15 @@ impl Topology {
     /// How far `nic` is from memory of `node`, [`DISTANCE_LOCAL`] when it hangs on it. `None` where that is not known.
     #[must_use]
     pub fn distance(&self, nic: &Nic, node: NumaNode) -> Option<u32> {
-        let home = nic.numa?;
-        let known = self.nodes.iter().find(|known| known.id == home);
-        let known = known.and_then(|known| known.distances.iter().find(|(to, _)| *to == node));
-        known.map(|(_, distance)| *distance).or_else(|| (home == node).then_some(DISTANCE_LOCAL))
+        self.between(nic.numa?, node)
+    }
+
+    /// How far memory of `to` is from what hangs on `from`. `None` where that is not known.
+    #[must_use]
+    pub fn between(&self, from: NumaNode, to: NumaNode) -> Option<u32> {
+        let known = self.nodes.iter().find(|known| known.id == from);
+        let known = known.and_then(|known| known.distances.iter().find(|(node, _)| *node == to));
+        known.map(|(_, distance)| *distance).or_else(|| (from == to).then_some(DISTANCE_LOCAL))
     }
 
     /// The NICs, the best one for memory of `node` first: those that are not down, then the nearest, then the fastest.

@@ -1,7 +1,7 @@
 //! Network devices: Ethernet by `class/net`, RDMA by `class/infiniband`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -84,6 +84,17 @@ fn read_infiniband(root: &Path, folder: &Path, name: String) -> Nic {
     Nic { name, kind: NicKind::Infiniband, numa, pci_path, bytes_per_second, is_up }
 }
 
+/// The NUMA node of the device at this address of the PCI bus (`0000:3b:00.0`), below the sysfs at `root`.
+#[must_use]
+pub fn node_of_pci(root: &Path, address: &str) -> Option<NumaNode> {
+    node_in(&root.join("bus/pci/devices").join(address))
+}
+
+/// What the folder of a device says of its NUMA node; -1 is "none".
+fn node_in(folder: &Path) -> Option<NumaNode> {
+    text(&folder.join("numa_node"))?.parse().ok().map(NumaNode)
+}
+
 /// `100 Gb/sec (4X EDR)` or `2.5 Gb/sec (1X SDR)`, in bytes per second.
 fn rate_of(text: &str) -> Option<u64> {
     let (number, unit) = text.split_once(' ')?;
@@ -106,9 +117,7 @@ fn place(root: &Path, folder: &Path) -> (Option<NumaNode>, Vec<String>) {
     }
     // Of a virtual function of a driver (virtio), only the device above it has the file.
     let above = device.ancestors().take_while(|above| above.starts_with(&root) && *above != root);
-    let numa = above.map(Path::to_path_buf).find_map(|above: PathBuf| text(&above.join("numa_node")));
-    // -1 is "no node".
-    (numa.and_then(|numa| numa.parse().ok()).map(NumaNode), pci_path)
+    (above.into_iter().find_map(node_in), pci_path)
 }
 
 /// Whether `name` is a PCI address: `0000:3b:00.0`.

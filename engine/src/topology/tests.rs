@@ -84,6 +84,21 @@ fn nodes_and_devices_are_read_with_their_places() {
 }
 
 #[test]
+fn a_device_is_placed_by_its_pci_address() {
+    let folder = host();
+    let root = folder.path();
+    write(root, "bus/pci/devices/0000:81:00.1/numa_node", "1");
+    write(root, "bus/pci/devices/0000:81:00.2/numa_node", "-1");
+    assert_eq!(node_of_pci(root, "0000:81:00.1"), Some(NumaNode(1)));
+    assert_eq!(node_of_pci(root, "0000:81:00.2"), None);
+    assert_eq!(node_of_pci(root, "0000:81:00.3"), None);
+    let topology = Topology::read(root);
+    assert_eq!(topology.between(NumaNode(0), NumaNode(1)), Some(21));
+    assert_eq!(topology.between(NumaNode(7), NumaNode(7)), Some(DISTANCE_LOCAL));
+    assert_eq!(topology.between(NumaNode(7), NumaNode(0)), None);
+}
+
+#[test]
 fn the_best_nic_is_up_then_near_then_fast() {
     let folder = host();
     let topology = Topology::read(folder.path());

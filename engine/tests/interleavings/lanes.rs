@@ -112,8 +112,8 @@ impl Stand {
             needs_target_cpu: false,
         };
         let rail = Rail { id: RailId(0), name: "test".into(), numa: None, nominal_bytes_per_second: 0 };
-        let lane = Lane::new("test", capabilities, [(rail, 10)], Arc::clone(&endpoint) as Arc<dyn Endpoint>);
-        let lane = Arc::new(lane);
+        let connection = Arc::clone(&endpoint) as Arc<dyn Endpoint>;
+        let lane = Arc::new(Lane::new("test", capabilities, vec![rail], &Arc::default(), connection));
         let ends =
             Ends { counts: Mutex::new(vec![0; operations]), lane: Mutex::new(Some(Arc::clone(&lane))) };
         Self { endpoint, lane, ends: Arc::new(ends) }

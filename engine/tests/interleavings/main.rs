@@ -14,10 +14,15 @@ mod sync;
 mod transfers;
 
 // What the two files below name in the engine.
-use tidefs_engine::{error, memory, plan, transport, types};
+use tidefs_engine::{error, memory, plan, topology, transport, types};
 
 #[path = "../../src/queue/lane.rs"]
-#[expect(dead_code, unreachable_pub, reason = "a part of the engine's interface, and unit tests")]
+#[expect(
+    dead_code,
+    unreachable_pub,
+    unused_imports,
+    reason = "a part of the engine's interface, and unit tests"
+)]
 mod lane;
 #[path = "../../src/queue/transfer.rs"]
 #[expect(

@@ -38,6 +38,7 @@ mod wire;
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -49,8 +50,9 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::memory::Region;
+use crate::topology::node_of_pci;
 use crate::transport::{BoxFuture, Capabilities, Endpoint, Exchange, Rail, Transport};
-use crate::types::{ByteCount, NumaNode, PeerId, RailId, RegionId};
+use crate::types::{ByteCount, PeerId, RailId, RegionId};
 use domain::Domain;
 use endpoint::{Connection, FabricEndpoint};
 use job::Settings;
@@ -164,13 +166,6 @@ fn offers(library: Library, config: &FabricConfig) -> Result<(Vec<Offer>, Vec<us
     Err(unavailable(format!("a provider ({provider}) of reliable one-sided transfers{address}"), said))
 }
 
-/// NUMA node of a device, as sysfs tells it.
-fn numa_of(facts: &Facts) -> Option<NumaNode> {
-    let path = format!("/sys/bus/pci/devices/{}/numa_node", facts.pci.as_ref()?);
-    // -1 is a host without nodes.
-    std::fs::read_to_string(path).ok()?.trim().parse().ok().map(NumaNode)
-}
-
 impl Fabric {
     /// Loads the library, picks the NICs, and starts a thread for each.
     ///
@@ -237,7 +232,7 @@ impl Fabric {
         let id = RailId(u16::try_from(self.rails.len()).unwrap_or(u16::MAX));
         self.rails.push(Rail {
             id,
-            numa: numa_of(&facts),
+            numa: facts.pci.as_ref().and_then(|address| node_of_pci(Path::new("/sys"), address)),
             nominal_bytes_per_second: facts.bytes_per_second,
             name: facts.domain,
         });
