@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset};
 
+use super::decorations;
 use super::resent::Sent;
 use super::{Caller, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Place, Stat, State};
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
@@ -224,8 +225,17 @@ impl Datapath {
             return Ok(());
         }
         let policy = old.policy();
+        let is_decorated = old.marks.has(Marks::DECORATED);
+        if is_decorated {
+            let source = self.backing_file_of(&state, slot);
+            let copied = source.and_then(|source| {
+                decorations::copy(&source, &file).map_err(Error::io("attributes of an object"))
+            });
+            copied.inspect_err(|_| self.free_place(Place::Solo(id)))?;
+        }
         self.stamp(&file, &attributes);
         let mut object = Object::writing(Place::Solo(id));
+        object.marks.set(Marks::DECORATED, is_decorated);
         let open = object.open_mut();
         open.policy = policy;
         open.file = Some(Arc::new(file));

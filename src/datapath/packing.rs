@@ -8,7 +8,7 @@ use tidefs_engine::types::{ByteCount, FileOffset};
 use super::release::Afterwards;
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
-use crate::tier::memory::PackedExtent;
+use crate::tier::memory::{DECORATED, PackedExtent};
 
 impl Datapath {
     /// Copies a small object that nobody has open or mapped writable into a packed segment, and frees its own.
@@ -88,6 +88,7 @@ impl Datapath {
             let mut record =
                 state.object_record(slot, state.directory_id(node.parent)?, &state.tree.name(slot));
             record.checksum = self.recorded_checksum(object)?;
+            record.mode |= DECORATED;
             self.tier.seal(&file, &record)?;
             if let Some(object) = state.object_mut(slot) {
                 object.place = Place::Solo(segment);

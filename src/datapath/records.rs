@@ -6,7 +6,7 @@ use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Name, Slot};
-use crate::tier::memory::{ObjectRecord, SOFT_COPY};
+use crate::tier::memory::{DECORATED, ObjectRecord, SOFT_COPY};
 
 impl Datapath {
     /// Writes the record of a sealed object anew, after its attributes or policy changed.
@@ -83,13 +83,15 @@ impl State {
         // One that is on other members now is about to be here.
         let is_soft = object.is_some_and(|object| object.is_remote() || object.marks.has(Marks::SOFT));
         let soft = if is_soft { SOFT_COPY } else { 0 };
+        let is_decorated = object.is_some_and(|object| object.marks.has(Marks::DECORATED));
+        let decorated = if is_decorated { DECORATED } else { 0 };
         ObjectRecord {
             parent,
             name: name.as_bytes().to_vec(),
             version: object.map(|object| object.version).unwrap_or_default(),
             size: object.map(|object| object.size).unwrap_or_default(),
             checksum: None,
-            mode: u32::from(attributes.mode) | soft,
+            mode: u32::from(attributes.mode) | soft | decorated,
             uid: attributes.uid,
             gid: attributes.gid,
             mtime_ns: attributes.mtime_ns,

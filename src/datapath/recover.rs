@@ -10,7 +10,7 @@ use super::room::footprint;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};
 use crate::tier::eviction::Departure;
-use crate::tier::memory::{self, DirectoryRecord, ObjectRecord, SOFT_COPY};
+use crate::tier::memory::{self, DECORATED, DirectoryRecord, ObjectRecord, SOFT_COPY};
 
 /// Versions and directories begin above this many for each second since 1970, so that those of a life whose memory is
 /// gone and whose disk was away are never given out twice.
@@ -254,6 +254,7 @@ impl State {
         object.marks.set(Marks::FINAL, true);
         object.marks.set(Marks::ADOPTED, true);
         object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
+        object.marks.set(Marks::DECORATED, record.mode & DECORATED != 0);
         if record.policy != memory::PolicyRecord::default() {
             object.open_mut().policy = record.policy.clone();
         }

@@ -174,8 +174,9 @@ impl Datapath {
             return Ok(None);
         }
         // In one step with the look at its place: its last close, which is on its way perhaps, packs what is not marked.
-        if makes {
+        if makes && !object.marks.has(Marks::DECORATED) {
             object.marks.set(Marks::DECORATED, true);
+            self.rewrite_record(&mut state, slot)?;
         }
         self.backing_file_of(&state, slot).map(Some)
     }

@@ -1,6 +1,9 @@
 //! Extended attributes: the control plane (`user.tidefs.*`), and whatever programs store of their own.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -24,6 +27,7 @@ in_both_modes!(
     the_checksum_depends_on_the_bytes_alone,
     attributes_of_programs_are_kept_on_files_and_directories,
     attributes_of_programs_stay_with_a_renamed_file,
+    attributes_of_programs_stay_with_a_file_that_is_rewritten,
     create_and_replace_flags_are_honoured,
     a_buffer_that_is_too_small_is_told,
     an_unset_attribute_says_enodata,
@@ -245,6 +249,37 @@ fn attributes_of_programs_stay_with_a_renamed_file(mode: Mode) {
             Err(Errno::ENODATA),
             "it belongs to the replaced file"
         );
+    }
+}
+
+fn attributes_of_programs_stay_with_a_file_that_is_rewritten(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    for length in [100, 50_000] {
+        let key = kv.join(format!("key{length}"));
+        publish_object(&key, 1, length);
+        set_xattr(&key, "user.crc", b"1234").expect("setxattr");
+        let truncating = File::create(&key).expect("open with O_TRUNC");
+        let name = c"user.crc";
+        // SAFETY: the name is NUL-terminated, the value has as many bytes as are said.
+        let replaced = unsafe {
+            libc::fsetxattr(
+                truncating.as_raw_fd(),
+                name.as_ptr(),
+                b"56".as_ptr().cast(),
+                2,
+                libc::XATTR_REPLACE,
+            )
+        };
+        Errno::result(replaced).expect("it is there while the file is rewritten");
+        (&truncating).write_all(&pattern::object(2, length)).expect("write");
+        drop(truncating);
+        mount.wait_until_closed([&key]);
+        assert_eq!(get_xattr(&key, "user.crc").expect("getxattr"), b"56", "rewritten from its start");
+        let in_place = File::options().write(true).open(&key).expect("open to write");
+        in_place.write_all_at(b"x", 50).expect("write");
+        drop(in_place);
+        mount.wait_until_closed([&key]);
+        assert_eq!(get_xattr(&key, "user.crc").expect("getxattr"), b"56", "a byte of it was rewritten");
     }
 }
 

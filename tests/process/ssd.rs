@@ -116,6 +116,25 @@ fn a_host_that_lost_its_memory_finds_what_was_on_disk_with_its_folders() {
 }
 
 #[test]
+fn no_object_comes_back_from_disk_without_what_programs_attached_to_it() {
+    let disk = disk();
+    let mut mount = mount_on(MODE, disk.path(), &[]);
+    let namespace = mount.namespace("kv");
+    let [plain, own] = ["plain", "own"].map(|name| namespace.join(name));
+    for path in [&plain, &own] {
+        fs::write(path, content(1)).expect("write");
+    }
+    mount.wait_until_closed([&plain, &own]);
+    set_xattr(&own, "user.own", b"x").expect("setxattr");
+    mount.kill9();
+    mount.restart();
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+    assert_eq!(tier_of(&plain), "ssd");
+    assert!(!own.exists(), "it is on no disk");
+}
+
+#[test]
 fn a_rename_in_a_durable_directory_survives_the_loss_of_memory() {
     let disk = disk();
     let mut mount = mount_on(MODE, disk.path(), &[]);

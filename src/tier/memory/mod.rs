@@ -46,8 +46,8 @@ pub use self::error::MemoryError;
 pub use self::open::{HugePages, MemoryConfig, MemoryReport};
 pub use self::packed::{PACKED_MAX, PackedExtent, PackedUsage};
 pub use self::record::{
-    DirectoryRecord, NAME_BYTES_MAX, ObjectRecord, Pin, PolicyRecord, RECORD_BYTES_MAX, RecordError,
-    SOFT_COPY,
+    DECORATED, DirectoryRecord, NAME_BYTES_MAX, ObjectRecord, Pin, PolicyRecord, RECORD_BYTES_MAX,
+    RecordError, SOFT_COPY,
 };
 pub use self::recover::{Recovered, RecoverySummary};
 pub use self::space::MemoryUsage;

@@ -25,6 +25,10 @@ const EVICTION_BYTES_MAX: usize = 32;
 /// do not know it take the copy for one of their own.
 pub const SOFT_COPY: u32 = 1 << 31;
 
+/// In [`ObjectRecord::mode`]: applications attached attributes of their own to the object, so it is kept in a file of its own.
+/// Daemons that do not know it may send the object to disk without them.
+pub const DECORATED: u32 = 1 << 30;
+
 const MAGIC: [u8; 2] = *b"TD";
 const FORMAT: u8 = 1;
 /// Ends in the policy's `durable`, which format 1 does not have.
@@ -51,7 +55,7 @@ pub struct ObjectRecord {
     pub size: ByteCount,
     /// Over all bytes, once taken.
     pub checksum: Option<Checksum>,
-    /// Type and permission bits, and [`SOFT_COPY`].
+    /// Type and permission bits, [`SOFT_COPY`] and [`DECORATED`].
     pub mode: u32,
     /// Owner.
     pub uid: u32,
