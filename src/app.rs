@@ -5,6 +5,7 @@
 
 mod background;
 mod cluster;
+mod memory_groups;
 mod ssd;
 
 use std::fmt::Display;
@@ -277,6 +278,7 @@ struct Daemon {
 impl Daemon {
     fn start(effective: Effective, mount_dir: &Path) -> Result<Self, Failure> {
         let config = &effective.config;
+        memory_groups::warn_of_own_limit(config.memory.capacity);
         let tier = MemoryTier::open(&MemoryConfig {
             directory: effective.state.memory.clone(),
             capacity: config.memory.capacity,
@@ -427,6 +429,7 @@ fn settings_of(config: &Config) -> Settings {
         prefetch_max: config.ssd.prefetch_max,
         scratch_min: config.scratch.min,
         is_temporary: Box::new(move |name| patterns.matches(name)),
+        is_limited_apart: memory_groups::limited_apart(),
         kernel_inodes_max: config.fuse.cached_inodes_max,
         deadline: Duration::from_millis(config.runtime.deadline_ms),
         eviction: EvictionSettings { policy: config.eviction.policy.as_str().to_owned(), parameters },

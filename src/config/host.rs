@@ -6,6 +6,8 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::{getegid, geteuid};
 use tidefs_engine::types::ByteCount;
 
+use super::control_group::MemoryGroup;
+
 /// The machine and the user a daemon runs on and as.
 #[derive(Clone, Debug)]
 pub struct Host {
@@ -37,7 +39,9 @@ impl Host {
         let uid = geteuid().as_raw();
         Ok(Self {
             memory,
-            memory_usable: control_group_limit().map_or(memory, |limit| limit.min(memory)),
+            memory_usable: MemoryGroup::of_this_process()
+                .and_then(|group| group.limit())
+                .map_or(memory, |limit| limit.min(memory)),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             uid,
             gid: getegid().as_raw(),
@@ -61,23 +65,6 @@ fn absolute_variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-/// The smallest `memory.max` on the way from this process's control group (version 2) to the top.
-fn control_group_limit() -> Option<ByteCount> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    smallest_limit(&groups, Path::new("/sys/fs/cgroup"))
-}
-
-fn smallest_limit(groups: &str, hierarchy: &Path) -> Option<ByteCount> {
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let group = hierarchy.join(group.trim_start_matches('/'));
-    group
-        .ancestors()
-        .take_while(|directory| directory.starts_with(hierarchy))
-        .filter_map(|directory| std::fs::read_to_string(directory.join("memory.max")).ok())
-        .filter_map(|text| text.trim().parse().ok().map(ByteCount)) // "max" is no limit
-        .min()
-}
-
 /// Asks the nearest existing ancestor, because the directory itself is made later.
 fn free_space(path: &Path) -> Option<ByteCount> {
     let existing = path.ancestors().find(|ancestor| ancestor.exists())?;
@@ -94,18 +81,6 @@ mod tests {
         let host = Host::of_this_process().unwrap();
         assert!(host.memory >= ByteCount::mib(64) && host.cpus >= 1);
         assert!(host.memory_usable <= host.memory);
-    }
-
-    #[test]
-    fn the_smallest_limit_on_the_way_up_counts() {
-        let hierarchy = tempfile::tempdir().unwrap();
-        let leaf = hierarchy.path().join("outer/inner");
-        std::fs::create_dir_all(&leaf).unwrap();
-        std::fs::write(leaf.join("memory.max"), "max\n").unwrap();
-        std::fs::write(hierarchy.path().join("outer/memory.max"), "1073741824\n").unwrap();
-        let groups = "1:cpu:/x\n0::/outer/inner\n";
-        assert_eq!(smallest_limit(groups, hierarchy.path()), Some(ByteCount::gib(1)));
-        assert_eq!(smallest_limit("1:cpu:/x\n", hierarchy.path()), None);
     }
 
     #[test]

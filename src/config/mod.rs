@@ -20,6 +20,7 @@
 mod args;
 mod choice;
 mod cluster;
+mod control_group;
 mod defaults;
 mod environment;
 mod error;
@@ -47,6 +48,7 @@ mod tests;
 pub use args::DaemonArgs;
 pub use choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough};
 pub use cluster::{Addresses, Endpoints, Labels, OptionalAddress, OptionalFile, Transports, Word};
+pub use control_group::MemoryGroup;
 pub use error::{Cause, ConfigErrors, Problem};
 pub use exit::ExitStatus;
 pub use host::Host;

@@ -98,8 +98,12 @@ impl Datapath {
             return self.enter_new_file(caller, parent, name, mode, options, (backing, IoPath::Direct));
         }
         let mut path = self.path_of_new_file(name, options);
-        if path == IoPath::Passthrough && expected.is_none() && (is_limited || !self.has_room_to_spare()?) {
-            // Nobody knows how large it becomes, and there is not much room: each write asks for its own.
+        if path == IoPath::Passthrough
+            && expected.is_none()
+            && (is_limited || !self.has_room_to_spare()? || (self.settings.is_limited_apart)(caller.thread))
+        {
+            // Nobody knows how large it becomes, and there is not much room, or it would be taken from the memory that the
+            // writer has for itself: each write asks for its own.
             path = IoPath::Direct;
         }
         let guess = if path == IoPath::Passthrough { expected.unwrap_or_default() } else { ByteCount::ZERO };

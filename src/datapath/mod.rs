@@ -117,6 +117,9 @@ pub struct Caller {
 /// Tells temporary names from final ones.
 pub type NamePredicate = Box<dyn Fn(&OsStr) -> bool + Send + Sync>;
 
+/// Tells threads apart.
+pub type ThreadPredicate = Box<dyn Fn(ThreadId) -> bool + Send + Sync>;
+
 /// What the datapath needs to know of the configuration.
 pub struct Settings {
     /// Most bytes of real pages in the memory tier.
@@ -135,6 +138,8 @@ pub struct Settings {
     pub prefetch_max: ByteCount,
     /// Whether a name is temporary: not final until it is renamed.
     pub is_temporary: NamePredicate,
+    /// Whether pages that a thread makes count against a limit on memory that is not the daemon's.
+    pub is_limited_apart: ThreadPredicate,
     /// Most inodes of ours that the kernel may hold; beyond that it is asked to drop idle ones.
     pub kernel_inodes_max: u64,
     /// Longest time a request waits for room.

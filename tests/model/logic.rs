@@ -2,8 +2,6 @@
 //! it resolves paths, counts references, and looks a name up again when it is told that it is stale.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,17 +10,16 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 use tidefs::datapath::{
-    AttributeChange, Caller, Datapath, Error, EvictionSettings, Fate, HandleId, Kind, Lookup, OpenOptions,
-    Patience, Settings, SizeChange,
+    AttributeChange, Caller, Datapath, Error, Fate, HandleId, Kind, Lookup, OpenOptions, Patience, SizeChange,
 };
-use tidefs::namespace::{Attributes, Cookie, Ino, ThreadId, nanos_of};
+use tidefs::namespace::{Cookie, Ino, ThreadId, nanos_of};
 use tidefs::telemetry::Telemetry;
-use tidefs::tier::eviction::EvictionParameters;
 use tidefs::tier::memory::{HugePages, MemoryConfig, MemoryTier};
 use tidefs::tier::scratch::Scratch;
 use tidefs_engine::time::{Clock, SimClock};
 use tidefs_engine::types::ByteCount;
 
+use super::setup::Setup;
 use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
 mod interleaved;
@@ -34,25 +31,6 @@ mod ssd;
 const FIRST_THREAD: u32 = 4_200_001;
 /// Disk space for slot files.
 const SCRATCH_CAPACITY: ByteCount = ByteCount::mib(64);
-
-/// What differs between cases.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Setup {
-    /// Capacity of the memory tier.
-    pub(crate) capacity: ByteCount,
-    /// Objects below this size are packed.
-    pub(crate) packed_max: ByteCount,
-    /// Room kept ahead of writers.
-    pub(crate) write_headroom: ByteCount,
-    /// Files of this size are slot files.
-    pub(crate) scratch_min: ByteCount,
-    /// The eviction policy.
-    pub(crate) policy: &'static str,
-    /// Whether the kernel drops its caches after every step.
-    pub(crate) forgets_at_once: bool,
-    /// Whether there is a disk below memory, with room for everything.
-    pub(crate) has_ssd: bool,
-}
 
 /// A daemon without a kernel.
 #[derive(Debug)]
@@ -131,23 +109,7 @@ impl Logic {
             huge_pages: HugePages::Never,
         })
         .expect("the tier opens");
-        let settings = Settings {
-            capacity: self.setup.capacity,
-            packed_max: self.setup.packed_max,
-            write_headroom: self.setup.write_headroom,
-            free_ahead: ByteCount::ZERO,
-            prefetch_objects: 0,
-            prefetch_max: ByteCount::ZERO,
-            scratch_min: self.setup.scratch_min,
-            is_temporary: Box::new(|name: &OsStr| name.as_bytes().ends_with(b".tmp")),
-            kernel_inodes_max: 1 << 20,
-            deadline: Duration::from_secs(1),
-            eviction: EvictionSettings {
-                policy: self.setup.policy.to_owned(),
-                parameters: EvictionParameters::default(),
-            },
-            root: Attributes::new(0o755, 0, 0, nanos_of(self.clock.wall())),
-        };
+        let settings = self.setup.settings(&*self.clock);
         let scratch = Scratch::new(vec![self.base.path().join("scratch")], true, SCRATCH_CAPACITY);
         let clock: Arc<dyn Clock> = Arc::<SimClock>::clone(&self.clock);
         let datapath = Datapath::new(tier, scratch, clock, settings, Arc::new(Telemetry::default()));

@@ -12,6 +12,7 @@ mod operation;
 mod reference;
 mod regressions;
 mod run;
+mod setup;
 mod system;
 mod tiers;
 
@@ -27,10 +28,11 @@ use proptest::test_runner::FileFailurePersistence;
 use tidefs_engine::types::ByteCount;
 
 use self::common::Mode;
-use self::logic::{Logic, Setup};
+use self::logic::Logic;
 use self::mounted::Mounted;
 use self::operation::{Op, operation};
 use self::run::Run;
+use self::setup::Setup;
 use self::system::System;
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/model/seeds.txt");

@@ -2,10 +2,11 @@
 
 use tidefs_engine::types::ByteCount;
 
-use super::logic::{Logic, Setup};
+use super::logic::Logic;
 use super::operation::{NAMES, Op, Pick, Setting, Target};
 use super::reference::ROOT;
 use super::run::Run;
+use super::setup::Setup;
 use super::system::{Change, Open, System};
 
 mod pages;

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use tidefs_engine::types::ByteCount;
 
 use super::common::pattern;
-use super::logic::{Logic, Setup};
+use super::logic::Logic;
+use super::setup::Setup;
 use super::system::{Open, System, WATCHER};
 
 /// Who does everything.

@@ -15,6 +15,7 @@ mod daemon;
 mod fastpath;
 mod fault;
 mod invalidations;
+mod memory_groups;
 mod restart;
 mod restart_speed;
 mod shutdown;

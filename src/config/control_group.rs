@@ -1,0 +1,151 @@
+//! Control groups that limit memory, of both versions: which one a process is in, and what limits it there.
+//!
+//! Pages of a file in memory count against the group of whoever made them, until they are freed; what is over the limit ends
+//! a process of the group. That is this daemon for what it allocates, and a program that writes without the daemon for what it
+//! writes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tidefs_engine::types::ByteCount;
+
+/// Where groups are mounted.
+const ROOT: &str = "/sys/fs/cgroup";
+/// Larger ones are no limits: version 1 writes the largest number of pages.
+const LIMIT_MAX: u64 = 1 << 62;
+
+/// The group of a process that counts its memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryGroup {
+    /// The folder of the topmost group that can be seen.
+    hierarchy: PathBuf,
+    /// The folder of the group, which need not be there: a container sees no groups outside of its own.
+    folder: PathBuf,
+    /// The file of a group that holds its limit.
+    limit: &'static str,
+}
+
+impl MemoryGroup {
+    /// That of this process.
+    #[must_use]
+    pub fn of_this_process() -> Option<Self> {
+        Self::of("self")
+    }
+
+    /// That of a thread, by its number here; `None` when there is none, or no such thread.
+    #[must_use]
+    pub fn of_thread(thread: u32) -> Option<Self> {
+        Self::of(&thread.to_string())
+    }
+
+    fn of(process: &str) -> Option<Self> {
+        let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+        Self::among(&groups, Path::new(ROOT))
+    }
+
+    /// Finds it among lines as `/proc/PID/cgroup` has them: number, controllers and path, with colons between.
+    fn among(groups: &str, root: &Path) -> Option<Self> {
+        let fields = |line: &str| -> Option<(bool, bool, String)> {
+            let (number, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            let counts_memory = controllers.split(',').any(|controller| controller == "memory");
+            Some((counts_memory, number == "0" && controllers.is_empty(), path.to_owned()))
+        };
+        let lines: Vec<_> = groups.lines().filter_map(fields).collect();
+        let of_first = lines.iter().find(|(counts_memory, ..)| *counts_memory);
+        let of_second = lines.iter().find(|(_, is_unified, _)| *is_unified);
+        let (hierarchy, path, limit) = match (of_first, of_second) {
+            (Some((.., path)), _) => (root.join("memory"), path, "memory.limit_in_bytes"),
+            (None, Some((.., path))) => (root.to_owned(), path, "memory.max"),
+            (None, None) => return None,
+        };
+        Some(Self { folder: hierarchy.join(path.trim_start_matches('/')), hierarchy, limit })
+    }
+
+    /// The smallest limit on the way from the group to the top.
+    #[must_use]
+    pub fn limit(&self) -> Option<ByteCount> {
+        self.way_up().filter_map(|folder| self.limit_in(folder)).min()
+    }
+
+    /// Whether something limits this group that does not limit `other`. Also true for a group that cannot be seen.
+    #[must_use]
+    pub fn is_limited_apart_from(&self, other: &Self) -> bool {
+        if self == other {
+            return false;
+        }
+        let is_apart = |folder: &&Path| !other.folder.starts_with(folder);
+        !self.folder.is_dir() || self.way_up().filter(is_apart).any(|folder| self.limit_in(folder).is_some())
+    }
+
+    fn way_up(&self) -> impl Iterator<Item = &Path> {
+        self.folder.ancestors().take_while(|folder| folder.starts_with(&self.hierarchy))
+    }
+
+    fn limit_in(&self, folder: &Path) -> Option<ByteCount> {
+        // "max" is no limit, and the topmost group of version 2 has no file.
+        let text = fs::read_to_string(folder.join(self.limit)).ok()?;
+        text.trim().parse().ok().filter(|limit| *limit < LIMIT_MAX).map(ByteCount)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn the_smallest_limit_on_the_way_up_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        write(root, "outer/inner/memory.max", "max\n");
+        write(root, "outer/memory.max", "1073741824\n");
+        let group = MemoryGroup::among("1:cpu:/x\n0::/outer/inner\n", root).unwrap();
+        assert_eq!(group.limit(), Some(ByteCount::gib(1)));
+        assert_eq!(MemoryGroup::among("1:cpu:/x\nnonsense\n", root), None);
+        assert_eq!(MemoryGroup::among("0::/elsewhere\n", root).unwrap().limit(), None);
+    }
+
+    #[test]
+    fn in_version_1_the_group_of_the_memory_controller_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        write(root, "memory/pod/memory.limit_in_bytes", "4096\n");
+        write(root, "memory/memory.limit_in_bytes", "9223372036854771712\n");
+        let limit = |groups| MemoryGroup::among(groups, root).unwrap().limit();
+        assert_eq!(limit("5:cpu,memory:/pod\n0::/\n"), Some(ByteCount(4096)));
+        assert_eq!(limit("5:memory:/\n"), None);
+        // A container that sees its own group as the topmost one, and is told of it by another name.
+        write(root, "memory/memory.limit_in_bytes", "8192\n");
+        assert_eq!(limit("5:memory:/docker/0123\n"), Some(ByteCount(8192)));
+    }
+
+    #[test]
+    fn only_limits_that_others_do_not_share_set_a_group_apart() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        write(root, "shared/memory.max", "4096\n");
+        write(root, "shared/daemon/memory.max", "max\n");
+        write(root, "shared/free/memory.max", "max\n");
+        write(root, "shared/tight/memory.max", "1024\n");
+        let group = |path: &str| MemoryGroup::among(&format!("0::{path}\n"), root).unwrap();
+        let daemon = group("/shared/daemon");
+        for (path, is_apart) in [
+            ("/shared/daemon", false),
+            ("/shared/free", false),
+            ("/shared/tight", true),
+            ("/", false),
+            ("/../hidden", true),
+            ("/gone", true),
+        ] {
+            assert_eq!(group(path).is_limited_apart_from(&daemon), is_apart, "{path}");
+        }
+        // What holds for the group of the daemon is no limit of its own for one above it.
+        assert!(!group("/shared").is_limited_apart_from(&daemon));
+    }
+}
