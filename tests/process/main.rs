@@ -11,6 +11,7 @@ mod common;
 mod bad_input;
 mod big_write;
 mod child;
+mod containers;
 mod daemon;
 mod fastpath;
 mod fault;
