@@ -178,6 +178,8 @@ enum Damage {
     Directory { found: DirectoryId },
     #[error("the attribute does not read: {0}")]
     Attribute(#[from] io::Error),
+    #[error("it cannot have exactly its pages: {0}")]
+    Pages(MemoryError),
 }
 
 /// The files with a record of their own.
@@ -206,15 +208,14 @@ impl Recovery<'_> {
                 let stat = self.space.stat(&entry.to_string())?;
                 let size = u64::try_from(stat.st_size).unwrap_or(0);
                 ObjectRecord::decode(value.bytes()).map_err(Damage::from).and_then(|record| {
-                    if record.size.get() <= size {
-                        let has_grown = record.size.get() < size;
-                        if space::stat_bytes(&stat) > record.size.round_up_to_pages().get() && !has_grown {
-                            self.give_back_surplus(entry, record.size);
-                        }
-                        Ok(Some((record, has_grown)))
-                    } else {
-                        Err(Damage::Size { file: ByteCount(size), record: record.size })
+                    if record.size.get() > size {
+                        return Err(Damage::Size { file: ByteCount(size), record: record.size });
                     }
+                    let has_grown = record.size.get() < size;
+                    if !has_grown && space::stat_bytes(&stat) != record.size.round_up_to_pages().get() {
+                        self.settle_pages(entry, record.size).map_err(Damage::Pages)?;
+                    }
+                    Ok(Some((record, has_grown)))
                 })
             }
             Ok(None) => Ok(None),
@@ -223,20 +224,23 @@ impl Recovery<'_> {
         self.keep(entry, found)
     }
 
-    /// Gives back pages beyond the end of a segment, whose writer was to fill them when the daemon ended.
+    /// Gives a segment, whose writer was at work when the daemon ended, the pages of its length and no others: those
+    /// beyond its end that it was to fill, it may have for holes that it made.
     ///
-    /// By a hole, which cuts nothing off: that writer may live, and have them mapped.
-    fn give_back_surplus(&self, entry: Entry, size: ByteCount) {
+    /// What is beyond goes by a hole, which cuts nothing off: that writer may live, and have it mapped.
+    ///
+    /// # Errors
+    /// [`MemoryError::Full`] when there is no room for what a hole lacks, [`MemoryError::Io`].
+    fn settle_pages(&self, entry: Entry, size: ByteCount) -> Result<(), MemoryError> {
+        let file = self.space.open(&entry.to_string())?;
+        let failed = |error| MemoryError::file("settle the pages of", &file, error);
+        let written = file.metadata().and_then(|metadata| metadata.modified()).map_err(failed)?;
         let end = FileOffset(size.round_up_to_pages().get());
-        let given_back = self.space.open(&entry.to_string()).and_then(|file| {
-            let failed = |error| MemoryError::file("set the times of", &file, error);
-            let written = file.metadata().and_then(|metadata| metadata.modified()).map_err(failed)?;
-            self.space.punch(&file, end, ByteCount(END_OF_ANY_FILE - end.0))?;
-            file.set_modified(written).map_err(failed)
-        });
-        if let Err(error) = given_back {
-            warn!(%error, "pages reserved beyond the end of a segment could not be given back");
+        self.space.punch(&file, end, ByteCount(END_OF_ANY_FILE - end.0))?;
+        if space::allocated(&file)?.get() < end.0 {
+            self.space.reserve(&file, FileOffset(0), size)?;
         }
+        file.set_modified(written).map_err(failed)
     }
 
     fn value(&self, entry: Entry) -> Result<Option<AttributeValue>, Damage> {

@@ -10,6 +10,7 @@ use tidefs_engine::types::PAGE;
 
 use super::open::segment_seed;
 use super::record::tests::{directory, object};
+use super::space::allocated;
 use super::testing::{Workplace, recovered};
 use super::*;
 
@@ -172,6 +173,49 @@ fn a_restart_adopts_the_tmpfs_and_finds_what_was_sealed() {
     let mut bytes = [0; 70_000];
     second.open_segment(id).unwrap().read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!(bytes, [5; 70_000]);
+}
+
+/// Seals an object of 1 MiB without its first 64 KiB, as its writer may leave it who goes on after the seal.
+fn sealed_with_a_hole(tier: &MemoryTier) -> File {
+    let file = tier.open_segment(sealed_reserved(tier, b"a", &[5; 1 << 20])).unwrap();
+    tier.space.punch(&file, FileOffset(0), ByteCount::kib(64)).unwrap();
+    file
+}
+
+#[test]
+fn a_restart_gives_an_object_the_pages_of_its_length_and_no_others() {
+    for (shared, place) in places() {
+        for surplus in [0, 4 << 10, 128 << 10] {
+            let tier = open_as(shared, &place.config(CAPACITY));
+            let file = sealed_with_a_hole(&tier);
+            tier.reserve(&file, FileOffset(1 << 20), ByteCount(surplus)).unwrap();
+            drop(tier);
+
+            let tier = open_as(shared, &place.config(CAPACITY));
+            let (told, summary) = recovered(&tier);
+            assert_eq!((told.len(), summary.solo), (1, 1), "shared {shared}");
+            assert_eq!(allocated(&file).unwrap(), ByteCount::mib(1), "shared {shared}, {surplus} beyond");
+            assert_eq!(used(&tier), 1 << 20, "shared {shared}");
+            let Recovered::Solo { segment, .. } = told[0] else { panic!("{told:?}") };
+            tier.remove_segment(segment).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_object_with_a_hole_that_finds_no_room_at_a_restart_is_dropped() {
+    for (shared, place) in places() {
+        let tier = open_as(shared, &place.config(CAPACITY));
+        sealed_with_a_hole(&tier);
+        let rest = sealed_reserved(&tier, b"b", &vec![6; (15 << 20) + (32 << 10)]);
+        drop(tier);
+
+        let tier = open_as(shared, &place.config(CAPACITY));
+        let (told, summary) = recovered(&tier);
+        assert!(matches!(told[..], [Recovered::Solo { segment, .. }] if segment == rest), "{told:?}");
+        assert_eq!((summary.solo, summary.corrupt), (1, 1), "shared {shared}");
+        assert_eq!(used(&tier), (15 << 20) + (32 << 10), "shared {shared}");
+    }
 }
 
 type Step<'a> = &'a dyn Fn(&MemoryTier, &File, SegmentId);

@@ -1,8 +1,18 @@
 //! Pages that nobody wrote: holes that a close fills, and what was reserved beyond the end.
 
-use super::{CREATE, at, start};
+use tidefs_engine::types::ByteCount;
+
+use super::{CREATE, SETUP, at};
+use crate::logic::Logic;
 use crate::operation::{Op, Pick};
+use crate::run::Run;
+use crate::setup::Setup;
 use crate::system::{Change, System};
+
+/// Every object has a segment of its own: what is in use tells of holes, too.
+fn start() -> Run<Logic> {
+    super::start_with(Setup { packed_max: ByteCount::ZERO, ..SETUP })
+}
 
 /// Makes a file of `length` bytes, does `change` to its pages, sets a time and closes it: that is its time.
 #[track_caller]
@@ -59,4 +69,16 @@ fn a_hole_that_is_made_after_the_rename_is_filled_at_the_close() {
     run.step(&Op::Resize { handle: Pick(0), change: Change::Punch { offset: 0, length: 20_000 } });
     run.closed(writer);
     assert!(run.system.books().expect("they are open").used >= 30_000);
+}
+
+#[test]
+fn a_hole_that_is_made_after_the_rename_is_filled_at_a_restart() {
+    let mut run = start();
+    run.opened(0, "k0", CREATE);
+    run.step(&Op::Truncate { who: 0, target: at("k0"), length: 27_318 });
+    run.renamed(0, "k0", "k1");
+    run.step(&Op::Resize { handle: Pick(0), change: Change::Punch { offset: 3054, length: 37_032 } });
+    run.restarted();
+    assert!(run.seen(1, "k1"));
+    run.system.assert_all_is_accounted_for();
 }
