@@ -29,7 +29,6 @@ mod ways;
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -77,8 +76,6 @@ pub struct EngineConfig {
     pub attempts_max: u32,
     /// Longest time for one attempt to connect to a peer. Default: 5 s.
     pub connect_timeout: Duration,
-    /// Where sysfs tells which NICs and memory are near each other. Default: `/sys`.
-    pub sysfs: PathBuf,
 }
 
 impl EngineConfig {
@@ -91,7 +88,6 @@ impl EngineConfig {
             operations_max: 65_536,
             attempts_max: 4,
             connect_timeout: Duration::from_secs(5),
-            sysfs: PathBuf::from("/sys"),
         }
     }
 }

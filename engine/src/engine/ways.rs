@@ -125,7 +125,7 @@ impl Inner {
         let exchange = LinkExchange { link, transport: transport.name(), deadline };
         let connected = tokio::time::timeout_at(deadline.into(), transport.connect(peer.id, &exchange)).await;
         let connected = connected.unwrap_or(Err(Error::DeadlinePassed)).map(|endpoint| {
-            let host = self.host.get_or_init(|| Arc::new(Topology::read(&self.config.sysfs)));
+            let host = self.host.get_or_init(|| Arc::new(Topology::of_this_host()));
             let (name, rails) = (transport.name(), transport.rails());
             Arc::new(Lane::new(name, transport.capabilities(), rails, host, endpoint))
         });

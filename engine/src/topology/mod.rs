@@ -19,6 +19,9 @@ pub use nic::{Nic, NicKind, node_of_pci};
 /// The distance of a node to itself, by the convention of ACPI that the kernel follows.
 pub const DISTANCE_LOCAL: u32 = 10;
 
+/// Where the kernel tells of devices and nodes.
+pub const SYSFS: &str = "/sys";
+
 /// Memory and the processors beside it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Node {
@@ -42,7 +45,13 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Reads what sysfs tells below `root`, which is `/sys` but in tests.
+    /// What sysfs tells of this host.
+    #[must_use]
+    pub fn of_this_host() -> Self {
+        Self::read(Path::new(SYSFS))
+    }
+
+    /// Reads what sysfs tells below `root`, which is [`SYSFS`] but in tests.
     #[must_use]
     pub fn read(root: &Path) -> Self {
         Self { nodes: sysfs::nodes(root), nics: nic::read_all(root) }

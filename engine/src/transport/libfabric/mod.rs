@@ -50,7 +50,7 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::memory::Region;
-use crate::topology::node_of_pci;
+use crate::topology::{SYSFS, node_of_pci};
 use crate::transport::{BoxFuture, Capabilities, Endpoint, Exchange, Rail, Transport};
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
 use domain::Domain;
@@ -232,7 +232,7 @@ impl Fabric {
         let id = RailId(u16::try_from(self.rails.len()).unwrap_or(u16::MAX));
         self.rails.push(Rail {
             id,
-            numa: facts.pci.as_ref().and_then(|address| node_of_pci(Path::new("/sys"), address)),
+            numa: facts.pci.as_ref().and_then(|address| node_of_pci(Path::new(SYSFS), address)),
             nominal_bytes_per_second: facts.bytes_per_second,
             name: facts.domain,
         });
