@@ -45,19 +45,17 @@ impl MemoryGroup {
 
     /// Finds it among lines as `/proc/PID/cgroup` has them: number, controllers and path, with colons between.
     fn among(groups: &str, root: &Path) -> Option<Self> {
-        let fields = |line: &str| -> Option<(bool, bool, String)> {
-            let (number, rest) = line.split_once(':')?;
-            let (controllers, path) = rest.split_once(':')?;
-            let counts_memory = controllers.split(',').any(|controller| controller == "memory");
-            Some((counts_memory, number == "0" && controllers.is_empty(), path.to_owned()))
+        let path_of = |controller: &str| {
+            groups.lines().find_map(|line| {
+                let (_, rest) = line.split_once(':')?;
+                let (controllers, path) = rest.split_once(':')?;
+                controllers.split(',').any(|named| named == controller).then_some(path)
+            })
         };
-        let lines: Vec<_> = groups.lines().filter_map(fields).collect();
-        let of_first = lines.iter().find(|(counts_memory, ..)| *counts_memory);
-        let of_second = lines.iter().find(|(_, is_unified, _)| *is_unified);
-        let (hierarchy, path, limit) = match (of_first, of_second) {
-            (Some((.., path)), _) => (root.join("memory"), path, "memory.limit_in_bytes"),
-            (None, Some((.., path))) => (root.to_owned(), path, "memory.max"),
-            (None, None) => return None,
+        // Version 2 is the hierarchy that names no controller. Where both are mounted, one of them counts memory.
+        let (hierarchy, path, limit) = match path_of("memory") {
+            Some(path) => (root.join("memory"), path, "memory.limit_in_bytes"),
+            None => (root.to_owned(), path_of("")?, "memory.max"),
         };
         Some(Self { folder: hierarchy.join(path.trim_start_matches('/')), hierarchy, limit })
     }
