@@ -71,7 +71,7 @@ counters! {
     no_room: "tidefs_no_room_total", "Requests refused because nothing could be evicted.";
     over_quota: "tidefs_over_quota_total", "Requests refused because a quota is full.";
     corrupt_objects: "tidefs_corrupt_objects_total", "Objects dropped because their bytes do not match their checksum.";
-    hidden_waits: "tidefs_hidden_waits_total", "Look-ups that waited for a writer's close to arrive.";
+    hidden_waits: "tidefs_hidden_waits_total", "Look-ups and listings that waited for a writer's close to arrive.";
     hidden_wait_timeouts: "tidefs_hidden_wait_timeouts_total", "Such waits that ended without it.";
     invalidations: "tidefs_invalidations_total", "Inodes whose attributes the kernel was told to forget.";
     invalidations_coalesced: "tidefs_invalidations_coalesced_total", "Such messages that were waiting already.";

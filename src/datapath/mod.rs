@@ -86,10 +86,10 @@ pub use fastpath::{
     REFERENCES_MAX, ReadyRequest, RetiredSegments, Run, SealRequest, Session,
 };
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
-pub use listing::Listed;
+pub use listing::{Listed, Page, Paged};
 pub use loader::{Job, Loader, Need, Rest};
 pub use lookup::{Lookup, Patience};
-pub use object::{Marks, Object, Phase, Place};
+pub use object::{CLOSE_WAIT, Marks, Object, Phase, Place};
 pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened, UNKNOWN_WRITERS};
 pub use recover::Recovered;
 pub use stat::{Kind, SpaceStat, Stat};
@@ -384,7 +384,8 @@ impl Datapath {
         nanos_of(self.clock.wall())
     }
 
-    fn now_ms(&self) -> u64 {
+    /// Monotonic milliseconds.
+    pub fn now_ms(&self) -> u64 {
         u64::try_from(self.clock.monotonic().as_millis()).unwrap_or(u64::MAX)
     }
 

@@ -8,7 +8,9 @@
 //! asks for on the way of a read, as its checksum, stays in its record.
 
 use std::fs::File;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
@@ -17,6 +19,9 @@ use crate::cluster::Stamp;
 use crate::namespace::{Name, ProcessId, Slot, ThreadId};
 use crate::tier::memory::{PackedExtent, PolicyRecord};
 use crate::tier::scratch::ScratchFile;
+
+/// How long an announced close is expected: the kernel sends RELEASE at once, and which waits for a thread of the daemon.
+pub const CLOSE_WAIT: Duration = Duration::from_millis(200);
 
 /// Where the bytes of a file are.
 #[derive(Clone, Debug)]
@@ -155,6 +160,8 @@ pub struct OpenState {
     pub writer_processes: Vec<WriterProcess>,
     /// A writer began to close: its RELEASE is on the way, and who looks the file up waits for it.
     pub closing: bool,
+    /// Monotonic milliseconds at which the last close was announced.
+    pub announced_at_ms: u64,
     /// A writer was killed while it had the file open.
     pub writer_killed: Option<ProcessId>,
     /// A write was refused: what is there is not what the writer meant, and is dropped when it closes.
@@ -311,6 +318,17 @@ impl Object {
     pub fn is_seen_by(&self, process: ProcessId) -> bool {
         let is_alone = self.open.as_ref().is_some_and(|open| open.writer_processes.len() == 1);
         self.is_written_by(process) || (is_alone && self.was_closed_by(process))
+    }
+
+    /// Whether all who wrote the hidden file have closed it, the last of them within `announced_ms`: it is an object when
+    /// RELEASE comes. A child that inherited a descriptor, so that none comes, cannot be told from that.
+    #[must_use]
+    pub fn is_about_to_show(&self, announced_ms: RangeInclusive<u64>) -> bool {
+        let is_closed = |open: &OpenState| {
+            let is_whole = open.writers > 0 && open.flushed == open.writers && open.expected.is_empty();
+            open.closing && is_whole && announced_ms.contains(&open.announced_at_ms)
+        };
+        self.phase == Phase::Writing && self.open.as_deref().is_some_and(is_closed)
     }
 
     /// Policy set on the file itself.

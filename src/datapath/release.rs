@@ -50,11 +50,13 @@ impl Datapath {
         // Its closer is told that it finds no room; what follows holds all the same.
         let kept =
             if may_be_last && fate == WriterFate::Sound { self.keep_provisionally(handle) } else { Ok(()) };
+        let now_ms = self.now_ms();
         let mut state = self.lock();
         let Some(object) = state.object_mut(slot) else { return kept };
         let was_shown = object.marks.has(Marks::SHOWN);
         let open = object.open_mut();
         open.closing = true;
+        open.announced_at_ms = now_ms;
         if fate == WriterFate::Killed {
             open.writer_killed = Some(process);
             object.marks.set(Marks::SHOWN, false);

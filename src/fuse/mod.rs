@@ -1,7 +1,7 @@
 //! The FUSE edge: decodes what the kernel asks, calls the datapath, replies.
 //!
 //! Threads: one session thread per configured CPU, pinned to it, each with its own clone of the device. They answer
-//! inline; a look-up that has to wait for a writer's close is carried on by the `waiter` thread, with its reply.
+//! inline; a look-up or listing that has to wait for a writer's close is carried on by the `waiter` thread, with its reply.
 //! The daemon never touches a path below its own mount: the kernel would ask the daemon.
 
 mod asked;

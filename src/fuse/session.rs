@@ -176,11 +176,11 @@ impl Session {
         kernel.connect(notifier.clone(), device.as_ref().and_then(|device| device.try_clone().ok()));
         datapath.attach_kernel(kernel, facts.passthrough);
         let counters = Arc::clone(telemetry);
-        let lookups = Arc::clone(datapath);
+        let waited_for = Arc::clone(datapath);
         let followed = Arc::clone(datapath);
         let mut helpers = vec![
             helper("notifier", move || messages.run(&notifier, device, &counters))?,
-            helper("waiter", move || waiter::run(&lookups, lifetimes, &arrivals))?,
+            helper("waiter", move || waiter::run(&waited_for, &arrivals))?,
             helper("follower", move || follow::run(&followed, &followers))?,
         ];
         let has_lower_tier = datapath.ssd().is_some() || datapath.is_in_cluster();

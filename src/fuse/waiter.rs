@@ -1,55 +1,53 @@
-//! Look-ups that wait for a writer's close to arrive, off the session threads that must receive it.
+//! Requests that wait for a writer's close to arrive, off the session threads that must receive it.
 //!
-//! Limits: a look-up waits at most `WAIT_MAX`; then the file counts as hidden still. At most `WAITING_MAX` wait;
+//! Limits: a request waits at most [`CLOSE_WAIT`]; then the file counts as hidden still. At most `WAITING_MAX` wait;
 //! further ones are answered at once.
 
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::fmt;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use fuser::ReplyEntry;
+use crate::datapath::{CLOSE_WAIT, Datapath};
 
-use super::attributes::Lifetimes;
-use super::ops::names::reply_lookup;
-use crate::datapath::{Caller, Datapath, Lookup, Patience};
-use crate::namespace::Ino;
-
-const WAIT_MAX: Duration = Duration::from_millis(200);
 const WAITING_MAX: usize = 4096;
 const ROUND: Duration = Duration::from_millis(1);
 
-/// One look-up with its reply.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) caller: Caller,
-    pub(super) parent: Ino,
-    pub(super) name: Box<[u8]>,
-    pub(super) reply: ReplyEntry,
+/// A request, with its reply, that a close may have to come for.
+pub(super) trait Waiting: Send {
+    /// Answers the request. Gives it back when it has to wait still; never when `is_late`.
+    fn try_again(self: Box<Self>, is_late: bool) -> Option<Box<dyn Waiting>>;
 }
 
-/// Where look-ups are left to wait.
-#[derive(Clone, Debug)]
-pub(super) struct Waiter(SyncSender<Waiting>);
+/// Where requests are left to wait.
+#[derive(Clone)]
+pub(super) struct Waiter(SyncSender<Box<dyn Waiting>>);
+
+impl fmt::Debug for Waiter {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Waiter").finish_non_exhaustive()
+    }
+}
 
 impl Waiter {
     /// The two ends: the first for session threads, the second for [`run`].
-    pub(super) fn new() -> (Self, Receiver<Waiting>) {
+    pub(super) fn new() -> (Self, Receiver<Box<dyn Waiting>>) {
         let (sender, receiver) = sync_channel(WAITING_MAX);
         (Self(sender), receiver)
     }
 
-    /// Leaves a look-up to wait. Gives it back when too many do already.
-    pub(super) fn leave(&self, waiting: Waiting) -> Result<(), Waiting> {
-        self.0.try_send(waiting).map_err(|error| match error {
-            std::sync::mpsc::TrySendError::Full(waiting)
-            | std::sync::mpsc::TrySendError::Disconnected(waiting) => waiting,
-        })
+    /// Leaves a request to wait. It is answered at once when too many do already.
+    pub(super) fn leave(&self, waiting: Box<dyn Waiting>) {
+        if let Err(TrySendError::Full(waiting) | TrySendError::Disconnected(waiting)) =
+            self.0.try_send(waiting)
+        {
+            waiting.try_again(true);
+        }
     }
 }
 
-/// Answers waiting look-ups until every [`Waiter`] is gone.
-pub(super) fn run(datapath: &Arc<Datapath>, lifetimes: Lifetimes, arrivals: &Receiver<Waiting>) {
-    let mut waiting: Vec<(Instant, Waiting)> = Vec::new();
+/// Answers waiting requests until every [`Waiter`] is gone.
+pub(super) fn run(datapath: &Datapath, arrivals: &Receiver<Box<dyn Waiting>>) {
+    let mut waiting: Vec<(Instant, Box<dyn Waiting>)> = Vec::new();
     loop {
         let arrived = if waiting.is_empty() {
             arrivals.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -58,20 +56,19 @@ pub(super) fn run(datapath: &Arc<Datapath>, lifetimes: Lifetimes, arrivals: &Rec
             arrivals.try_recv().map_err(|_| RecvTimeoutError::Timeout)
         };
         match arrived {
-            Ok(arrived) => waiting.push((Instant::now() + WAIT_MAX, arrived)),
+            Ok(arrived) => waiting.push((Instant::now() + CLOSE_WAIT, arrived)),
             Err(RecvTimeoutError::Disconnected) => return,
             Err(RecvTimeoutError::Timeout) => {}
         }
-        waiting.extend(arrivals.try_iter().map(|arrived| (Instant::now() + WAIT_MAX, arrived)));
+        waiting.extend(arrivals.try_iter().map(|arrived| (Instant::now() + CLOSE_WAIT, arrived)));
         let mut still = Vec::new();
         for (deadline, one) in waiting.drain(..) {
-            let patience = if Instant::now() < deadline { Patience::Writers } else { Patience::None };
-            if patience == Patience::None {
+            let is_late = Instant::now() >= deadline;
+            if is_late {
                 datapath.telemetry().hidden_wait_timeouts.increment();
             }
-            match datapath.lookup(&one.caller, one.parent, &one.name, patience) {
-                Ok(Lookup::Wait) => still.push((deadline, one)),
-                outcome => reply_lookup(&lifetimes, outcome, one.reply),
+            if let Some(one) = one.try_again(is_late) {
+                still.push((deadline, one));
             }
         }
         waiting = still;

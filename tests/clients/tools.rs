@@ -37,13 +37,6 @@ fn sample_tree() -> TempDir {
     tree
 }
 
-/// Asks until the closes of the program before have arrived: a listing does not wait for them.
-#[track_caller]
-fn settles<T: PartialEq + std::fmt::Debug>(ask: impl Fn() -> T, wanted: &T, what: &str) {
-    use super::common::wait::{HANG, until};
-    assert!(until(HANG, || ask() == *wanted), "{what}: {:?} is not {wanted:?}", ask());
-}
-
 fn cp_and_tar_keep_bytes_modes_and_times(mode: Mode) {
     let mount = Mount::start(&mode.options(&["capacity=512MiB"]));
     let (tree, place) = (sample_tree(), mount.namespace("tools"));
@@ -59,7 +52,7 @@ fn cp_and_tar_keep_bytes_modes_and_times(mode: Mode) {
         "mkdir \"$PLACE/untarred\"; tar -C \"$TREE\" --format=posix -cf - . | tar -C \"$PLACE/untarred\" -xpf -",
     );
     for name in ["copied", "untarred"] {
-        settles(|| run(&format!("cd \"$PLACE/{name}\"; {listing}")), &wanted, name);
+        assert_eq!(run(&format!("cd \"$PLACE/{name}\"; {listing}")), wanted, "{name}");
         run(&format!("diff -r \"$TREE\" \"$PLACE/{name}\""));
     }
     // and out again, and from one directory of the mount to another
@@ -87,7 +80,7 @@ fn find_du_df_and_rm_agree(mode: Mode) {
         assert_eq!(blocks, 512 << 20, "df shows the capacity");
     }
     run("cp -a \"$TREE/.\" \"$PLACE\"");
-    settles(|| number("find \"$PLACE\" -type f | wc -l"), &40, "files");
+    assert_eq!(number("find \"$PLACE\" -type f | wc -l"), 40, "files");
     assert_eq!(number("find \"$PLACE\" -type d | wc -l"), number("find \"$TREE\" -type d | wc -l"));
     assert_eq!(
         number("find \"$PLACE\" -type f -size +100k | wc -l"),

@@ -25,6 +25,8 @@ in_both_modes!(
     entries_say_what_they_are,
     a_removed_directory_that_is_open_lists_nothing,
     a_listing_shows_sealed_objects_and_no_hidden_ones,
+    what_was_closed_before_a_listing_is_in_it,
+    a_file_whose_descriptor_was_inherited_is_not_listed_and_holds_no_listing_up,
 );
 
 /// Opens a directory and reads it to its end in pieces.
@@ -257,14 +259,44 @@ fn a_listing_shows_sealed_objects_and_no_hidden_ones(mode: Mode) {
     }
     let visible: Vec<_> =
         (0..20).filter(|index| index % 2 == 1).map(|index| format!("k{index:02}")).collect();
-    let mut listed = Vec::new();
-    // What was closed is listed when the daemon has heard of it, and what is open never.
-    let is_whole = wait::until(wait::HANG, || {
-        listed = other.list(&kv).expect("list");
-        assert!(listed.iter().all(|name| visible.contains(name)), "a hidden one is shown: {listed:?}");
-        listed.len() == visible.len()
-    });
-    assert!(is_whole, "closed files are not listed: {listed:?}");
+    assert_eq!(other.list(&kv).expect("list"), visible, "exactly what was closed is listed");
     drop(open);
-    assert!(wait::until(wait::HANG, || other.list(&kv).expect("list").len() == 20), "all are closed");
+    assert_eq!(other.list(&kv).expect("list").len(), 20, "all are closed");
+}
+
+fn what_was_closed_before_a_listing_is_in_it(mode: Mode) {
+    const WRITERS: usize = 4;
+    const FILES: usize = 150;
+    let (_mount, kv) = kv(mode);
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let directory = kv.join(format!("d{writer}"));
+            fs::create_dir(&directory).expect("a directory");
+            scope.spawn(move || {
+                let mut other = Peer::spawn();
+                for index in 0..FILES {
+                    fs::write(directory.join(format!("k{index}")), [7; 9000]).expect("write");
+                    let listed = other.list(&directory).expect("list").len();
+                    assert_eq!(listed, index + 1, "k{index} is closed and not listed");
+                }
+            });
+        }
+    });
+}
+
+/// A child that was forked while the file was open may write to it as long as it likes.
+fn a_file_whose_descriptor_was_inherited_is_not_listed_and_holds_no_listing_up(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let mut other = Peer::spawn();
+    let file = File::create(kv.join("inherited")).expect("create");
+    let second = file.try_clone().expect("a second descriptor");
+    publish_object(&kv.join("whole"), 1, 5000);
+    drop(file);
+    for _ in 0..3 {
+        let started = Instant::now();
+        assert_eq!(other.list(&kv).expect("list"), ["whole"]);
+        assert!(started.elapsed() < wait::HANG, "a listing waits for a close that does not come");
+    }
+    drop(second);
+    assert_eq!(other.list(&kv).expect("list"), ["inherited", "whole"]);
 }

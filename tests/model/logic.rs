@@ -10,7 +10,8 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 use tidefs::datapath::{
-    AttributeChange, Caller, Datapath, Error, Fate, HandleId, Kind, Lookup, OpenOptions, Patience, SizeChange,
+    AttributeChange, Caller, Datapath, Error, Fate, HandleId, Kind, Lookup, OpenOptions, Page, Paged,
+    Patience, SizeChange,
 };
 use tidefs::namespace::{Cookie, Ino, ThreadId, nanos_of};
 use tidefs::telemetry::Telemetry;
@@ -366,8 +367,11 @@ impl System for Logic {
         loop {
             // In pieces, as the kernel asks.
             let before = names.len();
-            self.datapath()
-                .list(&caller(who), directory, cookie, false, |entry| {
+            let page =
+                Page { caller: caller(who), directory, after: cookie, holds: false, asked_at_ms: None };
+            let paged = self
+                .datapath()
+                .list(&page, |entry| {
                     if names.len() == before + 3 {
                         return false;
                     }
@@ -376,6 +380,7 @@ impl System for Logic {
                     true
                 })
                 .map_err(errno)?;
+            assert_eq!(paged, Paged::Done, "a listing waits though it was told not to");
             if names.len() == before {
                 break;
             }

@@ -8,10 +8,11 @@ use std::time::Duration;
 use fuser::{Errno, FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, Request};
 
 use super::{Dispatcher, caller, fail};
-use crate::datapath::{Error, Listed};
-use crate::fuse::attributes::{file_attr, ino, kind_of};
+use crate::datapath::{Datapath, Error, Listed, Page, Paged};
+use crate::fuse::attributes::{Lifetimes, file_attr, ino, kind_of};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::fast_files;
+use crate::fuse::waiter::Waiting;
 use crate::namespace::Cookie;
 
 /// Directory positions of `.` and `..`; entries come after.
@@ -58,42 +59,127 @@ fn list_with_members(
     });
 }
 
-/// Lists a directory through `add`, which returns true when the reply is full.
-fn list(
-    dispatcher: &Dispatcher,
-    request: &Request,
-    directory: INodeNo,
-    offset: u64,
-    holds: bool,
-    mut add: impl FnMut(INodeNo, u64, &OsStr, FileType, Option<&Listed>) -> bool,
-) -> Result<(), Error> {
-    if directory == fast_files::SEGMENTS {
-        return Ok(()); // reached by number
-    }
-    if ControlFiles::owns(directory) {
-        let files = dispatcher.control.children().zip(1..).filter(|(_, position)| *position > offset);
-        for ((number, name), position) in files {
-            if add(number, position, OsStr::new(name), FileType::RegularFile, None) {
-                break;
+/// Where the entries of a part of a directory go.
+enum Reply {
+    /// READDIR.
+    Plain(ReplyDirectory),
+    /// READDIRPLUS.
+    Plus(ReplyDirectoryPlus),
+}
+
+/// A part of a directory with its reply, to which no entry was added yet.
+struct Pending {
+    datapath: Arc<Datapath>,
+    lifetimes: Lifetimes,
+    page: Page,
+    reply: Reply,
+}
+
+impl Reply {
+    /// Adds an entry. Returns whether it was taken.
+    fn add(&mut self, lifetimes: &Lifetimes, entry: &Listed) -> bool {
+        let (number, position) = (INodeNo(entry.stat.ino.0), entry.cookie.0);
+        let name = OsStr::from_bytes(entry.name.as_bytes());
+        !match self {
+            Self::Plain(reply) => reply.add(number, position, kind_of(entry.stat.kind), name),
+            Self::Plus(reply) => {
+                // One lifetime serves the name and the attributes.
+                let ttl = lifetimes.attributes(&entry.stat).min(lifetimes.entry(entry.cacheable));
+                reply.add(number, position, name, &ttl, &file_attr(&entry.stat), Generation(0))
             }
         }
-        return Ok(());
     }
-    let parent = dispatcher.datapath.parent(ino(directory))?;
-    if offset < POSITION_SELF && add(directory, POSITION_SELF, OsStr::new("."), FileType::Directory, None) {
-        return Ok(());
+
+    /// Adds a directory or control file that the kernel keeps no reference to. Returns whether it was taken.
+    fn add_fixed(
+        &mut self,
+        control: &ControlFiles,
+        number: INodeNo,
+        position: u64,
+        kind: FileType,
+        name: &str,
+    ) -> bool {
+        let name = OsStr::new(name);
+        !match self {
+            Self::Plain(reply) => reply.add(number, position, kind, name),
+            Self::Plus(reply) => {
+                reply.add(number, position, name, &Duration::ZERO, &control.attributes(number), Generation(0))
+            }
+        }
     }
-    if offset < POSITION_PARENT
-        && add(INodeNo(parent.0), POSITION_PARENT, OsStr::new(".."), FileType::Directory, None)
-    {
-        return Ok(());
+
+    fn done(self, outcome: Result<(), Error>) {
+        match (self, outcome) {
+            (Self::Plain(reply), Ok(())) => reply.ok(),
+            (Self::Plus(reply), Ok(())) => reply.ok(),
+            (Self::Plain(reply), Err(error)) => reply.error(fail("readdir", &error)),
+            (Self::Plus(reply), Err(error)) => reply.error(fail("readdirplus", &error)),
+        }
     }
-    let from = Cookie(offset.max(POSITION_PARENT));
-    dispatcher.datapath.list(&caller(request), ino(directory), from, holds, |entry| {
-        let number = INodeNo(entry.stat.ino.0);
-        let name = OsStr::from_bytes(entry.name.as_bytes());
-        !add(number, entry.cookie.0, name, kind_of(entry.stat.kind), Some(entry))
-    })
+}
+
+impl Pending {
+    /// Answers, unless the first entry is a file whose close has to be waited for. Entries never wait for one behind them: the
+    /// kernel would be told later what it may believe of them, and earlier that it must not.
+    fn answer(mut self) -> Option<Self> {
+        let mut is_empty = true;
+        let listed = self.datapath.list(&self.page, |entry| {
+            let is_taken = self.reply.add(&self.lifetimes, entry);
+            is_empty &= !is_taken;
+            is_taken
+        });
+        match listed {
+            Ok(Paged::Wait) if is_empty => return Some(self),
+            Ok(Paged::Done | Paged::Wait) => self.reply.done(Ok(())),
+            Err(error) => self.reply.done(Err(error)),
+        }
+        None
+    }
+}
+
+impl Waiting for Pending {
+    fn try_again(mut self: Box<Self>, is_late: bool) -> Option<Box<dyn Waiting>> {
+        self.page.asked_at_ms = self.page.asked_at_ms.filter(|_| !is_late);
+        self.answer().map(|pending| Box::new(pending) as Box<dyn Waiting>)
+    }
+}
+
+/// Lists a directory from `offset` on.
+fn list(dispatcher: &Dispatcher, request: &Request, directory: INodeNo, offset: u64, mut reply: Reply) {
+    let Dispatcher { datapath, control, lifetimes, waiter, .. } = dispatcher;
+    if directory == fast_files::SEGMENTS {
+        return reply.done(Ok(())); // reached by number
+    }
+    if ControlFiles::owns(directory) {
+        let mut files = control.children().zip(1..).filter(|(_, position)| *position > offset);
+        while let Some(((number, name), position)) = files.next()
+            && reply.add_fixed(control, number, position, FileType::RegularFile, name)
+        {}
+        return reply.done(Ok(()));
+    }
+    let parent = match datapath.parent(ino(directory)) {
+        Ok(parent) => INodeNo(parent.0),
+        Err(error) => return reply.done(Err(error)),
+    };
+    let dots = [(directory, POSITION_SELF, "."), (parent, POSITION_PARENT, "..")];
+    for (number, position, name) in dots.into_iter().filter(|(_, position, _)| *position > offset) {
+        if !reply.add_fixed(control, number, position, FileType::Directory, name) {
+            return reply.done(Ok(()));
+        }
+    }
+    let holds = matches!(reply, Reply::Plus(_));
+    let page = Page {
+        caller: caller(request),
+        directory: ino(directory),
+        after: Cookie(offset.max(POSITION_PARENT)),
+        holds,
+        asked_at_ms: Some(datapath.now_ms()),
+    };
+    let pending = Pending { datapath: Arc::clone(datapath), lifetimes: *lifetimes, page, reply };
+    if let Some(pending) = pending.answer() {
+        datapath.telemetry().hidden_waits.increment();
+        waiter.leave(Box::new(pending));
+    }
 }
 
 pub(in crate::fuse) fn readdir(
@@ -101,18 +187,12 @@ pub(in crate::fuse) fn readdir(
     request: &Request,
     number: INodeNo,
     offset: u64,
-    mut reply: ReplyDirectory,
+    reply: ReplyDirectory,
 ) {
     if dispatcher.datapath.cluster().is_some() && !ControlFiles::owns(number) {
         return list_with_members(dispatcher, request, number, offset, reply);
     }
-    let listed = list(dispatcher, request, number, offset, false, |child, cookie, name, kind, _| {
-        reply.add(child, cookie, kind, name)
-    });
-    match listed {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(fail("readdir", &error)),
-    }
+    list(dispatcher, request, number, offset, Reply::Plain(reply));
 }
 
 pub(in crate::fuse) fn readdirplus(
@@ -120,23 +200,7 @@ pub(in crate::fuse) fn readdirplus(
     request: &Request,
     number: INodeNo,
     offset: u64,
-    mut reply: ReplyDirectoryPlus,
+    reply: ReplyDirectoryPlus,
 ) {
-    let listed = list(dispatcher, request, number, offset, true, |child, cookie, name, _, entry| {
-        let (attributes, ttl) = match entry {
-            Some(entry) => {
-                // One lifetime serves the name and the attributes.
-                let lifetimes = &dispatcher.lifetimes;
-                let ttl = lifetimes.attributes(&entry.stat).min(lifetimes.entry(entry.cacheable));
-                (file_attr(&entry.stat), ttl)
-            }
-            // The kernel takes no reference for `.` and `..`; control files have no count to keep.
-            None => (dispatcher.control.attributes(child), Duration::ZERO),
-        };
-        reply.add(child, cookie, name, &ttl, &attributes, Generation(0))
-    });
-    match listed {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(fail("readdirplus", &error)),
-    }
+    list(dispatcher, request, number, offset, Reply::Plus(reply));
 }

@@ -47,67 +47,86 @@ pub(in crate::fuse) fn lookup(
         let attributes = control.attributes(ControlFiles::directory());
         return reply.entry(&lifetimes.settled, &attributes, Generation(0));
     }
-    let caller = caller(request);
-    let waiting = Waiting { caller, parent: ino(parent), name: name.as_bytes().into(), reply };
-    match datapath.lookup(&caller, waiting.parent, &waiting.name, Patience::Members) {
-        Ok(Lookup::Ask) => ask(datapath, waiter, *lifetimes, waiting),
-        Ok(Lookup::Name) => read_name(datapath, waiter, *lifetimes, waiting),
-        outcome => reply_or_wait(datapath, waiter, lifetimes, outcome, waiting),
+    let pending = Pending {
+        datapath: Arc::clone(datapath),
+        lifetimes: *lifetimes,
+        caller: caller(request),
+        parent: ino(parent),
+        name: name.as_bytes().into(),
+        reply,
+    };
+    match pending.look(Patience::Members) {
+        Ok(Lookup::Ask) => ask(waiter, pending),
+        Ok(Lookup::Name) => read_name(waiter, pending),
+        outcome => pending.reply_or_wait(waiter, outcome),
+    }
+}
+
+/// A look-up with its reply.
+struct Pending {
+    datapath: Arc<Datapath>,
+    lifetimes: Lifetimes,
+    caller: Caller,
+    parent: Ino,
+    name: Box<[u8]>,
+    reply: ReplyEntry,
+}
+
+impl Pending {
+    fn look(&self, patience: Patience) -> Result<Lookup, Error> {
+        self.datapath.lookup(&self.caller, self.parent, &self.name, patience)
+    }
+
+    /// Answers with `outcome`, or leaves the look-up to wait for a writer's close.
+    fn reply_or_wait(self, waiter: &Waiter, outcome: Result<Lookup, Error>) {
+        match outcome {
+            Ok(Lookup::Wait) => waiter.leave(Box::new(self)),
+            outcome => reply_lookup(&self.lifetimes, outcome, self.reply),
+        }
+    }
+}
+
+impl Waiting for Pending {
+    fn try_again(self: Box<Self>, is_late: bool) -> Option<Box<dyn Waiting>> {
+        match self.look(if is_late { Patience::None } else { Patience::Writers }) {
+            Ok(Lookup::Wait) => Some(self),
+            outcome => {
+                reply_lookup(&self.lifetimes, outcome, self.reply);
+                None
+            }
+        }
     }
 }
 
 /// Answers a look-up when the other members have said what they hold.
-fn ask(datapath: &Arc<Datapath>, waiter: &Waiter, lifetimes: Lifetimes, waiting: Waiting) {
-    let (datapath, waiter) = (Arc::clone(datapath), waiter.clone());
-    let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else {
-        return waiting.reply.error(Errno::ENOENT);
+fn ask(waiter: &Waiter, pending: Pending) {
+    let waiter = waiter.clone();
+    let Some(runtime) = pending.datapath.cluster().map(|side| side.runtime().clone()) else {
+        return pending.reply.error(Errno::ENOENT);
     };
     runtime.spawn(async move {
         // A name that cannot be is looked up in vain.
-        let name = Name::new(&waiting.name).ok().map(|name| (waiting.parent, name));
-        datapath.ask(name.into_iter().collect()).await;
-        let outcome = datapath.lookup(&waiting.caller, waiting.parent, &waiting.name, Patience::Writers);
-        reply_or_wait(&datapath, &waiter, &lifetimes, outcome, waiting);
+        let name = Name::new(&pending.name).ok().map(|name| (pending.parent, name));
+        pending.datapath.ask(name.into_iter().collect()).await;
+        let outcome = pending.look(Patience::Writers);
+        pending.reply_or_wait(&waiter, outcome);
     });
 }
 
 /// Answers a look-up when what a disk holds under the name was read.
-fn read_name(datapath: &Arc<Datapath>, waiter: &Waiter, lifetimes: Lifetimes, waiting: Waiting) {
-    let (loader, waiter) = (Arc::clone(datapath), waiter.clone());
+fn read_name(waiter: &Waiter, pending: Pending) {
+    let (datapath, waiter) = (Arc::clone(&pending.datapath), waiter.clone());
     datapath.loader().leave_job(Box::new(move |may_wait| {
         if may_wait {
-            loader.name_one(waiting.parent, &waiting.name);
+            pending.datapath.name_one(pending.parent, &pending.name);
         }
-        let outcome = loader.lookup(&waiting.caller, waiting.parent, &waiting.name, Patience::Writers);
-        reply_or_wait(&loader, &waiter, &lifetimes, outcome, waiting);
+        let outcome = pending.look(Patience::Writers);
+        pending.reply_or_wait(&waiter, outcome);
     }));
 }
 
-/// Answers a look-up, or leaves it to wait for a writer's close.
-fn reply_or_wait(
-    datapath: &Datapath,
-    waiter: &Waiter,
-    lifetimes: &Lifetimes,
-    outcome: Result<Lookup, Error>,
-    waiting: Waiting,
-) {
-    match outcome {
-        Ok(Lookup::Wait) => {
-            if let Err(refused) = waiter.leave(waiting) {
-                let outcome = datapath.lookup(&refused.caller, refused.parent, &refused.name, Patience::None);
-                reply_lookup(lifetimes, outcome, refused.reply);
-            }
-        }
-        outcome => reply_lookup(lifetimes, outcome, waiting.reply),
-    }
-}
-
 /// Answers a look-up.
-pub(in crate::fuse) fn reply_lookup(
-    lifetimes: &Lifetimes,
-    outcome: Result<Lookup, Error>,
-    reply: ReplyEntry,
-) {
+fn reply_lookup(lifetimes: &Lifetimes, outcome: Result<Lookup, Error>, reply: ReplyEntry) {
     match outcome {
         Ok(Lookup::Found { stat, cacheable }) => reply.entry_with_ttls(
             &lifetimes.attributes(&stat),

@@ -3,18 +3,15 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr};
 
 use super::{Dispatcher, fail, reply_done};
-use crate::datapath::{Datapath, Error, Presence};
+use crate::datapath::{CLOSE_WAIT, Datapath, Error, Presence};
 use crate::fuse::attributes::ino;
 use crate::fuse::control_files::ControlFiles;
 
 const CHECKSUM: &[u8] = b"user.tidefs.checksum";
-/// How long the checksum waits for a close that is on its way.
-const CLOSE_WAIT: Duration = Duration::from_millis(200);
 
 /// Answers with a value, its size when that is asked for, or ERANGE when it does not fit.
 fn reply_value(outcome: Result<Vec<u8>, Error>, size: u32, reply: ReplyXattr) {
