@@ -51,7 +51,7 @@ macro_rules! counters {
 
 counters! {
     hits: "tidefs_hits_total", "Opens of sealed objects to read.";
-    misses: "tidefs_misses_total", "Look-ups that found nothing.";
+    misses: "tidefs_misses_total", "Look-ups that found nothing, but for those of the targets of renames.";
     creates: "tidefs_creates_total", "Files created.";
     seals: "tidefs_seals_total", "Objects sealed.";
     sealed_bytes: "tidefs_sealed_bytes_total", "Bytes of objects sealed.";

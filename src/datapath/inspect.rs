@@ -208,7 +208,8 @@ impl Datapath {
     /// [`Error::Io`] when the memory tier cannot be asked.
     pub fn overview(&self) -> Result<Overview, Error> {
         let usage = self.tier.usage()?;
-        let state = self.lock();
+        let mut state = self.lock();
+        self.count_misses(&mut state);
         let namespaces = state
             .tree
             .entries_after(Slot::ROOT, crate::namespace::Cookie::START)

@@ -185,11 +185,7 @@ impl Datapath {
             // Who was sent here to open another version finds none: that open is over.
             state.resent.pop(&Sent::of(caller, Some(&name)));
             state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
-            self.telemetry.misses.increment();
-            let namespace = state.namespace_of(parent);
-            if let Some(folder) = state.folders.get_mut(namespace) {
-                folder.misses += 1;
-            }
+            self.note_miss(&mut state, caller, parent, key_hash(directory, name.as_bytes()));
             let is_revocable = !has_members || self.can_tell_names();
             return Ok(Lookup::Absent { cacheable: is_certain && is_revocable });
         };

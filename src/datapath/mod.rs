@@ -29,6 +29,7 @@ mod lingering;
 mod listing;
 mod loader;
 mod lookup;
+mod misses;
 mod naming;
 mod object;
 mod open;
@@ -200,6 +201,8 @@ pub struct State {
     pin_ends: BTreeSet<(i64, Slot)>,
     /// Objects whose soft pin has ended.
     unpinned: HashSet<Slot>,
+    /// Look-ups that found nothing and do not count yet.
+    misses: misses::Misses,
     /// Who was just sent to look a name up again, so that it is not sent twice.
     resent: lru::LruCache<resent::Sent, resent::Resent>,
     /// Slots of files that are hidden, for `status` and for dropping abandoned versions.
@@ -290,6 +293,7 @@ impl Datapath {
             expiry_of: HashMap::new(),
             pin_ends: BTreeSet::new(),
             unpinned: HashSet::new(),
+            misses: misses::Misses::default(),
             resent: lru::LruCache::new(RESENT_MAX),
             writing: BTreeSet::new(),
             parked: BTreeSet::new(),

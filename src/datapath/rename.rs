@@ -36,6 +36,7 @@ impl Datapath {
             let parent = state.slot_of(parent)?;
             let new_parent = state.slot_of(new_parent)?;
             state.directory_id(new_parent)?;
+            self.forget_miss(&mut state, caller, new_parent, &new_name);
             let slot = self.visible_child(&mut state, caller, parent, &name)?;
             if state.tree.directory(slot).is_some() {
                 return self.rename_directory(&mut state, slot, new_parent, new_name, keep_target);
