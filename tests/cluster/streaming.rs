@@ -49,6 +49,13 @@ impl Held {
         held
     }
 
+    /// The third one holds the object too, and the second knows.
+    fn copy_to_the_third(&self) {
+        assert!(fs::read(self.path(2)).expect("a second copy") == object(7, LENGTH));
+        let knows = || self.hosts.copies(1, NAME).len() == 2;
+        assert!(wait::until(wait::HANG, knows), "the copy is announced");
+    }
+
     fn path(&self, host: usize) -> PathBuf {
         self.hosts.mounts[host].join(NAME)
     }
@@ -129,9 +136,7 @@ fn what_is_removed_or_replaced_while_it_arrives_is_read_to_its_end_by_who_has_it
 fn a_source_that_dies_is_followed_by_another_one_where_it_stopped() {
     let mut held = Held::start(3);
     let bytes = object(7, LENGTH);
-    assert!(fs::read(held.path(2)).expect("a second copy") == bytes);
-    let knows = || held.hosts.copies(1, NAME).len() == 2;
-    assert!(wait::until(wait::HANG, knows), "the copy is announced");
+    held.copy_to_the_third();
     held.hold();
     let file = open(&held.path(1));
     assert_eq!(part(&file, 0, 300_000).expect("its start"), bytes[..300_000]);
@@ -147,9 +152,7 @@ fn a_source_that_dies_is_followed_by_another_one_where_it_stopped() {
 fn a_source_that_hangs_is_followed_by_another_one_where_it_stopped() {
     let held = Held::start_patient(3, 2000);
     let bytes = object(7, LENGTH);
-    assert!(fs::read(held.path(2)).expect("a second copy") == bytes);
-    let knows = || held.hosts.copies(1, NAME).len() == 2;
-    assert!(wait::until(wait::HANG, knows), "the copy is announced");
+    held.copy_to_the_third();
     held.hold();
     let file = open(&held.path(1));
     let (source, other) = if held.ways[0].carried() > held.ways[2].carried() { (0, 2) } else { (2, 0) };
