@@ -11,7 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::common::{Batch, Node, Shared, soon};
+use crate::batch::{Batch, Shared};
+use crate::common::{Node, soon};
 
 const MIB: u64 = 1 << 20;
 
@@ -107,7 +108,7 @@ impl Scene {
     fn batch(&self, direction: Direction, deadline: Instant) -> Batch {
         let mut batch = Batch::until(deadline);
         for index in 0..16 {
-            batch.add(direction, self.near.slice(index * MIB, MIB), self.far.at(index * MIB));
+            batch.add(direction, self.near.local(index * MIB, MIB), self.far.remote(index * MIB));
         }
         batch
     }
@@ -139,7 +140,8 @@ async fn a_reset_connection_fails_its_own_operations_and_is_dialled_again() {
             again.expect_done();
         });
     }
-    assert!(scene.near.holds(2) && scene.far.holds(2));
+    scene.near.expect(2, "here");
+    scene.far.expect(2, "there");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -159,12 +161,12 @@ async fn operations_that_stand_still_end_by_their_deadline_and_touch_nothing_aft
         tokio::task::block_in_place(|| {
             let mut fence = Batch::new();
             for index in 0..16 {
-                fence.add(Direction::Read, other.slice(index * MIB, MIB), scene.far.at(index * MIB));
+                fence.add(Direction::Read, other.local(index * MIB, MIB), scene.far.remote(index * MIB));
             }
             fence.post(&scene.endpoint);
             fence.expect_done();
         });
-        assert!(scene.near.holds(9), "something was stored after the end");
+        scene.near.expect(9, "something was stored after the end");
     }
     // The connections kept their place in the stream.
     assert_eq!(scene.relay.count(), 5);
@@ -180,7 +182,7 @@ async fn a_cancelled_batch_half_under_way_ends_at_once_and_others_go_on() {
         batch.post(&scene.endpoint);
         let other = scene.a.share(20 + direction as u64, MIB, 4);
         let mut going_on = Batch::new();
-        going_on.add(Direction::Read, other.slice(0, MIB), scene.far.at(0));
+        going_on.add(Direction::Read, other.local(0, MIB), scene.far.remote(0));
         going_on.post(&scene.endpoint);
         scene.endpoint.cancel(batch.id);
         let results = tokio::task::block_in_place(|| batch.results());
@@ -188,7 +190,7 @@ async fn a_cancelled_batch_half_under_way_ends_at_once_and_others_go_on() {
         scene.near.fill(9);
         scene.relay.still.send_replace(false);
         tokio::task::block_in_place(|| going_on.expect_done());
-        assert!(scene.near.holds(9), "something was stored after the end");
+        scene.near.expect(9, "something was stored after the end");
     }
     assert_eq!(scene.relay.count(), 5);
 }
@@ -215,7 +217,7 @@ async fn a_region_is_withdrawn_at_once_although_peers_stand_still() {
             Direction::Write => {
                 let gone = Err(Error::NoSuchRegion { region: scene.far.id });
                 assert!(results.iter().all(|result| *result == gone), "{results:?}");
-                assert!(scene.far.holds(8), "something was stored after it was withdrawn");
+                scene.far.expect(8, "something was stored after it was withdrawn");
             }
         }
     }
@@ -239,5 +241,5 @@ async fn the_end_of_the_link_ends_everything_at_both_ends() {
     }
     assert!(matches!(scene.endpoint.state(), EndpointState::Failed(Error::PeerGone { .. })));
     tokio::join!(scene.a.tcp.close(), scene.b.tcp.close());
-    assert!(scene.near.holds(9));
+    scene.near.expect(9, "afterwards");
 }

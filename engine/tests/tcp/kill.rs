@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use tidefs_engine::error::Error;
 use tidefs_engine::transport::Direction;
 
-use crate::common::{Batch, Node, Shared, peer};
+use crate::batch::{Batch, Shared};
+use crate::common::{Node, peer};
 
 const SERVE: &str = "TIDEFS_TEST_SERVE";
 const MIB: u64 = 1 << 20;
@@ -77,8 +78,8 @@ async fn a_peer_killed_under_transfers_of_both_directions_ends_each_once() {
     let batch = || {
         let mut batch = Batch::new();
         for index in 0..32 {
-            batch.add(Direction::Read, near[0].slice(index * MIB, MIB), far.at(index * MIB));
-            batch.add(Direction::Write, near[1].slice(index * MIB, MIB), far.at(index * MIB));
+            batch.add(Direction::Read, near[0].local(index * MIB, MIB), far.remote(index * MIB));
+            batch.add(Direction::Write, near[1].local(index * MIB, MIB), far.remote(index * MIB));
         }
         batch
     };
@@ -108,5 +109,5 @@ async fn a_peer_killed_under_transfers_of_both_directions_ends_each_once() {
         assert!(late.results().iter().all(Result::is_err));
     });
     assert!(begin.elapsed() < Duration::from_secs(20));
-    assert!(near[0].holds(9), "something was stored after the end");
+    near[0].expect(9, "something was stored after the end");
 }

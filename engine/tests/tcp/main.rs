@@ -3,6 +3,12 @@
 //! Each test starts the two ends in this process, or one of them in another, on ports of the kernel's choice. Time
 //! limits are there to end a test that hangs; no test is decided by how fast something is.
 
+// What the file below names in the engine.
+use tidefs_engine::{error, memory, rng, transport, types};
+
+#[path = "../../src/transport/conformance/batch.rs"]
+#[expect(dead_code, reason = "the suite that every transport passes uses all of it")]
+mod batch;
 mod common;
 mod faults;
 mod kill;

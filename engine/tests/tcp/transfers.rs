@@ -5,7 +5,8 @@ use tidefs_engine::link::LinkConfig;
 use tidefs_engine::transport::Direction;
 use tidefs_engine::transport::tcp::TcpConfig;
 
-use crate::common::{Batch, Node};
+use crate::batch::Batch;
+use crate::common::Node;
 
 const MIB: u64 = 1 << 20;
 
@@ -20,7 +21,7 @@ async fn moves_everything(link: LinkConfig, config: TcpConfig) {
         let mut offset = 0;
         for length in lengths.iter().cycle() {
             let length = (*length).min(8 * MIB - offset);
-            batch.add(direction, near.slice(offset, length), far.at(offset));
+            batch.add(direction, near.local(offset, length), far.remote(offset));
             offset += length;
             if offset == 8 * MIB {
                 break;
@@ -31,14 +32,14 @@ async fn moves_everything(link: LinkConfig, config: TcpConfig) {
             batch.expect_done();
         });
         match direction {
-            Direction::Read => assert!(near.holds(2), "what was read is not what was there"),
-            Direction::Write => assert!(far.holds(7), "what was written is not what was sent"),
+            Direction::Read => near.expect(2, "what was read is not what was there"),
+            Direction::Write => far.expect(7, "what was written is not what was sent"),
         }
         near.fill(7);
     }
     let mut empty = Batch::new();
-    empty.add(Direction::Read, near.slice(0, 0), far.at(0));
-    empty.add(Direction::Write, near.slice(0, 0), far.at(8 * MIB));
+    empty.add(Direction::Read, near.local(0, 0), far.remote(0));
+    empty.add(Direction::Write, near.local(0, 0), far.remote(8 * MIB));
     tokio::task::block_in_place(|| {
         empty.post(&endpoint);
         empty.expect_done();
@@ -96,7 +97,7 @@ async fn an_operation_over_the_limit_is_refused_here() {
     let endpoint = a.connect(b.me, &b.links.addresses()).await;
     let (near, far) = (a.share(1, 2 * MIB, 1), b.share(2, 2 * MIB, 2));
     let mut batch = Batch::new();
-    batch.add(Direction::Read, near.slice(0, MIB + 1), far.at(0));
+    batch.add(Direction::Read, near.local(0, MIB + 1), far.remote(0));
     tokio::task::block_in_place(|| {
         batch.post(&endpoint);
         assert!(matches!(batch.results()[..], [Err(Error::TooLarge { .. })]));
@@ -112,12 +113,13 @@ async fn a_region_registered_anew_is_not_reached_by_an_old_key() {
     b.tcp.unregister(old.id).await;
     let new = b.share(2, MIB, 3);
     let mut batch = Batch::new();
-    batch.add(Direction::Read, near.slice(0, MIB), old.at(0));
-    batch.add(Direction::Write, near.slice(0, MIB), old.at(0));
+    batch.add(Direction::Read, near.local(0, MIB), old.remote(0));
+    batch.add(Direction::Write, near.local(0, MIB), old.remote(0));
     tokio::task::block_in_place(|| {
         batch.post(&endpoint);
         let gone = Err(Error::NoSuchRegion { region: old.id });
         assert_eq!(batch.results(), [gone.clone(), gone]);
     });
-    assert!(near.holds(1) && new.holds(3));
+    near.expect(1, "here");
+    new.expect(3, "there");
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::batch::{Batch, LONG, Shared};
 use super::memory::expect_usable;
-use super::scene::{Batch, LONG, Scene, Shared};
+use super::scene::Scene;
 use crate::error::Error;
 use crate::memory::Access;
 use crate::transport::{Endpoint, EndpointState};

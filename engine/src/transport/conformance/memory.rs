@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::scene::{Batch, Scene, Shared};
+use super::batch::{Batch, Shared};
+use super::scene::Scene;
 use crate::error::Error;
 use crate::memory::Access;
 use crate::transport::{Direction, Endpoint, EndpointState, RemoteSlice};
@@ -125,7 +126,7 @@ pub(crate) fn expect_usable(endpoint: &Arc<dyn Endpoint>, near: &Shared, far: &S
     read.post(endpoint);
     read.expect_done();
     let wanted = &far.bytes()[..usize::try_from(length).unwrap()];
-    super::scene::expect_bytes(&near.bytes()[..wanted.len()], wanted, "a read that should do");
+    super::batch::expect_bytes(&near.bytes()[..wanted.len()], wanted, "a read that should do");
     if far.region.access() == Access::ReadWrite {
         let mut write = Batch::new();
         write.write(near.local(0, length), far.remote(0));

@@ -6,14 +6,16 @@
 //!
 //! Nothing here is decided by timing: waits are long, and end as soon as what is waited for has happened.
 
+mod batch;
 mod failures;
 mod memory;
 mod scene;
 mod transfers;
 
+pub(crate) use batch::{Batch, pattern};
 pub(crate) use failures::*;
 pub(crate) use memory::*;
-pub(crate) use scene::{Batch, Pair, Scene, Side, pattern, peer};
+pub(crate) use scene::{Pair, Scene, Side, peer};
 pub(crate) use transfers::*;
 
 /// Makes a module `$name` with one test for each fact, run on pairs from `$make_pair`, a `fn() -> Pair`.

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use super::scene::{Batch, LONG, Scene, Shared, expect_bytes, pattern};
+use super::batch::{Batch, LONG, Shared, expect_bytes, pattern};
+use super::scene::Scene;
 use crate::memory::Access;
 use crate::transport::{Direction, Endpoint, EndpointState};
 
