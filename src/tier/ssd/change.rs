@@ -133,7 +133,7 @@ impl SsdTier {
         let found = read_superblock(&*disk).map_err(ChangeError::Unusable)?;
         if found.is_some_and(|found| found.pool != shared.pool) {
             let reason = "it belongs to another pool; a daemon that is started with it in `ssd.dirs` finds what it holds, and \
-                          if nobody needs that, remove its file `tidefs.ssd`, or clear the start of the device";
+                          if nobody needs that, remove its file `tidefs.ssd`, or clear the first MiB of the device";
             let reason = reason.to_owned();
             return Err(ChangeError::Unusable(Unusable::Foreign(reason)));
         }

@@ -11,7 +11,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -29,6 +29,9 @@ pub(super) const START_LIMIT: Duration = Duration::from_secs(30);
 /// How long a start waits for whoever has the file of a place locked, and how often it looks.
 const LET_GO: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Bytes at the start of a new disk that are zeros. Some file systems begin with as little as 64 KiB of them.
+const NEW_BYTES: u64 = 1 << 20;
 
 /// The tier's file in a directory.
 pub(super) const FILE_NAME: &str = "tidefs.ssd";
@@ -96,15 +99,28 @@ impl From<&io::Error> for Unusable {
 /// # Errors
 /// What stands in the way.
 pub(super) fn open_file(place: &Path) -> Result<File, Unusable> {
-    let metadata = std::fs::metadata(place)?;
-    let path: PathBuf = if metadata.is_dir() { place.join(FILE_NAME) } else { place.to_owned() };
+    let kind = std::fs::metadata(place)?.file_type();
+    let path: PathBuf = if kind.is_dir() { place.join(FILE_NAME) } else { place.to_owned() };
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
-    if metadata.is_dir() {
+    // Of a device, exclusive use: it is refused while it is mounted.
+    let mut exclusive = 0;
+    if kind.is_dir() {
         options.create(true);
+    } else if kind.is_block_device() {
+        exclusive = libc::O_EXCL;
+    } else {
+        return Err(Unusable::Foreign("it is neither a directory nor a block device".to_owned()));
     }
-    let direct = options.clone().custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(&path);
+    options.custom_flags(libc::O_CLOEXEC | exclusive);
+    let direct = options.clone().custom_flags(libc::O_DIRECT | libc::O_CLOEXEC | exclusive).open(&path);
     let file = match direct {
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            return Err(Unusable::Foreign("it is mounted, or another program has it for itself".to_owned()));
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound && kind.is_dir() => {
+            return Err(Unusable::Failing(format!("no file can be made in it: {error}")));
+        }
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             tracing::warn!(
                 path = %path.display(),
@@ -187,8 +203,10 @@ pub(super) fn flush(disk: &dyn Disk, limit: Duration) -> io::Result<()> {
 /// # Errors
 /// [`Unusable::Foreign`] when something else stands there.
 pub(super) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, Unusable> {
+    const FOREIGN: &str = "it holds something that this tier did not write";
+    let length = disk.length()?.get();
     let mut best: Option<Superblock> = None;
-    let mut refusal = None;
+    let mut refusal = (1..BLOCK_BYTES).contains(&length).then(|| FOREIGN.to_owned());
     for copy in 0..2 {
         let bytes = match read_blocks(disk, copy * BLOCK_BYTES, 1, START_LIMIT) {
             Ok(bytes) => bytes,
@@ -203,7 +221,7 @@ pub(super) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, Unu
             }
             Err(_) if bytes.bytes().iter().all(|&byte| byte == 0) => {}
             Err(FormatError::Foreign) => {
-                refusal = Some("it holds something that this tier did not write".to_owned());
+                refusal = Some(FOREIGN.to_owned());
             }
             Err(error) => refusal = Some(error.to_string()),
         }
@@ -212,7 +230,17 @@ pub(super) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, Unu
         // A copy that was being written when the power went is damaged; the other one counts.
         (Some(best), _) => Ok(Some(best)),
         (None, Some(refusal)) => Err(Unusable::Foreign(refusal)),
-        (None, None) => Ok(None),
+        (None, None) => {
+            // Ours begins with its superblock from the first: zeros with something behind them are another's.
+            let blocks = length.min(NEW_BYTES) / BLOCK_BYTES;
+            if blocks > 0 && read_blocks(disk, 0, blocks, START_LIMIT)?.bytes().iter().any(|&byte| byte != 0)
+            {
+                return Err(Unusable::Foreign(format!(
+                    "{FOREIGN}; a device that nobody needs is given to it by clearing its first MiB"
+                )));
+            }
+            Ok(None)
+        }
     }
 }
 
@@ -243,6 +271,15 @@ const ZONES_WANTED: u64 = 8;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_regular_file_is_no_place_and_keeps_what_it_holds() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("precious");
+        std::fs::write(&file, b"mine").unwrap();
+        assert!(matches!(open_file(&file), Err(Unusable::Foreign(_))));
+        assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+    }
 
     #[test]
     fn a_place_that_is_let_go_of_late_is_used_and_one_that_is_not_is_not() {

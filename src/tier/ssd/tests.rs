@@ -291,6 +291,23 @@ fn what_somebody_else_wrote_is_not_touched() {
 }
 
 #[test]
+fn a_disk_is_new_only_where_its_first_mebibyte_is_empty() {
+    let config = config(1, 8);
+    // Shorter than a superblock; and what begins with zeros, as some file systems do.
+    let late = [vec![0; 65_536], vec![7; 4096]].concat();
+    for content in [b"mine".to_vec(), late] {
+        let foreign = MemoryDisk::holding(content.clone());
+        let (tier, _) = running(std::slice::from_ref(&foreign), &config);
+        let trouble = tier.status().devices[0].trouble.clone();
+        assert!(matches!(trouble, Some(Unusable::Foreign(_))), "{trouble:?}");
+        drop(tier);
+        assert!(*foreign.content.lock() == content, "it was written");
+    }
+    let (tier, _) = running(&[MemoryDisk::holding(vec![0; 1 << 20])], &config);
+    assert_eq!(tier.status().devices[0].trouble, None);
+}
+
+#[test]
 fn an_object_larger_than_a_zone_and_a_long_key_are_refused() {
     let (tier, _) = running(&[MemoryDisk::new()], &config(1, 8));
     let refusal = |put: Put| tier.put(put, |_| ()).unwrap_err();
