@@ -7,7 +7,8 @@ use tidefs_engine::types::{ByteCount, FileOffset};
 
 use super::decorations;
 use super::resent::Sent;
-use super::{Caller, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Place, Stat, State};
+use super::room::footprint;
+use super::{Caller, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Phase, Place, Stat, State};
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
 use crate::tier::memory::{DirectoryRecord, PolicyRecord};
 
@@ -195,15 +196,34 @@ impl Datapath {
     /// Begins a hidden new version over the sealed object in `slot`, which somebody uses, with its bytes unless they
     /// are to be truncated. The kernel is sent to look the name up again, and its writer finds the new version.
     pub(super) fn begin_version(&self, caller: &Caller, ino: Ino, truncate: bool) -> Result<(), Error> {
-        let (parent, size) = {
-            let state = self.lock();
+        {
+            let mut state = self.lock();
             let slot = state.slot_of(ino)?;
             state.object(slot).ok_or(Error::IsDirectory)?;
+            // What makes room for its copy must not evict it.
+            state.hold(slot);
+        }
+        let outcome = self.begin_version_of_held(caller, ino, truncate);
+        let mut state = self.lock();
+        if let Some(slot) = state.tree.by_ino(ino) {
+            state.update_hold(slot);
+        }
+        outcome
+    }
+
+    fn begin_version_of_held(&self, caller: &Caller, ino: Ino, truncate: bool) -> Result<(), Error> {
+        let (parent, size, counted, version, place) = {
+            let state = self.lock();
+            let slot = state.slot_of(ino)?;
+            let object = state.object(slot).ok_or(Error::IsDirectory)?;
+            let counted = state.counted(slot);
             // As it is now: a writer may have gone on after the rename that sealed it.
-            (state.tree.node(slot).parent, self.stat_of(&state, slot).size)
+            let size = self.stat_of(&state, slot).size;
+            (state.tree.node(slot).parent, size, counted, object.version, object.place.clone())
         };
         let kept = if truncate { ByteCount::ZERO } else { size };
-        self.make_room_in_quota(kept, parent)?;
+        // Its place in the quota is that of the old version.
+        self.make_room_in_quota(footprint(kept).saturating_sub(counted), parent)?;
         let (id, file) = self.tier.create_segment()?;
         let copied = self
             .reserve(&file, ByteCount::ZERO, kept, parent)
@@ -227,6 +247,14 @@ impl Datapath {
             self.free_place(Place::Solo(id));
             self.expect_writer(&mut state, caller, next);
             return Ok(());
+        }
+        let is_same = old.phase == Phase::Sealed
+            && old.version == version
+            && (kept == ByteCount::ZERO || old.place.is_same(&place));
+        if !is_same {
+            // Written in place, or moved, while it was copied.
+            self.free_place(Place::Solo(id));
+            return Err(Error::Stale);
         }
         let policy = old.policy();
         let is_decorated = old.marks.has(Marks::DECORATED);
@@ -252,7 +280,6 @@ impl Datapath {
         if let Some(old) = state.object_mut(slot) {
             old.open_mut().next_version = Some(version);
         }
-        state.update_hold(slot);
         self.telemetry.copy_ups.increment();
         Ok(())
     }

@@ -5,8 +5,9 @@ use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::domains::DomainId;
 use super::guess::SizeGuess;
-use super::{Error, Object, State};
-use crate::namespace::{Slot, Tree};
+use super::room::footprint;
+use super::{Error, Object, Phase, State};
+use crate::namespace::{Name, Slot, Tree};
 use crate::tier::eviction::RetentionClass;
 use crate::tier::memory::{Pin, PolicyRecord};
 
@@ -176,11 +177,20 @@ impl State {
 
     /// Notes when the soft pin of an object ends, after its policy or the object is new.
     pub(super) fn watch_pin(&mut self, slot: Slot) {
-        self.unpinned.remove(&slot);
+        self.forget_pin(slot);
         if self.object(slot).is_some()
             && let Some(end_ns) = self.pin_end_ns(slot)
         {
             self.pin_ends.insert((end_ns, slot));
+            self.pin_end_of.insert(slot, end_ns);
+        }
+    }
+
+    /// The object in `slot` is no more, or its pin another.
+    pub(super) fn forget_pin(&mut self, slot: Slot) {
+        self.unpinned.remove(&slot);
+        if let Some(end_ns) = self.pin_end_of.remove(&slot) {
+            self.pin_ends.remove(&(end_ns, slot));
         }
     }
 
@@ -190,6 +200,7 @@ impl State {
             && end_ns <= now_ns
         {
             self.pin_ends.pop_first();
+            self.pin_end_of.remove(&slot);
             // The slot may hold another object by now, or its pin another time.
             if self.pin_end_ns(slot).is_some_and(|end_ns| end_ns <= now_ns) {
                 self.unpinned.insert(slot);
@@ -217,6 +228,17 @@ impl State {
             let quota = folder.policy.quota?;
             (folder.bytes.saturating_add(more) > quota).then_some((ancestor, quota))
         })
+    }
+
+    /// Bytes of the object in `slot` that the quotas above it count: of one that is in memory.
+    pub(super) fn counted(&self, slot: Slot) -> ByteCount {
+        let is_counted = |object: &&Object| object.phase == Phase::Sealed && object.is_resident();
+        self.object(slot).filter(is_counted).map_or(ByteCount::ZERO, |object| footprint(object.size))
+    }
+
+    /// The same of what stands under a name, whose place a new object takes.
+    pub(super) fn counted_under(&self, parent: Slot, name: &Name) -> ByteCount {
+        self.tree.child(parent, name.as_bytes()).map_or(ByteCount::ZERO, |slot| self.counted(slot))
     }
 
     /// Whether `directory` or one above it has a quota.

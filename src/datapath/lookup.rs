@@ -175,6 +175,7 @@ impl Datapath {
             }
             self.fast.absences.note(key_hash(directory, name.as_bytes()));
             if is_temporary {
+                state.resent.pop(&Sent::of(caller, Some(&name)));
                 return Ok(Lookup::Absent { cacheable: true });
             }
             let has_members = state.has_members();
@@ -212,6 +213,8 @@ impl Datapath {
             Visible::No => None,
         };
         let Some(slot) = seen else {
+            // As above: what is hidden is none to it, and a later call of its is not the one that was sent here.
+            state.resent.pop(&Sent::of(caller, Some(&name)));
             self.telemetry.misses.increment();
             return Ok(Lookup::Absent { cacheable: false });
         };

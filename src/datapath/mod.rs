@@ -199,6 +199,8 @@ pub struct State {
     expiry_of: HashMap<Slot, i64>,
     /// Soft pins with an end: wall-clock nanoseconds and slot.
     pin_ends: BTreeSet<(i64, Slot)>,
+    /// The first of each slot in there.
+    pin_end_of: HashMap<Slot, i64>,
     /// Objects whose soft pin has ended.
     unpinned: HashSet<Slot>,
     /// Look-ups that found nothing and do not count yet.
@@ -292,6 +294,7 @@ impl Datapath {
             expiries: BTreeSet::new(),
             expiry_of: HashMap::new(),
             pin_ends: BTreeSet::new(),
+            pin_end_of: HashMap::new(),
             unpinned: HashSet::new(),
             misses: misses::Misses::default(),
             resent: lru::LruCache::new(RESENT_MAX),

@@ -331,6 +331,12 @@ impl Object {
         self.phase == Phase::Writing && self.open.as_deref().is_some_and(is_closed)
     }
 
+    /// Whether its bytes are in a slot file, which is in no order of eviction.
+    #[must_use]
+    pub fn is_slot_file(&self) -> bool {
+        matches!(self.place, Place::Scratch(_))
+    }
+
     /// Policy set on the file itself.
     #[must_use]
     pub fn policy(&self) -> PolicyRecord {

@@ -45,19 +45,20 @@ impl State {
         let key = self.key_of(slot);
         let size = self.object(slot).map(|object| object.size).unwrap_or_default();
         let is_resident = self.object(slot).is_some_and(super::Object::is_resident);
+        let is_slot_file = self.object(slot).is_some_and(super::Object::is_slot_file);
         match self.object(slot).map(|object| object.phase) {
             Some(Phase::Sealed) if !is_resident => {}
             Some(Phase::Sealed) => {
                 self.leave_order(slot, footprint(size), departure);
                 self.uncount(parent, size);
             }
-            Some(Phase::Parked) => self.leave_order(slot, footprint(size), departure),
-            Some(Phase::Writing | Phase::Gone) | None => {}
+            Some(Phase::Parked) if !is_slot_file => self.leave_order(slot, footprint(size), departure),
+            Some(Phase::Parked | Phase::Writing | Phase::Gone) | None => {}
         }
         self.writing.remove(&slot);
         self.unpark_wait(slot);
         self.clear_expiry(slot);
-        self.unpinned.remove(&slot);
+        self.forget_pin(slot);
         if departure == Departure::Gone
             && ending.is_some()
             && let Some(next) = self.object(slot).and_then(|object| object.open.as_ref()?.next_version)
@@ -191,13 +192,13 @@ impl Datapath {
             let (current, next) = state.versions_of(slot);
             let process = state.process(caller, self.clock.monotonic());
             let ending = (self.now_ns(), Ending::Deleted { process: process.0 });
-            let versions = [next, current];
+            let versions = [next, current].map(|version| version.map(|slot| state.tree.ino(slot)));
             let next = next.map(|next| state.discard_writing(next));
             let current = current.map(|slot| state.remove_object(slot, Departure::Gone, Some(ending)));
             ([next, current], versions)
         };
         doomed.into_iter().flatten().for_each(|doomed| self.bury(doomed));
-        versions.into_iter().flatten().for_each(|slot| self.unlinked_while_written(slot));
+        versions.into_iter().flatten().for_each(|ino| self.unlinked_while_written(ino));
         Ok(())
     }
 

@@ -31,7 +31,7 @@ impl Datapath {
     ) -> Result<(), Error> {
         let name = Name::new(name)?;
         let new_name = Name::new(new_name)?;
-        let (slot, size, is_passthrough) = {
+        let (slot, size, is_passthrough, replaced) = {
             let mut state = self.lock();
             let parent = state.slot_of(parent)?;
             let new_parent = state.slot_of(new_parent)?;
@@ -43,16 +43,23 @@ impl Datapath {
             }
             // What makes room for it must not evict it.
             state.hold(slot);
+            let replaced = state.tree.child(new_parent, new_name.as_bytes());
+            let replaced = replaced.filter(|&replaced| state.object(replaced).is_some());
+            replaced.into_iter().for_each(|replaced| state.hold(replaced));
             let open = state.object(slot).and_then(|object| object.open.as_ref());
             let is_passthrough = open.is_some_and(|open| open.passthrough > 0);
-            (slot, self.stat_of(&state, slot).size, is_passthrough)
+            (slot, self.stat_of(&state, slot).size, is_passthrough, replaced)
+        };
+        let update_holds = || {
+            let mut state = self.lock();
+            [Some(slot), replaced].into_iter().flatten().for_each(|slot| state.update_hold(slot));
         };
         if is_passthrough {
             self.refuse_if_cut_short(slot);
         }
         let room = self.fill_holes(slot).and_then(|()| self.room_for_move(slot, size, new_parent, &new_name));
         if let Err(error) = room {
-            self.lock().update_hold(slot);
+            update_holds();
             return Err(error);
         }
         let mut afterwards = Afterwards::default();
@@ -66,7 +73,7 @@ impl Datapath {
                 &mut afterwards,
             )
         });
-        self.lock().update_hold(slot);
+        update_holds();
         self.carry_out(afterwards);
         outcome
     }
@@ -79,16 +86,17 @@ impl Datapath {
         new_parent: Ino,
         new_name: &Name,
     ) -> Result<(), Error> {
-        let (target, counted_in) = {
+        let (target, counted_in, counted) = {
             let state = self.lock();
             let target = state.slot_of(new_parent)?;
             let is_sealed = state.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
             if !is_sealed && self.is_temporary(new_name) {
                 return Ok(());
             }
-            (target, is_sealed.then(|| state.tree.node(slot).parent))
+            let counted = state.counted_under(target, new_name);
+            (target, is_sealed.then(|| state.tree.node(slot).parent), counted)
         };
-        self.make_room_in_quota_beside(footprint(size), target, counted_in)
+        self.make_room_in_quota_beside(footprint(size).saturating_sub(counted), target, counted_in)
     }
 
     fn rename_file(

@@ -77,6 +77,8 @@ impl Datapath {
             let open = object.open_mut();
             // Who died while the object was written before has nothing to do with what is written now.
             open.writer_killed = None;
+            // It is sealed again as it was when nobody comes.
+            open.was_opened = true;
             open.reserved = size.round_up_to_pages();
             open.sized = size;
         }
@@ -110,7 +112,7 @@ impl Datapath {
             self.fast.segments.lock().pass_on(segment, state.tree.ino(renewed));
         }
         self.expect_writer(state, caller, renewed);
-        state.unpinned.remove(&slot);
+        state.forget_pin(slot);
         state.leave_name(slot);
         state
             .tree
@@ -132,8 +134,11 @@ impl Datapath {
 impl State {
     /// A closed temporary file is written again.
     pub(super) fn reopen_parked(&mut self, slot: Slot) {
-        let size = self.object(slot).map(|object| object.size).unwrap_or_default();
-        self.leave_order(slot, footprint(size), Departure::Gone);
+        let Some(object) = self.object(slot) else { return };
+        if !object.is_slot_file() {
+            let size = object.size;
+            self.leave_order(slot, footprint(size), Departure::Gone);
+        }
         self.unpark_wait(slot);
         if let Some(object) = self.object_mut(slot) {
             object.phase = Phase::Writing;

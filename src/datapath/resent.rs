@@ -17,6 +17,9 @@ const RESENT: Duration = Duration::from_millis(EXPECTED_FOR_MS);
 /// The same for one that had to be brought back, which may have taken long.
 const RESENT_LATE: Duration = Duration::from_secs(30);
 
+/// How long after it found something by that it is taken to go on within the same system call.
+const FOUND: Duration = Duration::from_secs(2);
+
 /// Who was sent. Callers that the daemon cannot tell apart are told apart by the names that they were sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Sent {
@@ -43,8 +46,8 @@ pub(super) struct Resent {
     options: OpenOptions,
     /// Why no version could be begun for it.
     refused: Option<Error>,
-    /// What it found when it looked the name up again.
-    found: Option<Ino>,
+    /// What it found when it looked the name up again, and when.
+    found: Option<(Ino, Duration)>,
 }
 
 impl Resent {
@@ -96,10 +99,9 @@ impl Datapath {
     pub(super) fn stale_attributes(&self, state: &mut State, caller: &Caller, slot: Slot) -> Error {
         let ino = state.tree.ino(slot);
         let name = state.name_sought(slot);
-        let is_second = state
-            .resent
-            .peek(&Sent::of(caller, Some(&name)))
-            .is_some_and(|resent| resent.found == Some(ino) && self.is_resent(state, resent, Some(slot)));
+        let is_second = state.resent.peek(&Sent::of(caller, Some(&name))).is_some_and(|resent| {
+            self.has_just_found(resent, ino) && self.is_resent(state, resent, Some(slot))
+        });
         if is_second {
             return Error::NoObject;
         }
@@ -107,22 +109,34 @@ impl Datapath {
         Error::Stale
     }
 
+    fn has_just_found(&self, resent: &Resent, ino: Ino) -> bool {
+        let age = |at: Duration| self.clock.monotonic().saturating_sub(at);
+        resent.found.is_some_and(|(found, at)| found == ino && age(at) < FOUND)
+    }
+
     /// Whether the open of `slot` (`None`: of an inode that is gone) is the second one of a thread that was sent.
     pub(super) fn is_resent(&self, state: &State, resent: &Resent, slot: Option<Slot>) -> bool {
         let since = self.clock.monotonic().saturating_sub(resent.at);
-        match slot.filter(|&slot| state.is_there(slot)) {
-            Some(slot) => since < RESENT && resent.name == Some(state.name_sought(slot)),
+        match slot {
+            Some(slot) if state.is_there(slot) => {
+                since < RESENT && resent.name == Some(state.name_sought(slot))
+            }
             // It could not be brought back. A name that was replaced meanwhile is found by looking it up again, once.
+            Some(slot) => {
+                let is_same = |name: &Name| *name == state.name_sought(slot);
+                since < RESENT_LATE && resent.name.as_ref().is_none_or(is_same)
+            }
             None => since < RESENT_LATE,
         }
     }
 
     /// A thread found `ino` under `name`, which it may have been sent to look up again.
     pub(super) fn note_found(&self, state: &mut State, caller: &Caller, name: &Name, ino: Ino) {
+        let now = self.clock.monotonic();
         if let Some(resent) = state.resent.peek_mut(&Sent::of(caller, Some(name)))
             && resent.name.as_ref() == Some(name)
         {
-            resent.found = Some(ino);
+            resent.found = Some((ino, now));
         }
     }
 

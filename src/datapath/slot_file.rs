@@ -17,7 +17,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::write::SizeChange;
 use super::{Datapath, Error, Marks, Phase, Place, State};
-use crate::namespace::Slot;
+use crate::namespace::{Ino, Slot};
 use crate::tier::scratch::{ScratchError, ScratchFile};
 
 /// Most bytes that an unlink copies: about 20 ms of a disk's time.
@@ -55,22 +55,22 @@ impl Datapath {
     /// Moves a file that turns out to be a slot file to disk, with the bytes it has.
     ///
     /// A file that the kernel serves by passthrough cannot move any more: it stays in memory as long as that has room.
-    pub(super) fn become_scratch(&self, slot: Slot) -> Result<(), Error> {
-        if matches!(self.lock().movable(slot)?, Movable::Not) {
-            return Ok(());
-        }
+    pub(super) fn become_scratch(&self, ino: Ino) -> Result<(), Error> {
+        let (slot, Movable::From(_)) = self.lock().movable(ino)? else { return Ok(()) };
         let moving = self.moves.of(slot).write();
         let old = loop {
-            let file = match self.lock().movable(slot)? {
-                Movable::Not => return Ok(()),
-                Movable::From(file) => file,
-            };
+            let (_, Movable::From(file)) = self.lock().movable(ino)? else { return Ok(()) };
             let scratch = self.scratch.create().map_err(scratch_error)?;
             let length = copy(&file, &scratch)?;
             let mut state = self.lock();
             // Who opened it meanwhile may have cut it, or has the kernel serve it.
-            if !matches!(state.movable(slot)?, Movable::From(_)) || length_of(&file)? != length {
+            let is_same = matches!(state.movable(ino)?, (_, Movable::From(now)) if Arc::ptr_eq(&now, &file));
+            if !is_same || length_of(&file)? != length {
                 continue;
+            }
+            if let Some(kernel) = self.kernel.get() {
+                // Who opened it before and closed it left the segment registered: it would serve whoever opens it next.
+                kernel.release_backing(ino);
             }
             let object = state.object_mut(slot).ok_or(Error::BadHandle)?;
             object.marks.set(Marks::FINAL, false);
@@ -87,14 +87,18 @@ impl Datapath {
     /// Moves a file to disk that lost its name while somebody has it open for writing: it will never be an object.
     ///
     /// What stands in the way is no error of the unlink: the file then stays in memory, counted, until it is closed.
-    pub(super) fn unlinked_while_written(&self, slot: Slot) {
+    pub(super) fn unlinked_while_written(&self, ino: Ino) {
         let is_small = {
             let state = self.lock();
-            let Some(object) = state.object(slot).filter(|object| object.writers() > 0) else { return };
+            let slot = state.tree.by_ino(ino);
+            let Some(object) = slot.and_then(|slot| state.object(slot)).filter(|object| object.writers() > 0)
+            else {
+                return;
+            };
             let length = object.file().and_then(|file| file.metadata().ok()).map(|metadata| metadata.len());
             object.phase == Phase::Gone && length.is_some_and(|length| ByteCount(length) <= COPIED_MAX)
         };
-        match is_small.then(|| self.become_scratch(slot)) {
+        match is_small.then(|| self.become_scratch(ino)) {
             // Closed meanwhile, it is gone.
             None | Some(Ok(()) | Err(Error::BadHandle)) => {}
             Some(Err(error)) => {
@@ -113,15 +117,16 @@ enum Movable {
 }
 
 impl State {
-    fn movable(&self, slot: Slot) -> Result<Movable, Error> {
+    fn movable(&self, ino: Ino) -> Result<(Slot, Movable), Error> {
+        let slot = self.tree.by_ino(ino).ok_or(Error::BadHandle)?;
         let object = self.object(slot).ok_or(Error::BadHandle)?;
         let open = object.open.as_ref().ok_or(Error::BadHandle)?;
         let is_fixed =
             !matches!(object.place, Place::Solo(_)) || open.passthrough > 0 || object.phase == Phase::Sealed;
         if is_fixed {
-            return Ok(Movable::Not);
+            return Ok((slot, Movable::Not));
         }
-        Ok(Movable::From(Arc::clone(open.file.as_ref().ok_or(Error::BadHandle)?)))
+        Ok((slot, Movable::From(Arc::clone(open.file.as_ref().ok_or(Error::BadHandle)?))))
     }
 }
 

@@ -106,9 +106,13 @@ impl Datapath {
 
     fn write_all(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<(), Error> {
         let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
-        let slot = self.lock().handles.get(&handle).ok_or(Error::BadHandle)?.slot;
+        let (slot, ino) = {
+            let state = self.lock();
+            let slot = state.handles.get(&handle).ok_or(Error::BadHandle)?.slot;
+            (slot, state.tree.ino(slot))
+        };
         if end >= self.settings.scratch_min {
-            self.become_scratch(slot)?;
+            self.become_scratch(ino)?;
         }
         let _stays = self.stays_where_it_is(slot);
         match self.target(handle)? {
@@ -126,12 +130,7 @@ impl Datapath {
     /// place of what stands under its name.
     pub(super) fn uncounted(&self, slot: Slot, length: ByteCount) -> ByteCount {
         let state = self.lock();
-        let counted = state
-            .versions_of(slot)
-            .0
-            .and_then(|slot| state.object(slot))
-            .filter(|object| object.phase == Phase::Sealed)
-            .map_or(ByteCount::ZERO, |object| footprint(object.size));
+        let counted = state.versions_of(slot).0.map_or(ByteCount::ZERO, |slot| state.counted(slot));
         footprint(length).saturating_sub(counted)
     }
 
@@ -275,7 +274,8 @@ impl Datapath {
             SizeChange::Punch { .. } => ByteCount::ZERO,
         };
         if end >= self.settings.scratch_min {
-            self.become_scratch(slot)?;
+            let ino = self.lock().tree.ino(slot);
+            self.become_scratch(ino)?;
         }
         let _stays = self.stays_where_it_is(slot);
         let (file, reserved, directory) = {

@@ -19,6 +19,8 @@ in_both_modes!(
     a_quota_is_what_statfs_of_the_namespace_tells,
     a_quota_lowered_below_usage_evicts_down_to_it,
     a_quota_full_of_pins_says_edquot,
+    an_object_takes_its_own_place_in_a_full_quota,
+    a_key_of_more_than_half_its_quota_can_be_rewritten,
     a_floor_protects_a_namespace_from_the_growth_of_others,
     an_expired_object_is_absent,
     an_object_lives_until_its_ttl,
@@ -111,6 +113,47 @@ fn a_quota_full_of_pins_says_edquot(mode: Mode) {
     assert!(written >= 4, "only {written} MiB of 8 could be pinned");
     fill(&free, 8);
     assert_eq!(sorted_names(&free).len(), 8, "others have room");
+}
+
+fn an_object_takes_its_own_place_in_a_full_quota(mode: Mode) {
+    let mount = small(mode);
+    let (limited, free) = (mount.namespace("limited"), mount.namespace("free"));
+    set(&limited, "user.tidefs.quota", "16MiB");
+    fill(&limited, 16);
+    assert_eq!(sorted_names(&limited).len(), 16, "it is full");
+    let key = limited.join("k3");
+    for round in 100..104 {
+        // Rewritten while somebody reads it, and replaced by one from elsewhere.
+        let reader = File::open(&key).expect("a reader");
+        let writer = File::options().read(true).write(true).open(&key).expect("open to rewrite");
+        let bytes = pattern::object(round, MIB);
+        std::os::unix::fs::FileExt::write_all_at(&writer, &bytes, 0).expect("pwrite");
+        drop((reader, writer));
+        mount.wait_until_closed([&key]);
+        assert_eq!(pattern::verify_object(&fs::read(&key).expect("rewritten")), Ok(round));
+        publish_object(&free.join("new"), 2 * round, MIB);
+        fs::rename(free.join("new"), &key).expect("rename");
+        assert_eq!(pattern::verify_object(&fs::read(&key).expect("replaced")), Ok(2 * round));
+        assert_eq!(sorted_names(&limited).len(), 16, "another key left");
+    }
+}
+
+fn a_key_of_more_than_half_its_quota_can_be_rewritten(mode: Mode) {
+    let mount = small(mode);
+    let limited = mount.namespace("limited");
+    set(&limited, "user.tidefs.quota", "16MiB");
+    let key = limited.join("key");
+    publish_object(&key, 1, 10 * MIB);
+    for is_read_meanwhile in [true, false] {
+        let reader = File::open(&key).expect("a reader");
+        let reader = is_read_meanwhile.then_some(reader);
+        let writer = File::options().read(true).write(true).open(&key).expect("open to rewrite");
+        std::os::unix::fs::FileExt::write_all_at(&writer, b"rewritten", 4 << 20).expect("pwrite");
+        drop((reader, writer));
+        mount.wait_until_closed([&key]);
+        let found = fs::read(&key).expect("the new version");
+        assert_eq!((found.len(), &found[4 << 20..(4 << 20) + 9]), (10 * MIB, &b"rewritten"[..]));
+    }
 }
 
 fn a_floor_protects_a_namespace_from_the_growth_of_others(mode: Mode) {

@@ -35,6 +35,8 @@ in_both_modes!(
     a_file_unlinked_while_it_is_written_moves_to_disk,
     a_file_with_a_temporary_name_unlinked_while_it_is_written_stays_whole,
     writers_of_a_file_that_becomes_a_slot_file_lose_nothing,
+    a_file_that_becomes_a_slot_file_is_the_same_to_all_who_open_it_later,
+    a_slot_file_that_goes_leaves_what_others_may_evict,
 );
 
 /// Larger than the memory of the mount.
@@ -391,4 +393,48 @@ fn writers_of_a_file_that_becomes_a_slot_file_lose_nothing(mode: Mode) {
             assert_same(&found, &pattern::bytes(piece, PIECE), &format!("piece {piece} of round {round}"));
         }
     }
+}
+
+fn a_file_that_becomes_a_slot_file_is_the_same_to_all_who_open_it_later(mode: Mode) {
+    let (mount, kv) = kv_with(mode, &["scratch.capacity=8GiB", "scratch_min=8MiB"]);
+    // Below a quota the daemon serves the first writer itself, and the kernel those who open it after that.
+    set_xattr(&kv, "user.tidefs.quota", b"128MiB").expect("a quota");
+    let path = kv.join("pieces");
+    let open = || OpenOptions::new().write(true).open(&path).expect("open to write");
+    let first = OpenOptions::new().write(true).create_new(true).open(&path).expect("create");
+    drop(open());
+    for piece in 0..12 {
+        first.write_all_at(&pattern::bytes(piece, MIB), piece << 20).expect("pwrite");
+    }
+    open().write_all_at(&pattern::bytes(50, MIB), 5 << 20).expect("by another descriptor");
+    drop(first);
+    mount.wait_until_closed([&path]);
+    open().write_all_at(&pattern::bytes(70, MIB), 7 << 20).expect("after the close");
+    let found = Peer::spawn().read(&path).expect("read");
+    for piece in 0..12_u64 {
+        let seed = if piece == 5 || piece == 7 { piece * 10 } else { piece };
+        let at = usize::try_from(piece).expect("a small number") * MIB;
+        assert_same(&found[at..at + MIB], &pattern::bytes(seed, MIB), &format!("piece {piece}"));
+    }
+}
+
+fn a_slot_file_that_goes_leaves_what_others_may_evict(mode: Mode) {
+    let mount =
+        Mount::start(&mode.options(&["capacity=64MiB", "scratch.capacity=8GiB", "scratch_min=32MiB"]));
+    let (cold, kept) = (mount.namespace("cold"), mount.namespace("kept"));
+    set_xattr(&kept, "user.tidefs.pin", b"hard").expect("pins");
+    set_xattr(&cold, "user.tidefs.floor", b"8MiB").expect("a floor far below what it holds");
+    for seed in 0..30 {
+        crate::fixture::publish_object(&cold.join(format!("k{seed}")), seed, MIB);
+    }
+    let slots = cold.join("slots");
+    create(&slots).set_len(64 << 20).expect("ftruncate");
+    mount.wait_until_closed([&slots]);
+    drop(OpenOptions::new().read(true).write(true).open(&slots).expect("open again"));
+    mount.wait_until_closed([&slots]);
+    fs::remove_file(&slots).expect("unlink");
+    for seed in 0..48 {
+        crate::fixture::publish_object(&kept.join(format!("k{seed}")), seed, MIB);
+    }
+    assert_eq!(sorted_names(&kept).len(), 48, "all have room: what is cold leaves");
 }

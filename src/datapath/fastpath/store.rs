@@ -15,7 +15,7 @@ use super::session::{Begun, CREATES_MAX};
 use super::{LOCKED_AT_ONCE, Located, Session};
 use crate::datapath::release::Afterwards;
 use crate::datapath::room::footprint;
-use crate::datapath::{Caller, Datapath, Error, Marks, Object, Phase, Place, State, key_hash};
+use crate::datapath::{Caller, Datapath, Error, Marks, Object, Place, State, key_hash};
 use crate::namespace::{Attributes, Body, Ino, Name, Slot};
 
 /// How often a begin looks for a segment to use again before it makes one.
@@ -92,7 +92,8 @@ impl Datapath {
         }
         let target = self.target_of(&self.lock(), session, scope, request)?;
         let failed = |error: Error| Located::of(&error);
-        self.make_room_in_quota(footprint(size), target.parent).map_err(failed)?;
+        let counted = self.lock().counted_under(target.parent, &target.name);
+        self.make_room_in_quota(footprint(size).saturating_sub(counted), target.parent).map_err(failed)?;
         let (segment, file) = self.segment_for(&target, size).map_err(failed)?;
         let made = || -> Result<Slot, Error> {
             if file.metadata().map_err(Error::io("stat of a segment"))?.len() != size.get() {
@@ -250,10 +251,7 @@ impl Datapath {
             let (parent, counted) = {
                 let state = self.lock();
                 let parent = state.slot_of(begun.parent)?;
-                let present = state.tree.child(parent, begun.name.as_bytes());
-                let is_sealed = |object: &&Object| object.phase == Phase::Sealed && object.is_resident();
-                let present = present.and_then(|slot| state.object(slot)).filter(is_sealed);
-                (parent, present.map(|object| footprint(object.size)).unwrap_or_default())
+                (parent, state.counted_under(parent, &begun.name))
             };
             self.make_room_in_quota(footprint(request.length).saturating_sub(counted), parent)
         })();
