@@ -13,7 +13,8 @@ use crate::config::Effective;
 use crate::datapath::Datapath;
 use crate::tier::ssd::{ChangeError, Drained, SsdTier, Unusable};
 
-fn tier(datapath: &Datapath) -> Result<&SsdTier, ApiError> {
+/// The SSD tier, or the refusal of whoever needs one.
+pub(super) fn tier(datapath: &Datapath) -> Result<&SsdTier, ApiError> {
     let none = || {
         ApiError::new(ErrorCode::Conflict, "this daemon has no SSD tier")
             .next_step("`tidefs tier add` gives it a disk")

@@ -98,7 +98,8 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
     /// and the verification ends soon, with any result. At most one runs at a time.
     ///
     /// # Errors
-    /// [`ApiError::no_object`]. Corrupt objects are a finding, not an error.
+    /// [`ApiError::no_object`]; the tier that is asked for is not there. Corrupt objects are a finding, not an error, and so
+    /// are those that are not where they are looked for.
     fn verify(
         &self,
         request: &VerifyRequest,

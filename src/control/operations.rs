@@ -368,12 +368,14 @@ impl Operations for DaemonOperations {
     }
 
     fn evict(&self, target: &EvictTarget, force: bool) -> Result<Evicted, ApiError> {
+        let mut missing_bytes = ByteCount::ZERO;
         let outcome = match target {
             EvictTarget::Path(path) => {
                 self.datapath.evict_below(&bytes_of(path)?, force).map_err(|error| refusal(path, &error))?
             }
-            EvictTarget::Bytes(bytes) => {
-                let (objects, bytes) = self.datapath.evict_coldest(*bytes);
+            EvictTarget::Bytes(wanted) => {
+                let (objects, bytes) = self.datapath.evict_coldest(*wanted);
+                missing_bytes = wanted.saturating_sub(bytes);
                 OperatorEviction { objects, bytes, ..OperatorEviction::default() }
             }
             EvictTarget::Pattern(pattern) => self.evict_matching(pattern, force)?,
@@ -392,6 +394,7 @@ impl Operations for DaemonOperations {
         Ok(Evicted {
             objects: ObjectCount(outcome.objects),
             bytes: outcome.bytes,
+            missing_bytes,
             skipped_objects,
             skipped: skipped.collect(),
         })
@@ -401,6 +404,7 @@ impl Operations for DaemonOperations {
         request.validate()?;
         let value = match (request.pin, request.ttl_s) {
             (Pin::None, _) => None,
+            // Validated above: it has no time.
             (Pin::Hard, _) => Some("hard".to_owned()),
             (Pin::Soft, None) => Some("soft".to_owned()),
             (Pin::Soft, Some(ttl_s)) => Some(format!("soft:{ttl_s}s")),

@@ -191,7 +191,7 @@ fn every_route_answers_with_its_type() {
     assert_eq!(fixture.json("GET", "/v1/why?path=x%20y", "").1["path"], "x y");
     assert_eq!(
         fixture.json("POST", routes::EVICT, r#"{"bytes":4096,"force":true}"#),
-        (200, json!({"objects": 1, "bytes": 4096, "skipped_objects": 0, "skipped": []}))
+        (200, json!({"objects": 1, "bytes": 4096, "missing_bytes": 0, "skipped_objects": 0, "skipped": []}))
     );
     let (_, pinned) = fixture.json("POST", routes::PIN, r#"{"path":"ns/key","pin":"soft","ttl_s":60}"#);
     assert_eq!(pinned, json!({"path": "ns/key", "pin": "soft", "ttl_left_s": 60}));
@@ -216,8 +216,10 @@ fn what_is_not_understood_is_refused_and_named() {
         ("POST", "/v1/status", "", 405, "POST"),
         ("POST", "/v1/pin", "", 400, "body"),
         ("POST", "/v1/pin", "{\"path\":\"a\"}", 400, "pin"),
-        ("POST", "/v1/pin", "{\"path\":\"a\",\"pin\":\"hard\",\"ttl_s\":0}", 400, "zero"),
+        ("POST", "/v1/pin", "{\"path\":\"a\",\"pin\":\"soft\",\"ttl_s\":0}", 400, "zero"),
+        ("POST", "/v1/pin", "{\"path\":\"a\",\"pin\":\"hard\",\"ttl_s\":3}", 400, "only a soft pin"),
         ("POST", "/v1/evict", "{\"path\":\"a\",\"bytes\":1}", 400, "exactly one"),
+        ("POST", "/v1/evict", "{\"pattern\":\"/mnt/kv/*\"}", 400, "no slash"),
         ("POST", "/v1/evict", "{\"path\":\"..\"}", 400, "`..`"),
         ("POST", "/v1/evict", "{\"pth\":\"a\"}", 400, "pth"),
         ("POST", "/v1/evict", "\u{0}\u{1}", 400, "body"),

@@ -25,7 +25,10 @@ pub(super) fn verify(
     let path = request.path.as_ref().unwrap_or(&root);
     let is_on_disk = match request.tier {
         None => false,
-        Some(Tier::Ssd) => true,
+        Some(Tier::Ssd) => {
+            super::disks::tier(datapath)?;
+            true
+        }
         Some(_) => {
             return Err(ApiError::new(ErrorCode::BadRequest, "only the tier `ssd` is verified by itself"));
         }
@@ -39,17 +42,30 @@ pub(super) fn verify(
         let size = datapath.getattr(ino).map(|stat| stat.size).unwrap_or_default();
         let verdict = if is_on_disk { datapath.verify_on_ssd(ino) } else { datapath.verify_object(ino) };
         match verdict {
-            Ok(datapath::Verdict::Sound) => seen.checked_bytes = seen.checked_bytes.saturating_add(size),
+            Ok(datapath::Verdict::Sound) => {
+                seen.checked.0 += 1;
+                seen.checked_bytes = seen.checked_bytes.saturating_add(size);
+            }
             Ok(datapath::Verdict::Corrupt) => {
+                seen.checked.0 += 1;
                 seen.corrupt.0 += 1;
                 if summary.corrupt_paths.len() < tidefs_control_api::verify::CORRUPT_LISTED_MAX {
                     summary.corrupt_paths.push(KeyPath::from_bytes(&path));
                 }
             }
-            // Evicted or rewritten since the list was made.
-            Ok(datapath::Verdict::Skipped) | Err(_) => summary.gone.0 += 1,
+            Ok(datapath::Verdict::Skipped) | Err(_) => {
+                seen.passed_by.0 += 1;
+                let tier = datapath.path_of_ino(ino).and_then(|path| datapath.facts(&path));
+                let count = match (is_on_disk, tier.map(|facts| facts.tier)) {
+                    (false, Some("ssd")) => &mut summary.only_on_disk,
+                    (true, Some("memory" | "packed")) => &mut summary.only_in_memory,
+                    (_, Some("remote")) => &mut summary.only_elsewhere,
+                    // Evicted or rewritten since the list was made.
+                    _ => &mut summary.gone,
+                };
+                count.0 += 1;
+            }
         }
-        seen.checked.0 += 1;
         // When so many bytes may have been read.
         let rate = request.bytes_per_second.map(ByteCount::get).filter(|rate| *rate > 0);
         let seconds = rate.map_or(0.0, |rate| seen.checked_bytes.get() as f64 / rate as f64);

@@ -9,7 +9,9 @@ use super::common::pattern::{assert_same, object};
 use super::common::sys::get_xattr_text;
 use super::common::wait::{HANG, until};
 use super::common::{Mount, Peer};
-use super::tool::{EXIT_NOT_FOUND, argument, fails, json as run_json, text, wrong_usage};
+use super::tool::{
+    EXIT_NOT_FOUND, EXIT_USAGE, argument, fails, json as run_json, parse, text, tidefs, wrong_usage,
+};
 
 #[test]
 fn evict_takes_an_object_a_directory_a_pattern_or_bytes() {
@@ -57,6 +59,59 @@ fn evict_leaves_what_is_pinned_unless_forced_and_keeps_open_bytes_readable() {
     assert_same(&peer.read_at(handle, 0, 100_000).expect("read"), &object(1, 100_000), "an open object");
     run_json(&mount, &["evict", argument(&place.join("pinned")), "--force"]);
     assert!(until(HANG, || !place.join("pinned").exists()));
+}
+
+#[test]
+fn an_eviction_of_a_pinned_object_fails_and_names_force() {
+    let mount = Mount::start(&[]);
+    let pinned = mount.namespace("ns").join("pinned");
+    fs::write(&pinned, object(1, 100_000)).expect("an object");
+    mount.wait_until_closed([&pinned]);
+    run_json(&mount, &["pin", argument(&pinned), "--hard"]);
+    let kept = tidefs(&mount, &["evict", argument(&pinned)]);
+    assert_eq!(kept.status.code(), Some(1), "{kept:?}");
+    assert!(kept.output.contains("kept ns/pinned: pinned") && kept.output.contains("--force"), "{kept:?}");
+    let kept = tidefs(&mount, &["evict", argument(&pinned), "--json"]);
+    assert_eq!(
+        (kept.status.code(), &parse(&kept.output)["skipped_objects"]),
+        (Some(1), &json!(1)),
+        "{kept:?}"
+    );
+    let human = text(&mount, &["evict", "--bytes", "1MiB"]);
+    assert!(human.contains("1.0 MiB less than asked") && human.contains("pinned"), "{human}");
+    assert_eq!(run_json(&mount, &["evict", "--bytes", "1MiB"])["missing_bytes"], json!(1 << 20));
+    assert!(pinned.exists());
+    assert_eq!(run_json(&mount, &["evict", argument(&pinned), "--force"])["objects"], json!(1));
+}
+
+#[test]
+fn a_pattern_may_start_with_the_mount_point() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    for name in ["a", "b", "c"] {
+        fs::write(place.join(name), object(1, 100_000)).expect("an object");
+    }
+    mount.wait_until_closed(["a", "b", "c"].map(|name| place.join(name)));
+    let pattern = |end: &str| format!("{}/{end}", mount.path().display());
+    assert_eq!(run_json(&mount, &["evict", "--pattern", &pattern("ns/[ab]")])["objects"], json!(2));
+    assert_eq!(run_json(&mount, &["evict", "--pattern", &pattern("**")])["objects"], json!(1));
+    fails(&mount, &["evict", "--pattern", "/usr/*"], EXIT_USAGE, "/usr/*");
+    let api = mount.control("POST", "/v1/evict", Some(r#"{"pattern":"/usr/*"}"#));
+    assert!(api.status == 400 && api.text().contains("no slash"), "{}", api.text());
+}
+
+#[test]
+fn a_hard_pin_takes_no_time() {
+    let mount = Mount::start(&[]);
+    let path = mount.namespace("ns").join("a");
+    fs::write(&path, object(1, 100_000)).expect("an object");
+    mount.wait_until_closed([&path]);
+    fails(&mount, &["pin", argument(&path), "--hard", "--ttl", "3s"], EXIT_USAGE, "only a soft pin");
+    let api = mount.control("POST", "/v1/pin", Some(r#"{"path":"ns/a","pin":"hard","ttl_s":3}"#));
+    assert!(api.status == 400 && api.text().contains("only a soft pin"), "{}", api.text());
+    assert_eq!(run_json(&mount, &["stat", argument(&path)])["pin"], json!("none"));
+    let human = text(&mount, &["pin", argument(mount.path()), "--soft"]);
+    assert!(human.starts_with("the mount's root is evicted last"), "{human}");
 }
 
 #[test]

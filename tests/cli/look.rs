@@ -1,13 +1,18 @@
 //! `tidefs status`, `list` and `stat`.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use super::common::pattern::object;
+use super::common::program;
 use super::common::sys::checksum_of;
 use super::common::{Mount, wait};
-use super::tool::{EXIT_NO_DAEMON, EXIT_NOT_FOUND, argument, fails, json as run_json, text, wrong_usage};
+use super::tool::{
+    EXIT_NO_DAEMON, EXIT_NOT_FOUND, argument, binary, fails, json as run_json, text, wrong_usage,
+};
 
 fn names(list: &Value) -> Vec<&str> {
     let entries = list["entries"].as_array().expect("entries");
@@ -41,6 +46,9 @@ fn status_tells_what_the_daemon_holds() {
     assert_eq!(inside["capacity"], status["capacity"]);
     assert_eq!(inside["objects"], status["objects"]);
     fails(&mount, &["status", "--mount", "/no/such/mount"], EXIT_NO_DAEMON, "/no/such/mount");
+    assert_eq!(status, run_json(&mount, &["status", argument(mount.path())]).with_now(&status));
+    let settings = run_json(&mount, &["config", "show", "--effective", argument(mount.path())]);
+    assert_eq!(settings, run_json(&mount, &["config", "show", "--effective"]));
 }
 
 /// Two answers of one daemon differ in what changes by the second.
@@ -131,6 +139,27 @@ fn stat_tells_all_of_one_object() {
     }
     fails(&mount, &["stat", argument(&place.join("missing"))], EXIT_NOT_FOUND, "ns/missing");
     fails(&mount, &["stat", "/usr/bin"], EXIT_NO_DAEMON, "/usr/bin");
+}
+
+/// Wherever `stat` was typed, `why` is about the same key.
+#[test]
+fn the_next_step_of_a_missing_key_can_be_typed_as_it_stands() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("a ns");
+    let small = place.join("it's small");
+    fs::write(&small, object(1, 1000)).expect("an object");
+    mount.wait_until_closed([&small]);
+    run_json(&mount, &["evict", argument(&small)]);
+    let mut command = Command::new(binary());
+    command.args(["stat", "it's small", "--state-dir"]).arg(mount.state_dir()).current_dir(&place);
+    let missing = program::run(&mut command, wait::HANG);
+    assert_eq!(missing.status.code(), Some(EXIT_NOT_FOUND), "{missing:?}");
+    let step = missing.errors.split("next step: `").nth(1).and_then(|rest| rest.split("` tells").next());
+    let step = step.expect("a next step").replacen("tidefs", argument(&binary()), 1);
+    for place in [place.as_path(), Path::new("/")] {
+        let told = program::run(Command::new("sh").args(["-c", &step]).current_dir(place), wait::HANG);
+        assert!(told.output.contains("`a ns/it's small` was evicted"), "{step}: {told:?}");
+    }
 }
 
 #[test]

@@ -9,7 +9,8 @@ use super::common::Mount;
 use super::common::pattern::{assert_same, object};
 use super::common::place::files_below;
 use super::common::sys::checksum_of;
-use super::tool::{argument, json as run_json, parse, text, tidefs};
+use super::common::wait::{HANG, until};
+use super::tool::{argument, fails, json as run_json, parse, text, tidefs};
 
 #[test]
 fn verify_passes_what_is_whole() {
@@ -57,4 +58,46 @@ fn verify_drops_a_corrupt_object_and_names_it() {
         assert_same(&found, &object(number, 300_000), "an object that is whole");
     }
     assert_eq!(run_json(&mount, &["verify"])["corrupt"], json!(0), "the second time nothing is corrupt");
+}
+
+#[test]
+fn verify_tells_what_it_did_not_read() {
+    let disk =
+        tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory on a disk");
+    let disks = format!("ssd={}", disk.path().display());
+    let mount = Mount::start(&[
+        "capacity=64MiB",
+        "ssd.capacity=512MiB",
+        "ssd.zone=8MiB",
+        "ssd.queue_ms=60000",
+        &disks,
+    ]);
+    let place = mount.namespace("ns");
+    let write = |name: &str| {
+        fs::write(place.join(name), object(1, 300_000)).expect("an object");
+        mount.wait_until_closed([place.join(name)]);
+    };
+    write("on_disk");
+    run_json(&mount, &["evict", "--bytes", "64MiB"]);
+    let tier = |name: &str| run_json(&mount, &["stat", &format!("ns/{name}")])["tier"].clone();
+    assert!(until(HANG, || tier("on_disk") == json!("ssd")), "{}", tier("on_disk"));
+    write("in_memory");
+
+    let counts = |summary: &serde_json::Value| {
+        ["checked", "only_on_disk", "only_in_memory", "gone"]
+            .map(|name| summary[name].as_u64().expect("a number"))
+    };
+    assert_eq!(counts(&run_json(&mount, &["verify"])), [1, 1, 0, 0]);
+    assert_eq!(counts(&run_json(&mount, &["verify", "ns/on_disk"])), [0, 1, 0, 0]);
+    let human = text(&mount, &["verify", "ns/on_disk"]);
+    assert!(!human.contains("intact") && human.contains("--tier ssd reads them"), "{human}");
+    assert_eq!(counts(&run_json(&mount, &["verify", "--tier", "ssd"])), [1, 0, 1, 0]);
+    let human = text(&mount, &["verify", "ns/in_memory", "--tier", "ssd"]);
+    assert!(!human.contains("intact") && human.contains("in memory only"), "{human}");
+}
+
+#[test]
+fn verify_of_a_tier_that_is_not_there_fails() {
+    let mount = Mount::start(&[]);
+    fails(&mount, &["verify", "--tier", "ssd"], 1, "this daemon has no SSD tier");
 }

@@ -26,7 +26,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Show what a daemon holds, how it serves it, and what an operator should know
-    #[command(after_help = "Examples:\n  tidefs status\n  tidefs status --mount /mnt/kv --json | jq .used")]
+    #[command(after_help = "Examples:\n  tidefs status\n  tidefs status /mnt/kv --json | jq .used")]
     Status(StatusArgs),
     /// Look at the tiers that hold the objects
     #[command(subcommand)]
@@ -74,7 +74,9 @@ pub(crate) enum Command {
                       tidefs pin /mnt/kv/llama/0a1b.bin --soft --ttl 10m\n  tidefs pin /mnt/kv/system-prompts --none")]
     Pin(PinArgs),
     /// Read objects and compare them with their checksums; corrupt ones are dropped from the cache
-    #[command(after_help = "Examples:\n  tidefs verify\n  tidefs verify /mnt/kv/llama")]
+    #[command(
+        after_help = "Examples:\n  tidefs verify\n  tidefs verify /mnt/kv/llama\n  tidefs verify --tier ssd --rate 200MiB"
+    )]
     Verify(VerifyArgs),
     /// Look at the configuration of a daemon
     #[command(subcommand)]
@@ -110,10 +112,10 @@ impl Command {
     /// Whether the result is for a program.
     pub(crate) fn wants_json(&self) -> bool {
         match self {
-            Self::Status(args) => args.select.common.json,
+            Self::Status(args) => args.of.select.common.json,
             Self::Tier(command) => command.select().common.json,
-            Self::Members(args) => args.select.common.json,
-            Self::Catalog(CatalogCommand::Stats(args)) => args.select.common.json,
+            Self::Members(args) => args.of.select.common.json,
+            Self::Catalog(CatalogCommand::Stats(args)) => args.of.select.common.json,
             Self::Where(args) => args.select.common.json,
             Self::Drain(args) => args.select.common.json,
             Self::Cluster(ClusterCommand::Dev(args)) => args.json,
@@ -122,7 +124,7 @@ impl Command {
             Self::Evict(args) => args.select.common.json,
             Self::Pin(args) => args.select.common.json,
             Self::Verify(args) => args.select.common.json,
-            Self::Config(ConfigCommand::Show(args)) => args.select.common.json,
+            Self::Config(ConfigCommand::Show(args)) => args.of.select.common.json,
             Self::Mount(args) => args.common.json,
             Self::Umount(args) => args.common.json,
             Self::Topology(args) => args.json,
@@ -154,6 +156,24 @@ pub(crate) struct Select {
     pub(crate) mount: Option<PathBuf>,
 }
 
+/// Which daemon is meant, of a command about a daemon as a whole: its mount may be named without an option, too.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Daemon {
+    /// The mount whose daemon is meant, as with --mount
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "mount")]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    select: Select,
+}
+
+impl Daemon {
+    /// The same as `--mount` says it.
+    pub(crate) fn select(&self) -> Select {
+        let mount = self.dir.clone().or_else(|| self.select.mount.clone());
+        Select { mount, ..self.select.clone() }
+    }
+}
+
 /// What can be asked of the catalog.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CatalogCommand {
@@ -169,7 +189,8 @@ pub(crate) enum ClusterCommand {
     #[command(
         after_help = "Examples:\n  tidefs cluster dev\n  tidefs cluster dev --hosts 5 --dir /mnt/try --capacity 1GiB\n  \
                       tidefs cluster dev --without-etcd\n\n\
-                      Then, in another shell:\n  cp file /tmp/tidefs-cluster/host-1/kv/key\n  cat /tmp/tidefs-cluster/host-2/kv/key"
+                      Then, in another shell:\n  mkdir /tmp/tidefs-cluster/host-1/kv\n  \
+                      cp file /tmp/tidefs-cluster/host-1/kv/key\n  cat /tmp/tidefs-cluster/host-2/kv/key"
     )]
     Dev(ClusterDevArgs),
 }
@@ -203,7 +224,7 @@ pub(crate) struct ClusterDevArgs {
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
-    pub(crate) select: Select,
+    pub(crate) of: Daemon,
 }
 
 #[derive(Debug, Args)]
@@ -274,7 +295,7 @@ pub(crate) struct DrainArgs {
 pub(crate) struct EvictArgs {
     #[command(flatten)]
     pub(crate) what: EvictWhat,
-    /// Evict pinned objects too
+    /// Evict pinned and open objects too
     #[arg(long)]
     pub(crate) force: bool,
     #[command(flatten)]
@@ -287,7 +308,7 @@ pub(crate) struct EvictArgs {
 pub(crate) struct EvictWhat {
     /// Object, or directory with all below it
     pub(crate) path: Option<PathBuf>,
-    /// Glob over whole keys; `*` stays within one name, `**` does not
+    /// Glob over whole keys, or over paths below the mount; `*` stays within one name, `**` does not
     #[arg(long, value_name = "GLOB")]
     pub(crate) pattern: Option<String>,
     /// The coldest objects that add up to this much, for example 4GiB
@@ -301,7 +322,7 @@ pub(crate) struct PinArgs {
     pub(crate) path: PathBuf,
     #[command(flatten)]
     pub(crate) strength: PinStrength,
-    /// End the pin after this time, for example 90s, 10m or 2h; default: never
+    /// End a soft pin after this time, for example 90s, 10m or 2h; default: never
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "none")]
     pub(crate) ttl: Option<std::time::Duration>,
     #[command(flatten)]
@@ -312,7 +333,7 @@ pub(crate) struct PinArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct PinStrength {
-    /// Do not evict
+    /// Do not evict, until the pin is taken away
     #[arg(long)]
     hard: bool,
     /// Evict last
@@ -370,7 +391,7 @@ pub(crate) struct ConfigShowArgs {
     #[arg(long)]
     pub(crate) effective: bool,
     #[command(flatten)]
-    pub(crate) select: Select,
+    pub(crate) of: Daemon,
 }
 
 #[derive(Debug, Args)]
@@ -440,46 +461,6 @@ pub(crate) struct ManpagesArgs {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory as _;
-
-    fn parse(line: &str) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(line.split(' '))
-    }
-
-    #[test]
-    fn the_command_line_is_well_formed() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn an_eviction_and_a_pin_want_exactly_one_choice() {
-        assert!(parse("tidefs evict").is_err());
-        assert!(parse("tidefs evict a --bytes 1GiB").is_err());
-        assert!(parse("tidefs pin a").is_err());
-        assert!(parse("tidefs pin a --hard --soft").is_err());
-        assert!(parse("tidefs pin a --none --ttl 5m").is_err());
-        let Command::Pin(pin) = parse("tidefs pin a --soft --ttl 5m").unwrap().command else { panic!() };
-        assert_eq!((pin.strength.pin(), pin.ttl.map(|ttl| ttl.as_secs())), (Pin::Soft, Some(300)));
-    }
-
-    #[test]
-    fn a_size_without_a_number_is_refused_with_an_example() {
-        let error = parse("tidefs evict --bytes lots").unwrap_err().to_string();
-        assert!(error.contains("64GiB"), "{error}");
-    }
-
-    #[test]
-    fn every_command_but_bench_takes_json() {
-        for command in Cli::command().get_subcommands().filter(|c| !["bench", "help"].contains(&c.get_name()))
-        {
-            let leaves: Vec<_> =
-                if command.has_subcommands() { command.get_subcommands().collect() } else { vec![command] };
-            for leaf in leaves {
-                let has = leaf.get_arguments().any(|argument| argument.get_long() == Some("json"));
-                assert!(has || leaf.get_name() == "help", "{}", leaf.get_name());
-            }
-        }
-    }
-}
+mod documented;
+#[cfg(test)]
+mod tests;

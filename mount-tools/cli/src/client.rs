@@ -13,8 +13,8 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tidefs_control_api::ErrorBody;
 use tidefs_control_api::socket::SocketAddress;
+use tidefs_control_api::{ApiError, ErrorBody, ErrorCode};
 use tokio::net::UnixStream;
 
 use crate::error::{CliError, Exit};
@@ -33,6 +33,8 @@ const LINE_MAX: usize = 64 << 20;
 pub(crate) struct Client {
     socket: PathBuf,
     runtime: tokio::runtime::Runtime,
+    /// Words after `tidefs why` for the object that is asked about.
+    asked_about: Option<String>,
 }
 
 impl Client {
@@ -40,7 +42,24 @@ impl Client {
     pub(crate) fn new(socket: &Path) -> Result<Self, CliError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| CliError::system("cannot start a runtime", &error))?;
-        Ok(Self { socket: socket.to_owned(), runtime })
+        Ok(Self { socket: socket.to_owned(), runtime, asked_about: None })
+    }
+
+    /// The same for questions about one object; `words` after `tidefs why` name it wherever they are typed.
+    pub(crate) fn about(mut self, words: String) -> Self {
+        self.asked_about = Some(words);
+        self
+    }
+
+    /// What the daemon refuses, with a next step that can be typed as it stands: the daemon knows neither where the
+    /// caller is nor how its shell quotes.
+    pub(crate) fn refused(&self, error: ApiError) -> CliError {
+        match (&self.asked_about, error.code) {
+            (Some(words), ErrorCode::NotFound) => {
+                CliError::from(error).next_step(format!("`tidefs why {words}` tells what became of it"))
+            }
+            _ => error.into(),
+        }
     }
 
     /// The answer to `GET route?query`.
@@ -132,7 +151,7 @@ impl Client {
             Err(error) => return self.broken(&error),
         };
         match serde_json::from_slice::<ErrorBody>(&body) {
-            Ok(ErrorBody { error }) => error.into(),
+            Ok(ErrorBody { error }) => self.refused(error),
             Err(_) => self.broken(&format!("it answers {status}")),
         }
     }

@@ -3,16 +3,19 @@
 //! `--mount` decides; else the mount that the path is in, which the mount table tells; else the only daemon that
 //! runs. That a daemon runs is read from its lock, never by looking at its mount.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use tidefs_control_api::KeyPath;
-use tidefs_control_api::instance::{Instance, StateDir};
+use tidefs_control_api::instance::{Instance, STATE_DIR_VARIABLE, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
 use tidefs_control_api::mounts::MountTable;
 
 use crate::args::{Common, Select};
 use crate::client::Client;
 use crate::error::{CliError, Exit};
+use crate::shell::quoted;
 
 /// The state directory that `common` names, or the default one.
 pub(crate) fn state_dir(common: &Common) -> Result<StateDir, CliError> {
@@ -47,8 +50,25 @@ pub(crate) fn connect(select: &Select) -> Result<Client, CliError> {
 
 /// A way to the daemon of `path`, and the key that `path` is.
 pub(crate) fn connect_to(select: &Select, path: &Path) -> Result<(Client, KeyPath), CliError> {
-    let (instance, key) = Locator::new(select)?.instance_of(path)?;
-    Ok((client(&instance)?, key))
+    let locator = Locator::new(select)?;
+    let (instance, key) = locator.instance_of(path)?;
+    let words = locator.words_for(&instance, &key) + &state_dir_option(&select.common);
+    Ok((client(&instance)?.about(words), key))
+}
+
+/// A way to the daemon of `pattern`, and the pattern over its keys: an absolute one loses the mount point.
+pub(crate) fn connect_to_pattern(select: &Select, pattern: &str) -> Result<(Client, String), CliError> {
+    let (instance, pattern) = Locator::new(select)?.instance_of_pattern(pattern)?;
+    Ok((client(&instance)?, pattern))
+}
+
+/// The option for another command to look where this one did, unless its environment says so already.
+fn state_dir_option(common: &Common) -> String {
+    let of_environment = std::env::var_os(STATE_DIR_VARIABLE).map(PathBuf::from);
+    match &common.state_dir {
+        Some(dir) if common.state_dir != of_environment => format!(" --state-dir {}", quoted(dir)),
+        _ => String::new(),
+    }
 }
 
 fn client(instance: &Instance) -> Result<Client, CliError> {
@@ -102,6 +122,55 @@ impl Locator {
             .next_step("`findmnt -t fuse.tidefs` lists the mounts of this host"))
     }
 
+    /// The daemon that an absolute `pattern` means by the mount point it starts with, and the rest of the pattern; of a
+    /// relative one the daemon of a command without a path.
+    fn instance_of_pattern(&self, pattern: &str) -> Result<(Instance, String), CliError> {
+        if !pattern.starts_with('/') {
+            return Ok((self.instance()?, pattern.to_owned()));
+        }
+        let typed = Path::new(pattern);
+        // Up to the first name that is more than letters.
+        let is_literal =
+            |part: &Component<'_>| !part.as_os_str().as_bytes().iter().any(|byte| b"*?[]{}\\".contains(byte));
+        let literal: PathBuf = typed.components().take_while(is_literal).collect();
+        let resolved = resolve(&self.table, &literal)?;
+        let mount = match &self.mount {
+            Some(dir) => Some(dir.as_path()),
+            None => self.table.tidefs_containing(&resolved).map(|mount| mount.mount_point.as_path()),
+        };
+        let below = mount.and_then(|dir| Some((dir, resolved.strip_prefix(dir).ok()?)));
+        let Some((dir, below)) = below else {
+            let place = self
+                .mount
+                .as_ref()
+                .map_or_else(|| "a tidefs mount".to_owned(), |dir| dir.display().to_string());
+            return Err(CliError::new(Exit::Usage, format!("the pattern {pattern} is not below {place}"))
+                .next_step("write it as keys are, for example 'llama/**', or below a mount that `findmnt -t fuse.tidefs` lists"));
+        };
+        let rest = typed.strip_prefix(&literal).expect("a path starts with its first names");
+        let keys = below.join(rest);
+        match keys.to_str() {
+            Some(keys) if !keys.is_empty() => Ok((self.living(dir)?, keys.to_owned())),
+            _ => Err(CliError::new(
+                Exit::Usage,
+                format!("the pattern {pattern} names no key below {}", dir.display()),
+            )
+            .next_step("'**' fits every key")),
+        }
+    }
+
+    /// What names `key` after `tidefs why`, wherever it is typed: the path below the mount where this host shows it.
+    fn words_for(&self, instance: &Instance, key: &KeyPath) -> String {
+        let bytes = key.to_bytes().unwrap_or_else(|_| key.as_str().as_bytes().to_vec());
+        let below = Path::new(OsStr::from_bytes(&bytes));
+        let shown = self.table.tidefs().find(|mount| self.state.instance(&mount.mount_point) == *instance);
+        match (shown, &self.mount) {
+            (Some(mount), _) => quoted(&mount.mount_point.join(below)),
+            (None, Some(dir)) => format!("{} --mount {}", quoted(&dir.join(below)), quoted(dir)),
+            (None, None) => quoted(below),
+        }
+    }
+
     /// The instance on `dir`, if its daemon lives.
     fn living(&self, dir: &Path) -> Result<Instance, CliError> {
         let instance = self.state.instance(dir);
@@ -110,7 +179,7 @@ impl Locator {
         match (probe(&instance)?, mounted) {
             (Daemon::Alive { .. }, _) => Ok(instance),
             (Daemon::Gone, true) => Err(none(format!("the daemon of {} is gone", dir.display())).next_step(
-                format!("mount again, or `tidefs umount {}` takes the dead mount away", dir.display()),
+                format!("mount again, or `tidefs umount {}` takes the dead mount away", quoted(dir)),
             )),
             (Daemon::NoRecord, true) => {
                 let state = self.state.path().display();
@@ -118,7 +187,7 @@ impl Locator {
                     .next_step("name the daemon's own state directory with --state-dir"))
             }
             (_, false) => Err(none(format!("no daemon serves {}", dir.display()))
-                .next_step(format!("`tidefs mount {}` starts one", dir.display()))),
+                .next_step(format!("`tidefs mount {}` starts one", quoted(dir)))),
         }
     }
 
@@ -251,6 +320,44 @@ mod tests {
     fn a_path_outside_of_the_chosen_mount_is_a_wrong_command_line() {
         let host = Host::new(&["a", "b"]);
         assert_eq!(host.find(Some("a"), "/b/key").unwrap_err().exit, Exit::Usage);
+    }
+
+    #[test]
+    fn an_absolute_pattern_loses_its_mount_point() {
+        let host = Host::new(&["a", "b"]);
+        let find = |mount, pattern: &str| {
+            let pattern = format!("{}/{pattern}", host.root().display());
+            host.locator(mount).instance_of_pattern(&pattern)
+        };
+        assert_eq!(find(None, "b/ns/*.bin").unwrap(), (host.instance("b"), "ns/*.bin".to_owned()));
+        assert_eq!(find(None, "b/**").unwrap(), (host.instance("b"), "**".to_owned()));
+        assert_eq!(find(Some("a"), "a/ns/[0-9]/x").unwrap(), (host.instance("a"), "ns/[0-9]/x".to_owned()));
+        for (mount, pattern, says) in [
+            (None, "elsewhere/*", "is not below a tidefs mount"),
+            (Some("a"), "b/*", "is not below"),
+            (None, "b", "names no key"),
+        ] {
+            let error = find(mount, pattern).unwrap_err();
+            assert!(error.exit == Exit::Usage && error.message.contains(says), "{pattern}: {error}");
+        }
+        let only = Host::new(&["b"]);
+        let relative = only.locator(None).instance_of_pattern("ns/*").unwrap();
+        assert_eq!(relative, (only.instance("b"), "ns/*".to_owned()));
+    }
+
+    #[test]
+    fn a_key_is_named_by_its_full_path_and_quoted() {
+        let host = Host::new(&["a", "c"]);
+        let words = |mount, name: &str, key: &[u8]| {
+            host.locator(mount).words_for(&host.instance(name), &KeyPath::from_bytes(key))
+        };
+        let root = host.root();
+        assert_eq!(words(None, "a", b"ns/small"), format!("{}/a/ns/small", root.display()));
+        assert_eq!(words(None, "a", b"ns/a b"), format!("'{}/a/ns/a b'", root.display()));
+        // Mounted where this host does not show it.
+        let c = root.join("c").display().to_string();
+        assert_eq!(words(Some("c"), "c", b"ns/small"), format!("{c}/ns/small --mount {c}"));
+        assert_eq!(words(None, "c", b"ns/small"), "ns/small");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use tidefs_control_api::instance::STATE_DIR_VARIABLE;
 use tidefs_control_api::mounts::MountTable;
 
 use crate::launch::{Launch, LaunchError};
+use crate::output::tell;
 
 /// Exit code of mount(8): wrong invocation.
 const EXIT_USAGE: u8 = 1;
@@ -78,7 +79,7 @@ pub(crate) fn run() -> ExitCode {
     match mount(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err((code, message)) => {
-            eprintln!("mount.tidefs: {message}");
+            tell(format_args!("mount.tidefs: {message}"));
             ExitCode::from(code)
         }
     }
@@ -97,7 +98,8 @@ fn mount(args: HelperArgs) -> Result<(), (u8, String)> {
         options.push("ro".to_owned());
     }
     if args.verbose {
-        eprintln!("mount.tidefs: {} on {} with options `{}`", args.source, dir.display(), options.join(","));
+        let (source, options) = (&args.source, options.join(","));
+        tell(format_args!("mount.tidefs: {source} on {} with options `{options}`", dir.display()));
     }
     let state_dir = std::env::var_os(STATE_DIR_VARIABLE).filter(|dir| !dir.is_empty()).map(PathBuf::from);
     let launch = Launch { dir, options, capacity: None, config: None, state_dir, timeout: TIMEOUT };
@@ -108,14 +110,11 @@ fn mount(args: HelperArgs) -> Result<(), (u8, String)> {
     }
     let started = launch.start().map_err(failure)?;
     if started.replaced_stale {
-        eprintln!("mount.tidefs: replaced the mount of a dead daemon on {}", launch.dir.display());
+        tell(format_args!("mount.tidefs: replaced the mount of a dead daemon on {}", launch.dir.display()));
     }
     if args.verbose {
-        eprintln!(
-            "mount.tidefs: process {} serves it and logs to {}",
-            started.pid,
-            started.instance.log().display()
-        );
+        let log = started.instance.log();
+        tell(format_args!("mount.tidefs: process {} serves it and logs to {}", started.pid, log.display()));
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Where results go: tables for people, one JSON document for programs.
 
+use std::fmt;
 use std::io::{self, Write as _};
 use std::time::{Duration, SystemTime};
 
@@ -47,16 +48,21 @@ impl Output {
             // With stdout gone there is nowhere left to tell; the exit code still does.
             let _ = write_out(text.as_bytes());
         } else {
-            eprintln!("tidefs: {error}");
+            tell(format_args!("tidefs: {error}"));
         }
     }
 
     /// Tells people what happens on the way.
     pub(crate) fn note(self, text: &str) {
         if !self.json {
-            eprintln!("tidefs: {text}");
+            tell(format_args!("tidefs: {text}"));
         }
     }
+}
+
+/// Writes a line to stderr. Where that cannot be written nobody is left to tell; the exit code still does.
+pub(crate) fn tell(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// Writes to stdout. A reader that has seen enough (`| head`) is no failure.

@@ -32,6 +32,9 @@ pub enum ParseKeyPathError {
 }
 
 impl KeyPath {
+    /// What people call the mount's root, whose path is empty.
+    pub const ROOT_IN_WORDS: &str = "the mount's root";
+
     /// The mount's root.
     #[must_use]
     pub const fn root() -> Self {
@@ -91,6 +94,12 @@ impl KeyPath {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// What people call it in a sentence: the key in backticks, or `the mount's root`.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        if self.is_root() { Self::ROOT_IN_WORDS.to_owned() } else { format!("`{self}`") }
     }
 
     /// Whether this is the mount's root.

@@ -266,10 +266,16 @@ impl EvictRequest {
     /// The one thing that is asked for.
     ///
     /// # Errors
-    /// [`ErrorCode::BadRequest`] if none or several are given, or zero bytes.
+    /// [`ErrorCode::BadRequest`] if none or several are given, zero bytes, or a pattern that no key can fit because it starts
+    /// with a slash.
     pub fn target(&self) -> Result<EvictTarget, ApiError> {
         match (&self.path, &self.pattern, self.bytes) {
             (Some(path), None, None) => Ok(EvictTarget::Path(path.clone())),
+            (None, Some(pattern), None) if pattern.starts_with('/') => {
+                let message = format!("no key fits the pattern `{pattern}`: keys start with no slash");
+                Err(ApiError::new(ErrorCode::BadRequest, message)
+                    .next_step("leave the mount point out of it"))
+            }
             (None, Some(pattern), None) => Ok(EvictTarget::Pattern(pattern.clone())),
             (None, None, Some(bytes)) if bytes > ByteCount::ZERO => Ok(EvictTarget::Bytes(bytes)),
             _ => Err(ApiError::new(ErrorCode::BadRequest, "what to evict is not clear")
@@ -284,7 +290,7 @@ impl EvictRequest {
 pub enum SkipReason {
     /// It is pinned, and `force` was not given.
     Pinned,
-    /// A process has it open or mapped. It is gone from the names, its bytes go with the last reference.
+    /// A process has it open or mapped, and `force` was not given.
     Referenced,
     /// It is not sealed yet.
     BeingWritten,
@@ -314,6 +320,8 @@ pub struct Evicted {
     pub objects: ObjectCount,
     /// Bytes of theirs that are free now.
     pub bytes: ByteCount,
+    /// Of the bytes that were asked for, those that found nothing to evict; only for [`EvictTarget::Bytes`].
+    pub missing_bytes: ByteCount,
     /// Objects that were asked for and stay.
     pub skipped_objects: ObjectCount,
     /// The first of them.
@@ -333,7 +341,7 @@ pub struct PinRequest {
     pub path: KeyPath,
     /// The order.
     pub pin: Pin,
-    /// Seconds until the order ends. Absent: it does not end. Not for [`Pin::None`].
+    /// Seconds until the order ends, for [`Pin::Soft`] alone. Absent: it does not end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_s: Option<u64>,
 }
@@ -342,10 +350,15 @@ impl PinRequest {
     /// Checks what the types cannot say.
     ///
     /// # Errors
-    /// [`ErrorCode::BadRequest`] for a time on `none`, or a time of zero.
+    /// [`ErrorCode::BadRequest`] for a time on `none` or `hard`, or a time of zero.
     pub fn validate(&self) -> Result<(), ApiError> {
         match (self.pin, self.ttl_s) {
             (Pin::None, Some(_)) => Err(ApiError::new(ErrorCode::BadRequest, "`none` takes no time to live")),
+            (Pin::Hard, Some(_)) => {
+                Err(ApiError::new(ErrorCode::BadRequest, "only a soft pin takes a time to live").next_step(
+                    "pin `soft` for a time, or leave `ttl_s` out: a hard pin holds until it is taken away",
+                ))
+            }
             (_, Some(0)) => Err(ApiError::new(ErrorCode::BadRequest, "a pin of zero seconds pins nothing")
                 .next_step("leave `ttl_s` out for a pin without end")),
             _ => Ok(()),
@@ -404,7 +417,22 @@ mod tests {
     fn a_pin_of_no_time_is_refused() {
         let pin = |pin, ttl_s| PinRequest { path: KeyPath::root(), pin, ttl_s }.validate().is_ok();
         assert!(pin(Pin::Hard, None) && pin(Pin::Soft, Some(1)) && pin(Pin::None, None));
-        assert!(!pin(Pin::Hard, Some(0)) && !pin(Pin::None, Some(1)));
+        assert!(!pin(Pin::Soft, Some(0)) && !pin(Pin::None, Some(1)));
+    }
+
+    #[test]
+    fn a_hard_pin_with_a_time_is_refused() {
+        let timed = PinRequest { path: KeyPath::root(), pin: Pin::Hard, ttl_s: Some(3) };
+        let refused = timed.validate().unwrap_err();
+        assert_eq!(refused.code, ErrorCode::BadRequest);
+        assert!(refused.message.contains("only a soft pin") && refused.next_step.is_some(), "{refused}");
+    }
+
+    #[test]
+    fn a_pattern_that_starts_with_a_slash_is_refused() {
+        let request = EvictRequest { pattern: Some("/mnt/kv/ns/*".to_owned()), ..EvictRequest::default() };
+        let refused = request.target().unwrap_err();
+        assert!(refused.message.contains("`/mnt/kv/ns/*`") && refused.next_step.is_some(), "{refused}");
     }
 
     #[test]

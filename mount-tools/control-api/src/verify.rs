@@ -29,7 +29,9 @@ pub struct VerifyRequest {
 pub struct VerifyProgress {
     /// Objects read and compared.
     pub checked: ObjectCount,
-    /// Objects to check, as counted at the start.
+    /// Objects passed by: not where they were looked for, or gone.
+    pub passed_by: ObjectCount,
+    /// Objects to check or to pass by, as counted at the start.
     pub total: ObjectCount,
     /// Bytes read.
     pub checked_bytes: ByteCount,
@@ -43,8 +45,14 @@ pub struct VerifyProgress {
 pub struct VerifySummary {
     /// Objects read and compared.
     pub checked: ObjectCount,
-    /// Objects that went (evicted, replaced, deleted) before they were reached.
+    /// Objects that went (evicted, replaced, deleted) before they were reached. Not read.
     pub gone: ObjectCount,
+    /// Objects that are on disk and not in memory, when memory was verified. Not read.
+    pub only_on_disk: ObjectCount,
+    /// Objects that are in memory and not on disk, when the disks were verified. Not read.
+    pub only_in_memory: ObjectCount,
+    /// Objects that only other members of the cluster hold. Not read.
+    pub only_elsewhere: ObjectCount,
     /// Bytes read.
     pub checked_bytes: ByteCount,
     /// Objects whose bytes do not fit their checksum. They are dropped from the cache: a failure is a miss.
@@ -80,7 +88,10 @@ mod tests {
         let progress =
             VerifyProgress { checked: ObjectCount(3), total: ObjectCount(9), ..Default::default() };
         let line = serde_json::to_string(&VerifyEvent::Progress(progress)).unwrap();
-        assert_eq!(line, r#"{"event":"progress","checked":3,"total":9,"checked_bytes":0,"corrupt":0}"#);
+        assert_eq!(
+            line,
+            r#"{"event":"progress","checked":3,"passed_by":0,"total":9,"checked_bytes":0,"corrupt":0}"#
+        );
         assert_eq!(serde_json::from_str::<VerifyEvent>(r#"{"event":"new"}"#).unwrap(), VerifyEvent::Other);
     }
 }

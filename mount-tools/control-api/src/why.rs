@@ -121,64 +121,67 @@ impl Verdict {
     /// What happened to `path` and what to do about it, in a few sentences.
     #[must_use]
     pub fn explain(&self, path: &KeyPath) -> String {
+        let name = path.in_words();
         let by = |pid: &Option<u32>| pid.map_or_else(String::new, |pid| format!(" by process {pid}"));
         match self {
-            Self::Present { tier } => format!("`{path}` is in the cache ({tier})."),
+            // A directory, or a place that this version does not know.
+            Self::Present { tier: Tier::Other } => format!("{name} is in the cache."),
+            Self::Present { tier } => format!("{name} is in the cache ({tier})."),
             Self::NeverWritten => format!(
-                "`{path}` was never written. Check the spelling, and that its writer uses this mount and this \
+                "{name} was never written. Check the spelling, and that its writer uses this mount and this \
                  namespace."
             ),
             Self::Evicted { at, for_whom, reason } => {
                 let for_whom =
                     for_whom.as_ref().map_or_else(String::new, |who| format!(" to make room for `{who}`"));
                 format!(
-                    "`{path}` was evicted at {at}{for_whom} ({reason}). If it should have stayed: raise the \
+                    "{name} was evicted at {at}{for_whom} ({reason}). If it should have stayed: raise the \
                      capacity, give its namespace a floor (user.tidefs.floor), or pin it."
                 )
             }
             Self::Expired { at } => format!(
-                "`{path}` expired at {at}, when its time to live was over. If that was too early, raise \
+                "{name} expired at {at}, when its time to live was over. If that was too early, raise \
                  user.tidefs.ttl on its directory."
             ),
             Self::Withdrawn { at } => format!(
-                "`{path}` was removed or replaced on another member of the cluster at {at}. Ask there, with \
+                "{name} was removed or replaced on another member of the cluster at {at}. Ask there, with \
                  `tidefs why`, who did it."
             ),
             Self::Unreachable { at } => format!(
-                "`{path}` could not be fetched at {at} from any member that was said to hold it. `tidefs members` \
+                "{name} could not be fetched at {at} from any member that was said to hold it. `tidefs members` \
                  shows who is away."
             ),
             Self::Deleted { at, by_pid } => format!(
-                "`{path}` was deleted at {at}{}. If nobody should have: some clients delete a file after a \
+                "{name} was deleted at {at}{}. If nobody should have: some clients delete a file after a \
                  failed read, their log says so.",
                 by(by_pid)
             ),
-            Self::Renamed { at, to } => format!("`{path}` was renamed to `{to}` at {at}. Look there."),
+            Self::Renamed { at, to } => format!("{name} was renamed to `{to}` at {at}. Look there."),
             Self::Replaced { at, by_pid } => {
-                format!("`{path}` was replaced by another file at {at}{}, which is gone as well.", by(by_pid))
+                format!("{name} was replaced by another file at {at}{}, which is gone as well.", by(by_pid))
             }
             Self::Quota { at, namespace, quota } => format!(
-                "`{path}` was refused at {at}: namespace `{namespace}` was at its quota of {quota} and nothing \
+                "{name} was refused at {at}: namespace `{namespace}` was at its quota of {quota} and nothing \
                  in it could be evicted. Raise user.tidefs.quota, or unpin or close some of its files."
             ),
             Self::WriterDied { at, pid } => format!(
-                "`{path}` was never whole: its writer, process {pid}, ended at {at} before it had closed or \
+                "{name} was never whole: its writer, process {pid}, ended at {at} before it had closed or \
                  renamed it. Look at what ended that process."
             ),
             Self::BeingWritten { by_pid } => format!(
-                "`{path}` is being written{} and stays hidden until its last writer closes or renames it. If \
+                "{name} is being written{} and stays hidden until its last writer closes or renames it. If \
                  that never comes, a process keeps it open.",
                 by(by_pid)
             ),
             Self::Corrupt { at } => format!(
-                "`{path}` was dropped at {at}: its bytes did not fit their checksum. Run `tidefs verify`; if \
+                "{name} was dropped at {at}: its bytes did not fit their checksum. Run `tidefs verify`; if \
                  more are corrupt, suspect the machine's memory."
             ),
             Self::UnknownHistoryTooOld { since } => format!(
-                "`{path}` is not here, and what happened before {since} is no longer known. It may never have \
+                "{name} is not here, and what happened before {since} is no longer known. It may never have \
                  been written."
             ),
-            Self::Other => format!("`{path}`: a verdict that this version of the tools does not know."),
+            Self::Other => format!("{name}: a verdict that this version of the tools does not know."),
         }
     }
 }
@@ -211,5 +214,11 @@ mod tests {
             text.contains("`ns/key`") && text.contains("1970-01-01") && text.contains("process 42"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn the_root_of_a_mount_has_a_name_in_an_explanation() {
+        let text = Verdict::Present { tier: Tier::Other }.explain(&KeyPath::root());
+        assert_eq!(text, "the mount's root is in the cache.");
     }
 }

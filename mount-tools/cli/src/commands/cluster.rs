@@ -12,7 +12,7 @@ use crate::output::{Column, Output, duration, facts, grouped, table};
 
 /// The cluster of the daemon that is meant.
 fn cluster(args: &StatusArgs) -> Result<ClusterStatus, CliError> {
-    let client = locate::connect(&args.select)?;
+    let client = locate::connect(&args.of.select())?;
     let status: Status = client.read(client.get(routes::STATUS, &())?)?;
     status.cluster.ok_or_else(|| {
         CliError::new(Exit::Failed, format!("{} is a host alone, in no cluster", status.mount_point))
@@ -101,9 +101,10 @@ pub(crate) fn locate(args: &PathArgs, output: Output) -> Result<(), CliError> {
 }
 
 fn human(found: &Where) -> String {
+    let name = found.path.in_words();
     match found.kind.as_str() {
         "file" if found.copies.is_empty() => {
-            format!("`{}` is known, and no member holds its bytes", found.path)
+            format!("{name} is known, and no member holds its bytes")
         }
         "file" => {
             let rows = found.copies.iter().map(|copy| {
@@ -119,11 +120,11 @@ fn human(found: &Where) -> String {
                 }
                 _ => String::new(),
             };
-            format!("`{}`, {size}\n\n{}{wanted}", found.path, table(&columns, rows))
+            format!("{name}, {size}\n\n{}{wanted}", table(&columns, rows))
         }
-        "directory" => format!("`{}` is a directory: every member knows it", found.path),
-        "absent" => format!("no member holds `{}`", found.path),
-        _ => format!("nobody who serves the catalog of `{}` answered in time", found.path),
+        "directory" => format!("{name} is a directory: every member knows it"),
+        "absent" => format!("no member holds {name}"),
+        _ => format!("nobody who serves the catalog of {name} answered in time"),
     }
 }
 

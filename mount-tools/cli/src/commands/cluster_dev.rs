@@ -22,7 +22,7 @@ use crate::args::ClusterDevArgs;
 use crate::error::{CliError, Exit};
 use crate::launch::Launch;
 use crate::locate;
-use crate::output::Output;
+use crate::output::{Output, tell};
 
 /// How long etcd may take until it answers.
 const ETCD_START: Duration = Duration::from_secs(20);
@@ -196,13 +196,14 @@ impl Drop for Cluster {
         }
         for host in &self.hosts {
             if !has_ended(host.process, STOP) {
-                eprintln!(
+                let log = host.instance.log();
+                tell(format_args!(
                     "tidefs: process {} does not stop; its log is {}",
                     host.process,
-                    host.instance.log().display()
-                );
+                    log.display()
+                ));
             } else if let Err(error) = host.bury(self.discards) {
-                eprintln!("tidefs: what {} left stays: {error}", host.mount.display());
+                tell(format_args!("tidefs: what {} left stays: {error}", host.mount.display()));
             }
         }
         if let Meeting::Etcd { process, .. } = &mut self.meeting {

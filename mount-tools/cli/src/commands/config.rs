@@ -9,7 +9,7 @@ use crate::locate;
 use crate::output::{Column, Output, table};
 
 pub(crate) fn show(args: &ConfigShowArgs, output: Output) -> Result<(), CliError> {
-    let client = locate::connect(&args.select)?;
+    let client = locate::connect(&args.of.select())?;
     let mut value = client.get(routes::CONFIG, &())?;
     let raw: Vec<Value> = client.read(value["entries"].take())?;
     let mut shown = Vec::new();

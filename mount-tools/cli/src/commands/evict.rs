@@ -1,34 +1,57 @@
 //! `tidefs evict`.
 
 use std::fmt::Write as _;
+use std::process::ExitCode;
 
-use tidefs_control_api::{EvictRequest, Evicted, routes};
+use tidefs_control_api::{EvictRequest, Evicted, KeyPath, SkipReason, routes};
+use tidefs_engine::types::ByteCount;
 
 use crate::args::EvictArgs;
-use crate::error::CliError;
+use crate::error::{CliError, Exit};
 use crate::locate;
 use crate::output::{Output, grouped};
 
-pub(crate) fn run(args: &EvictArgs, output: Output) -> Result<(), CliError> {
+/// Exits with 1 if the object that was named stays. Of a directory or a pattern, some may stay.
+pub(crate) fn run(args: &EvictArgs, output: Output) -> Result<ExitCode, CliError> {
     let mut request = EvictRequest { force: args.force, ..EvictRequest::default() };
-    let client = match &args.what.path {
-        Some(path) => {
+    let client = match (&args.what.path, &args.what.pattern) {
+        (Some(path), _) => {
             let (client, path) = locate::connect_to(&args.select, path)?;
             request.path = Some(path);
             client
         }
-        None => locate::connect(&args.select)?,
+        (None, Some(pattern)) => {
+            let (client, pattern) = locate::connect_to_pattern(&args.select, pattern)?;
+            request.pattern = Some(pattern);
+            client
+        }
+        (None, None) => locate::connect(&args.select)?,
     };
-    request.pattern.clone_from(&args.what.pattern);
     request.bytes = args.what.bytes;
     let value = client.post(routes::EVICT, &request)?;
     let evicted: Evicted = client.read(value.clone())?;
-    output.result(&value, || human(&evicted))
+    output.result(&value, || human(&evicted, args.force))?;
+    let stays = request.path.is_some_and(|path| stays(&path, &evicted));
+    Ok(if stays { Exit::Failed.into() } else { ExitCode::SUCCESS })
 }
 
-fn human(evicted: &Evicted) -> String {
+/// Whether `path` itself, and not something below it, was kept.
+fn stays(path: &KeyPath, evicted: &Evicted) -> bool {
+    evicted.skipped.iter().any(|skipped| skipped.path == *path)
+}
+
+fn human(evicted: &Evicted, force: bool) -> String {
     let mut text =
         format!("evicted {} objects, {} are free now\n", grouped(evicted.objects.0), evicted.bytes);
+    if evicted.missing_bytes > ByteCount::ZERO {
+        writeln!(
+            text,
+            "{} less than asked: what is still in memory is pinned, open, being written or below a floor; \
+             `tidefs list` shows pins",
+            evicted.missing_bytes
+        )
+        .expect("writing to a String cannot fail");
+    }
     for skipped in &evicted.skipped {
         writeln!(text, "kept {}: {}", skipped.path, skipped.reason).expect("writing to a String cannot fail");
     }
@@ -37,5 +60,50 @@ fn human(evicted: &Evicted) -> String {
     if more > 0 {
         writeln!(text, "kept {} more", grouped(more)).expect("writing to a String cannot fail");
     }
+    let yields = |reason| matches!(reason, SkipReason::Pinned | SkipReason::Referenced);
+    if !force && evicted.skipped.iter().any(|skipped| yields(skipped.reason)) {
+        text += "--force evicts pinned and open ones too\n";
+    }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidefs_control_api::Skipped;
+    use tidefs_engine::types::ObjectCount;
+
+    fn key(path: &str) -> KeyPath {
+        KeyPath::from_bytes(path.as_bytes())
+    }
+
+    /// Kept `ns/a` for `reason`.
+    fn kept(reason: SkipReason) -> Evicted {
+        Evicted {
+            skipped_objects: ObjectCount(1),
+            skipped: vec![Skipped { path: key("ns/a"), reason }],
+            ..Evicted::default()
+        }
+    }
+
+    #[test]
+    fn a_named_object_that_stays_is_told_from_one_below_what_was_named() {
+        assert!(stays(&key("ns/a"), &kept(SkipReason::Pinned)));
+        assert!(!stays(&key("ns"), &kept(SkipReason::Pinned)));
+        assert!(!stays(&key("ns"), &Evicted::default()), "an empty directory");
+    }
+
+    #[test]
+    fn force_is_named_where_it_would_help() {
+        assert!(human(&kept(SkipReason::Pinned), false).contains("--force"));
+        assert!(human(&kept(SkipReason::Referenced), false).contains("--force"));
+        assert!(!human(&kept(SkipReason::BeingWritten), false).contains("--force"));
+        assert!(!human(&kept(SkipReason::Pinned), true).contains("--force"));
+    }
+
+    #[test]
+    fn bytes_that_found_nothing_to_evict_are_told() {
+        let short = Evicted { missing_bytes: ByteCount::mib(3), ..Evicted::default() };
+        assert!(human(&short, false).contains("3.0 MiB less than asked"), "{}", human(&short, false));
+    }
 }

@@ -28,6 +28,7 @@ use crate::output::Output;
 pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError> {
     match command {
         Command::Verify(args) => return verify::run(&args, output),
+        Command::Evict(args) => return evict::run(&args, output),
         Command::Drain(args) => return drain::run(&args, output),
         Command::Bench(args) => return Ok(crate::bench::run(args)),
         Command::Status(args) => status::run(&args, output)?,
@@ -42,7 +43,6 @@ pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError
         Command::List(args) => list::run(&args, output)?,
         Command::Stat(args) => object::stat(&args, output)?,
         Command::Why(args) => object::why(&args, output)?,
-        Command::Evict(args) => evict::run(&args, output)?,
         Command::Pin(args) => pin::run(&args, output)?,
         Command::Config(ConfigCommand::Show(args)) => config::show(&args, output)?,
         Command::Mount(args) => mount::run(args, output)?,

@@ -9,6 +9,7 @@ use crate::error::{CliError, Exit};
 use crate::launch::{Launch, LaunchError};
 use crate::locate;
 use crate::output::Output;
+use crate::shell::quoted;
 
 pub(crate) fn run(args: MountArgs, output: Output) -> Result<(), CliError> {
     let dir = locate::resolve(&locate::mount_table()?, &args.dir)?;
@@ -45,7 +46,7 @@ fn failure(error: &LaunchError) -> CliError {
     let failure = CliError::new(exit, error.to_string());
     match error {
         LaunchError::AlreadyServed { dir, .. } => {
-            failure.next_step(format!("`tidefs status --mount {}` shows it", dir.display()))
+            failure.next_step(format!("`tidefs status {}` shows it", quoted(dir)))
         }
         LaunchError::NoDaemon { .. } => failure.next_step("install tidefsd beside this program, or in PATH"),
         _ => failure,

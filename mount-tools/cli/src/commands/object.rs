@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use tidefs_control_api::{ObjectStat, PathQuery, Timestamp, Why, routes};
+use tidefs_control_api::{KeyPath, ObjectStat, PathQuery, Timestamp, Why, routes};
 
 use crate::args::PathArgs;
 use crate::error::CliError;
@@ -25,7 +25,8 @@ pub(crate) fn why(args: &PathArgs, output: Output) -> Result<(), CliError> {
 
 fn human(stat: &ObjectStat, now: SystemTime) -> String {
     let when = |time: Option<Timestamp>| time.map(|time| format!("{time} ({} ago)", age(time, now)));
-    let path = if stat.path.is_root() { "(the mount's root)".to_owned() } else { stat.path.to_string() };
+    let root = || format!("({})", KeyPath::ROOT_IN_WORDS);
+    let path = if stat.path.is_root() { root() } else { stat.path.to_string() };
     facts(&[
         ("path", Some(path)),
         ("kind", Some(stat.kind.to_string())),
@@ -49,7 +50,7 @@ fn human(stat: &ObjectStat, now: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidefs_control_api::{ChecksumHex, KeyPath, Pin, Tier};
+    use tidefs_control_api::{ChecksumHex, Pin, Tier};
     use tidefs_engine::types::{ByteCount, Checksum, SegmentId, Version};
 
     #[test]

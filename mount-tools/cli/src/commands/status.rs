@@ -12,7 +12,7 @@ use crate::locate;
 use crate::output::{Column, Output, duration, facts, grouped, percent, table};
 
 pub(crate) fn run(args: &StatusArgs, output: Output) -> Result<(), CliError> {
-    let client = locate::connect(&args.select)?;
+    let client = locate::connect(&args.of.select())?;
     let value = client.get(routes::STATUS, &())?;
     let status: Status = client.read(value.clone())?;
     output.result(&value, || human(&status))

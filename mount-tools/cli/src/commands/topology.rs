@@ -6,10 +6,16 @@ use serde_json::json;
 use tidefs_engine::topology::{Nic, NicKind, Node, Topology};
 
 use crate::args::TopologyArgs;
-use crate::error::CliError;
+use crate::error::{CliError, Exit};
 use crate::output::Output;
 
 pub(crate) fn run(args: &TopologyArgs, output: Output) -> Result<(), CliError> {
+    let sys = args.sys.display();
+    match std::fs::metadata(&args.sys) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => return Err(CliError::new(Exit::Failed, format!("{sys} is no directory"))),
+        Err(error) => return Err(CliError::system(format!("cannot read {sys}"), &error)),
+    }
     let topology = Topology::read(&args.sys);
     output.result(&json!(topology), || tree(&topology))
 }

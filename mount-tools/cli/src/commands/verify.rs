@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde_json::Value;
-use tidefs_control_api::{ApiError, Tier, VerifyEvent, VerifyProgress, VerifyRequest, VerifySummary, routes};
+use tidefs_control_api::{Tier, VerifyEvent, VerifyProgress, VerifyRequest, VerifySummary, routes};
+use tidefs_engine::types::ObjectCount;
 
 use crate::args::{VerifiedTier, VerifyArgs};
 use crate::error::{CliError, Exit};
@@ -24,13 +25,13 @@ pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, CliErro
     };
     // indicatif draws on stderr, and only if that is a terminal.
     let bar = if output.is_json() { ProgressBar::hidden() } else { progress_bar() };
-    let mut last: Option<Result<(VerifySummary, Value), ApiError>> = None;
+    let mut last: Option<Result<(VerifySummary, Value), CliError>> = None;
     let tier = args.tier.map(|VerifiedTier::Ssd| Tier::Ssd);
     let request = VerifyRequest { path, tier, bytes_per_second: args.rate };
     let asked = client.post_for_events(routes::VERIFY, &request, |event, value| match event {
         VerifyEvent::Progress(progress) => show(&bar, &progress),
         VerifyEvent::Summary(summary) => last = Some(Ok((summary, value))),
-        VerifyEvent::Error(error) => last = Some(Err(error)),
+        VerifyEvent::Error(error) => last = Some(Err(client.refused(error))),
         VerifyEvent::Other => {}
     });
     bar.finish_and_clear();
@@ -54,26 +55,51 @@ fn progress_bar() -> ProgressBar {
 
 fn show(bar: &ProgressBar, progress: &VerifyProgress) {
     bar.set_length(progress.total.0);
-    bar.set_position(progress.checked.0);
+    bar.set_position(progress.checked.0 + progress.passed_by.0);
     bar.set_message(HumanBytes(progress.checked_bytes.get()).to_string());
 }
 
 fn human(summary: &VerifySummary) -> String {
     let took = Duration::from_millis(summary.elapsed_ms).as_secs_f64();
     let (checked, bytes) = (grouped(summary.checked.0), summary.checked_bytes);
-    let mut text = format!("checked {checked} objects, {bytes}, in {took:.1} s: ");
-    if summary.corrupt.0 == 0 {
-        text += "all intact\n";
-    } else {
-        writeln!(text, "{} corrupt, dropped from the cache", grouped(summary.corrupt.0))
-            .expect("writing to a String cannot fail");
+    let mut text = format!("checked {checked} objects, {bytes}, in {took:.1} s");
+    match (summary.checked.0, summary.corrupt.0) {
+        // Nothing was read, so nothing is known.
+        (0, _) => text += "\n",
+        (_, 0) => text += ": all intact\n",
+        (_, corrupt) => writeln!(text, ": {} corrupt, dropped from the cache", grouped(corrupt))
+            .expect("writing to a String cannot fail"),
     }
-    if summary.gone.0 > 0 {
-        writeln!(text, "{} went away meanwhile", grouped(summary.gone.0))
-            .expect("writing to a String cannot fail");
-    }
+    let mut unread = |count: ObjectCount, what: &str| {
+        if count.0 > 0 {
+            writeln!(text, "not read: {} {what}", grouped(count.0)).expect("writing to a String cannot fail");
+        }
+    };
+    unread(summary.only_on_disk, "are on disk only: --tier ssd reads them");
+    unread(summary.only_in_memory, "are in memory only: a verification without --tier reads them");
+    unread(summary.only_elsewhere, "are on other members only: verify them there");
+    unread(summary.gone, "went away meanwhile");
     for path in &summary.corrupt_paths {
         writeln!(text, "corrupt: {path}").expect("writing to a String cannot fail");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_read_is_not_called_intact() {
+        let nothing = human(&VerifySummary { only_on_disk: ObjectCount(2), ..VerifySummary::default() });
+        assert!(!nothing.contains("intact"), "{nothing}");
+        assert!(nothing.contains("not read: 2 are on disk only: --tier ssd reads them"), "{nothing}");
+        let some = VerifySummary {
+            checked: ObjectCount(1),
+            only_in_memory: ObjectCount(3),
+            ..VerifySummary::default()
+        };
+        let some = human(&some);
+        assert!(some.contains("all intact") && some.contains("not read: 3 are in memory only"), "{some}");
+    }
 }

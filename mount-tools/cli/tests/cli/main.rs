@@ -11,3 +11,4 @@ mod mounting;
 mod queries;
 mod topology;
 mod unmounting;
+mod wording;

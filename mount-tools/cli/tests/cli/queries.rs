@@ -166,11 +166,14 @@ fn evict_sends_exactly_what_was_named() {
     let evicted = Evicted {
         objects: ObjectCount(2),
         bytes: ByteCount::mib(10),
+        missing_bytes: ByteCount::ZERO,
         skipped_objects: ObjectCount(3),
         skipped: vec![Skipped { path: KeyPath::from_bytes(b"llama/p"), reason: SkipReason::Pinned }],
     };
     let daemon = FakeDaemon::serve(&host, &[("POST /v1/evict", 200, value(&evicted))]);
-    insta::assert_snapshot!("evict_human", host.run("evict llama/p").stdout);
+    let stays = host.run("evict llama/p");
+    assert_eq!(stays.code, 1, "the object that was named stays");
+    insta::assert_snapshot!("evict_human", stays.stdout);
     insta::assert_json_snapshot!("evict_json", host.run("evict --bytes 4GiB --force --json").json());
     assert_eq!(host.run("evict --pattern llama/** --mount MNT").code, 0);
     assert_eq!(
@@ -186,15 +189,15 @@ fn evict_sends_exactly_what_was_named() {
 #[test]
 fn pin_sends_strength_and_time() {
     let host = Host::new();
-    let pinned = Pinned { path: KeyPath::from_bytes(b"llama"), pin: Pin::Hard, ttl_left_s: Some(600) };
+    let pinned = Pinned { path: KeyPath::from_bytes(b"llama"), pin: Pin::Soft, ttl_left_s: Some(600) };
     let daemon = FakeDaemon::serve(&host, &[("POST /v1/pin", 200, value(&pinned))]);
-    let human = host.run("pin llama --hard --ttl 10m");
-    assert_eq!(human.stdout, "llama is not evicted, for 10m\n");
+    let human = host.run("pin llama --soft --ttl 10m");
+    assert_eq!(human.stdout, "llama is evicted last, for 10m\n");
     insta::assert_json_snapshot!("pin_json", host.run("pin llama --none --json").json());
     assert_eq!(
         daemon.asked(),
         [
-            r#"POST /v1/pin {"path":"llama","pin":"hard","ttl_s":600}"#,
+            r#"POST /v1/pin {"path":"llama","pin":"soft","ttl_s":600}"#,
             r#"POST /v1/pin {"path":"llama","pin":"none"}"#,
         ]
     );

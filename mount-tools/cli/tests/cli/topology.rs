@@ -41,6 +41,16 @@ fn topology_shows_nodes_and_what_hangs_on_them() {
 
 #[test]
 fn topology_of_a_host_that_tells_nothing_is_empty_and_no_error() {
-    let ended = Host::new().run("topology --sys /nonexistent --json");
+    let host = Host::new();
+    let ended = host.run("topology --sys MNT --json");
     assert_eq!((ended.code, ended.json()), (0, json!({"nodes": [], "nics": []})));
+}
+
+#[test]
+fn topology_of_a_directory_that_is_not_there_is_an_error_that_names_it() {
+    let host = Host::new();
+    let ended = host.run("topology --sys /nonexistent");
+    assert_eq!((ended.code, ended.stdout.as_str()), (1, ""), "{ended:?}");
+    assert!(ended.stderr.contains("/nonexistent"), "{ended:?}");
+    assert_eq!(host.run("topology --sys /dev/null").code, 1, "it is no directory");
 }

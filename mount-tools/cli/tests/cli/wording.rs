@@ -1,0 +1,120 @@
+//! What is said when a command line asks for what cannot be, and that the next step can be typed as it stands.
+
+use std::fs::File;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tidefs_control_api::instance::STATE_DIR_VARIABLE;
+use tidefs_control_api::{ApiError, ErrorBody, ErrorCode, KeyPath, Pin, Pinned, Status, VerifyEvent};
+
+use crate::fake_daemon::FakeDaemon;
+use crate::host::Host;
+
+fn value(body: &impl serde::Serialize) -> Value {
+    serde_json::to_value(body).unwrap()
+}
+
+fn no_object(key: &[u8]) -> ApiError {
+    ApiError::no_object(&KeyPath::from_bytes(key))
+}
+
+#[test]
+fn a_hard_pin_with_a_time_is_refused_before_the_daemon_is_asked() {
+    let host = Host::new();
+    let daemon = FakeDaemon::serve(&host, &[("POST /v1/pin", 200, value(&Pinned::default()))]);
+    let ended = host.run("pin llama --hard --ttl 3s");
+    assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{ended:?}");
+    assert!(ended.stderr.contains("only a soft pin takes --ttl"), "{ended:?}");
+    assert!(ended.stderr.contains("next step: use --soft"), "{ended:?}");
+    let ended = host.run("pin llama --hard --ttl 3s --json");
+    assert_eq!((ended.code, &ended.json()["error"]["code"]), (2, &json!("usage")));
+    assert_eq!(daemon.asked(), [""; 0]);
+}
+
+#[test]
+fn a_daemon_may_be_named_by_its_directory_alone() {
+    let host = Host::new();
+    let config = json!({"entries": []});
+    let daemon = FakeDaemon::serve(
+        &host,
+        &[("GET /v1/status", 200, value(&Status::default())), ("GET /v1/config", 200, config)],
+    );
+    for line in ["status MNT", "status --json MNT", "status .//mnt", "config show --effective MNT"] {
+        assert_eq!(host.run(line).code, 0, "{line}");
+    }
+    assert_eq!(daemon.asked().len(), 4);
+    let ended = host.run("status MNT/..");
+    assert!(ended.code == 3 && ended.stderr.contains("no daemon serves"), "{ended:?}");
+    for line in ["status MNT --mount MNT", "config show MNT --mount MNT"] {
+        assert_eq!(host.run(line).code, 2, "{line}");
+    }
+}
+
+#[test]
+fn a_next_step_names_the_whole_path() {
+    let host = Host::new();
+    let refused = value(&ErrorBody { error: no_object(b"ns/small") });
+    let event = serde_json::to_string(&VerifyEvent::Error(no_object(b"ns/small"))).unwrap() + "\n";
+    let _daemon = FakeDaemon::serve_text(
+        &host,
+        [("GET /v1/stat", 404, refused.to_string()), ("POST /v1/verify", 200, event)],
+    );
+    let dir = host.mount_dir().display().to_string();
+    let wanted = format!("`tidefs why {dir}/ns/small --mount {dir}` tells what became of it");
+    for line in ["stat ns/small --mount MNT", "stat MNT/ns/small --mount MNT", "verify ns/small --mount MNT"]
+    {
+        let ended = host.run(line);
+        assert_eq!(ended.code, 4, "{ended:?}");
+        assert!(ended.stderr.contains(&wanted), "{line}: {ended:?}");
+    }
+    assert_eq!(host.run("stat ns/small --json --mount MNT").json()["error"]["next_step"], json!(wanted));
+    // The key alone, where no mount is shown, and the place to look, where the environment does not name it.
+    assert!(host.run("stat ns/small").stderr.contains("`tidefs why ns/small` tells"));
+    let other = host.path().join("other");
+    std::fs::rename(host.state().path(), &other).unwrap();
+    let ended = host.run(&format!("stat ns/small --state-dir {}", other.display()));
+    let wanted = format!("`tidefs why ns/small --state-dir {}` tells", other.display());
+    assert!(ended.stderr.contains(&wanted), "{ended:?}");
+}
+
+#[test]
+fn a_pattern_that_is_not_below_the_mount_is_refused() {
+    let host = Host::new();
+    let evicted = json!({"objects": 1, "bytes": 5});
+    let daemon = FakeDaemon::serve(&host, &[("POST /v1/evict", 200, evicted)]);
+    assert_eq!(host.run("evict --mount MNT --pattern MNT/ns/*").code, 0);
+    assert_eq!(daemon.asked(), [r#"POST /v1/evict {"pattern":"ns/*","force":false}"#]);
+    for line in ["evict --mount MNT --pattern /nowhere/ns/*", "evict --pattern /nowhere/ns/*"] {
+        let ended = host.run(line);
+        assert!(ended.code == 2 && ended.stderr.contains("/nowhere/ns/* is not below"), "{line}: {ended:?}");
+    }
+    assert_eq!(daemon.asked().len(), 1);
+}
+
+#[test]
+fn the_root_of_a_mount_has_a_name() {
+    let host = Host::new();
+    let pinned = Pinned { pin: Pin::Hard, ..Pinned::default() };
+    let _daemon = FakeDaemon::serve(&host, &[("POST /v1/pin", 200, value(&pinned))]);
+    let ended = host.run("pin MNT --mount MNT --hard");
+    assert_eq!(ended.stdout, "the mount's root is not evicted, until the pin is taken away\n");
+}
+
+#[test]
+fn a_full_standard_error_changes_no_exit_code() {
+    let host = Host::new();
+    let refused = |code| value(&ErrorBody { error: ApiError::new(code, "no") });
+    let _daemon = FakeDaemon::serve(
+        &host,
+        &[
+            ("GET /v1/list", 404, refused(ErrorCode::NotFound)),
+            ("GET /v1/config", 200, json!({"entries": []})),
+        ],
+    );
+    for (line, code) in [("list nope", 4), ("config show", 0)] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidefs"));
+        let command = command.args(line.split(' ')).env(STATE_DIR_VARIABLE, host.state().path()).stderr(full);
+        assert_eq!(command.current_dir(host.path()).status().unwrap().code(), Some(code), "{line}");
+    }
+}
