@@ -284,10 +284,13 @@ impl Core {
         is_over
     }
 
-    /// Whether what a member holds counts: it was not given up.
+    /// Whether what a member holds counts: it was not given up, and does not leave as this one does.
     pub(super) fn is_counted(&self, member: MemberId) -> bool {
         if member == self.me.member {
             return !self.is_leaving();
+        }
+        if self.drains_too(member) {
+            return false;
         }
         self.peers.lock().get(&member).is_some_and(|peer| !peer.is_dropped && !peer.has_left)
     }

@@ -1,7 +1,7 @@
 //! Leaving with nothing lost: what only this member holds is copied to others, the hottest first, and then it leaves.
 //!
 //! Invariants
-//! - While it drains, this member keeps no copies for others, and its own do not count.
+//! - While it drains, this member keeps no copies for others, and its own do not count, nor do those of others that drain.
 //! - It leaves only when a whole walk found nothing left to copy. When its time is over before, or nobody takes what is left,
 //!   it stays a member, and a later drain begins with what is left.
 //! - A start of a member that was draining goes on with that, until the time that it was given.
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidefs_engine::engine::Answer;
-use tidefs_engine::types::{ByteCount, MemberId};
+use tidefs_engine::types::{ByteCount, MemberId, PeerId};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -47,6 +47,8 @@ struct State {
     report: DrainReport,
     /// When it is given up, by the time since this member began.
     until: Option<Duration>,
+    /// Others that drained, too, when the last walk began.
+    others: BTreeSet<MemberId>,
 }
 
 /// What one walk did.
@@ -65,6 +67,27 @@ impl Core {
     /// Whether it has left.
     pub(super) fn has_left(&self) -> bool {
         self.draining.state.lock().report.phase == DrainPhase::Left
+    }
+
+    /// Whether what `member` holds goes with it, as far as this member, which drains itself, has heard.
+    pub(super) fn drains_too(&self, member: MemberId) -> bool {
+        self.draining.state.lock().others.contains(&member)
+    }
+
+    /// The others that drain, or that do not say whether they do.
+    async fn others_that_drain(self: &Arc<Self>) -> BTreeSet<MemberId> {
+        let mut asked = JoinSet::new();
+        for PeerId { member, .. } in self.others() {
+            let core = Arc::clone(self);
+            asked.spawn(async move {
+                let report = core.drain(member, DrainOrder::Ask).await;
+                let stays = report
+                    .is_ok_and(|report| !matches!(report.phase, DrainPhase::Copying | DrainPhase::Left));
+                (!stays).then_some(member)
+            });
+        }
+        // One that panicked is logged by its thread.
+        asked.join_all().await.into_iter().flatten().collect()
     }
 
     pub(super) fn drain_report(&self) -> DrainReport {
@@ -165,6 +188,7 @@ impl Core {
         let end = if end == DrainPhase::Left { self.leave_when_drained().await } else { end };
         let mut state = self.draining.state.lock();
         state.report.phase = end;
+        state.others.clear();
         Unfinished::forget(self.config.drain_file.as_deref());
         tracing::info!(phase = ?end, left = state.report.objects_left, "the drain of this member has ended");
     }
@@ -188,6 +212,9 @@ impl Core {
     /// Walks through all that is here, the hottest first. `None` when the time is over.
     async fn drain_walk(self: &Arc<Self>) -> Option<Walk> {
         let holder = self.holder.upgrade()?;
+        // Whoever begins after this asks this member in turn.
+        let others = self.others_that_drain().await;
+        self.draining.state.lock().others = others;
         let (places, bytes) = holder.hottest();
         {
             let report = &mut self.draining.state.lock().report;

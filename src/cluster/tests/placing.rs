@@ -154,6 +154,28 @@ fn a_drain_that_nobody_can_take_anything_of_ends_with_the_member_still_there() {
 }
 
 #[test]
+fn who_drains_does_not_count_on_one_that_drains_too() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let at = wall();
+        for host in &hosts[..2] {
+            host.write("kv/both", b"the same bytes", at, soon()).await.unwrap();
+        }
+        assert_eq!(held_by(&hosts[2], "kv/both", 2).await, BTreeSet::from([1, 2]));
+        hosts[0].write("kv/own", b"bytes", wall(), soon()).await.unwrap();
+        hosts[1..].iter().for_each(|host| host.memory.state.lock().is_full = true);
+        hosts[2].cluster.drain(MemberId(1), DrainOrder::Begin { within_ms: None }).await.unwrap();
+        // The first still looks for a place for what is its own; the second may not leave it with what both hold.
+        hosts[2].cluster.drain(MemberId(2), DrainOrder::Begin { within_ms: Some(300) }).await.unwrap();
+        until("the second has looked for a place", || {
+            hosts[1].cluster.status().drain.phase != DrainPhase::Copying
+        })
+        .await;
+        let report = hosts[1].cluster.status().drain;
+        assert_eq!((report.phase, report.objects_left), (DrainPhase::Late, 1));
+    });
+}
+
+#[test]
 fn a_member_that_is_started_again_while_it_drains_goes_on_and_keeps_nothing_for_others() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("drain.json");
