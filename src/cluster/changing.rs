@@ -129,6 +129,15 @@ pub(super) struct Applied {
     waits: Vec<Wait>,
 }
 
+/// What a change is when it is sent after its time: its caller has gone on, and others may have, too.
+fn late(change: Change) -> Change {
+    match change {
+        // What was published since then stays.
+        Change::Remove { path, at } => Change::RemoveThrough { path, through: at },
+        change => change,
+    }
+}
+
 impl Core {
     /// Waits until all is settled, but not beyond `deadline`.
     pub(super) async fn settle(waits: Vec<Wait>, deadline: Instant) -> bool {
@@ -229,10 +238,13 @@ impl Core {
         sent: Vec<Sent>,
     ) -> Option<Vec<Outcome>> {
         let (deadline, count) = (self.in_background(), sent.len());
-        // Whoever waits the shortest decides how long the member waits for others.
-        let wait = sent.iter().map(|sent| self.until(sent.deadline)).min().unwrap_or_default();
+        let left: Vec<Duration> = sent.iter().map(|sent| self.until(sent.deadline)).collect();
+        // Whoever waits the shortest decides how long the member waits for others; whose time is over does not wait.
+        let wait = left.iter().copied().filter(|left| !left.is_zero()).min().unwrap_or_default();
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let changes = sent.into_iter().map(|sent| sent.change).collect();
+        let in_time =
+            |(sent, left): (Sent, Duration)| if left.is_zero() { late(sent.change) } else { sent.change };
+        let changes = sent.into_iter().zip(left).map(in_time).collect();
         let message = Changes { view: self.seen().view.number, wait_ms, changes };
         self.counters.change_messages.increment();
         let Ok(answer) = self.call(member, CHANGE, message.encode(), deadline).await else {
@@ -406,5 +418,19 @@ impl Core {
                 })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removal_that_is_sent_after_its_time_leaves_what_came_since() {
+        let path = b"kv/a".to_vec();
+        let removal = Change::Remove { path: path.clone(), at: Stamp(7) };
+        assert_eq!(late(removal), Change::RemoveThrough { path: path.clone(), through: Stamp(7) });
+        let note = Change::LetGo { path, stamp: Stamp(7) };
+        assert_eq!(late(note.clone()), note);
     }
 }

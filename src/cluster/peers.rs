@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tidefs_engine::engine::PeerDescriptor;
 use tidefs_engine::types::{MemberId, PeerId};
+use tokio::sync::Semaphore;
 
 use super::batcher::{Batcher, Item};
 use super::catalog::wire::{Outcome, Revocation};
@@ -106,6 +107,8 @@ pub(super) struct Peer {
     pub(super) unheard_since: Option<Duration>,
     pub(super) owed: Owed<Revocation>,
     pub(super) debts: Owed<Dirty>,
+    /// One pays them at a time: what is on its way is not among them any more, and is not known there yet.
+    pub(super) paying: Arc<Semaphore>,
     pub(super) is_settling: bool,
     /// It was started again, and not lost since.
     pub(super) is_new_start: bool,

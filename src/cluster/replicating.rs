@@ -108,6 +108,10 @@ impl Core {
 
     /// Tells the other owner what it has missed. Returns whether it knows all of it.
     pub(super) async fn pay_debts(self: &Arc<Self>, member: MemberId) -> bool {
+        let paying = self.peers.lock().get(&member).map(|peer| Arc::clone(&peer.paying));
+        let Some(paying) = paying else { return false };
+        // Never closed.
+        let Ok(_turn) = paying.acquire().await else { return false };
         loop {
             let debts = match self.peers.lock().get_mut(&member) {
                 Some(peer) if !peer.debts.is_empty() => peer.debts.take(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::{MemberId, PeerId};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::batcher::Batcher;
 use super::catalog::owner::Owner;
@@ -223,6 +223,7 @@ impl Core {
             unheard_since: None,
             owed: Owed::default(),
             debts: Owed::default(),
+            paying: Arc::new(Semaphore::new(1)),
             is_settling: false,
             is_new_start: false,
             changes: Batcher::new(limit),

@@ -403,10 +403,17 @@ impl Core {
         self.drop_slots(stale).await;
     }
 
-    /// This member itself was stopped, and may have been passed over.
+    /// This member itself was stopped for `time`, until now, and may have been passed over.
     pub(super) fn stood_still(self: &Arc<Self>, time: Duration) {
         tracing::warn!(seconds = time.as_secs(), "this member stood still; it catches up with the others");
         self.counters.stalls.increment();
+        let since = self.now().saturating_sub(time);
+        for peer in self.peers.lock().values_mut() {
+            // Whether it was lost meanwhile is not known yet; what it decided was not heard of since then.
+            peer.unheard_since = Some(peer.unheard_since.map_or(since, |known| known.min(since)));
+        }
+        // Which ends when all was announced to them once more.
+        self.plan_everything();
         let map = Arc::clone(&self.seen().map);
         let me = self.me.member;
         let mine =

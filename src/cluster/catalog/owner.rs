@@ -300,6 +300,7 @@ impl Owner {
             },
             Change::Announced { .. } => return Effects::only(Outcome::Done { stamp: Stamp(0) }),
         };
+        effects.tell.extend(self.tell_unknown_holders(from, change, effects.outcome));
         if matches!(role, Role::Primary | Role::Acting)
             && matches!(change, Change::Hold { .. } | Change::LetGo { .. })
         {

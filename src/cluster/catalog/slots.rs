@@ -71,6 +71,11 @@ impl Slots {
         self.latest.get(&member).copied()
     }
 
+    /// The latest starts of all members that are known.
+    pub fn latest(&self) -> impl Iterator<Item = PeerId> + '_ {
+        self.latest.values().filter_map(|&slot| self.peer(slot))
+    }
+
     /// The number of a member of which somebody speaks who knows of that view. `None` when it is forgotten, and when it would
     /// have been met.
     pub fn hear_of(&mut self, member: MemberId, view: u64) -> Option<Slot> {

@@ -8,6 +8,8 @@ use tidefs_engine::types::{MemberId, PeerId};
 
 use super::super::entry::Slot;
 use super::{Owner, Role};
+use crate::cluster::catalog::wire::{Change, Outcome, Revocation};
+use crate::cluster::object::{Facts, Stamp};
 use crate::cluster::shards::{KeyId, Shard, ShardMap};
 
 impl Owner {
@@ -27,6 +29,30 @@ impl Owner {
         self.slots.set_view(map.view);
         self.map = map;
         self.check_awaited();
+    }
+
+    /// What is told of a change to all members while this one may not know who holds earlier versions of the name: each takes
+    /// from what it holds what is not valid any more.
+    pub(super) fn tell_unknown_holders(
+        &self,
+        from: PeerId,
+        change: &Change,
+        outcome: Outcome,
+    ) -> Vec<(MemberId, Revocation)> {
+        let Outcome::Done { stamp } = outcome else { return Vec::new() };
+        let (path, through) = match change {
+            Change::Publish { path, facts: Facts::File(_), .. } => (path, Stamp(stamp.0.saturating_sub(1))),
+            Change::Remove { path, .. } | Change::RemoveThrough { path, .. } => (path, stamp),
+            _ => return Vec::new(),
+        };
+        if !self.incomplete[usize::from(KeyId::of(path).shard().number())] {
+            return Vec::new();
+        }
+        let withdraw = |peer: PeerId| {
+            let seen = self.seen.get(&peer).copied().unwrap_or(0);
+            (peer.member, Revocation::Withdraw { path: path.clone(), through, seen })
+        };
+        self.slots.latest().filter(|peer| peer.member != from.member).map(withdraw).collect()
     }
 
     /// `member` has announced all that it holds, under that view.

@@ -32,16 +32,20 @@ fn owner() -> (Owner, Vec<u8>) {
     (owner, name.into_bytes())
 }
 
-fn publish(owner: &mut Owner, from: PeerId, path: &[u8], proposed: Stamp) {
-    let facts = Facts::File(FileFacts {
+fn facts_of(checksum: u64) -> Facts {
+    Facts::File(FileFacts {
         size: ByteCount(10),
         mtime_ns: 0,
         mode: 0o644,
         uid: 0,
         gid: 0,
-        checksum: Some(proposed.0),
+        checksum: Some(checksum),
         replicas: 1,
-    });
+    })
+}
+
+fn publish(owner: &mut Owner, from: PeerId, path: &[u8], proposed: Stamp) {
+    let facts = facts_of(proposed.0);
     let change = Change::Publish { number: 1, path: path.to_vec(), proposed, facts };
     assert_eq!(owner.change(from, &change, NOW).outcome, Outcome::Done { stamp: proposed });
 }
@@ -55,6 +59,32 @@ fn holders(owner: &Owner, path: &[u8]) -> Vec<u64> {
         return Vec::new();
     };
     copies.iter().map(|copy| copy.member.0).collect()
+}
+
+#[test]
+fn an_owner_that_may_not_know_who_holds_a_name_tells_all_that_it_was_removed_or_replaced() {
+    let (mut owner, path) = owner();
+    let withdrawn = |tell: Vec<(MemberId, Revocation)>| -> Vec<(u64, Stamp)> {
+        let through = |(member, revocation): (MemberId, Revocation)| match revocation {
+            Revocation::Withdraw { through, .. } => Some((member.0, through)),
+            _ => None,
+        };
+        tell.into_iter().filter_map(through).collect()
+    };
+    let remove = Change::Remove { path: path.clone(), at: Stamp(20) };
+    let facts = facts_of(30);
+    let replace = Change::Publish { number: 1, path: path.clone(), proposed: Stamp(30), facts };
+    // It knows all there is: nobody holds anything.
+    assert_eq!(withdrawn(owner.change(start(2, 1), &remove, NOW).tell), []);
+    let map = Arc::clone(&owner.map);
+    let shard = KeyId::of(&path).shard();
+    owner.set_map(map, &[shard], [MemberId(3)].into());
+    assert_eq!(withdrawn(owner.change(start(2, 1), &remove, NOW).tell), [(1, Stamp(20)), (3, Stamp(20))]);
+    assert_eq!(withdrawn(owner.change(start(2, 1), &replace, NOW).tell), [(1, Stamp(29)), (3, Stamp(29))]);
+    // When all have announced what they hold it knows again.
+    owner.announced(start(3, 1), u64::MAX);
+    let replace = Change::Publish { number: 2, path, proposed: Stamp(40), facts: facts_of(40) };
+    assert_eq!(withdrawn(owner.change(start(2, 1), &replace, NOW).tell), []);
 }
 
 #[test]
