@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, FileOffset};
+use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 
 use super::decorations;
 use super::resent::Sent;
@@ -228,42 +228,55 @@ impl Datapath {
         let copied = self
             .reserve(&file, ByteCount::ZERO, kept, parent)
             .and_then(|()| if kept > ByteCount::ZERO { self.copy_object(ino, &file) } else { Ok(()) });
-        if let Err(error) = copied {
+        let is_entered =
+            copied.and_then(|()| self.enter_version(caller, ino, (id, file), kept, (version, &place)));
+        if !matches!(is_entered, Ok(true)) {
             self.free_place(Place::Solo(id));
-            return Err(error);
         }
+        is_entered.map(drop)
+    }
+
+    /// Enters a new version of the object `ino`, which keeps `kept` bytes of it in `segment`, into the tables. `false` when another
+    /// writer was faster, whom this one joins.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when it is not what was copied: that `version`, in that place, under a name.
+    fn enter_version(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        segment: (SegmentId, File),
+        kept: ByteCount,
+        (version, place): (Version, &Place),
+    ) -> Result<bool, Error> {
+        let (id, file) = segment;
         let mut state = self.lock();
-        let slot = state.slot_of(ino).inspect_err(|_| self.free_place(Place::Solo(id)))?;
+        let slot = state.slot_of(ino)?;
         let attributes = self.stat_of(&state, slot).attributes;
         let node = state.tree.node(slot);
         let (parent, name) = (node.parent, state.tree.name(slot));
         if node.is_detached() {
-            self.free_place(Place::Solo(id));
             return Err(Error::Stale);
         }
         let old = state.object(slot).ok_or(Error::IsDirectory)?;
         if let Some(next) = old.open.as_ref().and_then(|open| open.next_version) {
-            // Another writer was faster; this one joins in.
-            self.free_place(Place::Solo(id));
             self.expect_writer(&mut state, caller, next);
-            return Ok(());
+            return Ok(false);
         }
         let is_same = old.phase == Phase::Sealed
             && old.version == version
-            && (kept == ByteCount::ZERO || old.place.is_same(&place));
+            && (kept == ByteCount::ZERO || old.place.is_same(place));
         if !is_same {
             // Written in place, or moved, while it was copied.
-            self.free_place(Place::Solo(id));
             return Err(Error::Stale);
         }
         let policy = old.policy();
         let is_decorated = old.marks.has(Marks::DECORATED);
         if is_decorated {
             let source = self.backing_file_of(&state, slot);
-            let copied = source.and_then(|source| {
+            source.and_then(|source| {
                 decorations::copy(&source, &file).map_err(Error::io("attributes of an object"))
-            });
-            copied.inspect_err(|_| self.free_place(Place::Solo(id)))?;
+            })?;
         }
         self.stamp(&file, &attributes);
         let mut object = Object::writing(Place::Solo(id));
@@ -281,7 +294,7 @@ impl Datapath {
             old.open_mut().next_version = Some(version);
         }
         self.telemetry.copy_ups.increment();
-        Ok(())
+        Ok(true)
     }
 
     /// Makes the directory `name` in `parent`. At the top level that is a namespace.

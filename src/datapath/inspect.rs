@@ -417,7 +417,7 @@ impl Datapath {
             for slot in state.subtree(top) {
                 let Some(object) = state.object(slot) else { continue };
                 let obstacle = match object.phase {
-                    _ if matches!(object.place, Place::Scratch(_)) => Some(Obstacle::Scratch),
+                    _ if object.is_slot_file() => Some(Obstacle::Scratch),
                     Phase::Sealed if force => None,
                     Phase::Sealed if state.effective_policy(slot).is_hard_pinned() => Some(Obstacle::Pinned),
                     Phase::Sealed if object.is_open() => Some(Obstacle::Open),

@@ -314,7 +314,7 @@ impl Datapath {
             return IoPath::Direct;
         }
         match object.phase {
-            Phase::Writing if !matches!(object.place, Place::Scratch(_)) => {
+            Phase::Writing if !object.is_slot_file() => {
                 self.path_of_new_file(&state.tree.name(slot), options)
             }
             _ => IoPath::Passthrough,

@@ -350,7 +350,7 @@ impl State {
             .filter_map(|(_, slot, _)| {
                 let object = self.object(slot)?;
                 let is_ordered = (object.phase == Phase::Sealed && object.is_resident())
-                    || (object.phase == Phase::Parked && !matches!(object.place, Place::Scratch(_)));
+                    || (object.phase == Phase::Parked && !object.is_slot_file());
                 is_ordered.then(|| (slot, footprint(object.size)))
             })
             .collect();

@@ -234,7 +234,7 @@ impl Datapath {
             afterwards.doomed.push(state.discard_writing(slot));
             return;
         }
-        if matches!(state.object(slot).map(|object| &object.place), Some(Place::Scratch(_))) {
+        if state.object(slot).is_some_and(Object::is_slot_file) {
             // A slot file with a name stays what it is, visible to whoever looks, in place of what stood there.
             if let Some((parent, name)) = state.drop_claim(slot) {
                 self.displace(state, parent, &name, slot, false, afterwards);
@@ -366,7 +366,7 @@ impl State {
             object.size = size;
         }
         self.writing.remove(&slot);
-        if self.object(slot).is_some_and(|object| !matches!(object.place, Place::Scratch(_))) {
+        if self.object(slot).is_some_and(|object| !object.is_slot_file()) {
             if let Some(object) = self.object_mut(slot) {
                 object.open_mut().abandoned_at_ms = now_ms + PARKED_FOR_MS;
             }

@@ -10,7 +10,7 @@ use super::history::Ending;
 use super::object::Refusal;
 use super::release::Afterwards;
 use super::room::footprint;
-use super::{Caller, Datapath, Error, Marks, Phase, Place, State, key_hash};
+use super::{Caller, Datapath, Error, Marks, Phase, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 
@@ -123,7 +123,7 @@ impl Datapath {
             }
         }
         let Some(object) = state.object(slot) else { return Err(Error::NoObject) };
-        let is_scratch = matches!(object.place, Place::Scratch(_));
+        let is_scratch = object.is_slot_file();
         let phase = object.phase;
         let refused = object.open.as_ref().and_then(|open| open.refused);
         if let (Phase::Writing, Some(refusal), false) =
@@ -258,7 +258,7 @@ impl Datapath {
         }
         let parked = state
             .object(slot)
-            .filter(|object| object.phase == Phase::Parked && !matches!(object.place, Place::Scratch(_)))
+            .filter(|object| object.phase == Phase::Parked && !object.is_slot_file())
             .map(|object| object.size);
         if let Some(size) = parked {
             state.leave_order(slot, footprint(size), Departure::Gone);

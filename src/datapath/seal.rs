@@ -52,7 +52,7 @@ impl Datapath {
                 None if node.is_detached() || parks => return Ok(()),
                 None => node.parent,
             };
-            if matches!(object.place, Place::Scratch(_)) {
+            if object.is_slot_file() {
                 return Ok(());
             }
             (self.stat_of(&state, slot).size, directory)

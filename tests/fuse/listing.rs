@@ -284,7 +284,7 @@ fn what_was_closed_before_a_listing_is_in_it(mode: Mode) {
     });
 }
 
-/// A child that was forked while the file was open may write to it as long as it likes.
+/// As long as a descriptor is left, of this process or of a child that inherited it, the file may be written.
 fn a_file_whose_descriptor_was_inherited_is_not_listed_and_holds_no_listing_up(mode: Mode) {
     let (_mount, kv) = kv(mode);
     let mut other = Peer::spawn();

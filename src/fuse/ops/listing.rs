@@ -151,10 +151,13 @@ fn list(dispatcher: &Dispatcher, request: &Request, directory: INodeNo, offset: 
         return reply.done(Ok(())); // reached by number
     }
     if ControlFiles::owns(directory) {
-        let mut files = control.children().zip(1..).filter(|(_, position)| *position > offset);
-        while let Some(((number, name), position)) = files.next()
-            && reply.add_fixed(control, number, position, FileType::RegularFile, name)
-        {}
+        for ((number, name), position) in
+            control.children().zip(1..).filter(|(_, position)| *position > offset)
+        {
+            if !reply.add_fixed(control, number, position, FileType::RegularFile, name) {
+                break;
+            }
+        }
         return reply.done(Ok(()));
     }
     let parent = match datapath.parent(ino(directory)) {
