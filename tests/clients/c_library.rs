@@ -57,9 +57,22 @@ impl Installed {
 
     /// Runs a program that was compiled.
     pub(crate) fn run<S: AsRef<OsStr>>(&self, program: &Path, arguments: &[S]) -> Finished {
+        self.run_with(program, arguments, None, &[])
+    }
+
+    /// The same, with a folder of further libraries and variables of its environment.
+    pub(crate) fn run_with<S: AsRef<OsStr>>(
+        &self,
+        program: &Path,
+        arguments: &[S],
+        libraries: Option<&Path>,
+        environment: &[(&str, &str)],
+    ) -> Finished {
+        let own = self.prefix.path().join("lib");
+        let folders = std::env::join_paths(std::iter::once(own.as_path()).chain(libraries));
         let mut command = Command::new(program);
-        command.env("LD_LIBRARY_PATH", self.prefix.path().join("lib")).args(arguments);
-        program::run(&mut command, PROGRAM)
+        command.env("LD_LIBRARY_PATH", folders.expect("no colon in a temporary directory")).args(arguments);
+        program::run(command.envs(environment.iter().copied()), PROGRAM)
     }
 }
 

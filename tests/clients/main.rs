@@ -9,6 +9,7 @@ mod common;
 
 mod c_library;
 mod conformance;
+mod cuda;
 mod fio;
 mod fsx;
 mod python;

@@ -298,6 +298,17 @@ int tidefs_register_with(const tidefs_cache *cache,
                          tidefs_unregister unregister_segment,
                          void *context);
 
+// Registers the memory of the cache with an NVIDIA GPU, so that copies to and from it pass by no buffer of the driver: as
+// tidefs_register_with does, with cuMemHostRegister, in the primary context of the device with this number and known to all
+// contexts of the process. Needs nothing of CUDA but the driver, which is looked for when this is called. What the driver
+// refuses stays as it was; tidefs_view_is_registered tells.
+//
+// Fails with ENOSYS when there is no driver, or an old one, and with ENODEV when it does not give that device.
+//
+// `cache` is NULL or an open cache.
+int tidefs_register_with_cuda(const tidefs_cache *cache,
+                              uint32_t device);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -84,3 +84,22 @@ pub unsafe extern "C" fn tidefs_register_with(
         Ok(TIDEFS_OK)
     })
 }
+
+/// Registers the memory of the cache with an NVIDIA GPU, so that copies to and from it pass by no buffer of the driver: as
+/// tidefs_register_with does, with cuMemHostRegister, in the primary context of the device with this number and known to all
+/// contexts of the process. Needs nothing of CUDA but the driver, which is looked for when this is called. What the driver
+/// refuses stays as it was; tidefs_view_is_registered tells.
+///
+/// Fails with ENOSYS when there is no driver, or an old one, and with ENODEV when it does not give that device.
+///
+/// # Safety
+/// `cache` is NULL or an open cache.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_register_with_cuda(cache: *const TidefsCache, device: u32) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, "cache is NULL")? };
+        cache.0.register_with_cuda(device)?;
+        Ok(TIDEFS_OK)
+    })
+}

@@ -50,6 +50,8 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Key {
 pub(crate) fn raise(error: Error) -> PyErr {
     match error {
         Error::BadKey | Error::TooLong { .. } => PyValueError::new_err(error.to_string()),
-        Error::Io { .. } | Error::BadReply => PyOSError::new_err((error.errno(), error.to_string())),
+        Error::Io { .. } | Error::BadReply | Error::Cuda(_) => {
+            PyOSError::new_err((error.errno(), error.to_string()))
+        }
     }
 }

@@ -203,6 +203,17 @@ impl Cache {
         Ok(())
     }
 
+    /// Registers each segment that is mapped, now and from now on, with an NVIDIA GPU, so that copies to and from it pass by no
+    /// buffer of the driver: register_with, with `cuMemHostRegister`, in the primary context of the device with that number
+    /// and known to all contexts of the process. Needs the driver alone. What it refuses stays as it was; View.is_registered
+    /// tells. OSError when there is no driver, or no such device.
+    #[pyo3(signature = (device = 0))]
+    fn register_with_cuda(&self, py: Python<'_>, device: u32) -> PyResult<()> {
+        let cache = self.inner()?;
+        py.detach(|| cache.register_with_cuda(device)).map_err(raise)?;
+        Ok(())
+    }
+
     /// What was shown and what was copied so far.
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let statistics = self.inner()?.statistics();

@@ -344,8 +344,29 @@ impl Cache {
         register: impl Fn(NonNull<u8>, usize) -> Option<Registration> + Send + Sync + 'static,
     ) {
         if let Some(session) = &self.session {
-            session.segments.register_with(Box::new(register));
+            session.segments.register_with(Box::new(move |start, length, _| register(start, length)));
         }
+    }
+
+    /// Registers each segment that is mapped, now and from now on, with an NVIDIA GPU, so that copies to and from it pass by
+    /// no buffer of the driver: [`Cache::register_with`] with `cuMemHostRegister`, in the primary context of the device with
+    /// that number and known to all contexts of the process. What the driver refuses stays as it was;
+    /// [`View::is_registered`] tells, and the returned value counts.
+    ///
+    /// Without a fast path nothing is mapped, and nothing registered.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] when there is no driver, no such device, or no context.
+    #[cfg(feature = "cuda")]
+    pub fn register_with_cuda(&self, device: u32) -> Result<Arc<crate::CudaDevice>, Error> {
+        let device = crate::CudaDevice::open(device)?;
+        if let Some(session) = &self.session {
+            let of_hook = Arc::clone(&device);
+            session.segments.register_with(Box::new(move |start, length, is_writable| {
+                of_hook.register(start, length, is_writable)
+            }));
+        }
+        Ok(device)
     }
 
     /// Gives back the references of views that were dropped. Without it they go back along with later ones.

@@ -30,6 +30,10 @@ pub enum Error {
     /// The daemon's answer makes no sense.
     #[error("the answer of the daemon is shorter than it says, or of another version")]
     BadReply,
+    /// A GPU cannot be used.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] crate::CudaError),
 }
 
 impl Error {
@@ -58,6 +62,10 @@ impl Error {
             Self::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
             Self::BadKey | Self::TooLong { .. } => libc::EINVAL,
             Self::BadReply => libc::EPROTO,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(crate::CudaError::NoDriver | crate::CudaError::NoSymbol { .. }) => libc::ENOSYS,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(crate::CudaError::Refused { .. }) => libc::ENODEV,
         }
     }
 }

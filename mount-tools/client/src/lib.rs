@@ -15,7 +15,7 @@
 //! ```
 //! On another filesystem, or where the daemon or the kernel lacks something, the same calls do the same by file.
 //!
-//! With the feature `tokio` there is `AsyncCache`, whose calls are awaited.
+//! With the feature `tokio` there is `AsyncCache`, whose calls are awaited; with `cuda`, `Cache::register_with_cuda`.
 //!
 //! Keys are paths below the directory given to [`Cache::open`], without a leading slash.
 //!
@@ -32,6 +32,8 @@ mod area;
 mod asynchronous;
 mod batch;
 mod cache;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod error;
 mod ffi;
 mod file;
@@ -46,6 +48,8 @@ mod writer;
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncCache;
 pub use cache::Cache;
+#[cfg(feature = "cuda")]
+pub use cuda::{CudaDevice, CudaError};
 pub use error::Error;
 pub use follow::Pin;
 pub use memory::Registration;

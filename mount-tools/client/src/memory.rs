@@ -16,8 +16,8 @@ use memmap2::{MmapOptions, MmapRaw};
 /// What a device keeps of a registered segment. It is dropped right before the segment is unmapped.
 pub type Registration = Box<dyn Any + Send + Sync>;
 
-/// Registers memory with a device.
-pub(crate) type Register = dyn Fn(NonNull<u8>, usize) -> Option<Registration> + Send + Sync;
+/// Registers memory with a device: its start, its length in bytes, and whether this process may write it.
+pub(crate) type Register = dyn Fn(NonNull<u8>, usize, bool) -> Option<Registration> + Send + Sync;
 
 /// A shared mapping of a segment.
 pub(crate) struct Mapping {
@@ -55,7 +55,7 @@ impl Mapping {
     pub(crate) fn register(&self, register: &Register) {
         if !self.is_registered()
             && let Some(start) = NonNull::new(self.map.as_mut_ptr())
-            && let Some(registration) = register(start, self.map.len())
+            && let Some(registration) = register(start, self.map.len(), self.is_writable)
         {
             // Nobody else registers it: whoever does holds the lock of all segments.
             let _ = self.registration.set(registration);

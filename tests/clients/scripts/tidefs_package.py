@@ -349,6 +349,10 @@ def segments_are_pinned_once_and_let_go_before_they_are_unmapped(_cache):
 def a_failure_is_the_error_of_its_number(cache):
     refused(FileNotFoundError, lambda: tidefs.Cache("/nowhere/at/all"))
     refused(NotADirectoryError, lambda: tidefs.Cache(__file__))
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        assert "the CUDA driver cannot be loaded" in refused(OSError, cache.register_with_cuda)
     assert tidefs.Cache(pathlib.Path(sys.argv[1])).is_fast == cache.is_fast
 
 
