@@ -14,7 +14,7 @@ use super::elsewhere::{Reach, Stream};
 use super::object::Refusal;
 use super::room::footprint;
 use super::slot_file::{change_scratch, scratch_error};
-use super::{Caller, Datapath, Error, HandleId, IoPath, Object, Phase, Place, State};
+use super::{Caller, Datapath, Error, Handle, HandleId, IoPath, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::scratch::ScratchFile;
 
@@ -75,7 +75,7 @@ impl Datapath {
         Ok(Target::Segment { file, reserved: open.reserved, directory, slot: handle.slot })
     }
 
-    /// Writes all of `data` at `offset`, or nothing.
+    /// Writes all of `data` at `offset`, or nothing, through a handle that was opened to write.
     ///
     /// # Errors
     /// [`Error::NothingEvictable`], [`Error::OverQuota`], [`Error::TooLarge`] when there is no room;
@@ -108,7 +108,8 @@ impl Datapath {
         let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
         let (slot, ino) = {
             let state = self.lock();
-            let slot = state.handles.get(&handle).ok_or(Error::BadHandle)?.slot;
+            let may_write = |handle: &&Handle| handle.options.write;
+            let slot = state.handles.get(&handle).filter(may_write).ok_or(Error::BadHandle)?.slot;
             (slot, state.tree.ino(slot))
         };
         if end >= self.settings.scratch_min {

@@ -24,6 +24,9 @@ use super::waiter::Waiter;
 use crate::datapath::{Datapath, Need, News};
 use crate::namespace::Ino;
 
+/// Handles of control files are numbers from here on, so that none is one of an object: the kernel hands on what it is given.
+pub(super) const CONTROL_HANDLES: u64 = 1 << 63;
+
 /// Largest request of a read or write that the daemon serves itself.
 pub(super) const REQUEST_MAX: u32 = 1 << 20;
 
@@ -233,7 +236,7 @@ impl Filesystem for Dispatcher {
     fn write(
         &self,
         _request: &Request,
-        _number: INodeNo,
+        number: INodeNo,
         handle: FileHandle,
         offset: u64,
         data: &[u8],
@@ -242,7 +245,7 @@ impl Filesystem for Dispatcher {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        ops::io::write(self, handle, offset, data, reply);
+        ops::io::write(self, number, handle, offset, data, reply);
     }
 
     fn flush(

@@ -55,6 +55,24 @@ pub(super) struct Reply {
     has_unknown: bool,
 }
 
+/// How many bytes one request has copied so far: others wait for the thread that copies.
+#[derive(Default)]
+struct Copies {
+    bytes: ByteCount,
+}
+
+impl Copies {
+    /// Counts a copy, if the request may have one more.
+    fn may_have(&mut self, length: ByteCount) -> bool {
+        let bytes = self.bytes.saturating_add(length);
+        if bytes > AREA_MAX {
+            return false;
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
 thread_local! {
     /// Where this thread puts its replies together, each after its header.
     static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -79,6 +97,12 @@ pub(super) fn ioctl(
             Err(refusal) => refuse(&dispatcher.datapath, command, refusal, reply),
         };
     }
+    if !fits(command, payload, room) {
+        return match Request::parse(command, payload) {
+            Ok(_) => reply.error(Errno::EINVAL),
+            Err(refusal) => refuse(&dispatcher.datapath, command, refusal, reply),
+        };
+    }
     BYTES.with_borrow_mut(|bytes| {
         bytes.clear();
         bytes.resize(HEADER_BYTES, 0);
@@ -92,6 +116,15 @@ pub(super) fn ioctl(
             _ => reply_with(datapath, command, answered.map(drop), bytes, room, reply),
         }
     });
+}
+
+/// Whether the results of a request fit into its reply, as far as its header says: looked at before anything is done.
+fn fits(command: Command, payload: &[u8], room: usize) -> bool {
+    Header::of_request(command, payload).map_or(true, |header| {
+        let in_area = Flags(header.flags.get()).has(Flags::IN_AREA);
+        let results = if in_area { 0 } else { header.records().saturating_mul(result_bytes(command)) };
+        HEADER_BYTES.saturating_add(results) <= room
+    })
 }
 
 pub(super) fn reply_with(
@@ -141,8 +174,9 @@ pub(super) fn with_request<T>(
     let records = datapath.read_area(session, area, offset, length)?;
     let request = Request::with_records(command, &header, &records)?;
     // Known to fit before anything is done.
-    let expected = header.records().saturating_mul(result_bytes(command)) as u64;
-    if expected > place.reply_length.get() {
+    let expected = ByteCount(header.records().saturating_mul(result_bytes(command)) as u64);
+    let target = FileOffset(place.reply_offset.get());
+    if expected.get() > place.reply_length.get() || !datapath.area_has(session, area, target, expected) {
         return Err(Error::Invalid("the results do not fit into their place").into());
     }
     call(&request, Some(&place))
@@ -161,8 +195,10 @@ pub(super) fn answer(
         if let Some(place) = place {
             let (area, target) = (SegmentId(place.area.get()), FileOffset(place.reply_offset.get()));
             if let Err(error) = datapath.write_area(session, area, target, &bytes[HEADER_BYTES..]) {
-                // Nobody learns of these references.
-                datapath.give_back(session, std::iter::once((reply.first, reply.count as u64)));
+                // Nobody learns of these references, nor of what was begun.
+                let unknown = std::iter::once((reply.first, reply.count as u64));
+                datapath.give_back(session, unknown.clone());
+                datapath.abort(session, unknown);
                 return Err(error.into());
             }
             bytes.truncate(HEADER_BYTES);
@@ -264,24 +300,37 @@ fn carry_out(
                 datapath.loader().leave(ino, Box::new(|_| ()));
             }
         }
-        Body::GetInto(requests) => requests.iter().for_each(|get| {
-            let request = GetRequest {
-                name: get.name.0,
-                offset: FileOffset(get.offset),
-                length: ByteCount(get.length),
-                area: SegmentId(get.area),
-                target: FileOffset(get.target),
-            };
-            let (found, copied) = datapath.get_into(session, caller, scope, &request);
-            put(copied_entry(found, copied).as_bytes());
-        }),
+        Body::GetInto(requests) => {
+            let mut copies = Copies::default();
+            for get in requests.iter() {
+                let request = GetRequest {
+                    name: get.name.0,
+                    offset: FileOffset(get.offset),
+                    length: ByteCount(get.length),
+                    area: SegmentId(get.area),
+                    target: FileOffset(get.target),
+                };
+                let (found, copied) = if copies.may_have(request.length) {
+                    datapath.get_into(session, caller, scope, &request)
+                } else {
+                    (Located::TooMany, ByteCount::ZERO)
+                };
+                put(copied_entry(found, copied).as_bytes());
+            }
+        }
         Body::PutFrom(requests) => {
             must_tell_names(datapath)?;
+            let mut copies = Copies::default();
             for one in requests.iter() {
                 let (size, mode) = (ByteCount(one.length), one.mode);
                 let request = BeginRequest { name: one.name.0, size, mode };
                 let source = (SegmentId(one.area), FileOffset(one.source));
-                put(outcome(datapath.put_from(session, caller, scope, &request, source)).as_bytes());
+                let done = if copies.may_have(size) {
+                    datapath.put_from(session, caller, scope, &request, source)
+                } else {
+                    Err(Located::TooMany)
+                };
+                put(outcome(done).as_bytes());
             }
         }
         Body::Register => {

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
-use super::dispatch::{Dispatcher, LISTS_ATTRIBUTES, REQUEST_MAX, WANTED};
+use super::dispatch::{CONTROL_HANDLES, Dispatcher, LISTS_ATTRIBUTES, REQUEST_MAX, WANTED};
 use super::follow::{self, Follower};
 use super::kernel::Kernel;
 use super::mount::{self, MountError};
@@ -157,7 +157,7 @@ impl Session {
             wants_passthrough,
             wants_page_cache: settings.page_cache,
             handshake: Arc::clone(&handshake),
-            control_handles: AtomicU64::new(1),
+            control_handles: AtomicU64::new(CONTROL_HANDLES),
         };
         let (session, device) = open_session(dispatcher, settings)?;
         let facts = facts_of(handshake.get(), settings, may_register);

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -12,17 +12,17 @@ use tidefs_control_api::ioctl::{
 };
 use zerocopy::FromBytes as _;
 
-use crate::common::{Mode, Mount, kernel, pattern};
+use crate::common::{Mode, Mount, kernel, pattern, wait};
 use crate::fixture::{MIB, kv, offset, publish_object};
 
 /// An open control file.
-struct Control {
-    file: File,
+pub(crate) struct Control {
+    pub(crate) file: File,
     segments: std::path::PathBuf,
 }
 
 impl Control {
-    fn open(mount: &Mount) -> Self {
+    pub(crate) fn open(mount: &Mount) -> Self {
         let path = mount.join(".tidefs/control");
         let file = File::options().read(true).write(true).open(path).expect("the control file opens");
         Self { file, segments: mount.join(".tidefs/segments") }
@@ -35,13 +35,13 @@ impl Control {
         Errno::result(outcome).map(drop)
     }
 
-    fn call(&self, command: Command, mut payload: Vec<u8>) -> Result<Vec<u8>, Errno> {
+    pub(crate) fn call(&self, command: Command, mut payload: Vec<u8>) -> Result<Vec<u8>, Errno> {
         let number = request_number(command, payload.len());
         self.number(number, &mut payload).map(|()| payload)
     }
 
     /// Makes a request with one record and returns its one result, and the first reference.
-    fn one<'a, T>(&self, command: Command, record: &impl Record<'a>) -> (u64, T)
+    pub(crate) fn one<'a, T>(&self, command: Command, record: &impl Record<'a>) -> (u64, T)
     where
         T: zerocopy::FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned + Copy,
     {
@@ -52,7 +52,7 @@ impl Control {
         (header.scope.get(), found[0])
     }
 
-    fn area(&self, length: u64) -> (u64, File) {
+    pub(crate) fn area(&self, length: u64) -> (u64, File) {
         let mut payload = Encoder::new(Flags::NONE, length, 0).finish();
         payload.resize(HEADER_BYTES + size_of::<AreaGrant>(), 0);
         let reply = self.call(Command::Register, payload).expect("an area");
@@ -63,12 +63,12 @@ impl Control {
         (segment, File::options().read(true).write(true).open(path).expect("the area opens"))
     }
 
-    fn segment(&self, number: u64) -> std::path::PathBuf {
+    pub(crate) fn segment(&self, number: u64) -> std::path::PathBuf {
         self.segments.join(number.to_string())
     }
 }
 
-fn metric(mount: &Mount, name: &str) -> u64 {
+pub(crate) fn metric(mount: &Mount, name: &str) -> u64 {
     let text = fs::read_to_string(mount.join(".tidefs/metrics")).expect("the metrics");
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     value.expect("the metric is there")
@@ -145,7 +145,6 @@ fn objects_are_made_of_an_area_and_copied_into_it() {
         file.read_exact_at(&mut found, 4 << 20).expect("read the area");
         assert_eq!(found, bytes[1..]);
     }
-    use std::os::unix::fs::PermissionsExt as _;
     assert_eq!(fs::metadata(kv.join("made")).expect("stat").permissions().mode() & 0o777, 0o640);
     let beyond = Put { area, source: 8 << 20, length: 1, mode: 0o640, name: Name(b"kv/made") };
     assert_eq!(control.one::<Outcome>(Command::PutFrom, &beyond).1.status(), Status::Invalid);
@@ -154,9 +153,7 @@ fn objects_are_made_of_an_area_and_copied_into_it() {
     let theirs = Put { area, source: 0, length: 1, mode: 0o640, name: Name(b"kv/theirs") };
     assert_eq!(other.one::<Outcome>(Command::PutFrom, &theirs).1.status(), Status::Invalid);
     drop(control);
-    assert!(
-        crate::common::wait::until(crate::common::wait::HANG, || !Path::new(&other.segment(area)).exists())
-    );
+    assert!(wait::until(wait::HANG, || !Path::new(&other.segment(area)).exists()));
 }
 
 #[test]
@@ -185,7 +182,7 @@ fn a_reference_is_given_back_once_and_strangers_give_back_nothing() {
     assert_eq!(pattern::verify_object(&fs::read(&segment).expect("still there")), Ok(1));
     release(&control, first, u64::MAX);
     release(&control, first, 1);
-    assert!(crate::common::wait::until(crate::common::wait::HANG, || fs::read(&segment).is_err()));
+    assert!(wait::until(wait::HANG, || fs::read(&segment).is_err()));
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod registered;
 mod rename;
 mod replace;
 mod scratch;
+mod strangers;
 mod unlink;
 mod unseen;
 mod whole_mount;

@@ -15,7 +15,7 @@ use super::segments::{Shared, Use};
 use super::session::Area;
 use super::{AREAS_MAX, Credentials, Located, Session};
 use crate::datapath::room::footprint;
-use crate::datapath::{Caller, Datapath, Error, Phase, Place};
+use crate::datapath::{Caller, Datapath, Error, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 
 /// Most bytes of one area.
@@ -47,8 +47,8 @@ impl Datapath {
     /// Gives a session an area of at least `length` bytes. Returns its segment and its length.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a length that no area may have, or when the session has as many as it may;
-    /// [`Error::NothingEvictable`].
+    /// [`Error::Invalid`] for a length that no area may have, or when the session has as many as it may, or users as many
+    /// bytes; [`Error::NothingEvictable`].
     pub fn register_area(
         &self,
         session: &Session,
@@ -60,20 +60,32 @@ impl Datapath {
         if session.holdings.lock().areas.len() >= AREAS_MAX {
             return Err(Error::Invalid("the session has as many areas as it may"));
         }
-        let length = footprint(length);
-        let (segment, file) = self.tier.create_segment()?;
-        let made = self
-            .reserve_beside_headroom(&file, length, Slot::ROOT)
-            .and_then(|()| file.set_len(length.get()).map_err(Error::io("ftruncate of an area")));
-        if let Err(error) = made {
-            self.free_place(Place::Solo(segment));
-            return Err(error);
+        let (length, uid) = (footprint(length), session.credentials().uid);
+        if !self.fast.segments.lock().count_area(uid, length, self.settings.capacity) {
+            return Err(Error::Invalid("areas have as many bytes as they may"));
         }
-        let purpose = Use::Area { uid: session.credentials().uid };
+        let (segment, file) = self.make_area(length).inspect_err(|_| {
+            self.fast.segments.lock().uncount_area(uid, length);
+        })?;
+        let purpose = Use::Area { uid, length };
         self.fast.segments.lock().known.insert(segment, Shared::new(purpose, None, false));
         let area = Area { file: Arc::new(file), length };
         session.holdings.lock().areas.insert(segment, area);
         Ok((segment, length))
+    }
+
+    fn make_area(&self, length: ByteCount) -> Result<(SegmentId, File), Error> {
+        let (segment, file) = self.tier.create_segment()?;
+        let made = self
+            .reserve_beside_headroom(&file, length, Slot::ROOT)
+            .and_then(|()| file.set_len(length.get()).map_err(Error::io("ftruncate of an area")));
+        match made {
+            Ok(()) => Ok((segment, file)),
+            Err(error) => {
+                self.free_place(Place::Solo(segment));
+                Err(error)
+            }
+        }
     }
 
     /// Takes an area back.
@@ -87,7 +99,28 @@ impl Datapath {
     }
 
     pub(super) fn free_area(&self, segment: SegmentId) {
+        {
+            let mut segments = self.fast.segments.lock();
+            if let Some(Use::Area { uid, length }) =
+                segments.known.get(&segment).map(|shared| &shared.purpose)
+            {
+                let (uid, length) = (*uid, *length);
+                segments.uncount_area(uid, length);
+            }
+        }
         self.free_place(Place::Solo(segment));
+    }
+
+    /// Whether the session has that area, and the range lies in it.
+    #[must_use]
+    pub fn area_has(
+        &self,
+        session: &Session,
+        segment: SegmentId,
+        offset: FileOffset,
+        length: ByteCount,
+    ) -> bool {
+        session.area(segment).is_some_and(|area| length_within(&area, offset, length).is_ok())
     }
 
     /// Reads `length` bytes of an area.
@@ -141,7 +174,14 @@ impl Datapath {
         // A reference keeps the bytes of a solo object while they are copied.
         let names = std::iter::once(request.name);
         let reference = self.locate(session, caller, scope, names, false, |found| located = found);
-        let mut buffer = vec![0; count];
+        // No longer than what there is to copy, however much is asked for.
+        let left = match located {
+            Located::Here { length, .. } | Located::Packed { length, .. } => {
+                length.get().saturating_sub(request.offset.0)
+            }
+            _ => 0,
+        };
+        let mut buffer = vec![0; usize::try_from(left).map_or(count, |left| left.min(count))];
         let copied = match located {
             Located::Here { segment, .. } => self.copy_solo(segment, request.offset, &mut buffer),
             // It may be another version by now; what is told is the one that was copied.
@@ -221,7 +261,7 @@ impl Datapath {
         let state = self.lock();
         let owner = match self.fast.segments.lock().known.get(&segment).map(|shared| &shared.purpose) {
             None => return Err(Error::NoObject),
-            Some(Use::Area { uid }) if *uid == credentials.uid || credentials.uid == 0 => None,
+            Some(Use::Area { uid, .. }) if *uid == credentials.uid || credentials.uid == 0 => None,
             Some(Use::Area { .. }) => return Err(Error::NotPermitted("an area of another user")),
             Some(Use::Object(ino)) => Some(*ino),
         };
@@ -231,23 +271,36 @@ impl Datapath {
             if !matches!(object.place, Place::Solo(place) if place == segment) {
                 return Err(Error::NoObject);
             }
-            let attributes = state.tree.node(slot).attributes;
-            let is_begun = object.phase == Phase::Writing;
-            let owner_uid = attributes.uid;
-            let shown_in = self.fast.following.lock().parent_of(slot).filter(|_| is_begun && !write);
-            let may = if let Some(parent) = shown_in.and_then(|parent| state.tree.by_ino(parent)) {
-                state.may_search(credentials, parent) && credentials.may(&attributes, Right::READ)
-            } else if is_begun || write {
-                is_begun && [0, owner_uid].contains(&credentials.uid)
-            } else {
-                state.may_search(credentials, state.tree.node(slot).parent)
-                    && credentials.may(&attributes, Right::READ)
-            };
+            let (attributes, is_begun) = (state.tree.node(slot).attributes, object.phase == Phase::Writing);
+            let directory = self.readable_in(&state, slot, is_begun);
+            let may_read = directory.is_some_and(|directory| {
+                state.may_search(credentials, directory) && credentials.may(&attributes, Right::READ)
+            });
+            let is_own = [0, attributes.uid].contains(&credentials.uid);
+            let may = if write { is_begun && is_own } else { may_read || (directory.is_none() && is_own) };
             if !may {
                 return Err(Error::NotPermitted("the segment of an object that the caller may not read so"));
             }
+            if let Some(directory) = directory.filter(|_| may_read)
+                && let Some(shared) = self.fast.segments.lock().known.get_mut(&segment)
+            {
+                // Who maps it now may look at it for as long as it stays mapped: whatever comes into it must be readable
+                // by the same users as what is in it now.
+                let class = state.access_class(directory, &attributes);
+                shared.shape = shared.shape.filter(|shape| shape.class == class);
+            }
         }
         Ok(Arc::new(self.tier.open_segment(segment)?))
+    }
+
+    /// The directory that decides who may read the object in `slot`. `None` of one that was begun and is not shown, and of one
+    /// that lost its name: only its owner may look at those, and who did so before.
+    fn readable_in(&self, state: &State, slot: Slot, is_begun: bool) -> Option<Slot> {
+        if is_begun {
+            return self.fast.following.lock().parent_of(slot).and_then(|parent| state.tree.by_ino(parent));
+        }
+        let node = state.tree.node(slot);
+        (!node.is_detached()).then_some(node.parent)
     }
 
     /// Length of a segment that clients may know of; `None` when they may not.

@@ -10,6 +10,9 @@ use crate::datapath::room::footprint;
 use crate::datapath::{Caller, Datapath, Marks, Object, Phase, Place, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};
 
+/// Bytes of the longest path, with its end, that the kernel takes (path_resolution(7)).
+const PATH_MAX: usize = libc::PATH_MAX.unsigned_abs() as usize;
+
 /// How many names of a batch are there, from the first on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -52,6 +55,10 @@ impl<'s, 'n> Walk<'s, 'n> {
         };
         if leaf.is_empty() || leaf == b"." || leaf == b".." {
             return (Err(Located::Invalid), leaf);
+        }
+        if name.len() >= PATH_MAX {
+            // No file can be reached by it, so nothing is looked for.
+            return (Err(Located::Absent), leaf);
         }
         if let Some((last, within)) = self.last
             && last == path

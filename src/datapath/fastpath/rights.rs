@@ -86,6 +86,16 @@ impl State {
             })
     }
 
+    /// Whether a name of `directory`, at which `present` stands if anything does, may be made to stand for something new.
+    pub(super) fn may_put(&self, credentials: &Credentials, directory: Slot, present: Option<Slot>) -> bool {
+        let attributes = self.tree.node(directory).attributes;
+        self.may_search(credentials, directory)
+            && credentials.may(&attributes, Right::CHANGE)
+            && present.is_none_or(|present| {
+                credentials.may_replace(&attributes, &self.tree.node(present).attributes)
+            })
+    }
+
     /// The class of a file with these attributes in `directory`.
     pub(super) fn access_class(&self, directory: Slot, attributes: &Attributes) -> AccessClass {
         let mut hash = Xxh3::with_seed(self.class_seed);

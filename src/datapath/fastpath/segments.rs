@@ -18,6 +18,9 @@ use crate::namespace::Ino;
 /// Segments that are no more whose numbers are kept for clients that ask.
 const RETIRED_KEPT: usize = 1 << 16;
 
+/// Part of the capacity that areas may have together; a user other than root may have half of that.
+const AREAS_SHARE: u64 = 16;
+
 /// Segments that were lent to disks are looked through for those that are given back when there are so many.
 const LENT_KEPT: usize = 256;
 
@@ -30,6 +33,8 @@ pub(super) enum Use {
     Area {
         /// The user.
         uid: u32,
+        /// Its length.
+        length: ByteCount,
     },
 }
 
@@ -56,6 +61,8 @@ pub(in crate::datapath) struct Segments {
     pub(super) pool: Pool,
     /// The mappings that disks are written from, of whatever segment: it is not cut while one lives.
     lent: HashMap<SegmentId, Vec<Weak<Mapping>>>,
+    /// Bytes of the areas of each user.
+    areas: HashMap<u32, ByteCount>,
     retired: VecDeque<SegmentId>,
     /// How many were ever retired: the number of the next one.
     retired_total: u64,
@@ -72,7 +79,14 @@ pub struct RetiredSegments {
 
 impl Segments {
     pub(super) fn new(pool: Pool) -> Self {
-        Self { known: HashMap::new(), pool, lent: HashMap::new(), retired: VecDeque::new(), retired_total: 0 }
+        Self {
+            known: HashMap::new(),
+            pool,
+            lent: HashMap::new(),
+            areas: HashMap::new(),
+            retired: VecDeque::new(),
+            retired_total: 0,
+        }
     }
 
     pub(super) fn retired_total(&self) -> u64 {
@@ -86,6 +100,29 @@ impl Segments {
         let segments: Vec<SegmentId> = self.retired.iter().skip(skipped).take(limit).copied().collect();
         let seen = seen.max(oldest).saturating_add(segments.len() as u64);
         RetiredSegments { segments, seen }
+    }
+
+    /// Counts an area of a user, if there may be one more: nothing evicts areas, whoever may write nowhere may have some, and
+    /// they are not to take the room of objects.
+    pub(super) fn count_area(&mut self, uid: u32, length: ByteCount, capacity: ByteCount) -> bool {
+        let all = self.areas.values().fold(length, |sum, bytes| sum.saturating_add(*bytes));
+        let own = self.areas.get(&uid).copied().unwrap_or_default().saturating_add(length);
+        let own_max = capacity.get() / if uid == 0 { AREAS_SHARE } else { AREAS_SHARE * 2 };
+        if all.get() > capacity.get() / AREAS_SHARE || own.get() > own_max {
+            return false;
+        }
+        self.areas.insert(uid, own);
+        true
+    }
+
+    /// An area is given back.
+    pub(super) fn uncount_area(&mut self, uid: u32, length: ByteCount) {
+        if let Some(bytes) = self.areas.get_mut(&uid) {
+            *bytes = bytes.saturating_sub(length);
+            if *bytes == ByteCount::ZERO {
+                self.areas.remove(&uid);
+            }
+        }
     }
 
     fn retire(&mut self, segment: SegmentId) {

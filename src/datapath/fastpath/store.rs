@@ -9,7 +9,6 @@ use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 
 use super::locate::Walk;
 use super::pool::Shape;
-use super::rights::Right;
 use super::segments::{Shared, Use};
 use super::session::{Begun, CREATES_MAX};
 use super::{LOCKED_AT_ONCE, Located, Session};
@@ -139,17 +138,12 @@ impl Datapath {
             return Err(Located::AskByFile);
         }
         let name = Name::new(leaf).map_err(|_| Located::Invalid)?;
-        let directory = state.tree.node(parent).attributes;
-        if !credentials.may(&directory, Right::CHANGE) {
+        let present = state.tree.child(parent, leaf);
+        if !state.may_put(credentials, parent, present) {
             return Err(Located::Denied);
         }
-        if let Some(present) = state.tree.child(parent, leaf) {
-            if state.tree.directory(present).is_some() {
-                return Err(Located::AskByFile);
-            }
-            if !credentials.may_replace(&directory, &state.tree.node(present).attributes) {
-                return Err(Located::Denied);
-            }
+        if present.is_some_and(|present| state.tree.directory(present).is_some()) {
+            return Err(Located::AskByFile);
         }
         let policy = state.effective_policy(parent).record;
         if policy.scratch == Some(true) {
@@ -222,7 +216,7 @@ impl Datapath {
                 .take(LOCKED_AT_ONCE)
                 .map(|request| self.prepare_seal(session, &request))
                 .collect();
-            for sealed in self.publish_all(caller, prepared) {
+            for sealed in self.publish_all(session, caller, prepared) {
                 tell(sealed);
             }
         }
@@ -230,7 +224,7 @@ impl Datapath {
 
     /// Cuts a begun object to its length and makes room for it in the quotas above it.
     fn prepare_seal(&self, session: &Session, request: &SealRequest) -> Result<Begun, Located> {
-        let begun = session.holdings.lock().begun.remove(&request.reference).ok_or(Located::Invalid)?;
+        let mut begun = session.holdings.lock().begun.remove(&request.reference).ok_or(Located::Invalid)?;
         let prepared = (|| {
             if request.length > begun.size {
                 return Err(Error::Invalid("longer than was asked for"));
@@ -238,7 +232,9 @@ impl Datapath {
             if request.length < self.fast.following.lock().ready_end(begun.slot) {
                 return Err(Error::Invalid("shorter than what was made ready"));
             }
-            if request.length < begun.size {
+            // Its client has the file open, and may have made it longer.
+            let is_as_begun = begun.file.metadata().is_ok_and(|metadata| metadata.len() == begun.size.get());
+            if request.length < begun.size || !is_as_begun {
                 self.tier.trim(&begun.file, request.length)?;
                 // The rest of its pages is gone: it is no segment for another object of the old length.
                 let mut segments = self.fast.segments.lock();
@@ -256,7 +252,10 @@ impl Datapath {
             self.make_room_in_quota(footprint(request.length).saturating_sub(counted), parent)
         })();
         match prepared {
-            Ok(()) => Ok(begun),
+            Ok(()) => {
+                begun.size = request.length;
+                Ok(begun)
+            }
             Err(error) => {
                 self.give_up(&begun);
                 Err(Located::of(&error))
@@ -266,6 +265,7 @@ impl Datapath {
 
     fn publish_all(
         &self,
+        session: &Session,
         caller: &Caller,
         prepared: Vec<Result<Begun, Located>>,
     ) -> Vec<Result<Version, Located>> {
@@ -277,7 +277,7 @@ impl Datapath {
                 let mut state = self.lock();
                 let sealed = prepared.into_iter().map(|begun| {
                     let begun = begun?;
-                    self.publish_begun(&mut state, caller, begun, &mut is_unknown, &mut afterwards)
+                    self.publish_begun(&mut state, (session, caller), begun, &mut is_unknown, &mut afterwards)
                 });
                 let sealed = sealed.collect();
                 if is_unknown {
@@ -303,12 +303,12 @@ impl Datapath {
     fn publish_begun(
         &self,
         state: &mut State,
-        caller: &Caller,
+        (session, caller): (&Session, &Caller),
         begun: Begun,
         is_unknown: &mut bool,
         afterwards: &mut Afterwards,
     ) -> Result<Version, Located> {
-        let Begun { slot, parent, name, .. } = begun;
+        let Begun { slot, parent, name, file, size, .. } = begun;
         self.fast.following.lock().end(slot);
         if let Some(object) = state.object_mut(slot) {
             object.open_mut().writers = 0;
@@ -318,6 +318,13 @@ impl Datapath {
             let present = state.tree.child(parent, name.as_bytes());
             if present.is_some_and(|present| state.tree.directory(present).is_some()) {
                 return Err(Error::IsDirectory);
+            }
+            // As rename(2) looks at it: owners and modes may have changed since it was begun, and what stands there too.
+            if !state.may_put(session.credentials(), parent, present) {
+                return Err(Error::NotPermitted("making that name"));
+            }
+            if file.metadata().map_err(Error::io("stat of a segment"))?.len() != size.get() {
+                return Err(Error::Invalid("longer than it is sealed"));
             }
             let known = present.is_some_and(|present| state.tree.node(present).lookups > 0);
             *is_unknown |= known || self.fast.absences.may_hold(key_hash(directory, name.as_bytes()));
@@ -373,6 +380,6 @@ impl Datapath {
             return Err(Located::of(&error));
         }
         self.telemetry.copied_bytes.add(request.size.get());
-        self.publish_all(caller, vec![Ok(begun)]).pop().unwrap_or(Err(Located::Failed))
+        self.publish_all(session, caller, vec![Ok(begun)]).pop().unwrap_or(Err(Located::Failed))
     }
 }

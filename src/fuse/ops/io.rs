@@ -59,11 +59,16 @@ fn serve(datapath: &Arc<Datapath>, handle: HandleId, offset: u64, length: usize,
 
 pub(in crate::fuse) fn write(
     dispatcher: &Dispatcher,
+    number: INodeNo,
     handle: FileHandle,
     offset: u64,
     data: &[u8],
     reply: ReplyWrite,
 ) {
+    if ControlFiles::owns(number) {
+        // Its handles are numbers of their own.
+        return reply.error(Errno::EINVAL);
+    }
     match dispatcher.datapath.write(HandleId(handle.0), offset, data) {
         Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
         Err(error) => reply.error(fail("write", &error)),
@@ -78,6 +83,9 @@ pub(in crate::fuse) fn fallocate(
     mode: i32,
     reply: ReplyEmpty,
 ) {
+    if ControlFiles::owns(number) {
+        return reply.error(Errno::EOPNOTSUPP);
+    }
     let (offset, length) = (ByteCount(offset), ByteCount(length));
     let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
     let change = match mode & !libc::FALLOC_FL_KEEP_SIZE {

@@ -1,0 +1,253 @@
+//! What other users, and clients that keep to no rule, can do by the fast path: nothing that they may not do by file.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::unistd::{setfsgid, setfsuid};
+use tidefs_control_api::ioctl::{
+    AreaGrant, Command, Create, Encoder, Entry, Flags, Get, HEADER_BYTES, Name, Outcome, Seal, Status,
+    results,
+};
+
+use crate::common::{Mode, Mount, Peer, kernel, pattern, sys, wait};
+use crate::fixture::{MIB, kv, kv_with, offset, publish_object};
+use crate::ioctl::{Control, metric};
+
+/// A user who owns nothing.
+const STRANGER: u32 = 54_322;
+
+/// A session of another user, opened by this process.
+fn open_as(mount: &Mount, user: u32) -> Control {
+    // Of this thread alone, which is the test's own.
+    let (root, root_group) = (setfsuid(user.into()), setfsgid(user.into()));
+    let control = Control::open(mount);
+    setfsuid(root);
+    setfsgid(root_group);
+    control
+}
+
+/// Makes an object of the session and seals it. Returns its segment.
+fn make(control: &Control, name: &[u8], mode: u32, seed: u64) -> u64 {
+    let create = Create { size: offset(MIB), mode, name: Name(name) };
+    let (reference, begun) = control.one::<Entry>(Command::Create, &create);
+    assert_eq!(begun.status(), Status::Ok);
+    let segment = begun.segment.get();
+    let file = File::options().write(true).open(control.segment(segment)).expect("its segment opens");
+    file.write_all_at(&pattern::object(seed, MIB), 0).expect("write");
+    let seal = Seal { reference, length: offset(MIB) };
+    assert_eq!(control.one::<Outcome>(Command::Seal, &seal).1.status(), Status::Ok);
+    segment
+}
+
+fn stranger() -> Peer {
+    let mut stranger = Peer::spawn();
+    stranger.become_user(STRANGER, STRANGER);
+    stranger
+}
+
+#[test]
+fn nothing_is_written_through_a_control_file() {
+    for mode in [Mode::Passthrough, Mode::Direct] {
+        let (mount, kv) = kv(mode);
+        publish_object(&kv.join("sealed"), 1, MIB);
+        mount.wait_until_closed([kv.join("sealed")]);
+        let reader = File::open(kv.join("sealed")).expect("open");
+        let writer =
+            File::options().read(true).write(true).create_new(true).open(kv.join("open")).expect("create");
+        writer.write_all_at(&pattern::object(2, MIB), 0).expect("write");
+        let mut stranger = stranger();
+        for path in ["control", "status"] {
+            let path = mount.join(".tidefs").join(path);
+            // As many as there are handles of others, so that each number is met.
+            for _ in 0..32 {
+                let Ok(handle) = stranger.open(&path, libc::O_RDWR) else { break };
+                assert_eq!(stranger.write_at(handle, 0, b"EVIL"), Err(Errno::EINVAL));
+                assert!(stranger.truncate(handle, 0).is_err());
+            }
+        }
+        let control = Control::open(&mount);
+        for _ in 0..32 {
+            let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            let others =
+                File::options().read(true).write(true).open(mount.join(".tidefs/control")).expect("open");
+            assert_eq!(fallocate(&others, punch, 0, 4096), Err(Errno::EOPNOTSUPP));
+            assert!(fallocate(&control.file, FallocateFlags::empty(), 0, 1 << 40).is_err());
+        }
+        let read_all = |file: &File| {
+            let mut bytes = vec![0; MIB];
+            file.read_exact_at(&mut bytes, 0).expect("read");
+            pattern::verify_object(&bytes)
+        };
+        assert_eq!((read_all(&reader), read_all(&writer)), (Ok(1), Ok(2)));
+        drop(writer);
+        mount.wait_until_closed([kv.join("open")]);
+        assert_eq!(pattern::verify_object(&fs::read(kv.join("open")).expect("it was sealed")), Ok(2));
+    }
+}
+
+#[test]
+fn a_segment_that_others_may_have_mapped_is_not_used_again_for_what_they_may_not_read() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    fs::create_dir(kv.join("private")).expect("mkdir");
+    fs::set_permissions(kv.join("private"), fs::Permissions::from_mode(0o700)).expect("chmod");
+    // Begun where nobody else may look, and moved to where all may.
+    let segment = make(&control, b"kv/private/one", 0o644, 1);
+    let (mut stranger, path) = (stranger(), control.segment(segment));
+    assert_eq!(stranger.open(&path, libc::O_RDONLY).err(), Some(Errno::EACCES));
+    fs::rename(kv.join("private/one"), kv.join("one")).expect("rename");
+    let handle = stranger.open(&path, libc::O_RDONLY).expect("it may be read now");
+    let map = stranger.map(handle, MIB, false).expect("mmap");
+    assert_eq!(pattern::verify_object(&stranger.map_read(map, 0, MIB)), Ok(1));
+    fs::remove_file(kv.join("one")).expect("unlink");
+    for seed in 2..6 {
+        let next = make(&control, format!("kv/private/{seed}").as_bytes(), 0o644, seed);
+        assert_ne!(next, segment, "its pages are in the mapping of somebody who may not read {seed}");
+    }
+}
+
+#[test]
+fn what_lost_its_name_is_opened_by_its_owner_alone() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    fs::set_permissions(&kv, fs::Permissions::from_mode(0o700)).expect("chmod");
+    let segment = make(&control, b"kv/secret", 0o644, 1);
+    let (_, found) = control.one::<Entry>(Command::Lookup, &Name(b"kv/secret"));
+    assert_eq!((found.status(), found.segment.get()), (Status::Ok, segment));
+    let (mut stranger, path) = (stranger(), control.segment(segment));
+    assert_eq!(stranger.open(&path, libc::O_RDONLY).err(), Some(Errno::EACCES));
+    fs::remove_file(kv.join("secret")).expect("unlink");
+    assert_eq!(
+        stranger.open(&path, libc::O_RDONLY).err(),
+        Some(Errno::EACCES),
+        "its directory is still private"
+    );
+    assert_eq!(pattern::verify_object(&fs::read(&path).expect("the reference keeps it")), Ok(1));
+}
+
+#[test]
+fn an_object_is_as_long_as_it_is_sealed_whatever_its_client_made_of_the_segment() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    let create = Create { size: offset(MIB), mode: 0o600, name: Name(b"kv/key") };
+    let (reference, begun) = control.one::<Entry>(Command::Create, &create);
+    let file = File::options().write(true).open(control.segment(begun.segment.get())).expect("open");
+    file.write_all_at(&pattern::object(3, MIB), 0).expect("write");
+    file.write_all_at(b"x", 1 << 40).expect("write far behind its end");
+    let seal = Seal { reference, length: offset(MIB) };
+    assert_eq!(control.one::<Outcome>(Command::Seal, &seal).1.status(), Status::Ok);
+    assert_eq!(fs::metadata(kv.join("key")).expect("stat").len(), offset(MIB));
+    assert_eq!(pattern::verify_object(&fs::read(kv.join("key")).expect("read")), Ok(3));
+    sys::checksum_of(&kv.join("key"));
+}
+
+#[test]
+fn what_may_not_be_replaced_by_rename_is_not_replaced_by_a_seal() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    fs::set_permissions(&kv, fs::Permissions::from_mode(0o1777)).expect("chmod");
+    let control = open_as(&mount, STRANGER);
+    let begin = |name: &'static [u8]| {
+        let create = Create { size: offset(MIB), mode: 0o600, name: Name(name) };
+        let (reference, begun) = control.one::<Entry>(Command::Create, &create);
+        assert_eq!(begun.status(), Status::Ok);
+        Seal { reference, length: offset(MIB) }
+    };
+    let sealed = |seal: &Seal| control.one::<Outcome>(Command::Seal, seal).1.status();
+    let (taken, free, closed) = (begin(b"kv/taken"), begin(b"kv/free"), begin(b"kv/closed"));
+    // Since then somebody else made the name, in a directory where only owners replace.
+    publish_object(&kv.join("taken"), 1, MIB);
+    assert_eq!((sealed(&taken), sealed(&free)), (Status::Denied, Status::Ok));
+    assert_eq!(pattern::verify_object(&fs::read(kv.join("taken")).expect("read")), Ok(1));
+    fs::set_permissions(&kv, fs::Permissions::from_mode(0o755)).expect("chmod");
+    assert_eq!(sealed(&closed), Status::Denied, "the directory takes no more names of its");
+    assert!(!kv.join("closed").exists());
+}
+
+#[test]
+fn areas_take_no_more_than_their_part_of_the_cache() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv_with(Mode::Passthrough, &["capacity=128MiB"]);
+    for seed in 0..100 {
+        publish_object(&kv.join(format!("k{seed}")), seed, MIB);
+    }
+    let held = || fs::read_dir(&kv).expect("list").count();
+    let before = held();
+    let area = |control: &Control| {
+        let mut payload = Encoder::new(Flags::NONE, MIB as u64, 0).finish();
+        payload.resize(HEADER_BYTES + size_of::<AreaGrant>(), 0);
+        control.call(Command::Register, payload)
+    };
+    // One user may have a 32nd of the cache, in however many sessions, and all users a 16th.
+    let count_as = |user: u32| {
+        let sessions: Vec<Control> = (0..8).map(|_| open_as(&mount, user)).collect();
+        let granted = sessions.iter().flat_map(|control| (0..4).map(move |_| area(control).is_ok()));
+        let granted = granted.filter(|is_granted| *is_granted).count();
+        (granted, sessions)
+    };
+    let (first, first_sessions) = count_as(STRANGER);
+    let (second, _second_sessions) = count_as(STRANGER + 1);
+    let (third, _) = count_as(STRANGER + 2);
+    assert_eq!((first, second, third), (4, 4, 0));
+    assert!(held() + 9 >= before, "{} of {before} objects are left", held());
+    drop(first_sessions);
+    assert!(wait::until(wait::HANG, || count_as(STRANGER + 2).0 > 0), "what ended is given back");
+}
+
+#[test]
+fn one_request_copies_no_more_than_an_area_holds() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    publish_object(&kv.join("key"), 1, 8 * MIB);
+    mount.wait_until_closed([kv.join("key")]);
+    let control = Control::open(&mount);
+    let (area, _) = control.area(offset(8 * MIB));
+    let mut request = Encoder::new(Flags::NONE, 0, size_of::<Entry>());
+    for _ in 0..10 {
+        assert!(request.push(&Get {
+            offset: 0,
+            length: offset(8 * MIB),
+            area,
+            target: 0,
+            name: Name(b"kv/key")
+        }));
+    }
+    let reply = control.call(Command::GetInto, request.finish()).expect("a reply");
+    let (_, found) = results::<Entry>(&reply).expect("a whole reply");
+    let done = found.iter().map(Entry::status).filter(|status| *status == Status::Ok).count();
+    assert_eq!((done, found[8].status(), found[9].status()), (8, Status::TooMany, Status::TooMany));
+}
+
+#[test]
+fn nothing_is_begun_when_its_results_have_no_place() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    let create = || {
+        let mut request = Encoder::new(Flags::NONE, 0, 0);
+        assert!(request.push(&Create { size: offset(MIB), mode: 0o600, name: Name(b"kv/key") }));
+        request.finish()
+    };
+    assert_eq!(control.call(Command::Create, create()).err(), Some(Errno::EINVAL));
+    assert_eq!(metric(&mount, "tidefs_fast_creates_total"), 0);
+    assert!(!kv.join("key").exists());
+}
