@@ -113,6 +113,12 @@ impl Datapath {
         priority.suspended(|| self.keep_checksum(ino, taken, &bytes))
     }
 
+    /// Whether an object is such that it has a checksum, or one can be taken.
+    pub(super) fn may_have_checksum(&self, ino: Ino) -> bool {
+        let state = self.lock();
+        state.slot_of(ino).is_ok_and(|slot| state.object(slot).is_some_and(is_final))
+    }
+
     /// The checksum of a final object, taken now if it was not before; `None` for what is not sealed and final.
     ///
     /// # Errors

@@ -62,7 +62,7 @@ impl Datapath {
     pub fn list_attributes(&self, ino: Ino) -> Result<Vec<u8>, Error> {
         let mut names = Vec::new();
         for key in SETTABLE.iter().chain(&FACTS) {
-            if self.policy_value(ino, key).is_ok() {
+            if self.has_value(ino, key) {
                 names.extend_from_slice(PREFIX.as_bytes());
                 names.extend_from_slice(key.as_bytes());
                 names.push(0);
@@ -179,6 +179,11 @@ impl Datapath {
             self.rewrite_record(&mut state, slot)?;
         }
         self.backing_file_of(&state, slot).map(Some)
+    }
+
+    /// Whether there is a value. That of a checksum is not taken for it: it is of all bytes of the object.
+    fn has_value(&self, ino: Ino, key: &str) -> bool {
+        if key == "checksum" { self.may_have_checksum(ino) } else { self.policy_value(ino, key).is_ok() }
     }
 
     fn policy_value(&self, ino: Ino, key: &str) -> Result<String, Error> {

@@ -80,6 +80,8 @@ fn an_eviction_of_a_pinned_object_fails_and_names_force() {
     let human = text(&mount, &["evict", "--bytes", "1MiB"]);
     assert!(human.contains("1.0 MiB less than asked") && human.contains("pinned"), "{human}");
     assert_eq!(run_json(&mount, &["evict", "--bytes", "1MiB"])["missing_bytes"], json!(1 << 20));
+    // What is coldest of all is taken by its order, in which no pinned one stands.
+    wrong_usage(&mount, &["evict", "--bytes", "1MiB", "--force"], "cannot be used with");
     assert!(pinned.exists());
     assert_eq!(run_json(&mount, &["evict", argument(&pinned), "--force"])["objects"], json!(1));
 }

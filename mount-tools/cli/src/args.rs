@@ -295,8 +295,8 @@ pub(crate) struct DrainArgs {
 pub(crate) struct EvictArgs {
     #[command(flatten)]
     pub(crate) what: EvictWhat,
-    /// Evict pinned and open objects too
-    #[arg(long)]
+    /// Evict pinned and open objects too; not with --bytes, which takes what is coldest
+    #[arg(long, conflicts_with = "bytes")]
     pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) select: Select,

@@ -174,14 +174,14 @@ fn evict_sends_exactly_what_was_named() {
     let stays = host.run("evict llama/p");
     assert_eq!(stays.code, 1, "the object that was named stays");
     insta::assert_snapshot!("evict_human", stays.stdout);
-    insta::assert_json_snapshot!("evict_json", host.run("evict --bytes 4GiB --force --json").json());
-    assert_eq!(host.run("evict --pattern llama/** --mount MNT").code, 0);
+    insta::assert_json_snapshot!("evict_json", host.run("evict --bytes 4GiB --json").json());
+    assert_eq!(host.run("evict --pattern llama/** --force --mount MNT").code, 0);
     assert_eq!(
         daemon.asked(),
         [
             r#"POST /v1/evict {"path":"llama/p","force":false}"#,
-            r#"POST /v1/evict {"bytes":4294967296,"force":true}"#,
-            r#"POST /v1/evict {"pattern":"llama/**","force":false}"#,
+            r#"POST /v1/evict {"bytes":4294967296,"force":false}"#,
+            r#"POST /v1/evict {"pattern":"llama/**","force":true}"#,
         ]
     );
 }
