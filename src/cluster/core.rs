@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use nix::time::ClockId;
 use parking_lot::{Mutex, RwLock};
 use tidefs_engine::engine::{Answer, Engine};
 use tidefs_engine::link::Channel;
@@ -60,6 +61,17 @@ pub(super) struct Takeover {
 /// How long members take at most to agree on who decides, and to hand over what they know, unless they have much.
 const SETTLING: Duration = Duration::from_secs(1);
 
+/// How long this host has been suspended since it was started.
+///
+/// # Source
+/// clock_gettime(2): `CLOCK_BOOTTIME` is `CLOCK_MONOTONIC`, and counts the time in which the system is suspended too.
+pub(super) fn host_slept() -> Duration {
+    let read = |clock: ClockId| clock.now().map(Duration::from).unwrap_or_default();
+    // In this order: what passes between the two is taken off, and is no sleep.
+    let with_sleep = read(ClockId::CLOCK_BOOTTIME);
+    with_sleep.saturating_sub(read(ClockId::CLOCK_MONOTONIC))
+}
+
 /// One member.
 pub(super) struct Core {
     pub(super) me: PeerId,
@@ -90,6 +102,10 @@ pub(super) struct Core {
     pub(super) draining: Draining,
     pub(super) counters: Counters,
     began: tokio::time::Instant,
+    /// How long the host had slept then, and since, in milliseconds: the clock of deadlines stands still meanwhile, and the
+    /// other members do not.
+    slept_before: Duration,
+    slept_ms: AtomicU64,
     pub(super) tasks: Mutex<JoinSet<()>>,
     pub(super) is_closed: AtomicBool,
     /// Hand-overs of shards that are under way.
@@ -155,6 +171,8 @@ impl Core {
                 tokio::time::Instant::now()
             },
             runtime,
+            slept_before: host_slept(),
+            slept_ms: AtomicU64::new(0),
             tasks: Mutex::default(),
             is_closed: AtomicBool::new(false),
             handing_over: AtomicUsize::new(0),
@@ -175,9 +193,15 @@ impl Core {
         self.now().saturating_sub(Duration::from_millis(self.moved_ms.load(Ordering::Relaxed))) < SETTLING
     }
 
-    /// Time since this member began.
+    /// Time since this member began, that in which the host slept included.
     pub(super) fn now(&self) -> Duration {
-        self.began.elapsed()
+        self.began.elapsed() + Duration::from_millis(self.slept_ms.load(Ordering::Relaxed))
+    }
+
+    /// The host has slept for so long since it was started.
+    pub(super) fn note_sleep(&self, slept: Duration) {
+        let since = slept.saturating_sub(self.slept_before).as_millis();
+        self.slept_ms.fetch_max(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// The moment that is `wait` from now.

@@ -233,6 +233,7 @@ impl Fetch {
         let registered = Registered::new(&core, region)?;
         let mut pulled = Pulled::default();
         loop {
+            let (before, mut source) = (pulled.bytes(), None);
             let filled = match core.runtime.block_on(self.next())? {
                 Loan::Inline { bytes, checksum } => core.check(checksum, xxh3_64(&bytes)).map(|()| {
                     // It was looked whether it fits.
@@ -241,6 +242,7 @@ impl Fetch {
                 }),
                 Loan::Region(lent) => {
                     let target = (region, registered.id());
+                    source = Some(lent.owner().member);
                     core.pull(&lent, target, length, self.times(), &mut pulled, arrival)
                         .map(|()| lent.checksum)
                 }
@@ -258,6 +260,9 @@ impl Fetch {
                             return Err(error);
                         }
                         pulled = Pulled::default();
+                    } else if pulled.bytes() > before {
+                        // It gave some, and may give the rest: what takes longer than a loan is lent again. After the others.
+                        source.into_iter().for_each(|source| self.sources.insert(0, source));
                     }
                 }
             }

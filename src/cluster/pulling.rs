@@ -71,6 +71,13 @@ pub(super) struct Pulled {
     bytes: u64,
 }
 
+impl Pulled {
+    /// How many bytes are there.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
 /// The parts of one object that are under way, in order.
 struct Parts<'a> {
     engine: &'a Engine,

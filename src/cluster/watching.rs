@@ -9,8 +9,8 @@ use tidefs_engine::link::Channel;
 use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 use tokio::time::sleep;
 
-use super::catalog::wire::{Message, REVOKE, Revocation, Revoke};
-use super::core::Core;
+use super::catalog::wire::{AGREED, CATCH_UP, KEEP, LEND, LIST, Message, REVOKE, Revocation, Revoke};
+use super::core::{Core, host_slept};
 use super::peers::{Link, Owed, Peer};
 use super::shards::{Owners, Shard};
 
@@ -26,6 +26,12 @@ const BREATH: Duration = Duration::from_millis(1);
 const FAIR: Duration = Duration::from_millis(500);
 /// Who notices the end of a deadline later than this was held up.
 const PUNCTUAL: Duration = Duration::from_millis(20);
+
+/// Whether an answer on this channel comes at once from a member that is well. Others wait for a disk, for debts to third
+/// members or for a coordinator, or list a large directory: who is late with those is asked whether it is there.
+fn is_quick(channel: Channel) -> bool {
+    ![LEND, KEEP, CATCH_UP, AGREED, LIST].contains(&channel)
+}
 
 impl Core {
     /// Keeps a connection to a member, for as long as it is in the view or its entries are kept.
@@ -187,8 +193,14 @@ impl Core {
         }
         let patience = self.until(deadline);
         let result = self.carrier.call(peer, channel, body, deadline).await;
-        if let Err(Error::DeadlinePassed) = result {
-            self.note_slow(member, patience, deadline);
+        match result {
+            Err(Error::DeadlinePassed) if !is_quick(channel) => {
+                if patience >= FAIR {
+                    self.begin_to_probe(member, FAIR);
+                }
+            }
+            Err(Error::DeadlinePassed) => self.note_slow(member, patience, deadline),
+            _ => {}
         }
         result
     }
@@ -245,6 +257,10 @@ impl Core {
                 let is_back = is_there && std::mem::take(&mut peer.is_slow);
                 if is_back {
                     peer.lost_at = None;
+                    if std::mem::take(&mut peer.is_dropped) {
+                        // What it held was forgotten though its connection stood: it announces again.
+                        peer.owed = Owed { is_all: true, ..Owed::default() };
+                    }
                 }
                 is_back.then_some(peer.id)
             }
@@ -341,6 +357,7 @@ impl Core {
         let mut shards = Shard::all().cycle();
         loop {
             sleep(timings.tick).await;
+            self.note_sleep(host_slept());
             let now = self.now();
             if now.saturating_sub(last) > timings.silence / 2 + timings.tick {
                 self.stood_still(now.saturating_sub(last));

@@ -64,6 +64,8 @@ pub(super) struct State {
     revocations: u64,
     /// Lends nothing, as a host whose memory fails.
     pub(super) lends_nothing: bool,
+    /// Never answers whether it lends, as a host whose disk hangs.
+    pub(super) lends_never: bool,
     /// Lends bytes that are not those of the checksum.
     pub(super) lends_wrong_bytes: bool,
     /// How many hosts are to hold what was looked up.
@@ -107,6 +109,9 @@ fn memfd(bytes: &[u8]) -> Arc<File> {
 impl Holder for Memory {
     fn lend(&self, path: Vec<u8>, stamp: Stamp) -> BoxFuture<'static, Result<Lent, Unlent>> {
         let state = self.state.lock();
+        if state.lends_never {
+            return Box::pin(std::future::pending());
+        }
         if state.lends_nothing {
             return Box::pin(std::future::ready(Err(Unlent::NotNow)));
         }

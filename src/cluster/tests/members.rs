@@ -86,7 +86,7 @@ pub(super) async fn until_answered(what: &str, is_so: impl AsyncFn() -> bool) {
     }
 }
 
-async fn cluster_of(count: u64) -> (Embedded, Vec<Host>) {
+pub(super) async fn cluster_of(count: u64) -> (Embedded, Vec<Host>) {
     let coordinator = Embedded::new(ClusterId(7));
     let hosts = started(&coordinator, count, |_| ()).await;
     (coordinator, hosts)
@@ -405,24 +405,6 @@ fn the_backup_answers_while_the_primary_is_dead_and_nothing_hangs() {
         hosts[0].unlink(&name, wall(), soon()).await.unwrap();
         assert_eq!(hosts[1].look_up(&name, soon()).await, Seen::Absent);
         let _ = one;
-    });
-}
-
-#[test]
-fn who_was_held_up_itself_asks_again_before_it_passes_over_another() {
-    // On one thread nobody is asked before this test waits.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let (_coordinator, hosts) = cluster_of(2).await;
-        let (core, two) = (&hosts[0].cluster.core, hosts[1].cluster.me());
-        let patience = Duration::from_secs(2);
-        core.note_slow(two, patience, Instant::now() - Duration::from_millis(100));
-        assert!(!core.is_suspect(two), "the answer may have been waiting");
-        until("it is asked, and answers", || !core.peers.lock()[&two].is_probed).await;
-        assert!(!core.is_suspect(two));
-        core.note_slow(two, patience, Instant::now());
-        assert!(core.is_suspect(two), "there was time, and no answer");
-        until("it is asked at once, and answers", || !core.is_suspect(two)).await;
     });
 }
 

@@ -3,6 +3,7 @@
 mod copies;
 mod history;
 mod host;
+mod late;
 mod members;
 mod network;
 mod placing;

@@ -1,0 +1,133 @@
+//! Members that are late: with an answer, with all of a transfer, or because their host slept.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tidefs_engine::memory::{Access, PageKind, Region};
+use tidefs_engine::types::ByteCount;
+
+use super::host::Seen;
+use super::members::{cluster_of, in_a_cluster_of, runtime, soon, started, until, until_answered, wall};
+use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::*;
+
+/// Who reads so slowly that what was lent is taken back meanwhile.
+#[derive(Debug)]
+struct Slow {
+    pause: Duration,
+    has_paused: AtomicBool,
+}
+
+impl Arrival for Slow {
+    fn arrived(&self, _bytes: ByteCount) {
+        if !self.has_paused.swap(true, Ordering::Relaxed) {
+            std::thread::sleep(self.pause);
+        }
+    }
+
+    fn starts_again(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn what_takes_longer_than_a_loan_is_lent_again() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let loan = Duration::from_millis(200);
+        let hosts = started(&coordinator, 2, |config| config.timings.loan = loan).await;
+        // More than is asked for ahead.
+        let bytes: Vec<u8> = (0..(48_u32 << 20)).map(|at| (at % 239) as u8).collect();
+        hosts[0].write("kv/a", &bytes, wall(), soon()).await.unwrap();
+        let Seen::Elsewhere(stamp, copies, size) = hosts[1].look_up("kv/a", soon()).await else { panic!() };
+        let region = Arc::new(Region::anonymous(ByteCount(48 << 20), PageKind::Base, Access::Read).unwrap());
+        let wanted = Wanted { path: b"kv/a".to_vec(), stamp, size: ByteCount(size), copies };
+        let (cluster, target) = (hosts[1].cluster.clone(), Arc::clone(&region));
+        let fetched = tokio::task::spawn_blocking(move || {
+            let arrival = Slow { pause: 5 * loan, has_paused: AtomicBool::new(false) };
+            cluster.fetch(wanted, Duration::from_secs(20), soon()).into_region(&target, &arrival)
+        });
+        assert_eq!(fetched.await.unwrap().unwrap(), xxhash_rust::xxh3::xxh3_64(&bytes));
+        let mut read = vec![0; bytes.len()];
+        assert!(region.read_at(0, &mut read) && read == bytes);
+        assert!(hosts[0].cluster.counters().loans_expired.get() > 0, "it was taken back in between");
+    });
+}
+
+#[test]
+fn a_host_that_slept_knows_that_time_has_passed() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let core = &hosts[0].cluster.core;
+        let (before, slept) = (core.now(), crate::cluster::core::host_slept());
+        core.note_sleep(slept + Duration::from_secs(3600));
+        assert!(core.now() - before >= Duration::from_secs(3600));
+        until("it catches up", || hosts[0].cluster.counters().stalls.get() == 1).await;
+        assert_eq!(hosts[1].cluster.counters().stalls.get(), 0);
+    });
+}
+
+#[test]
+fn who_was_held_up_itself_asks_again_before_it_passes_over_another() {
+    // On one thread nobody is asked before this test waits.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (_coordinator, hosts) = cluster_of(2).await;
+        let (core, two) = (&hosts[0].cluster.core, hosts[1].cluster.me());
+        let patience = Duration::from_secs(2);
+        core.note_slow(two, patience, Instant::now() - Duration::from_millis(100));
+        assert!(!core.is_suspect(two), "the answer may have been waiting");
+        until("it is asked, and answers", || !core.peers.lock()[&two].is_probed).await;
+        assert!(!core.is_suspect(two));
+        core.note_slow(two, patience, Instant::now());
+        assert!(core.is_suspect(two), "there was time, and no answer");
+        until("it is asked at once, and answers", || !core.is_suspect(two)).await;
+    });
+}
+
+#[test]
+fn who_is_late_with_what_may_take_long_is_asked_and_not_passed_over() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let (core, two) = (&hosts[0].cluster.core, hosts[1].cluster.me());
+        hosts[1].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        hosts[1].memory.state.lock().lends_never = true;
+        let wanted = match hosts[0].look_up("kv/a", soon()).await {
+            Seen::Elsewhere(stamp, copies, size) => {
+                Wanted { path: b"kv/a".to_vec(), stamp, size: ByteCount(size), copies }
+            }
+            other => panic!("{other:?}"),
+        };
+        let patience = Duration::from_millis(700);
+        let fetched = core.fetch_bytes(wanted, Instant::now() + patience).await;
+        assert!(fetched.is_err(), "its disk hangs");
+        until("it is asked, and answers", || !core.peers.lock()[&two].is_probed).await;
+        assert!(!core.is_suspect(two));
+    });
+}
+
+#[test]
+fn who_was_forgotten_while_it_was_slow_announces_what_it_holds_again() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let hosts =
+            started(&coordinator, 2, |config| config.timings.grace = Duration::from_millis(200)).await;
+        for number in 0..50 {
+            hosts[1].write(&format!("kv/{number}"), b"bytes", wall(), soon()).await.unwrap();
+        }
+        let (core, two) = (&hosts[0].cluster.core, hosts[1].cluster.me());
+        {
+            // As a member whose answers all come late.
+            let mut peers = core.peers.lock();
+            let peer = peers.get_mut(&two).unwrap();
+            (peer.is_slow, peer.is_probed, peer.lost_at) = (true, true, Some(core.now()));
+        }
+        until("it is forgotten", || core.peers.lock()[&two].is_dropped).await;
+        core.peers.lock().get_mut(&two).unwrap().is_probed = false;
+        until("it is there again", || !core.peers.lock()[&two].is_dropped).await;
+        for number in 0..50 {
+            let name = format!("kv/{number}");
+            until_answered("what it holds is found", async || hosts[0].read(&name, soon()).await.is_some())
+                .await;
+        }
+    });
+}
