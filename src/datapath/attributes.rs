@@ -67,6 +67,13 @@ impl Datapath {
                 state.tree.node_mut(slot).attributes = before;
                 return Err(error);
             }
+            // A version that is being written takes its place, as the file that it is to everybody.
+            if let Some(next) = state.next_version(slot) {
+                let attributes = &mut state.tree.node_mut(next).attributes;
+                attributes.mode = change.mode.map_or(attributes.mode, permissions);
+                attributes.uid = change.uid.unwrap_or(attributes.uid);
+                attributes.gid = change.gid.unwrap_or(attributes.gid);
+            }
         }
         if change.mtime_ns.is_some()
             && let Some(file) = state.object(slot).and_then(|object| object.file()).cloned()

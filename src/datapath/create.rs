@@ -8,7 +8,10 @@ use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 use super::decorations;
 use super::resent::Sent;
 use super::room::footprint;
-use super::{Caller, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Phase, Place, Stat, State};
+use super::{
+    Caller, Credentials, Datapath, Error, IoPath, Marks, Object, OpenOptions, Opened, Phase, Place, Stat,
+    State,
+};
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
 use crate::tier::memory::{DirectoryRecord, PolicyRecord};
 
@@ -159,6 +162,8 @@ impl Datapath {
         name: &Name,
         options: OpenOptions,
     ) -> Result<Option<(Stat, Opened)>, Error> {
+        // The kernel believes that there is nothing, and looked at the directory alone.
+        let mut credentials = None;
         for _ in 0..JOINS_MAX {
             let existing = {
                 let mut state = self.lock();
@@ -169,8 +174,16 @@ impl Datapath {
                     return Err(Error::Exists);
                 }
                 let Some(object) = state.object(existing) else { return Err(Error::IsDirectory) };
+                let Some(credentials) = &credentials else {
+                    drop(state);
+                    credentials = Some(Credentials::of(caller));
+                    continue;
+                };
                 let next = object.open.as_ref().and_then(|open| open.next_version);
                 let target = if options.write { next.unwrap_or(existing) } else { existing };
+                if !credentials.may_open(&state.tree.node(target).attributes, options) {
+                    return Err(Error::Denied);
+                }
                 let ino = state.tree.ino(existing);
                 match self.open_locked(&mut state, caller, target, options) {
                     Err(Error::Stale) => {}

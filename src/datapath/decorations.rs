@@ -14,6 +14,10 @@ use super::xattrs::PREFIX;
 
 /// What names of applications begin with.
 pub(super) const USER: &str = "user.";
+/// How many one file may have.
+const COUNT_MAX: usize = 128;
+/// Bytes of the names and values of one file: the longest value that Linux takes, and as much beside it.
+const BYTES_MAX: usize = 128 << 10;
 /// What stands in place of [`USER`] on a file system without such attributes.
 const ASIDE: &str = "trusted.tidefs.user.";
 
@@ -34,6 +38,19 @@ pub(super) fn get(file: &File, name: &str) -> io::Result<Option<Vec<u8>>> {
 
 pub(super) fn set(file: &File, name: &str, value: &[u8]) -> io::Result<()> {
     under(name, |name| file.set_xattr(name, value))
+}
+
+/// Whether a value fits beside what is there: the kernel keeps them outside of what the cache counts, and tmpfs has no bound.
+pub(super) fn has_room(file: &File, name: &str, value: &[u8]) -> io::Result<bool> {
+    let (mut count, mut bytes) = (1, name.len() + value.len());
+    for other in names(file)? {
+        let Ok(other) = OsString::from_vec(other).into_string() else { continue };
+        if other != name {
+            count += 1;
+            bytes += other.len() + get(file, &other)?.map_or(0, |value| value.len());
+        }
+    }
+    Ok(count <= COUNT_MAX && bytes <= BYTES_MAX)
 }
 
 /// Removes it; `ENODATA` when there is none.

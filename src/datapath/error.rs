@@ -40,6 +40,9 @@ pub enum Error {
     /// The cache never allows this.
     #[error("not permitted: {0}")]
     NotPermitted(&'static str),
+    /// Owner, group and mode of a file that the kernel was not told of give no right to it.
+    #[error("owner, group and mode do not allow it")]
+    Denied,
     /// The directory's quota is full of what cannot be evicted.
     #[error("the quota of `{directory}` ({quota}) is full of objects that are open or pinned")]
     OverQuota {

@@ -1,6 +1,6 @@
 //! What the cache keeps of each directory: its policy, what is stored below it, and how large its objects are.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::domains::DomainId;
@@ -217,13 +217,11 @@ impl State {
         more: ByteCount,
         counted_in: Option<Slot>,
     ) -> Option<(Slot, ByteCount)> {
-        let counts = |ancestor: Slot| {
-            counted_in.is_some_and(|counted| self.tree.ancestors(counted).any(|slot| slot == ancestor))
-        };
-        self.tree.ancestors(directory).find_map(|ancestor| {
-            if counts(ancestor) {
-                return None;
-            }
+        // What is above one that counts them does so too.
+        let counting: HashSet<Slot> =
+            counted_in.into_iter().flat_map(|counted| self.tree.ancestors(counted)).collect();
+        let mut growing = self.tree.ancestors(directory).take_while(|ancestor| !counting.contains(ancestor));
+        growing.find_map(|ancestor| {
             let folder = self.folders.get(ancestor)?;
             let quota = folder.policy.quota?;
             (folder.bytes.saturating_add(more) > quota).then_some((ancestor, quota))

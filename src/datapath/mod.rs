@@ -35,6 +35,7 @@ mod object;
 mod open;
 mod packing;
 mod persist;
+mod policy_text;
 mod prefetch;
 mod promote;
 mod recent;
@@ -46,6 +47,7 @@ mod remove;
 mod rename;
 mod reopen;
 mod resent;
+mod rights;
 mod room;
 mod seal;
 mod slot_file;
@@ -83,8 +85,8 @@ pub use domains::EvictionSettings;
 pub use elsewhere::{ClusterSide, MemberSide, News, Stream};
 pub use error::Error;
 pub use fastpath::{
-    AREA_MAX, BeginRequest, CREATES_MAX, Credentials, FollowRequest, Followed, GetRequest, Located,
-    REFERENCES_MAX, ReadyRequest, RetiredSegments, Run, SealRequest, Session,
+    AREA_MAX, BeginRequest, CREATES_MAX, FollowRequest, Followed, GetRequest, Located, REFERENCES_MAX,
+    ReadyRequest, RetiredSegments, Run, SealRequest, Session,
 };
 pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::{Listed, Page, Paged};
@@ -93,6 +95,7 @@ pub use lookup::{Lookup, Patience};
 pub use object::{CLOSE_WAIT, Marks, Object, Phase, Place};
 pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened, UNKNOWN_WRITERS};
 pub use recover::Recovered;
+pub use rights::Credentials;
 pub use stat::{Kind, SpaceStat, Stat};
 pub use verify::Verdict;
 pub use write::{Read, SizeChange};

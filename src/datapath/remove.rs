@@ -150,6 +150,11 @@ impl State {
         (current.filter(|&current| next_of(current) == Some(slot)), Some(slot))
     }
 
+    /// The version that is being written over the object in `slot`, of which only its writers know.
+    pub(super) fn next_version(&self, slot: Slot) -> Option<Slot> {
+        self.object(slot)?.next_version()
+    }
+
     /// Drops a file that is being written: its name, if it has one, and its claim to replace another version.
     pub(super) fn discard_writing(&mut self, slot: Slot) -> Doomed {
         // While it is known which name it was to get.

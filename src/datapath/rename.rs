@@ -10,7 +10,7 @@ use super::history::Ending;
 use super::object::Refusal;
 use super::release::Afterwards;
 use super::room::footprint;
-use super::{Caller, Datapath, Error, Marks, Phase, State, key_hash};
+use super::{Caller, Credentials, Datapath, Error, Marks, Phase, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 
@@ -120,6 +120,14 @@ impl Datapath {
             }
             if keep_target {
                 return Err(Error::Exists);
+            }
+            // The kernel looks at that where it knows that there is something.
+            let (directory, attributes) =
+                (state.tree.node(new_parent).attributes, state.tree.node(target).attributes);
+            if self.is_hidden_from(state, caller, target, false)
+                && !Credentials::without_groups(caller).may_replace(&directory, &attributes)
+            {
+                return Err(Error::NotPermitted("replacing the file that another user is writing"));
             }
         }
         let Some(object) = state.object(slot) else { return Err(Error::NoObject) };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::open::{EXPECTED_FOR_MS, OpenOptions};
-use super::{Caller, Datapath, Error, Object, Phase, State};
+use super::{Caller, Credentials, Datapath, Error, Object, Phase, State};
 use crate::namespace::{Ino, Name, Slot, ThreadId};
 
 /// How long after it was sent to look a name up again a thread is taken to come back for that.
@@ -140,8 +140,11 @@ impl Datapath {
         }
     }
 
-    /// Gives a writer who was sent to look `name` up again a version to write, or has the one that is being written wait.
+    /// Gives a writer who was sent to look `name` up again a version to write, or has the one that is being written wait: one
+    /// that may write what it finds. The kernel looks at that when it opens it, which is later; and the name may be one of
+    /// another directory than it was sent for.
     pub(super) fn welcome_resent(&self, caller: &Caller, parent: Ino, name: &Name) {
+        let credentials = Credentials::of(caller);
         let (ino, options) = {
             let mut state = self.lock();
             let now = self.clock.monotonic();
@@ -157,6 +160,11 @@ impl Datapath {
             let Ok(parent) = state.slot_of(parent) else { return };
             let Some(child) = state.tree.child(parent, name.as_bytes()) else { return };
             let options = resent.options;
+            let is_allowed = state.may_search(&credentials, parent)
+                && credentials.may_open(&state.tree.node(child).attributes, options);
+            if !is_allowed {
+                return;
+            }
             match state.object(child) {
                 Some(object) if object.phase == Phase::Sealed && !Self::is_away(&object.place) => {}
                 Some(object) if object.phase == Phase::Writing => {

@@ -164,7 +164,7 @@ pub(super) fn change_scratch(scratch: &ScratchFile, change: SizeChange) -> Resul
 pub(super) fn scratch_error(error: ScratchError) -> Error {
     match error {
         ScratchError::Full { needed, .. } => Error::NothingEvictable { needed },
-        ScratchError::DiskFull { .. } => {
+        ScratchError::DiskFull { .. } | ScratchError::TooMany { .. } => {
             tracing::warn!(%error, "a write to a slot file was refused");
             Error::NothingEvictable { needed: ByteCount::ZERO }
         }

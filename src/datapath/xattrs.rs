@@ -3,28 +3,21 @@
 //! `user.tidefs.*` are policy and facts; other `user.*` attributes of applications are kept on the backing file
 //! (objects) or the directory's record file, and go with it.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use tidefs_engine::types::ByteCount;
 
 use super::decorations::{self, USER};
+use super::policy_text::{RECOMPUTE, SETTABLE, apply, is_settable, written};
 use super::{Datapath, Error, Marks, Phase, Place, State};
-use crate::cluster::REPLICAS_MAX;
 use crate::namespace::{Ino, Slot};
-use crate::tier::eviction::POLICY_NAMES;
-use crate::tier::memory::{Pin, PolicyRecord};
+use crate::tier::memory::PolicyRecord;
 
 /// What names of policy and facts begin with.
 pub(super) const PREFIX: &str = "user.tidefs.";
 
-/// Settable names below [`PREFIX`], in the order in which they are listed.
-pub(super) const SETTABLE: [&str; 10] =
-    ["quota", "floor", "ttl", "pin", "priority", "policy", "scratch", "durability", "replicas", RECOMPUTE];
-/// Bytes a second that computing an object again yields.
-const RECOMPUTE: &str = "recompute_bytes_per_second";
 /// Names of facts below [`PREFIX`].
-const FACTS: [&str; 4] = ["tier", "version", "checksum", "why"];
+pub(super) const FACTS: [&str; 4] = ["tier", "version", "checksum", "why"];
 
 /// Condition under which an attribute is set (setxattr(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +71,22 @@ impl Datapath {
         Ok(names)
     }
 
+    /// Whether a user may set, or remove, an attribute: the kernel asks for the right to write alone, which others than the
+    /// owner may have. What others are kept from using is root's to say.
+    #[must_use]
+    pub fn may_change_attribute(&self, uid: u32, ino: Ino, name: &[u8]) -> bool {
+        let key = std::str::from_utf8(name).ok().and_then(|name| name.strip_prefix(PREFIX));
+        match key {
+            _ if uid == 0 => true,
+            None | Some("pin" | "priority") => true,
+            Some("floor") => false,
+            Some(_) => {
+                let state = self.lock();
+                state.slot_of(ino).is_ok_and(|slot| state.tree.node(slot).attributes.uid == uid)
+            }
+        }
+    }
+
     /// Sets attribute `name`.
     ///
     /// # Errors
@@ -111,8 +120,24 @@ impl Datapath {
                 (Some(Presence::Present), None) => return Err(Error::NoAttribute),
                 _ => {}
             }
+            if !decorations::has_room(file, name, value).map_err(Error::io("attributes of an object"))? {
+                return Err(Error::NothingEvictable { needed: ByteCount(value.len() as u64) });
+            }
             decorations::set(file, name, value).map_err(Error::io("attribute of an object"))
-        })
+        })?;
+        if let Some(next) = self.next_version_of(ino) {
+            self.with_decorations(next, true, |file| {
+                decorations::set(file, name, value).map_err(Error::io("attribute of an object"))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The version that is being written over an object, as an inode.
+    fn next_version_of(&self, ino: Ino) -> Option<Ino> {
+        let state = self.lock();
+        let next = state.next_version(state.tree.by_ino(ino)?)?;
+        Some(state.tree.ino(next))
     }
 
     /// Removes attribute `name`; a policy is inherited again.
@@ -124,12 +149,17 @@ impl Datapath {
         if let Some(key) = name.strip_prefix(PREFIX) {
             return self.change_policy(ino, key, None);
         }
-        self.with_decorations(ino, false, |file| {
+        let remove = |file: &std::fs::File| {
             decorations::remove(file, name).map_err(|source| match source.raw_os_error() {
                 Some(libc::ENODATA) => Error::NoAttribute,
                 _ => Error::io("attribute of an object")(source),
             })
-        })
+        };
+        self.with_decorations(ino, false, remove)?;
+        match self.next_version_of(ino).map(|next| self.with_decorations(next, false, remove)) {
+            None | Some(Ok(()) | Err(Error::NoAttribute)) => Ok(()),
+            Some(failed) => failed,
+        }
     }
 
     /// Runs `action` on the file that keeps the attributes of applications. With `makes`, a packed object gets a
@@ -240,6 +270,7 @@ impl Datapath {
         if !changed {
             return Err(Error::NoAttribute);
         }
+        let is_other = after != before;
         state.set_policy(slot, after);
         state.tree.node_mut(slot).attributes.ctime_ns = self.now_ns();
         let persisted = if is_directory {
@@ -250,6 +281,12 @@ impl Datapath {
         if let Err(error) = persisted {
             state.set_policy(slot, before);
             return Err(error);
+        }
+        if let Some(next) = state.next_version(slot).filter(|_| is_other) {
+            let mut after = state.object(next).map(super::Object::policy).unwrap_or_default();
+            if apply(&mut after, key, value)? {
+                state.set_policy(next, after);
+            }
         }
         state.regroup(slot);
         if key == "ttl" {
@@ -266,150 +303,6 @@ impl Datapath {
         }
         Ok(())
     }
-}
-
-/// A policy as `setfattr` spells it; `None` when it is not set.
-pub(super) fn written(policy: &PolicyRecord, key: &str) -> Option<String> {
-    match key {
-        "quota" => policy.quota.map(|quota| quota.get().to_string()),
-        "floor" => policy.floor.map(|floor| floor.get().to_string()),
-        "ttl" => policy.ttl_s.map(|ttl_s| format!("{ttl_s}s")),
-        "pin" => policy.pin.map(pin_text),
-        "priority" => policy.priority.map(|priority| priority.to_string()),
-        "policy" => policy.eviction.clone(),
-        "scratch" => policy.scratch.map(|scratch| scratch.to_string()),
-        "durability" => policy.durable.map(|durable| if durable { "ssd" } else { "memory" }.to_owned()),
-        "replicas" => policy.replicas.map(|replicas| replicas.to_string()),
-        RECOMPUTE => policy.recompute_bytes_per_second.map(|rate| rate.get().to_string()),
-        _ => None,
-    }
-}
-
-fn is_settable(key: &str) -> Result<(), Error> {
-    if FACTS.contains(&key) {
-        return Err(Error::NotPermitted("this attribute is a fact, not a setting"));
-    }
-    if !SETTABLE.contains(&key) {
-        return Err(Error::Unsupported("no such policy; see docs/SEMANTICS.md for the names"));
-    }
-    Ok(())
-}
-
-/// Whether one field of a directory's `own` policy can be changed so.
-///
-/// # Errors
-/// As [`Datapath::set_attribute`] and [`Datapath::remove_attribute`].
-pub(super) fn check(
-    own: &PolicyRecord,
-    key: &str,
-    value: Option<&str>,
-    only: Option<Presence>,
-) -> Result<(), Error> {
-    is_settable(key)?;
-    match (only, written(own, key).is_some()) {
-        (Some(Presence::Absent), true) => return Err(Error::Exists),
-        (Some(Presence::Present), false) => return Err(Error::NoAttribute),
-        _ => {}
-    }
-    if apply(&mut own.clone(), key, value)? { Ok(()) } else { Err(Error::NoAttribute) }
-}
-
-/// Changes one field. Returns whether there was anything to change.
-pub(super) fn apply(policy: &mut PolicyRecord, key: &str, value: Option<&str>) -> Result<bool, Error> {
-    fn set<T>(field: &mut Option<T>, value: Option<Result<T, Error>>) -> Result<bool, Error> {
-        match value {
-            Some(value) => *field = Some(value?),
-            None => return Ok(field.take().is_some()),
-        }
-        Ok(true)
-    }
-    let size = |text: &str| text.parse().map_err(|_| Error::Invalid("write a size, for example 64GiB"));
-    match key {
-        "quota" => set(&mut policy.quota, value.map(size)),
-        "floor" => set(&mut policy.floor, value.map(size)),
-        "ttl" => set(&mut policy.ttl_s, value.map(seconds)),
-        "pin" => set(&mut policy.pin, value.map(pin)),
-        "priority" => set(
-            &mut policy.priority,
-            value.map(|text| {
-                text.parse()
-                    .ok()
-                    .filter(|priority: &i8| (-100..=100).contains(priority))
-                    .ok_or(Error::Invalid("write a priority from -100 to 100"))
-            }),
-        ),
-        "policy" => set(
-            &mut policy.eviction,
-            value.map(|text| {
-                POLICY_NAMES
-                    .contains(&text)
-                    .then(|| text.to_owned())
-                    .ok_or(Error::Invalid("write leaf_bonus, lru or s3fifo"))
-            }),
-        ),
-        "scratch" => set(
-            &mut policy.scratch,
-            value.map(|text| text.parse().map_err(|_| Error::Invalid("write true or false"))),
-        ),
-        "durability" => set(
-            &mut policy.durable,
-            value.map(|text| match text {
-                "ssd" => Ok(true),
-                "memory" => Ok(false),
-                _ => Err(Error::Invalid("write ssd or memory")),
-            }),
-        ),
-        "replicas" => set(
-            &mut policy.replicas,
-            value.map(|text| {
-                text.parse()
-                    .ok()
-                    .filter(|replicas| (1..=REPLICAS_MAX).contains(replicas))
-                    .ok_or(Error::Invalid("write how many members are to hold each object, from 1 to 16"))
-            }),
-        ),
-        RECOMPUTE => set(&mut policy.recompute_bytes_per_second, value.map(size)),
-        _ => Err(Error::Unsupported("no such policy")),
-    }
-}
-
-/// `90`, `90s`, `15m`, `2h`, `7d` in seconds.
-fn seconds(text: &str) -> Result<u64, Error> {
-    let error = || Error::Invalid("write a time, for example 90s, 15m, 2h or 7d");
-    let digits = text.trim_end_matches(|last: char| last.is_ascii_alphabetic());
-    let factor = match &text[digits.len()..] {
-        "" | "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86400,
-        _ => return Err(error()),
-    };
-    let number: u64 = digits.parse().map_err(|_| error())?;
-    number.checked_mul(factor).ok_or_else(error)
-}
-
-/// `hard`, `soft`, `soft:15m` or `none`.
-fn pin(text: &str) -> Result<Pin, Error> {
-    match text.split_once(':') {
-        None if text == "hard" => Ok(Pin::Hard),
-        None if text == "soft" => Ok(Pin::Soft { ttl_s: None }),
-        None if text == "none" => Ok(Pin::None),
-        Some(("soft", time)) => Ok(Pin::Soft { ttl_s: Some(seconds(time)?) }),
-        _ => Err(Error::Invalid("write hard, soft, soft:TIME or none")),
-    }
-}
-
-fn pin_text(pin: Pin) -> String {
-    let mut text = String::from(match pin {
-        Pin::Hard => "hard",
-        Pin::None => "none",
-        Pin::Soft { .. } => "soft",
-    });
-    if let Pin::Soft { ttl_s: Some(ttl_s) } = pin {
-        // Writing to a String cannot fail.
-        let _ = write!(text, ":{ttl_s}s");
-    }
-    text
 }
 
 /// Which tier an object is in, as `user.tidefs.tier` spells it.
@@ -459,22 +352,5 @@ impl State {
             Phase::Gone => "without a name: kept for whoever has it open".to_owned(),
             Phase::Sealed => format!("present in {}", tier_text(object)),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_and_pins_are_read_and_nonsense_is_refused() {
-        assert_eq!(seconds("15m").unwrap(), 900);
-        assert_eq!(seconds("90").unwrap(), 90);
-        for bad in ["", "m", "-1s", "1w", "99999999999999999999d"] {
-            assert!(seconds(bad).is_err(), "{bad}");
-        }
-        assert_eq!(pin("soft:2h").unwrap(), Pin::Soft { ttl_s: Some(7200) });
-        assert_eq!(pin_text(pin("soft:2h").unwrap()), "soft:7200s");
-        assert!(pin("firm").is_err());
     }
 }

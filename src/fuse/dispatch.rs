@@ -330,7 +330,7 @@ impl Filesystem for Dispatcher {
 
     fn setxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         number: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -338,11 +338,11 @@ impl Filesystem for Dispatcher {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        ops::xattrs::setxattr(self, number, (name, value), flags, reply);
+        ops::xattrs::setxattr(self, request, number, (name, value), flags, reply);
     }
 
-    fn removexattr(&self, _request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        ops::xattrs::removexattr(self, number, name, reply);
+    fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        ops::xattrs::removexattr(self, request, number, name, reply);
     }
 
     fn access(&self, _request: &Request, _number: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {

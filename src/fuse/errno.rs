@@ -17,6 +17,7 @@ pub(super) fn errno(error: &Error) -> Errno {
         Error::Invalid(_) => Errno::EINVAL, // an argument means nothing
         Error::Unsupported(_) => Errno::EOPNOTSUPP, // the cache does not do this
         Error::NotPermitted(_) => Errno::EPERM, // the cache never allows this
+        Error::Denied => Errno::EACCES, // owner, group and mode of a hidden file do not allow it
         Error::OverQuota { .. } => Errno::EDQUOT, // the directory's quota is full of open or pinned objects
         Error::NothingEvictable { .. } => Errno::ENOSPC, // everything left is open, pinned or within a floor
         Error::TooLarge { .. } => Errno::EFBIG, // larger than the cache can ever hold

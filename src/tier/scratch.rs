@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::resource::{Resource, getrlimit};
 use tidefs_engine::types::ByteCount;
 
 /// Why scratch space cannot be used.
@@ -33,6 +34,14 @@ pub enum ScratchError {
         /// Where scratch files live.
         directory: PathBuf,
     },
+    /// There are as many files as may be: each takes a descriptor of the daemon.
+    #[error(
+        "{files} slot files are open, as many as may be; raise the daemon's limit on open files (LimitNOFILE)"
+    )]
+    TooMany {
+        /// How many there are.
+        files: u64,
+    },
     /// No file of the disk's file system can be that long.
     #[error("the file system of scratch in `{directory}` holds no file of that length")]
     TooLong {
@@ -50,6 +59,9 @@ pub enum ScratchError {
     },
 }
 
+/// Part of the daemon's descriptors that scratch files may take.
+const FILES_SHARE: u64 = 4;
+
 /// The scratch space of one mount.
 #[derive(Debug)]
 pub struct Scratch {
@@ -58,6 +70,8 @@ pub struct Scratch {
     capacity: ByteCount,
     used: AtomicU64,
     files: AtomicU64,
+    /// How many may live: a part of the descriptors that the daemon may have, the others are for objects and clients.
+    files_max: u64,
     next: AtomicU64,
 }
 
@@ -90,6 +104,7 @@ impl Scratch {
             capacity,
             used: AtomicU64::new(0),
             files: AtomicU64::new(0),
+            files_max: getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft / FILES_SHARE),
             next: AtomicU64::new(0),
         })
     }
@@ -115,8 +130,12 @@ impl Scratch {
     /// Makes an empty file.
     ///
     /// # Errors
-    /// [`ScratchError::Disk`] when no directory can be made or written, [`ScratchError::DiskFull`].
+    /// [`ScratchError::Disk`] when no directory can be made or written, [`ScratchError::DiskFull`], [`ScratchError::TooMany`].
     pub fn create(self: &Arc<Self>) -> Result<ScratchFile, ScratchError> {
+        let files = self.files();
+        if files >= self.files_max {
+            return Err(ScratchError::TooMany { files });
+        }
         let mut refusal = None;
         for number in self.homes_by_room() {
             match self.create_in(&self.homes[number]) {

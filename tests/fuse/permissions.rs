@@ -25,6 +25,12 @@ in_both_modes!(
     a_set_group_id_directory_hands_its_group_down,
     policy_of_another_users_namespace_cannot_be_set,
     a_handle_opened_before_a_chmod_keeps_its_rights,
+    a_hidden_file_of_another_user_is_not_joined,
+    a_hidden_file_of_another_user_is_not_replaced_where_only_owners_may,
+    a_version_that_is_being_written_has_the_rights_that_were_given_meanwhile,
+    who_may_write_a_directory_does_not_set_its_policy,
+    attributes_of_programs_are_bounded,
+    who_is_sent_to_look_again_opens_nothing_that_it_may_not_write,
 );
 
 const USER: u32 = 54_321;
@@ -215,4 +221,149 @@ fn a_handle_opened_before_a_chmod_keeps_its_rights(mode: Mode) {
     let found = stranger.read_at(handle, 0, 50_001).expect("pread");
     assert_eq!(pattern::verify_object(&found), Ok(1));
     assert_eq!(stranger.read(&kv.join("key")), Err(Errno::EACCES));
+}
+
+/// A directory in which everybody may make names, and only owners take them.
+fn shared_by_all(mount: &Mount) -> PathBuf {
+    users_namespace(mount, "shared", 0o1777)
+}
+
+fn a_hidden_file_of_another_user_is_not_joined(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    let path = shared_by_all(&mount).join("key");
+    let (mut writer, mut stranger) = (user(USER, GROUP), user(STRANGER, STRANGER));
+    let handle = writer.open_with_mode(&path, libc::O_RDWR | libc::O_CREAT, 0o600).expect("create");
+    writer.write_at(handle, 0, &pattern::object(1, 100_000)).expect("write");
+    assert_eq!(stranger.stat(&path).err(), Some(Errno::ENOENT));
+    for flags in [libc::O_RDONLY, libc::O_RDWR, libc::O_WRONLY, libc::O_WRONLY | libc::O_TRUNC] {
+        let joined = stranger.open_with_mode(&path, flags | libc::O_CREAT, 0o666);
+        assert_eq!(joined.err(), Some(Errno::EACCES), "{flags:#o}");
+    }
+    writer.close(handle).expect("close");
+    assert_eq!(pattern::verify_object(&writer.read(&path).expect("read")), Ok(1));
+    // Who may open it joins.
+    let open = path.with_file_name("open");
+    let first = writer.open_with_mode(&open, libc::O_RDWR | libc::O_CREAT, 0o666).expect("create");
+    writer.chmod(&open, 0o666).expect("chmod");
+    let second = stranger.open_with_mode(&open, libc::O_RDWR | libc::O_CREAT, 0o600).expect("join");
+    stranger.write_at(second, 0, &pattern::object(2, 5000)).expect("write");
+    stranger.close(second).expect("close");
+    writer.close(first).expect("close");
+    assert_eq!(writer.stat(&open).expect("stat").user, USER);
+}
+
+fn a_hidden_file_of_another_user_is_not_replaced_where_only_owners_may(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    let path = shared_by_all(&mount).join("key");
+    let (mut writer, mut stranger) = (user(USER, GROUP), user(STRANGER, STRANGER));
+    let handle = writer.open_with_mode(&path, libc::O_WRONLY | libc::O_CREAT, 0o644).expect("create");
+    writer.write_at(handle, 0, &pattern::object(1, 100_000)).expect("write");
+    assert_eq!(stranger.publish(&path, 2, 5000), Err(Errno::EPERM));
+    writer.close(handle).expect("close");
+    assert_eq!(pattern::verify_object(&stranger.read(&path).expect("read")), Ok(1));
+}
+
+fn a_version_that_is_being_written_has_the_rights_that_were_given_meanwhile(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    let path = users_namespace(&mount, "kv", 0o777).join("key");
+    owned_file(&path, 100_000, 0o666);
+    mount.wait_until_closed([&path]);
+    let (mut owner, mut stranger) = (user(USER, GROUP), user(STRANGER, STRANGER));
+    // With a reader, so that it is not written in place.
+    let reader = owner.open(&path, libc::O_RDONLY).expect("open");
+    let handle = stranger.open(&path, libc::O_WRONLY).expect("it may");
+    owner.chmod(&path, 0o600).expect("chmod");
+    crate::common::sys::set_xattr(&path, "user.own", b"x").expect("setxattr");
+    stranger.write_at(handle, 0, &pattern::object(2, 100_000)).expect("write");
+    stranger.close(handle).expect("close");
+    mount.wait_until_closed([&path]);
+    owner.close(reader).expect("close");
+    assert_eq!(pattern::verify_object(&owner.read(&path).expect("read")), Ok(2), "the new version");
+    assert_eq!(owner.stat(&path).expect("stat").mode & 0o7777, 0o600);
+    assert_eq!(crate::common::sys::get_xattr(&path, "user.own").as_deref(), Ok(&b"x"[..]));
+    assert_eq!(stranger.read(&path), Err(Errno::EACCES));
+}
+
+fn who_may_write_a_directory_does_not_set_its_policy(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    let path = users_namespace(&mount, "kv", 0o777);
+    crate::common::sys::set_xattr(&path, "user.tidefs.quota", b"1MiB").expect("root may");
+    let mut stranger = user(STRANGER, STRANGER);
+    for (name, value) in [("quota", "1GiB"), ("ttl", "1s"), ("scratch", "true"), ("floor", "1GiB")] {
+        let name = format!("user.tidefs.{name}");
+        assert_eq!(stranger.set_xattr(&path, &name, value.as_bytes()), Err(Errno::EPERM), "{name}");
+    }
+    let mut owner = user(USER, GROUP);
+    owner.set_xattr(&path, "user.tidefs.ttl", b"1h").expect("the owner may");
+    // It takes from all others.
+    assert_eq!(owner.set_xattr(&path, "user.tidefs.floor", b"1MiB"), Err(Errno::EPERM));
+    let own = path.join("key");
+    owner.publish(&own, 1, 5000).expect("publish");
+    owner.chmod(&own, 0o666).expect("chmod");
+    assert_eq!(stranger.set_xattr(&own, "user.tidefs.ttl", b"1s"), Err(Errno::EPERM));
+    stranger.set_xattr(&own, "user.note", b"x").expect("attributes of programs are for who may write");
+}
+
+/// What many names would take from all other users, outside of what the cache counts.
+fn attributes_of_programs_are_bounded(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    let path = users_namespace(&mount, "kv", 0o777);
+    let key = path.join("key");
+    owned_file(&key, 100_000, 0o644);
+    for node in [&key, &path] {
+        let mut owner = user(USER, GROUP);
+        let mut set =
+            |number: usize, length| owner.set_xattr(node, &format!("user.a{number}"), &vec![7; length]);
+        assert_eq!(
+            (0..3).map(|number| set(number, 60_000)).collect::<Vec<_>>(),
+            [Ok(()), Ok(()), Err(Errno::ENOSPC)]
+        );
+        set(1, 10).expect("a shorter value in place of a long one");
+        let small = (10..300).take_while(|number| set(*number, 10).is_ok()).count();
+        assert_eq!(small, 126, "in {}", node.display());
+    }
+}
+
+/// A program that walks by way of a link which is turned meanwhile may be sent to look up a name of one directory and look it
+/// up in another one.
+fn who_is_sent_to_look_again_opens_nothing_that_it_may_not_write(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    let place = users_namespace(&mount, "kv", 0o755);
+    let (victims, own) = (place.join("victim"), place.join("own"));
+    for (path, owner) in [(&victims, USER), (&own, STRANGER)] {
+        fs::create_dir(path).expect("mkdir");
+        std::os::unix::fs::chown(path, Some(owner), Some(owner)).expect("chown");
+    }
+    let links = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(links.path(), Permissions::from_mode(0o777)).expect("chmod");
+    let link = links.path().join("way");
+    std::os::unix::fs::symlink(&own, &link).expect("symlink");
+    owned_file(&victims.join("f"), 100_000, 0o644);
+    mount.wait_until_closed([victims.join("f")]);
+    let (mut reader, mut stranger) = (user(STRANGER, STRANGER), user(STRANGER, STRANGER));
+    stranger.publish(&own.join("f"), 2, 100_000).expect("publish");
+    mount.wait_until_closed([own.join("f")]);
+    let held = reader.open(&own.join("f"), libc::O_RDONLY).expect("open");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let turned = links.path().join("turned");
+            for to in [&victims, &own].into_iter().cycle() {
+                if is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    return;
+                }
+                std::os::unix::fs::symlink(to, &turned).expect("symlink");
+                fs::rename(&turned, &link).expect("rename");
+            }
+        });
+        for round in 0..400 {
+            if let Ok(handle) = stranger.open(&link.join("f"), libc::O_WRONLY) {
+                stranger.close(handle).expect("close");
+            }
+            let seen = reader.stat(&victims.join("f"));
+            assert!(seen.is_ok(), "it is hidden in round {round}: {seen:?}");
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    reader.close(held).expect("close");
 }

@@ -57,6 +57,7 @@ fn errno(error: Error) -> Errno {
         Error::Invalid(_) => Errno::EINVAL,
         Error::Unsupported(_) => Errno::EOPNOTSUPP,
         Error::NotPermitted(_) => Errno::EPERM,
+        Error::Denied => Errno::EACCES,
         Error::OverQuota { .. } => Errno::EDQUOT,
         Error::NothingEvictable { .. } => Errno::ENOSPC,
         Error::TooLarge { .. } | Error::TooLong => Errno::EFBIG,

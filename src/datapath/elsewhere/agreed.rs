@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::xattrs::{PREFIX, SETTABLE, apply, check, written};
+use super::super::policy_text::{SETTABLE, apply, check, written};
+use super::super::xattrs::PREFIX;
 use super::super::{AttributeChange, Caller, Datapath, Error, Presence, Stat, State};
 use super::ClusterSide;
 use crate::cluster::coordinator::{Access, NamespaceChange, NamespaceRecord, Namespaces, name_of, path_of};

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 
-use super::rights::Right;
 use super::segments::{Shared, Use};
 use super::session::Area;
-use super::{AREAS_MAX, Credentials, Located, Session};
+use super::{AREAS_MAX, Located, Session};
+use crate::datapath::rights::{Credentials, Right};
 use crate::datapath::room::footprint;
 use crate::datapath::{Caller, Datapath, Error, Phase, Place, State};
 use crate::namespace::{Ino, Slot};

@@ -3,9 +3,9 @@
 use tidefs_engine::types::{DirectoryId, KeyHash, SegmentId};
 
 use super::pool::Shape;
-use super::rights::Right;
 use super::segments::{Shared, Use};
-use super::{Credentials, LOCKED_AT_ONCE, Located, Session};
+use super::{LOCKED_AT_ONCE, Located, Session};
+use crate::datapath::rights::{Credentials, Right};
 use crate::datapath::room::footprint;
 use crate::datapath::{Caller, Datapath, Marks, Object, Phase, Place, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};

@@ -22,7 +22,7 @@ mod locate;
 mod pins;
 mod pool;
 mod ready;
-mod rights;
+
 mod segments;
 mod session;
 mod store;
@@ -35,7 +35,6 @@ use super::Error;
 pub use self::area::{AREA_MAX, GetRequest};
 pub use self::locate::Run;
 pub use self::ready::{FollowRequest, Followed, ReadyRequest};
-pub use self::rights::Credentials;
 pub use self::segments::RetiredSegments;
 pub use self::session::{CREATES_MAX, REFERENCES_MAX, Session};
 pub use self::store::{BeginRequest, SealRequest};
@@ -97,7 +96,7 @@ impl Located {
             Error::NoObject | Error::Stale | Error::NotDirectory => Self::Absent,
             Error::NothingEvictable { .. } | Error::TooLarge { .. } | Error::TooLong => Self::NoRoom,
             Error::OverQuota { .. } => Self::OverQuota,
-            Error::NotPermitted(_) => Self::Denied,
+            Error::NotPermitted(_) | Error::Denied => Self::Denied,
             Error::Invalid(_) | Error::NameTooLong | Error::BadHandle => Self::Invalid,
             Error::IsDirectory
             | Error::Exists

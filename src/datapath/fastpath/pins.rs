@@ -1,9 +1,9 @@
 //! Pins that clients set on many objects with one request: the same as the attribute `user.tidefs.pin`.
 
 use super::locate::{Tally, Walk};
-use super::rights::Right;
 use super::{Located, Session};
 use crate::datapath::Datapath;
+use crate::datapath::rights::Right;
 use crate::namespace::Ino;
 
 impl Datapath {

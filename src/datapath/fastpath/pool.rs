@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, SegmentId};
 
-use super::rights::AccessClass;
+use crate::datapath::rights::AccessClass;
 
 /// Part of the capacity that may wait.
 const SHARE: u64 = 16;

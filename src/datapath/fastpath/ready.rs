@@ -13,8 +13,8 @@ use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, FileOffset, KeyHash, SegmentId, Version};
 
 use super::locate::{Tally, Walk};
-use super::rights::Right;
-use super::{Credentials, Located, Session};
+use super::{Located, Session};
+use crate::datapath::rights::{Credentials, Right};
 use crate::datapath::{Datapath, Phase, Place, State, key_hash};
 use crate::namespace::{Ino, Slot};
 

@@ -8,8 +8,9 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, SegmentId};
 
-use super::{Credentials, LOCKED_AT_ONCE};
+use super::LOCKED_AT_ONCE;
 use crate::datapath::release::Afterwards;
+use crate::datapath::rights::Credentials;
 use crate::datapath::{Datapath, Marks, Phase, State};
 use crate::namespace::{Ino, Name, Slot};
 

@@ -23,11 +23,12 @@ use crate::namespace::Ino;
 
 fn options(flags: i32) -> OpenOptions {
     let mode = OpenFlags(flags).acc_mode();
-    let write = !matches!(mode, OpenAccMode::O_RDONLY);
+    // The kernel asks for the right to write, and believes the file empty, also where it is opened to read.
+    let truncate = flags & libc::O_TRUNC != 0;
     OpenOptions {
         read: !matches!(mode, OpenAccMode::O_WRONLY),
-        write,
-        truncate: write && flags & libc::O_TRUNC != 0,
+        write: truncate || !matches!(mode, OpenAccMode::O_RDONLY),
+        truncate,
         exclusive: flags & libc::O_EXCL != 0,
     }
 }

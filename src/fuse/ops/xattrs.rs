@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr};
+use fuser::{Errno, INodeNo, ReplyEmpty, ReplyXattr, Request};
 
 use super::{Dispatcher, fail, reply_done};
 use crate::datapath::{CLOSE_WAIT, Datapath, Error, Presence};
@@ -64,12 +64,13 @@ pub(in crate::fuse) fn listxattr(dispatcher: &Dispatcher, number: INodeNo, size:
 
 pub(in crate::fuse) fn setxattr(
     dispatcher: &Dispatcher,
+    request: &Request,
     number: INodeNo,
     (name, value): (&OsStr, &[u8]),
     flags: i32,
     reply: ReplyEmpty,
 ) {
-    if ControlFiles::owns(number) {
+    if !may_change(dispatcher, request, number, name) {
         return reply.error(Errno::EPERM);
     }
     let only = match flags {
@@ -108,13 +109,20 @@ fn agree(
     });
 }
 
+/// Whether the caller may set, or remove, that attribute there.
+fn may_change(dispatcher: &Dispatcher, request: &Request, number: INodeNo, name: &OsStr) -> bool {
+    !ControlFiles::owns(number)
+        && dispatcher.datapath.may_change_attribute(request.uid(), ino(number), name.as_bytes())
+}
+
 pub(in crate::fuse) fn removexattr(
     dispatcher: &Dispatcher,
+    request: &Request,
     number: INodeNo,
     name: &OsStr,
     reply: ReplyEmpty,
 ) {
-    if ControlFiles::owns(number) {
+    if !may_change(dispatcher, request, number, name) {
         return reply.error(Errno::EPERM);
     }
     let (datapath, name) = (Arc::clone(&dispatcher.datapath), name.to_owned());

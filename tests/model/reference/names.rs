@@ -183,11 +183,22 @@ impl Model {
         &mut self,
         who: usize,
         (directory, name): (DirectoryId, &str),
-        change: impl FnOnce(&mut File),
+        change: impl Fn(&mut File),
     ) -> Result<(), Errno> {
-        let file = self.visible(who, self.slot(directory, name)).ok_or(Errno::ENOENT)?;
+        let slot = self.slot(directory, name);
+        let file = self.visible(who, slot).ok_or(Errno::ENOENT)?;
         let ttl_before = self.ttl(directory, file);
+        let before = (self.file(file).mode, self.file(file).policy);
         change(self.file_mut(file));
+        if let Some(next) = slot.next.filter(|_| slot.current == Some(file))
+            && before != (self.file(file).mode, self.file(file).policy)
+        {
+            // What everyone sees of it holds for the version that takes its place, too.
+            let mut changed = self.file(next).clone();
+            change(&mut changed);
+            let next = self.file_mut(next);
+            (next.mode, next.policy) = (changed.mode, changed.policy);
+        }
         if self.file(file).phase == Phase::Sealed && self.ttl(directory, file) != ttl_before {
             self.renew_expiry(directory, file);
         }

@@ -174,13 +174,7 @@ impl<S: System> Run<S> {
     }
 
     /// Takes the outcome of a change of attributes into the model.
-    fn change_file(
-        &mut self,
-        who: usize,
-        name: Name,
-        found: Result<(), Errno>,
-        change: impl FnOnce(&mut File),
-    ) {
+    fn change_file(&mut self, who: usize, name: Name, found: Result<(), Errno>, change: impl Fn(&mut File)) {
         let path = self.model.path(name.0, &name.1);
         let is_there = self.model.visible(who, self.model.slot(name.0, &name.1)).is_some();
         match found {

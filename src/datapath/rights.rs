@@ -1,4 +1,5 @@
-//! Who may what below a path: the kernel checks it for files, here it is checked for sessions.
+//! Who may what below a path: the kernel checks it for files that it knows. Here it is checked for sessions of the fast path, and
+//! for files that the kernel was told are not there.
 //!
 //! A session has the rights that its opener had at that moment, as a descriptor has. Root may all.
 
@@ -6,7 +7,7 @@ use std::hash::Hasher as _;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::datapath::State;
+use super::{Caller, OpenOptions, State};
 use crate::namespace::{Attributes, Slot, ThreadId, supplementary_groups};
 
 /// A right, as the bits of a mode have it.
@@ -39,6 +40,22 @@ impl Credentials {
         Self { uid, gid, groups: supplementary_groups(thread) }
     }
 
+    /// Those of who makes a request. Looks into /proc, so it is not called under the lock.
+    pub(super) fn of(caller: &Caller) -> Self {
+        Self::of_request(caller.uid, caller.gid, caller.thread)
+    }
+
+    /// The same, for what groups have no part in.
+    pub(super) fn without_groups(caller: &Caller) -> Self {
+        Self { uid: caller.uid, gid: caller.gid, groups: Vec::new() }
+    }
+
+    /// Whether a file with these attributes may be opened so.
+    pub(super) fn may_open(&self, attributes: &Attributes, options: OpenOptions) -> bool {
+        (!options.read || self.may(attributes, Right::READ))
+            && (!options.write || self.may(attributes, Right::WRITE))
+    }
+
     /// Whether a node's owner, group and mode give the right (path_resolution(7)).
     pub(super) fn may(&self, attributes: &Attributes, right: Right) -> bool {
         let (uid, gid, mode) = (attributes.uid, attributes.gid, attributes.mode);
@@ -68,7 +85,7 @@ impl Credentials {
 /// Two objects of one class are readable by the same users; that two different classes meet in 64 bits is no matter of
 /// chance for anybody who does not know the seed, which is the daemon's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::datapath) struct AccessClass(u64);
+pub(super) struct AccessClass(u64);
 
 #[cfg(test)]
 impl AccessClass {
