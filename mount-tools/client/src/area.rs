@@ -25,6 +25,9 @@ pub(crate) struct Area {
 impl Session {
     /// The area, registered now if it was not. `None` when the daemon has no room for one.
     pub(crate) fn area(&self) -> Option<MappedMutexGuard<'_, Area>> {
+        if self.is_inherited() {
+            return None;
+        }
         let mut area = self.area.lock();
         if area.is_none() {
             *area = self.register().ok();

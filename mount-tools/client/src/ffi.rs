@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidefs_control_api::ioctl::{Command, request_number};
 
@@ -31,4 +32,62 @@ pub(crate) fn set_attribute(path: &Path, name: &CStr, value: &[u8]) -> io::Resul
     let outcome =
         unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Forks between the process that began to count and this one.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// Has forks counted from now on, if they are not yet.
+///
+/// # Errors
+/// What pthread_atfork(3) says.
+pub(crate) fn count_forks() -> io::Result<()> {
+    static IS_COUNTED: parking_lot::Mutex<bool> = parking_lot::Mutex::new(false);
+    extern "C" fn count() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    let mut is_counted = IS_COUNTED.lock();
+    if !*is_counted {
+        // SAFETY: in the child of a program with threads the handler does one atomic addition, which is async-signal-safe; the
+        // C library forgets it when this code is unloaded.
+        let outcome = unsafe { libc::pthread_atfork(None, None, Some(count)) };
+        if outcome != 0 {
+            return Err(io::Error::from_raw_os_error(outcome));
+        }
+        *is_counted = true;
+    }
+    Ok(())
+}
+
+/// Forks that were counted: as many as in another process, if that is this one.
+pub(crate) fn forks() -> u64 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_knows_that_it_is_one() {
+        count_forks().unwrap();
+        count_forks().unwrap();
+        let before = forks();
+        // SAFETY: the child ends at once, by an async-signal-safe call.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let status = i32::try_from(forks() - before).unwrap_or(-1);
+            // SAFETY: it takes a number.
+            unsafe { libc::_exit(status) };
+        }
+        let mut status = 0;
+        // SAFETY: the status may be written.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(
+            (libc::WIFEXITED(status), libc::WEXITSTATUS(status)),
+            (true, 1),
+            "once, though asked twice"
+        );
+        assert_eq!(forks(), before);
+    }
 }

@@ -24,8 +24,8 @@
 //!   [`RELEASE_BATCH`] views, whose references go back together.
 //! - Nothing is read through a mapping without a reference to the object in it.
 //!
-//! Limits: values may be shared between threads. After fork(2) a child must not use what its parent opened: both would
-//! share one session.
+//! Limits: values may be shared between threads. A child of fork(2) opens its own: with what its parent opened it finds and
+//! stores by file, and gives nothing back. It must not use views and writers of its parent.
 
 mod area;
 #[cfg(feature = "tokio")]
@@ -38,6 +38,7 @@ mod error;
 mod ffi;
 mod file;
 mod follow;
+mod fork;
 mod memory;
 mod segments;
 mod session;

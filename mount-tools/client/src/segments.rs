@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use crate::memory::{Mapping, Register};
+use crate::fork::{Owner, Registered};
+use crate::memory::{Mapping, Register, Registration};
 
 /// Segments that stay mapped although nobody views them. Linux lets a process have 65,530 mappings by default.
 const MAPPED_MAX: usize = 16_384;
@@ -36,6 +37,8 @@ impl Hasher for NumberHasher {
 /// Mapped segments by number.
 pub(crate) struct Segments {
     directory: PathBuf,
+    /// Who ends what it registers.
+    owner: Owner,
     /// Set, and called, under the write lock of `mapped`, so that no segment is missed.
     register: RwLock<Option<Box<Register>>>,
     mapped: RwLock<HashMap<u64, Arc<Mapping>, BuildHasherDefault<NumberHasher>>>,
@@ -51,12 +54,17 @@ impl fmt::Debug for Segments {
 }
 
 impl Segments {
-    pub(crate) fn new(directory: PathBuf) -> Self {
-        Self { directory, register: RwLock::default(), mapped: RwLock::default() }
+    pub(crate) fn new(directory: PathBuf, owner: Owner) -> Self {
+        Self { directory, owner, register: RwLock::default(), mapped: RwLock::default() }
     }
 
     /// Registers each segment that is mapped, now and from now on.
     pub(crate) fn register_with(&self, register: Box<Register>) {
+        let owner = self.owner;
+        let register: Box<Register> = Box::new(move |start, length, is_writable| {
+            let registration = Some(register(start, length, is_writable)?);
+            Some(Box::new(Registered { registration, owner }) as Registration)
+        });
         let mapped = self.mapped.write();
         mapped.values().for_each(|mapping| mapping.register(&register));
         *self.register.write() = Some(register);

@@ -1,6 +1,7 @@
 //! An open control file: requests, and references on their way back.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -14,6 +15,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::Error;
 use crate::area::Area;
+use crate::fork::Owner;
 use crate::segments::Segments;
 
 /// References that go back to the daemon together.
@@ -28,6 +30,8 @@ struct Returning {
 /// A session with the daemon.
 #[derive(Debug)]
 pub(crate) struct Session {
+    /// Whose references it has. A child that inherits it shares the file, and must give nothing back.
+    owner: Owner,
     control: File,
     pub(crate) segments: Segments,
     pub(crate) facts: VersionReply,
@@ -49,9 +53,11 @@ impl Session {
         }
         let tidefs = root.join(".tidefs");
         let control = File::options().read(true).write(true).open(tidefs.join(CONTROL_FILE)).ok()?;
+        let owner = Owner::this_process()?;
         let mut session = Self {
+            owner,
             control,
-            segments: Segments::new(tidefs.join(SEGMENT_DIRECTORY)),
+            segments: Segments::new(tidefs.join(SEGMENT_DIRECTORY), owner),
             facts: VersionReply::default(),
             scope: scope.ino(),
             returning: Mutex::default(),
@@ -63,6 +69,11 @@ impl Session {
             .and_then(|bytes| VersionReply::read_from_prefix(bytes).ok())?
             .0;
         session.offers(Features::MAPPING).then_some(session)
+    }
+
+    /// Whether this process inherited it.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.owner.is_a_parent()
     }
 
     pub(crate) fn offers(&self, features: Features) -> bool {
@@ -82,8 +93,12 @@ impl Session {
 
     /// Makes a request with a payload that is built already.
     pub(crate) fn exchange(&self, command: Command, payload: &mut [u8]) -> Result<(), Error> {
-        crate::ffi::request(&self.control, command, payload)
-            .map_err(Error::io("a request of the fast path"))?;
+        let asked = if self.is_inherited() {
+            Err(io::Error::other("the cache was opened before a fork; the child opens its own"))
+        } else {
+            crate::ffi::request(&self.control, command, payload)
+        };
+        asked.map_err(Error::io("a request of the fast path"))?;
         let header = Header::read_from_prefix(payload).map_err(|_| Error::BadReply)?.0;
         if Flags(header.flags.get()).has(Flags::RETIRED) && command != Command::Retired {
             self.unmap_retired();
@@ -106,7 +121,7 @@ impl Session {
 
     /// Whether references that wait go back along with one more, to an object of `length` bytes.
     pub(crate) fn is_full_with(&self, length: usize) -> bool {
-        self.is_full(&self.returning.lock(), 1, length)
+        !self.is_inherited() && self.is_full(&self.returning.lock(), 1, length)
     }
 
     fn is_full(&self, returning: &Returning, more: usize, length: usize) -> bool {
@@ -116,6 +131,9 @@ impl Session {
 
     /// Gives the reference to an object of `length` bytes back, along with others.
     pub(crate) fn give_back(&self, reference: u64, length: usize) {
+        if self.is_inherited() {
+            return;
+        }
         let full = {
             let mut returning = self.returning.lock();
             returning.references.push(reference);
@@ -129,6 +147,9 @@ impl Session {
 
     /// Gives back what waits.
     pub(crate) fn give_back_all(&self) {
+        if self.is_inherited() {
+            return;
+        }
         let waiting = std::mem::take(&mut *self.returning.lock());
         self.send_back(waiting.references);
     }

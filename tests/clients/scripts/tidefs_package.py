@@ -11,6 +11,7 @@ import pathlib
 import sys
 import threading
 import time
+import traceback
 
 import numpy
 import tidefs
@@ -300,6 +301,44 @@ def what_was_found_outlives_its_cache(cache):
     assert bytes(cache.get("begun")) == b"b" * 100_000
 
 
+def a_forked_child_gives_nothing_of_its_parent_back(cache):
+    old, new = b"o" * 100_000, b"n" * 100_000
+    ended = []
+    cache.register_with(lambda address, length: os.getpid(), ended.append)
+    cache.put("inherited", old)
+    # So many that dropping them asks the daemon.
+    views = cache.lookup_many(["inherited"] * 1100)
+    writer = cache.create("begun", MIB)
+    child = os.fork()
+    if child == 0:
+        try:
+            del views
+            writer.abort()
+            cache.flush()
+            with cache.get("inherited") as view:
+                assert bytes(view) == old and not view.is_mapped
+            assert cache.prefix(["inherited", "absent"]) == 1
+            cache.put("of the child", old)
+            cache.close()
+            gc.collect()
+            assert not ended, "a registration of the parent"
+            with tidefs.Cache(sys.argv[1]) as own, own.get("of the child") as view:
+                assert bytes(view) == old and view.is_mapped == own.is_fast
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    cache.put("inherited", new)
+    for index in range(30):
+        cache.put(f"other{index}", bytes([index]) * MIB)
+        cache.put(f"like it{index}", new)
+    assert all(bytes(view) == old for view in views[::97])
+    writer.write(b"w" * MIB)
+    writer.seal()
+    assert bytes(cache.get("begun")) == b"w" * MIB
+
+
 def segments_are_pinned_once_and_let_go_before_they_are_unmapped(_cache):
     libc = ctypes.CDLL(None, use_errno=True)
     pinned, let_go = [], []
@@ -396,6 +435,7 @@ CASES = [
     "a_wait_lets_other_threads_run_and_ends_in_time",
     "many_threads_share_one_cache",
     "what_was_found_outlives_its_cache",
+    "a_forked_child_gives_nothing_of_its_parent_back",
     "segments_are_pinned_once_and_let_go_before_they_are_unmapped",
     "a_failure_is_the_error_of_its_number",
     "the_hints_name_what_there_is",
