@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Error;
 
@@ -80,28 +79,39 @@ pub(crate) fn pin(path: &Path, pin: &str) -> Result<bool, Error> {
 
 /// Makes an object: whole under its name, or not at all.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let temporary = path.with_file_name(format!(".tidefs-{}-{number}.tmp", std::process::id()));
-    let written = create(&temporary).and_then(|mut file| {
-        file.write_all(bytes)?;
-        fs::rename(&temporary, path)
+    let written = create(path, random).and_then(|(temporary, mut file)| {
+        let written = file.write_all(bytes).and_then(|()| fs::rename(&temporary, path));
+        if written.is_err() {
+            // What was written so far stands for nothing; that it cannot be removed is the smaller trouble.
+            let _ = fs::remove_file(&temporary);
+        }
+        written
     });
-    written.map_err(|error| {
-        // What was written so far stands for nothing; that it cannot be removed is the smaller trouble.
-        let _ = fs::remove_file(&temporary);
-        Error::io("write an object")(error)
-    })
+    written.map_err(Error::io("write an object"))
 }
 
-fn create(path: &Path) -> io::Result<File> {
-    let open = || File::options().write(true).create_new(true).open(path);
-    match open() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            make_parent(path)?;
-            open()
+fn random() -> io::Result<u64> {
+    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// Names that are tried before a directory is thought to have them all.
+const NAMES_MAX: usize = 16;
+
+/// Makes a file of a name that nobody else has, beside `path`. Neither the number of a process nor a count of its own tells
+/// writers apart: they may be in two containers, or be two copies of this library in one process. `*.tmp` is temporary for
+/// tidefs (`names.temporary`).
+fn create(path: &Path, draw: impl Fn() -> io::Result<u64>) -> io::Result<(PathBuf, File)> {
+    let mut tried = 0;
+    loop {
+        let temporary = path.with_file_name(format!(".tidefs-{:016x}.tmp", draw()?));
+        tried += 1;
+        match File::options().write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((temporary, file)),
+            Err(error) if tried == NAMES_MAX => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make_parent(path)?,
+            Err(error) => return Err(error),
         }
-        outcome => outcome,
     }
 }
 
@@ -145,5 +155,21 @@ mod tests {
         assert_eq!(&three, b"123");
         assert!(exists(&path).unwrap() && !exists(path.parent().unwrap()).unwrap());
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn two_writers_that_draw_one_name_do_not_take_each_others_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("new/key");
+        let (first, _) = create(&path, || Ok(7)).unwrap();
+        let numbers = std::cell::Cell::new(6);
+        let (second, _) = create(&path, || Ok(numbers.replace(numbers.get() + 1).max(7))).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(create(&path, || Ok(7)).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert!(first.exists() && second.exists());
+        // Nor does one that fails for another reason.
+        fs::create_dir(&path).unwrap();
+        write(&path, b"12345").unwrap_err();
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 3);
     }
 }
