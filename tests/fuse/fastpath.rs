@@ -18,6 +18,7 @@ in_fast_modes!(
     views_keep_their_bytes_while_everything_else_is_evicted,
     a_cache_that_is_written_four_times_over_never_refuses_and_never_passes_its_capacity,
     a_writer_that_is_dropped_leaves_nothing,
+    writers_of_several_caches_are_sealed_together,
     only_the_first_bytes_are_sealed_when_that_is_asked_for,
     a_name_that_was_looked_up_before_shows_the_object_once_it_is_sealed,
     a_replaced_object_shows_its_new_bytes_by_file_at_once,
@@ -174,6 +175,31 @@ fn a_writer_that_is_dropped_leaves_nothing(mode: Mode) {
     assert_eq!(fs::read_dir(&kv).expect("a listing").count(), 0);
     let usage = mount.usage();
     assert!(usage.used <= before + 6 * offset(MIB), "{usage:?}, {before} before");
+}
+
+fn writers_of_several_caches_are_sealed_together(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let (first, second) = (open(&mount, &kv, mode), open(&mount, &kv, mode));
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let elsewhere = Cache::open(directory.path()).expect("the cache opens");
+    let begin = |cache: &Cache, key: &str, seed| {
+        let mut writer = cache.create(key, MIB).expect("create");
+        writer.copy_from_slice(&pattern::object(seed, MIB));
+        writer
+    };
+    // In its session it has the same number as the one of the first.
+    let unfinished = begin(&second, "unfinished", 9);
+    second.seal_many(vec![begin(&first, "a", 1)]).expect("seal");
+    elsewhere.seal_many(vec![begin(&first, "b", 2)]).expect("seal");
+    let begun = vec![begin(&elsewhere, "e", 5), begin(&second, "c", 3), begin(&first, "d", 4)];
+    first.seal_many(begun).expect("seal");
+    for (key, seed) in [("a", 1), ("b", 2), ("c", 3), ("d", 4)] {
+        assert_object(&second.get(key).expect("get").expect("a hit"), seed);
+    }
+    assert_object(&elsewhere.get("e").expect("get").expect("a hit"), 5);
+    assert!(!first.contains("unfinished").expect("contains"));
+    unfinished.seal().expect("seal");
+    assert_object(&first.get("unfinished").expect("get").expect("a hit"), 9);
 }
 
 fn only_the_first_bytes_are_sealed_when_that_is_asked_for(mode: Mode) {

@@ -291,23 +291,13 @@ impl Cache {
         }
     }
 
-    /// Makes many objects visible, each as [`Writer::seal`] does. Returns the first failure after all were tried.
+    /// Makes many objects visible, each as [`Writer::seal`] does, whichever cache began them. Returns the first failure after
+    /// all were tried.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn seal_many(&self, writers: Vec<Writer>) -> Result<(), Error> {
-        let (mut seals, mut failure) = (Vec::with_capacity(writers.len()), None);
-        for writer in writers {
-            match writer.into_seal() {
-                Ok(seal) => seals.extend(seal),
-                Err(error) => failure = failure.or(Some(error)),
-            }
-        }
-        // Also after a failure: what is whole is worth having, and what is begun must end.
-        if let Some(session) = self.session.as_ref().filter(|_| !seals.is_empty()) {
-            seal_all(session, &seals)?;
-        }
-        failure.map_or(Ok(()), Err)
+        seal_all(writers)
     }
 
     /// Stores an object, in place of what stood under its key.

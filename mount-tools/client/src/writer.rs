@@ -100,24 +100,48 @@ impl Writer {
         match std::mem::replace(&mut self.bytes, Bytes::Over) {
             Bytes::Owned(bytes) => file::write(&self.path, &bytes[..length]),
             Bytes::Mapped { session, reference, .. } => {
-                seal_all(&session, &[Seal { reference, length: length as u64 }])
+                seal_by(&session, &[Seal { reference, length: length as u64 }])
             }
             Bytes::Over => Ok(()),
         }
     }
 
-    /// What sealing asks for, and nothing of the writer is left. `None` when it is written by file.
-    pub(crate) fn into_seal(mut self) -> Result<Option<Seal>, Error> {
+    /// What sealing asks for, and of whom, and nothing of the writer is left. `None` when it is written by file.
+    fn into_seal(mut self) -> Result<Option<(Arc<Session>, Seal)>, Error> {
         match std::mem::replace(&mut self.bytes, Bytes::Over) {
-            Bytes::Mapped { reference, length, .. } => Ok(Some(Seal { reference, length: length as u64 })),
+            Bytes::Mapped { session, reference, length, .. } => {
+                Ok(Some((session, Seal { reference, length: length as u64 })))
+            }
             Bytes::Owned(bytes) => file::write(&self.path, &bytes).map(|()| None),
             Bytes::Over => Ok(None),
         }
     }
 }
 
-/// Seals many; the first failure is told after all were tried.
-pub(crate) fn seal_all(session: &Session, seals: &[Seal]) -> Result<(), Error> {
+/// Seals many, each by the session that began it: their numbers mean something only there. The first failure is told after
+/// all were tried.
+pub(crate) fn seal_all(writers: Vec<Writer>) -> Result<(), Error> {
+    let (mut begun, mut failure): (Vec<(Arc<Session>, Vec<Seal>)>, _) = (Vec::new(), None);
+    for writer in writers {
+        match writer.into_seal() {
+            Ok(None) => {}
+            Ok(Some((session, seal))) => {
+                match begun.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &session)) {
+                    Some((_, seals)) => seals.push(seal),
+                    None => begun.push((session, vec![seal])),
+                }
+            }
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    // Also after a failure: what is whole is worth having, and what is begun must end.
+    for (session, seals) in begun {
+        failure = failure.or(seal_by(&session, &seals).err());
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+fn seal_by(session: &Session, seals: &[Seal]) -> Result<(), Error> {
     let mut failure = None;
     session.each(Command::Seal, Default::default(), seals, |_, _, outcomes: &[Outcome]| {
         let failed = outcomes.iter().map(Outcome::status).find(|status| *status != Status::Ok);
