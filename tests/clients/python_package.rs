@@ -13,7 +13,7 @@ use nix::fcntl::{Flock, FlockArg};
 use tempfile::TempDir;
 
 use super::common::program::{self, Finished};
-use super::common::{Mode, Mount};
+use super::common::{Mode, Mount, kernel};
 use super::python::interpreter_with_libraries;
 
 /// Longest time for the build of the wheel where nobody built it before.
@@ -108,4 +108,22 @@ fn the_wheel_shows_objects_without_a_copy_and_keeps_them_while_they_are_used() {
     }
     let elsewhere = tempfile::tempdir().expect("a temporary directory");
     run(elsewhere.path(), false);
+}
+
+/// What hangs here ends with a trace of all threads.
+#[test]
+fn nobody_waits_for_a_registration_that_waits_for_the_interpreter() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let Some(package) = Package::installed() else { return };
+    let script = checkout().join("tests/clients/scripts/tidefs_hooks.py");
+    let mount = Mount::start(&Mode::Passthrough.options(&[]));
+    let finished = package.run(&script, &[mount.namespace("hooks")], true).success("tidefs_hooks.py");
+    assert_eq!(
+        finished.output.lines().filter(|line| line.starts_with("ok ")).count(),
+        4,
+        "{}",
+        finished.output
+    );
 }

@@ -137,3 +137,22 @@ fn a_pinned_object_stays_while_all_others_go_and_goes_when_it_is_free() {
     let left = keys.iter().filter(|key| cache.contains(key).expect("contains")).count();
     assert_eq!(left, 0);
 }
+
+#[test]
+fn a_part_that_is_shown_after_its_object_ended_shows_nothing() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (_mount, kv) = kv(Mode::Passthrough);
+    let cache = Cache::open(&kv).expect("open");
+    let begin = |key: &str| cache.create(key, MIB).expect("create");
+    let (mut sealed, mut dropped) = (begin("sealed"), begin("dropped"));
+    let parts = [sealed.part(0..MIB).expect("a part"), dropped.part(0..MIB).expect("a part")];
+    sealed.seal().expect("seal");
+    drop(dropped);
+    let _later = (begin("sealed"), begin("dropped"));
+    for part in parts {
+        assert_eq!(part.show().expect_err("it is refused").errno(), libc::EINVAL);
+    }
+    assert!(cache.wait_range("dropped", 0..1, Duration::ZERO).expect("wait").is_none());
+}

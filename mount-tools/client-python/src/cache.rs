@@ -157,8 +157,17 @@ impl Cache {
     fn seal_many(&self, py: Python<'_>, writers: Vec<PyRef<'_, Writer>>) -> PyResult<()> {
         let cache = self.inner()?;
         writers.iter().try_for_each(|writer| writer.check())?;
-        let taken: PyResult<Vec<_>> = writers.iter().map(|writer| writer.take()).collect();
-        let taken = taken?;
+        let mut taken = Vec::with_capacity(writers.len());
+        for writer in &writers {
+            match writer.take() {
+                Ok(writer) => taken.push(writer),
+                Err(error) => {
+                    // It tells the daemon that they are given up.
+                    py.detach(|| drop(taken));
+                    return Err(error);
+                }
+            }
+        }
         py.detach(|| cache.seal_many(taken)).map_err(raise)
     }
 

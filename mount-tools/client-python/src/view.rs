@@ -20,12 +20,14 @@ impl Drop for Held {
     fn drop(&mut self) {
         let Some(view) = self.0.take() else { return };
         // Most references wait and go back together. Only the one that sends them is worth letting others run for.
-        if view.asks_when_dropped() {
-            let mut view = Some(view);
-            let dropped = Python::try_attach(|py| py.detach(|| drop(view.take())));
-            if dropped.is_none() {
-                drop(view);
-            }
+        if !view.asks_when_dropped() {
+            // Nor does this one ask, though another thread may have let go of many since.
+            return view.drop_later();
+        }
+        let mut view = Some(view);
+        let dropped = Python::try_attach(|py| py.detach(|| drop(view.take())));
+        if dropped.is_none() {
+            drop(view);
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::dlpack;
 use crate::ffi::{self, Shown};
 use crate::view::check_wishes;
 
-/// A writer, and what was made of it.
+/// A writer, and what was made of it. Its lock is taken with the interpreter's held, so nobody waits for that while holding it.
 struct State {
     /// `None` once it is sealed or given up.
     writer: Option<tidefs_client::Writer>,
@@ -156,11 +156,16 @@ impl Writer {
     /// (Cache.wait_ready) before the object is sealed. From then on they are not written.
     fn ready(&self, py: Python<'_>, start: usize, stop: usize) -> PyResult<()> {
         py.detach(|| {
-            let mut state = self.state.lock();
-            if state.is_doomed {
-                return Err(over());
-            }
-            state.writer.as_mut().ok_or_else(over)?.ready(start..stop.max(start)).map_err(raise)
+            let part = {
+                let mut state = self.state.lock();
+                if state.is_doomed {
+                    return Err(over());
+                }
+                state.writer.as_mut().ok_or_else(over)?.part(start..stop.max(start)).map_err(raise)?
+            };
+            // Without the lock: what the reply says may end registrations, which waits for the interpreter, and who has that
+            // may wait for the lock.
+            part.show().map_err(|error| if self.closed() { over() } else { raise(error) })
         })
     }
 

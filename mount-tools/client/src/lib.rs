@@ -57,4 +57,4 @@ pub use memory::Registration;
 pub use session::RELEASE_BATCH;
 pub use statistics::Statistics;
 pub use view::View;
-pub use writer::Writer;
+pub use writer::{Part, Writer};

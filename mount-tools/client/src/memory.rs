@@ -57,7 +57,7 @@ impl Mapping {
             && let Some(start) = NonNull::new(self.map.as_mut_ptr())
             && let Some(registration) = register(start, self.map.len(), self.is_writable)
         {
-            // Nobody else registers it: whoever does holds the lock of all segments.
+            // Nobody else registers it: whoever does holds the lock of the function.
             let _ = self.registration.set(registration);
         }
     }

@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::fork::{Owner, Registered};
 use crate::memory::{Mapping, Register, Registration};
@@ -39,10 +39,13 @@ pub(crate) struct Segments {
     directory: PathBuf,
     /// Who ends what it registers.
     owner: Owner,
-    /// Set, and called, under the write lock of `mapped`, so that no segment is missed.
-    register: RwLock<Option<Box<Register>>>,
-    mapped: RwLock<HashMap<u64, Arc<Mapping>, BuildHasherDefault<NumberHasher>>>,
+    /// Held while it is called, until what it registered is in `mapped`, so that no segment is missed.
+    register: Mutex<Option<Box<Register>>>,
+    /// Never held while a registration is made or ended: that may wait for others, or let go of views.
+    mapped: RwLock<Mapped>,
 }
+
+type Mapped = HashMap<u64, Arc<Mapping>, BuildHasherDefault<NumberHasher>>;
 
 impl fmt::Debug for Segments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,7 +58,7 @@ impl fmt::Debug for Segments {
 
 impl Segments {
     pub(crate) fn new(directory: PathBuf, owner: Owner) -> Self {
-        Self { directory, owner, register: RwLock::default(), mapped: RwLock::default() }
+        Self { directory, owner, register: Mutex::default(), mapped: RwLock::default() }
     }
 
     /// Registers each segment that is mapped, now and from now on.
@@ -65,9 +68,12 @@ impl Segments {
             let registration = Some(register(start, length, is_writable)?);
             Some(Box::new(Registered { registration, owner }) as Registration)
         });
-        let mapped = self.mapped.write();
-        mapped.values().for_each(|mapping| mapping.register(&register));
-        *self.register.write() = Some(register);
+        let mut current = self.register.lock();
+        let mapped: Vec<Arc<Mapping>> = self.mapped.read().values().cloned().collect();
+        mapped.iter().for_each(|mapping| mapping.register(&register));
+        let replaced = current.replace(register);
+        drop(current);
+        drop((mapped, replaced));
     }
 
     /// The mapping of a segment, of at least `length` bytes, writable if that is asked for.
@@ -75,22 +81,41 @@ impl Segments {
     /// # Errors
     /// What open(2) and mmap(2) say.
     pub(crate) fn get(&self, segment: u64, length: usize, is_writable: bool) -> io::Result<Arc<Mapping>> {
-        let fits =
-            |mapping: &&Arc<Mapping>| mapping.len() >= length && (mapping.is_writable() || !is_writable);
-        if let Some(mapping) = self.mapped.read().get(&segment).filter(fits) {
-            return Ok(Arc::clone(mapping));
+        let known = || {
+            let mapped = self.mapped.read();
+            let fits =
+                |mapping: &&Arc<Mapping>| mapping.len() >= length && (mapping.is_writable() || !is_writable);
+            mapped.get(&segment).filter(fits).cloned()
+        };
+        if let Some(mapping) = known() {
+            return Ok(mapping);
         }
         let file = self.open(segment, is_writable)?;
         let mapping = Arc::new(Mapping::new(&file, length, is_writable)?);
-        let mut mapped = self.mapped.write();
-        if mapped.len() >= MAPPED_MAX {
-            mapped.retain(|_, mapping| Arc::strong_count(mapping) > 1);
+        let register = self.register.lock();
+        // Another thread may have been faster.
+        if let Some(mapping) = known() {
+            return Ok(mapping);
         }
-        if let Some(register) = &*self.register.read() {
+        if let Some(register) = &*register {
             mapping.register(register);
         }
-        mapped.insert(segment, Arc::clone(&mapping));
+        let ended = self.insert(segment, &mapping);
+        drop(register);
+        drop(ended);
         Ok(mapping)
+    }
+
+    /// Keeps a mapping. Returns those that it takes the place of.
+    fn insert(&self, segment: u64, mapping: &Arc<Mapping>) -> (Mapped, Option<Arc<Mapping>>) {
+        let mut mapped = self.mapped.write();
+        let mut idle = Mapped::default();
+        if mapped.len() >= MAPPED_MAX {
+            let is_viewed = |(_, mapping): &(u64, Arc<Mapping>)| Arc::strong_count(mapping) > 1;
+            (*mapped, idle) = std::mem::take(&mut *mapped).into_iter().partition(is_viewed);
+        }
+        let replaced = mapped.insert(segment, Arc::clone(mapping));
+        (idle, replaced)
     }
 
     /// The mappings of these segments and lengths, as far as they are mapped already.
@@ -109,10 +134,11 @@ impl Segments {
 
     /// Unmaps segments that are no more, once nobody views them.
     pub(crate) fn forget(&self, segments: impl Iterator<Item = u64>) {
-        let mut mapped = self.mapped.write();
-        for segment in segments {
-            mapped.remove(&segment);
-        }
+        let ended: Vec<Arc<Mapping>> = {
+            let mut mapped = self.mapped.write();
+            segments.filter_map(|segment| mapped.remove(&segment)).collect()
+        };
+        drop(ended);
     }
 
     /// How many are mapped.

@@ -27,6 +27,13 @@ struct Returning {
     bytes: usize,
 }
 
+impl Returning {
+    fn push(&mut self, reference: u64, length: usize) {
+        self.references.push(reference);
+        self.bytes += length;
+    }
+}
+
 /// A session with the daemon.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -136,12 +143,18 @@ impl Session {
         }
         let full = {
             let mut returning = self.returning.lock();
-            returning.references.push(reference);
-            returning.bytes += length;
+            returning.push(reference, length);
             self.is_full(&returning, 0, 0).then(|| std::mem::take(&mut *returning))
         };
         if let Some(full) = full {
             self.send_back(full.references);
+        }
+    }
+
+    /// The same without a request, also when that makes more than are to wait.
+    pub(crate) fn keep_back(&self, reference: u64, length: usize) {
+        if !self.is_inherited() {
+            self.returning.lock().push(reference, length);
         }
     }
 

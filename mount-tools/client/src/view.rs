@@ -82,6 +82,15 @@ impl View {
     pub fn asks_when_dropped(&self) -> bool {
         matches!(&self.bytes, Bytes::Mapped { session, length, .. } if session.is_full_with(*length))
     }
+
+    /// Drops it without a request in any case: its reference, and those that wait, go back with the next view that is dropped,
+    /// or with [`Cache::flush`](crate::Cache::flush).
+    pub fn drop_later(mut self) {
+        if let Bytes::Mapped { session, reference, length, .. } = &self.bytes {
+            session.keep_back(*reference, *length);
+            self.bytes = Bytes::Owned(Vec::new());
+        }
+    }
 }
 
 impl Deref for View {

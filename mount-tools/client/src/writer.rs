@@ -60,24 +60,22 @@ impl Writer {
     /// # Errors
     /// [`Error::TooLong`] when the object ends before them; [`Error::Io`].
     pub fn ready(&mut self, range: std::ops::Range<usize>) -> Result<(), Error> {
+        self.part(range)?.show()
+    }
+
+    /// What [`Writer::ready`] shows, still to be shown: for who has the writer behind a lock that is not to be held while the
+    /// daemon is asked.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`] when the object ends before it.
+    pub fn part(&mut self, range: std::ops::Range<usize>) -> Result<Part, Error> {
         if range.end > self.len() {
             return Err(Error::TooLong { length: range.end, size: self.len() });
         }
-        let Bytes::Mapped { session, reference, .. } = &self.bytes else { return Ok(()) };
-        if !session.offers(Features::FOLLOW) {
-            return Ok(());
-        }
+        let Bytes::Mapped { session, reference, .. } = &self.bytes else { return Ok(Part(None)) };
         let (offset, length) = (range.start as u64, range.len() as u64);
-        let mut status = None;
         let record = Ready { reference: *reference, offset, length };
-        session.each(Command::Ready, Flags::NONE, &[record], |_, _, outcomes: &[Outcome]| {
-            status = outcomes.first().map(Outcome::status);
-        })?;
-        match status {
-            Some(Status::Ok) => Ok(()),
-            Some(status) => Err(Error::of("show a part of an object", status)),
-            None => Err(Error::BadReply),
-        }
+        Ok(Part(session.offers(Features::FOLLOW).then(|| (Arc::clone(session), record))))
     }
 
     /// Makes the object visible with all its bytes, in place of what stood under its key.
@@ -115,6 +113,35 @@ impl Writer {
             Bytes::Owned(bytes) => file::write(&self.path, &bytes).map(|()| None),
             Bytes::Over => Ok(None),
         }
+    }
+}
+
+/// A part of a begun object that is as it will stay. `None` when that is shown by the seal alone.
+pub struct Part(Option<(Arc<Session>, Ready)>);
+
+impl Part {
+    /// Shows it.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also when the object was sealed or given up meanwhile: its number is given to no other.
+    pub fn show(self) -> Result<(), Error> {
+        let Some((session, record)) = self.0 else { return Ok(()) };
+        let mut status = None;
+        session.each(Command::Ready, Flags::NONE, &[record], |_, _, outcomes: &[Outcome]| {
+            status = outcomes.first().map(Outcome::status);
+        })?;
+        match status {
+            Some(Status::Ok) => Ok(()),
+            Some(status) => Err(Error::of("show a part of an object", status)),
+            None => Err(Error::BadReply),
+        }
+    }
+}
+
+impl fmt::Debug for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let record = self.0.as_ref().map(|(_, record)| record);
+        f.debug_tuple("Part").field(&record).finish()
     }
 }
 
