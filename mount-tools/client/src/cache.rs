@@ -229,7 +229,7 @@ impl Cache {
         }
         let session = self.session.as_ref().filter(|session| session.offers(Features::CREATE));
         let Some(session) = session else {
-            return Ok(objects.iter().map(|(key, size)| by_file(key.as_ref(), *size)).collect());
+            return objects.iter().map(|(key, size)| by_file(key.as_ref(), *size)).collect();
         };
         let mut writers = self.begin(session, objects)?;
         for (index, writer) in writers.iter_mut().enumerate() {
@@ -241,10 +241,10 @@ impl Cache {
             }
         }
         let writers = writers.into_iter().zip(objects).map(|(begun, (key, size))| match begun {
-            Begun::Writer(writer) => writer,
+            Begun::Writer(writer) => Ok(writer),
             Begun::NoDirectory | Begun::ByFile => by_file(key.as_ref(), *size),
         });
-        Ok(writers.collect())
+        writers.collect()
     }
 
     fn begin<K: AsRef<[u8]>>(

@@ -1,15 +1,20 @@
 //! Objects on their way into the cache.
 
 use std::fmt;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use memmap2::MmapMut;
 use tidefs_control_api::ioctl::{Command, Features, Flags, Outcome, Range, Ready, Seal, Status};
 
 use crate::memory::Mapping;
 use crate::session::Session;
 use crate::{Error, file};
+
+/// Length from which memory for what is written by file is pages of its own.
+const PAGES_FROM: usize = 1 << 20;
 
 /// The bytes of an object that nobody sees yet. It becomes visible, whole, when it is sealed, and is given up when it is
 /// dropped before.
@@ -27,9 +32,25 @@ enum Bytes {
         length: usize,
         reference: u64,
     },
-    Owned(Vec<u8>),
+    /// To be written by file.
+    Heap(Vec<u8>),
+    /// The same, of an object that is large.
+    Pages(MmapMut),
     /// Sealed, or given up.
     Over,
+}
+
+impl Bytes {
+    fn zeroed(length: usize) -> Option<Self> {
+        if length >= PAGES_FROM {
+            // Page by page, when they are first touched.
+            return MmapMut::map_anon(length).ok().map(Self::Pages);
+        }
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(length).ok()?;
+        bytes.resize(length, 0);
+        Some(Self::Heap(bytes))
+    }
 }
 
 impl Writer {
@@ -43,8 +64,13 @@ impl Writer {
         Self { bytes: Bytes::Mapped { session: Arc::clone(session), mapping, length, reference }, path }
     }
 
-    pub(crate) fn owned(length: usize, path: PathBuf) -> Self {
-        Self { bytes: Bytes::Owned(vec![0; length]), path }
+    /// A writer of memory of this process, zeroed, which is written by file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with ENOMEM.
+    pub(crate) fn owned(length: usize, path: PathBuf) -> Result<Self, Error> {
+        let none = || Error::io("get memory for an object")(io::Error::from_raw_os_error(libc::ENOMEM));
+        Ok(Self { bytes: Bytes::zeroed(length).ok_or_else(none)?, path })
     }
 
     /// Whether these are bytes of the cache themselves, which sealing does not copy.
@@ -96,7 +122,8 @@ impl Writer {
             return Err(Error::TooLong { length, size: self.len() });
         }
         match std::mem::replace(&mut self.bytes, Bytes::Over) {
-            Bytes::Owned(bytes) => file::write(&self.path, &bytes[..length]),
+            Bytes::Heap(bytes) => file::write(&self.path, &bytes[..length]),
+            Bytes::Pages(pages) => file::write(&self.path, &pages[..length]),
             Bytes::Mapped { session, reference, .. } => {
                 seal_by(&session, &[Seal { reference, length: length as u64 }])
             }
@@ -110,7 +137,8 @@ impl Writer {
             Bytes::Mapped { session, reference, length, .. } => {
                 Ok(Some((session, Seal { reference, length: length as u64 })))
             }
-            Bytes::Owned(bytes) => file::write(&self.path, &bytes).map(|()| None),
+            Bytes::Heap(bytes) => file::write(&self.path, &bytes).map(|()| None),
+            Bytes::Pages(pages) => file::write(&self.path, &pages).map(|()| None),
             Bytes::Over => Ok(None),
         }
     }
@@ -183,7 +211,8 @@ impl Deref for Writer {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Mapped { mapping, length, .. } => mapping.referenced(0, *length),
-            Bytes::Owned(bytes) => bytes,
+            Bytes::Heap(bytes) => bytes,
+            Bytes::Pages(pages) => pages,
             Bytes::Over => &[],
         }
     }
@@ -193,7 +222,8 @@ impl DerefMut for Writer {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.bytes {
             Bytes::Mapped { mapping, length, .. } => mapping.begun(0, *length),
-            Bytes::Owned(bytes) => bytes,
+            Bytes::Heap(bytes) => bytes,
+            Bytes::Pages(pages) => pages,
             Bytes::Over => &mut [],
         }
     }
