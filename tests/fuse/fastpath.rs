@@ -60,6 +60,9 @@ fn what_is_put_is_there_for_the_library_and_for_files(mode: Mode) {
     }
     assert!(cache.get("some/where/else").expect("a miss is no error").is_none());
     assert!(cache.get("nowhere/else").expect("nor is a missing directory").is_none());
+    let found = cache.lookup_many(&["n/".repeat(20_000) + "n", format!("some/where/k{}", SIZES[1])]);
+    let found = found.expect("nor is a key that no request holds");
+    assert!(found[0].is_none() && found[1].is_some());
 }
 
 fn what_files_wrote_is_there_for_the_library(mode: Mode) {

@@ -104,8 +104,8 @@ impl Cache {
         };
         let answers = match batch::look_up(session, names) {
             Ok(answers) => answers,
-            // The daemon is gone, or another one is there: its files may be.
-            Err(Error::Io { .. }) => names.iter().map(|_| Answer::ByFile).collect(),
+            // The daemon is gone, or another one is there: its files may be. Or a key is too long for any request.
+            Err(Error::Io { .. } | Error::BadKey) => names.iter().map(|_| Answer::ByFile).collect(),
             Err(error) => return Err(error),
         };
         let whole = answers.into_iter().zip(names).map(|(answer, name)| match answer {
@@ -225,7 +225,7 @@ impl Cache {
     pub fn create_many<K: AsRef<[u8]>>(&self, objects: &[(K, usize)]) -> Result<Vec<Writer>, Error> {
         let by_file = |key: &[u8], size| Writer::owned(size, file::path_of(&self.directory, key));
         for (key, _) in objects {
-            file::check(key.as_ref())?;
+            file::check_new(key.as_ref())?;
         }
         let session = self.session.as_ref().filter(|session| session.offers(Features::CREATE));
         let Some(session) = session else {

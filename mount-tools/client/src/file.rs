@@ -8,10 +8,25 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
+/// NAME_MAX of limits.h: bytes of one part of a path.
+const NAME_BYTES_MAX: usize = 255;
+/// PATH_MAX of limits.h: bytes of a path with the zero behind it.
+const PATH_BYTES_MAX: usize = 4096;
+
 /// Checks a key.
 pub(crate) fn check(key: &[u8]) -> Result<&[u8], Error> {
     let is_part = |part: &[u8]| !matches!(part, b"" | b"." | b"..") && !part.contains(&0);
     if key.split(|&byte| byte == b'/').all(is_part) { Ok(key) } else { Err(Error::BadKey) }
+}
+
+/// Checks the key of an object that is to be made: no file has a longer one. Looking for it is a miss.
+pub(crate) fn check_new(key: &[u8]) -> Result<(), Error> {
+    check(key)?;
+    let is_short = |part: &[u8]| part.len() <= NAME_BYTES_MAX;
+    if key.len() < PATH_BYTES_MAX && key.split(|&byte| byte == b'/').all(is_short) {
+        return Ok(());
+    }
+    Err(Error::io("create an object")(io::Error::from_raw_os_error(libc::ENAMETOOLONG)))
 }
 
 /// The file of a key.
@@ -24,7 +39,7 @@ fn is_miss(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory
-    )
+    ) || error.raw_os_error() == Some(libc::ENAMETOOLONG)
 }
 
 /// All bytes of an object; `None` is a miss.
@@ -140,6 +155,13 @@ mod tests {
         }
         for bad in [&b""[..], b"/a", b"a/", b"a//b", b"../a", b"a/./b", b"a\0"] {
             assert!(matches!(check(bad), Err(Error::BadKey)), "{bad:?}");
+            assert!(matches!(check_new(bad), Err(Error::BadKey)), "{bad:?}");
+        }
+        for (length, count, is_made) in [(255, 1, true), (256, 1, false), (255, 16, true), (255, 17, false)] {
+            let key = vec!["n".repeat(length); count].join("/");
+            assert!(check(key.as_bytes()).is_ok());
+            let made = check_new(key.as_bytes()).map_err(|error| error.errno());
+            assert_eq!(made, if is_made { Ok(()) } else { Err(libc::ENAMETOOLONG) }, "{count} of {length}");
         }
     }
 
