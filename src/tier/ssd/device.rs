@@ -10,7 +10,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -22,7 +22,7 @@ use super::format::{BLOCK_BYTES, Order, Uuid, ZONES_START};
 use super::identity::{Unusable, flush, write_blocks};
 use super::index::ZoneId;
 use super::queue::{Queue, Retain};
-use crate::telemetry::Histogram;
+use super::work::Work;
 
 /// After so many failed writes in a row a disk gets no more.
 const WRITE_ERRORS_MAX: u64 = 3;
@@ -90,52 +90,6 @@ impl Zone {
         if self.state == ZoneState::Reclaiming {
             self.state = ZoneState::Free;
         }
-    }
-}
-
-/// What a device did since the start.
-#[derive(Debug, Default)]
-pub(super) struct Work {
-    pub(super) written_bytes: AtomicU64,
-    pub(super) reinserted_bytes: AtomicU64,
-    pub(super) read_bytes: AtomicU64,
-    pub(super) read_errors: AtomicU64,
-    pub(super) write_errors: AtomicU64,
-    /// Bytes that are being loaded.
-    loading_bytes: AtomicU64,
-    /// Bytes a second that all loads together were seen to get, averaged; zero before the first.
-    load_rate: AtomicU64,
-    pub(super) read_times: Histogram,
-    pub(super) write_times: Histogram,
-    write_errors_in_a_row: AtomicU64,
-}
-
-/// Loads smaller than this say more about latency than about the rate.
-const MEASURED_MIN: u64 = 64 << 10;
-
-impl Work {
-    /// A load of `bytes` begins. Returns how many are being loaded from now on.
-    pub(super) fn begin_load(&self, bytes: u64) -> u64 {
-        self.loading_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
-    }
-
-    /// A load of `bytes` has ended. `served`: bytes that were being loaded when it began, it included, if it went well.
-    pub(super) fn end_load(&self, bytes: u64, served: Option<u64>, taken: Duration) {
-        self.loading_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        let Some(served) = served.filter(|_| bytes >= MEASURED_MIN) else { return };
-        let micros = u64::try_from(taken.as_micros()).unwrap_or(u64::MAX).max(1);
-        let seen = served.saturating_mul(1_000_000) / micros;
-        // Racing loads may lose one of two measurements.
-        let before = self.load_rate.load(Ordering::Relaxed);
-        let after = if before == 0 { seen } else { before / 8 * 7 + seen / 8 };
-        self.load_rate.store(after.max(1), Ordering::Relaxed);
-    }
-
-    /// How long a load of `bytes` would take behind those that are under way, when that can be said.
-    pub(super) fn predicted_load(&self, bytes: u64) -> Option<Duration> {
-        let rate = self.load_rate.load(Ordering::Relaxed);
-        let before = self.loading_bytes.load(Ordering::Relaxed);
-        (rate > 0).then(|| Duration::from_secs_f64((before + bytes) as f64 / rate as f64))
     }
 }
 

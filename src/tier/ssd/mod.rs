@@ -42,6 +42,7 @@ mod recover;
 mod resume;
 mod shared;
 mod status;
+mod work;
 mod writer;
 
 use std::fmt;
