@@ -85,6 +85,13 @@ impl Zone {
         self.state == ZoneState::Quarantined && self.sequence != Order::MAX
     }
 
+    /// It lies beyond the capacity: one without records is never used.
+    fn close_if_empty(&mut self) {
+        if matches!(self.state, ZoneState::Absent | ZoneState::Free) {
+            (self.state, self.sequence) = (ZoneState::Quarantined, Order::MAX);
+        }
+    }
+
     /// It was emptied, and its header is void. One that gave an error meanwhile stays out of use.
     pub(super) fn free(&mut self) {
         if self.state == ZoneState::Reclaiming {
@@ -101,6 +108,8 @@ pub(super) struct Device {
     pub(super) uuid: Uuid,
     pub(super) disk: Arc<dyn Disk>,
     pub(super) zone_blocks: u32,
+    /// Zones for which the capacity has room; those behind are [`super::surplus`].
+    zone_count: u32,
     /// Guards the stations of all zones.
     zones: Mutex<Vec<Zone>>,
     /// Signalled when a zone becomes free, or its last reader leaves.
@@ -144,21 +153,23 @@ impl Drop for Lease<'_> {
 }
 
 impl Device {
-    /// A disk with `zones`, whose stations a start found out.
+    /// A disk with `zones`, whose stations a start found out, `count` of which fit its capacity.
     pub(super) fn new(
         name: String,
         number: u8,
         uuid: Uuid,
         disk: Arc<dyn Disk>,
         zone_blocks: u32,
-        zones: Vec<Zone>,
+        (mut zones, count): (Vec<Zone>, u32),
     ) -> Self {
+        zones.iter_mut().skip(count as usize).for_each(Zone::close_if_empty);
         Self {
             name,
             number,
             uuid,
             disk,
             zone_blocks,
+            zone_count: count,
             zones: Mutex::new(zones),
             changed: Condvar::new(),
             queue: Queue::default(),
@@ -193,9 +204,39 @@ impl Device {
         self.zones.lock().clone()
     }
 
+    /// The zones for which the capacity has room.
+    pub(super) fn zones_in_capacity(&self) -> Vec<Zone> {
+        let mut zones = self.zones();
+        zones.truncate(self.zone_count as usize);
+        zones
+    }
+
+    /// Whether a zone lies beyond the capacity.
+    pub(super) fn is_surplus(&self, zone: u32) -> bool {
+        zone >= self.zone_count
+    }
+
+    /// Zones beyond the capacity whose headers are not known to be void.
+    pub(super) fn surplus(&self) -> Vec<u32> {
+        let zones = self.zones.lock();
+        let surplus = zones.iter().zip(0u32..).skip(self.zone_count as usize);
+        surplus.filter(|(zone, _)| zone.sequence != Order::MAX).map(|(_, index)| index).collect()
+    }
+
+    /// Gives back the blocks beyond the capacity, which is of real blocks, once nothing is left there.
+    pub(super) fn cut_surplus(&self) {
+        if !self.surplus().is_empty() {
+            return;
+        }
+        let end = zone_offset(self.zone_count, self.zone_blocks);
+        if let Err(error) = self.disk.cut(ByteCount(end)) {
+            tracing::warn!(device = self.name, %error, "blocks beyond the capacity are not given back");
+        }
+    }
+
     /// Blocks of all zones but those that gave errors.
     pub(super) fn usable_blocks(&self) -> u64 {
-        let zones = self.zones.lock();
+        let zones = self.zones_in_capacity();
         let usable = zones.iter().filter(|zone| zone.state != ZoneState::Quarantined).count() as u64;
         usable * u64::from(self.zone_blocks)
     }
@@ -379,7 +420,7 @@ impl Device {
             (trouble.gave_up.clone(), trouble.late_at)
         };
         let is_quarantined = |zone: &&Zone| zone.state == ZoneState::Quarantined;
-        let damaged = self.zones.lock().iter().filter(is_quarantined).count() as u64;
+        let damaged = self.zones_in_capacity().iter().filter(is_quarantined).count() as u64;
         let is_slow = late_at.is_some_and(|late_at| late_at.elapsed() < SLOW_FOR);
         gave_up
             .or(self.is_leaving().then_some(Unusable::Leaving))

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::device::{Device, FooterPlace, ZoneState};
 use super::format::{BLOCK, FooterEntry, Order, RecordHeader, Tombstone, TombstoneBlock, decode};
-use super::identity::read_blocks;
+use super::identity::{flush, read_blocks};
 use super::open_zone::Last;
 use super::queue::Job;
 use super::recover::{fits, read_footer};
@@ -160,9 +160,10 @@ impl Writer {
         self.given_up.retry_at = None;
         for (zone, removals) in std::mem::take(&mut self.given_up.zones) {
             let is_safe = removals.is_empty()
-                || (!self.device.is_failing()
-                    && self.write_tombstones(&removals, Last::Left)
-                    && self.flush());
+                || (!self.device.is_failing() && self.write_tombstones(&removals, Last::Left));
+            // Records may have been moved out of it.
+            self.reap_all();
+            let is_safe = is_safe && (self.device.is_failing() || self.is_flushed());
             if is_safe {
                 self.shared.intents.settle(removals.len() as u64);
                 self.void(zone);
@@ -173,10 +174,20 @@ impl Writer {
         }
     }
 
+    /// Makes durable what was written. A failure is one of the zone that is tried again, and counts for nothing else.
+    fn is_flushed(&self) -> bool {
+        flush(&*self.device.disk, self.shared.limit).is_ok()
+    }
+
     /// Makes the header of a zone void that is given up.
     fn void(&self, zone: u32) {
         match self.device.void_zone(zone, self.shared.limit) {
-            Ok(()) => self.device.end_giving_up(zone),
+            Ok(()) => {
+                self.device.end_giving_up(zone);
+                if self.device.is_surplus(zone) {
+                    self.device.cut_surplus();
+                }
+            }
             Err(error) => {
                 tracing::error!(
                     device = self.device.name, zone, %error,

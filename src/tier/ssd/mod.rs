@@ -42,6 +42,7 @@ mod recover;
 mod resume;
 mod shared;
 mod status;
+mod surplus;
 mod work;
 mod writer;
 

@@ -45,8 +45,8 @@ pub struct FoundRecord {
 pub struct Standing {
     /// What it says.
     pub record: FoundRecord,
-    hash: RecordHash,
-    place: Place,
+    pub(super) hash: RecordHash,
+    pub(super) place: Place,
 }
 
 impl Standing {

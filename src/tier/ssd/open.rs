@@ -238,12 +238,16 @@ pub(super) fn take_into_use(
     }
     disk.allocate(ByteCount(ZONES_START))?;
     write_superblock(&*disk, superblock)?;
-    let count = (share.get() - ZONES_START) / superblock.zone_bytes.get();
-    let count = u32::try_from(count).unwrap_or(ZONES_MAX).min(ZONES_MAX);
-    let end = ZONES_START + u64::from(count) * superblock.zone_bytes.get();
-    // What lies beyond was there under a larger capacity: caps are of real blocks.
-    disk.cut(ByteCount(end))?;
+    let zones_in = |bytes: ByteCount| {
+        let zones = bytes.get().saturating_sub(ZONES_START) / superblock.zone_bytes.get();
+        u32::try_from(zones).unwrap_or(ZONES_MAX).min(ZONES_MAX)
+    };
+    let count = zones_in(share);
     let zone_blocks = u32::try_from(superblock.zone_bytes.get() / BLOCK_BYTES).unwrap_or(u32::MAX);
-    let zones = read_zones(&*disk, superblock.device, count, zone_blocks)?;
-    Ok(Device::new(name, number, superblock.device, disk, zone_blocks, zones))
+    // What lies beyond was there under a larger capacity, and may hold removals of what does not.
+    let found = count.max(zones_in(disk.length()?));
+    let zones = read_zones(&*disk, superblock.device, found, zone_blocks)?;
+    let device = Device::new(name, number, superblock.device, disk, zone_blocks, (zones, count));
+    device.cut_surplus();
+    Ok(device)
 }

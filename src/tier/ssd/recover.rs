@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use tidefs_engine::types::Version;
 
 use super::device::{Device, FooterPlace, Zone, ZoneState, zone_offset};
@@ -73,6 +73,8 @@ struct Gathered<'a> {
     is_early: &'a dyn Fn(&[u8]) -> bool,
     early: Vec<Standing>,
     removed: HashMap<RecordHash, Version>,
+    /// Keys of which a record stands beyond a capacity and another one stands too.
+    crossed: HashSet<RecordHash>,
     last_order: Order,
     last_version: Version,
 }
@@ -86,6 +88,7 @@ impl Shared {
             is_early,
             early: Vec::new(),
             removed: HashMap::new(),
+            crossed: HashSet::new(),
             last_order: 0,
             last_version: Version::default(),
         };
@@ -111,7 +114,7 @@ impl Shared {
                 }
             }
         });
-        let Gathered { mut early, removed, last_order, last_version, .. } = gathered;
+        let Gathered { mut early, removed, crossed, last_order, last_version, .. } = gathered;
         self.order.store(last_order + 1, Ordering::Relaxed);
         for (hash, version) in removed {
             self.index.remove_if(&hash, |found| found.version <= version);
@@ -121,6 +124,9 @@ impl Shared {
             self.index.remove_if(&hash, |found| found.version <= version);
             self.remove_everywhere(hash, version);
         }
+        self.give_up_surplus(&crossed, &mut early);
+        known
+            .retain(|zone| self.devices.get(zone.device).is_some_and(|device| !device.is_surplus(zone.zone)));
         early.retain(|standing| self.stands(standing));
         summary.objects = (self.index.len() - early.len()) as u64;
         Indexed { summary, last_version, early, unnamed: Unnamed::new(known, summary.objects) }
@@ -183,6 +189,13 @@ impl Shared {
                     let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
                     let located = Located { version: facts.version, place, blocks, owner: NOBODY, heat: 0 };
                     self.note_second_place(&facts.hash, device.number);
+                    if self
+                        .index
+                        .get(&facts.hash)
+                        .is_some_and(|found| self.is_surplus(found.place) || self.is_surplus(place))
+                    {
+                        gathered.crossed.insert(facts.hash);
+                    }
                     if self.index.put(facts.hash, &located) && (gathered.is_early)(&facts.key) {
                         gathered.early.push(Standing::new(place, facts.clone()));
                     }

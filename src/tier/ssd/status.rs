@@ -155,7 +155,7 @@ impl DeviceStatus {
 
     /// A disk in use.
     pub(super) fn of(device: &Device, write_rate: ByteCount, day: Option<DayStatus>) -> Self {
-        let zones = device.zones();
+        let zones = device.zones_in_capacity();
         let zone_bytes = ByteCount(u64::from(device.zone_blocks) * BLOCK_BYTES);
         let count =
             |wanted: &[ZoneState]| zones.iter().filter(|zone| wanted.contains(&zone.state)).count() as u64;

@@ -30,6 +30,8 @@ pub(super) struct MemoryDisk {
     pub(super) fails_writes: AtomicBool,
     /// The error number with which the next write fails, and that one alone; 0 for none.
     pub(super) next_write_error: AtomicI32,
+    /// Whether its length is what it is, as that of a block device.
+    pub(super) is_device: AtomicBool,
     /// Most bytes that can be allocated, 0 for any number.
     pub(super) room: AtomicU64,
 }
@@ -115,7 +117,9 @@ impl Disk for MemoryDisk {
     }
 
     fn cut(&self, length: ByteCount) -> io::Result<()> {
-        self.content.lock().truncate(usize::try_from(length.get()).unwrap());
+        if !self.is_device.load(Ordering::Relaxed) {
+            self.content.lock().truncate(usize::try_from(length.get()).unwrap());
+        }
         Ok(())
     }
 
