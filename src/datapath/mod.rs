@@ -194,6 +194,8 @@ pub struct State {
     recent: Recent,
     ahead: prefetch::Ahead,
     elsewhere: Elsewhere,
+    /// Whether there is an SSD tier, which is told of every sealed object that leaves a name.
+    has_ssd: bool,
     /// While objects on SSD are without their names.
     naming: Option<naming::Naming>,
     processes: Processes,
@@ -292,6 +294,7 @@ impl Datapath {
             recent: Recent::default(),
             ahead: prefetch::Ahead::new(Arc::clone(&telemetry)),
             elsewhere: Elsewhere::default(),
+            has_ssd: false,
             naming: None,
             processes: Processes::default(),
             expiries: BTreeSet::new(),

@@ -26,6 +26,7 @@ impl Datapath {
     pub fn attach_ssd(self: &Arc<Self>, tier: SsdTier) -> Result<(RecoverySummary, Unnamed), Error> {
         let tier = Arc::new(tier);
         let mut state = self.lock();
+        state.has_ssd = true;
         let Indexed { summary, last_version, early, unnamed } = tier.index(&is_directory_key);
         state.next_version = state.next_version.max(Version(last_version.0.saturating_add(1)));
         let slots = self.adopt_directories_of_ssd(&mut state, &tier, early);
@@ -52,6 +53,7 @@ impl Datapath {
     /// The tree is looked at once, under the lock, as a listing of the whole mount does.
     pub fn attach_new_ssd(&self, tier: Arc<SsdTier>) {
         let mut state = self.lock();
+        state.has_ssd = true;
         // Whoever makes a directory holds the lock, and from here on keeps it on disk by itself. A second tier would be a
         // bug of the composition root; the first one stays.
         let _ = self.ssd.set(tier);

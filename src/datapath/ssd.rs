@@ -94,10 +94,11 @@ impl Object {
 }
 
 impl State {
-    /// The record that the SSD tier may have of the object in `slot`.
+    /// The record that the SSD tier may have of the object in `slot`: of any that is sealed. Only the tier knows; what became
+    /// of an object's last way there says nothing of the one before.
     pub(super) fn ssd_record(&self, slot: Slot) -> Option<SsdRecord> {
-        let may_stand = |object: &&Object| object.marks.has(Marks::ON_SSD) || self.naming.is_some();
-        let object = self.object(slot).filter(may_stand)?;
+        let may_stand = |object: &&Object| object.phase == Phase::Sealed || self.naming.is_some();
+        let object = self.object(slot).filter(|object| self.has_ssd && may_stand(object))?;
         Some(SsdRecord { version: object.version, key: self.ssd_key(slot)? })
     }
 
@@ -128,7 +129,7 @@ impl State {
             place: object.place.clone(),
             may_change: object.marks.has(Marks::WRITABLE_MAPPING),
             stays: true,
-            was_stale: object.marks.has(Marks::STALE_ON_SSD),
+            was_stale: object.marks.has(Marks::ON_SSD) && object.marks.has(Marks::STALE_ON_SSD),
         };
         if let Some(object) = self.object_mut(slot) {
             object.marks.set(Marks::ON_SSD, true);

@@ -29,6 +29,8 @@ struct Sent {
     version: Version,
     key: Vec<u8>,
     size: ByteCount,
+    /// As in [`Lent`].
+    was_stale: bool,
 }
 
 /// Where its bytes are.
@@ -54,7 +56,8 @@ impl Datapath {
         let counted = if lent.stays { ByteCount::ZERO } else { lent.size };
         self.lent.fetch_add(counted.get(), Ordering::Relaxed);
         let version = lent.record.version;
-        let sent = Arc::new(Sent { ino: lent.ino, version, key: lent.key.clone(), size: lent.size });
+        let (ino, key, size) = (lent.ino, lent.key.clone(), lent.size);
+        let sent = Arc::new(Sent { ino, version, key, size, was_stale: lent.was_stale });
         let weak = self.this.get().cloned().unwrap_or_default();
         let told_as = Arc::clone(&sent);
         let done = move |stored| {
@@ -101,7 +104,7 @@ impl Datapath {
         if state.object(slot).is_none_or(|object| !object.place.is_same(&lent.place)) {
             state.readmit(slot);
             if let Some(object) = state.object_mut(slot) {
-                object.marks.set(Marks::ON_SSD, false);
+                object.was_not_stored(lent.was_stale);
             }
             return Handed::Changed;
         }
@@ -183,7 +186,7 @@ impl Datapath {
             if stored != Stored::Yes {
                 self.telemetry.ssd_refusals.increment();
                 if let Some(object) = state.object_mut(slot) {
-                    object.marks.set(Marks::ON_SSD, false);
+                    object.was_not_stored(sent.was_stale && stored == Stored::Failed);
                 }
             }
             let Some(object) = state.object(slot) else { return };
@@ -230,6 +233,16 @@ impl Datapath {
             object.settle();
         }
         Doomed::bytes_only(place, size, ino)
+    }
+}
+
+impl Object {
+    /// What was sent did not become its record. `was_stale`: the one that stood before says other things of it, and stands.
+    fn was_not_stored(&mut self, was_stale: bool) {
+        self.marks.set(Marks::ON_SSD, was_stale);
+        if was_stale {
+            self.marks.set(Marks::STALE_ON_SSD, true);
+        }
     }
 }
 

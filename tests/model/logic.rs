@@ -43,6 +43,8 @@ pub(crate) struct Logic {
     references: BTreeMap<Ino, u64>,
     handles: HashMap<Token, (HandleId, Ino)>,
     next: Token,
+    /// What the disk takes in a day.
+    bytes_per_day: Option<ByteCount>,
 }
 
 fn errno(error: Error) -> Errno {
@@ -88,6 +90,7 @@ impl Logic {
             references: BTreeMap::new(),
             handles: HashMap::new(),
             next: 1,
+            bytes_per_day: None,
         };
         logic.keep_up();
         logic.start();

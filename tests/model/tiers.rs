@@ -277,3 +277,19 @@ fn a_directory_that_is_removed_right_after_it_was_made_does_not_come_back() {
     tiers.system.lose_memory();
     assert_eq!(tiers.system.list(WATCHER, "").expect("a listing"), ["a", "b"]);
 }
+
+/// A record that says other things of its object than is true now, and that the disk does not replace, goes with the object.
+#[test]
+fn what_the_disk_refuses_to_replace_does_not_come_back() {
+    let mut tiers = Tiers::new(4);
+    tiers.step(Step::Put { name: 0, length: 50_000, seed: 1 });
+    tiers.step(Step::Demote { kib: 1000 });
+    tiers.step(Step::Read { name: 0 });
+    tiers.system.limit_disk(ByteCount(1));
+    tiers.step(Step::Restart);
+    tiers.step(Step::Chmod { name: 0, mode: 0o600 });
+    tiers.system.demote(ByteCount::mib(1));
+    assert!(tiers.system.stat(WATCHER, NAMES[0]).is_err(), "no disk took it, and it left");
+    tiers.system.restart();
+    assert!(tiers.system.stat(WATCHER, NAMES[0]).is_err(), "it came back as it was before");
+}

@@ -24,7 +24,7 @@ impl Logic {
             zone_bytes: ByteCount::mib(4),
             budget: Budget {
                 bytes_per_second: None,
-                bytes_per_day: None,
+                bytes_per_day: self.bytes_per_day,
                 queue: Duration::from_secs(60),
                 queue_bytes_max: ByteCount::mib(16),
             },
@@ -34,6 +34,11 @@ impl Logic {
             limit: Duration::from_secs(30),
         })
         .expect("the disk opens")
+    }
+
+    /// From the next start on the disk takes so much in a day.
+    pub(crate) fn limit_disk(&mut self, bytes_per_day: ByteCount) {
+        self.bytes_per_day = Some(bytes_per_day);
     }
 
     /// What statfs(2) tells of memory: `space` without the disk, whose used bytes are those of its records. A quota is of
