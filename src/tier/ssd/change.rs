@@ -7,6 +7,7 @@
 //! - What a disk held before it is added is void: it was not told of removals meanwhile.
 //! - A zone of a leaving disk is void on it before its records could be missed by a removal: other disks keep their
 //!   removals as long as a leaving one has a zone that was opened before them.
+//! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
 //! - A disk that is removed has no superblock any more: no start takes it for a disk of the pool.
 //!
 //! Limits: a disk that is added has the share of the budgets that the others have, until the next start.
@@ -317,6 +318,8 @@ impl Shared {
             return Err(ChangeError::Stuck("its removals cannot be written".to_owned()));
         }
         let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
+        // Records that go with the zone, and what was counted before them.
+        let (mut left, before) = (Vec::new(), *drained);
         for entry in &entries {
             let FooterEntry::Object { block, facts } = entry else { continue };
             let place = Place { zone: device.zone_id(zone), block: *block };
@@ -326,19 +329,21 @@ impl Shared {
             let owner = self.owner.get();
             if owner.is_some_and(|owner| owner.has_elsewhere(located.owner, located.version)) {
                 drained.in_memory += 1;
-                self.drop_record(&facts.hash, |found| found.place == place);
+                left.push((facts.hash, place));
             } else if let Some(receiver) = self.move_elsewhere(device, place, facts) {
                 under_way.push((facts.blocks() * BLOCK_BYTES, receiver));
                 drained.moved_bytes += facts.blocks() * BLOCK_BYTES;
             } else {
                 drained.lost += 1;
-                self.drop_record(&facts.hash, |found| found.place == place);
+                left.push((facts.hash, place));
             }
             drained.left = drained.left.saturating_sub(1);
             while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > WINDOW {
                 drained.count(under_way.remove(0).1);
             }
             if !pace.keep(*drained, progress) {
+                // The zone stays, with what was to go with it.
+                (drained.in_memory, drained.lost) = (before.in_memory, before.lost);
                 under_way.into_iter().for_each(|(_, receiver)| drained.count(receiver));
                 return Ok(false);
             }
@@ -351,7 +356,10 @@ impl Shared {
             return Ok(true);
         }
         match device.void_zone(zone, self.limit) {
-            Ok(()) => device.change_zone(zone, Zone::free),
+            Ok(()) => {
+                device.change_zone(zone, Zone::free);
+                self.drop_all(&left);
+            }
             Err(error) => {
                 device.count_write_error(&error);
                 self.quarantine(device, zone);

@@ -111,6 +111,29 @@ fn what_is_removed_while_its_disk_is_emptied_does_not_come_back_at_any_later_sta
     check(&recover(&tier_on(&crashed, &config)).0);
 }
 
+/// Objects that are in memory too go with their zones. One that is removed when its zone was emptied in part stays removed.
+#[test]
+fn what_is_in_memory_too_and_is_removed_after_a_drain_was_ended_does_not_come_back() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 20);
+    let (tier, _) = running(&disks, &config);
+    for key in keys() {
+        let mut put = put_of(&key, 5, LENGTH);
+        put.owner += ELSEWHERE;
+        assert_eq!(store_put(&tier, put), Ok(Stored::Yes));
+    }
+    let ended = tier.drain(Path::new("disk 0"), None, &mut |drained| {
+        std::thread::sleep(Duration::from_millis(250));
+        drained.in_memory == 0
+    });
+    assert!(ended.unwrap().left > 0);
+    keys().for_each(|key| tier.remove(&key, Version(5)));
+    assert!(tier.flush(LIMIT));
+    let after = [on_disk(&disks[0]), on_disk(&disks[1])];
+    drop(tier);
+    assert_eq!(recover(&tier_on(&after, &config)).0, []);
+}
+
 #[test]
 fn a_disk_that_was_being_emptied_goes_on_leaving_at_the_next_start() {
     let directory = tempfile::tempdir().unwrap();

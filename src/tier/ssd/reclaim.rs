@@ -6,6 +6,7 @@
 //! Invariants
 //! - A zone is free only when its header is void on the disk: removals that went with it hide nothing any more, because
 //!   those that are later than [`Device::oldest_sequence`] of the others were written again before.
+//! - A record leaves the index after its zone is void: until then a removal of its key finds it, and is noted.
 //! - Reclaim waits for no record that it writes again when the writer needs the zone: their bytes are in memory of their
 //!   own. Until such a record is written again the index names no zone for it, and loads try again.
 //!
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::choosing::Choosing;
 use super::device::{Device, FooterPlace, Zone};
-use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, Tombstone};
+use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
 use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Retain, Stored};
@@ -78,7 +79,7 @@ impl Shared {
         if !self.retain_tombstones(device, number, &entries) {
             return false;
         }
-        self.empty_zone(device, number, &entries);
+        let left = self.empty_zone(device, number, &entries);
         if !device.end_reading(number, READERS_LIMIT) {
             // A read that hangs in the disk, or failed: nothing is written there until the next start.
             self.quarantine(device, number);
@@ -87,6 +88,7 @@ impl Shared {
         match device.void_zone(number, self.limit) {
             Ok(()) => {
                 device.change_zone(number, Zone::free);
+                self.drop_all(&left);
                 self.counters.reclaimed_zones.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => {
@@ -149,8 +151,21 @@ impl Shared {
         tombstones.flatten().filter(|tombstone| tombstone.order > oldest).copied().collect()
     }
 
-    /// Drops what a zone holds, or writes it again.
-    fn empty_zone(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) {
+    /// Takes records out of the index whose zone is void.
+    pub(super) fn drop_all(&self, left: &[(RecordHash, Place)]) {
+        for (hash, place) in left {
+            self.drop_record(hash, |found| found.place == *place);
+        }
+    }
+
+    /// Writes again what a zone is not to take along. Returns the rest.
+    fn empty_zone(
+        &self,
+        device: &Arc<Device>,
+        number: u32,
+        entries: &[FooterEntry],
+    ) -> Vec<(RecordHash, Place)> {
+        let mut left = Vec::new();
         let mut budget = u64::from(device.zone_blocks) * BLOCK_BYTES / PARTS * REINSERTED_PARTS;
         let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
         let deadline = Instant::now() + REINSERT_LIMIT;
@@ -178,13 +193,14 @@ impl Shared {
                 }
             } else {
                 self.counters.dropped_objects.fetch_add(1, Ordering::Relaxed);
-                self.drop_record(&facts.hash, |found| found.place == place);
+                left.push((facts.hash, place));
             }
         }
         for (_, receiver) in under_way {
             // Whatever becomes of it, its writer tells the index.
             wait_for(device, &receiver, deadline);
         }
+        left
     }
 
     /// Leaves a record of this disk to be written to it again. `None` when it cannot be read.
@@ -227,7 +243,7 @@ impl Shared {
             done: super::queue::report_to(sender),
         };
         if !to.queue.push(Job::Append(append)) {
-            self.drop_record(&facts.hash, |found| found.place == nowhere);
+            self.index.relocate(&facts.hash, facts.version, nowhere, place);
             return None;
         }
         Some(receiver)

@@ -306,7 +306,8 @@ impl Writer {
             }
         };
         if let (Stored::Failed, Origin::Zone(from)) = (stored, origin) {
-            self.shared.drop_record(&hash, |found| found.place == from && found.version == version);
+            // The zone from which it is moved may not be void yet.
+            self.shared.forget_record(&hash, from);
         }
         self.device.queue.settle(length);
         match written {
