@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tidefs_engine::types::ByteCount;
 
+use super::directory_records::UNKEPT_PAUSE;
 use super::history::Ending;
 use super::room::footprint;
 use super::ssd::MayLend;
@@ -29,7 +30,7 @@ const IDLE_PAUSE: Duration = Duration::from_millis(20);
 impl Datapath {
     /// Keeps room free ahead of writers, until `is_stopping` says so. Runs in a thread of its own.
     pub fn demote_in_background(&self, is_stopping: impl Fn() -> bool) {
-        let mut copies_from = Duration::ZERO;
+        let (mut copies_from, mut kept_at) = (Duration::ZERO, Duration::ZERO);
         while !is_stopping() {
             let target = self.settings.write_headroom.saturating_add(self.settings.free_ahead);
             let free = self.tier.usage().map(|usage| usage.free).unwrap_or_default();
@@ -37,6 +38,10 @@ impl Datapath {
             let has_sent = missing > ByteCount::ZERO && self.send_coldest(missing);
             let is_short = free < target.saturating_add(target);
             let now = self.clock.monotonic();
+            if now >= kept_at + UNKEPT_PAUSE {
+                kept_at = now;
+                self.keep_unkept();
+            }
             if is_short && now >= copies_from && !self.copy_coldest() {
                 copies_from = now + REFUSED_PAUSE;
             }

@@ -17,6 +17,7 @@ mod burial;
 mod create;
 mod decorations;
 mod demote;
+mod directory_records;
 mod domains;
 mod elsewhere;
 mod error;
@@ -261,6 +262,9 @@ pub struct Datapath {
     expects_cluster: AtomicBool,
     /// The datapath itself, for what the SSD tier's threads and peers call back.
     this: OnceLock<Weak<Datapath>>,
+    /// Guards which directories have no record on SSD as they are now, because no disk took it. Taken under the state's lock,
+    /// or alone.
+    unkept: Mutex<HashSet<Slot>>,
     /// Bytes of objects on their way to the SSD tier, still in memory.
     lent: AtomicU64,
     /// Loads that were predicted to take longer than computing.
@@ -337,6 +341,7 @@ impl Datapath {
             cluster: OnceLock::new(),
             expects_cluster: AtomicBool::new(false),
             this: OnceLock::new(),
+            unkept: Mutex::default(),
             lent: AtomicU64::new(0),
             slow_loads: AtomicU64::new(0),
             loading_ahead: AtomicU64::new(0),

@@ -23,7 +23,7 @@ use super::ssd::object_key;
 use super::{Datapath, Error, State};
 use crate::namespace::{Directory, Ino, Name, Slot};
 use crate::tier::memory::ObjectRecord;
-use crate::tier::ssd::{SsdTier, Standing, Unnamed};
+use crate::tier::ssd::{RecoverySummary, SsdTier, Standing, Unnamed};
 
 /// How often what waits for all names looks whether it should end.
 const LOOK: Duration = Duration::from_millis(20);
@@ -38,16 +38,19 @@ pub(super) struct Naming {
     first_new: DirectoryId,
     named: u64,
     objects: u64,
+    /// Whether there are zones that the start could not read: the record of a directory may be in one.
+    has_lost_zones: bool,
 }
 
 impl Naming {
     pub(super) fn new(
         tier: Arc<SsdTier>,
         slots: HashMap<DirectoryId, Slot>,
-        objects: u64,
+        summary: &RecoverySummary,
         first_new: DirectoryId,
     ) -> Self {
-        Self { tier, slots, first_new, named: 0, objects }
+        let (objects, has_lost_zones) = (summary.objects, summary.lost_zones > 0);
+        Self { tier, slots, first_new, named: 0, objects, has_lost_zones }
     }
 }
 
@@ -96,6 +99,11 @@ impl State {
             return;
         }
         let record = ObjectRecord::decode(&standing.record.meta).ok();
+        let is_known = |record: &ObjectRecord| naming.slots.contains_key(&record.parent);
+        if naming.has_lost_zones && record.as_ref().is_some_and(|record| !is_known(record)) {
+            // A later start may be able to read what its directory is.
+            return;
+        }
         let parent = record.as_ref().and_then(|record| {
             let slot = *naming.slots.get(&record.parent)?;
             // It may be gone, and its slot be another node's.

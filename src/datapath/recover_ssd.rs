@@ -29,9 +29,9 @@ impl Datapath {
         state.has_ssd = true;
         let Indexed { summary, last_version, early, unnamed } = tier.index(&is_directory_key);
         state.next_version = state.next_version.max(Version(last_version.0.saturating_add(1)));
-        let slots = self.adopt_directories_of_ssd(&mut state, &tier, early);
+        let slots = self.adopt_directories_of_ssd(&mut state, &tier, early, summary.lost_zones > 0);
         let missing = state.directories_not_on(&tier);
-        state.naming = Some(Naming::new(Arc::clone(&tier), slots, unnamed.objects(), state.next_directory));
+        state.naming = Some(Naming::new(Arc::clone(&tier), slots, &summary, state.next_directory));
         drop(state);
         tier.start(self.ssd_owner()).map_err(Error::io("start of the SSD tier's threads"))?;
         let _ = self.ssd.set(tier);
@@ -67,6 +67,7 @@ impl Datapath {
         state: &mut State,
         tier: &SsdTier,
         found: Vec<Standing>,
+        has_lost_zones: bool,
     ) -> HashMap<DirectoryId, Slot> {
         let mut slots = state.directory_slots();
         let decode = |standing: Standing| {
@@ -86,6 +87,8 @@ impl Datapath {
                 Some(slot) => {
                     tier.own(&standing, slot.0);
                 }
+                // What it is below may be in a zone that a later start can read.
+                None if has_lost_zones => {}
                 None => tier.remove(&standing.record.key, standing.record.version),
             }
         }

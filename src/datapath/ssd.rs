@@ -22,11 +22,11 @@ use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 use super::burial::Doomed;
 use super::history::Ending;
 use super::room::footprint;
-use super::{Datapath, Error, Marks, Object, Phase, Place, State};
+use super::{Datapath, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::ObjectRecord;
-use crate::tier::ssd::{Owner, Put, Source, SsdTier};
+use crate::tier::ssd::{Owner, SsdTier};
 
 /// An object on its way to a disk.
 #[derive(Debug)]
@@ -291,44 +291,6 @@ impl Datapath {
         let is_there = |object: &Object| object.version == version && object.is_resident();
         state.object(slot).is_some_and(is_there) && state.effective_policy(slot).record.durable != Some(true)
     }
-
-    /// Keeps what a directory is, in both tiers.
-    pub(super) fn persist_directory(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
-        self.tier.put_directory(&state.directory_record(slot))?;
-        self.keep_directory(state, slot);
-        Ok(())
-    }
-
-    /// Keeps what a directory is on SSD too, where a host that lost its memory finds it.
-    pub(super) fn keep_directory(&self, state: &mut State, slot: Slot) {
-        let Some(ssd) = self.ssd.get() else { return };
-        let Some(directory) = state.tree.directory(slot).map(|directory| directory.id) else { return };
-        let (record, version) = (state.directory_record(slot), state.take_version());
-        let outcome = record.encode().map_err(|error| error.to_string()).and_then(|meta| {
-            let put = Put {
-                key: directory_key(directory),
-                meta,
-                version,
-                length: ByteCount::ZERO,
-                checksum: None,
-                source: Source::Bytes(Vec::new()),
-                durable: false,
-                owner: slot.0,
-            };
-            ssd.put(put, |_| ()).map_err(|refused| format!("{refused:?}"))
-        });
-        if let Err(reason) = outcome {
-            tracing::debug!(directory = directory.0, reason, "a directory is kept in memory only");
-        }
-    }
-
-    /// A directory is gone from SSD too.
-    pub(super) fn forget_directory(&self, state: &mut State, directory: DirectoryId) {
-        if let Some(ssd) = self.ssd.get() {
-            // Later than every record that was sent: the last one may be on its way.
-            ssd.remove(&directory_key(directory), state.take_version());
-        }
-    }
 }
 
 /// The datapath as the SSD tier sees it.
@@ -338,6 +300,10 @@ pub(super) struct SsdOwner(pub(super) Weak<Datapath>);
 impl Owner for SsdOwner {
     fn has_elsewhere(&self, number: u32, version: Version) -> bool {
         self.0.upgrade().is_some_and(|datapath| datapath.has_in_memory(Slot(number), version))
+    }
+
+    fn must_stay(&self, key: &[u8]) -> bool {
+        is_directory_key(key)
     }
 
     fn dropped(&self, number: u32, version: Version) {

@@ -178,6 +178,10 @@ mod tests {
             std::thread::sleep(Duration::from_micros(200));
             number >= ELSEWHERE
         }
+
+        fn must_stay(&self, _: &[u8]) -> bool {
+            false
+        }
     }
 
     #[test]

@@ -229,3 +229,38 @@ fn a_segment_that_became_shorter_fails_its_record_alone() {
     let found = recover(&SsdTier::open(&config(1)).unwrap()).0;
     assert_eq!(found, [(b"before".to_vec(), 1, 9000), (b"later".to_vec(), 1, 9000)]);
 }
+
+#[test]
+fn a_version_that_cannot_be_written_leaves_the_one_before_in_place() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 12));
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    assert_eq!(store(&tier, DIRECTORY, 1, 0), Stored::Yes);
+    disk.next_write_error.store(libc::EFAULT, Ordering::Relaxed);
+    assert_eq!(store(&tier, DIRECTORY, 2, 0), Stored::Failed);
+    assert!(tier.flush(LIMIT));
+    assert_eq!(tier.holds(DIRECTORY), Some(Version(1)));
+    assert_eq!(found_on(disk.content.lock().clone(), &config), ["directory"]);
+}
+
+/// As a power cut leaves it right after a version was written: the removal of the one before is not there.
+#[test]
+fn a_replaced_version_does_not_come_back_when_the_later_one_is_dropped() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 12));
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    for key in ["key", "b", "c"] {
+        assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+    }
+    let (sender, receiver) = sync_channel(1);
+    let cut = Arc::clone(&disk);
+    let put = put_of(b"key", 2, THIRD);
+    tier.put(put, move |_| sender.send(cut.content.lock().clone()).unwrap()).unwrap();
+    let disk = MemoryDisk::holding(receiver.recv_timeout(LIMIT).unwrap());
+    drop(tier);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    assert_eq!(tier.holds(b"key"), Some(Version(2)));
+    assert!(tier.flush(LIMIT));
+    let mut content = disk.content.lock().clone();
+    let second_zone = usize::try_from(ZONES_START + ZONE.get()).unwrap();
+    content[second_zone..][..64].fill(0);
+    assert_eq!(found_on(content, &config), ["b", "c"]);
+}

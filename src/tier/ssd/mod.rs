@@ -87,6 +87,9 @@ pub trait Owner: Send + Sync + fmt::Debug {
 
     /// Whether the owner has the bytes of a version elsewhere too: then its record is not worth being written again.
     fn has_elsewhere(&self, number: u32, version: Version) -> bool;
+
+    /// Whether the record of a key, which has no data, stays whenever its zone is taken back, used or not.
+    fn must_stay(&self, key: &[u8]) -> bool;
 }
 
 /// Where the bytes of an object to be stored are.

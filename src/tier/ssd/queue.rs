@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 
-use super::format::{RecordHash, TOMBSTONES_MAX, Tombstone};
+use super::format::{RecordFacts, RecordHash, TOMBSTONES_MAX, Tombstone};
 use super::index::Place;
 use super::memory::Memory;
 
@@ -84,9 +84,11 @@ pub(super) enum Job {
     Close(Done),
 }
 
-/// Removals of a zone that is being taken back, to be written once more.
+/// What of a zone that is being taken back is to be written once more before it is void.
 pub(super) struct Retain {
     pub(super) tombstones: Vec<Tombstone>,
+    /// Records without data, with the places where they stand.
+    pub(super) records: Vec<(Place, RecordFacts)>,
     pub(super) done: Done,
 }
 

@@ -1,7 +1,8 @@
 //! Taking zones back: an [old one](super::choosing) of a disk is emptied while there are still others to write to.
 //!
 //! What was used since it was written, and is not in memory too, is written again, up to a part of the zone; the rest is
-//! dropped, and its owner is told. Removals stay for as long as an older record of their key may stand in another zone.
+//! dropped, and its owner is told. Removals stay for as long as an older record of their key may stand in another zone, and
+//! records that say where others belong stay always.
 //!
 //! Invariants
 //! - A zone is free only when its header is void on the disk: removals that went with it hide nothing any more, because
@@ -17,6 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
+
+use tidefs_engine::types::ByteCount;
 
 use super::Shared;
 use super::choosing::Choosing;
@@ -76,7 +79,11 @@ impl Shared {
                 return true;
             }
         };
-        if !self.retain_tombstones(device, number, &entries) {
+        let removals = self.needed_tombstones(device, number, &entries);
+        let records = self.records_that_stay(device, number, &entries);
+        // With no place for them, records are written again from memory, like others.
+        let may_lose = removals.is_empty() && device.spare_zones() == 0;
+        if !self.retain(device, removals, records) && !may_lose {
             return false;
         }
         let left = self.empty_zone(device, number, &entries);
@@ -122,13 +129,42 @@ impl Shared {
     /// Writes removals again that may still hide something, on this disk or on one that is being emptied to it. Returns
     /// whether none is lost with the zone.
     pub(super) fn retain_tombstones(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> bool {
-        let needed = self.needed_tombstones(device, number, entries);
-        if needed.is_empty() {
+        self.retain(device, self.needed_tombstones(device, number, entries), Vec::new())
+    }
+
+    /// Has the writer write removals and records once more. Returns whether they are durable.
+    fn retain(
+        &self,
+        device: &Device,
+        tombstones: Vec<Tombstone>,
+        records: Vec<(Place, RecordFacts)>,
+    ) -> bool {
+        if tombstones.is_empty() && records.is_empty() {
             return true;
         }
         let (sender, receiver) = sync_channel(1);
-        let retain = Retain { tombstones: needed, done: super::queue::report_to(sender) };
+        let retain = Retain { tombstones, records, done: super::queue::report_to(sender) };
         device.retain(retain) && receiver.recv_timeout(self.limit) == Ok(Stored::Yes)
+    }
+
+    fn must_stay(&self, facts: &RecordFacts) -> bool {
+        facts.length == ByteCount::ZERO && self.owner.get().is_some_and(|owner| owner.must_stay(&facts.key))
+    }
+
+    /// The records of a zone that its owner does not want to lose to reclaim.
+    fn records_that_stay(
+        &self,
+        device: &Device,
+        number: u32,
+        entries: &[FooterEntry],
+    ) -> Vec<(Place, RecordFacts)> {
+        let stays = |entry: &FooterEntry| {
+            let FooterEntry::Object { block, facts } = entry else { return None };
+            let place = Place { zone: device.zone_id(number), block: *block };
+            let stands = || self.index.get(&facts.hash).is_some_and(|found| found.place == place);
+            (self.must_stay(facts) && stands()).then(|| (place, facts.clone()))
+        };
+        entries.iter().filter_map(stays).collect()
     }
 
     /// The removals of a zone that may still hide something when the zone is gone.
@@ -177,10 +213,8 @@ impl Shared {
             };
             let bytes = facts.blocks() * BLOCK_BYTES;
             let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
-            let is_kept = located.heat > 0
-                && bytes <= budget
-                && pending <= REINSERT_WINDOW
-                && !self.has_elsewhere(&located);
+            let is_wanted = located.heat > 0 && pending <= REINSERT_WINDOW && !self.has_elsewhere(&located);
+            let is_kept = bytes <= budget && (is_wanted || self.must_stay(facts));
             if is_kept && let Some(receiver) = self.reinsert(device, place, facts) {
                 budget -= bytes;
                 under_way.push((bytes, receiver));

@@ -73,10 +73,23 @@ struct Gathered<'a> {
     is_early: &'a dyn Fn(&[u8]) -> bool,
     early: Vec<Standing>,
     removed: HashMap<RecordHash, Version>,
+    /// The latest versions that later ones stand in for.
+    replaced: HashMap<RecordHash, Version>,
     /// Keys of which a record stands beyond a capacity and another one stands too.
     crossed: HashSet<RecordHash>,
     last_order: Order,
     last_version: Version,
+}
+
+impl Gathered<'_> {
+    /// There are two records of a key: the older version is not to come back when the later one is dropped.
+    fn note_two(&mut self, facts: &RecordFacts, found: &Located) {
+        if facts.version != found.version {
+            let older = facts.version.min(found.version);
+            let known = self.replaced.entry(facts.hash).or_default();
+            *known = (*known).max(older);
+        }
+    }
 }
 
 impl Shared {
@@ -88,6 +101,7 @@ impl Shared {
             is_early,
             early: Vec::new(),
             removed: HashMap::new(),
+            replaced: HashMap::new(),
             crossed: HashSet::new(),
             last_order: 0,
             last_version: Version::default(),
@@ -114,8 +128,11 @@ impl Shared {
                 }
             }
         });
-        let Gathered { mut early, removed, crossed, last_order, last_version, .. } = gathered;
+        let Gathered { mut early, removed, mut replaced, crossed, last_order, last_version, .. } = gathered;
         self.order.store(last_order + 1, Ordering::Relaxed);
+        // Their removals follow the later versions, and a power cut may have come between.
+        replaced.retain(|hash, version| removed.get(hash).is_none_or(|removed| removed < version));
+        replaced.into_iter().for_each(|(hash, version)| self.remove_everywhere(hash, version));
         for (hash, version) in removed {
             self.index.remove_if(&hash, |found| found.version <= version);
         }
@@ -189,12 +206,11 @@ impl Shared {
                     let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
                     let located = Located { version: facts.version, place, blocks, owner: NOBODY, heat: 0 };
                     self.note_second_place(&facts.hash, device.number);
-                    if self
-                        .index
-                        .get(&facts.hash)
-                        .is_some_and(|found| self.is_surplus(found.place) || self.is_surplus(place))
-                    {
-                        gathered.crossed.insert(facts.hash);
+                    if let Some(found) = self.index.get(&facts.hash) {
+                        gathered.note_two(facts, &found);
+                        if self.is_surplus(found.place) || self.is_surplus(place) {
+                            gathered.crossed.insert(facts.hash);
+                        }
                     }
                     if self.index.put(facts.hash, &located) && (gathered.is_early)(&facts.key) {
                         gathered.early.push(Standing::new(place, facts.clone()));

@@ -189,11 +189,6 @@ impl Shared {
         if append.key.len() > KEY_BYTES_MAX || append.meta.len() > META_BYTES_MAX {
             return Err(Refused::KeyTooLong);
         }
-        let known = self.index.get(&append.hash);
-        if let Some(older) = known.filter(|known| known.version < append.version) {
-            // Its owner has a later version: the older one is not to come back when that is dropped.
-            self.remove(append.hash, older.version);
-        }
         let (hash, version) = (append.hash, append.version);
         let mut pending = self.pending.lock();
         if pending.contains_key(&(hash, version)) {
@@ -278,7 +273,19 @@ impl Shared {
         }
         let removed = self.index.remove_if(&hash, |found| found.version <= version);
         devices.extend(removed.and_then(|removed| u8::try_from(removed.place.zone.device()).ok()));
-        if removed.is_some() || !devices.is_empty() {
+        self.bury_wherever(devices, hash, version);
+    }
+
+    /// A record that stands in the index is replaced by a later version. Called under the lock of what is pending.
+    pub(super) fn bury_replaced(&self, hash: RecordHash, older: &Located) {
+        let device = u8::try_from(older.place.zone.device());
+        self.bury_wherever(device.into_iter().collect(), hash, older.version);
+    }
+
+    /// Leaves a removal for the disks that are `known` to have a record, and for those that may. Called under the lock of
+    /// what is pending.
+    fn bury_wherever(&self, mut devices: Vec<u8>, hash: RecordHash, version: Version) {
+        if !devices.is_empty() {
             // A copy may stand on a disk that is being emptied, or on which a start found it.
             let leaving = self.devices.all().into_iter().filter(|device| device.is_leaving());
             devices.extend(leaving.map(|device| device.number));

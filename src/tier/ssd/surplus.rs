@@ -104,7 +104,6 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(20);
     /// Three of them fill a zone.
     const LENGTH: usize = 15 * 4096;
-    const DIRECTORY: &[u8] = b"directory";
 
     fn fill(tier: &SsdTier, versions: std::ops::Range<u64>) {
         for version in versions {

@@ -128,6 +128,9 @@ impl Disk for MemoryDisk {
     }
 }
 
+/// Its record stays.
+pub(super) const DIRECTORY: &[u8] = b"directory";
+
 /// Objects from this number on are in memory too.
 pub(super) const ELSEWHERE: u32 = 1 << 30;
 
@@ -142,6 +145,10 @@ impl Owner for Told {
 
     fn has_elsewhere(&self, number: u32, _version: Version) -> bool {
         number >= ELSEWHERE
+    }
+
+    fn must_stay(&self, key: &[u8]) -> bool {
+        key == DIRECTORY
     }
 }
 

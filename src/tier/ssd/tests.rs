@@ -164,6 +164,25 @@ fn zones_are_taken_back_and_what_was_used_stays() {
 }
 
 #[test]
+fn what_must_stay_stays_when_its_zone_is_taken_back_though_nobody_uses_it() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 8);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    store(&tier, DIRECTORY, 1, 0);
+    for version in 2..200_u64 {
+        assert_eq!(store(&tier, &version.to_le_bytes(), version, 15 * 4096), Stored::Yes);
+        assert_eq!(tier.holds(DIRECTORY), Some(Version(1)), "lost at version {version}");
+        if version % 20 == 0 {
+            // Nor is there a moment at which a power cut loses it.
+            let after = tier_on(&[MemoryDisk::holding(disk.content.lock().clone())], &config);
+            recover(&after);
+            assert!(after.holds(DIRECTORY).is_some(), "a cut at version {version}");
+        }
+    }
+    assert!(tier.status().reclaimed_zones > 20);
+}
+
+#[test]
 fn removed_keys_stay_removed_while_zones_are_taken_back() {
     let disk = MemoryDisk::new();
     let config = config(1, 8);

@@ -14,11 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use tidefs_engine::types::Version;
+
 use super::device::Device;
 use super::disk::{Request, Ticket};
 use super::format::{
-    BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHeader, TOMBSTONES_MAX, Tombstone, TombstoneBlock,
-    encode, tombstone_footer_bytes,
+    BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, TOMBSTONES_MAX, Tombstone,
+    TombstoneBlock, encode, tombstone_footer_bytes,
 };
 use super::given_up::GivenUp;
 use super::identity::{flush, write_blocks};
@@ -290,18 +292,19 @@ impl Writer {
                 (Some(_), Origin::Owner(_)) if was_cancelled => Stored::Superseded,
                 (Some((place, blocks)), Origin::Owner(owner)) => {
                     let located = Located { version, place, blocks, owner, heat: 0 };
-                    if self.shared.index.put(hash, &located) { Stored::Yes } else { Stored::Superseded }
-                }
-                (Some((to, _)), Origin::Zone(from)) => {
-                    if self.shared.index.relocate(&hash, version, from, to) {
+                    let older = self.shared.index.get(&hash).filter(|older| older.version < version);
+                    if self.shared.index.put(hash, &located) {
+                        // It is not to come back when this one is dropped.
+                        older.iter().for_each(|older| self.shared.bury_replaced(hash, older));
                         Stored::Yes
                     } else {
-                        // Nobody knows the copy: a start must not find it, when nothing newer hides it.
-                        if self.shared.index.get(&hash).is_none_or(|found| found.version < version) {
-                            self.shared.bury(&self.device, hash, version);
-                        }
+                        self.shared.bury(&self.device, hash, version);
                         Stored::Superseded
                     }
+                }
+                (Some((to, _)), Origin::Zone(from)) => {
+                    let stands = self.move_in_index(hash, version, (from, to));
+                    if stands { Stored::Yes } else { Stored::Superseded }
                 }
             }
         };
@@ -326,10 +329,51 @@ impl Writer {
         done(Stored::Superseded);
     }
 
-    /// Writes removals of a zone once more that is being taken back.
+    /// Writes what of a zone once more that is being taken back.
     pub(super) fn retain(&mut self, retain: Retain) {
-        let written = self.write_tombstones(&retain.tombstones, Last::Taken);
-        self.end_with(written && self.flush(), retain.done);
+        let Retain { tombstones, records, done } = retain;
+        let written = self.write_tombstones(&tombstones, Last::Taken)
+            && records.into_iter().all(|(from, facts)| self.write_bare(from, facts));
+        self.end_with(written && self.flush(), done);
+    }
+
+    /// Writes a record without data once more, and waits. Returns whether it stands, or is not wanted any more.
+    fn write_bare(&mut self, from: Place, facts: RecordFacts) -> bool {
+        let (hash, version, footer_bytes) = (facts.hash, facts.version, facts.footer_bytes());
+        if !self.ensure_zone(1, footer_bytes, Last::Taken) {
+            return false;
+        }
+        let stands = |found: Located| found.place == from && found.version == version;
+        let order = {
+            let _pending = self.shared.pending.lock();
+            self.shared.index.get(&hash).is_some_and(stands).then(|| self.shared.next_order())
+        };
+        let (Some(order), Some(open)) = (order, self.open.as_mut()) else { return true };
+        let (device, sequence) = (self.device.uuid, open.sequence);
+        let header = RecordHeader { device, sequence, facts: RecordFacts { order, ..facts } };
+        if let Err(error) = self.device.write_frame(open.zone, open.next_block, &header, self.shared.limit) {
+            self.device.count_write_error(&error);
+            self.abandon_zone();
+            return false;
+        }
+        let to = Place { zone: self.device.zone_id(open.zone), block: open.next_block };
+        open.next_block += 1;
+        open.footer_bytes += footer_bytes;
+        open.entries.push(FooterEntry::Object { block: to.block, facts: header.facts });
+        self.device.count_written(BLOCK_BYTES);
+        let _pending = self.shared.pending.lock();
+        self.move_in_index(hash, version, (from, to));
+        true
+    }
+
+    /// A record was written once more. Returns whether it still counts. Called under the lock of what is pending.
+    fn move_in_index(&self, hash: RecordHash, version: Version, (from, to): (Place, Place)) -> bool {
+        let stands = self.shared.index.relocate(&hash, version, from, to);
+        // Nobody knows the copy: a start must not find it, when nothing newer hides it.
+        if !stands && self.shared.index.get(&hash).is_none_or(|found| found.version < version) {
+            self.shared.bury(&self.device, hash, version);
+        }
+        stands
     }
 
     /// Writes removals and waits. Returns whether they are written.
