@@ -12,7 +12,8 @@ use super::device::Device;
 use super::disk::Disk;
 use super::format::{BLOCK_BYTES, Superblock, Uuid, ZONES_START};
 use super::identity::{
-    Unusable, ZONE_BYTES_MIN, draw_uuid, open_file, read_superblock, write_superblock, zone_bytes_for,
+    Unusable, ZONE_BYTES_MIN, draw_uuid, open_file, read_superblock, write_superblock, write_superblocks,
+    zone_bytes_for,
 };
 use super::index::ZONES_MAX;
 use super::io::{FileDisk, Io};
@@ -181,20 +182,51 @@ pub(super) fn assemble(
         };
         let share = candidate.capacity.unwrap_or(part);
         let superblock = renew(&name, superblock, pool, epoch, share, zone_bytes)?;
-        match take_into_use(candidate, number, &superblock, share) {
-            Ok(device) => devices.push(Arc::new(device)),
+        match read_disk(candidate, number, &superblock, share) {
+            Ok(device) => devices.push((device, superblock)),
             Err(error) => unusable.push((name, error.into())),
         }
     }
+    let (devices, epoch) = begin_epoch(devices, epoch.saturating_add(1), &mut unusable);
     for (place, reason) in &unusable {
         tracing::warn!(place, %reason, "a place of the SSD tier is not used");
     }
-    let growth = Growth {
-        epoch: epoch.saturating_add(1),
-        zone_bytes,
-        share: (capacity > ByteCount::ZERO).then_some(part),
-    };
+    let growth = Growth { epoch, zone_bytes, share: (capacity > ByteCount::ZERO).then_some(part) };
     Ok(Assembled { pool, devices, unusable, growth })
+}
+
+/// Writes the superblocks of all disks, when all that takes time is done: a start that is killed between two of them makes
+/// the next one give those up that are behind. One that fails may be at the new epoch all the same, and is not used in it:
+/// the others go ahead by one more. Returns the disks that are used, and their epoch.
+fn begin_epoch(
+    mut devices: Vec<(Device, Superblock)>,
+    mut epoch: u64,
+    unusable: &mut Vec<(String, Unusable)>,
+) -> (Vec<Arc<Device>>, u64) {
+    loop {
+        devices.iter_mut().for_each(|(_, superblock)| superblock.epoch = epoch);
+        let of: Vec<_> = devices.iter().map(|(device, block)| (&*device.disk, block.clone())).collect();
+        let outcomes = write_superblocks(&of);
+        let count = devices.len();
+        let mut used = Vec::with_capacity(count);
+        for (device, outcome) in devices.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(()) => used.push(device),
+                Err(error) => unusable.push((device.0.name, error.into())),
+            }
+        }
+        devices = used;
+        if devices.len() == count || devices.is_empty() {
+            break;
+        }
+        epoch = epoch.saturating_add(1);
+    }
+    let use_it = |(number, (mut device, _)): (u8, (Device, Superblock))| {
+        device.number = number;
+        device.cut_surplus();
+        Arc::new(device)
+    };
+    ((0..=u8::MAX).zip(devices).map(use_it).collect(), epoch)
 }
 
 /// The superblock of a disk at the next epoch: its own, or one with a new identity, which gives its content up.
@@ -226,7 +258,24 @@ fn has_zones(share: ByteCount, zone_bytes: ByteCount) -> bool {
         && share.get().saturating_sub(ZONES_START) / zone_bytes.get() >= ZONES_MIN
 }
 
+/// Takes a disk into use.
+///
+/// # Errors
+/// What the disk says; `StorageFull` when there is no room for the smallest tier.
 pub(super) fn take_into_use(
+    candidate: Candidate,
+    number: u8,
+    superblock: &Superblock,
+    share: ByteCount,
+) -> io::Result<Device> {
+    let device = read_disk(candidate, number, superblock, share)?;
+    write_superblock(&*device.disk, superblock)?;
+    device.cut_surplus();
+    Ok(device)
+}
+
+/// Finds out what stands on a disk, of which it takes nothing away.
+fn read_disk(
     candidate: Candidate,
     number: u8,
     superblock: &Superblock,
@@ -237,7 +286,6 @@ pub(super) fn take_into_use(
         return Err(io::ErrorKind::StorageFull.into());
     }
     disk.allocate(ByteCount(ZONES_START))?;
-    write_superblock(&*disk, superblock)?;
     let zones_in = |bytes: ByteCount| {
         let zones = bytes.get().saturating_sub(ZONES_START) / superblock.zone_bytes.get();
         u32::try_from(zones).unwrap_or(ZONES_MAX).min(ZONES_MAX)
@@ -247,7 +295,5 @@ pub(super) fn take_into_use(
     // What lies beyond was there under a larger capacity, and may hold removals of what does not.
     let found = count.max(zones_in(disk.length()?));
     let zones = read_zones(&*disk, superblock.device, found, zone_blocks)?;
-    let device = Device::new(name, number, superblock.device, disk, zone_blocks, (zones, count));
-    device.cut_surplus();
-    Ok(device)
+    Ok(Device::new(name, number, superblock.device, disk, zone_blocks, (zones, count)))
 }

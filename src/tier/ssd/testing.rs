@@ -19,6 +19,9 @@ pub(super) enum Logged {
     Flush,
 }
 
+/// Counts what is asked of all disks.
+static MOMENT: AtomicU64 = AtomicU64::new(0);
+
 /// A disk in memory.
 #[derive(Debug, Default)]
 pub(super) struct MemoryDisk {
@@ -28,6 +31,11 @@ pub(super) struct MemoryDisk {
     /// Reads that touch this byte fail.
     pub(super) bad_byte: AtomicU64,
     pub(super) fails_writes: AtomicBool,
+    /// What was written stays, as far as anybody knows, unless the power goes.
+    pub(super) fails_flushes: AtomicBool,
+    /// When it was last read and first written, among all disks.
+    pub(super) last_read: AtomicU64,
+    pub(super) first_write: AtomicU64,
     /// The error number with which the next write fails, and that one alone; 0 for none.
     pub(super) next_write_error: AtomicI32,
     /// Whether its length is what it is, as that of a block device.
@@ -49,11 +57,15 @@ impl MemoryDisk {
         let mut content = self.content.lock();
         match request {
             Request::Flush => {
+                if self.fails_flushes.load(Ordering::Relaxed) {
+                    return Err(io::Error::from_raw_os_error(libc::EIO));
+                }
                 if self.keeps_log.load(Ordering::Relaxed) {
                     self.log.lock().push(Logged::Flush);
                 }
             }
             Request::Read { offset, pieces } => {
+                self.last_read.store(MOMENT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
                 let mut at = usize::try_from(*offset).unwrap();
                 for piece in pieces {
                     let end = at + piece.length();
@@ -66,6 +78,7 @@ impl MemoryDisk {
                 }
             }
             Request::Write { offset, pieces } => {
+                self.first_write.fetch_min(MOMENT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
                 if self.fails_writes.load(Ordering::Relaxed) {
                     return Err(io::Error::from_raw_os_error(libc::EIO));
                 }

@@ -291,6 +291,41 @@ fn a_disk_that_was_missing_for_a_while_is_emptied() {
     assert_eq!(recover(&tier_on(&disks, &config)).0, found);
 }
 
+/// A start that is killed makes the next one give up the disks that are behind: none is ahead while others are still read.
+#[test]
+fn no_disk_begins_an_epoch_before_all_were_read() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(3, 8);
+    let (tier, _) = running(&disks, &config);
+    assert!((0..60_u8).all(|number| store(&tier, &[number], 1, 5000) == Stored::Yes));
+    drop(tier);
+    disks.iter().for_each(|disk| disk.first_write.store(u64::MAX, Ordering::Relaxed));
+    let _tier = tier_on(&disks, &config);
+    let last_read = disks.iter().map(|disk| disk.last_read.load(Ordering::Relaxed)).max();
+    let first_write = disks.iter().map(|disk| disk.first_write.load(Ordering::Relaxed)).min();
+    assert!(last_read < first_write, "{last_read:?} and {first_write:?}");
+}
+
+/// Its superblock is the new one, and it is not used in that life.
+#[test]
+fn a_disk_whose_first_flush_fails_is_not_trusted_by_the_start_after_that() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(3, 8);
+    let (tier, _) = running(&disks, &config);
+    assert!((0..60_u8).all(|number| store(&tier, &[number], 1, 5000) == Stored::Yes));
+    drop(tier);
+    disks[1].fails_flushes.store(true, Ordering::Relaxed);
+    let tier = tier_on(&disks, &config);
+    let (used, _) = recover(&tier);
+    assert!(!used.is_empty() && used.len() < 60, "{}", used.len());
+    assert!(used.iter().all(|(key, ..)| is_right(&tier, key, 1, 5000)));
+    assert!(matches!(tier.status().devices[2].trouble, Some(Unusable::Failing(_))));
+    // What stands on the third may be removed in this life.
+    drop(tier);
+    disks[1].fails_flushes.store(false, Ordering::Relaxed);
+    assert_eq!(recover(&tier_on(&disks, &config)).0, used);
+}
+
 #[test]
 fn what_somebody_else_wrote_is_not_touched() {
     let config = config(2, 8);
