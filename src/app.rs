@@ -304,7 +304,7 @@ impl Daemon {
                 "took over what an earlier daemon sealed"
             );
         }
-        let unnamed = ssd::attach(&datapath, &effective)?;
+        let unnamed = ssd::attach(&datapath, &effective, || StopSignal.is_set())?;
         let membership = cluster::join(&datapath, &effective)?;
         let effective = Arc::new(effective);
         let background = Arc::new(Background::default());

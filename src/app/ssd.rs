@@ -52,8 +52,12 @@ fn config_of(effective: &Effective) -> SsdConfig {
 }
 
 /// Takes the SSD tier into use, if a disk is configured, or was added to an earlier daemon. A disk that cannot be used is
-/// told in `status`. Returns the objects that are to get their names when the mount is served.
-pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Option<Unnamed>, Failure> {
+/// told in `status`. `is_stopping`: whether the start is not wanted any more. Returns the objects that are to get their names when the mount is served.
+pub(super) fn attach(
+    datapath: &Arc<Datapath>,
+    effective: &Effective,
+    is_stopping: impl Fn() -> bool,
+) -> Result<Option<Unnamed>, Failure> {
     let config = config_of(effective);
     if !config.has_places() {
         return Ok(None);
@@ -71,8 +75,8 @@ pub(super) fn attach(datapath: &Arc<Datapath>, effective: &Effective) -> Result<
         "the SSD tier is in use"
     );
     if effective.config.cluster.is_clustered() {
-        // Who joins a cluster tells it all that it holds.
-        datapath.name_objects(unnamed, || false);
+        // Who joins a cluster tells it all that it holds. A disk that hangs ends that, too, or a signal.
+        datapath.name_objects(unnamed, is_stopping);
         return Ok(None);
     }
     Ok(Some(unnamed))

@@ -169,7 +169,7 @@ impl SsdTier {
         self.shared.drain(place, bytes_per_second, progress)
     }
 
-    /// Takes a disk out of use. With `force` the objects on it are given up.
+    /// Takes a disk out of use. With `force` the objects on it are given up, also while a start still reads what they are.
     ///
     /// # Errors
     /// [`ChangeError::HoldsObjects`] without `force`.
@@ -188,7 +188,7 @@ impl SsdTier {
             shared.note_removal(place);
             return Ok(());
         };
-        if !shared.is_named.load(Ordering::Relaxed) {
+        if !force && !shared.is_named.load(Ordering::Relaxed) {
             return Err(ChangeError::Starting);
         }
         let held = shared.index.count_device(device.number);

@@ -2,6 +2,7 @@
 //! and nothing that was said to be stored later.
 
 use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
@@ -263,4 +264,45 @@ fn a_replaced_version_does_not_come_back_when_the_later_one_is_dropped() {
     let second_zone = usize::try_from(ZONES_START + ZONE.get()).unwrap();
     content[second_zone..][..64].fill(0);
     assert_eq!(found_on(content, &config), ["b", "c"]);
+}
+
+/// Two disks, of which the second hangs from the moment on at which the index is complete.
+fn with_a_disk_that_hangs() -> (SsdTier, Unnamed) {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = SsdConfig { limit: Duration::from_millis(20), ..config(2, 40) };
+    let (tier, _) = running(&disks, &config);
+    assert!((0..200_u8).all(|number| store(&tier, &[number], 1, 15_000) == Stored::Yes));
+    drop(tier);
+    let tier = tier_on(&disks, &config);
+    let unnamed = tier.index(&|_| false).unnamed;
+    disks[1].hangs.store(true, Ordering::Relaxed);
+    tier.start(Arc::new(Told::default())).unwrap();
+    (tier, unnamed)
+}
+
+#[test]
+fn a_disk_that_hangs_while_names_come_holds_up_the_others_for_a_while_only() {
+    let (tier, mut unnamed) = with_a_disk_that_hangs();
+    let (mut told, mut asked) = (0, 0);
+    while let Some(standing) = tier.next_unnamed(&mut unnamed) {
+        asked += 1;
+        assert!(asked < 100, "it is asked without end");
+        told += standing.iter().filter(|one| tier.own(one, 7)).count();
+    }
+    let on_first = tier.shared.index.count_device(0);
+    assert!(on_first > 0 && told as u64 == on_first, "{told} of {on_first}");
+    // Zones are taken back from here on.
+    assert!(tier.shared.is_named.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_disk_that_hangs_while_names_come_can_be_removed() {
+    let (tier, mut unnamed) = with_a_disk_that_hangs();
+    assert_eq!(tier.remove_disk(Path::new("disk 1"), false), Err(ChangeError::Starting));
+    tier.remove_disk(Path::new("disk 1"), true).unwrap();
+    let mut told = 0;
+    while let Some(standing) = tier.next_unnamed(&mut unnamed) {
+        told += standing.iter().filter(|one| tier.own(one, 7)).count();
+    }
+    assert!(told > 0 && told == tier.records());
 }

@@ -5,16 +5,19 @@
 //!   which it removes.
 //! - Until all was told no zone is taken back, so that no record moves to where it would be missed.
 //!
-//! Limits: the entries of one zone are in memory at a time. One header is read for a record that is wanted before its turn.
+//! Limits: the entries of one zone are in memory at a time. A disk that is late `LATE_MAX` times in a row is asked for no more:
+//! what has no name by then is a miss, and its records stay until they are replaced or their zones are taken back. One header is read for a record that is wanted before its turn.
 //! Threads: one that the owner has; [`super::SsdTier::describe`] from any that may wait.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 
+use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::Shared;
+use super::device::Device;
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, decode};
 use super::identity::read_blocks;
 use super::index::Place;
@@ -26,6 +29,9 @@ pub(super) const NOBODY: u32 = u32::MAX;
 
 /// Records that are told at once.
 const TOLD_AT_ONCE: usize = 256;
+
+/// So often in a row a disk may be too late, then it is not asked for more names.
+const LATE_MAX: u32 = 4;
 
 /// An object that a start found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,11 +69,29 @@ pub struct Unnamed {
     /// Read from a zone and not told yet.
     standing: VecDeque<Standing>,
     objects: u64,
+    /// How often in a row each disk was too late.
+    late: HashMap<usize, u32>,
 }
 
 impl Unnamed {
     pub(super) fn new(zones: Vec<Known>, objects: u64) -> Self {
-        Self { zones: zones.into(), standing: VecDeque::new(), objects }
+        Self { zones: zones.into(), standing: VecDeque::new(), objects, late: HashMap::new() }
+    }
+
+    /// A disk was too late with the names of a zone, which has another turn later, unless the disk seems to hang.
+    fn note_late(&mut self, device: &Device, zone: Known) {
+        tracing::warn!(device = device.name, zone = zone.zone, "the names of a zone are late");
+        let number = zone.device;
+        self.zones.push_back(zone);
+        let late = self.late.entry(number).or_default();
+        *late += 1;
+        if *late >= LATE_MAX {
+            tracing::error!(
+                device = device.name,
+                "a disk does not answer: objects on it whose names are not known are misses until the next start"
+            );
+            self.zones.retain(|zone| zone.device != number);
+        }
     }
 
     /// How many objects there were when the index was complete.
@@ -102,11 +126,11 @@ impl Shared {
                         (found.owner == NOBODY).then(|| Standing::new(place, facts))
                     });
                     unnamed.standing.extend(standing);
+                    unnamed.late.remove(&known.device);
                 }
                 // The disk is busy, or hangs: what it holds is found when it is looked up, if at all.
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    tracing::warn!(device = device.name, zone = known.zone, "the names of a zone are late");
-                    unnamed.zones.push_back(known);
+                    unnamed.note_late(&device, known);
                     return Some(Vec::new());
                 }
                 Err(error) => {

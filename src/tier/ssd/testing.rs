@@ -31,6 +31,10 @@ pub(super) struct MemoryDisk {
     /// Reads that touch this byte fail.
     pub(super) bad_byte: AtomicU64,
     pub(super) fails_writes: AtomicBool,
+    /// Allocations wait until this is false.
+    pub(super) holds_allocations: AtomicBool,
+    /// Requests do not end.
+    pub(super) hangs: AtomicBool,
     /// What was written stays, as far as anybody knows, unless the power goes.
     pub(super) fails_flushes: AtomicBool,
     /// When it was last read and first written, among all disks.
@@ -104,6 +108,9 @@ impl MemoryDisk {
 impl Disk for MemoryDisk {
     fn submit(&self, requests: Vec<Request>) -> Ticket {
         let (ticket, completion) = Ticket::new(requests.len());
+        if self.hangs.load(Ordering::Relaxed) {
+            return ticket;
+        }
         for request in requests {
             let outcome = self.perform(&request);
             drop(request);
@@ -113,6 +120,9 @@ impl Disk for MemoryDisk {
     }
 
     fn allocate(&self, length: ByteCount) -> io::Result<()> {
+        while self.holds_allocations.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let room = self.room.load(Ordering::Relaxed);
         if room > 0 && length.get() > room {
             return Err(io::ErrorKind::StorageFull.into());
