@@ -256,29 +256,32 @@ impl Device {
         if self.spare_of(&zones) <= kept {
             return None;
         }
+        let open = Zone { state: ZoneState::Open, sequence, readers: 0, footer: None };
         let free = zones.iter().position(|zone| zone.state == ZoneState::Free);
         let absent = || zones.iter().position(|zone| zone.state == ZoneState::Absent);
-        let index = match free {
-            Some(index) => index,
-            None if self.is_full.load(Ordering::Relaxed) => return None,
-            None => {
-                let index = absent()?;
-                let end = zone_offset(u32::try_from(index).ok()? + 1, self.zone_blocks);
-                if let Err(error) = self.disk.allocate(ByteCount(end)) {
-                    if error.kind() != io::ErrorKind::StorageFull {
-                        drop(zones);
-                        self.count_write_error(&error);
-                        return None;
-                    }
-                    self.is_full.store(true, Ordering::Relaxed);
-                    tracing::warn!(device = self.name, %error, "the SSD tier stays smaller than configured");
-                    return None;
-                }
-                index
-            }
+        if let Some(index) = free {
+            zones[index] = open;
+            return u32::try_from(index).ok();
+        }
+        if self.is_full() {
+            return None;
+        }
+        let index = absent()?;
+        let number = u32::try_from(index).ok()?;
+        // It is nobody else's while its blocks are allocated, which a filesystem may take its time for.
+        zones[index] = open;
+        drop(zones);
+        let Err(error) = self.disk.allocate(ByteCount(zone_offset(number + 1, self.zone_blocks))) else {
+            return Some(number);
         };
-        zones[index] = Zone { state: ZoneState::Open, sequence, readers: 0, footer: None };
-        u32::try_from(index).ok()
+        self.change_zone(number, |zone| *zone = Zone::ABSENT);
+        if error.kind() == io::ErrorKind::StorageFull {
+            self.is_full.store(true, Ordering::Relaxed);
+            tracing::warn!(device = self.name, %error, "the SSD tier stays smaller than configured");
+        } else {
+            self.count_write_error(&error);
+        }
+        None
     }
 
     /// Waits until more than `kept` zones are free, or `limit` passes. Reclaim neither waits for the writer meanwhile nor

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidefs_engine::types::{ByteCount, Version};
 
@@ -305,4 +305,32 @@ fn a_disk_that_hangs_while_names_come_can_be_removed() {
         told += standing.iter().filter(|one| tier.own(one, 7)).count();
     }
     assert!(told > 0 && told == tier.records());
+}
+
+#[test]
+fn an_allocation_that_takes_long_holds_up_nobody_who_asks_for_the_room_or_loads() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    assert_eq!(store(&tier, b"first", 1, THIRD), Stored::Yes);
+    disk.holds_allocations.store(true, Ordering::Relaxed);
+    let (sender, receiver) = sync_channel(3);
+    for version in 2..5 {
+        let sender = sender.clone();
+        let put = put_of(&[u8::try_from(version).unwrap()], version, THIRD);
+        tier.put(put, move |stored| sender.send(stored).unwrap()).unwrap();
+    }
+    // Two of them fit the zone that is open.
+    assert!((0..2).all(|_| receiver.recv_timeout(LIMIT) == Ok(Stored::Yes)));
+    std::thread::scope(|scope| {
+        let asks = scope.spawn(|| (tier.space().capacity, is_right(&tier, b"first", 1, THIRD)));
+        let end = Instant::now() + LIMIT;
+        while !asks.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let has_answer = asks.is_finished();
+        disk.holds_allocations.store(false, Ordering::Relaxed);
+        assert_eq!(asks.join().unwrap(), (ByteCount(12 * ZONE.get()), true));
+        assert!(has_answer, "it waited for the allocation");
+    });
+    assert_eq!(receiver.recv_timeout(LIMIT), Ok(Stored::Yes));
 }
