@@ -5,7 +5,7 @@
 //!
 //! Invariants
 //! - A record of a zone without a footer counts only when its data matches its checksum: a torn one loses itself alone.
-//! - What was removed stays removed, whichever of record and removal is read first.
+//! - What was removed stays removed, whichever of record and removal is read first; what was stored after that is there.
 
 use std::io;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use tidefs_engine::types::Version;
 use super::device::{Device, FooterPlace, Zone, ZoneState, zone_offset};
 use super::disk::{Disk, Request, Ticket};
 use super::format::{
-    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, TombstoneBlock,
-    Trailer, Uuid, ZoneHeader, decode,
+    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, Tombstone,
+    TombstoneBlock, Trailer, Uuid, ZoneHeader, decode,
 };
 use super::identity::{START_LIMIT, read_blocks};
 use super::index::{Located, Place};
@@ -72,7 +72,7 @@ pub struct Indexed {
 struct Gathered<'a> {
     is_early: &'a dyn Fn(&[u8]) -> bool,
     early: Vec<Standing>,
-    removed: HashMap<RecordHash, Version>,
+    removed: HashMap<RecordHash, Removed>,
     /// The latest versions that later ones stand in for.
     replaced: HashMap<RecordHash, Version>,
     /// Keys of which a record stands beyond a capacity and another one stands too.
@@ -81,7 +81,44 @@ struct Gathered<'a> {
     last_version: Version,
 }
 
+/// What is removed of a key.
+#[derive(Clone, Copy, Debug, Default)]
+struct Removed {
+    version: Version,
+    /// Of the removal of that version, and the disk on which it stands.
+    order: Order,
+    device: u8,
+    /// A record, and its order, of a version that had been removed and was stored again.
+    again: Option<(Version, Order)>,
+}
+
 impl Gathered<'_> {
+    /// A removal hides everything up to its version, but for what was stored after it.
+    fn note_removal(&mut self, tombstone: &Tombstone, device: u8) {
+        let removed = self.removed.entry(tombstone.hash).or_default();
+        let is_before =
+            |(version, order): (Version, Order)| version == tombstone.version && order > tombstone.order;
+        let version = if removed.again.is_some_and(is_before) {
+            version_before(tombstone.version)
+        } else {
+            tombstone.version
+        };
+        if (version, tombstone.order) > (removed.version, removed.order) {
+            *removed = Removed { version, order: tombstone.order, device, ..*removed };
+        }
+    }
+
+    /// A record of a version that was removed counts when it was stored later: zones are read in their order.
+    fn note_record(&mut self, facts: &RecordFacts) {
+        if let Some(removed) = self.removed.get_mut(&facts.hash)
+            && facts.version == removed.version
+            && facts.order > removed.order
+        {
+            removed.version = version_before(facts.version);
+            removed.again = Some((facts.version, facts.order));
+        }
+    }
+
     /// There are two records of a key: the older version is not to come back when the later one is dropped.
     fn note_two(&mut self, facts: &RecordFacts, found: &Located) {
         if facts.version != found.version {
@@ -131,11 +168,9 @@ impl Shared {
         let Gathered { mut early, removed, mut replaced, crossed, last_order, last_version, .. } = gathered;
         self.order.store(last_order + 1, Ordering::Relaxed);
         // Their removals follow the later versions, and a power cut may have come between.
-        replaced.retain(|hash, version| removed.get(hash).is_none_or(|removed| removed < version));
+        replaced.retain(|hash, version| removed.get(hash).is_none_or(|removed| removed.version < *version));
         replaced.into_iter().for_each(|(hash, version)| self.remove_everywhere(hash, version));
-        for (hash, version) in removed {
-            self.index.remove_if(&hash, |found| found.version <= version);
-        }
+        removed.iter().for_each(|(hash, removed)| self.hide(*hash, removed));
         // What a daemon removed that was killed before its writer came to it: nobody is told of it any more.
         for (hash, version) in self.take_left_intents() {
             self.index.remove_if(&hash, |found| found.version <= version);
@@ -147,6 +182,26 @@ impl Shared {
         early.retain(|standing| self.stands(standing));
         summary.objects = (self.index.len() - early.len()) as u64;
         Indexed { summary, last_version, early, unnamed: Unnamed::new(known, summary.objects) }
+    }
+
+    /// Takes out of the index what is removed.
+    fn hide(&self, hash: RecordHash, removed: &Removed) {
+        let is_later = |found: &Located| {
+            let device = self.devices.get(found.place.zone.device());
+            let zone = device.and_then(|device| device.zone(found.place.zone.zone()));
+            zone.is_some_and(|zone| zone.sequence > removed.order)
+        };
+        let hidden = self.index.remove_if(&hash, |found| {
+            found.version < removed.version || (found.version == removed.version && !is_later(found))
+        });
+        // Another disk knows nothing of it when it took no writes at the time, and may outlive this one's removals.
+        let Some(found) = hidden else { return };
+        let disks = [found.place.zone.device()].into_iter().chain(self.second_places(&hash));
+        for device in disks.filter_map(|number| self.devices.get(number)) {
+            if device.number != removed.device {
+                self.bury(&device, hash, removed.version);
+            }
+        }
     }
 
     /// The zones in use of all devices, those that were opened first first.
@@ -205,6 +260,7 @@ impl Shared {
                     let place = Place { zone: device.zone_id(zone), block: *block };
                     let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
                     let located = Located { version: facts.version, place, blocks, owner: NOBODY, heat: 0 };
+                    gathered.note_record(facts);
                     self.note_second_place(&facts.hash, device.number);
                     if let Some(found) = self.index.get(&facts.hash) {
                         gathered.note_two(facts, &found);
@@ -220,13 +276,17 @@ impl Shared {
                     for tombstone in tombstones {
                         gathered.last_order = gathered.last_order.max(tombstone.order);
                         gathered.last_version = gathered.last_version.max(tombstone.version);
-                        let version = gathered.removed.entry(tombstone.hash).or_default();
-                        *version = (*version).max(tombstone.version);
+                        gathered.note_removal(tombstone, device.number);
                     }
                 }
             }
         }
     }
+}
+
+/// The version up to which everything is removed when `version` itself is not.
+pub(super) fn version_before(version: Version) -> Version {
+    Version(version.0.saturating_sub(1))
 }
 
 /// Reads the footer of a zone.

@@ -24,6 +24,7 @@ use super::naming::NOBODY;
 use super::open::{Assembled, Growth, SsdConfig};
 use super::open_zone::fits_a_zone;
 use super::queue::{Append, Job, Origin};
+use super::recover::version_before;
 use super::status::{Counters, DeviceStatus, SsdStatus};
 use super::{Located, Owner};
 
@@ -137,6 +138,11 @@ impl Shared {
             let mut second = self.second_places.lock();
             second.entry(*hash).or_default().extend([before, device]);
         }
+    }
+
+    /// The disks on which a start found a record, where that were several.
+    pub(super) fn second_places(&self, hash: &RecordHash) -> Vec<usize> {
+        self.second_places.lock().get(hash).into_iter().flatten().copied().map(usize::from).collect()
     }
 
     pub(super) fn hash(&self, key: &[u8]) -> RecordHash {
@@ -315,6 +321,13 @@ impl Shared {
         let tombstone = Tombstone { order: self.next_order(), hash, version };
         self.intents.add(hash, version);
         device.queue.push_tombstones([tombstone]);
+    }
+
+    /// A removal as it is to be written now. What stands in the index of its version was stored after it.
+    pub(super) fn as_of_now(&self, tombstone: &Tombstone) -> Tombstone {
+        let stands = self.index.get(&tombstone.hash).is_some_and(|found| found.version == tombstone.version);
+        let version = if stands { version_before(tombstone.version) } else { tombstone.version };
+        Tombstone { version, ..*tombstone }
     }
 
     /// Takes a record out of the index and tells its owner; what stands on disk goes with its zone.

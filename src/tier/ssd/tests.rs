@@ -225,6 +225,38 @@ fn a_damaged_record_is_a_miss_and_is_forgotten() {
     assert_eq!(recover(&tier_on(&[after], &config)).0, []);
 }
 
+/// Its bytes are in memory too, so it goes to the disk again with the version that was removed.
+#[test]
+fn a_version_that_is_stored_again_after_its_removal_is_found_by_every_later_start() {
+    let disk = MemoryDisk::new();
+    let config = config(1, 8);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    let length = 15 * 4096;
+    store(&tier, b"first", 1, length);
+    store(&tier, b"key", 7, length);
+    tier.remove(b"key", Version(7));
+    assert!(tier.flush(LIMIT));
+    store(&tier, b"key", 7, length);
+    let is_found = |disk: &Arc<MemoryDisk>| {
+        let after = tier_on(&[MemoryDisk::holding(disk.content.lock().clone())], &config);
+        recover(&after);
+        after.holds(b"key").is_some()
+    };
+    assert!(is_found(&disk));
+    // Also when the removal is written again, behind the record.
+    for version in 10..100_u64 {
+        let end = std::time::Instant::now() + LIMIT;
+        while !(is_right(&tier, b"key", 7, length) && is_right(&tier, b"first", 1, length)) {
+            assert!(tier.holds(b"key").is_some() && std::time::Instant::now() < end, "at version {version}");
+        }
+        assert_eq!(store(&tier, &version.to_le_bytes(), version, length), Stored::Yes);
+        assert!(version % 10 > 0 || is_found(&disk), "at version {version}");
+    }
+    tier.remove(b"key", Version(7));
+    assert!(tier.flush(LIMIT));
+    assert!(!is_found(&disk));
+}
+
 #[test]
 fn a_read_error_gives_up_its_zone_and_only_that() {
     let disk = MemoryDisk::new();

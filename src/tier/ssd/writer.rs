@@ -392,7 +392,7 @@ impl Writer {
             let block = TombstoneBlock {
                 device: self.device.uuid,
                 sequence: open.sequence,
-                tombstones: tombstones.to_vec(),
+                tombstones: tombstones.iter().map(|tombstone| self.shared.as_of_now(tombstone)).collect(),
             };
             match self.device.write_frame(open.zone, open.next_block, &block, self.shared.limit) {
                 Ok(()) => {
