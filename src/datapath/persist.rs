@@ -9,13 +9,17 @@ use std::io;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use super::ssd::directory_key;
 use super::{Datapath, Error, HandleId, Marks, Object, Phase, State};
 use crate::namespace::{Ino, Slot};
+use crate::tier::ssd::SsdTier;
 
 /// How long a rename waits for its writer to close.
 const CLOSE_WAIT: Duration = Duration::from_millis(50);
 /// How long it waits for a close that was announced: it arrives, however late.
 const ANNOUNCED_CLOSE_WAIT: Duration = Duration::from_secs(2);
+/// How often an object is sent: a disk is known to fail after three writes, and another one takes what comes then.
+const ATTEMPTS: u32 = 4;
 /// How often it looks.
 const CLOSE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -71,21 +75,37 @@ impl Datapath {
     }
 
     fn try_persist(&self, ino: Ino) -> Result<(), Error> {
-        let failed = |why: &'static str| Error::Io {
-            operation: "write to the SSD tier",
-            source: io::Error::other(why),
-        };
         let ssd = self.ssd().ok_or_else(|| failed("there is none"))?;
-        let lent = {
+        let started = self.clock.monotonic();
+        let is_late = || self.clock.monotonic().saturating_sub(started) >= self.settings.deadline;
+        for attempt in 1..=ATTEMPTS {
+            if self.persist_once(ssd, ino)? {
+                return Ok(());
+            }
+            if attempt < ATTEMPTS && is_late() {
+                break;
+            }
+        }
+        Err(failed("no disk has the object"))
+    }
+
+    /// Returns whether the object is durable, and what its name hangs on.
+    fn persist_once(&self, ssd: &SsdTier, ino: Ino) -> Result<bool, Error> {
+        let (lent, key, above) = {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
+            let above = state.directories_above(slot);
+            self.keep_above(ssd, &mut state, &above);
+            let key = state.ssd_key(slot).ok_or(Error::Stale)?;
             let is_away = state.object(slot).is_some_and(|object: &Object| !object.is_resident());
-            if is_away || self.stands_on_ssd(ssd, &state, slot) {
+            let stands = || self.stands_on_ssd(ssd, &state, slot) && ssd.can_keep(&key);
+            let lent = if is_away || stands() {
                 None
             } else {
                 let why = "its writer has it open, or it has attributes of an application";
                 Some(state.send(slot).ok_or_else(|| failed(why))?)
-            }
+            };
+            (lent, key, above)
         };
         if let Some(lent) = lent {
             let (sender, receiver) = sync_channel(1);
@@ -93,16 +113,46 @@ impl Datapath {
             // Late or not, it goes on; what counts is what stands there.
             let _ = receiver.recv_timeout(self.settings.deadline);
         }
-        // The records of the directories above came before it, on whatever disk.
-        let is_flushed = ssd.flush(self.settings.deadline);
+        // The records of the directories above came before it. A disk that has none of all these may fail.
+        let keys = above.iter().map(|(_, key)| &key[..]).chain([&key[..]]);
+        let is_flushed = ssd.flush_keys(keys, self.settings.deadline);
         let state = self.lock();
         let record = state.ssd_record(state.slot_of(ino)?);
         let stands = record.is_some_and(|record| ssd.holds(&record.key) == Some(record.version));
-        if is_flushed && stands { Ok(()) } else { Err(failed("no disk has the object")) }
+        let unkept = self.unkept.lock();
+        let is_kept = |(slot, key): &(Slot, Vec<u8>)| ssd.can_keep(key) && !unkept.contains(slot);
+        Ok(is_flushed && stands && above.iter().all(is_kept))
+    }
+
+    /// Sends the records of directories again that stand on no disk as they are, or on one that fails.
+    fn keep_above(&self, ssd: &SsdTier, state: &mut State, above: &[(Slot, Vec<u8>)]) {
+        for (slot, key) in above {
+            let is_unkept = self.unkept.lock().remove(slot);
+            if is_unkept || !ssd.can_keep(key) {
+                self.keep_directory(state, *slot);
+            }
+        }
     }
 }
 
+fn failed(why: &'static str) -> Error {
+    Error::Io { operation: "write to the SSD tier", source: io::Error::other(why) }
+}
+
 impl State {
+    /// The directories above a node, without the root, and the keys of their records.
+    fn directories_above(&self, slot: Slot) -> Vec<(Slot, Vec<u8>)> {
+        let mut above = Vec::new();
+        let mut at = self.tree.node(slot).parent;
+        while at != Slot::ROOT
+            && let Some(directory) = self.tree.directory(at)
+        {
+            above.push((at, directory_key(directory.id)));
+            at = self.tree.node(at).parent;
+        }
+        above
+    }
+
     /// The sealed object in `slot`, when its policy wants it to be durable.
     fn must_persist(&self, slot: Slot) -> Option<Ino> {
         let object = self.object(slot)?;

@@ -1,7 +1,7 @@
 //! Disks that fail, fill up, turn read-only, or are slow, under a mount: each costs hits, says what it is, and the mount
 //! serves on.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::common::Mount;
 use super::common::faulty_disk::FaultyDisk;
 use super::common::pattern::{assert_same, bytes};
+use super::common::sys::set_xattr;
 use super::common::wait::{HANG, until};
 
 const MIB: usize = 1 << 20;
@@ -249,4 +250,30 @@ fn a_block_device_is_used_whole_and_found_again() {
     assert!((100 << 20..=128 << 20).contains(&capacity), "{status}");
     mount.restart();
     assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS);
+}
+
+/// One of two disks takes no writes: what is to be durable goes to the other one, whatever stood on the first.
+#[test]
+fn a_disk_that_fails_costs_no_durability_while_another_takes_everything() {
+    let disks = [FaultyDisk::new(), FaultyDisk::new()];
+    let dirs = format!("ssd.dirs={}:{}", disks[0].path().display(), disks[1].path().display());
+    let options = ["ssd.capacity=512MiB", "ssd.io_uring=false", "ssd.deadline_ms=60000", dirs.as_str()];
+    let mount = Mount::start(&[&["capacity=64MiB", "ssd.zone=8MiB"][..], &options[..]].concat());
+    let namespace = mount.namespace("kv");
+    set_xattr(&namespace, "user.tidefs.durability", b"ssd").expect("setxattr");
+    for number in 0..6 {
+        fs::create_dir(namespace.join(format!("below{number}"))).expect("mkdir");
+    }
+    disks[1].set(|faults| faults.write_error = Some(libc::EIO));
+    for number in 0..6 {
+        let below = namespace.join(format!("below{number}"));
+        write(&below, number);
+        let path = below.join(format!("object{number}"));
+        File::open(&path).and_then(|file| file.sync_all()).expect("fsync");
+    }
+    disks[0].set(|faults| faults.write_error = Some(libc::EIO));
+    let last = namespace.join("below0");
+    write(&last, 7);
+    let synced = File::open(last.join("object7")).and_then(|file| file.sync_all());
+    assert_eq!(synced.expect_err("no disk takes it").raw_os_error(), Some(libc::EIO));
 }

@@ -334,3 +334,39 @@ fn an_allocation_that_takes_long_holds_up_nobody_who_asks_for_the_room_or_loads(
     });
     assert_eq!(receiver.recv_timeout(LIMIT), Ok(Stored::Yes));
 }
+
+#[test]
+fn a_disk_that_takes_no_writes_fails_nothing_that_stands_on_another() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 12);
+    let (tier, _) = running(&disks, &config);
+    let keys: Vec<[u8; 1]> = (0..8_u8).map(|number| [number]).collect();
+    assert!(keys.iter().all(|key| store(&tier, key, 1, 5000) == Stored::Yes));
+    let on = |number: u8, key: &[u8]| tier.shared.disks_of(tier.shared.hash(key)) == [number];
+    disks[1].fails_writes.store(true, Ordering::Relaxed);
+    disks[1].fails_flushes.store(true, Ordering::Relaxed);
+    let first = || keys.iter().filter(|key| on(0, &key[..])).map(|key| &key[..]);
+    let second = keys.iter().find(|key| on(1, &key[..])).unwrap();
+    assert!(first().count() > 0 && tier.flush_keys(first(), LIMIT));
+    for _ in 0..3 {
+        assert!(!tier.flush_keys([&second[..]].into_iter(), LIMIT));
+    }
+    // It is known to fail now: what stands on it is written elsewhere, and is removed from both.
+    assert!(!tier.can_keep(second));
+    assert_eq!(store(&tier, second, 2, 5000), Stored::Yes);
+    assert!(on(0, second) && tier.flush_keys([&second[..]].into_iter(), LIMIT));
+    tier.remove(second, Version(2));
+    assert!(tier.flush_keys(first(), LIMIT));
+    let after = [0, 1].map(|number: usize| MemoryDisk::holding(disks[number].content.lock().clone()));
+    drop(tier);
+    let tier = tier_on(&after, &config);
+    assert_eq!(recover(&tier).0.len(), 7);
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert!(tier.flush(LIMIT));
+    // Its removal is on the disk by now on which it stands: a start without the other one's removals does not find it.
+    let config = SsdConfig { capacity: ByteCount(config.capacity.get() / 2), ..config };
+    let content = after[1].content.lock().clone();
+    drop(tier);
+    let found = recover(&tier_on(&[MemoryDisk::holding(content)], &config)).0;
+    assert!(found.iter().all(|(key, ..)| key[..] != second[..]), "{found:?}");
+}

@@ -368,10 +368,29 @@ impl SsdTier {
 
     /// Waits until everything that was left before is on disk, durably. Returns whether it is.
     pub fn flush(&self, limit: Duration) -> bool {
-        let waits: Vec<_> = self
-            .shared
-            .devices
-            .all()
+        Self::flush_disks(&self.shared.devices.all(), limit)
+    }
+
+    /// The same for the records of some keys: no disk is asked that has none of them.
+    pub fn flush_keys<'a>(&self, keys: impl Iterator<Item = &'a [u8]>, limit: Duration) -> bool {
+        let mut numbers: Vec<u8> = keys.flat_map(|key| self.shared.disks_of(self.shared.hash(key))).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let disks = numbers.into_iter().filter_map(|number| self.shared.devices.get(usize::from(number)));
+        Self::flush_disks(&disks.collect::<Vec<_>>(), limit)
+    }
+
+    /// Whether a record of a key stands, or is on its way, on a disk that takes writes.
+    #[must_use]
+    pub fn can_keep(&self, key: &[u8]) -> bool {
+        let is_working = |number: u8| {
+            self.shared.devices.get(usize::from(number)).is_some_and(|device| !device.is_failing())
+        };
+        self.shared.disks_of(self.shared.hash(key)).into_iter().any(is_working)
+    }
+
+    fn flush_disks(disks: &[Arc<Device>], limit: Duration) -> bool {
+        let waits: Vec<_> = disks
             .iter()
             .filter_map(|device| {
                 let (sender, receiver) = sync_channel(1);

@@ -205,11 +205,13 @@ impl Shared {
         let bound = under_way.map(|(_, pending)| usize::from(pending.device));
         let bound = bound.or_else(|| self.index.get(&hash).map(|known| known.place.zone.device()));
         let device = match bound {
-            // What stands on a disk that is leaving is written elsewhere; its removals go to both.
-            Some(device) => self.devices.get(device).filter(|device| !device.is_leaving()),
+            // What stands on a disk that is leaving, or takes no writes, is written elsewhere; its removals go to both.
+            Some(device) => {
+                self.devices.get(device).filter(|device| !device.is_leaving() && !device.is_failing())
+            }
             None => None,
         };
-        let device = device.or_else(|| self.least_busy()).filter(|device| !device.is_failing());
+        let device = device.or_else(|| self.least_busy());
         let device = device.ok_or(Refused::NoDevice)?;
         let probe = RecordFacts {
             order: 0,
@@ -236,6 +238,16 @@ impl Shared {
             return Err(Refused::NoDevice);
         }
         Ok(())
+    }
+
+    /// The disks to which a record of a key is on its way, and that on which it stands.
+    pub(super) fn disks_of(&self, hash: RecordHash) -> Vec<u8> {
+        let pending = self.pending.lock();
+        let under_way = pending.range((hash, Version(0))..=(hash, Version(u64::MAX)));
+        let mut disks: Vec<u8> = under_way.map(|(_, pending)| pending.device).collect();
+        let stands = self.index.get(&hash);
+        disks.extend(stands.and_then(|found| u8::try_from(found.place.zone.device()).ok()));
+        disks
     }
 
     /// The disk that has least to do, of those that take records.
