@@ -370,3 +370,37 @@ fn a_disk_that_takes_no_writes_fails_nothing_that_stands_on_another() {
     let found = recover(&tier_on(&[MemoryDisk::holding(content)], &config)).0;
     assert!(found.iter().all(|(key, ..)| key[..] != second[..]), "{found:?}");
 }
+
+#[test]
+fn what_reclaim_writes_again_is_durable_before_its_zone_is_void() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 8));
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    assert_eq!(store(&tier, b"used", 1, THIRD), Stored::Yes);
+    disk.keeps_log.store(true, Ordering::Relaxed);
+    for version in 2..100_u64 {
+        let end = Instant::now() + LIMIT;
+        while !is_right(&tier, b"used", 1, THIRD) {
+            assert!(tier.holds(b"used").is_some() && Instant::now() < end, "lost before version {version}");
+        }
+        assert_eq!(store(&tier, &version.to_le_bytes(), version, THIRD), Stored::Yes);
+        // So that reclaim is ahead of the writer, and waits for what it writes again.
+        while tier.shared.devices.all()[0].spare_zones() < 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(tier.status().devices[0].reinserted > ByteCount::ZERO);
+    let used = data(b"used", 1, THIRD);
+    let (mut volatile, mut voided) = (false, 0);
+    for logged in disk.log.lock().iter() {
+        match logged {
+            Logged::Flush => volatile = false,
+            Logged::Write { offset, bytes } if (offset - ZONES_START).is_multiple_of(ZONE.get()) => {
+                let is_void = bytes.iter().all(|&byte| byte == 0);
+                assert!(!(is_void && volatile), "zone {} is void", (offset - ZONES_START) / ZONE.get());
+                voided += u32::from(is_void);
+            }
+            Logged::Write { bytes, .. } => volatile |= bytes.ends_with(&used),
+        }
+    }
+    assert!(voided > 10, "{voided} zones were taken back");
+}

@@ -8,8 +8,8 @@
 //! - A zone is free only when its header is void on the disk: removals that went with it hide nothing any more, because
 //!   those that are later than [`Device::oldest_sequence`] of the others were written again before.
 //! - A record leaves the index after its zone is void: until then a removal of its key finds it, and is noted.
-//! - Reclaim waits for no record that it writes again when the writer needs the zone: their bytes are in memory of their
-//!   own. Until such a record is written again the index names no zone for it, and loads try again.
+//! - What was written again is durable before its zone is void. But reclaim waits for no record when the writer needs the
+//!   zone: their bytes are in memory of their own, and a kill then loses them. Until such a record is written again the index names no zone for it, and loads try again.
 //!
 //! Threads: one for a pool, `ssd-reclaim`.
 
@@ -25,6 +25,7 @@ use super::Shared;
 use super::choosing::Choosing;
 use super::device::{Device, FooterPlace, Zone};
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
+use super::identity::flush;
 use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Retain, Stored};
@@ -45,6 +46,15 @@ const WRITER_LOOK: Duration = Duration::from_millis(5);
 const INTERVAL: Duration = Duration::from_millis(500);
 /// How long an emptied zone waits for those who still read it.
 const READERS_LIMIT: Duration = Duration::from_secs(60);
+
+/// What became of the records of a zone.
+#[derive(Debug, Default)]
+struct Emptied {
+    /// Those that go with it.
+    left: Vec<(RecordHash, Place)>,
+    /// Whether any is written again.
+    has_moved: bool,
+}
 
 impl Shared {
     /// Keeps zones free until the tier stops.
@@ -86,13 +96,15 @@ impl Shared {
         if !self.retain(device, removals, records) && !may_lose {
             return false;
         }
-        let left = self.empty_zone(device, number, &entries);
+        let Emptied { left, has_moved } = self.empty_zone(device, number, &entries);
         if !device.end_reading(number, READERS_LIMIT) {
             // A read that hangs in the disk, or failed: nothing is written there until the next start.
             self.quarantine(device, number);
             return true;
         }
-        match device.void_zone(number, self.limit) {
+        // What stands elsewhere now is durable before it is gone here: one flush for a zone.
+        let flushed = if has_moved { flush(&*device.disk, self.limit) } else { Ok(()) };
+        match flushed.and_then(|()| device.void_zone(number, self.limit)) {
             Ok(()) => {
                 device.change_zone(number, Zone::free);
                 self.drop_all(&left);
@@ -194,14 +206,9 @@ impl Shared {
         }
     }
 
-    /// Writes again what a zone is not to take along. Returns the rest.
-    fn empty_zone(
-        &self,
-        device: &Arc<Device>,
-        number: u32,
-        entries: &[FooterEntry],
-    ) -> Vec<(RecordHash, Place)> {
-        let mut left = Vec::new();
+    /// Writes again what a zone is not to take along.
+    fn empty_zone(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) -> Emptied {
+        let mut emptied = Emptied::default();
         let mut budget = u64::from(device.zone_blocks) * BLOCK_BYTES / PARTS * REINSERTED_PARTS;
         let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
         let deadline = Instant::now() + REINSERT_LIMIT;
@@ -216,6 +223,7 @@ impl Shared {
             let is_wanted = located.heat > 0 && pending <= REINSERT_WINDOW && !self.has_elsewhere(&located);
             let is_kept = bytes <= budget && (is_wanted || self.must_stay(facts));
             if is_kept && let Some(receiver) = self.reinsert(device, place, facts) {
+                emptied.has_moved = true;
                 budget -= bytes;
                 under_way.push((bytes, receiver));
                 while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
@@ -227,14 +235,14 @@ impl Shared {
                 }
             } else {
                 self.counters.dropped_objects.fetch_add(1, Ordering::Relaxed);
-                left.push((facts.hash, place));
+                emptied.left.push((facts.hash, place));
             }
         }
         for (_, receiver) in under_way {
             // Whatever becomes of it, its writer tells the index.
             wait_for(device, &receiver, deadline);
         }
-        left
+        emptied
     }
 
     /// Leaves a record of this disk to be written to it again. `None` when it cannot be read.
