@@ -200,6 +200,7 @@ impl SsdTier {
         self.join_writer(device.number);
         shared.drop_device(device.number);
         shared.devices.take(device.number);
+        shared.intents.settle_disk(device.number);
         shared.note_removal(place);
         let void = write_blocks(&*device.disk, 0, &[0; 2 * BLOCK], shared.limit)
             .and_then(|()| flush(&*device.disk, shared.limit));

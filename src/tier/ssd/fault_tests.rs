@@ -404,3 +404,25 @@ fn what_reclaim_writes_again_is_durable_before_its_zone_is_void() {
     }
     assert!(voided > 10, "{voided} zones were taken back");
 }
+
+#[test]
+fn a_removal_whose_flush_fails_once_is_flushed_again_and_the_file_of_removals_is_emptied() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("intents");
+    let (disk, config) = (MemoryDisk::new(), SsdConfig { intents: Some(path.clone()), ..config(1, 12) });
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    assert_eq!(store(&tier, b"a", 1, THIRD), Stored::Yes);
+    disk.fails_flushes.store(true, Ordering::Relaxed);
+    tier.remove(b"a", Version(1));
+    let end = Instant::now() + LIMIT;
+    while tier.status().devices[0].write_errors == 0 {
+        assert!(Instant::now() < end, "nothing failed");
+    }
+    disk.fails_flushes.store(false, Ordering::Relaxed);
+    while std::fs::metadata(&path).unwrap().len() > 0 {
+        assert!(Instant::now() < end, "it waits for ever");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(tier.status().lost_removals, 0);
+    assert!(found_on(disk.content.lock().clone(), &SsdConfig { intents: None, ..config }).is_empty());
+}

@@ -146,7 +146,7 @@ impl Writer {
         self.shared.drop_zone(self.device.zone_id(zone));
         let removals = self.shared.needed_tombstones(&self.device, zone, entries);
         for removal in &removals {
-            self.shared.intents.add(removal.hash, removal.version);
+            self.shared.intents.add(self.device.number, removal.hash, removal.version);
         }
         self.given_up.zones.push((zone, removals));
     }
@@ -165,7 +165,7 @@ impl Writer {
             self.reap_all();
             let is_safe = is_safe && (self.device.is_failing() || self.is_flushed());
             if is_safe {
-                self.shared.intents.settle(removals.len() as u64);
+                self.shared.intents.settle(self.device.number, &removals);
                 self.void(zone);
             } else {
                 self.given_up.zones.push((zone, removals));

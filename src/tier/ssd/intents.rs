@@ -4,31 +4,40 @@
 //! tmpfs, written in one system call: a daemon that is killed finds it at its next start. A power cut takes both the file
 //! and the tombstones of the last moment, as it takes every unlink that was not synced.
 //!
-//! Limits: 32 bytes for each removal that waits; the file is emptied whenever none does.
+//! Limits: 32 bytes for each removal that waits; the file is emptied whenever none does, and written anew beyond a MiB, when
+//! most of it does not wait any more. For a disk that takes no writes removals wait until the next start, one for each key.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tidefs_engine::types::Version;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::format::RecordHash;
+use super::format::{RecordHash, Tombstone};
 
 const ENTRY_BYTES: usize = 32;
+/// Bytes of the file from which on it is written anew, when most of them say what is on disk by now.
+const REWRITTEN_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]
 struct Pending {
     file: File,
-    waiting: u64,
+    path: PathBuf,
+    bytes: u64,
+    /// From how many bytes on it is written anew.
+    rewritten_bytes: u64,
+    /// The latest version of each key that waits, by the number of the disk.
+    open: HashMap<(u8, RecordHash), Version>,
 }
 
 /// The file of removals that wait.
 #[derive(Debug)]
 pub(super) struct Intents {
-    /// Guards the file and the count of what in it waits. `None` without a file.
+    /// Guards the file and what in it waits. `None` without a file.
     pending: Mutex<Option<Pending>>,
 }
 
@@ -39,34 +48,87 @@ impl Intents {
     /// What the system says.
     pub(super) fn open(path: Option<&Path>) -> io::Result<(Self, Vec<(RecordHash, Version)>)> {
         let Some(path) = path else { return Ok((Self { pending: Mutex::new(None) }, Vec::new())) };
-        let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
+        let mut file = open_file(path)?;
+        let mut found = Vec::new();
+        file.read_to_end(&mut found)?;
         // What is left is noted again when it is made good, and goes with the first time that nothing waits.
-        Ok((Self { pending: Mutex::new(Some(Pending { file, waiting: 0 })) }, parse(&bytes)))
+        let pending = Pending {
+            file,
+            path: path.to_owned(),
+            bytes: found.len() as u64,
+            rewritten_bytes: REWRITTEN_BYTES.max(2 * found.len() as u64),
+            open: HashMap::new(),
+        };
+        Ok((Self { pending: Mutex::new(Some(pending)) }, parse(&found)))
     }
 
-    /// Notes a removal, before anybody is told that it happened.
-    pub(super) fn add(&self, hash: RecordHash, version: Version) {
+    /// Notes a removal for a disk, before anybody is told that it happened.
+    pub(super) fn add(&self, disk: u8, hash: RecordHash, version: Version) {
         let mut pending = self.pending.lock();
         let Some(pending) = pending.as_mut() else { return };
-        pending.waiting += 1;
+        let open = pending.open.entry((disk, hash)).or_default();
+        *open = (*open).max(version);
         if let Err(error) = pending.file.write_all(&entry(hash, version)) {
             tracing::error!(%error, "a removal may be forgotten if the daemon is killed now");
         }
-    }
-
-    /// So many removals are on disk, durably.
-    pub(super) fn settle(&self, count: u64) {
-        let mut pending = self.pending.lock();
-        let Some(pending) = pending.as_mut() else { return };
-        pending.waiting = pending.waiting.saturating_sub(count);
-        if pending.waiting == 0
-            && let Err(error) = pending.file.set_len(0)
-        {
-            tracing::warn!(%error, "removals that are on disk are kept beside it too");
+        pending.bytes += ENTRY_BYTES as u64;
+        if pending.bytes >= pending.rewritten_bytes {
+            pending.rewrite();
         }
     }
+
+    /// These removals are on a disk, durably.
+    pub(super) fn settle(&self, disk: u8, removals: &[Tombstone]) {
+        self.forget(|open| {
+            for removal in removals {
+                let key = (disk, removal.hash);
+                if open.get(&key).is_some_and(|version| *version <= removal.version) {
+                    open.remove(&key);
+                }
+            }
+        });
+    }
+
+    /// A disk is out of use: nothing on it can come back.
+    pub(super) fn settle_disk(&self, disk: u8) {
+        self.forget(|open| open.retain(|(other, _), _| *other != disk));
+    }
+
+    fn forget(&self, forget: impl FnOnce(&mut HashMap<(u8, RecordHash), Version>)) {
+        let mut pending = self.pending.lock();
+        let Some(pending) = pending.as_mut() else { return };
+        let had_some = !pending.open.is_empty();
+        forget(&mut pending.open);
+        if had_some && pending.open.is_empty() {
+            match pending.file.set_len(0) {
+                Ok(()) => (pending.bytes, pending.rewritten_bytes) = (0, REWRITTEN_BYTES),
+                Err(error) => tracing::warn!(%error, "removals that are on disk are kept beside it too"),
+            }
+        }
+    }
+}
+
+impl Pending {
+    /// Writes the file anew with what waits. Not before it is twice as long is it looked at again.
+    fn rewrite(&mut self) {
+        let next = self.path.with_extension("next");
+        let bytes: Vec<u8> =
+            self.open.iter().flat_map(|((_, hash), version)| entry(*hash, *version)).collect();
+        let replace = || {
+            fs::write(&next, &bytes)?;
+            fs::rename(&next, &self.path)?;
+            open_file(&self.path)
+        };
+        match replace() {
+            Ok(file) => (self.file, self.bytes) = (file, bytes.len() as u64),
+            Err(error) => tracing::warn!(%error, "the file of removals grows"),
+        }
+        self.rewritten_bytes = REWRITTEN_BYTES.max(2 * self.bytes);
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)
 }
 
 fn entry(hash: RecordHash, version: Version) -> [u8; ENTRY_BYTES] {
@@ -94,20 +156,47 @@ fn parse(bytes: &[u8]) -> Vec<(RecordHash, Version)> {
 mod tests {
     use super::*;
 
+    fn removal(number: u8, version: u64) -> Tombstone {
+        Tombstone { order: 0, hash: RecordHash([number; 16]), version: Version(version) }
+    }
+
     #[test]
     fn what_waits_is_found_by_the_next_daemon_and_what_is_settled_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("intents");
         let (intents, left) = Intents::open(Some(&path)).unwrap();
         assert_eq!(left, []);
-        intents.add(RecordHash([1; 16]), Version(5));
-        intents.add(RecordHash([2; 16]), Version(6));
-        intents.settle(1);
+        intents.add(0, RecordHash([1; 16]), Version(5));
+        intents.add(0, RecordHash([2; 16]), Version(6));
+        intents.settle(0, &[removal(1, 5)]);
         let (intents, left) = Intents::open(Some(&path)).unwrap();
         assert_eq!(left, [(RecordHash([1; 16]), Version(5)), (RecordHash([2; 16]), Version(6))]);
-        left.iter().for_each(|&(hash, version)| intents.add(hash, version));
-        intents.settle(2);
+        left.iter().for_each(|&(hash, version)| intents.add(0, hash, version));
+        intents.settle(0, &[removal(1, 5), removal(2, 6)]);
         assert_eq!(Intents::open(Some(&path)).unwrap().1, []);
+    }
+
+    #[test]
+    fn the_file_is_as_long_as_what_waits_and_a_disk_that_takes_nothing_keeps_one_removal_of_each_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("intents");
+        let (intents, _) = Intents::open(Some(&path)).unwrap();
+        for version in 0..200_000_u64 {
+            let number = u8::try_from(version % 50).unwrap();
+            // Of one disk nothing is ever settled.
+            intents.add(1, RecordHash([number; 16]), Version(version));
+            intents.add(0, RecordHash([number; 16]), Version(version));
+            intents.settle(0, &[removal(number, version)]);
+        }
+        let length = fs::metadata(&path).unwrap().len();
+        assert!(length <= REWRITTEN_BYTES, "{length} bytes");
+        let left = Intents::open(Some(&path)).unwrap().1;
+        let last = |number: u8| {
+            left.iter().filter(|(hash, _)| hash.0[0] == number).map(|(_, version)| version.0).max()
+        };
+        assert!((0..50).all(|number| last(number) == Some(200_000 - 50 + u64::from(number))));
+        intents.settle_disk(1);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
     }
 
     #[test]

@@ -170,10 +170,16 @@ impl Queue {
         self.line.lock().retained.pop_front()
     }
 
-    /// Leaves removals.
-    pub(super) fn push_tombstones(&self, tombstones: impl IntoIterator<Item = Tombstone>) {
-        self.line.lock().tombstones.extend(tombstones);
+    /// Leaves removals. Returns false, and drops them, when the writer has ended.
+    pub(super) fn push_tombstones(&self, tombstones: impl IntoIterator<Item = Tombstone>) -> bool {
+        let mut line = self.line.lock();
+        if line.is_closed {
+            return false;
+        }
+        line.tombstones.extend(tombstones);
+        drop(line);
         self.arrived.notify_one();
+        true
     }
 
     /// A record is not on its way any more.

@@ -331,8 +331,11 @@ impl Shared {
     /// Leaves a removal for a disk's writer. Called under the lock of what is pending.
     pub(super) fn bury(&self, device: &Device, hash: RecordHash, version: Version) {
         let tombstone = Tombstone { order: self.next_order(), hash, version };
-        self.intents.add(hash, version);
-        device.queue.push_tombstones([tombstone]);
+        self.intents.add(device.number, hash, version);
+        if !device.queue.push_tombstones([tombstone]) && !self.is_stopping() {
+            // The disk is being taken out of use.
+            self.intents.settle(device.number, &[tombstone]);
+        }
     }
 
     /// A removal as it is to be written now. What stands in the index of its version was stored after it.

@@ -37,7 +37,9 @@ const REQUEST_BYTES: usize = 4 << 20;
 /// How long an idle writer sleeps at most.
 const IDLE: Duration = Duration::from_secs(1);
 /// Removals that are written before they are made durable, even when there is more to do.
-const UNSETTLED_MAX: u64 = 4096;
+const UNSETTLED_MAX: usize = 4096;
+/// When removals are tried again after a failure.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// A record that is being written.
 #[derive(Debug)]
@@ -59,7 +61,11 @@ pub(super) struct Writer {
     /// When the disk last ended a record: it has been busy since.
     last_end: Instant,
     /// Removals that are written and not durable.
-    unsettled: u64,
+    unsettled: Vec<Tombstone>,
+    /// Removals that could not be written, and are tried again.
+    unwritten: Vec<Tombstone>,
+    /// After a failure, when the next attempt may be made.
+    settle_at: Option<Instant>,
     /// Who waits until what is written is durable, and the zone in which it stands.
     awaiting: Vec<(ZoneId, Done)>,
     /// Zones that gave an error.
@@ -75,7 +81,9 @@ impl Writer {
             flight: VecDeque::new(),
             flight_bytes: 0,
             last_end: Instant::now(),
-            unsettled: 0,
+            unsettled: Vec::new(),
+            unwritten: Vec::new(),
+            settle_at: None,
             awaiting: Vec::new(),
             given_up: GivenUp::default(),
         }
@@ -85,47 +93,58 @@ impl Writer {
     pub(super) fn run(mut self) {
         let device = Arc::clone(&self.device);
         loop {
-            let is_busy = !self.flight.is_empty() || self.unsettled > 0;
+            let is_busy = !self.flight.is_empty() || self.may_settle();
             match device.queue.next(if is_busy { Duration::ZERO } else { IDLE }) {
                 Next::Job(Job::Append(append)) => self.append(append),
                 Next::Retain(retain) => self.retain(retain),
                 Next::Job(Job::GiveUp(zone)) => self.take_given_up(zone),
                 Next::Job(Job::Flush(done)) => {
                     self.reap_all();
-                    self.end_with(self.flush(), done);
+                    self.settle_at = None;
+                    let is_written = self.write_unwritten();
+                    let is_flushed = self.settle();
+                    self.end_with(is_written && is_flushed, done);
                 }
                 Next::Job(Job::Close(done)) => {
                     self.close_zone();
                     self.end_with(true, done);
                 }
                 Next::Tombstones(tombstones) => {
-                    if self.write_tombstones(&tombstones, Last::Left) {
-                        self.unsettled += tombstones.len() as u64;
-                    } else {
-                        self.shared
-                            .counters
-                            .lost_removals
-                            .fetch_add(tombstones.len() as u64, Ordering::Relaxed);
-                        tracing::error!(
-                            device = device.name,
-                            removals = tombstones.len(),
-                            "removed keys could not be noted on a disk and may come back after a power cut"
-                        );
+                    self.unwritten.extend(tombstones);
+                    if self.settle_at.is_none() {
+                        self.write_unwritten();
                     }
-                    if self.unsettled >= UNSETTLED_MAX {
+                    if self.unsettled.len() >= UNSETTLED_MAX && self.may_settle() {
                         self.settle();
                     }
                 }
-                Next::Idle if self.flight.is_empty() => self.settle(),
+                Next::Idle if self.flight.is_empty() => {
+                    if self.may_settle() {
+                        self.write_unwritten();
+                        self.settle();
+                    }
+                }
                 Next::Idle => self.reap_one(),
                 Next::Closed => break,
+            }
+            if self.settle_at.is_some() && self.may_settle() {
+                self.settle_at = None;
+                self.write_unwritten();
+                self.settle();
             }
             self.answer_awaiting();
             self.void_given_up();
         }
         self.reap_all();
         self.answer_awaiting();
-        self.settle();
+        self.write_unwritten();
+        if !self.unsettled.is_empty() {
+            self.settle();
+        }
+        let unwritten = std::mem::take(&mut self.unwritten);
+        if !unwritten.is_empty() {
+            self.lose(&unwritten);
+        }
         self.leave_given_up();
         self.close_zone();
     }
@@ -145,12 +164,56 @@ impl Writer {
         }
     }
 
-    fn settle(&mut self) {
-        if self.unsettled > 0 && self.flush() {
-            self.shared.intents.settle(self.unsettled);
+    /// Whether removals wait for an attempt that may be made now.
+    fn may_settle(&self) -> bool {
+        let has_some = !self.unsettled.is_empty() || !self.unwritten.is_empty();
+        has_some && self.settle_at.is_none_or(|at| Instant::now() >= at)
+    }
+
+    /// Writes the removals that wait for that. Returns whether none does any more. Those that cannot be written are tried again
+    /// later. A disk that takes no writes leaves them in the file of intents, for the next start.
+    fn write_unwritten(&mut self) -> bool {
+        let removals = std::mem::take(&mut self.unwritten);
+        if removals.is_empty() {
+            return true;
         }
-        // After an error they stay in the file of intents, for the next start.
-        self.unsettled = 0;
+        if self.device.is_failing() {
+            self.lose(&removals);
+        } else if self.write_tombstones(&removals, Last::Left) {
+            self.unsettled.extend(removals);
+            return true;
+        } else {
+            self.unwritten = removals;
+            self.settle_at = Some(Instant::now() + RETRY);
+        }
+        false
+    }
+
+    /// Removals that are not written any more.
+    fn lose(&mut self, removals: &[Tombstone]) {
+        let counter = &self.shared.counters.lost_removals;
+        if counter.fetch_add(removals.len() as u64, Ordering::Relaxed) == 0 {
+            tracing::error!(
+                device = self.device.name,
+                "removed keys could not be noted on a disk and may come back after a power cut"
+            );
+        }
+    }
+
+    /// Makes everything durable that was written. Returns whether it is.
+    fn settle(&mut self) -> bool {
+        let is_flushed = self.flush();
+        if is_flushed {
+            let removals = std::mem::take(&mut self.unsettled);
+            self.shared.intents.settle(self.device.number, &removals);
+            self.settle_at = None;
+        } else if self.device.is_failing() {
+            let removals = std::mem::take(&mut self.unsettled);
+            self.lose(&removals);
+        } else {
+            self.settle_at = Some(Instant::now() + RETRY);
+        }
+        is_flushed
     }
 
     fn answer_awaiting(&mut self) {
