@@ -426,3 +426,22 @@ fn a_removal_whose_flush_fails_once_is_flushed_again_and_the_file_of_removals_is
     assert_eq!(tier.status().lost_removals, 0);
     assert!(found_on(disk.content.lock().clone(), &SsdConfig { intents: None, ..config }).is_empty());
 }
+
+/// What a life wrote whose zone has no header, since the power went, is not found under the header of a later life.
+#[test]
+fn what_an_earlier_life_wrote_and_lost_is_not_taken_for_what_a_later_one_wrote() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 12));
+    drop(running(std::slice::from_ref(&disk), &config));
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    for key in ["lost 1", "lost 2"] {
+        assert_eq!(store(&tier, key.as_bytes(), 1, 9000), Stored::Yes);
+    }
+    let mut cut = disk.content.lock().clone();
+    // The header of the zone is not on the disk.
+    let zone = usize::try_from(ZONES_START).unwrap();
+    cut[zone..zone + 4096].fill(0);
+    let disk = MemoryDisk::holding(cut);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    assert_eq!(store(&tier, b"later", 1, 9000), Stored::Yes);
+    assert_eq!(found_on(disk.content.lock().clone(), &config), ["later"]);
+}

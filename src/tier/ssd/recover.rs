@@ -166,7 +166,9 @@ impl Shared {
             }
         });
         let Gathered { mut early, removed, mut replaced, crossed, last_order, last_version, .. } = gathered;
-        self.order.store(last_order + 1, Ordering::Relaxed);
+        // What an earlier life wrote and lost may stand there: no life uses an order of another one.
+        let least = self.growth.epoch.saturating_mul(1 << 32).min(u64::MAX / 2);
+        self.order.store(last_order.saturating_add(1).max(least), Ordering::Relaxed);
         // Their removals follow the later versions, and a power cut may have come between.
         replaced.retain(|hash, version| removed.get(hash).is_none_or(|removed| removed.version < *version));
         replaced.into_iter().for_each(|(hash, version)| self.remove_everywhere(hash, version));
@@ -180,7 +182,7 @@ impl Shared {
         known
             .retain(|zone| self.devices.get(zone.device).is_some_and(|device| !device.is_surplus(zone.zone)));
         early.retain(|standing| self.stands(standing));
-        summary.objects = (self.index.len() - early.len()) as u64;
+        summary.objects = self.index.len().saturating_sub(early.len()) as u64;
         Indexed { summary, last_version, early, unnamed: Unnamed::new(known, summary.objects) }
     }
 
