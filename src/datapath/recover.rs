@@ -192,7 +192,7 @@ impl State {
         slots.insert(DirectoryId::ROOT, Slot::ROOT);
         let mut waiting: HashMap<DirectoryId, Vec<DirectoryRecord>> = HashMap::new();
         for record in records {
-            self.next_directory = self.next_directory.max(DirectoryId(record.id.0 + 1));
+            self.next_directory = self.next_directory.max(DirectoryId(record.id.0.saturating_add(1)));
             if record.id == DirectoryId::ROOT {
                 self.tree.node_mut(Slot::ROOT).attributes = attributes_of(&record);
                 if let Some(folder) = self.folders.get_mut(Slot::ROOT) {

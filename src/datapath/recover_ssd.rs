@@ -123,7 +123,7 @@ impl State {
         doomed: &mut Vec<Doomed>,
     ) -> Option<Slot> {
         let name = Name::new(&record.name).ok()?;
-        self.next_version = self.next_version.max(Version(record.version.0 + 1));
+        self.next_version = self.next_version.max(Version(record.version.0.saturating_add(1)));
         if let Some(slot) = self.tree.child(parent, name.as_bytes()) {
             if self.object(slot)?.phase != Phase::Sealed {
                 // It is being replaced.
