@@ -234,11 +234,16 @@ impl Device {
         }
     }
 
-    /// Blocks of all zones but those that gave errors.
+    /// Blocks of the zones that hold records, or may get some.
     pub(super) fn usable_blocks(&self) -> u64 {
-        let zones = self.zones_in_capacity();
-        let usable = zones.iter().filter(|zone| zone.state != ZoneState::Quarantined).count() as u64;
-        usable * u64::from(self.zone_blocks)
+        let (takes_writes, is_full) = (!self.is_failing() && !self.is_leaving(), self.is_full());
+        let is_usable = |zone: &&Zone| match zone.state {
+            ZoneState::Absent => takes_writes && !is_full,
+            ZoneState::Free => takes_writes,
+            ZoneState::Open | ZoneState::Closed | ZoneState::Reclaiming => true,
+            ZoneState::Quarantined => false,
+        };
+        self.zones_in_capacity().iter().filter(is_usable).count() as u64 * u64::from(self.zone_blocks)
     }
 
     /// Changes what is known of a zone, and wakes who waits for a change.

@@ -290,6 +290,7 @@ fn a_disk_that_fails_every_write_gets_no_more_and_costs_only_hits() {
         outcome.err()
     });
     assert_eq!(failed, Some(Refused::NoDevice));
+    assert!(tier.space().capacity < ByteCount(config.capacity.get() / 2), "nothing is free any more");
     assert!(tier.status().devices[0].trouble.is_some());
 }
 
@@ -304,6 +305,7 @@ fn a_full_filesystem_makes_the_tier_smaller() {
     }
     assert!(tier.status().devices[0].allocated <= ByteCount(super::format::ZONES_START + 5 * ZONE.get()));
     assert_eq!(tier.status().devices[0].trouble, Some(Unusable::Full));
+    assert_eq!(tier.space().capacity, ByteCount(5 * ZONE.get()), "what is not to be had is not free");
     assert!(is_right(&tier, &99_u64.to_le_bytes(), 99, 15 * 4096));
 }
 
