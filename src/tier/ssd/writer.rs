@@ -349,7 +349,10 @@ impl Writer {
         drop(memory);
         let stored = {
             let mut pending = self.shared.pending.lock();
-            let was_cancelled = pending.remove(&(hash, version)).is_some_and(|pending| pending.is_cancelled);
+            // What is written again from a zone is not pending; the same version from its owner may be.
+            let is_owners = matches!(origin, Origin::Owner(_));
+            let ended = is_owners.then(|| pending.remove(&(hash, version))).flatten();
+            let was_cancelled = ended.is_some_and(|pending| pending.is_cancelled);
             match (written, origin) {
                 (None, _) => Stored::Failed,
                 (Some(_), Origin::Owner(_)) if was_cancelled => Stored::Superseded,
