@@ -427,6 +427,23 @@ fn a_removal_whose_flush_fails_once_is_flushed_again_and_the_file_of_removals_is
     assert!(found_on(disk.content.lock().clone(), &SsdConfig { intents: None, ..config }).is_empty());
 }
 
+#[test]
+fn an_error_that_is_not_of_the_medium_is_a_miss_for_now_and_costs_no_zone() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    for key in ["a", "b"] {
+        assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+    }
+    disk.bad_byte.store(ZONES_START + 2 * BLOCK, Ordering::Relaxed);
+    for errno in [libc::EFAULT, libc::ENOMEM, libc::EPIPE, libc::EINTR, libc::EAGAIN] {
+        disk.bad_error.store(errno, Ordering::Relaxed);
+        assert_eq!(tier.read(b"a", Version(1), ByteCount(THIRD as u64)), Err(Missed::Failed), "{errno}");
+    }
+    disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
+    assert!(is_right(&tier, b"a", 1, THIRD) && is_right(&tier, b"b", 1, THIRD));
+    assert_eq!(tier.status().devices[0].quarantined_zones, 0);
+}
+
 /// What a life wrote whose zone has no header, since the power went, is not found under the header of a later life.
 #[test]
 fn what_an_earlier_life_wrote_and_lost_is_not_taken_for_what_a_later_one_wrote() {

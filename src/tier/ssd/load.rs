@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //! - Bytes are said to be loaded only when header, key, version, length and checksum match: whatever the disk gives else
-//!   is a miss. What does not match is forgotten, and after an I/O error everything of its zone.
+//!   is a miss. What does not match is forgotten, and after an error of the medium everything of its zone.
 
 use std::io;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ impl Shared {
             Ok(checksum) => checksum,
             Err(error) => {
                 device.count_read_error(zone, &error);
-                if error.kind() != io::ErrorKind::TimedOut {
+                if says_that_it_is_damaged(&error) {
                     self.quarantine(&device, zone);
                 }
                 return Err(Missed::Failed);
@@ -173,4 +173,19 @@ impl Shared {
         }
         Ok(Checksum(state.digest()))
     }
+}
+
+/// Whether an error of a read is one of what stands on the disk: not of time, nor of the memory that was to be filled, nor of
+/// the way to the disk.
+fn says_that_it_is_damaged(error: &io::Error) -> bool {
+    let is_elsewhere = matches!(
+        error.kind(),
+        io::ErrorKind::TimedOut
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::OutOfMemory
+            | io::ErrorKind::Interrupted
+            | io::ErrorKind::WouldBlock
+            | io::ErrorKind::InvalidInput
+    );
+    !is_elsewhere && error.raw_os_error() != Some(libc::EFAULT)
 }

@@ -30,6 +30,8 @@ pub(super) struct MemoryDisk {
     pub(super) keeps_log: AtomicBool,
     /// Reads that touch this byte fail.
     pub(super) bad_byte: AtomicU64,
+    /// The error number with which they do, 0 for EIO.
+    pub(super) bad_error: AtomicI32,
     pub(super) fails_writes: AtomicBool,
     /// Allocations wait until this is false.
     pub(super) holds_allocations: AtomicBool,
@@ -75,7 +77,9 @@ impl MemoryDisk {
                     let end = at + piece.length();
                     let bad = usize::try_from(self.bad_byte.load(Ordering::Relaxed)).unwrap();
                     if (at..end).contains(&bad) {
-                        return Err(io::Error::from_raw_os_error(libc::EIO));
+                        let errno = self.bad_error.load(Ordering::Relaxed);
+                        let errno = if errno == 0 { libc::EIO } else { errno };
+                        return Err(io::Error::from_raw_os_error(errno));
                     }
                     piece.copy_in(content.get(at..end).ok_or(io::ErrorKind::UnexpectedEof)?);
                     at = end;
