@@ -170,7 +170,10 @@ impl Datapath {
     /// The load of an object of `size` that was begun ahead of its use has ended. `is_wanted`: somebody waits for it.
     pub(super) fn ended_ahead(&self, ino: Ino, size: ByteCount, is_loaded: bool, is_wanted: bool) {
         let mut state = self.lock();
-        let is_same = |object: &&mut Object| object.size == size && !matches!(object.place, Place::Ssd);
+        // One that is on its way to a disk again, or is written, is in no account: nothing settles it there.
+        let is_same = |object: &&mut Object| {
+            object.size == size && object.phase == Phase::Sealed && object.is_resident()
+        };
         let slot = state.tree.by_ino(ino).filter(|_| is_loaded);
         let Some(object) = slot.and_then(|slot| state.object_mut(slot)).filter(is_same) else {
             state.ahead.bytes = state.ahead.bytes.saturating_sub(size.get());
