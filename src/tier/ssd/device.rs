@@ -256,37 +256,38 @@ impl Device {
 
     /// Takes a free zone, allocating it if need be, and makes it the open one. `None` when no more than `kept` are free at
     /// the moment.
-    pub(super) fn take_free_zone(&self, sequence: Order, kept: usize) -> Option<u32> {
+    ///
+    /// # Errors
+    /// What the disk says to an allocation, but for want of room.
+    pub(super) fn take_free_zone(&self, sequence: Order, kept: usize) -> io::Result<Option<u32>> {
         let mut zones = self.zones.lock();
         if self.spare_of(&zones) <= kept {
-            return None;
+            return Ok(None);
         }
         let open = Zone { state: ZoneState::Open, sequence, readers: 0, footer: None };
-        let free = zones.iter().position(|zone| zone.state == ZoneState::Free);
-        let absent = || zones.iter().position(|zone| zone.state == ZoneState::Absent);
-        if let Some(index) = free {
-            zones[index] = open;
-            return u32::try_from(index).ok();
+        let first =
+            |state| zones.iter().zip(0u32..).find(|(zone, _)| zone.state == state).map(|(_, index)| index);
+        if let Some(number) = first(ZoneState::Free) {
+            zones[number as usize] = open;
+            return Ok(Some(number));
         }
         if self.is_full() {
-            return None;
+            return Ok(None);
         }
-        let index = absent()?;
-        let number = u32::try_from(index).ok()?;
+        let Some(number) = first(ZoneState::Absent) else { return Ok(None) };
         // It is nobody else's while its blocks are allocated, which a filesystem may take its time for.
-        zones[index] = open;
+        zones[number as usize] = open;
         drop(zones);
         let Err(error) = self.disk.allocate(ByteCount(zone_offset(number + 1, self.zone_blocks))) else {
-            return Some(number);
+            return Ok(Some(number));
         };
         self.change_zone(number, |zone| *zone = Zone::ABSENT);
-        if error.kind() == io::ErrorKind::StorageFull {
-            self.is_full.store(true, Ordering::Relaxed);
-            tracing::warn!(device = self.name, %error, "the SSD tier stays smaller than configured");
-        } else {
-            self.count_write_error(&error);
+        if error.kind() != io::ErrorKind::StorageFull {
+            return Err(error);
         }
-        None
+        self.is_full.store(true, Ordering::Relaxed);
+        tracing::warn!(device = self.name, %error, "the SSD tier stays smaller than configured");
+        Ok(None)
     }
 
     /// Waits until more than `kept` zones are free, or `limit` passes. Reclaim neither waits for the writer meanwhile nor

@@ -308,6 +308,18 @@ fn a_disk_that_hangs_while_names_come_can_be_removed() {
 }
 
 #[test]
+fn an_allocation_that_fails_costs_one_record_and_counts_as_one_error() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    disk.allocate_error.store(libc::EIO, Ordering::Relaxed);
+    assert_eq!(store(&tier, b"failed", 1, THIRD), Stored::Failed);
+    disk.allocate_error.store(0, Ordering::Relaxed);
+    assert_eq!(store(&tier, b"later", 1, THIRD), Stored::Yes);
+    let device = tier.status().devices.remove(0);
+    assert_eq!((device.write_errors, device.trouble), (1, None));
+}
+
+#[test]
 fn an_allocation_that_takes_long_holds_up_nobody_who_asks_for_the_room_or_loads() {
     let disk = MemoryDisk::new();
     let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));

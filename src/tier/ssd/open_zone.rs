@@ -96,7 +96,8 @@ impl Writer {
         let sequence = self.shared.next_order();
         let taken = self.device.take_free_zone(sequence, kept);
         self.shared.wake_reclaim();
-        let Some(zone) = taken else { return Ok(false) };
+        let taken = taken.inspect_err(|error| _ = self.device.count_write_error(error));
+        let Some(zone) = taken? else { return Ok(false) };
         let header = ZoneHeader { device: self.device.uuid, zone, sequence };
         if let Err(error) = self.device.write_frame(zone, 0, &header, self.shared.limit) {
             self.device.count_write_error(&error);

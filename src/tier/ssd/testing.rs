@@ -33,6 +33,8 @@ pub(super) struct MemoryDisk {
     /// The error number with which they do, 0 for EIO.
     pub(super) bad_error: AtomicI32,
     pub(super) fails_writes: AtomicBool,
+    /// The error number with which allocations fail, 0 for none.
+    pub(super) allocate_error: AtomicI32,
     /// Allocations wait until this is false.
     pub(super) holds_allocations: AtomicBool,
     /// Requests do not end.
@@ -126,6 +128,10 @@ impl Disk for MemoryDisk {
     fn allocate(&self, length: ByteCount) -> io::Result<()> {
         while self.holds_allocations.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
+        }
+        let errno = self.allocate_error.load(Ordering::Relaxed);
+        if errno != 0 {
+            return Err(io::Error::from_raw_os_error(errno));
         }
         let room = self.room.load(Ordering::Relaxed);
         if room > 0 && length.get() > room {
