@@ -269,7 +269,9 @@ impl Datapath {
         let doomed = {
             let mut state = self.lock();
             if state.tree.directory(slot).is_some() {
-                return self.keep_directory(&mut state, slot);
+                // Not at once: a disk whose zone gave an error would fail again.
+                self.unkept.lock().insert(slot);
+                return;
             }
             let Some(object) = state.object_mut(slot).filter(|object| object.version == version) else {
                 return;

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use nix::mount::{MntFlags, umount2};
+
 use super::common::Mount;
 use super::common::faulty_disk::FaultyDisk;
 use super::common::pattern::{assert_same, bytes};
@@ -276,4 +278,31 @@ fn a_disk_that_fails_costs_no_durability_while_another_takes_everything() {
     write(&last, 7);
     let synced = File::open(last.join("object7")).and_then(|file| file.sync_all());
     assert_eq!(synced.expect_err("no disk takes it").raw_os_error(), Some(libc::EIO));
+}
+
+#[test]
+fn a_directory_that_no_disk_took_at_first_is_found_with_what_is_below_it_by_a_host_that_lost_its_memory() {
+    let disk = FaultyDisk::new();
+    let mut mount = mount_on_faulty(&disk);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    let errors = |mount: &Mount| device(mount)["write_errors"].as_u64().expect("a number");
+    disk.set(|faults| faults.write_error = Some(libc::EIO));
+    let below = namespace.join("below");
+    fs::create_dir(&below).expect("mkdir");
+    assert!(until(HANG, || errors(&mount) > 0), "its record was not written");
+    disk.set(|faults| faults.write_error = None);
+    write(&below, 77);
+    mount.wait_until_closed([below.join("object77")]);
+    evict(&mount);
+    // Every object that is left, and the three directories: what was refused is sent again within seconds.
+    let records = || mount.control_get("/v1/status").json()["ssd"]["records"].as_u64().expect("a number");
+    let listed = |directory: &Path| fs::read_dir(directory).expect("a listing").count() as u64;
+    let wanted = || listed(&namespace) + listed(&below) + 2;
+    assert!(until(HANG, || records() == wanted()), "{} records, not {}", records(), wanted());
+    let memory = mount.instance_dir().join("memory");
+    mount.kill9();
+    umount2(&memory, MntFlags::MNT_DETACH).expect("umount of the memory");
+    mount.start_daemon();
+    assert_same(&fs::read(below.join("object77")).expect("read"), &content(77), "below a directory");
 }
