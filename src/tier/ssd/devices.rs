@@ -29,6 +29,12 @@ impl Devices {
         self.list.read().iter().flatten().cloned().collect()
     }
 
+    /// The numbers of some disks in use.
+    pub(super) fn numbers(&self, is_meant: impl Fn(&Device) -> bool) -> Vec<u8> {
+        let list = self.list.read();
+        list.iter().flatten().filter(|device| is_meant(device)).map(|device| device.number).collect()
+    }
+
     /// The disk at a place.
     pub(super) fn named(&self, name: &str) -> Option<Arc<Device>> {
         self.list.read().iter().flatten().find(|device| device.name == name).cloned()

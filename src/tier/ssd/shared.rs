@@ -305,14 +305,12 @@ impl Shared {
     fn bury_wherever(&self, mut devices: Vec<u8>, hash: RecordHash, version: Version) {
         if !devices.is_empty() {
             // A copy may stand on a disk that is being emptied, or on which a start found it.
-            let leaving = self.devices.all().into_iter().filter(|device| device.is_leaving());
-            devices.extend(leaving.map(|device| device.number));
+            devices.extend(self.devices.numbers(Device::is_leaving));
             devices.extend(self.second_places.lock().get(&hash).into_iter().flatten());
         }
         // A zone that is given up, and that a start may find all the same, is not in the index.
-        let is_doubtful = |device: &Arc<Device>| device.may_find_given_up() && !device.is_failing();
-        let doubtful = self.devices.all().into_iter().filter(is_doubtful);
-        devices.extend(doubtful.map(|device| device.number));
+        let is_doubtful = |device: &Device| device.may_find_given_up() && !device.is_failing();
+        devices.extend(self.devices.numbers(is_doubtful));
         devices.sort_unstable();
         devices.dedup();
         for number in devices {
