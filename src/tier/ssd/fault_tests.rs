@@ -119,6 +119,24 @@ fn a_removal_outlives_a_zone_that_a_start_cannot_read() {
 }
 
 #[test]
+fn a_record_of_a_directory_outlives_a_zone_that_a_start_cannot_read() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 12));
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    assert_eq!(store(&tier, b"a", 1, THIRD), Stored::Yes);
+    assert_eq!(store(&tier, DIRECTORY, 2, 0), Stored::Yes);
+    // As a daemon that was killed leaves it: the scan fails at the data of the first record.
+    let after = MemoryDisk::holding(disk.content.lock().clone());
+    after.bad_byte.store(ZONES_START + 2 * BLOCK, Ordering::Relaxed);
+    let tier = tier_on(std::slice::from_ref(&after), &config);
+    let Indexed { summary, early, .. } = tier.index(&|key| key == DIRECTORY);
+    assert_eq!((summary.lost_zones, early.len(), tier.holds(b"a")), (1, 1, None));
+    assert!(tier.own(&early[0], 7));
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert!(tier.flush(LIMIT));
+    assert_eq!(found_on(after.content.lock().clone(), &config), ["directory"]);
+}
+
+#[test]
 fn a_removal_outlives_a_write_error_in_its_zone() {
     let (disk, config) = (MemoryDisk::new(), config(1, 12));
     let tier = with_a_removal_in_the_open_zone(&disk, &config);

@@ -18,6 +18,8 @@
 
 use std::time::{Duration, Instant};
 
+use tidefs_engine::types::ByteCount;
+
 use super::Shared;
 use super::device::{Device, FooterPlace, ZoneState};
 use super::format::{BLOCK, FooterEntry, Order, RecordHeader, Tombstone, TombstoneBlock, decode};
@@ -63,7 +65,8 @@ impl Shared {
     }
 }
 
-/// Finds the removals of a zone some of whose blocks cannot be read. Records are passed over by their headers.
+/// Finds the removals of a zone some of whose blocks cannot be read, and its records without data. Other records are passed
+/// over by their headers.
 fn salvage_removals(device: &Device, zone: u32, sequence: Order, limit: Duration) -> Vec<FooterEntry> {
     let deadline = Instant::now() + limit;
     let mut found = Vec::new();
@@ -98,6 +101,9 @@ fn salvage_removals(device: &Device, zone: u32, sequence: Order, limit: Duration
             if let Ok(RecordHeader { device: uuid, sequence: written, facts }) = decode(one) {
                 if uuid == device.uuid && written == sequence && fits(device, block, &facts) {
                     blocks = u32::try_from(facts.blocks()).unwrap_or(1);
+                    if facts.length == ByteCount::ZERO {
+                        found.push(FooterEntry::Object { block, facts });
+                    }
                 }
             } else if let Ok(TombstoneBlock { device: uuid, sequence: written, tombstones }) = decode(one)
                 && uuid == device.uuid

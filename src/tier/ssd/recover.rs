@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
-use tidefs_engine::types::Version;
+use tidefs_engine::types::{ByteCount, Version};
 
 use super::device::{Device, FooterPlace, Zone, ZoneState, zone_offset};
 use super::disk::{Disk, Request, Ticket};
@@ -134,6 +134,7 @@ impl Shared {
     pub(super) fn build_index(&self, is_early: &dyn Fn(&[u8]) -> bool) -> Indexed {
         let mut summary = RecoverySummary::default();
         let mut known = self.known_zones();
+        let mut lost = Vec::new();
         let mut gathered = Gathered {
             is_early,
             early: Vec::new(),
@@ -158,9 +159,12 @@ impl Shared {
                     summary.lost_zones += 1;
                     // Its removals hide what stands in other zones, as far as they can still be read.
                     let mut left = self.removals_left_in(&device, zone.zone);
-                    left.retain(|entry| matches!(entry, FooterEntry::Tombstones(_)));
+                    left.retain(|entry| match entry {
+                        FooterEntry::Tombstones(_) => true,
+                        FooterEntry::Object { facts, .. } => facts.length == ByteCount::ZERO,
+                    });
                     self.enter(&device, zone.zone, &left, &mut gathered);
-                    self.quarantine(&device, zone.zone);
+                    lost.push((device, zone.zone));
                     false
                 }
             }
@@ -177,6 +181,10 @@ impl Shared {
         for (hash, version) in self.take_left_intents() {
             self.index.remove_if(&hash, |found| found.version <= version);
             self.remove_everywhere(hash, version);
+        }
+        for (device, zone) in lost {
+            self.move_out(&mut early, |place| place.zone == device.zone_id(zone));
+            self.quarantine(&device, zone);
         }
         self.give_up_surplus(&crossed, &mut early);
         known

@@ -39,9 +39,7 @@ impl Shared {
         for (device, zones) in &surplus {
             zones.iter().for_each(|zone| _ = device.give_up(*zone));
         }
-        for standing in early.iter_mut().filter(|early| self.is_surplus(early.place) && self.stands(early)) {
-            self.move_out(standing);
-        }
+        self.move_out(early, |place| self.is_surplus(place));
         for hash in crossed {
             if let Some(found) = self.index.remove_if(hash, |found| self.is_surplus(found.place)) {
                 self.remove_everywhere(*hash, found.version);
@@ -62,8 +60,15 @@ impl Shared {
         }
     }
 
-    /// Leaves a record without data to be written again on its disk, before the zone is given up.
-    fn move_out(&self, standing: &mut Standing) {
+    /// Leaves records that have no data, and stand where `is_left` says, to be written again on their disk. Called before
+    /// their zone is given up.
+    pub(super) fn move_out(&self, early: &mut [Standing], is_left: impl Fn(Place) -> bool) {
+        for standing in early.iter_mut().filter(|early| is_left(early.place) && self.stands(early)) {
+            self.move_one_out(standing);
+        }
+    }
+
+    fn move_one_out(&self, standing: &mut Standing) {
         let Some(device) = self.devices.get(standing.place.zone.device()) else { return };
         let record = &standing.record;
         let nowhere = Place { zone: ZoneId::on_the_move(device.number), block: self.next_move() };
