@@ -4,6 +4,7 @@
 //! - Memory of the peer is touched only between `enter` and `leave` of its word.
 //! - An operation on a region that is not mapped yet waits for the owner's answer; there is one question for each region.
 //! - When the connection ends, so does everything that waits; a copy that runs ends by itself, in memory that stays mapped.
+//! - The socket is closed behind the last copy: its end tells the owner that its memory is touched no more.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use nix::sys::socket::Shutdown;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
@@ -61,6 +63,8 @@ impl fmt::Debug for State {
 pub(super) struct ShmEndpoint {
     me: Weak<Self>,
     peer: PeerId,
+    /// Beside the task, each copy keeps it open.
+    socket: Socket,
     words: Words,
     copiers: Arc<Copiers>,
     /// Guards the mappings and what waits for one; never held while bytes are copied.
@@ -105,6 +109,7 @@ impl ShmEndpoint {
         let endpoint = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             peer,
+            socket,
             words,
             copiers,
             state: Mutex::new(State { regions: HashMap::new(), end: None }),
@@ -115,7 +120,7 @@ impl ShmEndpoint {
             idle: Notify::new(),
             stop: Notify::new(),
         });
-        runtime.spawn(Arc::clone(&endpoint).talk(socket, asked));
+        runtime.spawn(Arc::clone(&endpoint).talk(asked));
         endpoint
     }
 
@@ -131,22 +136,40 @@ impl ShmEndpoint {
         self.stop.notify_one();
     }
 
-    async fn talk(self: Arc<Self>, socket: Socket, mut asked: mpsc::UnboundedReceiver<RegionId>) {
-        let ended = self.listen(&socket, &mut asked).await;
+    async fn talk(self: Arc<Self>, mut asked: mpsc::UnboundedReceiver<RegionId>) {
+        let ended = tokio::select! {
+            ended = self.listen(&mut asked) => ended,
+            // Also while the owner does not take what is sent to it.
+            () = self.stop.notified() => Ok(()),
+        };
         let cause = match ended {
             Ok(()) => "it closed its end".to_owned(),
             Err(error) => error.to_string(),
         };
         self.fail(EndpointState::Failed(Error::PeerGone { peer: self.peer, cause: cause.into() }));
+        self.until_idle().await;
+        self.socket.shut_down(Shutdown::Both);
     }
 
-    async fn listen(&self, socket: &Socket, asked: &mut mpsc::UnboundedReceiver<RegionId>) -> io::Result<()> {
+    /// Resolves when no operation is taken.
+    async fn until_idle(&self) {
+        loop {
+            let idle = self.idle.notified();
+            tokio::pin!(idle);
+            idle.as_mut().enable();
+            if self.taken.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    async fn listen(&self, asked: &mut mpsc::UnboundedReceiver<RegionId>) -> io::Result<()> {
         let mut packet = [0; PACKET];
         loop {
             tokio::select! {
-                () = self.stop.notified() => return Ok(()),
-                Some(id) = asked.recv() => socket.send(&Packet::Map { id }.encode(), None).await?,
-                received = socket.receive(&mut packet) => {
+                Some(id) = asked.recv() => self.socket.send(&Packet::Map { id }.encode(), None).await?,
+                received = self.socket.receive(&mut packet) => {
                     let (count, descriptor) = received?;
                     if count == 0 {
                         return Ok(());
@@ -361,15 +384,63 @@ impl Endpoint for ShmEndpoint {
         Box::pin(async {
             self.fail(EndpointState::Closed);
             self.stop.notify_one();
-            loop {
-                let idle = self.idle.notified();
-                tokio::pin!(idle);
-                idle.as_mut().enable();
-                if self.taken.load(Ordering::Acquire) == 0 {
-                    return;
-                }
-                idle.await;
-            }
+            self.until_idle().await;
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::socket::Listener;
+    use super::*;
+    use crate::memory::PageKind;
+    use crate::transport::{RemoteSlice, Ticket, TicketSink};
+    use crate::types::{Incarnation, MemberId};
+
+    #[derive(Debug)]
+    struct Unheard;
+
+    impl TicketSink for Unheard {
+        fn completed(&self, _: u32, _: Result<(), Error>) {}
+    }
+
+    /// A copy that waits for its thread when the link is lost: the owner, which gives the memory back when the
+    /// connection ends, must not see that end before the copy's.
+    #[tokio::test]
+    async fn the_connection_ends_behind_the_last_copy() {
+        let name = format!("tidefs-test-last-copy-{}", std::process::id());
+        let listener = Listener::bind(name.as_bytes()).unwrap();
+        let socket = Socket::connect(name.as_bytes()).unwrap();
+        let owner = listener.accept().await.unwrap();
+        let (words, copiers) = (Words::new(8).unwrap(), Arc::new(Copiers::start(1).unwrap()));
+        let peer = PeerId { member: MemberId(2), incarnation: Incarnation(1) };
+        let endpoint = ShmEndpoint::start(&Handle::current(), peer, socket, words, copiers);
+        let region = Region::anonymous(ByteCount(4096), PageKind::Base, Access::ReadWrite).unwrap();
+        let region = Arc::new(region);
+        let operation = Operation {
+            direction: Direction::Read,
+            local: MemorySlice::new(&region, RegionId(1), 0, ByteCount(4096)).unwrap(),
+            remote: RemoteSlice { region: RegionId(1), key: Arc::default(), offset: 0 },
+            rail: RailId(0),
+            deadline: Instant::now() + Duration::from_secs(60),
+            ticket: Ticket::new(Arc::new(Unheard), BatchId::next(), 0),
+        };
+        let mut packet = [0; PACKET];
+        endpoint.post(&mut VecDeque::from([operation]));
+        owner.receive(&mut packet).await.unwrap();
+        let operation = match endpoint.state.lock().regions.remove(&RegionId(1)) {
+            Some(Entry::Asked(mut waiting)) => waiting.pop().unwrap(),
+            _ => unreachable!("it waits for the owner's answer"),
+        };
+        let theirs = Arc::new(Mapped { region, is_writable: true, word: 0 });
+        let copy = Copy { operation, theirs, endpoint: Arc::clone(&endpoint) };
+        endpoint.lose();
+        let ended = tokio::time::timeout(Duration::from_millis(200), owner.receive(&mut packet)).await;
+        assert!(ended.is_err(), "a copy is under way: {ended:?}");
+        copy.run();
+        let ended = tokio::time::timeout(Duration::from_secs(5), owner.receive(&mut packet)).await;
+        assert_eq!(ended.unwrap().unwrap().0, 0);
     }
 }

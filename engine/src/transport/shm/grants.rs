@@ -2,7 +2,8 @@
 //!
 //! Invariants
 //! - A region's memory is given back only when its word in every connection is revoked and counts no copy, or the
-//!   connection is closed: a killed peer touches nothing any more.
+//!   peer has closed the connection: it does so behind its last copy, and a killed peer touches nothing any more.
+//! - A connection that is ended from here grants nothing from then on, and is kept until the peer's copies have ended.
 //! - A word is used once in the life of a connection.
 
 use std::collections::{BTreeMap, HashMap};
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use nix::sys::socket::Shutdown;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::mpsc;
@@ -46,7 +48,7 @@ struct Guest {
     words: Words,
     grants: Mutex<Grants>,
     outbox: mpsc::Sender<Packet>,
-    /// The connection has ended: nothing that was granted on it is touched any more.
+    /// Nothing that was granted on the connection is touched any more.
     is_gone: AtomicBool,
     /// Ends the connection.
     stop: Notify,
@@ -58,6 +60,14 @@ struct Grants {
     word_of: HashMap<RegionId, usize>,
     /// Words in use of each page that has one.
     in_use: BTreeMap<usize, usize>,
+}
+
+/// Who has ended a connection.
+#[derive(Debug)]
+enum Ended {
+    /// The peer, or its death: it touches nothing any more.
+    ByPeer,
+    Here,
 }
 
 impl Owner {
@@ -74,7 +84,7 @@ impl Owner {
         }
     }
 
-    /// Ends the connections of `peer`.
+    /// Ends the connections of `peer`, as soon as its copies have ended.
     pub(super) fn forget(&self, peer: PeerId) {
         self.guests
             .lock()
@@ -83,9 +93,17 @@ impl Owner {
             .for_each(|guest| guest.stop.notify_one());
     }
 
-    /// Ends all connections.
-    pub(super) fn close(&self) {
+    /// Ends all connections, as soon as the copies over them have ended.
+    pub(super) fn stop(&self) {
         self.guests.lock().iter().for_each(|guest| guest.stop.notify_one());
+    }
+
+    /// Ends all connections. Resolves when no peer touches anything any more.
+    pub(super) async fn close(&self) {
+        self.stop();
+        while !self.guests.lock().is_empty() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
     }
 
     /// Serves a connection of `peer` until it ends.
@@ -100,11 +118,19 @@ impl Owner {
             stop: Notify::new(),
         });
         self.guests.lock().push(Arc::clone(&guest));
-        let ended = self.talk(&guest, &socket, &mut orders).await;
+        let ended = tokio::select! {
+            ended = self.talk(&guest, &socket, &mut orders) => ended,
+            // Also while the peer does not take what is sent to it.
+            () = guest.stop.notified() => Ok(Ended::Here),
+        };
+        guest.revoke_all();
+        if !matches!(ended, Ok(Ended::ByPeer)) {
+            guest.part(&socket).await;
+        }
         drop(socket);
         guest.is_gone.store(true, Ordering::Release);
         self.guests.lock().retain(|other| !Arc::ptr_eq(other, &guest));
-        ended
+        ended.map(drop)
     }
 
     async fn talk(
@@ -112,15 +138,14 @@ impl Owner {
         guest: &Guest,
         socket: &Socket,
         orders: &mut mpsc::Receiver<Packet>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Ended> {
         socket.send(&Packet::Welcome.encode(), Some(guest.words.file().as_fd())).await?;
         let mut packet = [0; PACKET];
         loop {
             tokio::select! {
-                () = guest.stop.notified() => return Ok(()),
                 Some(order) = orders.recv() => socket.send(&order.encode(), None).await?,
                 received = socket.receive(&mut packet) => match received? {
-                    (0, _) => return Ok(()),
+                    (0, _) => return Ok(Ended::ByPeer),
                     (count, None) => match Packet::decode(&packet[..count]) {
                         Some(Packet::Map { id }) => self.grant(guest, socket, id).await?,
                         _ => return Err(io::ErrorKind::InvalidData.into()),
@@ -186,10 +211,42 @@ impl Guest {
         if self.outbox.try_send(Packet::Revoked { id }).is_err() {
             self.stop.notify_one();
         }
+        // A guest that is cut off is not gone before its copies are.
         while self.words.copies(word) > 0 && !self.is_gone.load(Ordering::Acquire) {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
         self.release_word(word);
+    }
+
+    /// No new copy begins, of whatever region.
+    fn revoke_all(&self) {
+        self.words_in_use().for_each(|word| {
+            self.words.revoke(word);
+        });
+    }
+
+    /// The words of each page that has one in use: also those that are being withdrawn.
+    fn words_in_use(&self) -> impl Iterator<Item = usize> {
+        let (pages, next) = {
+            let grants = self.grants.lock();
+            (grants.in_use.keys().copied().collect::<Vec<_>>(), grants.next)
+        };
+        let of_page = move |page: usize| page * WORDS_PER_PAGE..((page + 1) * WORDS_PER_PAGE).min(next);
+        pages.into_iter().flat_map(of_page)
+    }
+
+    /// Tells the peer, from which everything was taken back, that the connection ends, and waits until it has closed its
+    /// end or its copies have ended.
+    async fn part(&self, socket: &Socket) {
+        socket.shut_down(Shutdown::Write);
+        let mut packet = [0; PACKET];
+        let mut is_open = true;
+        while is_open && self.words_in_use().any(|word| self.words.copies(word) > 0) {
+            is_open = tokio::select! {
+                received = socket.receive(&mut packet) => !matches!(received, Ok((0, _)) | Err(_)),
+                () = tokio::time::sleep(LOOK_AGAIN) => true,
+            };
+        }
     }
 
     fn release_word(&self, word: usize) {
@@ -207,6 +264,91 @@ impl Guest {
         };
         if is_free && let Err(error) = self.words.release_page(page) {
             tracing::debug!(%error, "a page of spent grants is kept");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::socket::Listener;
+    use super::*;
+    use crate::memory::PageKind;
+    use crate::types::{ByteCount, Incarnation, MemberId};
+
+    /// A peer that holds a copy open, as one does that is slow or stopped.
+    struct Slow {
+        owner: Arc<Owner>,
+        socket: Socket,
+        words: Words,
+    }
+
+    impl Slow {
+        const PEER: PeerId = PeerId { member: MemberId(2), incarnation: Incarnation(1) };
+
+        /// Connected to an owner whose regions 0 to `regions` it has mapped. A copy of region 0 is under way.
+        async fn with(name: &str, regions: u64) -> Self {
+            let name = format!("tidefs-test-{name}-{}", std::process::id());
+            let owner = Arc::new(Owner::default());
+            let region = Arc::new(Region::anonymous(ByteCount(4096), PageKind::Base, Access::Read).unwrap());
+            (0..regions).for_each(|id| owner.add(RegionId(id), &region));
+            let listener = Listener::bind(name.as_bytes()).unwrap();
+            let socket = Socket::connect(name.as_bytes()).unwrap();
+            let accepted = listener.accept().await.unwrap();
+            let serving = Arc::clone(&owner);
+            tokio::spawn(async move { serving.serve(Self::PEER, accepted).await });
+            let mut packet = [0; PACKET];
+            let (_, words) = socket.receive(&mut packet).await.unwrap();
+            let words = Words::of_descriptor(words.unwrap()).unwrap();
+            for id in 0..regions {
+                socket.send(&Packet::Map { id: RegionId(id) }.encode(), None).await.unwrap();
+                socket.receive(&mut packet).await.unwrap();
+            }
+            assert!(words.enter(0));
+            Self { owner, socket, words }
+        }
+
+        /// Receives until the owner has ended the connection.
+        async fn until_end(&self) {
+            while self.socket.receive(&mut [0; PACKET]).await.unwrap().0 > 0 {}
+        }
+
+        async fn resolves(&self, work: impl Future<Output = ()>) -> bool {
+            tokio::time::timeout(Duration::from_millis(200), work).await.is_ok()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_is_cut_off_in_a_copy_keeps_that_memory_and_gets_no_more() {
+        let peer = Slow::with("cut-off", OUTBOX as u64 + 3).await;
+        // More withdrawals than the outbox holds: the peer is cut off.
+        for id in 2..OUTBOX as u64 + 3 {
+            peer.owner.remove(RegionId(id)).await;
+        }
+        assert!(!peer.resolves(peer.owner.remove(RegionId(0))).await, "a copy of it is under way");
+        peer.until_end().await;
+        assert!(!peer.words.enter(1), "a region that was not withdrawn");
+        assert!(!peer.resolves(peer.owner.close()).await);
+        peer.words.leave(0);
+        assert!(peer.resolves(peer.owner.close()).await);
+    }
+
+    #[tokio::test]
+    async fn a_forgotten_peer_is_waited_for_until_its_copies_have_ended_or_it_is_dead() {
+        for dies in [false, true] {
+            let peer = Slow::with(&format!("forgotten-{dies}"), 2).await;
+            peer.owner.forget(Slow::PEER);
+            peer.until_end().await;
+            assert!(!peer.words.enter(1));
+            assert!(!peer.resolves(peer.owner.remove(RegionId(0))).await);
+            assert!(!peer.resolves(peer.owner.close()).await);
+            if dies {
+                let Slow { owner, socket, .. } = peer;
+                drop(socket);
+                assert!(tokio::time::timeout(Duration::from_secs(5), owner.close()).await.is_ok());
+            } else {
+                peer.words.leave(0);
+                assert!(peer.resolves(peer.owner.close()).await);
+            }
         }
     }
 }

@@ -297,11 +297,12 @@ impl Transport for ShmTransport {
             self.is_closed.store(true, Ordering::Release);
             self.listener.abort();
             self.shared.tokens.lock().clear();
-            self.shared.owner.close();
+            self.shared.owner.stop();
             let endpoints = std::mem::take(&mut *self.endpoints.lock());
             for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
                 endpoint.close().await;
             }
+            self.shared.owner.close().await;
         })
     }
 }
@@ -309,7 +310,7 @@ impl Transport for ShmTransport {
 impl Drop for ShmTransport {
     fn drop(&mut self) {
         self.listener.abort();
-        self.shared.owner.close();
+        self.shared.owner.stop();
     }
 }
 

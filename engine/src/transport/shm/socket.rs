@@ -7,8 +7,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    accept4, bind, connect, getsockopt, listen, recvmsg, sendmsg, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType,
+    UnixAddr, accept4, bind, connect, getsockopt, listen, recvmsg, sendmsg, shutdown, socket, sockopt,
 };
 use nix::unistd::Uid;
 use tokio::io::Interest;
@@ -81,6 +81,11 @@ impl Socket {
         };
         let user = Uid::from_raw(credentials.uid());
         user.is_root() || user == Uid::effective()
+    }
+
+    /// Tells the other end that no more is sent, or received. One that is gone needs not be told.
+    pub(super) fn shut_down(&self, how: Shutdown) {
+        let _ = shutdown(self.socket.as_raw_fd(), how);
     }
 
     /// Sends one packet, with a descriptor when there is one.
