@@ -1,6 +1,7 @@
-//! The queue's state machines under many orders of threads: nothing is lost, nothing ends twice, nobody waits for ever.
+//! The queue's state machines under many orders of threads: nothing is lost, nothing ends twice, nobody waits for ever. And
+//! the words of shared memory: what was taken back is not touched.
 //!
-//! This program compiles `queue/lane.rs` and `queue/transfer.rs` once more, over locks and atomics that hand the processor
+//! This program compiles `queue/lane.rs`, `queue/transfer.rs` and `transport/shm/word.rs` once more, over locks and atomics that hand the processor
 //! over where a test's scheduler says ([`sync`]): at random, and so that few switches happen at unlucky places. Each case
 //! runs in some thousands of orders. What fails is printed with the schedule that shows it.
 //!
@@ -12,8 +13,9 @@
 mod lanes;
 mod sync;
 mod transfers;
+mod words;
 
-// What the two files below name in the engine.
+// What the files below name in the engine.
 use tidefs_engine::{error, memory, plan, topology, transport, types};
 
 #[path = "../../src/queue/lane.rs"]
@@ -32,6 +34,8 @@ mod lane;
     reason = "a part of the engine's interface, and unit tests"
 )]
 mod transfer;
+#[path = "../../src/transport/shm/word.rs"]
+mod word;
 
 /// Orders that are tried at random, and with few switches.
 const RANDOM: usize = 8_000;
@@ -53,6 +57,7 @@ const CASES: &[Case] = &[
         "nothing_of_a_batch_is_left_after_its_cancelling",
         lanes::nothing_of_a_batch_is_left_after_its_cancelling,
     ),
+    ("memory_that_was_taken_back_is_not_touched", words::memory_that_was_taken_back_is_not_touched),
 ];
 
 fn run(case: fn()) {

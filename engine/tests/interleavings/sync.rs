@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
-pub(crate) use shuttle::sync::atomic::{AtomicUsize, Ordering};
+pub(crate) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);

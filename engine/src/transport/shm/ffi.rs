@@ -4,15 +4,15 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, FromRawFd as _, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tokio::io::unix::AsyncFd;
 
-/// Set while the owner lets the peer touch the region; the other bits count the copies under way.
-const GRANTED: u64 = 1 << 63;
+use super::word;
+use crate::sync::AtomicU64;
+
 /// Bytes of one word.
 const WORD: usize = size_of::<u64>();
 /// Words of one page.
@@ -70,18 +70,18 @@ impl Words {
     /// Owner: lets the peer touch what the word stands for.
     pub(super) fn grant(&self, index: usize) {
         if let Some(word) = self.word(index) {
-            word.store(GRANTED, Ordering::Release);
+            word::grant(word);
         }
     }
 
     /// Owner: no new copy begins. Returns how many are under way.
     pub(super) fn revoke(&self, index: usize) -> u64 {
-        self.word(index).map_or(0, |word| word.fetch_and(!GRANTED, Ordering::AcqRel) & !GRANTED)
+        self.word(index).map_or(0, word::revoke)
     }
 
     /// Owner: copies under way.
     pub(super) fn copies(&self, index: usize) -> u64 {
-        self.word(index).map_or(0, |word| word.load(Ordering::Acquire) & !GRANTED)
+        self.word(index).map_or(0, word::copies)
     }
 
     /// Owner: gives the memory of a page back in which nothing is granted any more.
@@ -93,18 +93,13 @@ impl Words {
 
     /// Peer: begins a copy. False when the grant is gone; then nothing may be touched.
     pub(super) fn enter(&self, index: usize) -> bool {
-        let Some(word) = self.word(index) else { return false };
-        let is_granted = word.fetch_add(1, Ordering::AcqRel) & GRANTED != 0;
-        if !is_granted {
-            word.fetch_sub(1, Ordering::AcqRel);
-        }
-        is_granted
+        self.word(index).is_some_and(word::enter)
     }
 
     /// Peer: the copy has ended.
     pub(super) fn leave(&self, index: usize) {
         if let Some(word) = self.word(index) {
-            word.fetch_sub(1, Ordering::AcqRel);
+            word::leave(word);
         }
     }
 }

@@ -18,6 +18,7 @@ pub(crate) mod fuzz;
 mod grants;
 mod socket;
 mod wire;
+mod word;
 
 use std::collections::HashMap;
 use std::io;
