@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidefs_engine::engine::{
-    Answer, Directory, Engine, EngineConfig, FIRST_FREE_CHANNEL, Messages, PeerDescriptor, TRANSFER_DONE,
-    TransportChoice, open_transports,
+    Answer, Directory, Engine, EngineConfig, FIRST_FREE_CHANNEL, Messages, Parts, PeerDescriptor,
+    TRANSFER_DONE, TransportChoice, TransportName, open_transports,
 };
 use tidefs_engine::error::Error;
 use tidefs_engine::link::{Channel, LinkConfig};
 use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::queue::Priority;
 use tidefs_engine::request::{Batch, LocalPlace, RemotePlace, Request};
-use tidefs_engine::transport::{BoxFuture, Direction};
+use tidefs_engine::transport::layer::fault::{FaultOptions, Faults, faulty};
+use tidefs_engine::transport::{BoxFuture, Direction, Transport};
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
 use tokio::runtime::Runtime;
 
@@ -62,11 +63,19 @@ fn start(runtime: &Runtime, id: PeerId, listen: &str, transports: &str, access: 
         link: LinkConfig { listen: vec![listen.parse().unwrap()], ..LinkConfig::default() },
         ..EngineConfig::new(id)
     };
+    start_with(runtime, config, access, |parts| open_transports(&choice, parts))
+}
+
+fn start_with(
+    runtime: &Runtime,
+    config: EngineConfig,
+    access: Access,
+    open: impl FnOnce(&Parts) -> Result<Vec<Arc<dyn Transport>>, Error>,
+) -> End {
+    let id = config.me;
     let listener = Arc::new(Listener::default());
     let messages = Arc::clone(&listener) as Arc<dyn Messages>;
-    let engine =
-        Engine::start(runtime.handle().clone(), config, messages, |parts| open_transports(&choice, parts))
-            .unwrap();
+    let engine = Engine::start(runtime.handle().clone(), config, messages, open).unwrap();
     let region = Arc::new(Region::anonymous(ByteCount(LENGTH), PageKind::Base, access).unwrap());
     let region_id = engine.register(&region).unwrap();
     End { engine, id, region, region_id, listener }
@@ -394,4 +403,31 @@ fn a_host_without_ipv4_and_one_with_both_are_reached() {
         let read = here.request(&there, Direction::Read, 0, 0, 4096);
         here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
     }
+}
+
+/// One operation fails, and seven more want to go the same way: when it may be tried again, the first of them tries it, and
+/// the others follow at once, not each a cool-down after the one before it.
+#[test]
+fn a_way_that_works_again_is_used_by_all_who_wait_for_it() {
+    const FAILS: u64 = 8;
+    let runtime = runtime();
+    let there = end(&runtime, SOCKETS);
+    let id = PeerId { member: member(), incarnation: Incarnation(1) };
+    let config = EngineConfig {
+        link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
+        attempts_max: 1,
+        ..EngineConfig::new(id)
+    };
+    let faults = Faults::new(FaultOptions { fail_every: FAILS, ..FaultOptions::default() });
+    let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
+        Ok(vec![faulty(TransportName::Tcp.open(parts)?, &faults, &parts.runtime)])
+    });
+    here.connect(&runtime, &there);
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    let submit = |count| here.engine.submit(Batch::new(vec![read; count], soon())).wait();
+    (1..FAILS).for_each(|_| submit(1).into_result().unwrap());
+    assert!(submit(1).into_result().unwrap_err().is_retryable(), "the one that fails");
+    let report = submit(7);
+    assert!(report.elapsed < Duration::from_millis(450), "7 cool-downs take 700 ms: {:?}", report.elapsed);
+    report.into_result().unwrap();
 }

@@ -447,24 +447,29 @@ impl Inner {
                 Direction::Write => &self.metrics.written_bytes_total,
             };
             counter.add(length.get());
-            self.with_way(place.peer, lane, |way| way.succeeded());
+            self.with_way(place.peer, lane, |peer, way| {
+                if way.succeeded() {
+                    // Who waits until the way may be tried again needs to wait no longer.
+                    peer.changed.notify_waiters();
+                }
+            });
             return;
         };
         match error {
             Error::NoSuchRegion { region } => self.peer(place.peer).forget_region(*region),
             Error::TransportFailed { .. } => {
                 tracing::warn!(peer = %place.peer, transport = lane.transport(), %error, "a slice came back");
-                self.with_way(place.peer, lane, |way| way.failed(self.now()));
+                self.with_way(place.peer, lane, |_, way| way.failed(self.now()));
             }
             _ => {}
         }
     }
 
-    fn with_way(&self, peer: PeerId, lane: &Lane, act: impl FnOnce(&peer::Way)) {
+    fn with_way(&self, peer: PeerId, lane: &Lane, act: impl FnOnce(&Peer, &peer::Way)) {
         let index = self.names.iter().position(|&name| name == lane.transport());
         let peers = self.peers.read();
         if let (Some(peer), Some(index)) = (peers.get(&peer), index) {
-            act(&peer.ways[index]);
+            act(peer, &peer.ways[index]);
         }
     }
 

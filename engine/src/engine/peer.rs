@@ -169,15 +169,20 @@ impl Way {
         };
     }
 
-    pub(super) fn succeeded(&self) {
-        if self.is_troubled.swap(false, Ordering::Relaxed) {
-            self.state.lock().cool_down.succeeded();
+    /// An operation has succeeded. Returns whether the way was in trouble before.
+    pub(super) fn succeeded(&self) -> bool {
+        if !self.is_troubled.load(Ordering::Relaxed) {
+            return false;
         }
+        let mut state = self.state.lock();
+        state.cool_down.succeeded();
+        self.is_troubled.swap(false, Ordering::Relaxed)
     }
 
     pub(super) fn failed(&self, now: Duration) {
+        let mut state = self.state.lock();
+        state.cool_down.failed(now);
         self.is_troubled.store(true, Ordering::Relaxed);
-        self.state.lock().cool_down.failed(now);
     }
 
     /// The peer's descriptor says whether it has this transport at all.

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::link::Link;
 use crate::queue::Lane;
 use crate::topology::Topology;
-use crate::transport::{BoxFuture, Exchange, Operation};
+use crate::transport::{BoxFuture, Exchange};
 use crate::types::{PeerId, RegionId};
 
 /// Regions that are described in one message.
@@ -202,7 +202,6 @@ impl Inner {
         for some in unknown.chunks(DESCRIBED_AT_ONCE) {
             self.describe_regions(peer, some, deadline).await?;
         }
-        let mut ready: Vec<(Arc<Lane>, Vec<Operation>)> = Vec::new();
         while let Some(&index) = left.last() {
             let launched = match self.remote_region(peer, region_of(index), deadline).await {
                 Ok(region) => {
@@ -213,15 +212,11 @@ impl Inner {
             };
             left.pop();
             match launched {
-                Ok((operations, lane)) => match ready.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane))
-                {
-                    Some((_, list)) => list.extend(operations),
-                    None => ready.push((lane, operations)),
-                },
+                // Each at once: it may be the one that tries a way which was in trouble, and all others wait for its end.
+                Ok((operations, lane)) => flight.push(&lane, operations),
                 Err(error) => flight.refuse(index, error),
             }
         }
-        ready.into_iter().for_each(|(lane, operations)| flight.push(&lane, operations));
         Ok(())
     }
 
