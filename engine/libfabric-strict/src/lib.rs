@@ -79,3 +79,10 @@ pub extern "C" fn strict_silence(is_silent: i32) {
 pub extern "C" fn strict_fragile(is_fragile: i32) {
     world().is_fragile = is_fragile != 0;
 }
+
+/// Longest memory that is registered from now on, as on a NIC whose table of pages is full; 0 for any.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_memory_max(bytes: usize) {
+    world().memory_max = bytes;
+}

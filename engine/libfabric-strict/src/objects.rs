@@ -192,6 +192,9 @@ unsafe extern "C" fn regattr(
     let Some(range) = range.filter(|_| attr.iov_count == 1) else {
         return -world.violation("a registration of other than one range");
     };
+    if world.memory_max > 0 && range.iov_len > world.memory_max {
+        return -fi::FI_ENOMEM;
+    }
     let id = world.new_id();
     // 32 bits, as EFA's keys; never twice.
     let key = (id as u64) << 12 | world.random(1 << 12) as u64;

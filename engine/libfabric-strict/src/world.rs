@@ -85,6 +85,8 @@ pub(crate) struct World {
     pub(crate) violations: Vec<String>,
     /// Whether a refused key breaks the way to its target, as it does a queue pair of verbs.
     pub(crate) is_fragile: bool,
+    /// Longest memory that is registered; 0 for any.
+    pub(crate) memory_max: usize,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -96,6 +98,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     queues: BTreeMap::new(),
     violations: Vec::new(),
     is_fragile: false,
+    memory_max: 0,
 });
 
 /// The one network of this process.

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use super::Inner;
 use super::peer::RemoteRegion;
+use super::regions::Holders;
 use crate::error::Error;
 use crate::memory::MemorySlice;
 use crate::plan::slice::{self, Limits, Slice};
@@ -44,6 +45,8 @@ impl Ending {
 pub(super) struct Resolved {
     pub(super) direction: Direction,
     pub(super) local: MemorySlice,
+    /// The transports that hold the local region.
+    pub(super) holders: Holders,
     pub(super) remote: RemotePlace,
     /// Index of the request in the batch.
     pub(super) entry: usize,

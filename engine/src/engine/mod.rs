@@ -50,8 +50,8 @@ use crate::types::{ByteCount, MemberId, PeerId, RegionId};
 use deadlines::Deadlines;
 use flight::{Canceller, Flight, Resolved};
 use messages::Events;
-use peer::Peer;
-use regions::Regions;
+use peer::{Peer, RemoteRegion};
+use regions::{Holders, Regions};
 
 pub use crate::link::Answer;
 pub use choice::{ParseTransportError, TransportChoice, TransportName, open_transports};
@@ -113,6 +113,8 @@ pub(crate) struct Inner {
     links: Arc<Links>,
     transports: Vec<Arc<dyn Transport>>,
     names: Vec<&'static str>,
+    /// The transports that local memory must be registered with.
+    local_registrars: Holders,
     regions: Regions,
     /// Read from sysfs when the first way is opened.
     host: OnceLock<Arc<Topology>>,
@@ -156,7 +158,14 @@ impl Engine {
         let transports = open(&Parts { runtime: runtime.clone(), links: Arc::clone(&links) })?;
         let deadlines = Arc::new(Deadlines::default());
         let watcher = runtime.spawn(Arc::clone(&deadlines).watch());
+        let mut local_registrars = Holders::default();
+        for (place, transport) in transports.iter().enumerate() {
+            if transport.capabilities().needs_local_registration {
+                local_registrars.add(place);
+            }
+        }
         let inner = Arc::new(Inner {
+            local_registrars,
             names: transports.iter().map(|transport| transport.name()).collect(),
             regions: Regions::new(),
             host: OnceLock::new(),
@@ -316,10 +325,11 @@ impl Inner {
                 }
             };
             match local {
-                Ok(local) => {
+                Ok((local, holders)) => {
                     resolved.push(Resolved {
                         direction: request.direction,
                         local,
+                        holders,
                         remote: request.remote,
                         entry,
                     });
@@ -365,6 +375,12 @@ impl Inner {
         })
     }
 
+    /// Whether `transport`, by its place, can carry `request` from or to `region`.
+    fn is_usable(&self, transport: usize, request: &Resolved, region: &RemoteRegion) -> bool {
+        region.is_on(self.names[transport])
+            && (!self.local_registrars.has(transport) || request.holders.has(transport))
+    }
+
     /// Posts what can be posted at once, and opens the way for the rest in a task for each peer.
     fn start(self: &Arc<Self>, flight: &Arc<Flight>) {
         let mut ready: Vec<(Arc<Lane>, Vec<Operation>)> = Vec::new();
@@ -377,7 +393,10 @@ impl Inner {
                 _ => last.insert((id, self.peer(id))).1.clone(),
             };
             let known = peer.region(request.remote.region);
-            let open = known.and_then(|region| Some((peer.ready_lane(&self.names, &region)?, region)));
+            let open = known.and_then(|region| {
+                let is_usable = |transport| self.is_usable(transport, request, &region);
+                Some((peer.ready_lane(is_usable)?, region))
+            });
             match open {
                 Some((lane, region)) => {
                     let operations = flight.launch(self, index, &lane, &region);

@@ -292,13 +292,13 @@ impl Peer {
         self.regions.lock().clear();
     }
 
-    /// The best way that is open without waiting, for a region on the transports that `is_on` tells.
-    pub(super) fn ready_lane(&self, transports: &[&str], region: &RemoteRegion) -> Option<Arc<Lane>> {
+    /// The best way that is open without waiting, of the transports that `is_usable` names by their place.
+    pub(super) fn ready_lane(&self, is_usable: impl Fn(usize) -> bool) -> Option<Arc<Lane>> {
         for (index, way) in self.ways.iter().enumerate() {
-            if !region.is_on(transports[index]) || way.is_impossible() {
+            if !is_usable(index) || way.is_impossible() {
                 continue;
             }
-            // A better way that is not ready is worth the detour through `Inner::lane`.
+            // A better way that is not ready is worth the detour through `Inner::open_way`.
             return way.ready();
         }
         None

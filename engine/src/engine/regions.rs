@@ -12,10 +12,30 @@ use crate::memory::{Access, MemorySlice, Region};
 use crate::transport::Transport;
 use crate::types::{ByteCount, RegionId};
 
+/// The transports that hold a region, by their place in the engine's order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Holders(u32);
+
+impl Holders {
+    pub(super) fn add(&mut self, transport: usize) {
+        self.0 |= Self::bit(transport);
+    }
+
+    pub(super) fn has(self, transport: usize) -> bool {
+        self.0 & Self::bit(transport) != 0
+    }
+
+    /// No engine has as many transports as there are bits.
+    fn bit(transport: usize) -> u32 {
+        u32::try_from(transport).ok().and_then(|place| 1_u32.checked_shl(place)).unwrap_or(0)
+    }
+}
+
 #[derive(Debug)]
 struct Registered {
     region: Arc<Region>,
     keys: Vec<(&'static str, Vec<u8>)>,
+    holders: Holders,
 }
 
 /// All regions of an engine.
@@ -39,10 +59,14 @@ impl Regions {
     ) -> Result<RegionId, Error> {
         let id = RegionId(self.next.fetch_add(1, Ordering::Relaxed));
         let mut keys = Vec::with_capacity(transports.len());
+        let mut holders = Holders::default();
         let mut refusal = None;
-        for transport in transports {
+        for (place, transport) in transports.iter().enumerate() {
             match transport.register(id, region) {
-                Ok(key) => keys.push((transport.name(), key)),
+                Ok(key) => {
+                    keys.push((transport.name(), key));
+                    holders.add(place);
+                }
                 Err(error) => {
                     tracing::warn!(transport = transport.name(), region = %id, length = %region.length(), %error,
                         "a region cannot be reached by this transport");
@@ -53,7 +77,7 @@ impl Regions {
         match refusal {
             Some(error) if keys.is_empty() => Err(error),
             _ => {
-                let registered = Arc::new(Registered { region: Arc::clone(region), keys });
+                let registered = Arc::new(Registered { region: Arc::clone(region), keys, holders });
                 self.registered.write().insert(id, registered);
                 Ok(id)
             }
@@ -70,20 +94,20 @@ impl Regions {
         }
     }
 
-    /// A range that this process reads from or, with `stores`, writes to.
+    /// A range that this process reads from or, with `stores`, writes to, and which transports hold its region.
     pub(super) fn slice(
         &self,
         id: RegionId,
         offset: u64,
         length: ByteCount,
         stores: bool,
-    ) -> Result<MemorySlice, Error> {
+    ) -> Result<(MemorySlice, Holders), Error> {
         let registered = self.registered.read();
         let found = registered.get(&id).ok_or(Error::NoSuchRegion { region: id })?;
         if stores && !found.region.is_writable() {
             return Err(Error::ReadOnly { region: id });
         }
-        MemorySlice::new(&found.region, id, offset, length)
+        Ok((MemorySlice::new(&found.region, id, offset, length)?, found.holders))
     }
 
     pub(super) fn describe(&self, id: RegionId) -> Option<RegionDescriptor> {

@@ -35,11 +35,11 @@ impl Inner {
         self.links.connect(peer.id, &addresses, deadline).await
     }
 
-    /// The best way to `peer` among the transports that `usable` names, opened when it is not.
+    /// The best way to `peer` among the transports that `usable` names by their place, opened when it is not.
     pub(super) async fn open_way(
         &self,
         peer: &Arc<Peer>,
-        usable: impl Fn(&str) -> bool,
+        usable: impl Fn(usize) -> bool,
         deadline: Instant,
     ) -> Result<Arc<Lane>, Error> {
         loop {
@@ -63,14 +63,14 @@ impl Inner {
     async fn look_for_way(
         &self,
         peer: &Arc<Peer>,
-        usable: &impl Fn(&str) -> bool,
+        usable: &impl Fn(usize) -> bool,
         deadline: Instant,
     ) -> Result<Found, Error> {
         let mut soonest: Option<Duration> = None;
         let mut refusal = None;
         for (index, way) in peer.ways.iter().enumerate() {
             let name = self.names[index];
-            if !usable(name) {
+            if !usable(index) {
                 continue;
             }
             match way.step(self.now()) {
@@ -104,7 +104,7 @@ impl Inner {
             (None, None) => Err(Error::Unavailable {
                 transport: "any",
                 looked_for: self.names.join(", ").into(),
-                cause: format!("peer {} registered the region with none of them", peer.id).into(),
+                cause: format!("none of them has the memory both here and at peer {}", peer.id).into(),
             }),
         }
     }
@@ -205,7 +205,9 @@ impl Inner {
         while let Some(&index) = left.last() {
             let launched = match self.remote_region(peer, region_of(index), deadline).await {
                 Ok(region) => {
-                    let way = self.open_way(peer, |name| region.is_on(name), deadline).await;
+                    let request = &flight.requests()[index];
+                    let usable = |transport| self.is_usable(transport, request, &region);
+                    let way = self.open_way(peer, usable, deadline).await;
                     way.map(|lane| (flight.launch(self, index, &lane, &region), lane))
                 }
                 Err(error) => Err(error),
@@ -222,11 +224,12 @@ impl Inner {
 
     /// Posts a slice again that came back with an error.
     pub(super) async fn repost(self: &Arc<Self>, flight: &Arc<Flight>, piece: usize) -> Result<(), Error> {
-        let place = flight.requests()[flight.request_of(piece)].remote;
-        let peer = self.peer(place.peer);
+        let request = &flight.requests()[flight.request_of(piece)];
+        let peer = self.peer(request.remote.peer);
         let work = async {
-            let region = self.remote_region(&peer, place.region, flight.deadline()).await?;
-            let lane = self.open_way(&peer, |name| region.is_on(name), flight.deadline()).await?;
+            let region = self.remote_region(&peer, request.remote.region, flight.deadline()).await?;
+            let usable = |transport| self.is_usable(transport, request, &region);
+            let lane = self.open_way(&peer, usable, flight.deadline()).await?;
             Ok((region, lane))
         };
         let (region, lane) = tokio::select! {

@@ -377,6 +377,7 @@ mod tests {
             operations_max: room,
             is_local: true,
             needs_target_cpu: false,
+            needs_local_registration: false,
         };
         let connection = Arc::clone(&endpoint) as Arc<dyn Endpoint>;
         let lane = Arc::new(Lane::new("test", capabilities, rails, host, connection));

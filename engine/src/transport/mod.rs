@@ -50,6 +50,8 @@ pub struct Capabilities {
     pub is_local: bool,
     /// Whether the peer's processor takes part in each operation.
     pub needs_target_cpu: bool,
+    /// Whether local memory of an operation must be registered with it, too.
+    pub needs_local_registration: bool,
 }
 
 /// A NIC, or a path that is used like one.

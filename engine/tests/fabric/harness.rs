@@ -93,6 +93,13 @@ pub(crate) fn fragile(is_fragile: bool) {
     set(i32::from(is_fragile));
 }
 
+/// Longest memory that the strict provider registers from now on; 0 for any.
+pub(crate) fn memory_max(bytes: usize) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(usize) = unsafe { std::mem::transmute(strict_symbol(c"strict_memory_max")) };
+    set(bytes);
+}
+
 /// What rules of the strict provider were broken since the last call.
 pub(crate) fn violations() -> String {
     type Take = unsafe extern "C" fn(*mut c_char, usize) -> usize;

@@ -4,6 +4,7 @@
 //! default is `tcp;ofi_rxm@127.0.0.1`. The strict provider is built with these tests and found beside them. Where there is no libfabric, each test says so and passes.
 
 mod death;
+mod engines;
 mod harness;
 mod strict;
 mod transfers;

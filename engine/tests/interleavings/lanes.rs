@@ -110,6 +110,7 @@ impl Stand {
             operations_max: 1,
             is_local: true,
             needs_target_cpu: false,
+            needs_local_registration: false,
         };
         let rail = Rail { id: RailId(0), name: "test".into(), numa: None, nominal_bytes_per_second: 0 };
         let connection = Arc::clone(&endpoint) as Arc<dyn Endpoint>;

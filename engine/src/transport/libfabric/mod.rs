@@ -192,6 +192,7 @@ impl Fabric {
                 operations_max: OPERATIONS_MAX,
                 is_local: false,
                 needs_target_cpu: false,
+                needs_local_registration: true,
             },
             provider: String::new(),
             uses_addresses: false,

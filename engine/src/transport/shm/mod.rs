@@ -236,6 +236,7 @@ impl Transport for ShmTransport {
             operations_max: OPERATIONS_MAX,
             is_local: true,
             needs_target_cpu: false,
+            needs_local_registration: false,
         }
     }
 

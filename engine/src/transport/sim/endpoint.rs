@@ -55,6 +55,7 @@ impl Transport for SimTransport {
             operations_max: OPERATIONS_MAX,
             is_local: false,
             needs_target_cpu: false,
+            needs_local_registration: false,
         }
     }
 

@@ -135,6 +135,7 @@ impl Transport for TcpTransport {
             operations_max: self.config.operations_max,
             is_local: false,
             needs_target_cpu: true,
+            needs_local_registration: false,
         }
     }
 
