@@ -242,7 +242,9 @@ impl Engine {
             way.offered(name, peer.transports.iter().any(|offered| offered == name), peer.id);
         }
         self.inner.link(&known, deadline).await?;
-        self.inner.open_way(&known, |_| true, deadline).await.map(|_| ())
+        let lane = self.inner.open_way(&known, |_| true, deadline).await?;
+        self.inner.not_tried(peer.id, &lane);
+        Ok(())
     }
 
     /// Starts to move what the batch asks for. Never blocks; what cannot be done is told by the handle.
@@ -475,13 +477,30 @@ impl Inner {
             return;
         };
         match error {
-            Error::NoSuchRegion { region } => self.peer(place.peer).forget_region(*region),
+            Error::NoSuchRegion { region } => {
+                self.peer(place.peer).forget_region(*region);
+                self.not_tried(place.peer, lane);
+            }
+            Error::Cancelled
+            | Error::ReadOnly { .. }
+            | Error::OutOfRange { .. }
+            | Error::Corrupt { .. }
+            | Error::TooLarge { .. } => self.not_tried(place.peer, lane),
             Error::TransportFailed { .. } => {
                 tracing::warn!(peer = %place.peer, transport = lane.transport(), %error, "a slice came back");
                 self.with_way(place.peer, lane, |_, way| way.failed(self.now()));
             }
             _ => {}
         }
+    }
+
+    /// Nothing was found out about the way of `lane`, which may have been meant to be tried.
+    fn not_tried(&self, peer: PeerId, lane: &Lane) {
+        self.with_way(peer, lane, |peer, way| {
+            if way.not_tried(self.now()) {
+                peer.changed.notify_waiters();
+            }
+        });
     }
 
     fn with_way(&self, peer: PeerId, lane: &Lane, act: impl FnOnce(&Peer, &peer::Way)) {

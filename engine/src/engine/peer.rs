@@ -155,8 +155,7 @@ impl Way {
         let mut state = self.state.lock();
         state.connection = match result {
             Ok(lane) => {
-                state.cool_down.succeeded();
-                self.is_troubled.store(false, Ordering::Relaxed);
+                state.cool_down.renewed(now);
                 Connection::Ready(lane)
             }
             Err(error @ Error::Unavailable { .. }) => Connection::Impossible(error),
@@ -177,6 +176,15 @@ impl Way {
         let mut state = self.state.lock();
         state.cool_down.succeeded();
         self.is_troubled.swap(false, Ordering::Relaxed)
+    }
+
+    /// Who was let through by [`Step::Use`] found out nothing about the way. Returns whether another may try it.
+    pub(super) fn not_tried(&self, now: Duration) -> bool {
+        let is_troubled = self.is_troubled.load(Ordering::Relaxed);
+        if is_troubled {
+            self.state.lock().cool_down.renewed(now);
+        }
+        is_troubled
     }
 
     pub(super) fn failed(&self, now: Duration) {

@@ -1,6 +1,7 @@
 //! Keeps a rail or transport that failed out of the plan for a while, twice as long each time.
 //!
-//! When the time is over, one operation tries it: success forgets the past, failure doubles the time.
+//! When the time is over, one operation tries it: success forgets the past, failure doubles the time. A connection that is
+//! made is no success: some are made without a packet to the peer.
 
 use std::time::Duration;
 
@@ -52,6 +53,13 @@ impl CoolDown {
         true
     }
 
+    /// At `now` one operation may try it: what it goes over was made anew, or who was let through has not tried it. The past
+    /// stays until an operation succeeds, for a connection may be made where nothing gets through.
+    pub fn renewed(&mut self, now: Duration) {
+        self.until = self.until.min(now);
+        self.is_trial = false;
+    }
+
     /// Time that is left at `now`; zero when it may be used or tried.
     #[must_use]
     pub fn remaining(&self, now: Duration) -> Duration {
@@ -91,6 +99,25 @@ mod tests {
         assert!(rail.admits(ms(100)) && rail.admits(ms(100)));
         rail.failed(ms(100));
         assert_eq!(rail.remaining(ms(100)), ms(100));
+    }
+
+    #[test]
+    fn a_way_that_is_made_anew_is_tried_at_once_and_its_failures_still_add_up() {
+        let mut rail = CoolDown::default();
+        let mut now = ms(0);
+        for wanted in [100, 200, 400, 800] {
+            assert!(rail.admits(now));
+            rail.failed(now);
+            assert_eq!(rail.remaining(now), ms(wanted));
+            // Somebody connects when the time is over, and somebody sends.
+            now += ms(wanted);
+            assert!(rail.admits(now) && !rail.admits(now));
+            now += ms(1);
+            rail.renewed(now);
+        }
+        let mut fresh = CoolDown::default();
+        fresh.renewed(ms(5));
+        assert!(fresh.admits(ms(1)) && fresh.admits(ms(1)));
     }
 
     #[test]

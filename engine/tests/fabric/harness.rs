@@ -26,6 +26,8 @@ pub(crate) fn config() -> FabricConfig {
         provider: Some(provider.to_owned()),
         address: Some(address.parse().unwrap()),
         settle: Duration::from_millis(500),
+        // On a busy machine a peer may be silent for a while.
+        silence: Duration::from_secs(10),
         ..FabricConfig::default()
     }
 }
@@ -57,10 +59,14 @@ pub(crate) fn open() -> Option<Arc<Fabric>> {
 
 /// The same over the strict provider.
 pub(crate) fn open_strict() -> Option<Arc<Fabric>> {
-    open_with(&FabricConfig { provider: Some("strict".to_owned()), address: None, ..config() })
+    open_with(&strict_config())
 }
 
-fn open_with(config: &FabricConfig) -> Option<Arc<Fabric>> {
+pub(crate) fn strict_config() -> FabricConfig {
+    FabricConfig { provider: Some("strict".to_owned()), address: None, ..config() }
+}
+
+pub(crate) fn open_with(config: &FabricConfig) -> Option<Arc<Fabric>> {
     prepare();
     if let Err(error) = libfabric_sys::Library::open() {
         println!("skipped: {error} (Debian: libfabric1)");

@@ -6,6 +6,8 @@
 //!   and if it has not ended by then, the endpoint is closed and opened again. That ends all that was in flight on
 //!   this NIC, with an error that lets the engine try again, and every connection over it must be made anew, because
 //!   its address is another.
+//! - A peer that ends nothing for [`Settings::silence`] costs its connection, so that time is left to go another way: a
+//!   fabric on which nothing gets through lets connections be made, and would take each deadline whole.
 //!   The same is done when operations to a peer that refused a key are cancelled by the provider.
 //! - At most `slots` operations are in flight, which is what the provider said it takes; others wait in order, and a
 //!   peer whose connection is not ready yet holds up nobody else.
@@ -30,6 +32,7 @@ use super::port::ffi::{Completion, Order, Port, Posted, Registration};
 use super::progress::Command;
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice, PageKind, Region};
+use crate::plan::route::Rate;
 use crate::transport::Direction;
 use crate::types::{ByteCount, PeerId, RegionId};
 
@@ -41,6 +44,10 @@ struct Known {
 
 /// Deadlines are looked at this often while anything is under way.
 const SWEEP: Duration = Duration::from_millis(5);
+/// How many times as long as expected an operation may take before its peer counts as silent.
+const PATIENCE: u32 = 4;
+/// Bytes per second that are assumed before any were carried, where the NIC claims nothing.
+const ASSUMED_RATE: u64 = 100 << 20;
 
 /// One NIC.
 pub(super) struct Domain {
@@ -62,6 +69,14 @@ pub(super) struct Domain {
     /// A refused key has broken the way to a peer, which only a new endpoint mends.
     is_broken: bool,
     connections: Vec<Weak<Connection>>,
+    /// When each peer, by its slot, last ended an operation well.
+    heard: HashMap<u64, Instant>,
+    /// Peers for which the provider has had no room or no connection, since when.
+    blocked: HashMap<u64, Instant>,
+    /// What the NIC carries.
+    rate: Rate,
+    in_flight_bytes: u64,
+    last_end: Instant,
     next_key: u64,
     settings: Settings,
     /// Our address, as peers get it; changes when the endpoint is opened again.
@@ -90,6 +105,11 @@ impl Domain {
             refusing: HashSet::new(),
             is_broken: false,
             connections: Vec::new(),
+            heard: HashMap::new(),
+            blocked: HashMap::new(),
+            rate: Rate::default(),
+            in_flight_bytes: 0,
+            last_end: Instant::now(),
             next_key: 1,
             settings,
             name,
@@ -281,10 +301,12 @@ impl Domain {
                 Posted::Full => {
                     // The whole write is done again, which writes the same bytes to the same place.
                     self.free.push(slot);
+                    self.note_end(&flight, true);
                     self.waiting.push_front(flight.job);
                 }
                 Posted::Refused(failure) => {
                     self.free.push(slot);
+                    self.note_end(&flight, false);
                     let error = error_of(&failure, &flight.job);
                     flight.job.complete(Err(error));
                 }
@@ -292,6 +314,7 @@ impl Domain {
             return;
         }
         self.free.push(slot);
+        self.note_end(&flight, completion.result.is_ok());
         let result = match (completion.result, flight.given_up) {
             (Ok(()), None) => Ok(()),
             // It was given up before it ended; a write that was not confirmed may not be there.
@@ -310,6 +333,27 @@ impl Domain {
             }
         };
         flight.job.complete(result);
+    }
+
+    /// An operation has left the NIC.
+    fn note_end(&mut self, flight: &Flight, moved: bool) {
+        let bytes = flight.job.operation.local.length() as u64;
+        self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
+        if moved {
+            let now = Instant::now();
+            let alone = now.saturating_duration_since(flight.began.max(self.last_end));
+            self.rate.sample(bytes, u64::try_from(alone.as_nanos()).unwrap_or(u64::MAX));
+            self.last_end = now;
+            self.heard.insert(flight.job.peer, now);
+        }
+    }
+
+    /// How long the peer of an operation that starts now may be silent: several times what all that is under way takes.
+    fn patience(&self) -> Duration {
+        let rates = [self.rate.bytes_per_second(), self.settings.bytes_per_second, ASSUMED_RATE];
+        let rate = rates.into_iter().find(|&rate| rate > 0).unwrap_or(1);
+        let millis = self.in_flight_bytes.saturating_mul(1000) / rate;
+        self.settings.silence.max(Duration::from_millis(millis).saturating_mul(PATIENCE))
     }
 
     /// Reads back the last byte of a write.
@@ -345,6 +389,7 @@ impl Domain {
                 continue;
             }
             if let Some(job) = self.start(job) {
+                self.blocked.entry(job.peer).or_insert_with(Instant::now);
                 blocked_peers.push(job.peer);
                 self.waiting.push_back(job);
                 self.is_blocked = true;
@@ -389,7 +434,11 @@ impl Domain {
         };
         match port.post(slot, &order) {
             Posted::Started => {
-                self.flights[slot] = Some(Flight { job, is_confirming: false, given_up: None });
+                self.blocked.remove(&job.peer);
+                self.in_flight_bytes += job.operation.local.length() as u64;
+                let (began, patience) = (Instant::now(), self.patience());
+                let flight = Flight { job, began, patience, is_confirming: false, given_up: None };
+                self.flights[slot] = Some(flight);
                 None
             }
             Posted::Full => {
@@ -414,6 +463,7 @@ impl Domain {
         let now = Instant::now();
         if self.is_busy() {
             self.give_up(&Error::DeadlinePassed, |job| job.operation.deadline <= now);
+            self.leave_silent_peers(now);
             let is_stuck = |flight: &Flight| flight.given_up.as_ref().is_some_and(|(_, until)| *until <= now);
             if self.flights.iter().flatten().any(is_stuck) {
                 self.reopen("an operation did not end in time");
@@ -425,9 +475,38 @@ impl Domain {
             let is_kept = !known.holders.is_empty() || in_use.contains(&known.slot);
             if !is_kept {
                 port.remove(known.slot);
+                self.heard.remove(&known.slot);
             }
             is_kept
         });
+    }
+
+    /// Fails the connections on which nothing has moved for too long, and what is under way on them.
+    fn leave_silent_peers(&mut self, now: Instant) {
+        let is_silent = |flight: &&Flight| {
+            let heard = self.heard.get(&flight.job.peer).copied();
+            let since = heard.map_or(flight.began, |heard| heard.max(flight.began));
+            flight.given_up.is_none() && since + flight.patience <= now
+        };
+        let busy: HashSet<u64> = self.flights.iter().flatten().map(|flight| flight.job.peer).collect();
+        let is_shut_out = |job: &&Job| {
+            let since = self.blocked.get(&job.peer).filter(|_| !busy.contains(&job.peer));
+            since.is_some_and(|&since| since + self.settings.silence <= now)
+        };
+        let silent = self.flights.iter().flatten().filter(is_silent).map(|flight| &flight.job);
+        let silent: Vec<Arc<Connection>> = silent
+            .chain(self.waiting.iter().filter(is_shut_out))
+            .map(|job| Arc::clone(&job.connection))
+            .collect();
+        for connection in silent {
+            connection.fail(&Error::transport(NAME, format!("nothing is heard of {}", connection.peer)));
+            // Another NIC may have found a cause before.
+            if let Err(error) = connection.check() {
+                self.give_up(&error, |job| Arc::ptr_eq(&job.connection, &connection));
+            }
+        }
+        let waiting: HashSet<u64> = self.waiting.iter().map(|job| job.peer).collect();
+        self.blocked.retain(|peer, _| waiting.contains(peer));
     }
 
     /// Closes the endpoint, so that no memory is touched any more, and opens another. Only then are the jobs ended:
@@ -472,6 +551,9 @@ impl Domain {
         self.scratch = None;
         self.known.clear();
         self.refusing.clear();
+        self.heard.clear();
+        self.blocked.clear();
+        self.in_flight_bytes = 0;
         self.is_blocked = false;
         self.free = (0..self.settings.slots).rev().collect();
         let in_flight = self.flights.iter_mut().filter_map(Option::take).map(|flight| {

@@ -61,9 +61,13 @@ impl Connection {
 
     /// It takes nothing more. The first cause stays.
     pub(super) fn fail(&self, error: &Error) {
+        self.end(EndpointState::Failed(error.clone()));
+    }
+
+    fn end(&self, end: EndpointState) {
         let mut state = self.state.lock();
         if *state == EndpointState::Ready {
-            *state = EndpointState::Failed(error.clone());
+            *state = end;
         }
     }
 
@@ -188,9 +192,11 @@ impl Endpoint for FabricEndpoint {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        *self.connection.state.lock() = EndpointState::Closed;
+        self.connection.end(EndpointState::Closed);
+        // What is still under way on a connection that had failed ends with that, and may be tried again.
+        let error = self.connection.check().err().unwrap_or(Error::Closed);
         for (progress, _) in &self.rails {
-            progress.send(Command::End(Arc::clone(&self.connection), Error::Closed));
+            progress.send(Command::End(Arc::clone(&self.connection), error.clone()));
         }
         Box::pin(async {
             // A thread that has ended completes what is sent to it; the tick only guards against a lost wake.

@@ -20,6 +20,10 @@ pub(super) struct Settings {
     pub(super) write_flags: u64,
     /// How long an operation that was given up may take to end by itself.
     pub(super) settle: Duration,
+    /// Shortest time without a word of a peer after which the way to it counts as broken.
+    pub(super) silence: Duration,
+    /// Rate that the NIC claims, in bytes per second; 0 where unknown.
+    pub(super) bytes_per_second: u64,
 }
 
 /// An operation in the provider's terms.
@@ -45,6 +49,10 @@ impl Job {
 /// A job that the provider has.
 pub(super) struct Flight {
     pub(super) job: Job,
+    /// When it was started.
+    pub(super) began: Instant,
+    /// How long its peer may be silent.
+    pub(super) patience: Duration,
     /// Whether the last byte of a write is being read back.
     pub(super) is_confirming: bool,
     /// Why it was given up, and when it must have ended.
