@@ -126,10 +126,6 @@ impl Lane {
         self.watch.get().map(Watch::poller)
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.state.lock().over.is_some()
-    }
-
     /// Starts operations, which are counted in both loads already. Hands them back when the lane is over.
     pub(super) fn post(&self, posted: Vec<Posted>) -> Vec<Posted> {
         let mut bytes = 0;
@@ -314,6 +310,10 @@ impl Driven for Lane {
 impl Lent for Lane {
     fn watch(&self) -> Option<&Watch> {
         self.watch.get()
+    }
+
+    fn is_over(&self) -> bool {
+        self.state.lock().over.is_some()
     }
 }
 

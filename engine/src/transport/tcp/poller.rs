@@ -166,7 +166,8 @@ impl Attention {
     fn flags(self) -> EpollFlags {
         let always = EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
         match self {
-            Self { is_attended: false, .. } => EpollFlags::empty(),
+            // The kernel reports an end always; without this again and again, while a guest has the connection.
+            Self { is_attended: false, .. } => EpollFlags::EPOLLET,
             Self { wants_room: false, .. } => always,
             Self { wants_room: true, .. } => always | EpollFlags::EPOLLOUT,
         }

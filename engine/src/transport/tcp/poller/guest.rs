@@ -3,6 +3,7 @@
 //! Invariants
 //! - A poller has one guest at most, and its own thread does not look at what the guest has borrowed.
 //! - What was borrowed is given back when the visit ends, however it ends, and work that is left over rings for the host.
+//! - A connection that is over is not looked at: its socket would be ready for ever. A guest without another one leaves.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -25,6 +26,9 @@ pub(in crate::transport::tcp) struct Loan<T> {
 pub(in crate::transport::tcp) trait Lent: Driven {
     /// What looks after it.
     fn watch(&self) -> Option<&Watch>;
+
+    /// Whether it has ended for good.
+    fn is_over(&self) -> bool;
 }
 
 impl<T: Lent> Loan<T> {
@@ -36,16 +40,20 @@ impl<T: Lent> Loan<T> {
         }
     }
 
-    /// Waits for at most `longest` and works on what is ready.
-    fn step(&self, longest: PollTimeout) {
+    /// Waits for at most `longest` and works on what is ready. False when no connection is left.
+    fn step(&self, longest: PollTimeout) -> bool {
+        let live: Vec<&Arc<T>> = self.connections.iter().filter(|one| !one.is_over()).collect();
+        if live.is_empty() {
+            return false;
+        }
         let longest = if self.poller.again.lock().is_empty() { longest } else { PollTimeout::ZERO };
         let wanted = |connection: &T| {
             let room = if connection.wants_room() { PollFlags::POLLOUT } else { PollFlags::empty() };
             PollFlags::POLLIN | room
         };
-        let mut descriptors = Vec::with_capacity(1 + self.connections.len());
+        let mut descriptors = Vec::with_capacity(1 + live.len());
         descriptors.push(PollFd::new(self.poller.guest_bell.as_fd(), PollFlags::POLLIN));
-        descriptors.extend(self.connections.iter().map(|one| PollFd::new(one.descriptor(), wanted(one))));
+        descriptors.extend(live.iter().map(|one| PollFd::new(one.descriptor(), wanted(one))));
         // A signal ends the wait early, which does no harm.
         if poll(&mut descriptors, longest).unwrap_or(0) > 0 {
             let found: Vec<_> = descriptors
@@ -55,7 +63,7 @@ impl<T: Lent> Loan<T> {
             if !found[0].is_empty() {
                 let _ = self.poller.guest_bell.read();
             }
-            for (connection, flags) in self.connections.iter().zip(&found[1..]) {
+            for (connection, flags) in live.iter().zip(&found[1..]) {
                 let watch = connection.watch().filter(|_| !flags.is_empty());
                 if let Some(watch) = watch
                     && !self.poller.run(&watch.entry, bits_of_poll(*flags))
@@ -66,6 +74,7 @@ impl<T: Lent> Loan<T> {
             }
         }
         self.poller.go_on();
+        true
     }
 }
 
@@ -109,11 +118,89 @@ impl<T: Lent> Progress for Loan<T> {
                 return;
             }
             let left = PollTimeout::try_from(until - now).unwrap_or(PollTimeout::MAX);
-            self.step(if now - began < poller.spin { PollTimeout::ZERO } else { left });
+            if !self.step(if now - began < poller.spin { PollTimeout::ZERO } else { left }) {
+                return;
+            }
         }
     }
 
     fn nudge(&self) {
         self.poller.nudge_guest();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use nix::sys::epoll::EpollTimeout;
+
+    use super::super::Readiness;
+    use super::*;
+
+    #[derive(Debug)]
+    struct One {
+        socket: UnixStream,
+        watch: OnceLock<Watch>,
+        is_over: AtomicBool,
+    }
+
+    impl Driven for One {
+        fn turn(&self, _: &mut Readiness) -> bool {
+            false
+        }
+
+        fn wants_room(&self) -> bool {
+            false
+        }
+
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.socket.as_fd()
+        }
+    }
+
+    impl Lent for One {
+        fn watch(&self) -> Option<&Watch> {
+            self.watch.get()
+        }
+
+        fn is_over(&self) -> bool {
+            self.is_over.load(Ordering::SeqCst)
+        }
+    }
+
+    /// A loan of one connection, and its other end.
+    fn loan() -> (Loan<One>, UnixStream) {
+        let (socket, other) = UnixStream::pair().unwrap();
+        let poller = Arc::new(Poller::new(Duration::ZERO).unwrap());
+        let one = Arc::new(One { socket, watch: OnceLock::new(), is_over: AtomicBool::new(false) });
+        one.watch.set(poller.watch(&one).unwrap()).unwrap();
+        (Loan { poller, connections: vec![one] }, other)
+    }
+
+    #[test]
+    fn a_lent_connection_that_dies_wakes_the_host_once() {
+        let (loan, other) = loan();
+        loan.attend(false);
+        while loan.poller.step(EpollTimeout::ZERO) > 0 {}
+        drop(other);
+        let events: usize = (0..100).map(|_| loan.poller.step(EpollTimeout::ZERO)).sum();
+        assert_eq!(events, 1);
+        loan.attend(true);
+        assert_eq!(loan.poller.step(EpollTimeout::ZERO), 1, "it is told again who looks after it now");
+    }
+
+    #[test]
+    fn a_guest_whose_connections_are_over_leaves() {
+        let (loan, other) = loan();
+        drop(other);
+        loan.connections[0].is_over.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        loan.work(&|| false, began + Duration::from_secs(10));
+        assert!(began.elapsed() < Duration::from_secs(5));
     }
 }
