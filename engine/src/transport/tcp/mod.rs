@@ -116,7 +116,8 @@ impl Adopter for TcpTransport {
     }
 
     fn adopt(&self, peer: PeerId, token: &Token, stream: Stream) {
-        let make = || Served::start(stream.detach()?, &self.registry, self.pollers.next());
+        let longest = self.config.operation_bytes_max.get();
+        let make = || Served::start(stream.detach()?, &self.registry, longest, self.pollers.next());
         if let Err(error) = self.grants.lock().add(peer, token, make) {
             tracing::warn!(%peer, %error, "a data connection of a peer is not served");
         }

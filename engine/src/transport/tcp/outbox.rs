@@ -21,8 +21,8 @@ pub(super) enum Payload {
     None,
     /// Memory, and the right to read it where it is not this side's own.
     Memory(MemorySlice, Option<Lease>),
-    /// What was left of a payload when its memory had to be let go.
-    Aside(Vec<u8>),
+    /// A payload of `length` bytes whose memory had to be let go: what was not sent of it, at its end.
+    Aside { rest: Vec<u8>, length: usize },
 }
 
 impl Payload {
@@ -30,7 +30,7 @@ impl Payload {
         match self {
             Self::None => 0,
             Self::Memory(slice, _) => slice.length(),
-            Self::Aside(bytes) => bytes.len(),
+            Self::Aside { length, .. } => *length,
         }
     }
 
@@ -38,12 +38,15 @@ impl Payload {
         match self {
             Self::None => Source::EMPTY,
             Self::Memory(slice, _) => Source::memory(slice, from, length),
-            Self::Aside(bytes) => {
-                let rest = bytes.get(from..).unwrap_or_default();
-                Source::bytes(&rest[..rest.len().min(length)])
-            }
+            Self::Aside { rest, length: whole } => Source::bytes(piece_of(rest, *whole, from, length)),
         }
     }
+}
+
+/// At most `length` bytes from `from` on of a payload of `whole` bytes, of which `rest` is the end.
+fn piece_of(rest: &[u8], whole: usize, from: usize, length: usize) -> &[u8] {
+    let left = rest.get((from + rest.len()).saturating_sub(whole)..).unwrap_or_default();
+    &left[..left.len().min(length)]
 }
 
 /// A frame to be sent.
@@ -114,7 +117,7 @@ impl Outbox {
                 return true;
             }
             if is_begun {
-                frame.set_aside();
+                frame.set_aside(sent);
             }
             is_begun
         });
@@ -134,7 +137,7 @@ impl Outbox {
                 Ok(header) if !is_begun => {
                     *frame = Outgoing::new(&header.refusal(Reason::NoSuchRegion, 0), Payload::None);
                 }
-                _ => frame.set_aside(),
+                _ => frame.set_aside(self.sent),
             }
         }
     }
@@ -211,7 +214,9 @@ impl Outbox {
         let count = BOUNCE_BYTES.min(frame.payload.length() - from);
         match &frame.payload {
             Payload::None => return Ok(0),
-            Payload::Aside(bytes) => bounce[..count].copy_from_slice(&bytes[from..][..count]),
+            Payload::Aside { rest, length } => {
+                bounce[..count].copy_from_slice(piece_of(rest, *length, from, count));
+            }
             Payload::Memory(slice, _) => {
                 slice.region().read_at(slice.offset() + from as u64, &mut bounce[..count]);
             }
@@ -229,12 +234,58 @@ impl Outbox {
 }
 
 impl Outgoing {
-    /// Copies the payload, so that its memory can be let go.
-    fn set_aside(&mut self) {
+    /// Copies what follows the `sent` bytes of the frame, so that its memory can be let go.
+    fn set_aside(&mut self, sent: usize) {
         if let Payload::Memory(slice, _) = &self.payload {
-            let mut bytes = vec![0; slice.length()];
-            slice.region().read_at(slice.offset(), &mut bytes);
-            self.payload = Payload::Aside(bytes);
+            let length = slice.length();
+            let from = sent.saturating_sub(HEADER_BYTES).min(length);
+            let mut rest = vec![0; length - from];
+            slice.region().read_at(slice.offset() + from as u64, &mut rest);
+            self.payload = Payload::Aside { rest, length };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::frame::Kind;
+    use super::*;
+    use crate::memory::{Access, PageKind, Region};
+    use crate::types::{ByteCount, RegionId};
+
+    const LENGTH: u64 = 64 << 10;
+
+    /// A frame is given up when `sent` bytes of it are on the wire: what follows them is copied, and no more.
+    #[test]
+    fn what_is_finished_from_a_copy_is_copied_from_where_it_stopped() {
+        let region = Arc::new(Region::anonymous(ByteCount(LENGTH), PageKind::Base, Access::Read).unwrap());
+        let bytes: Vec<u8> = (0..LENGTH).map(|index| u8::try_from(index % 251).unwrap()).collect();
+        assert!(region.write_at(0, &bytes));
+        for sent in [1, HEADER_BYTES, HEADER_BYTES + 1, HEADER_BYTES + 60_000] {
+            let slice = MemorySlice::new(&region, RegionId(1), 0, ByteCount(LENGTH)).unwrap();
+            let header = Header {
+                kind: Kind::Data,
+                reason: None,
+                is_checked: false,
+                operation: 1,
+                region: RegionId(1),
+                registration: 1,
+                offset: 0,
+                length: LENGTH,
+                checksum: 0,
+            };
+            let mut outbox = Outbox { sent, ..Outbox::default() };
+            outbox.push(Outgoing::new(&header, Payload::Memory(slice, None)));
+            outbox.give_up(|_| true);
+            let frame = &outbox.frames[0];
+            assert_eq!(frame.length(), HEADER_BYTES + bytes.len());
+            let from = sent.saturating_sub(HEADER_BYTES);
+            let Payload::Aside { rest, length } = &frame.payload else { panic!("{frame:?}") };
+            assert_eq!(rest, &bytes[from..]);
+            assert_eq!(piece_of(rest, *length, from + 100, 50), &bytes[from + 100..][..50]);
+            assert_eq!(frame.payload.source(from, usize::MAX).length(), bytes.len() - from);
         }
     }
 }

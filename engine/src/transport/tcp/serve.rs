@@ -40,16 +40,22 @@ struct Work {
 }
 
 impl Served {
-    /// Serves `stream` with the regions of `registry`; `poller` looks after it.
+    /// Serves `stream` with the regions of `registry`, at most `operation_bytes_max` at once; `poller` looks after it.
     ///
     /// # Errors
     /// When the poller takes no more.
     pub(super) fn start(
         stream: DataStream,
         registry: &Arc<Registry>,
+        operation_bytes_max: u64,
         poller: &Arc<Poller>,
     ) -> io::Result<Arc<Self>> {
-        let requests = Requests { registry: Arc::clone(registry), outbox: Outbox::default(), refusal: None };
+        let requests = Requests {
+            registry: Arc::clone(registry),
+            operation_bytes_max,
+            outbox: Outbox::default(),
+            refusal: None,
+        };
         let work = Mutex::new(Work { inbox: Inbox::default(), requests });
         let is_over = AtomicBool::new(false);
         let served = Arc::new(Self { stream, work, watch: OnceLock::new(), is_over });
@@ -149,6 +155,9 @@ fn failed(error: io::Error) -> Error {
 #[derive(Debug)]
 struct Requests {
     registry: Arc<Registry>,
+    /// What the peer was granted: a longer operation would hold up all others, and take its length of memory when its
+    /// region is withdrawn meanwhile.
+    operation_bytes_max: u64,
     outbox: Outbox,
     /// Why the payload that is being received goes nowhere.
     refusal: Option<(Reason, u64)>,
@@ -162,6 +171,10 @@ impl Requests {
 
 impl Handler for Requests {
     fn begun(&mut self, header: Header) -> Result<Place, Error> {
+        if header.length > self.operation_bytes_max {
+            let granted = self.operation_bytes_max;
+            return Err(Error::protocol(format!("{} bytes at once, {granted} were granted", header.length)));
+        }
         match header.kind {
             Kind::Read => Ok(Place::Nowhere),
             Kind::Write => match self.registry.lease(&header) {
@@ -203,5 +216,36 @@ impl Handler for Requests {
         };
         self.answer(&answer, Payload::None);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::RegionId;
+
+    #[test]
+    fn a_request_that_is_longer_than_was_granted_ends_the_connection() {
+        let mut requests = Requests {
+            registry: Arc::default(),
+            operation_bytes_max: 4096,
+            outbox: Outbox::default(),
+            refusal: None,
+        };
+        for kind in [Kind::Read, Kind::Write] {
+            let header = |length| Header {
+                kind,
+                reason: None,
+                is_checked: true,
+                operation: 1,
+                region: RegionId(1),
+                registration: 1,
+                offset: 0,
+                length,
+                checksum: 0,
+            };
+            assert!(requests.begun(header(4096)).is_ok());
+            assert!(matches!(requests.begun(header(4097)), Err(Error::Protocol { .. })));
+        }
     }
 }
