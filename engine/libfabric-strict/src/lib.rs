@@ -80,6 +80,14 @@ pub extern "C" fn strict_fragile(is_fragile: i32) {
     world().is_fragile = is_fragile != 0;
 }
 
+/// Whether what is opened from now on (`is_bound` not 0) registers memory with the endpoint (`FI_MR_ENDPOINT`): it is
+/// reached through that alone, and withdrawn before that is closed.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_bound(is_bound: i32) {
+    world().is_bound = is_bound != 0;
+}
+
 /// Longest memory that is registered from now on, as on a NIC whose table of pages is full; 0 for any.
 // SAFETY: the name is unique to this library.
 #[unsafe(no_mangle)]

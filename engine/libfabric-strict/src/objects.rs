@@ -12,7 +12,7 @@ use libfabric_sys::{
     fid, fid_av, fid_cq, fid_domain, fid_ep, fid_fabric, fid_mr,
 };
 
-use crate::world::{Endpoint, Kind, Memory, Transfer, world};
+use crate::world::{Binding, Endpoint, Kind, Memory, Transfer, world};
 
 /// An object of the library with our number behind it.
 #[repr(C)]
@@ -198,8 +198,14 @@ unsafe extern "C" fn regattr(
     let id = world.new_id();
     // 32 bits, as EFA's keys; never twice.
     let key = (id as u64) << 12 | world.random(1 << 12) as u64;
-    let memory =
-        Memory { domain, start: range.iov_base as usize, length: range.iov_len, access: attr.access, key };
+    let memory = Memory {
+        domain,
+        start: range.iov_base as usize,
+        length: range.iov_len,
+        access: attr.access,
+        key,
+        binding: if world.is_bound { Binding::Open } else { Binding::Any },
+    };
     world.memories.insert(id, memory);
     let object = fid_mr { fid: head(fi::FI_CLASS_MR), mem_desc: id as *mut c_void, key };
     // SAFETY: the caller gives a place for the answer.
@@ -232,7 +238,14 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
                 drop(Box::from_raw(object.cast::<Numbered<fid_cq>>()));
             }
             fi::FI_CLASS_EP => {
-                world().endpoints.remove(&number(object.cast::<fid_ep>()));
+                let number = number(object.cast::<fid_ep>());
+                let mut world = world();
+                let is_bound_to = |memory: &Memory| matches!(memory.binding, Binding::Bound { endpoint, .. } if endpoint == number);
+                if world.memories.values().any(is_bound_to) {
+                    world.violation("an endpoint is closed before the memory that is bound to it");
+                    return -fi::FI_EBUSY;
+                }
+                world.endpoints.remove(&number);
                 drop(Box::from_raw(object.cast::<Numbered<fid_ep>>()));
             }
             fi::FI_CLASS_MR => {
@@ -248,6 +261,15 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
 unsafe extern "C" fn bind(object: *mut fid, to: *mut fid, _flags: u64) -> c_int {
     // SAFETY: both objects are open and of this provider.
     let (class, to_class) = unsafe { ((*object).fclass, (*to).fclass) };
+    if (class, to_class) == (fi::FI_CLASS_MR, fi::FI_CLASS_EP) {
+        // SAFETY: the classes say the types.
+        let (memory, endpoint) = unsafe { (number(object.cast::<fid_mr>()), number(to.cast::<fid_ep>())) };
+        let mut world = world();
+        let found = world.memories.get_mut(&memory).filter(|memory| memory.binding == Binding::Open);
+        let Some(found) = found else { return -world.violation("memory is bound that is bound already") };
+        found.binding = Binding::Bound { endpoint, is_enabled: false };
+        return 0;
+    }
     if class != fi::FI_CLASS_EP {
         return -fi::FI_EINVAL;
     }
@@ -268,6 +290,18 @@ unsafe extern "C" fn bind(object: *mut fid, to: *mut fid, _flags: u64) -> c_int 
 unsafe extern "C" fn control(object: *mut fid, command: c_int, _argument: *mut c_void) -> c_int {
     // SAFETY: the object is open.
     let class = unsafe { (*object).fclass };
+    if command == fi::FI_ENABLE && class == fi::FI_CLASS_MR {
+        // SAFETY: the class says the type.
+        let id = unsafe { number(object.cast::<fid_mr>()) };
+        let mut world = world();
+        return match world.memories.get_mut(&id).map(|memory| &mut memory.binding) {
+            Some(Binding::Bound { is_enabled, .. }) => {
+                *is_enabled = true;
+                0
+            }
+            _ => -world.violation("memory is enabled before it is bound"),
+        };
+    }
     if command != fi::FI_ENABLE || class != fi::FI_CLASS_EP {
         return -fi::FI_ENOSYS;
     }

@@ -5,12 +5,17 @@ use std::ptr;
 
 use libfabric_sys as fi;
 
-use crate::world::{BYTES_MAX, TX_SIZE};
+use crate::world::{BYTES_MAX, TX_SIZE, world};
 
 /// Bytes behind each structure: a later library copies as many as its own, longer, structure has.
 const ROOM: usize = 512;
 
 const MR_MODE: i32 = fi::FI_MR_LOCAL | fi::FI_MR_VIRT_ADDR | fi::FI_MR_ALLOCATED | fi::FI_MR_PROV_KEY;
+/// The modes of what is opened now.
+fn mr_mode() -> i32 {
+    if world().is_bound { MR_MODE | fi::FI_MR_ENDPOINT } else { MR_MODE }
+}
+
 const CAPS: u64 = fi::FI_RMA | fi::FI_READ | fi::FI_WRITE | fi::FI_REMOTE_READ | fi::FI_REMOTE_WRITE;
 
 /// A zeroed structure that the library frees with free(3).
@@ -34,7 +39,7 @@ unsafe fn fits(hints: *const fi::fi_info) -> bool {
         let sender = hints.tx_attr.as_ref();
         hints.mode & fi::FI_CONTEXT2 != 0
             && hints.caps & !(CAPS | fi::FI_LOCAL_COMM | fi::FI_REMOTE_COMM) == 0
-            && domain.is_some_and(|domain| domain.mr_mode & MR_MODE == MR_MODE)
+            && domain.is_some_and(|domain| domain.mr_mode & mr_mode() == mr_mode())
             && endpoint.is_some_and(|endpoint| matches!(endpoint.type_, fi::FI_EP_UNSPEC | fi::FI_EP_RDM))
             && sender.is_none_or(|sender| sender.op_flags & fi::FI_DELIVERY_COMPLETE == 0)
     }
@@ -67,7 +72,7 @@ unsafe fn nic(name: &CStr, next: *mut fi::fi_info) -> *mut fi::fi_info {
         (*domain).data_progress = fi::FI_PROGRESS_AUTO;
         (*domain).resource_mgmt = fi::FI_RM_ENABLED;
         (*domain).av_type = fi::FI_AV_TABLE;
-        (*domain).mr_mode = MR_MODE;
+        (*domain).mr_mode = mr_mode();
         (*domain).mr_key_size = 4;
         (*domain).cq_data_size = 4;
         (*domain).mr_iov_limit = 1;

@@ -70,6 +70,18 @@ pub(crate) struct Memory {
     pub(crate) length: usize,
     pub(crate) access: u64,
     pub(crate) key: u64,
+    pub(crate) binding: Binding,
+}
+
+/// Through which endpoints memory is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Binding {
+    /// All of its domain.
+    Any,
+    /// None yet.
+    Open,
+    /// This one, once it is enabled.
+    Bound { endpoint: usize, is_enabled: bool },
 }
 
 /// Everything.
@@ -87,6 +99,8 @@ pub(crate) struct World {
     pub(crate) is_fragile: bool,
     /// Longest memory that is registered; 0 for any.
     pub(crate) memory_max: usize,
+    /// Whether memory is registered with the endpoint.
+    pub(crate) is_bound: bool,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -99,6 +113,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     violations: Vec::new(),
     is_fragile: false,
     memory_max: 0,
+    is_bound: false,
 });
 
 /// The one network of this process.
@@ -233,6 +248,7 @@ impl World {
             memory.key == transfer.key
                 && memory.domain == peer_domain
                 && memory.access & right != 0
+                && memory.binding.admits(target)
                 && memory.holds(remote, transfer.length)
         });
         if !is_granted {
@@ -259,10 +275,25 @@ impl World {
             .values()
             .flat_map(|endpoint| &endpoint.in_flight)
             .any(|transfer| transfer.descriptor == number);
-        if is_used {
+        let memory = self.memories.remove(&number);
+        let is_bound = memory.is_some_and(|memory| memory.binding != Binding::Any);
+        if is_used && !is_bound {
             self.violation("memory is withdrawn while an operation in flight uses it");
         }
-        self.memories.remove(&number);
+        // Bound memory goes before its endpoint, and with it what the endpoint would still do there.
+        for endpoint in self.endpoints.values_mut().filter(|_| is_bound) {
+            endpoint.in_flight.retain(|transfer| transfer.descriptor != number);
+        }
+    }
+}
+
+impl Binding {
+    fn admits(self, target: usize) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Open => false,
+            Self::Bound { endpoint, is_enabled } => endpoint == target && is_enabled,
+        }
     }
 }
 

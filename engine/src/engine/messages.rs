@@ -116,7 +116,7 @@ impl Inner {
                 regions.len()
             )));
         }
-        let regions = regions.into_iter().map(|id| self.regions.describe(id)).collect();
+        let regions = regions.into_iter().map(|id| self.regions.describe(&self.transports, id)).collect();
         Ok(Described { regions }.to_bytes())
     }
 

@@ -220,7 +220,7 @@ impl Engine {
     /// Describes a registered region to peers, which may [`Self::import`] it and save a round trip.
     #[must_use]
     pub fn describe(&self, region: RegionId) -> Option<RegionDescriptor> {
-        self.inner.regions.describe(region)
+        self.inner.regions.describe(&self.inner.transports, region)
     }
 
     /// Takes note of a region of `peer`, as its engine described it.

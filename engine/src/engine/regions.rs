@@ -110,14 +110,23 @@ impl Regions {
         Ok((MemorySlice::new(&found.region, id, offset, length)?, found.holders))
     }
 
-    pub(super) fn describe(&self, id: RegionId) -> Option<RegionDescriptor> {
-        let registered = self.registered.read();
-        let found = registered.get(&id)?;
+    /// What peers are told of a region, with its keys as they are now.
+    pub(super) fn describe(
+        &self,
+        transports: &[Arc<dyn Transport>],
+        id: RegionId,
+    ) -> Option<RegionDescriptor> {
+        let found = Arc::clone(self.registered.read().get(&id)?);
+        let key = |(name, first): &(&'static str, Vec<u8>)| {
+            let transport = transports.iter().find(|transport| transport.name() == *name);
+            let renewed = transport.and_then(|transport| transport.renewed_key(id, first));
+            ((*name).to_owned(), renewed.unwrap_or_else(|| first.clone()))
+        };
         Some(RegionDescriptor {
             id,
             length: found.region.length(),
             is_writable: found.region.access() == Access::ReadWrite,
-            keys: found.keys.iter().map(|(name, key)| ((*name).to_owned(), key.clone())).collect(),
+            keys: found.keys.iter().map(key).collect(),
         })
     }
 

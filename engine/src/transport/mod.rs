@@ -116,6 +116,12 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// [`Error::System`] or [`Error::TransportFailed`] when the memory cannot be registered.
     fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error>;
 
+    /// What a peer needs to name `id` now, where that is not for ever the `first` that [`Self::register`] returned.
+    fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
+        let _ = (id, first);
+        None
+    }
+
     /// Withdraws `id`: later operations of peers on it end with [`Error::NoSuchRegion`]. Resolves when no operation of
     /// a peer touches its memory any more. Unknown ids are ignored.
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()>;

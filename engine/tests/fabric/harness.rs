@@ -99,6 +99,13 @@ pub(crate) fn fragile(is_fragile: bool) {
     set(i32::from(is_fragile));
 }
 
+/// Whether the strict provider registers memory with the endpoints that are opened from now on.
+pub(crate) fn bound(is_bound: bool) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_bound")) };
+    set(i32::from(is_bound));
+}
+
 /// Longest memory that the strict provider registers from now on; 0 for any.
 pub(crate) fn memory_max(bytes: usize) {
     // SAFETY: the signature of the provider's function.

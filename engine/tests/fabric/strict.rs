@@ -8,8 +8,8 @@ use tidefs_engine::memory::Access;
 use tidefs_engine::transport::{Direction, EndpointState, Transport};
 
 use crate::harness::{
-    Memory, PATIENCE, Pair, Run, alone, block_on, connect, expect_no_violation, fragile, open_strict, peer,
-    silence,
+    Memory, PATIENCE, Pair, Run, alone, block_on, bound, connect, expect_no_violation, fragile, open_strict,
+    peer, silence,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -145,5 +145,39 @@ fn closing_the_transport_ends_what_is_under_way() {
     assert!(run.wait().iter().all(|result| *result == Err(Error::Closed)));
     silence(false);
     drop(pair);
+    expect_no_violation();
+}
+
+/// Where memory is registered with the endpoint, a NIC whose endpoint is opened again registers all of it anew: its own
+/// operations go on, and peers that ask are told the new keys.
+#[test]
+fn memory_that_is_bound_to_an_endpoint_outlives_it() {
+    let _alone = alone();
+    bound(true);
+    let Some(pair) = Pair::open_strict() else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let gone = Memory::new(&pair.near, 3, 1 << 20, Access::ReadWrite);
+    remote.fill(6);
+    let first = pair.near.renewed_key(local.id, &local.key).unwrap();
+    assert_eq!(first[..], local.key[..]);
+    block_on(pair.near.unregister(gone.id));
+    silence(true);
+    let results = Run::start(&pair.endpoint, &local, &remote, &READ, Duration::from_millis(300)).wait();
+    assert!(results.iter().all(|result| *result == Err(Error::DeadlinePassed)), "{results:?}");
+    silence(false);
+    let again = connect(&pair.near, &pair.far);
+    assert_eq!(Run::start(&again, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(local.bytes(8192, 4096), remote.bytes(0, 4096));
+    let renewed = pair.near.renewed_key(local.id, &local.key).unwrap();
+    assert_ne!(renewed[..], local.key[..]);
+    assert_eq!(pair.near.renewed_key(gone.id, &gone.key), None);
+    let back = connect(&pair.far, &pair.near);
+    let stale = Run::start(&back, &remote, &local, &READ, PATIENCE).wait();
+    assert!(stale.contains(&Err(Error::NoSuchRegion { region: local.id })), "{stale:?}");
+    let local = Memory { key: renewed.into(), ..local };
+    assert_eq!(Run::start(&back, &remote, &local, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    drop(pair);
+    bound(false);
     expect_no_violation();
 }

@@ -109,6 +109,10 @@ impl Transport for ChecksumTransport {
         Ok(key)
     }
 
+    fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
+        self.inner.renewed_key(id, first)
+    }
+
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
         self.regions.lock().remove(&id);
         self.inner.unregister(id)

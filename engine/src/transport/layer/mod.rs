@@ -62,6 +62,10 @@ impl<W: Wrap> Transport for Layer<W> {
         self.inner.register(id, region)
     }
 
+    fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
+        self.inner.renewed_key(id, first)
+    }
+
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
         self.inner.unregister(id)
     }

@@ -61,6 +61,8 @@ pub(super) struct Domain {
     ended: Vec<Completion>,
     last_sweep: Instant,
     regions: HashMap<RegionId, Arc<Registration>>,
+    /// Regions whose registrations went with an endpoint that they were bound to, to be registered with the next one.
+    unbound: Vec<(RegionId, Arc<Region>)>,
     /// Where bytes go that are read to confirm a write.
     scratch: Option<(MemorySlice, Arc<Registration>)>,
     known: HashMap<Vec<u8>, Known>,
@@ -81,15 +83,18 @@ pub(super) struct Domain {
     settings: Settings,
     /// Our address, as peers get it; changes when the endpoint is opened again.
     name: Arc<parking_lot::Mutex<Vec<u8>>>,
+    /// Keys of the regions, as peers get them, where they change with the endpoint.
+    keys: Arc<parking_lot::Mutex<HashMap<RegionId, u64>>>,
     nic: Arc<Nic>,
 }
 
 impl Domain {
-    /// Opens the endpoint. `name` is kept up to date with its address.
+    /// Opens the endpoint. `name` is kept up to date with its address, and `keys` where they change with it.
     pub(super) fn open(
         nic: Arc<Nic>,
         settings: Settings,
         name: Arc<parking_lot::Mutex<Vec<u8>>>,
+        keys: Arc<parking_lot::Mutex<HashMap<RegionId, u64>>>,
     ) -> Result<(Self, Option<u64>), Failure> {
         let mut domain = Self {
             port: None,
@@ -100,6 +105,7 @@ impl Domain {
             ended: Vec::new(),
             last_sweep: Instant::now(),
             regions: HashMap::new(),
+            unbound: Vec::new(),
             scratch: None,
             known: HashMap::new(),
             refusing: HashSet::new(),
@@ -113,6 +119,7 @@ impl Domain {
             next_key: 1,
             settings,
             name,
+            keys,
             nic,
         };
         domain.open_port()?;
@@ -135,7 +142,18 @@ impl Domain {
             self.scratch = byte.ok().map(|byte| (byte, registration));
         }
         self.port = Some(port);
+        self.bind_again();
         Ok(())
+    }
+
+    /// Registers what was registered with the endpoint before this one.
+    fn bind_again(&mut self) {
+        for (id, region) in std::mem::take(&mut self.unbound) {
+            if let Err(error) = self.register(id, &region) {
+                tracing::warn!(region = %id, %error, "a region is not reachable through a NIC for now");
+                self.unbound.push((id, region));
+            }
+        }
     }
 
     /// A key that no registration of this NIC has had.
@@ -176,6 +194,8 @@ impl Domain {
                 let _ = reply.send(self.register(id, &region));
             }
             Command::Unregister(id, done) => {
+                self.unbound.retain(|(unbound, _)| *unbound != id);
+                self.keys.lock().remove(&id);
                 if let Some(registration) = self.regions.remove(&id) {
                     registration.notify_withdrawn(done);
                 }
@@ -201,6 +221,9 @@ impl Domain {
         let registration = Registration::new(port, region, key)
             .map_err(|failure| Error::transport(NAME, failure.to_string()))?;
         let key = registration.key();
+        if self.nic.binds_memory() {
+            self.keys.lock().insert(id, key);
+        }
         self.regions.insert(id, Arc::new(registration));
         Ok(key)
     }
@@ -518,35 +541,30 @@ impl Domain {
             connection.fail(&error);
         }
         let ended = self.close_port(&error);
-        // Registrations stay: they belong to the domain. Where they are bound to the endpoint they are lost.
-        if self.nic.facts().mr_mode & fi::FI_MR_ENDPOINT != 0 {
-            self.rebind_regions();
-        } else if let Err(failure) = self.open_port() {
+        if let Err(failure) = self.open_port() {
             tracing::warn!(error = %failure, "the endpoint of a NIC stays closed");
         }
         ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 
-    fn rebind_regions(&mut self) {
-        let regions = std::mem::take(&mut self.regions);
-        let kept: Vec<(RegionId, Arc<Region>)> = regions
-            .iter()
-            .filter_map(|(&id, registration)| Some((id, Arc::clone(registration.region()?))))
-            .collect();
-        drop(regions);
-        if let Err(failure) = self.open_port() {
-            tracing::warn!(error = %failure, "the endpoint of a NIC stays closed");
+    /// Registrations belong to the domain and outlive an endpoint; but where they are bound to it, they are closed before it.
+    fn unbind_regions(&mut self) {
+        if !self.nic.binds_memory() {
             return;
         }
-        for (id, region) in kept {
-            if let Err(error) = self.register(id, &region) {
-                tracing::warn!(region = %id, %error, "a region is not reachable through a NIC any more");
-            }
+        self.keys.lock().clear();
+        for (id, registration) in self.regions.drain() {
+            registration.withdraw();
+            self.unbound.extend(registration.region().map(|region| (id, Arc::clone(region))));
+        }
+        if let Some((_, registration)) = &self.scratch {
+            registration.withdraw();
         }
     }
 
     /// Closes the endpoint. Returns every job with the error that ends it: its own when it was given up, else `error`.
     fn close_port(&mut self, error: &Error) -> Vec<(Job, Error)> {
+        self.unbind_regions();
         self.port = None;
         self.scratch = None;
         self.known.clear();
@@ -568,6 +586,7 @@ impl Domain {
     pub(super) fn close(&mut self) {
         let ended = self.close_port(&Error::Closed);
         self.regions.clear();
+        self.unbound.clear();
         ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 }

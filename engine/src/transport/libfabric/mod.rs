@@ -111,6 +111,8 @@ impl Default for FabricConfig {
 struct NicHandle {
     progress: Arc<Progress>,
     name: Arc<Mutex<Vec<u8>>>,
+    /// Keys of the regions, where they change with the NIC's endpoint.
+    keys: Arc<Mutex<HashMap<RegionId, u64>>>,
 }
 
 /// What a peer told us of itself, and the answers of the NICs that were to learn it.
@@ -233,9 +235,9 @@ impl Fabric {
             silence: config.silence,
             bytes_per_second: facts.bytes_per_second,
         };
-        let name = Arc::new(Mutex::default());
-        let (domain, rma_bytes_max) =
-            Domain::open(nic, settings, Arc::clone(&name)).map_err(|failure| refused(&failure))?;
+        let (name, keys) = (Arc::new(Mutex::default()), Arc::new(Mutex::default()));
+        let (domain, rma_bytes_max) = Domain::open(nic, settings, Arc::clone(&name), Arc::clone(&keys))
+            .map_err(|failure| refused(&failure))?;
         let progress =
             Progress::start(domain, &facts.domain, config.may_spin).map_err(|error| refused(&error))?;
         let longest = rma_bytes_max.unwrap_or(u64::MAX).min(facts.message_bytes_max).max(1);
@@ -252,7 +254,7 @@ impl Fabric {
             nominal_bytes_per_second: facts.bytes_per_second,
             name: facts.domain,
         });
-        self.nics.push(NicHandle { progress, name });
+        self.nics.push(NicHandle { progress, name, keys });
         Ok(())
     }
 
@@ -348,6 +350,12 @@ impl Transport for Fabric {
                 Err(error)
             }
         }
+    }
+
+    fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
+        let keys = self.nics.iter().map(|nic| nic.keys.lock().get(&id).copied());
+        let key = Key::decode(first).ok()?;
+        Some(Key { keys: keys.collect::<Option<_>>()?, ..key }.encode())
     }
 
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {

@@ -189,6 +189,11 @@ impl Nic {
         self.offer.library
     }
 
+    /// Whether memory is registered with the endpoint, so that it must be registered again with each new one.
+    pub(in super::super) fn binds_memory(&self) -> bool {
+        self.facts().mr_mode & fi::FI_MR_ENDPOINT != 0
+    }
+
     /// The offer that the NIC was opened from, for what is opened from it in turn.
     pub(in super::super) fn info(&self) -> *mut fi::fi_info {
         self.offer.info

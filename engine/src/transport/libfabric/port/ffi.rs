@@ -11,6 +11,7 @@ use std::ffi::{c_char, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libfabric_sys as fi;
 use libfabric_sys::call;
@@ -21,7 +22,8 @@ use crate::transport::Direction;
 
 /// Memory that the NIC may touch. Its drop withdraws it, and with that everybody's right to it.
 pub(in super::super) struct Registration {
-    mr: *mut fi::fid_mr,
+    /// Null once it is withdrawn.
+    mr: AtomicPtr<fi::fid_mr>,
     key: u64,
     region: Option<Arc<Region>>,
     nic: Arc<Nic>,
@@ -61,13 +63,13 @@ impl Registration {
         let status = unsafe { call::fi_mr_regattr(nic.domain, &attr, 0, &mut mr) };
         check(library, "fi_mr_regattr", status)?;
         let mut registration = Self {
-            mr,
+            mr: AtomicPtr::new(mr),
             key: fi::FI_KEY_NOTAVAIL,
             region: Some(Arc::clone(region)),
             nic: Arc::clone(nic),
             withdrawn: parking_lot::Mutex::default(),
         };
-        if nic.facts().mr_mode & fi::FI_MR_ENDPOINT != 0 {
+        if nic.binds_memory() {
             // SAFETY: both objects are open and of one domain.
             let status = unsafe { call::fi_bind(mr.cast(), port.ep.cast(), 0) };
             check(library, "fi_mr_bind", status)?;
@@ -96,17 +98,36 @@ impl Registration {
     }
 
     fn descriptor(&self) -> *mut c_void {
-        // SAFETY: open until `self` drops.
-        unsafe { call::fi_mr_desc(self.mr) }
+        let mr = self.mr.load(Ordering::Relaxed);
+        if mr.is_null() {
+            return ptr::null_mut();
+        }
+        // SAFETY: not withdrawn, so open.
+        unsafe { call::fi_mr_desc(mr) }
+    }
+
+    /// Takes everybody's right to the memory, which stays mapped until `self` drops. Where memory is bound to the endpoint,
+    /// that is closed only after this. Returns whether it is done.
+    pub(in super::super) fn withdraw(&self) -> bool {
+        let mr = self.mr.swap(ptr::null_mut(), Ordering::Relaxed);
+        if mr.is_null() {
+            return true;
+        }
+        // SAFETY: registered by `new`, and closed once: a failed attempt puts it back. Operations that use it hold `self`,
+        // and end with the endpoint, which is closed next.
+        let status = unsafe { call::fi_close(mr.cast()) };
+        if status != 0 {
+            tracing::debug!(error = %self.nic.library().describe(-status), "memory stays registered for now");
+            self.mr.store(mr, Ordering::Relaxed);
+        }
+        status == 0
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: registered by `new` and closed once; operations that use it hold `self`.
-        let status = unsafe { call::fi_close(self.mr.cast()) };
-        if status != 0 {
-            tracing::warn!(error = %self.nic.library().describe(-status), "memory stays registered, and mapped");
+        if !self.withdraw() {
+            tracing::warn!("memory stays registered, and mapped");
             std::mem::forget(self.region.take());
         }
     }
@@ -398,6 +419,11 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
+        if self.nic.binds_memory() {
+            self.held.iter().flatten().for_each(|(_, registration)| {
+                registration.withdraw();
+            });
+        }
         let mut is_safe = true;
         // SAFETY: opened by `open`, each closed once, the endpoint before what is bound to it.
         unsafe {
