@@ -88,6 +88,13 @@ pub extern "C" fn strict_bound(is_bound: i32) {
     world().is_bound = is_bound != 0;
 }
 
+/// Whether endpoints refuse to be closed (`is_stuck` not 0).
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_stuck(is_stuck: i32) {
+    world().is_stuck = is_stuck != 0;
+}
+
 /// Longest memory that is registered from now on, as on a NIC whose table of pages is full; 0 for any.
 // SAFETY: the name is unique to this library.
 #[unsafe(no_mangle)]

@@ -245,6 +245,9 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
                     world.violation("an endpoint is closed before the memory that is bound to it");
                     return -fi::FI_EBUSY;
                 }
+                if world.is_stuck {
+                    return -fi::FI_EBUSY;
+                }
                 world.endpoints.remove(&number);
                 drop(Box::from_raw(object.cast::<Numbered<fid_ep>>()));
             }

@@ -101,6 +101,8 @@ pub(crate) struct World {
     pub(crate) memory_max: usize,
     /// Whether memory is registered with the endpoint.
     pub(crate) is_bound: bool,
+    /// Whether endpoints refuse to be closed.
+    pub(crate) is_stuck: bool,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -114,6 +116,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     is_fragile: false,
     memory_max: 0,
     is_bound: false,
+    is_stuck: false,
 });
 
 /// The one network of this process.

@@ -106,6 +106,13 @@ pub(crate) fn bound(is_bound: bool) {
     set(i32::from(is_bound));
 }
 
+/// Whether endpoints of the strict provider refuse to be closed.
+pub(crate) fn stuck(is_stuck: bool) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_stuck")) };
+    set(i32::from(is_stuck));
+}
+
 /// Longest memory that the strict provider registers from now on; 0 for any.
 pub(crate) fn memory_max(bytes: usize) {
     // SAFETY: the signature of the provider's function.

@@ -9,7 +9,7 @@ use tidefs_engine::transport::{Direction, EndpointState, Transport};
 
 use crate::harness::{
     Memory, PATIENCE, Pair, Run, alone, block_on, bound, connect, expect_no_violation, fragile, open_strict,
-    peer, silence,
+    peer, silence, stuck,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -179,5 +179,31 @@ fn memory_that_is_bound_to_an_endpoint_outlives_it() {
     assert_eq!(Run::start(&back, &remote, &local, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
     drop(pair);
     bound(false);
+    expect_no_violation();
+}
+
+/// What was in flight on an endpoint that the provider does not close may still be written to, so it has not ended; the NIC
+/// works through another endpoint meanwhile.
+#[test]
+fn operations_do_not_end_before_their_endpoint_is_closed() {
+    let _alone = alone();
+    let Some(pair) = Pair::open_strict() else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    remote.fill(6);
+    silence(true);
+    stuck(true);
+    let run = Run::start(&pair.endpoint, &local, &remote, &READ, Duration::from_millis(100));
+    let waiter = std::thread::spawn(move || run.wait());
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(matches!(pair.endpoint.state(), EndpointState::Failed(_)), "it was given up");
+    assert!(!waiter.is_finished(), "the NIC may still write");
+    let again = connect(&pair.near, &pair.far);
+    stuck(false);
+    let results = waiter.join().unwrap();
+    assert!(results.iter().all(|result| *result == Err(Error::DeadlinePassed)), "{results:?}");
+    silence(false);
+    assert_eq!(Run::start(&again, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    drop(pair);
     expect_no_violation();
 }

@@ -8,6 +8,7 @@
 //!   its address is another.
 //! - A peer that ends nothing for [`Settings::silence`] costs its connection, so that time is left to go another way: a
 //!   fabric on which nothing gets through lets connections be made, and would take each deadline whole.
+//!   Where the provider refuses to close an endpoint, what is in flight there is not ended before it has.
 //!   The same is done when operations to a peer that refused a key are cancelled by the provider.
 //! - At most `slots` operations are in flight, which is what the provider said it takes; others wait in order, and a
 //!   peer whose connection is not ready yet holds up nobody else.
@@ -42,6 +43,12 @@ struct Known {
     holders: HashSet<PeerId>,
 }
 
+/// An endpoint that the provider has not closed yet, and what was in flight there by slot, with the error that will end it.
+struct Grave {
+    port: Port,
+    flights: Vec<Option<(Job, Error)>>,
+}
+
 /// Deadlines are looked at this often while anything is under way.
 const SWEEP: Duration = Duration::from_millis(5);
 /// How many times as long as expected an operation may take before its peer counts as silent.
@@ -53,6 +60,7 @@ const ASSUMED_RATE: u64 = 100 << 20;
 pub(super) struct Domain {
     // The order of fields is that of their drops: the endpoint goes before what it may touch.
     port: Option<Port>,
+    graves: Vec<Grave>,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
     waiting: VecDeque<Job>,
@@ -98,6 +106,7 @@ impl Domain {
     ) -> Result<(Self, Option<u64>), Failure> {
         let mut domain = Self {
             port: None,
+            graves: Vec::new(),
             flights: (0..settings.slots).map(|_| None).collect(),
             free: (0..settings.slots).rev().collect(),
             waiting: VecDeque::new(),
@@ -164,7 +173,7 @@ impl Domain {
 
     /// Whether anything is under way.
     pub(super) fn is_busy(&self) -> bool {
-        self.free.len() < self.settings.slots || !self.waiting.is_empty()
+        self.free.len() < self.settings.slots || !self.waiting.is_empty() || !self.graves.is_empty()
     }
 
     /// Whether something waits for the provider to have room.
@@ -484,6 +493,7 @@ impl Domain {
     /// addresses that nobody holds.
     fn sweep(&mut self) {
         let now = Instant::now();
+        self.visit_graves();
         if self.is_busy() {
             self.give_up(&Error::DeadlinePassed, |job| job.operation.deadline <= now);
             self.leave_silent_peers(now);
@@ -562,10 +572,11 @@ impl Domain {
         }
     }
 
-    /// Closes the endpoint. Returns every job with the error that ends it: its own when it was given up, else `error`.
+    /// Closes the endpoint. Returns the jobs that are over, each with the error that ends it: its own when it was given up,
+    /// else `error`.
     fn close_port(&mut self, error: &Error) -> Vec<(Job, Error)> {
         self.unbind_regions();
-        self.port = None;
+        let port = self.port.take();
         self.scratch = None;
         self.known.clear();
         self.refusing.clear();
@@ -574,19 +585,54 @@ impl Domain {
         self.in_flight_bytes = 0;
         self.is_blocked = false;
         self.free = (0..self.settings.slots).rev().collect();
-        let in_flight = self.flights.iter_mut().filter_map(Option::take).map(|flight| {
+        let end = |flight: Flight| {
             let own = flight.given_up.map(|(own, _)| own);
             (flight.job, own.unwrap_or_else(|| error.clone()))
+        };
+        let flights: Vec<Option<(Job, Error)>> =
+            self.flights.iter_mut().map(|flight| flight.take().map(end)).collect();
+        let mut over: Vec<(Job, Error)> = self.waiting.drain(..).map(|job| (job, error.clone())).collect();
+        match port.map(|mut port| (port.close(), port)) {
+            Some((false, port)) => {
+                tracing::warn!("an endpoint cannot be closed yet; what was in flight there ends when it is");
+                self.graves.push(Grave { port, flights });
+            }
+            Some((true, _)) | None => over.extend(flights.into_iter().flatten()),
+        }
+        over
+    }
+
+    /// Tries again to close what could not be closed, and ends what was in flight there and cannot touch memory any more.
+    fn visit_graves(&mut self) {
+        let mut over = Vec::new();
+        self.graves.retain_mut(|Grave { port, flights }| {
+            let mut ended = Vec::new();
+            while port.poll(&mut ended).is_ok_and(|count| count > 0) {}
+            over.extend(ended.iter().filter_map(|completion| flights[completion.slot].take()));
+            let is_closed = port.close();
+            if is_closed {
+                over.extend(flights.iter_mut().filter_map(Option::take));
+            }
+            !is_closed
         });
-        let waiting = self.waiting.drain(..).map(|job| (job, error.clone()));
-        in_flight.chain(waiting).collect()
+        over.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 
     /// Ends everything.
     pub(super) fn close(&mut self) {
         let ended = self.close_port(&Error::Closed);
+        let until = Instant::now() + self.settings.settle;
+        while !self.graves.is_empty() && Instant::now() < until {
+            std::thread::sleep(SWEEP);
+            self.visit_graves();
+        }
         self.regions.clear();
         self.unbound.clear();
+        for Grave { port, flights } in self.graves.drain(..) {
+            // What it may touch is leaked with it.
+            drop(port);
+            flights.into_iter().flatten().for_each(|(job, error)| job.complete(Err(error)));
+        }
         ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 }

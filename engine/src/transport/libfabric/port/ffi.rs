@@ -417,28 +417,51 @@ impl Port {
     }
 }
 
-impl Drop for Port {
-    fn drop(&mut self) {
+impl Port {
+    /// Closes the endpoint, so that nothing of its operations touches memory any more. False when the provider refuses;
+    /// then it still may, and this is to be tried again.
+    pub(in super::super) fn close(&mut self) -> bool {
         if self.nic.binds_memory() {
             self.held.iter().flatten().for_each(|(_, registration)| {
                 registration.withdraw();
             });
         }
-        let mut is_safe = true;
-        // SAFETY: opened by `open`, each closed once, the endpoint before what is bound to it.
+        if !self.ep.is_null() {
+            // SAFETY: opened by `open`, and closed once: then it is null.
+            let status = unsafe { call::fi_close(self.ep.cast()) };
+            if status != 0 {
+                tracing::debug!(error = %self.nic.library().describe(-status), "an endpoint stays open");
+                return false;
+            }
+            self.ep = ptr::null_mut();
+        }
+        self.close_rest();
+        true
+    }
+
+    /// Closes what the endpoint was bound to.
+    fn close_rest(&mut self) {
+        let (av, cq) = (
+            std::mem::replace(&mut self.av, ptr::null_mut()),
+            std::mem::replace(&mut self.cq, ptr::null_mut()),
+        );
+        // SAFETY: opened by `open`, each closed once.
         unsafe {
-            if !self.ep.is_null() {
-                is_safe = call::fi_close(self.ep.cast()) == 0;
+            if !av.is_null() {
+                call::fi_close(av.cast());
             }
-            if !self.av.is_null() {
-                call::fi_close(self.av.cast());
-            }
-            if !self.cq.is_null() {
-                call::fi_close(self.cq.cast());
+            if !cq.is_null() {
+                call::fi_close(cq.cast());
             }
         }
-        if !is_safe {
-            tracing::warn!("an endpoint could not be closed; the memory of its operations is never freed");
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        if !self.close() {
+            tracing::error!("an endpoint could not be closed; the memory of its operations is never freed");
+            self.close_rest();
             std::mem::forget(self.contexts.take());
             std::mem::forget(std::mem::take(&mut self.held));
         }
