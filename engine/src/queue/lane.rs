@@ -4,6 +4,8 @@
 //! - One thread at a time hands operations to the endpoint; another that wants to leaves word, and the first goes on.
 //!   So an endpoint may complete operations inside `post`, and their completion may come back here.
 //! - Higher priority goes first; within a priority, first come, first served.
+//! - Who adds operations may do some of their work inside `post`, once: what others add meanwhile, or what follows, is
+//!   work for other threads, or the one that came first would be kept for as long as any come.
 //! - What waits here has not been touched by the endpoint, and can be taken back at once.
 //!
 //! Limit: how much may wait is bounded by the engine, which counts the operations of all lanes.
@@ -207,8 +209,10 @@ impl Lane {
             return;
         }
         let mut served = 1;
+        let mut is_first = true;
         loop {
-            self.pump_once();
+            self.pump_once(is_first);
+            is_first = false;
             let before = self.turns.fetch_sub(served, Ordering::AcqRel);
             if before == served {
                 return;
@@ -217,15 +221,17 @@ impl Lane {
         }
     }
 
-    fn pump_once(&self) {
+    fn pump_once(&self, is_first: bool) {
         for priority in (0..PRIORITIES).rev() {
             let mut operations = {
                 let mut waiting = self.waiting.lock();
                 waiting.is_posting = true;
                 std::mem::take(&mut waiting.operations[priority])
             };
-            if !operations.is_empty() {
-                self.endpoint.post(&mut operations);
+            match is_first {
+                _ if operations.is_empty() => {}
+                true => self.endpoint.post(&mut operations),
+                false => self.endpoint.hand_over(&mut operations),
             }
             let is_full = !operations.is_empty();
             let (batches, cancelled) = self.put_back(priority, operations);
@@ -423,6 +429,54 @@ mod tests {
         let batch = BatchId::next();
         stand.lane.push(Priority::Normal, (0..10_000).map(|index| stand.operation(batch, index)));
         assert_eq!(stand.ends.results.lock().len(), 10_000);
+    }
+
+    /// Takes one operation at a time, and ends those that are posted at once, as who copies does.
+    #[derive(Debug, Default)]
+    struct Worker {
+        worked: Mutex<Vec<u32>>,
+        handed: Mutex<VecDeque<Operation>>,
+    }
+
+    impl Endpoint for Worker {
+        fn post(&self, operations: &mut VecDeque<Operation>) {
+            if let Some(operation) = operations.pop_front() {
+                self.worked.lock().push(operation.ticket.index());
+                operation.complete(Ok(()));
+            }
+        }
+
+        fn hand_over(&self, operations: &mut VecDeque<Operation>) {
+            self.handed.lock().append(operations);
+        }
+
+        fn cancel(&self, _: BatchId) {}
+
+        fn state(&self) -> EndpointState {
+            EndpointState::Ready
+        }
+
+        fn load(&self) -> Vec<RailLoad> {
+            Vec::new()
+        }
+
+        fn close(&self) -> BoxFuture<'_, ()> {
+            Box::pin(async {})
+        }
+    }
+
+    #[test]
+    fn who_pushes_works_once_and_hands_the_rest_over() {
+        let stand = stand(1, false);
+        let worker = Arc::new(Worker::default());
+        let connection = Arc::clone(&worker) as Arc<dyn Endpoint>;
+        let capabilities = stand.lane.capabilities().clone();
+        let lane = Arc::new(Lane::new("test", capabilities, Vec::new(), &Arc::default(), connection));
+        *stand.ends.lane.lock() = Some(Arc::clone(&lane));
+        let batch = BatchId::next();
+        lane.push(Priority::Normal, (0..100).map(|index| stand.operation(batch, index)));
+        assert_eq!(*worker.worked.lock(), [0]);
+        assert_eq!(worker.handed.lock().len(), 99);
     }
 
     #[test]

@@ -158,6 +158,11 @@ pub trait Endpoint: Send + Sync + fmt::Debug {
     /// was not touched. A failed endpoint takes each and completes it with its error. Does not block.
     fn post(&self, operations: &mut VecDeque<Operation>);
 
+    /// As [`Self::post`], for a caller whose thread has done its share of the work: none of it is done there.
+    fn hand_over(&self, operations: &mut VecDeque<Operation>) {
+        self.post(operations);
+    }
+
     /// Gives up all operations of `batch`: each completes with [`Error::Cancelled`], unless it ended first, as soon as
     /// its memory is safe.
     fn cancel(&self, batch: BatchId);

@@ -324,29 +324,38 @@ impl ShmEndpoint {
             }
         }
     }
-}
 
-impl Endpoint for ShmEndpoint {
-    fn post(&self, operations: &mut VecDeque<Operation>) {
-        let Some(me) = self.me.upgrade() else { return };
-        let mut first = None;
-        let mut others = Vec::new();
+    /// Takes operations while there is room. Returns those whose memory is mapped.
+    fn take(self: &Arc<Self>, operations: &mut VecDeque<Operation>) -> Vec<Copy> {
+        let mut copies = Vec::new();
         while self.taken.load(Ordering::Acquire) < OPERATIONS_MAX
             && let Some(operation) = operations.pop_front()
         {
             self.taken.fetch_add(1, Ordering::AcqRel);
             self.taken_bytes.fetch_add(operation.local.length(), Ordering::AcqRel);
-            if let Some(copy) = me.prepare(operation) {
-                let is_inline = first.is_none() && copy.operation.local.length() <= INLINE_MAX;
-                if is_inline { first = Some(copy) } else { others.push(copy) }
-            }
+            copies.extend(self.prepare(operation));
         }
-        if !others.is_empty() {
-            self.copiers.push(others);
+        copies
+    }
+}
+
+impl Endpoint for ShmEndpoint {
+    fn post(&self, operations: &mut VecDeque<Operation>) {
+        let Some(me) = self.me.upgrade() else { return };
+        let mut copies = me.take(operations);
+        let inline = copies.iter().position(|copy| copy.operation.local.length() <= INLINE_MAX);
+        let inline = inline.map(|place| copies.remove(place));
+        if !copies.is_empty() {
+            self.copiers.push(copies);
         }
-        if let Some(copy) = first {
+        if let Some(copy) = inline {
             copy.run();
         }
+    }
+
+    fn hand_over(&self, operations: &mut VecDeque<Operation>) {
+        let Some(me) = self.me.upgrade() else { return };
+        self.copiers.push(me.take(operations));
     }
 
     fn cancel(&self, batch: BatchId) {
