@@ -415,7 +415,6 @@ fn a_way_that_works_again_is_used_by_all_who_wait_for_it() {
     let id = PeerId { member: member(), incarnation: Incarnation(1) };
     let config = EngineConfig {
         link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
-        attempts_max: 1,
         ..EngineConfig::new(id)
     };
     let faults = Faults::new(FaultOptions { fail_every: FAILS, ..FaultOptions::default() });
@@ -426,8 +425,32 @@ fn a_way_that_works_again_is_used_by_all_who_wait_for_it() {
     let read = here.request(&there, Direction::Read, 0, 0, 4096);
     let submit = |count| here.engine.submit(Batch::new(vec![read; count], soon())).wait();
     (1..FAILS).for_each(|_| submit(1).into_result().unwrap());
-    assert!(submit(1).into_result().unwrap_err().is_retryable(), "the one that fails");
+    // The one that fails. No time is left to try it again.
+    let brief = Batch::new(vec![read], Instant::now() + Duration::from_millis(50));
+    assert!(here.engine.submit(brief).wait().into_result().is_err());
     let report = submit(7);
     assert!(report.elapsed < Duration::from_millis(450), "7 cool-downs take 700 ms: {:?}", report.elapsed);
     report.into_result().unwrap();
+}
+
+/// Three of four operations fail at once, for longer than any count of attempts would last: each is tried until it is
+/// through.
+#[test]
+fn what_fails_is_tried_again_until_its_deadline() {
+    let runtime = runtime();
+    let there = end(&runtime, SOCKETS);
+    let id = PeerId { member: member(), incarnation: Incarnation(1) };
+    let config = EngineConfig {
+        link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
+        ..EngineConfig::new(id)
+    };
+    let faults = Faults::new(FaultOptions { seed: 7, failure: 0.75, ..FaultOptions::default() });
+    let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
+        Ok(vec![faulty(TransportName::Tcp.open(parts)?, &faults, &parts.runtime)])
+    });
+    here.connect(&runtime, &there);
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    for _ in 0..3 {
+        here.engine.submit(Batch::new(vec![read; 2], soon())).wait().into_result().unwrap();
+    }
 }

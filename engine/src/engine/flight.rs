@@ -337,10 +337,10 @@ impl TicketSink for Flight {
         }
         match (result, &engine, self.me.upgrade()) {
             (Err(error), Some(engine), Some(me))
-                if error.is_retryable() && self.ending().is_none() && engine.may_retry(attempts) =>
+                if self.ending().is_none() && engine.may_retry(&error, attempts, self.deadline) =>
             {
                 tracing::debug!(peer = %request.remote.peer, attempts, %error, "a slice is tried again");
-                engine.retry(me, piece, error);
+                engine.retry(me, piece, attempts, error);
             }
             (result, ..) => self.end_slice(request.entry, result.map_err(|error| self.as_seen(error))),
         }

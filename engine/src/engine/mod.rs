@@ -63,6 +63,12 @@ pub use status::{EngineStatus, PeerStatus, WayStatus};
 /// Longest notification that a batch carries.
 const NOTIFY_BYTES_MAX: usize = 64 << 10;
 
+/// Attempts after which a slice is tried again at once.
+const RETRIES_AT_ONCE: u32 = 3;
+/// Pause before the next one; then twice as long each time, up to the longest.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+
 /// How an engine behaves.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -72,8 +78,9 @@ pub struct EngineConfig {
     pub link: LinkConfig,
     /// Slices under way or waiting, in all. Default: 65,536.
     pub operations_max: usize,
-    /// Times a slice is tried, the first included. Default: 4.
-    pub attempts_max: u32,
+    /// Times a slice is tried whose bytes arrive changed, the first included. What fails otherwise is tried until its
+    /// deadline. Default: 4.
+    pub corrupt_attempts_max: u32,
     /// Longest time for one attempt to connect to a peer. Default: 5 s.
     pub connect_timeout: Duration,
 }
@@ -86,7 +93,7 @@ impl EngineConfig {
             me,
             link: LinkConfig::default(),
             operations_max: 65_536,
-            attempts_max: 4,
+            corrupt_attempts_max: 4,
             connect_timeout: Duration::from_secs(5),
         }
     }
@@ -419,13 +426,17 @@ impl Inner {
         }
     }
 
-    /// Tries a slice again, by the best way that is open then.
-    fn retry(self: &Arc<Self>, flight: Arc<Flight>, piece: usize, error: Error) {
+    /// Tries a slice again that was tried `attempts` times, by the best way that is open then.
+    fn retry(self: &Arc<Self>, flight: Arc<Flight>, piece: usize, attempts: u32, error: Error) {
         self.metrics.slices_retried_total.add(1);
         // Counted again when it is posted again; the caller lets go of the count of the attempt that ended.
         self.operations.fetch_add(1, Ordering::Relaxed);
         let engine = Arc::clone(self);
         self.runtime.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(pause_before(attempts)) => {}
+                () = flight.given_up() => {}
+            }
             if let Err(reason) = engine.repost(&flight, piece).await {
                 engine.release_operation();
                 // The first error says more than that there was no time left for a second attempt.
@@ -435,8 +446,13 @@ impl Inner {
         });
     }
 
-    fn may_retry(&self, attempts: u32) -> bool {
-        attempts < self.config.attempts_max && !self.is_closed.load(Ordering::Acquire)
+    fn may_retry(&self, error: &Error, attempts: u32, deadline: Instant) -> bool {
+        let has_chance = match error {
+            // Memory or a wire that changes bytes does so again.
+            Error::Corrupt { .. } => attempts < self.config.corrupt_attempts_max,
+            _ => error.is_retryable(),
+        };
+        has_chance && Instant::now() < deadline && !self.is_closed.load(Ordering::Acquire)
     }
 
     /// Counts `count` more slices, if there is room for them.
@@ -523,6 +539,14 @@ impl Inner {
             watcher.abort();
         }
     }
+}
+
+/// Pause before a slice is tried again. The first tries follow at once, since another way may be open; then, what keeps no way
+/// out of use (a way that is [`Error::Busy`]) must not be asked without end.
+fn pause_before(attempts: u32) -> Duration {
+    let doublings = attempts.saturating_sub(RETRIES_AT_ONCE);
+    let pause = RETRY_PAUSE.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX) - 1);
+    pause.min(RETRY_PAUSE_MAX)
 }
 
 impl Drop for Inner {
