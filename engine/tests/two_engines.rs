@@ -454,3 +454,15 @@ fn what_fails_is_tried_again_until_its_deadline() {
         here.engine.submit(Batch::new(vec![read; 2], soon())).wait().into_result().unwrap();
     }
 }
+
+/// The tasks that would open the way to the peer end with their runtime, and what waits for them does, too.
+#[test]
+fn a_handle_ends_when_the_runtime_is_gone() {
+    let runtime = runtime();
+    let (here, there) = (end(&runtime, SOCKETS), end(&runtime, SOCKETS));
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    runtime.shutdown_background();
+    let handle = here.engine.submit(Batch::new(vec![read; 3], soon()));
+    let report = handle.wait_for(Duration::from_secs(10)).expect("nobody would end it");
+    assert_eq!(report.entries, vec![Err(Error::Closed); 3]);
+}

@@ -101,6 +101,13 @@ impl fmt::Debug for Flight {
     }
 }
 
+impl Drop for Flight {
+    /// Operations hold the flight, so none is under way; a task that was to make some went with its runtime.
+    fn drop(&mut self) {
+        self.transfer.end_open(&self.as_seen(Error::Closed));
+    }
+}
+
 impl Flight {
     pub(super) fn new(
         engine: &Arc<Inner>,

@@ -128,6 +128,22 @@ impl Transfer {
         }
     }
 
+    /// Nobody is left who would end what is open: it ends with `error`.
+    pub fn end_open(&self, error: &Error) {
+        {
+            let mut state = self.state.lock();
+            if state.open_entries == 0 {
+                return;
+            }
+            state.open_entries = 0;
+            for entry in state.entries.iter_mut().filter(|entry| entry.open_slices > 0) {
+                entry.open_slices = 0;
+                entry.error.get_or_insert_with(|| error.clone());
+            }
+        }
+        self.finish();
+    }
+
     /// Slices that have not ended.
     #[must_use]
     pub fn open_slices(&self) -> u64 {
@@ -313,6 +329,17 @@ mod tests {
         let handle = handle.wait_for(Duration::ZERO).unwrap_err();
         transfer.slices_ended(0, 1, Err(Error::Closed));
         assert_eq!(handle.wait().entries, [Err(Error::Closed), Err(Error::Cancelled), Ok(())]);
+    }
+
+    #[test]
+    fn what_nobody_ends_any_more_ends_once_with_an_error() {
+        let transfer = transfer(&[2, 1, 1]);
+        transfer.slices_ended(1, 1, Ok(()));
+        transfer.slices_ended(2, 1, Err(Error::Cancelled));
+        transfer.end_open(&Error::Closed);
+        transfer.end_open(&Error::DeadlinePassed);
+        let handle = TransferHandle::new(transfer, None);
+        assert_eq!(handle.wait().entries, [Err(Error::Closed), Ok(()), Err(Error::Cancelled)]);
     }
 
     #[test]
