@@ -466,3 +466,29 @@ fn a_handle_ends_when_the_runtime_is_gone() {
     let report = handle.wait_for(Duration::from_secs(10)).expect("nobody would end it");
     assert_eq!(report.entries, vec![Err(Error::Closed); 3]);
 }
+
+/// A request with more slices than may be under way is taken when there is room for any, and the next one has to wait.
+#[test]
+fn a_request_of_more_slices_than_the_limit_is_carried() {
+    let runtime = runtime();
+    let there = end(&runtime, SOCKETS);
+    let id = PeerId { member: member(), incarnation: Incarnation(1) };
+    let config = EngineConfig {
+        link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
+        operations_max: 2,
+        ..EngineConfig::new(id)
+    };
+    let faults = Faults::new(FaultOptions::default());
+    let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
+        Ok(vec![faulty(TransportName::Tcp.open(parts)?, &faults, &parts.runtime)])
+    });
+    here.connect(&runtime, &there);
+    let read = here.request(&there, Direction::Read, 0, 0, LENGTH);
+    here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
+    faults.partition(there.id);
+    let long = here.engine.submit(Batch::new(vec![read], soon()));
+    let refused = here.engine.submit(Batch::new(vec![read], soon())).wait().into_result();
+    assert!(matches!(refused, Err(Error::Busy { .. })), "{refused:?}");
+    faults.heal(there.id);
+    long.wait().into_result().unwrap();
+}

@@ -9,7 +9,8 @@
 //! - Operations to one incarnation of a peer are never sent to another.
 //! - A fallback to another transport is a warning and a count, never silent.
 //!
-//! Limits: `operations_max` slices under way in all; a request beyond that ends with [`Error::Busy`].
+//! Limits: `operations_max` slices under way in all; a request that finds so many ends with [`Error::Busy`]. The one that
+//! reaches the limit is taken whole, so that none is too long for ever.
 //!
 //! Threads: callers' threads, the runtime's, and those of the transports; no lock is held while a transport is called.
 
@@ -455,10 +456,10 @@ impl Inner {
         has_chance && Instant::now() < deadline && !self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Counts `count` more slices, if there is room for them.
+    /// Counts `count` more slices, if there is room for one.
     fn admit_operations(&self, count: usize) -> bool {
         let before = self.operations.fetch_add(count, Ordering::Relaxed);
-        let fits = before.saturating_add(count) <= self.config.operations_max;
+        let fits = before < self.config.operations_max;
         if !fits {
             self.operations.fetch_sub(count, Ordering::Relaxed);
         }
