@@ -60,7 +60,7 @@ impl Links {
     ) -> Result<Stream, Error> {
         let link = self.link(peer);
         let seen = link.as_ref().map(|link| link.remote());
-        let mut candidates = socket::candidates(addresses, seen.map(|remote| remote.ip()));
+        let mut candidates = socket::candidates(addresses, seen);
         // A link that was dialled shows an address that certainly leads there.
         if let Some(remote) = link.filter(|link| link.is_dialled()).and(seen) {
             candidates.retain(|address| *address != remote);

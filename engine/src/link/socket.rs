@@ -1,7 +1,7 @@
 //! Sockets as links want them: listening on both families, and noticing a peer that fell silent.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6, TcpListener};
 use std::time::Duration;
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
@@ -59,22 +59,40 @@ pub(super) fn prepare(socket: &TcpStream, silence_max: Duration) -> io::Result<(
 }
 
 /// Where to dial a peer that says it listens at `told` and was last seen at `seen`: an address that means "any" is
-/// replaced by the one it was seen at, and that host comes first.
-pub(super) fn candidates(told: &[SocketAddr], seen: Option<IpAddr>) -> Vec<SocketAddr> {
-    let seen = seen.map(|ip| ip.to_canonical());
+/// replaced by the one it was seen at, and that host comes first. A link-local address keeps its scope, or gets that of
+/// the interface it was seen by: without one it cannot be dialled.
+pub(super) fn candidates(told: &[SocketAddr], seen: Option<SocketAddr>) -> Vec<SocketAddr> {
+    let place = seen.map(|seen| canonical(seen, 0));
+    let seen = seen.map(|seen| seen.ip().to_canonical());
     let mut found: Vec<SocketAddr> = Vec::with_capacity(told.len());
     for address in told {
-        let ip = match seen {
-            Some(seen) if address.ip().is_unspecified() => seen,
-            _ => address.ip(),
+        let is_seen = address.ip().is_unspecified() || Some(address.ip()) == seen;
+        let address = match place {
+            Some(place) if is_seen && scope(address) == 0 => canonical(place, address.port()),
+            _ => *address,
         };
-        let address = SocketAddr::new(ip, address.port());
         if !found.contains(&address) {
             found.push(address);
         }
     }
     found.sort_by_key(|address| Some(address.ip().to_canonical()) != seen);
     found
+}
+
+/// `address` with this port, as IPv4 where it is IPv4 in disguise.
+fn canonical(address: SocketAddr, port: u16) -> SocketAddr {
+    match (address, address.ip().to_canonical()) {
+        (SocketAddr::V6(v6), IpAddr::V6(ip)) => SocketAddrV6::new(ip, port, 0, v6.scope_id()).into(),
+        (_, ip) => SocketAddr::new(ip, port),
+    }
+}
+
+/// The interface that an address is of; 0 for any.
+fn scope(address: &SocketAddr) -> u32 {
+    match address {
+        SocketAddr::V4(_) => 0,
+        SocketAddr::V6(v6) => v6.scope_id(),
+    }
 }
 
 /// Where peers are told that listeners are which are `bound`: what is advertised counts, where anything is.
@@ -151,10 +169,18 @@ mod tests {
     fn any_becomes_where_the_peer_was_seen_and_that_host_comes_first() {
         let told: Vec<SocketAddr> =
             ["10.0.0.1:7", "[::]:8", "10.0.0.2:9", "0.0.0.0:8"].map(|text| text.parse().unwrap()).to_vec();
-        let seen = Some("::ffff:10.0.0.2".parse().unwrap());
+        let seen = Some("[::ffff:10.0.0.2]:5".parse().unwrap());
         let found: Vec<String> = candidates(&told, seen).iter().map(ToString::to_string).collect();
         assert_eq!(found, ["10.0.0.2:8", "10.0.0.2:9", "10.0.0.1:7"]);
         assert_eq!(candidates(&told, None), told);
+    }
+
+    #[test]
+    fn a_link_local_address_is_dialled_by_its_interface() {
+        let addresses = |texts: [&str; 3]| texts.map(|text| text.parse::<SocketAddr>().unwrap());
+        let seen = Some("[fe80::2%3]:5".parse().unwrap());
+        let found = candidates(&addresses(["[::]:8", "[fe80::2]:9", "[fe80::7%4]:10"]), seen);
+        assert_eq!(found, addresses(["[fe80::2%3]:8", "[fe80::2%3]:9", "[fe80::7%4]:10"]));
     }
 
     #[test]
