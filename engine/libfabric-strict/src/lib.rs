@@ -3,7 +3,7 @@
 //! libfabric loads it from a folder named in `FI_PROVIDER_PATH`, as `libstrict-fi.so`. It offers two NICs with the
 //! attributes of EFA's direct path, made smaller: four operations in flight, 64 KiB each. What it adds is malice:
 //! operations complete in random order, the send queue says that it is full when it is not, and there is no descriptor
-//! to wait on. What it enforces:
+//! to wait on, or with [`strict_mute`] one that nobody may wait on. What it enforces:
 //! - local memory lies inside the region whose descriptor is passed, and that region is not closed under it;
 //! - a context is not used twice at once;
 //! - remote memory is named by address and by a key that lives, with the right to do this;
@@ -93,6 +93,21 @@ pub extern "C" fn strict_bound(is_bound: i32) {
 #[unsafe(no_mangle)]
 pub extern "C" fn strict_stuck(is_stuck: i32) {
     world().is_stuck = is_stuck != 0;
+}
+
+/// Whether queues that are opened from now on (`is_mute` not 0) have a descriptor, and say of it that it cannot be waited
+/// for.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_mute(is_mute: i32) {
+    world().is_mute = is_mute != 0;
+}
+
+/// How often it was asked since the last call whether such a descriptor may be waited for.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_asked() -> usize {
+    std::mem::take(&mut world().asked)
 }
 
 /// Longest memory that is registered from now on, as on a NIC whose table of pages is full; 0 for any.

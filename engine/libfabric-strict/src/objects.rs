@@ -97,7 +97,8 @@ pub(crate) unsafe extern "C" fn fabric(
 }
 
 unsafe extern "C" fn trywait(_fabric: *mut fid_fabric, _fids: *mut *mut fid, _count: c_int) -> c_int {
-    0
+    world().asked += 1;
+    -fi::FI_ENOSYS
 }
 
 unsafe extern "C" fn domain(
@@ -138,7 +139,7 @@ unsafe extern "C" fn cq_open(
 ) -> c_int {
     // SAFETY: the caller passes valid attributes.
     let attr = unsafe { &*attr };
-    if attr.wait_obj != fi::FI_WAIT_NONE {
+    if attr.wait_obj != fi::FI_WAIT_NONE && !world().is_mute {
         return -fi::FI_ENOSYS;
     }
     if attr.format != fi::FI_CQ_FORMAT_DATA {
@@ -290,9 +291,14 @@ unsafe extern "C" fn bind(object: *mut fid, to: *mut fid, _flags: u64) -> c_int 
     0
 }
 
-unsafe extern "C" fn control(object: *mut fid, command: c_int, _argument: *mut c_void) -> c_int {
+unsafe extern "C" fn control(object: *mut fid, command: c_int, argument: *mut c_void) -> c_int {
     // SAFETY: the object is open.
     let class = unsafe { (*object).fclass };
+    if command == fi::FI_GETWAIT && class == fi::FI_CLASS_CQ {
+        // SAFETY: the caller gives a place for a descriptor. This one is never ready to be read.
+        unsafe { *argument.cast::<c_int>() = libc::STDERR_FILENO };
+        return 0;
+    }
     if command == fi::FI_ENABLE && class == fi::FI_CLASS_MR {
         // SAFETY: the class says the type.
         let id = unsafe { number(object.cast::<fid_mr>()) };

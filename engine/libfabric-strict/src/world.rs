@@ -103,6 +103,9 @@ pub(crate) struct World {
     pub(crate) is_bound: bool,
     /// Whether endpoints refuse to be closed.
     pub(crate) is_stuck: bool,
+    /// Whether queues have a descriptor that cannot be waited for, and how often somebody wanted to.
+    pub(crate) is_mute: bool,
+    pub(crate) asked: usize,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -117,6 +120,8 @@ static WORLD: Mutex<World> = Mutex::new(World {
     memory_max: 0,
     is_bound: false,
     is_stuck: false,
+    is_mute: false,
+    asked: 0,
 });
 
 /// The one network of this process.

@@ -113,6 +113,20 @@ pub(crate) fn stuck(is_stuck: bool) {
     set(i32::from(is_stuck));
 }
 
+/// Whether queues of the strict provider have a descriptor that cannot be waited for.
+pub(crate) fn mute(is_mute: bool) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_mute")) };
+    set(i32::from(is_mute));
+}
+
+/// How often somebody wanted to wait for such a descriptor since the last call.
+pub(crate) fn asked() -> usize {
+    // SAFETY: the signature of the provider's function.
+    let take: extern "C" fn() -> usize = unsafe { std::mem::transmute(strict_symbol(c"strict_asked")) };
+    take()
+}
+
 /// Longest memory that the strict provider registers from now on; 0 for any.
 pub(crate) fn memory_max(bytes: usize) {
     // SAFETY: the signature of the provider's function.

@@ -8,8 +8,8 @@ use tidefs_engine::memory::Access;
 use tidefs_engine::transport::{Direction, EndpointState, Transport};
 
 use crate::harness::{
-    Memory, PATIENCE, Pair, Run, alone, block_on, bound, connect, expect_no_violation, fragile, open_strict,
-    peer, silence, stuck,
+    Memory, PATIENCE, Pair, Run, alone, asked, block_on, bound, connect, expect_no_violation, fragile, mute,
+    open_strict, peer, silence, stuck,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -204,6 +204,25 @@ fn operations_do_not_end_before_their_endpoint_is_closed() {
     assert!(results.iter().all(|result| *result == Err(Error::DeadlinePassed)), "{results:?}");
     silence(false);
     assert_eq!(Run::start(&again, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    drop(pair);
+    expect_no_violation();
+}
+
+/// A provider that gives a descriptor and then says that it cannot be waited for is asked once for each queue, and polled.
+#[test]
+fn a_queue_that_cannot_be_waited_for_is_polled() {
+    let _alone = alone();
+    mute(true);
+    asked();
+    let Some(pair) = Pair::open_strict() else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let read = || Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait();
+    assert_eq!(read(), [Ok(()), Ok(()), Ok(())]);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(read(), [Ok(()), Ok(()), Ok(())]);
+    assert!(asked() <= 4, "two NICs at each end");
+    mute(false);
     drop(pair);
     expect_no_violation();
 }

@@ -177,7 +177,7 @@ impl Bare {
     }
 
     /// Waits as the transport does.
-    fn rest(&self) {
+    fn rest(&mut self) {
         if self.may_spin {
             return std::hint::spin_loop();
         }

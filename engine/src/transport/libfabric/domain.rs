@@ -187,8 +187,8 @@ impl Domain {
     }
 
     /// Whether nothing waits to be polled.
-    pub(super) fn may_sleep(&self) -> bool {
-        self.port.as_ref().is_none_or(|port| port.wait_fd().is_none() || port.may_sleep())
+    pub(super) fn may_sleep(&mut self) -> bool {
+        self.port.as_mut().is_none_or(|port| port.wait_fd().is_none() || port.may_sleep())
     }
 
     /// What becomes readable when there is something to poll.

@@ -151,7 +151,7 @@ impl Progress {
                 continue;
             }
             idle_polls = idle_polls.saturating_add(1);
-            self.sleep(&domain, idle_polls);
+            self.sleep(&mut domain, idle_polls);
         }
     }
 
@@ -171,7 +171,7 @@ impl Progress {
         }
     }
 
-    fn sleep(&self, domain: &Domain, idle_polls: u32) {
+    fn sleep(&self, domain: &mut Domain, idle_polls: u32) {
         self.is_asleep.store(true, Ordering::SeqCst);
         // A command that came before the flag was up did not ring.
         if !self.commands.lock().waiting.is_empty() || !domain.may_sleep() {

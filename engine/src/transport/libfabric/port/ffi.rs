@@ -404,10 +404,20 @@ impl Port {
         Some(Completion { slot, result })
     }
 
-    /// Whether one may now sleep on [`Self::wait_fd`]: nothing waits in the queue.
-    pub(in super::super) fn may_sleep(&self) -> bool {
+    /// Whether one may now sleep on [`Self::wait_fd`]: nothing waits in the queue. A provider that cannot say so is polled
+    /// from now on, as one without a descriptor.
+    pub(in super::super) fn may_sleep(&mut self) -> bool {
         // SAFETY: fabric and queue are open.
-        unsafe { call::fi_trywait(self.nic.fabric, self.cq.cast()) == 0 }
+        match -unsafe { call::fi_trywait(self.nic.fabric, self.cq.cast()) } {
+            0 => true,
+            fi::FI_EAGAIN => false,
+            code => {
+                let error = self.nic.library().describe(code);
+                tracing::warn!(%error, "a queue cannot be waited for, and is polled");
+                self.wait_fd = None;
+                true
+            }
+        }
     }
 
     /// What becomes readable when there is something to poll for.
