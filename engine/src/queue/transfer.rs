@@ -269,8 +269,9 @@ impl TransferHandle {
     /// # Errors
     /// The handle itself.
     pub fn wait_for(self, time: Duration) -> Result<Report, Self> {
-        let until = Instant::now() + time;
-        self.work(time);
+        // A time beyond all clocks is for ever.
+        let Some(until) = Instant::now().checked_add(time) else { return Ok(self.wait()) };
+        self.work(time.min(WORK_MAX));
         {
             let mut state = self.transfer.state.lock();
             while state.report.is_none() {
@@ -382,6 +383,18 @@ mod tests {
             transfer.slices_ended(0, 1, Ok(()));
         });
         assert_eq!(runtime.block_on(handle).into_result(), Ok(()));
+        ender.join().unwrap();
+    }
+
+    #[test]
+    fn one_may_wait_for_ever() {
+        let transfer = transfer(&[1]);
+        let handle = TransferHandle::new(Arc::clone(&transfer), None);
+        let ender = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            transfer.slices_ended(0, 1, Ok(()));
+        });
+        assert_eq!(handle.wait_for(Duration::MAX).unwrap().entries, [Ok(())]);
         ender.join().unwrap();
     }
 
