@@ -377,8 +377,9 @@ impl Inner {
             engine.metrics.deadlines_passed_total.add(late);
             let Some(bytes) = notify.filter(|_| failed == 0) else { return };
             for peer in peers {
-                let sent = engine.links.link(peer).map(|link| link.notify(TRANSFER_DONE, bytes.clone()));
-                if let Some(Err(error)) = sent {
+                let gone = || Error::PeerGone { peer, cause: "its link is closed".into() };
+                let link = engine.links.link(peer).ok_or_else(gone);
+                if let Err(error) = link.and_then(|link| link.notify(TRANSFER_DONE, bytes.clone())) {
                     tracing::warn!(%peer, %error, "a peer is not told that a transfer is done");
                 }
             }
