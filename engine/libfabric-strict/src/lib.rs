@@ -110,6 +110,20 @@ pub extern "C" fn strict_asked() -> usize {
     std::mem::take(&mut world().asked)
 }
 
+/// Operations that endpoints say they hold, from now on; 0 for as many as they do.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_announce(operations: usize) {
+    world().announced = (operations > 0).then_some(operations);
+}
+
+/// How many operations were refused for want of room since the last call.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_refusals() -> usize {
+    std::mem::take(&mut world().refusals)
+}
+
 /// Longest memory that is registered from now on, as on a NIC whose table of pages is full; 0 for any.
 // SAFETY: the name is unique to this library.
 #[unsafe(no_mangle)]

@@ -46,6 +46,7 @@ unsafe fn fits(hints: *const fi::fi_info) -> bool {
 }
 
 unsafe fn nic(name: &CStr, next: *mut fi::fi_info) -> *mut fi::fi_info {
+    let tx_size = world().announced.unwrap_or(TX_SIZE);
     // SAFETY: every structure is allocated here, zeroed, and freed by the library.
     unsafe {
         let info: *mut fi::fi_info = zeroed();
@@ -56,11 +57,11 @@ unsafe fn nic(name: &CStr, next: *mut fi::fi_info) -> *mut fi::fi_info {
         let fabric: *mut fi::fi_fabric_attr = zeroed();
         (*sender).caps = CAPS;
         (*sender).op_flags = fi::FI_TRANSMIT_COMPLETE;
-        (*sender).size = TX_SIZE;
+        (*sender).size = tx_size;
         (*sender).iov_limit = 1;
         (*sender).rma_iov_limit = 1;
         (*receiver).caps = CAPS;
-        (*receiver).size = TX_SIZE;
+        (*receiver).size = tx_size;
         (*receiver).iov_limit = 1;
         (*endpoint).type_ = fi::FI_EP_RDM;
         (*endpoint).max_msg_size = BYTES_MAX;

@@ -106,6 +106,10 @@ pub(crate) struct World {
     /// Whether queues have a descriptor that cannot be waited for, and how often somebody wanted to.
     pub(crate) is_mute: bool,
     pub(crate) asked: usize,
+    /// Operations that endpoints say they hold, where that is more than they do; then they refuse none without a reason.
+    pub(crate) announced: Option<usize>,
+    /// Operations that were refused for want of room.
+    pub(crate) refusals: usize,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -122,6 +126,8 @@ static WORLD: Mutex<World> = Mutex::new(World {
     is_stuck: false,
     is_mute: false,
     asked: 0,
+    announced: None,
+    refusals: 0,
 });
 
 /// The one network of this process.
@@ -168,7 +174,7 @@ impl World {
         if let Err(rule) = self.check_local(id, &transfer) {
             return Err(self.violation(rule));
         }
-        let refusal = self.random(6);
+        let refusal = if self.announced.is_some() { 1 } else { self.random(6) };
         let Some(endpoint) = self.endpoints.get_mut(&id) else { return Err(fi::FI_EOPBADSTATE) };
         if endpoint.burst > 0 {
             endpoint.burst -= 1;
@@ -178,6 +184,7 @@ impl World {
             endpoint.burst = 3;
         }
         if endpoint.in_flight.len() >= TX_SIZE {
+            self.refusals += 1;
             return Err(fi::FI_EAGAIN);
         }
         endpoint.in_flight.push(transfer);

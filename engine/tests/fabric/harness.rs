@@ -127,6 +127,20 @@ pub(crate) fn asked() -> usize {
     take()
 }
 
+/// Operations that endpoints of the strict provider say they hold; 0 for as many as they do.
+pub(crate) fn announce(operations: usize) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(usize) = unsafe { std::mem::transmute(strict_symbol(c"strict_announce")) };
+    set(operations);
+}
+
+/// How many operations were refused for want of room since the last call.
+pub(crate) fn refusals() -> usize {
+    // SAFETY: the signature of the provider's function.
+    let take: extern "C" fn() -> usize = unsafe { std::mem::transmute(strict_symbol(c"strict_refusals")) };
+    take()
+}
+
 /// Longest memory that the strict provider registers from now on; 0 for any.
 pub(crate) fn memory_max(bytes: usize) {
     // SAFETY: the signature of the provider's function.

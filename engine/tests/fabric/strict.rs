@@ -8,8 +8,8 @@ use tidefs_engine::memory::Access;
 use tidefs_engine::transport::{Direction, EndpointState, Transport};
 
 use crate::harness::{
-    Memory, PATIENCE, Pair, Run, alone, asked, block_on, bound, connect, expect_no_violation, fragile, mute,
-    open_strict, peer, silence, stuck,
+    Memory, PATIENCE, Pair, Run, alone, announce, asked, block_on, bound, connect, expect_no_violation,
+    fragile, mute, open_strict, peer, refusals, silence, stuck,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -224,5 +224,35 @@ fn a_queue_that_cannot_be_waited_for_is_polled() {
     assert!(asked() <= 4, "two NICs at each end");
     mute(false);
     drop(pair);
+    expect_no_violation();
+}
+
+/// A NIC that says it holds eight operations and holds four is soon given four, however many peers want more: few attempts
+/// fail.
+#[test]
+fn a_nic_is_given_as_many_operations_as_it_takes() {
+    const COUNT: u64 = 200;
+    let _alone = alone();
+    announce(8);
+    let Some(near) = open_strict() else { return };
+    assert_eq!(near.capabilities().operations_max, 8);
+    let far: Vec<_> = (0..6).filter_map(|_| open_strict()).collect();
+    let local = Memory::new(&near, 1, 1 << 20, Access::ReadWrite);
+    let reads: Vec<_> = (0..COUNT).map(|index| (Direction::Read, index * 256, 0, 256)).collect();
+    refusals();
+    let run = |far: &Arc<_>| {
+        let remote = Memory::new(far, 2, 1 << 20, Access::ReadWrite);
+        Run::start(&connect(&near, far), &local, &remote, &reads, PATIENCE)
+    };
+    let runs: Vec<Run> = far.iter().map(run).collect();
+    let waiters = runs.into_iter().map(|run| std::thread::spawn(move || run.wait()));
+    for waiter in waiters.collect::<Vec<_>>() {
+        assert!(waiter.join().unwrap().iter().all(Result::is_ok));
+    }
+    let refused = refusals() as u64;
+    let all = COUNT * far.len() as u64;
+    assert!(refused < all, "{refused} refusals for {all} operations");
+    announce(0);
+    drop((near, far));
     expect_no_violation();
 }

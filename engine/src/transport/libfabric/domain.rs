@@ -10,8 +10,8 @@
 //!   fabric on which nothing gets through lets connections be made, and would take each deadline whole.
 //!   Where the provider refuses to close an endpoint, what is in flight there is not ended before it has.
 //!   The same is done when operations to a peer that refused a key are cancelled by the provider.
-//! - At most `slots` operations are in flight, which is what the provider said it takes; others wait in order, and a
-//!   peer whose connection is not ready yet holds up nobody else.
+//! - At most `slots` operations are in flight, which is what the provider said it takes, or as many as it was found to
+//!   take ([`Credits`]); others wait in order, and a peer whose connection is not ready yet holds up nobody else.
 //! - A write has ended when its bytes are in the target's memory: by `FI_DELIVERY_COMPLETE` where the provider has it;
 //!   else by reading the last byte back after the write's completion, which the target's NIC answers after it has
 //!   passed on the write.
@@ -33,6 +33,7 @@ use super::port::ffi::{Completion, Order, Port, Posted, Registration};
 use super::progress::Command;
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice, PageKind, Region};
+use crate::plan::credit::{Credits, portions};
 use crate::plan::route::Rate;
 use crate::transport::Direction;
 use crate::types::{ByteCount, PeerId, RegionId};
@@ -51,6 +52,8 @@ struct Grave {
 
 /// Deadlines are looked at this often while anything is under way.
 const SWEEP: Duration = Duration::from_millis(5);
+/// Operations that are started before the provider is polled again.
+const PORTION: usize = 32;
 /// How many times as long as expected an operation may take before its peer counts as silent.
 const PATIENCE: u32 = 4;
 /// Bytes per second that are assumed before any were carried, where the NIC claims nothing.
@@ -63,6 +66,7 @@ pub(super) struct Domain {
     graves: Vec<Grave>,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
+    credits: Credits,
     waiting: VecDeque<Job>,
     /// Whether the provider refused something for want of room at the last attempt.
     is_blocked: bool,
@@ -109,6 +113,7 @@ impl Domain {
             graves: Vec::new(),
             flights: (0..settings.slots).map(|_| None).collect(),
             free: (0..settings.slots).rev().collect(),
+            credits: Credits::new(settings.slots),
             waiting: VecDeque::new(),
             is_blocked: false,
             ended: Vec::new(),
@@ -369,6 +374,7 @@ impl Domain {
 
     /// An operation has left the NIC.
     fn note_end(&mut self, flight: &Flight, moved: bool) {
+        self.credits.ended();
         let bytes = flight.job.operation.local.length() as u64;
         self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
         if moved {
@@ -407,26 +413,30 @@ impl Domain {
         )
     }
 
+    /// Starts what waits, as far as there is room, and polls between portions: what has ended meanwhile makes room.
     fn start_waiting(&mut self) -> bool {
         self.is_blocked = false;
         let mut has_worked = false;
         let mut blocked_peers: Vec<u64> = Vec::new();
-        for _ in 0..self.waiting.len() {
-            if self.free.is_empty() {
-                break;
+        for portion in portions(self.waiting.len(), PORTION) {
+            for _ in 0..portion {
+                if self.credits.left() == 0 {
+                    return has_worked;
+                }
+                let Some(job) = self.waiting.pop_front() else { return has_worked };
+                if blocked_peers.contains(&job.peer) {
+                    self.waiting.push_back(job);
+                } else if let Some(job) = self.start(job) {
+                    self.blocked.entry(job.peer).or_insert_with(Instant::now);
+                    blocked_peers.push(job.peer);
+                    self.waiting.push_back(job);
+                    self.is_blocked = true;
+                } else {
+                    has_worked = true;
+                }
             }
-            let Some(job) = self.waiting.pop_front() else { break };
-            if blocked_peers.contains(&job.peer) {
-                self.waiting.push_back(job);
-                continue;
-            }
-            if let Some(job) = self.start(job) {
-                self.blocked.entry(job.peer).or_insert_with(Instant::now);
-                blocked_peers.push(job.peer);
-                self.waiting.push_back(job);
-                self.is_blocked = true;
-            } else {
-                has_worked = true;
+            if !self.waiting.is_empty() {
+                has_worked |= self.poll();
             }
         }
         has_worked
@@ -455,7 +465,11 @@ impl Domain {
             job.complete(Err(error));
             return None;
         };
-        let slot = self.free.pop()?;
+        // One slot for each credit.
+        let slot = match self.credits.take().then(|| self.free.pop()).flatten() {
+            Some(slot) => slot,
+            None => return Some(job),
+        };
         let order = Order {
             direction: job.operation.direction,
             local,
@@ -475,10 +489,17 @@ impl Domain {
             }
             Posted::Full => {
                 self.free.push(slot);
+                // A peer that has ended nothing yet may not be connected: that says nothing about the NIC.
+                if self.heard.contains_key(&job.peer) {
+                    self.credits.refused();
+                } else {
+                    self.credits.give_back();
+                }
                 Some(job)
             }
             Posted::Refused(failure) => {
                 self.free.push(slot);
+                self.credits.give_back();
                 let error = error_of(&failure, &job);
                 if matches!(error, Error::TransportFailed { .. }) {
                     job.connection.fail(&error);
@@ -585,6 +606,7 @@ impl Domain {
         self.in_flight_bytes = 0;
         self.is_blocked = false;
         self.free = (0..self.settings.slots).rev().collect();
+        self.credits = Credits::new(self.settings.slots);
         let end = |flight: Flight| {
             let own = flight.given_up.map(|(own, _)| own);
             (flight.job, own.unwrap_or_else(|| error.clone()))
