@@ -2,7 +2,7 @@
 //!
 //! Each slice goes to the rail that would finish it first: (bytes waiting there + its own) / rate. The rate is measured
 //! ([`Rate`]); before that, what the device claims. A far rail is charged for its distance, so that it is used only when
-//! the near ones are busy.
+//! the near ones are busy. A rail that takes no more operations is chosen only when none does.
 
 use crate::types::RailId;
 
@@ -17,6 +17,8 @@ pub struct RailView {
     pub bytes_per_second: u64,
     /// Distance from the local memory, as NUMA distances go: 10 is local, 20 is twice as far; 0 where unknown.
     pub distance: u32,
+    /// Operations that it takes beside those that it has.
+    pub credits: usize,
 }
 
 /// Rate that is assumed where nothing is known; the value matters only against other rails, which then have it too.
@@ -36,8 +38,9 @@ impl RailView {
 
 /// The rail for a slice of `length` bytes, which is then counted as waiting there. `None` without rails.
 pub fn choose(rails: &mut [RailView], length: u64) -> Option<RailId> {
-    let best = rails.iter_mut().min_by_key(|rail| (rail.finish_ns(length), rail.id))?;
+    let best = rails.iter_mut().min_by_key(|rail| (rail.credits == 0, rail.finish_ns(length), rail.id))?;
     best.waiting_bytes = best.waiting_bytes.saturating_add(length);
+    best.credits = best.credits.saturating_sub(1);
     Some(best.id)
 }
 
@@ -80,7 +83,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn rail(id: u16, bytes_per_second: u64, distance: u32) -> RailView {
-        RailView { id: RailId(id), waiting_bytes: 0, bytes_per_second, distance }
+        RailView { id: RailId(id), waiting_bytes: 0, bytes_per_second, distance, credits: usize::MAX }
     }
 
     fn spread(rails: &mut [RailView], slices: usize) -> Vec<u64> {
@@ -120,6 +123,20 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn no_full_rail_is_chosen_while_another_has_room(
+            rails in proptest::collection::vec((1_u64 << 20..1 << 36, 0_usize..5), 1..8), slices in 1_usize..40,
+        ) {
+            let view = |(id, &(rate, credits))| RailView { credits, ..rail(id, rate, 10) };
+            let mut rails: Vec<_> = (0_u16..).zip(&rails).map(view).collect();
+            for _ in 0..slices {
+                let before = rails.clone();
+                let chosen = choose(&mut rails, 1 << 20).unwrap();
+                let is_full = before[usize::from(chosen.0)].credits == 0;
+                prop_assert!(!is_full || before.iter().all(|rail| rail.credits == 0), "{:?}", before);
+            }
+        }
+
         #[test]
         fn no_rail_finishes_later_than_one_slice_after_the_first(
             rates in proptest::collection::vec(1_u64 << 20..1 << 36, 1..8), slices in 1_usize..300,

@@ -21,7 +21,7 @@ use crate::memory::MemorySlice;
 use crate::plan::route::{self, RailView, Rate};
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 use crate::topology::Topology;
-use crate::transport::{BatchId, Capabilities, Endpoint, Operation, Rail};
+use crate::transport::{BatchId, Capabilities, Endpoint, Operation, Rail, RailLoad};
 use crate::types::RailId;
 
 /// Which submissions go first.
@@ -70,6 +70,8 @@ pub struct Lane {
     turns: AtomicUsize,
     /// What the plan knows of each rail.
     rails: Mutex<Vec<RailState>>,
+    /// Whether there are several.
+    has_choice: bool,
     /// How far the rails are from which memory; `None` where it makes no difference.
     places: Option<Arc<Topology>>,
 }
@@ -100,6 +102,7 @@ impl Lane {
         let last_end = Instant::now();
         let is_spread = rails.iter().any(|rail| rail.numa != rails[0].numa);
         let places = is_spread.then(|| Arc::clone(host));
+        let has_choice = rails.len() > 1;
         let state =
             |rail| RailState { rail, rate: Rate::default(), waiting_bytes: 0, operations: 0, last_end };
         let rails = Mutex::new(rails.into_iter().map(state).collect());
@@ -110,6 +113,7 @@ impl Lane {
             waiting: Mutex::default(),
             turns: AtomicUsize::new(0),
             rails,
+            has_choice,
             places,
         }
     }
@@ -136,10 +140,17 @@ impl Lane {
     pub fn take_rail(&self, memory: &MemorySlice) -> RailId {
         let length = memory.length() as u64;
         let distance = self.distances(memory);
+        let loads = if self.has_choice { self.endpoint.load() } else { Vec::new() };
         let mut rails = self.rails.lock();
         let chosen = if let [only] = rails.as_slice() {
             only.rail.id
         } else {
+            let credits = |state: &RailState| {
+                let load = loads.iter().find(|load| load.rail == state.rail.id);
+                // What is on its way to the endpoint takes of them, too.
+                let coming = |load: &RailLoad| state.operations.saturating_sub(load.operations);
+                load.map_or(usize::MAX, |load| load.credits.saturating_sub(coming(load)))
+            };
             let view = |state: &RailState| RailView {
                 id: state.rail.id,
                 waiting_bytes: state.waiting_bytes,
@@ -148,6 +159,7 @@ impl Lane {
                     measured => measured,
                 },
                 distance: distance(&state.rail),
+                credits: credits(state),
             };
             let mut views: Vec<_> = rails.iter().map(view).collect();
             route::choose(&mut views, length).unwrap_or_default()
@@ -301,7 +313,7 @@ mod tests {
 
     use crate::memory::{Access, PageKind, Region};
     use crate::topology::Node;
-    use crate::transport::{BoxFuture, Direction, EndpointState, RailLoad, RemoteSlice, Ticket, TicketSink};
+    use crate::transport::{BoxFuture, Direction, EndpointState, RemoteSlice, Ticket, TicketSink};
     use crate::types::{ByteCount, NumaNode, RegionId};
 
     /// Has room for `room` operations and keeps them until told to end them.
@@ -312,6 +324,8 @@ mod tests {
         posted: Mutex<Vec<u32>>,
         /// Ends what it is given at once, inside `post`.
         is_immediate: bool,
+        /// What is said of the rails.
+        loads: Mutex<Vec<RailLoad>>,
     }
 
     impl Endpoint for Narrow {
@@ -338,7 +352,7 @@ mod tests {
         }
 
         fn load(&self) -> Vec<RailLoad> {
-            Vec::new()
+            self.loads.lock().clone()
         }
 
         fn close(&self) -> BoxFuture<'_, ()> {
@@ -375,8 +389,13 @@ mod tests {
     }
 
     fn stand_on(rails: Vec<Rail>, host: &Arc<Topology>, room: usize, is_immediate: bool) -> Stand {
-        let endpoint =
-            Arc::new(Narrow { room, held: Mutex::default(), posted: Mutex::default(), is_immediate });
+        let endpoint = Arc::new(Narrow {
+            room,
+            held: Mutex::default(),
+            posted: Mutex::default(),
+            is_immediate,
+            loads: Mutex::default(),
+        });
         let capabilities = Capabilities {
             operation_bytes_max: ByteCount(4096),
             slice_bytes: ByteCount(4096),
@@ -505,6 +524,22 @@ mod tests {
         let rails = stand.lane.rails();
         assert_eq!((rails[0].waiting_bytes, rails[0].operations), (0, 0));
         assert!((1..=1_000_000).contains(&rails[0].bytes_per_second), "{rails:?}");
+    }
+
+    #[test]
+    fn a_rail_that_takes_no_more_is_passed_over() {
+        let rail = |id| Rail {
+            id: RailId(id),
+            name: format!("test{id}"),
+            numa: None,
+            nominal_bytes_per_second: 1 << (30 - 4 * id),
+        };
+        let stand = stand_on(vec![rail(0), rail(1)], &Arc::default(), 1, false);
+        let load = |id, credits| RailLoad { rail: RailId(id), operations: 0, bytes: 0, credits };
+        *stand.endpoint.loads.lock() = vec![load(0, 2), load(1, 3)];
+        let taken: Vec<u16> = (0..6).map(|_| stand.lane.take_rail(&stand.memory).0).collect();
+        // The fast one for as long as it takes what is coming, then the other, then by their rates again.
+        assert_eq!(taken, [0, 0, 1, 1, 1, 0]);
     }
 
     #[test]

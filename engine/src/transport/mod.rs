@@ -76,6 +76,8 @@ pub struct RailLoad {
     pub operations: usize,
     /// Bytes of those operations.
     pub bytes: u64,
+    /// Operations that it takes beside them, of this connection or another, as far as is known.
+    pub credits: usize,
 }
 
 /// Whether an endpoint carries operations.

@@ -379,11 +379,14 @@ impl Endpoint for HoldEndpoint {
     }
 
     fn load(&self) -> Vec<RailLoad> {
+        let below = self.0.inner.load();
+        let credits = |rail| below.iter().find(|load| load.rail == rail).map_or(0, |load| load.credits);
         let table = self.0.table.lock();
         let load = |(rail, (operations, bytes)): (&RailId, &(usize, u64))| RailLoad {
             rail: *rail,
             operations: *operations,
             bytes: *bytes,
+            credits: credits(*rail),
         };
         table.loads.iter().map(load).collect()
     }

@@ -181,6 +181,11 @@ impl Domain {
         self.free.len() < self.settings.slots || !self.waiting.is_empty() || !self.graves.is_empty()
     }
 
+    /// Operations that may start beside those that are under way or wait.
+    pub(super) fn credits(&self) -> usize {
+        self.credits.left().saturating_sub(self.waiting.len())
+    }
+
     /// Whether something waits for the provider to have room.
     pub(super) fn is_blocked(&self) -> bool {
         self.is_blocked

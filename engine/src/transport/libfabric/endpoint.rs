@@ -183,12 +183,13 @@ impl Endpoint for FabricEndpoint {
     }
 
     fn load(&self) -> Vec<RailLoad> {
-        let load = |(rail, load): (usize, &Load)| RailLoad {
+        let load = |((rail, load), (progress, _)): ((usize, &Load), &(Arc<Progress>, u64))| RailLoad {
             rail: RailId(u16::try_from(rail).unwrap_or(u16::MAX)),
             operations: load.operations.load(Ordering::Relaxed),
             bytes: load.bytes.load(Ordering::Relaxed),
+            credits: progress.credits(),
         };
-        self.connection.loads.iter().enumerate().map(load).collect()
+        self.connection.loads.iter().enumerate().zip(&self.rails).map(load).collect()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -7,7 +7,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -66,6 +66,8 @@ pub(super) struct Progress {
     /// Whether the thread sleeps, or is about to: then a command must ring.
     is_asleep: AtomicBool,
     bell: EventFd,
+    /// Operations that the NIC takes beside those that it has, as its thread last knew.
+    credits: AtomicUsize,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -83,6 +85,7 @@ impl Progress {
             commands: Mutex::default(),
             is_asleep: AtomicBool::new(false),
             bell,
+            credits: AtomicUsize::new(domain.credits()),
             thread: Mutex::default(),
         });
         let own = Arc::clone(&progress);
@@ -117,6 +120,11 @@ impl Progress {
         }
     }
 
+    /// Operations that the NIC takes beside those that it has.
+    pub(super) fn credits(&self) -> usize {
+        self.credits.load(Ordering::Relaxed)
+    }
+
     /// Waits for the end of the thread, after [`Command::Close`]. Not from the thread itself.
     pub(super) fn join(&self) {
         let thread = self.thread.lock().take();
@@ -141,6 +149,7 @@ impl Progress {
                 domain.execute(command);
             }
             has_worked |= domain.advance();
+            self.credits.store(domain.credits(), Ordering::Relaxed);
             if has_worked {
                 last_event = Instant::now();
                 idle_polls = 0;

@@ -386,7 +386,9 @@ impl Endpoint for ShmEndpoint {
 
     fn load(&self) -> Vec<RailLoad> {
         let bytes = self.taken_bytes.load(Ordering::Relaxed) as u64;
-        vec![RailLoad { rail: RailId(0), operations: self.taken.load(Ordering::Relaxed), bytes }]
+        let operations = self.taken.load(Ordering::Relaxed);
+        let credits = OPERATIONS_MAX.saturating_sub(operations);
+        vec![RailLoad { rail: RailId(0), operations, bytes, credits }]
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -146,7 +146,8 @@ impl Endpoint for SimEndpoint {
 
     fn load(&self) -> Vec<RailLoad> {
         let (operations, bytes) = self.shared.world.lock().load(self.line);
-        vec![RailLoad { rail: RailId(0), operations, bytes }]
+        let credits = OPERATIONS_MAX.saturating_sub(operations);
+        vec![RailLoad { rail: RailId(0), operations, bytes, credits }]
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -380,7 +380,9 @@ impl Endpoint for TcpEndpoint {
 
     fn load(&self) -> Vec<RailLoad> {
         let operations = self.load.operations.load(Ordering::Relaxed);
-        vec![RailLoad { rail: RAIL, operations, bytes: self.load.bytes.load(Ordering::Relaxed) }]
+        let bytes = self.load.bytes.load(Ordering::Relaxed);
+        let credits = self.config.operations_max.saturating_sub(operations);
+        vec![RailLoad { rail: RAIL, operations, bytes, credits }]
     }
 
     fn progress(&self, batch: BatchId) -> Option<Arc<dyn Progress>> {
