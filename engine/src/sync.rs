@@ -1,5 +1,5 @@
-//! The locks and atomics of the queues and of shared memory, in one place: `tests/interleavings` compiles the same code over others, which try
-//! the orders in which threads may run.
+//! The locks and atomics of the queues and of shared memory, in one place: `tests/interleavings` compiles the same
+//! code over others, which try the orders in which threads may run.
 
 pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

@@ -405,8 +405,8 @@ fn a_host_without_ipv4_and_one_with_both_are_reached() {
     }
 }
 
-/// One operation fails, and seven more want to go the same way: when it may be tried again, the first of them tries it, and
-/// the others follow at once, not each a cool-down after the one before it.
+/// One operation fails, and seven more want to go the same way: when it may be tried again, the first of them tries
+/// it, and the others follow at once, not each a cool-down after the one before it.
 #[test]
 fn a_way_that_works_again_is_used_by_all_who_wait_for_it() {
     const FAILS: u64 = 8;

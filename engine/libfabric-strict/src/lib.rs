@@ -95,8 +95,8 @@ pub extern "C" fn strict_stuck(is_stuck: i32) {
     world().is_stuck = is_stuck != 0;
 }
 
-/// Whether queues that are opened from now on (`is_mute` not 0) have a descriptor, and say of it that it cannot be waited
-/// for.
+/// Whether queues that are opened from now on (`is_mute` not 0) have a descriptor, and say of it that it cannot be
+/// waited for.
 // SAFETY: the name is unique to this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn strict_mute(is_mute: i32) {

@@ -241,8 +241,7 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
             fi::FI_CLASS_EP => {
                 let number = number(object.cast::<fid_ep>());
                 let mut world = world();
-                let is_bound_to = |memory: &Memory| matches!(memory.binding, Binding::Bound { endpoint, .. } if endpoint == number);
-                if world.memories.values().any(is_bound_to) {
+                if world.memories.values().any(|memory| memory.binding.is_to(number)) {
                     world.violation("an endpoint is closed before the memory that is bound to it");
                     return -fi::FI_EBUSY;
                 }

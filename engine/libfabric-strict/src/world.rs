@@ -106,7 +106,8 @@ pub(crate) struct World {
     /// Whether queues have a descriptor that cannot be waited for, and how often somebody wanted to.
     pub(crate) is_mute: bool,
     pub(crate) asked: usize,
-    /// Operations that endpoints say they hold, where that is more than they do; then they refuse none without a reason.
+    /// Operations that endpoints say they hold, where that is more than they do; then they refuse none without a
+    /// reason.
     pub(crate) announced: Option<usize>,
     /// Operations that were refused for want of room.
     pub(crate) refusals: usize,
@@ -303,6 +304,11 @@ impl World {
 }
 
 impl Binding {
+    /// Whether it is bound to this endpoint, enabled or not.
+    pub(crate) fn is_to(self, target: usize) -> bool {
+        matches!(self, Self::Bound { endpoint, .. } if endpoint == target)
+    }
+
     fn admits(self, target: usize) -> bool {
         match self {
             Self::Any => true,

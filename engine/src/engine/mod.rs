@@ -9,8 +9,8 @@
 //! - Operations to one incarnation of a peer are never sent to another.
 //! - A fallback to another transport is a warning and a count, never silent.
 //!
-//! Limits: `operations_max` slices under way in all; a request that finds so many ends with [`Error::Busy`]. The one that
-//! reaches the limit is taken whole, so that none is too long for ever.
+//! Limits: `operations_max` slices under way in all; a request that finds so many ends with [`Error::Busy`]. The one
+//! that reaches the limit is taken whole, so that none is too long for ever.
 //!
 //! Threads: callers' threads, the runtime's, and those of the transports; no lock is held while a transport is called.
 
@@ -543,8 +543,8 @@ impl Inner {
     }
 }
 
-/// Pause before a slice is tried again. The first tries follow at once, since another way may be open; then, what keeps no way
-/// out of use (a way that is [`Error::Busy`]) must not be asked without end.
+/// Pause before a slice is tried again. The first tries follow at once, since another way may be open; then, what
+/// keeps no way out of use (a way that is [`Error::Busy`]) must not be asked without end.
 fn pause_before(attempts: u32) -> Duration {
     let doublings = attempts.saturating_sub(RETRIES_AT_ONCE);
     let pause = RETRY_PAUSE.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX) - 1);

@@ -214,7 +214,8 @@ impl Inner {
             };
             left.pop();
             match launched {
-                // Each at once: it may be the one that tries a way which was in trouble, and all others wait for its end.
+                // Each at once: it may be the one that tries a way which was in trouble, and all others wait for its
+                // end.
                 Ok((operations, lane)) if operations.is_empty() => self.not_tried(peer.id, &lane),
                 Ok((operations, lane)) => flight.push(&lane, operations),
                 Err(error) => flight.refuse(index, error),

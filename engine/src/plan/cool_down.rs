@@ -1,7 +1,7 @@
 //! Keeps a rail or transport that failed out of the plan for a while, twice as long each time.
 //!
-//! When the time is over, one operation tries it: success forgets the past, failure doubles the time. A connection that is
-//! made is no success: some are made without a packet to the peer.
+//! When the time is over, one operation tries it: success forgets the past, failure doubles the time. A connection
+//! that is made is no success: some are made without a packet to the peer.
 
 use std::time::Duration;
 
@@ -53,8 +53,8 @@ impl CoolDown {
         true
     }
 
-    /// At `now` one operation may try it: what it goes over was made anew, or who was let through has not tried it. The past
-    /// stays until an operation succeeds, for a connection may be made where nothing gets through.
+    /// At `now` one operation may try it: what it goes over was made anew, or who was let through has not tried it.
+    /// The past stays until an operation succeeds, for a connection may be made where nothing gets through.
     pub fn renewed(&mut self, now: Duration) {
         self.until = self.until.min(now);
         self.is_trial = false;

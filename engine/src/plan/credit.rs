@@ -1,7 +1,8 @@
 //! How many operations a NIC is given, and in what portions.
 //!
-//! A provider says how many it holds, and some take fewer: what a connection or a work request needs besides is counted
-//! nowhere. So the number is learned: a refusal shows it, and each operation that ends allows one more, up to what was said.
+//! A provider says how many it holds, and some take fewer: what a connection or a work request needs besides is
+//! counted nowhere. So the number is learned: a refusal shows it, and each operation that ends allows one more, up to
+//! what was said.
 
 /// Operations that a NIC may be given.
 ///
@@ -85,7 +86,9 @@ mod tests {
         /// A NIC that says `limit` and holds `room` is given operations, of which any may end at any time.
         #[test]
         fn credits_stay_within_what_was_said_and_come_back(
-            limit in 1_usize..200, room in 1_usize..200, steps in proptest::collection::vec(any::<bool>(), 0..400),
+            limit in 1_usize..200,
+            room in 1_usize..200,
+            steps in proptest::collection::vec(any::<bool>(), 0..400),
         ) {
             let mut credits = Credits::new(limit);
             let mut held = 0;

@@ -125,7 +125,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_full_rail_is_chosen_while_another_has_room(
-            rails in proptest::collection::vec((1_u64 << 20..1 << 36, 0_usize..5), 1..8), slices in 1_usize..40,
+            rails in proptest::collection::vec((1_u64 << 20..1 << 36, 0_usize..5), 1..8),
+            slices in 1_usize..40,
         ) {
             let view = |(id, &(rate, credits))| RailView { credits, ..rail(id, rate, 10) };
             let mut rails: Vec<_> = (0_u16..).zip(&rails).map(view).collect();

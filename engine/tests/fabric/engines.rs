@@ -73,8 +73,8 @@ fn local_memory_that_the_nic_refuses_goes_another_way() {
     expect_no_violation();
 }
 
-/// The fabric lets connections be made, and nothing gets through: a transfer goes by sockets long before its deadline, the
-/// next ones at once, and more and more time passes before the fabric is tried again.
+/// The fabric lets connections be made, and nothing gets through: a transfer goes by sockets long before its deadline,
+/// the next ones at once, and more and more time passes before the fabric is tried again.
 #[test]
 fn a_fabric_that_swallows_everything_costs_a_moment_and_no_deadline() {
     let _alone = alone();

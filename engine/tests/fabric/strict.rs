@@ -182,8 +182,8 @@ fn memory_that_is_bound_to_an_endpoint_outlives_it() {
     expect_no_violation();
 }
 
-/// What was in flight on an endpoint that the provider does not close may still be written to, so it has not ended; the NIC
-/// works through another endpoint meanwhile.
+/// What was in flight on an endpoint that the provider does not close may still be written to, so it has not ended;
+/// the NIC works through another endpoint meanwhile.
 #[test]
 fn operations_do_not_end_before_their_endpoint_is_closed() {
     let _alone = alone();
@@ -208,7 +208,8 @@ fn operations_do_not_end_before_their_endpoint_is_closed() {
     expect_no_violation();
 }
 
-/// A provider that gives a descriptor and then says that it cannot be waited for is asked once for each queue, and polled.
+/// A provider that gives a descriptor and then says that it cannot be waited for is asked once for each queue, and
+/// polled.
 #[test]
 fn a_queue_that_cannot_be_waited_for_is_polled() {
     let _alone = alone();
@@ -227,8 +228,8 @@ fn a_queue_that_cannot_be_waited_for_is_polled() {
     expect_no_violation();
 }
 
-/// A NIC that says it holds eight operations and holds four is soon given four, however many peers want more: few attempts
-/// fail.
+/// A NIC that says it holds eight operations and holds four is soon given four, however many peers want more: few
+/// attempts fail.
 #[test]
 fn a_nic_is_given_as_many_operations_as_it_takes() {
     const COUNT: u64 = 200;

@@ -44,7 +44,8 @@ struct Known {
     holders: HashSet<PeerId>,
 }
 
-/// An endpoint that the provider has not closed yet, and what was in flight there by slot, with the error that will end it.
+/// An endpoint that the provider has not closed yet, and what was in flight there by slot, with the error that will
+/// end it.
 struct Grave {
     port: Port,
     flights: Vec<Option<(Job, Error)>>,
@@ -583,7 +584,8 @@ impl Domain {
         ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 
-    /// Registrations belong to the domain and outlive an endpoint; but where they are bound to it, they are closed before it.
+    /// Registrations belong to the domain and outlive an endpoint; but where they are bound to it, they are closed
+    /// before it.
     fn unbind_regions(&mut self) {
         if !self.nic.binds_memory() {
             return;
@@ -598,8 +600,8 @@ impl Domain {
         }
     }
 
-    /// Closes the endpoint. Returns the jobs that are over, each with the error that ends it: its own when it was given up,
-    /// else `error`.
+    /// Closes the endpoint. Returns the jobs that are over, each with the error that ends it: its own when it was
+    /// given up, else `error`.
     fn close_port(&mut self, error: &Error) -> Vec<(Job, Error)> {
         self.unbind_regions();
         let port = self.port.take();
@@ -629,7 +631,8 @@ impl Domain {
         over
     }
 
-    /// Tries again to close what could not be closed, and ends what was in flight there and cannot touch memory any more.
+    /// Tries again to close what could not be closed, and ends what was in flight there and cannot touch memory any
+    /// more.
     fn visit_graves(&mut self) {
         let mut over = Vec::new();
         self.graves.retain_mut(|Grave { port, flights }| {

@@ -89,8 +89,8 @@ pub struct FabricConfig {
     /// How long an operation that was given up may take to end, before its NIC's endpoint is closed and opened again,
     /// which fails all others on it.
     pub settle: Duration,
-    /// How long a peer may leave all operations to it without an end, or without a connection, before they are tried another
-    /// way. Longer where a NIC has more under way than it carries in a quarter of that. Default: 1 s.
+    /// How long a peer may leave all operations to it without an end, or without a connection, before they are tried
+    /// another way. Longer where a NIC has more under way than it carries in a quarter of that. Default: 1 s.
     pub silence: Duration,
 }
 

@@ -235,8 +235,8 @@ impl Guest {
         pages.into_iter().flat_map(of_page)
     }
 
-    /// Tells the peer, from which everything was taken back, that the connection ends, and waits until it has closed its
-    /// end or its copies have ended.
+    /// Tells the peer, from which everything was taken back, that the connection ends, and waits until it has closed
+    /// its end or its copies have ended.
     async fn part(&self, socket: &Socket) {
         socket.shut_down(Shutdown::Write);
         let mut packet = [0; PACKET];

@@ -1,5 +1,5 @@
-//! Hot path: the word that two processes share for each grant: one bit is the owner's leave, the others count the peer's
-//! copies under way.
+//! Hot path: the word that two processes share for each grant: one bit is the owner's leave, the others count the
+//! peer's copies under way.
 //!
 //! Invariant: a word without leave is never changed by who enters. The owner may give its page back at any moment, and
 //! what is undone later would leave another value there than zero.

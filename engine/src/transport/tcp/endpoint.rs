@@ -257,7 +257,8 @@ impl TcpEndpoint {
         for lane in &lanes {
             lane.give_up(|operation| operation.deadline <= now, &Error::DeadlinePassed);
         }
-        // Locked over the search: an operation that is posted meanwhile arms after it, also on a lane that has just come.
+        // Locked over the search: an operation that is posted meanwhile arms after it, also on a lane that has just
+        // come.
         let mut armed = self.armed.lock();
         let lanes: Vec<_> = self.lanes.read().iter().flatten().cloned().collect();
         *armed = lanes.iter().filter_map(|lane| lane.earliest_deadline()).min();

@@ -106,15 +106,15 @@ impl Registration {
         unsafe { call::fi_mr_desc(mr) }
     }
 
-    /// Takes everybody's right to the memory, which stays mapped until `self` drops. Where memory is bound to the endpoint,
-    /// that is closed only after this. Returns whether it is done.
+    /// Takes everybody's right to the memory, which stays mapped until `self` drops. Where memory is bound to the
+    /// endpoint, that is closed only after this. Returns whether it is done.
     pub(in super::super) fn withdraw(&self) -> bool {
         let mr = self.mr.swap(ptr::null_mut(), Ordering::Relaxed);
         if mr.is_null() {
             return true;
         }
-        // SAFETY: registered by `new`, and closed once: a failed attempt puts it back. Operations that use it hold `self`,
-        // and end with the endpoint, which is closed next.
+        // SAFETY: registered by `new`, and closed once: a failed attempt puts it back. Operations that use it hold
+        // `self`, and end with the endpoint, which is closed next.
         let status = unsafe { call::fi_close(mr.cast()) };
         if status != 0 {
             tracing::debug!(error = %self.nic.library().describe(-status), "memory stays registered for now");
@@ -404,8 +404,8 @@ impl Port {
         Some(Completion { slot, result })
     }
 
-    /// Whether one may now sleep on [`Self::wait_fd`]: nothing waits in the queue. A provider that cannot say so is polled
-    /// from now on, as one without a descriptor.
+    /// Whether one may now sleep on [`Self::wait_fd`]: nothing waits in the queue. A provider that cannot say so is
+    /// polled from now on, as one without a descriptor.
     pub(in super::super) fn may_sleep(&mut self) -> bool {
         // SAFETY: fabric and queue are open.
         match -unsafe { call::fi_trywait(self.nic.fabric, self.cq.cast()) } {

@@ -3,7 +3,8 @@
 //! Invariants
 //! - A poller has one guest at most, and its own thread does not look at what the guest has borrowed.
 //! - What was borrowed is given back when the visit ends, however it ends, and work that is left over rings for the host.
-//! - A connection that is over is not looked at: its socket would be ready for ever. A guest without another one leaves.
+//! - A connection that is over is not looked at: its socket would be ready for ever. A guest without another one
+//!   leaves.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
