@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::link::Link;
 use crate::queue::Lane;
 use crate::topology::Topology;
-use crate::transport::{BoxFuture, Exchange};
+use crate::transport::{BoxFuture, Exchange, Operation};
 use crate::types::{PeerId, RegionId};
 
 /// Regions that are described in one message.
@@ -202,25 +202,42 @@ impl Inner {
         for some in unknown.chunks(DESCRIBED_AT_ONCE) {
             self.describe_regions(peer, some, deadline).await?;
         }
+        let mut ready: Vec<(Arc<Lane>, Vec<Operation>)> = Vec::new();
+        let push = |lane: Arc<Lane>, operations| flight.push(&lane, operations);
         while let Some(&index) = left.last() {
             let launched = match self.remote_region(peer, region_of(index), deadline).await {
                 Ok(region) => {
                     let request = &flight.requests()[index];
                     let usable = |transport| self.is_usable(transport, request, &region);
-                    let way = self.open_way(peer, usable, deadline).await;
-                    way.map(|lane| (flight.launch(self, index, &lane, &region), lane))
+                    let open = peer.ready_lane(usable);
+                    let is_open = open.is_some();
+                    if !is_open {
+                        ready.drain(..).for_each(|(lane, operations)| push(lane, operations));
+                    }
+                    let way = match open {
+                        Some(lane) => Ok(lane),
+                        None => self.open_way(peer, usable, deadline).await,
+                    };
+                    way.map(|lane| (flight.launch(self, index, &lane, &region), lane, is_open))
                 }
                 Err(error) => Err(error),
             };
             left.pop();
             match launched {
-                // Each at once: it may be the one that tries a way which was in trouble, and all others wait for its
-                // end.
-                Ok((operations, lane)) if operations.is_empty() => self.not_tried(peer.id, &lane),
-                Ok((operations, lane)) => flight.push(&lane, operations),
+                Ok((operations, lane, _)) if operations.is_empty() => self.not_tried(peer.id, &lane),
+                // By a way that is open and in no trouble, all go in one piece.
+                Ok((operations, lane, true)) => {
+                    match ready.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
+                        Some((_, list)) => list.extend(operations),
+                        None => ready.push((lane, operations)),
+                    }
+                }
+                // At once: it may be the one that tries a way which was in trouble, and all others wait for its end.
+                Ok((operations, lane, false)) => push(lane, operations),
                 Err(error) => flight.refuse(index, error),
             }
         }
+        ready.into_iter().for_each(|(lane, operations)| push(lane, operations));
         Ok(())
     }
 
