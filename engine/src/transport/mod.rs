@@ -20,6 +20,7 @@ mod conformance;
 pub mod layer;
 pub mod libfabric;
 mod operation;
+mod rate;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
@@ -36,6 +37,7 @@ pub use crate::types::BoxFuture;
 pub(crate) use completion::processors;
 pub use completion::{Completion, Progress};
 pub use operation::{BatchId, Direction, Operation, RemoteSlice, Ticket, TicketSink};
+pub use rate::Rate;
 
 /// What a transport can do, as data for the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -26,17 +26,21 @@ use std::time::{Duration, Instant};
 use libfabric_sys as fi;
 
 use super::NAME;
+use super::credit::{Credits, portions};
 use super::endpoint::Connection;
 use super::job::{Flight, Job, Settings, error_of};
 use super::nic::ffi::{Failure, Nic};
 use super::port::ffi::{Completion, Order, Port, Posted, Registration};
 use super::progress::Command;
 use crate::error::Error;
-use crate::memory::{Access, MemorySlice, PageKind, Region};
-use crate::plan::credit::{Credits, portions};
-use crate::plan::route::Rate;
-use crate::transport::Direction;
-use crate::types::{ByteCount, PeerId, RegionId};
+use crate::memory::{MemorySlice, Region};
+use crate::transport::{Direction, Rate};
+use crate::types::{PeerId, RegionId};
+
+mod life;
+mod silence;
+
+use life::Grave;
 
 /// A peer's address in the vector.
 struct Known {
@@ -44,22 +48,10 @@ struct Known {
     holders: HashSet<PeerId>,
 }
 
-/// An endpoint that the provider has not closed yet, and what was in flight there by slot, with the error that will
-/// end it.
-struct Grave {
-    port: Port,
-    flights: Vec<Option<(Job, Error)>>,
-}
-
 /// Deadlines are looked at this often while anything is under way.
 const SWEEP: Duration = Duration::from_millis(5);
 /// Operations that are started before the provider is polled again.
 const PORTION: usize = 32;
-/// How many times as long as expected an operation may take before its peer counts as silent.
-const PATIENCE: u32 = 4;
-/// Bytes per second that are assumed before any were carried, where the NIC claims nothing.
-const ASSUMED_RATE: u64 = 100 << 20;
-
 /// One NIC.
 pub(super) struct Domain {
     // The order of fields is that of their drops: the endpoint goes before what it may touch.
@@ -140,35 +132,6 @@ impl Domain {
         domain.open_port()?;
         let operation_bytes_max = domain.port.as_ref().and_then(Port::operation_bytes_max);
         Ok((domain, operation_bytes_max))
-    }
-
-    fn open_port(&mut self) -> Result<(), Failure> {
-        let port = Port::open(&self.nic, self.settings.slots, self.settings.write_flags)?;
-        *self.name.lock() = port.name()?;
-        if self.settings.write_flags & fi::FI_DELIVERY_COMPLETE == 0 {
-            let region = Region::anonymous(ByteCount(4096), PageKind::Base, Access::Read);
-            let region = Arc::new(region.map_err(|error| Failure {
-                call: "memory to confirm writes",
-                code: error.raw_os_error().unwrap_or(fi::FI_ENOMEM),
-                text: error.to_string(),
-            })?);
-            let registration = Arc::new(Registration::new(&port, &region, self.unused_key())?);
-            let byte = MemorySlice::new(&region, RegionId(u64::MAX), 0, ByteCount(1));
-            self.scratch = byte.ok().map(|byte| (byte, registration));
-        }
-        self.port = Some(port);
-        self.bind_again();
-        Ok(())
-    }
-
-    /// Registers what was registered with the endpoint before this one.
-    fn bind_again(&mut self) {
-        for (id, region) in std::mem::take(&mut self.unbound) {
-            if let Err(error) = self.register(id, &region) {
-                tracing::warn!(region = %id, %error, "a region is not reachable through a NIC for now");
-                self.unbound.push((id, region));
-            }
-        }
     }
 
     /// A key that no registration of this NIC has had.
@@ -378,28 +341,6 @@ impl Domain {
         flight.job.complete(result);
     }
 
-    /// An operation has left the NIC.
-    fn note_end(&mut self, flight: &Flight, moved: bool) {
-        self.credits.ended();
-        let bytes = flight.job.operation.local.length() as u64;
-        self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
-        if moved {
-            let now = Instant::now();
-            let alone = now.saturating_duration_since(flight.began.max(self.last_end));
-            self.rate.sample(bytes, u64::try_from(alone.as_nanos()).unwrap_or(u64::MAX));
-            self.last_end = now;
-            self.heard.insert(flight.job.peer, now);
-        }
-    }
-
-    /// How long the peer of an operation that starts now may be silent: several times what all that is under way takes.
-    fn patience(&self) -> Duration {
-        let rates = [self.rate.bytes_per_second(), self.settings.bytes_per_second, ASSUMED_RATE];
-        let rate = rates.into_iter().find(|&rate| rate > 0).unwrap_or(1);
-        let millis = self.in_flight_bytes.saturating_mul(1000) / rate;
-        self.settings.silence.max(Duration::from_millis(millis).saturating_mul(PATIENCE))
-    }
-
     /// Reads back the last byte of a write.
     fn confirm(&mut self, slot: usize, job: &Job) -> Posted {
         let (Some(port), Some((byte, registration))) = (self.port.as_mut(), &self.scratch) else {
@@ -539,130 +480,5 @@ impl Domain {
             }
             is_kept
         });
-    }
-
-    /// Fails the connections on which nothing has moved for too long, and what is under way on them.
-    fn leave_silent_peers(&mut self, now: Instant) {
-        let is_silent = |flight: &&Flight| {
-            let heard = self.heard.get(&flight.job.peer).copied();
-            let since = heard.map_or(flight.began, |heard| heard.max(flight.began));
-            flight.given_up.is_none() && since + flight.patience <= now
-        };
-        let busy: HashSet<u64> = self.flights.iter().flatten().map(|flight| flight.job.peer).collect();
-        let is_shut_out = |job: &&Job| {
-            let since = self.blocked.get(&job.peer).filter(|_| !busy.contains(&job.peer));
-            since.is_some_and(|&since| since + self.settings.silence <= now)
-        };
-        let silent = self.flights.iter().flatten().filter(is_silent).map(|flight| &flight.job);
-        let silent: Vec<Arc<Connection>> = silent
-            .chain(self.waiting.iter().filter(is_shut_out))
-            .map(|job| Arc::clone(&job.connection))
-            .collect();
-        for connection in silent {
-            connection.fail(&Error::transport(NAME, format!("nothing is heard of {}", connection.peer)));
-            // Another NIC may have found a cause before.
-            if let Err(error) = connection.check() {
-                self.give_up(&error, |job| Arc::ptr_eq(&job.connection, &connection));
-            }
-        }
-        let waiting: HashSet<u64> = self.waiting.iter().map(|job| job.peer).collect();
-        self.blocked.retain(|peer, _| waiting.contains(peer));
-    }
-
-    /// Closes the endpoint, so that no memory is touched any more, and opens another. Only then are the jobs ended:
-    /// who is told of that may connect again at once, with the new address.
-    fn reopen(&mut self, cause: &str) {
-        tracing::warn!(cause, "opening the endpoint of a NIC again");
-        let error = Error::transport(NAME, format!("its endpoint was closed: {cause}"));
-        for connection in std::mem::take(&mut self.connections).iter().filter_map(Weak::upgrade) {
-            connection.fail(&error);
-        }
-        let ended = self.close_port(&error);
-        if let Err(failure) = self.open_port() {
-            tracing::warn!(error = %failure, "the endpoint of a NIC stays closed");
-        }
-        ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
-    }
-
-    /// Registrations belong to the domain and outlive an endpoint; but where they are bound to it, they are closed
-    /// before it.
-    fn unbind_regions(&mut self) {
-        if !self.nic.binds_memory() {
-            return;
-        }
-        self.keys.lock().clear();
-        for (id, registration) in self.regions.drain() {
-            registration.withdraw();
-            self.unbound.extend(registration.region().map(|region| (id, Arc::clone(region))));
-        }
-        if let Some((_, registration)) = &self.scratch {
-            registration.withdraw();
-        }
-    }
-
-    /// Closes the endpoint. Returns the jobs that are over, each with the error that ends it: its own when it was
-    /// given up, else `error`.
-    fn close_port(&mut self, error: &Error) -> Vec<(Job, Error)> {
-        self.unbind_regions();
-        let port = self.port.take();
-        self.scratch = None;
-        self.known.clear();
-        self.refusing.clear();
-        self.heard.clear();
-        self.blocked.clear();
-        self.in_flight_bytes = 0;
-        self.is_blocked = false;
-        self.free = (0..self.settings.slots).rev().collect();
-        self.credits = Credits::new(self.settings.slots);
-        let end = |flight: Flight| {
-            let own = flight.given_up.map(|(own, _)| own);
-            (flight.job, own.unwrap_or_else(|| error.clone()))
-        };
-        let flights: Vec<Option<(Job, Error)>> =
-            self.flights.iter_mut().map(|flight| flight.take().map(end)).collect();
-        let mut over: Vec<(Job, Error)> = self.waiting.drain(..).map(|job| (job, error.clone())).collect();
-        match port.map(|mut port| (port.close(), port)) {
-            Some((false, port)) => {
-                tracing::warn!("an endpoint cannot be closed yet; what was in flight there ends when it is");
-                self.graves.push(Grave { port, flights });
-            }
-            Some((true, _)) | None => over.extend(flights.into_iter().flatten()),
-        }
-        over
-    }
-
-    /// Tries again to close what could not be closed, and ends what was in flight there and cannot touch memory any
-    /// more.
-    fn visit_graves(&mut self) {
-        let mut over = Vec::new();
-        self.graves.retain_mut(|Grave { port, flights }| {
-            let mut ended = Vec::new();
-            while port.poll(&mut ended).is_ok_and(|count| count > 0) {}
-            over.extend(ended.iter().filter_map(|completion| flights[completion.slot].take()));
-            let is_closed = port.close();
-            if is_closed {
-                over.extend(flights.iter_mut().filter_map(Option::take));
-            }
-            !is_closed
-        });
-        over.into_iter().for_each(|(job, error)| job.complete(Err(error)));
-    }
-
-    /// Ends everything.
-    pub(super) fn close(&mut self) {
-        let ended = self.close_port(&Error::Closed);
-        let until = Instant::now() + self.settings.settle;
-        while !self.graves.is_empty() && Instant::now() < until {
-            std::thread::sleep(SWEEP);
-            self.visit_graves();
-        }
-        self.regions.clear();
-        self.unbound.clear();
-        for Grave { port, flights } in self.graves.drain(..) {
-            // What it may touch is leaked with it.
-            drop(port);
-            flights.into_iter().flatten().for_each(|(job, error)| job.complete(Err(error)));
-        }
-        ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 }

@@ -18,6 +18,7 @@
 //! Limits: 29 NICs; one provider at a time; host memory only.
 
 pub mod bare;
+mod credit;
 mod domain;
 mod endpoint;
 #[cfg(any(test, feature = "fuzz"))]

@@ -8,7 +8,7 @@
 ///
 /// Invariant: `used <= working <= limit`, and `working` is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Credits {
+pub(super) struct Credits {
     limit: usize,
     working: usize,
     used: usize,
@@ -16,39 +16,37 @@ pub struct Credits {
 
 impl Credits {
     /// All of `limit`, which is at least 1.
-    #[must_use]
-    pub fn new(limit: usize) -> Self {
+    pub(super) fn new(limit: usize) -> Self {
         let limit = limit.max(1);
         Self { limit, working: limit, used: 0 }
     }
 
     /// Takes one for an operation. False when all are in use.
-    pub fn take(&mut self) -> bool {
+    pub(super) fn take(&mut self) -> bool {
         let is_free = self.used < self.working;
         self.used += usize::from(is_free);
         is_free
     }
 
     /// The operation was not started, for no reason of the NIC's.
-    pub fn give_back(&mut self) {
+    pub(super) fn give_back(&mut self) {
         self.used = self.used.saturating_sub(1);
     }
 
     /// The operation was not started: the NIC has no room for more than it has.
-    pub fn refused(&mut self) {
+    pub(super) fn refused(&mut self) {
         self.give_back();
         self.working = self.used.max(1);
     }
 
     /// The operation has ended.
-    pub fn ended(&mut self) {
+    pub(super) fn ended(&mut self) {
         self.give_back();
         self.working = self.limit.min(self.working + 1);
     }
 
     /// How many are left.
-    #[must_use]
-    pub fn left(&self) -> usize {
+    pub(super) fn left(&self) -> usize {
         self.working - self.used
     }
 }
@@ -57,7 +55,7 @@ impl Credits {
 ///
 /// The pieces are as even as can be, so that the last is not a crumb that costs a round trip of its own: 65 in
 /// portions of at most 64 are 33 and 32. `limit` 0 is taken as 1.
-pub fn portions(count: usize, limit: usize) -> impl Iterator<Item = usize> {
+pub(super) fn portions(count: usize, limit: usize) -> impl Iterator<Item = usize> {
     let pieces = count.div_ceil(limit.max(1));
     let (even, longer) = count.checked_div(pieces).map_or((0, 0), |even| (even, count % pieces));
     (0..pieces).map(move |piece| even + usize::from(piece < longer))

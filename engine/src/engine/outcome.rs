@@ -1,0 +1,161 @@
+//! What is done when slices and batches end: they are counted, tried again, and tell something about the way they took.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Inner;
+use super::flight::Flight;
+use super::messages::TRANSFER_DONE;
+use super::peer::{Peer, Way};
+use crate::error::Error;
+use crate::queue::Lane;
+use crate::queue::transfer::FollowUp;
+use crate::request::{RemotePlace, Request};
+use crate::transport::Direction;
+use crate::types::{ByteCount, PeerId};
+
+/// Attempts after which a slice is tried again at once.
+const RETRIES_AT_ONCE: u32 = 3;
+/// Pause before the next one; then twice as long each time, up to the longest.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+impl Inner {
+    /// What is done when all of a batch has ended: it is counted, and when all of it has succeeded, each of its peers is
+    /// sent the notification.
+    pub(super) fn when_done(self: &Arc<Self>, requests: &[Request], notify: Option<Vec<u8>>) -> FollowUp {
+        let mut peers: Vec<PeerId> = match notify {
+            Some(_) => requests.iter().map(|request| request.remote.peer).collect(),
+            None => Vec::new(),
+        };
+        peers.sort_unstable();
+        peers.dedup();
+        let engine = Arc::downgrade(self);
+        Box::new(move |results| {
+            let Some(engine) = engine.upgrade() else { return };
+            let failed = results.iter().filter(|result| result.is_err()).count() as u64;
+            let late = results.iter().filter(|result| **result == Err(Error::DeadlinePassed)).count() as u64;
+            engine.metrics.requests_succeeded_total.add(results.len() as u64 - failed);
+            engine.metrics.requests_failed_total.add(failed);
+            engine.metrics.deadlines_passed_total.add(late);
+            let Some(bytes) = notify.filter(|_| failed == 0) else { return };
+            for peer in peers {
+                let gone = || Error::PeerGone { peer, cause: "its link is closed".into() };
+                let link = engine.links.link(peer).ok_or_else(gone);
+                if let Err(error) = link.and_then(|link| link.notify(TRANSFER_DONE, bytes.clone())) {
+                    tracing::warn!(%peer, %error, "a peer is not told that a transfer is done");
+                }
+            }
+        })
+    }
+
+    /// Tries a slice again that was tried `attempts` times, by the best way that is open then.
+    pub(super) fn retry(self: &Arc<Self>, flight: Arc<Flight>, piece: usize, attempts: u32, error: Error) {
+        self.metrics.slices_retried_total.add(1);
+        // Counted again when it is posted again; the caller lets go of the count of the attempt that ended.
+        self.operations.fetch_add(1, Ordering::Relaxed);
+        let engine = Arc::clone(self);
+        self.runtime.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep(pause_before(attempts)) => {}
+                () = flight.given_up() => {}
+            }
+            if let Err(reason) = engine.repost(&flight, piece).await {
+                engine.release_operation();
+                // The first error says more than that there was no time left for a second attempt.
+                let shown = if reason == Error::DeadlinePassed { error } else { reason };
+                flight.abandon(piece, shown);
+            }
+        });
+    }
+
+    pub(super) fn may_retry(&self, error: &Error, attempts: u32, deadline: Instant) -> bool {
+        let has_chance = match error {
+            // Memory or a wire that changes bytes does so again.
+            Error::Corrupt { .. } => attempts < self.config.corrupt_attempts_max,
+            _ => error.is_retryable(),
+        };
+        has_chance && Instant::now() < deadline && !self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Counts `count` more slices, if there is room for one.
+    pub(super) fn admit_operations(&self, count: usize) -> bool {
+        let before = self.operations.fetch_add(count, Ordering::Relaxed);
+        let fits = before < self.config.operations_max;
+        if !fits {
+            self.operations.fetch_sub(count, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    pub(super) fn release_operation(&self) {
+        self.operations.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A slice came back from `lane`.
+    pub(super) fn note_end(
+        &self,
+        place: RemotePlace,
+        lane: &Arc<Lane>,
+        direction: Direction,
+        length: ByteCount,
+        error: Option<&Error>,
+    ) {
+        let Some(error) = error else {
+            let counter = match direction {
+                Direction::Read => &self.metrics.read_bytes_total,
+                Direction::Write => &self.metrics.written_bytes_total,
+            };
+            counter.add(length.get());
+            self.with_way(place.peer, lane, |peer, way| {
+                if way.succeeded() {
+                    // Who waits until the way may be tried again needs to wait no longer.
+                    peer.changed.notify_waiters();
+                }
+            });
+            return;
+        };
+        match error {
+            Error::NoSuchRegion { region } => {
+                self.peer(place.peer).forget_region(*region);
+                self.not_tried(place.peer, lane);
+            }
+            Error::Cancelled
+            | Error::ReadOnly { .. }
+            | Error::OutOfRange { .. }
+            | Error::Corrupt { .. }
+            | Error::TooLarge { .. } => self.not_tried(place.peer, lane),
+            Error::TransportFailed { .. } => {
+                tracing::warn!(peer = %place.peer, transport = lane.transport(), %error, "a slice came back");
+                self.with_way(place.peer, lane, |_, way| way.failed(self.now()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Nothing was found out about the way of `lane`, which may have been meant to be tried.
+    pub(super) fn not_tried(&self, peer: PeerId, lane: &Lane) {
+        self.with_way(peer, lane, |peer, way| {
+            if way.not_tried(self.now()) {
+                peer.changed.notify_waiters();
+            }
+        });
+    }
+
+    pub(super) fn with_way(&self, peer: PeerId, lane: &Lane, act: impl FnOnce(&Peer, &Way)) {
+        let index = self.names.iter().position(|&name| name == lane.transport());
+        let peers = self.peers.read();
+        if let (Some(peer), Some(index)) = (peers.get(&peer), index) {
+            act(peer, &peer.ways[index]);
+        }
+    }
+}
+
+/// Pause before a slice is tried again. The first tries follow at once, since another way may be open; then, what
+/// keeps no way out of use (a way that is [`Error::Busy`]) must not be asked without end.
+fn pause_before(attempts: u32) -> Duration {
+    let doublings = attempts.saturating_sub(RETRIES_AT_ONCE);
+    let pause = RETRY_PAUSE.saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX) - 1);
+    pause.min(RETRY_PAUSE_MAX)
+}

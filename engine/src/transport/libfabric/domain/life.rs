@@ -1,0 +1,151 @@
+//! How the endpoint of a NIC is opened, closed, and opened again, with the memory that is registered with it.
+
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use libfabric_sys as fi;
+
+use super::super::NAME;
+use super::super::credit::Credits;
+use super::super::job::{Flight, Job};
+use super::super::nic::ffi::Failure;
+use super::super::port::ffi::{Port, Registration};
+use super::{Domain, SWEEP};
+use crate::error::Error;
+use crate::memory::{Access, MemorySlice, PageKind, Region};
+use crate::types::{ByteCount, RegionId};
+
+/// An endpoint that the provider has not closed yet, and what was in flight there by slot, with the error that will
+/// end it.
+pub(super) struct Grave {
+    port: Port,
+    flights: Vec<Option<(Job, Error)>>,
+}
+
+impl Domain {
+    pub(super) fn open_port(&mut self) -> Result<(), Failure> {
+        let port = Port::open(&self.nic, self.settings.slots, self.settings.write_flags)?;
+        *self.name.lock() = port.name()?;
+        if self.settings.write_flags & fi::FI_DELIVERY_COMPLETE == 0 {
+            let region = Region::anonymous(ByteCount(4096), PageKind::Base, Access::Read);
+            let region = Arc::new(region.map_err(|error| Failure {
+                call: "memory to confirm writes",
+                code: error.raw_os_error().unwrap_or(fi::FI_ENOMEM),
+                text: error.to_string(),
+            })?);
+            let registration = Arc::new(Registration::new(&port, &region, self.unused_key())?);
+            let byte = MemorySlice::new(&region, RegionId(u64::MAX), 0, ByteCount(1));
+            self.scratch = byte.ok().map(|byte| (byte, registration));
+        }
+        self.port = Some(port);
+        self.bind_again();
+        Ok(())
+    }
+
+    /// Registers what was registered with the endpoint before this one.
+    pub(super) fn bind_again(&mut self) {
+        for (id, region) in std::mem::take(&mut self.unbound) {
+            if let Err(error) = self.register(id, &region) {
+                tracing::warn!(region = %id, %error, "a region is not reachable through a NIC for now");
+                self.unbound.push((id, region));
+            }
+        }
+    }
+
+    /// Closes the endpoint, so that no memory is touched any more, and opens another. Only then are the jobs ended:
+    /// who is told of that may connect again at once, with the new address.
+    pub(super) fn reopen(&mut self, cause: &str) {
+        tracing::warn!(cause, "opening the endpoint of a NIC again");
+        let error = Error::transport(NAME, format!("its endpoint was closed: {cause}"));
+        for connection in std::mem::take(&mut self.connections).iter().filter_map(Weak::upgrade) {
+            connection.fail(&error);
+        }
+        let ended = self.close_port(&error);
+        if let Err(failure) = self.open_port() {
+            tracing::warn!(error = %failure, "the endpoint of a NIC stays closed");
+        }
+        ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
+    }
+
+    /// Registrations belong to the domain and outlive an endpoint; but where they are bound to it, they are closed
+    /// before it.
+    pub(super) fn unbind_regions(&mut self) {
+        if !self.nic.binds_memory() {
+            return;
+        }
+        self.keys.lock().clear();
+        for (id, registration) in self.regions.drain() {
+            registration.withdraw();
+            self.unbound.extend(registration.region().map(|region| (id, Arc::clone(region))));
+        }
+        if let Some((_, registration)) = &self.scratch {
+            registration.withdraw();
+        }
+    }
+
+    /// Closes the endpoint. Returns the jobs that are over, each with the error that ends it: its own when it was
+    /// given up, else `error`.
+    pub(super) fn close_port(&mut self, error: &Error) -> Vec<(Job, Error)> {
+        self.unbind_regions();
+        let port = self.port.take();
+        self.scratch = None;
+        self.known.clear();
+        self.refusing.clear();
+        self.heard.clear();
+        self.blocked.clear();
+        self.in_flight_bytes = 0;
+        self.is_blocked = false;
+        self.free = (0..self.settings.slots).rev().collect();
+        self.credits = Credits::new(self.settings.slots);
+        let end = |flight: Flight| {
+            let own = flight.given_up.map(|(own, _)| own);
+            (flight.job, own.unwrap_or_else(|| error.clone()))
+        };
+        let flights: Vec<Option<(Job, Error)>> =
+            self.flights.iter_mut().map(|flight| flight.take().map(end)).collect();
+        let mut over: Vec<(Job, Error)> = self.waiting.drain(..).map(|job| (job, error.clone())).collect();
+        match port.map(|mut port| (port.close(), port)) {
+            Some((false, port)) => {
+                tracing::warn!("an endpoint cannot be closed yet; what was in flight there ends when it is");
+                self.graves.push(Grave { port, flights });
+            }
+            Some((true, _)) | None => over.extend(flights.into_iter().flatten()),
+        }
+        over
+    }
+
+    /// Tries again to close what could not be closed, and ends what was in flight there and cannot touch memory any
+    /// more.
+    pub(super) fn visit_graves(&mut self) {
+        let mut over = Vec::new();
+        self.graves.retain_mut(|Grave { port, flights }| {
+            let mut ended = Vec::new();
+            while port.poll(&mut ended).is_ok_and(|count| count > 0) {}
+            over.extend(ended.iter().filter_map(|completion| flights[completion.slot].take()));
+            let is_closed = port.close();
+            if is_closed {
+                over.extend(flights.iter_mut().filter_map(Option::take));
+            }
+            !is_closed
+        });
+        over.into_iter().for_each(|(job, error)| job.complete(Err(error)));
+    }
+
+    /// Ends everything.
+    pub(in super::super) fn close(&mut self) {
+        let ended = self.close_port(&Error::Closed);
+        let until = Instant::now() + self.settings.settle;
+        while !self.graves.is_empty() && Instant::now() < until {
+            std::thread::sleep(SWEEP);
+            self.visit_graves();
+        }
+        self.regions.clear();
+        self.unbound.clear();
+        for Grave { port, flights } in self.graves.drain(..) {
+            // What it may touch is leaked with it.
+            drop(port);
+            flights.into_iter().flatten().for_each(|(job, error)| job.complete(Err(error)));
+        }
+        ended.into_iter().for_each(|(job, error)| job.complete(Err(error)));
+    }
+}

@@ -1,0 +1,68 @@
+//! Peers that end nothing: how long is too long, by what the NIC carries, and what is done then.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::NAME;
+use super::super::endpoint::Connection;
+use super::super::job::{Flight, Job};
+use super::Domain;
+use crate::error::Error;
+
+/// How many times as long as expected an operation may take before its peer counts as silent.
+const PATIENCE: u32 = 4;
+/// Bytes per second that are assumed before any were carried, where the NIC claims nothing.
+const ASSUMED_RATE: u64 = 100 << 20;
+
+impl Domain {
+    /// An operation has left the NIC.
+    pub(super) fn note_end(&mut self, flight: &Flight, moved: bool) {
+        self.credits.ended();
+        let bytes = flight.job.operation.local.length() as u64;
+        self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
+        if moved {
+            let now = Instant::now();
+            let alone = now.saturating_duration_since(flight.began.max(self.last_end));
+            self.rate.sample(bytes, u64::try_from(alone.as_nanos()).unwrap_or(u64::MAX));
+            self.last_end = now;
+            self.heard.insert(flight.job.peer, now);
+        }
+    }
+
+    /// How long the peer of an operation that starts now may be silent: several times what all that is under way takes.
+    pub(super) fn patience(&self) -> Duration {
+        let rates = [self.rate.bytes_per_second(), self.settings.bytes_per_second, ASSUMED_RATE];
+        let rate = rates.into_iter().find(|&rate| rate > 0).unwrap_or(1);
+        let millis = self.in_flight_bytes.saturating_mul(1000) / rate;
+        self.settings.silence.max(Duration::from_millis(millis).saturating_mul(PATIENCE))
+    }
+
+    /// Fails the connections on which nothing has moved for too long, and what is under way on them.
+    pub(super) fn leave_silent_peers(&mut self, now: Instant) {
+        let is_silent = |flight: &&Flight| {
+            let heard = self.heard.get(&flight.job.peer).copied();
+            let since = heard.map_or(flight.began, |heard| heard.max(flight.began));
+            flight.given_up.is_none() && since + flight.patience <= now
+        };
+        let busy: HashSet<u64> = self.flights.iter().flatten().map(|flight| flight.job.peer).collect();
+        let is_shut_out = |job: &&Job| {
+            let since = self.blocked.get(&job.peer).filter(|_| !busy.contains(&job.peer));
+            since.is_some_and(|&since| since + self.settings.silence <= now)
+        };
+        let silent = self.flights.iter().flatten().filter(is_silent).map(|flight| &flight.job);
+        let silent: Vec<Arc<Connection>> = silent
+            .chain(self.waiting.iter().filter(is_shut_out))
+            .map(|job| Arc::clone(&job.connection))
+            .collect();
+        for connection in silent {
+            connection.fail(&Error::transport(NAME, format!("nothing is heard of {}", connection.peer)));
+            // Another NIC may have found a cause before.
+            if let Err(error) = connection.check() {
+                self.give_up(&error, |job| Arc::ptr_eq(&job.connection, &connection));
+            }
+        }
+        let waiting: HashSet<u64> = self.waiting.iter().map(|job| job.peer).collect();
+        self.blocked.retain(|peer, _| waiting.contains(peer));
+    }
+}
