@@ -194,10 +194,8 @@ impl Core {
         let patience = self.until(deadline);
         let result = self.carrier.call(peer, channel, body, deadline).await;
         match result {
-            Err(Error::DeadlinePassed) if !is_quick(channel) => {
-                if patience >= FAIR {
-                    self.begin_to_probe(member, FAIR);
-                }
+            Err(Error::DeadlinePassed) if !is_quick(channel) && patience >= FAIR => {
+                self.begin_to_probe(member, FAIR);
             }
             Err(Error::DeadlinePassed) => self.note_slow(member, patience, deadline),
             _ => {}
