@@ -44,7 +44,7 @@ pub(super) fn is_settable(key: &str) -> Result<(), Error> {
 /// Whether one field of a directory's `own` policy can be changed so.
 ///
 /// # Errors
-/// As [`Datapath::set_attribute`] and [`Datapath::remove_attribute`].
+/// As [`set_attribute`](super::Datapath::set_attribute) and [`remove_attribute`](super::Datapath::remove_attribute).
 pub(super) fn check(
     own: &PolicyRecord,
     key: &str,
