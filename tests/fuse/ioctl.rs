@@ -52,11 +52,32 @@ impl Control {
         (header.scope.get(), found[0])
     }
 
-    pub(crate) fn area(&self, length: u64) -> (u64, File) {
+    /// Asks for an area.
+    pub(crate) fn register(&self, length: u64) -> Result<AreaGrant, Errno> {
         let mut payload = Encoder::new(Flags::NONE, length, 0).finish();
         payload.resize(HEADER_BYTES + size_of::<AreaGrant>(), 0);
-        let reply = self.call(Command::Register, payload).expect("an area");
-        let grant = AreaGrant::read_from_prefix(&reply[HEADER_BYTES..]).expect("a grant").0;
+        let reply = self.call(Command::Register, payload)?;
+        Ok(AreaGrant::read_from_prefix(&reply[HEADER_BYTES..]).expect("a grant").0)
+    }
+
+    /// Begins an object of a MiB. Returns its reference and its segment, open to be written.
+    pub(crate) fn begin(&self, name: &[u8], mode: u32) -> (u64, u64, File) {
+        let create = Create { size: offset(MIB), mode, name: Name(name) };
+        let (reference, begun) = self.one::<Entry>(Command::Create, &create);
+        assert_eq!(begun.status(), Status::Ok);
+        let segment = begun.segment.get();
+        let file = File::options().read(true).write(true).open(self.segment(segment));
+        (reference, segment, file.expect("its segment opens"))
+    }
+
+    /// Seals what was begun, with all of its MiB.
+    pub(crate) fn seal(&self, reference: u64) -> Status {
+        let seal = Seal { reference, length: offset(MIB) };
+        self.one::<Outcome>(Command::Seal, &seal).1.status()
+    }
+
+    pub(crate) fn area(&self, length: u64) -> (u64, File) {
+        let grant = self.register(length).expect("an area");
         let segment = grant.segment.get();
         assert!(grant.length.get() >= length);
         let path = self.segments.join(segment.to_string());
@@ -192,15 +213,11 @@ fn a_begun_object_is_written_through_its_segment_and_sealed_once() {
     }
     let (mount, kv) = kv(Mode::Passthrough);
     let control = Control::open(&mount);
-    let create = Create { size: offset(MIB), mode: 0o600, name: Name(b"kv/key") };
-    let (reference, begun) = control.one::<Entry>(Command::Create, &create);
-    assert_eq!(begun.status(), Status::Ok);
-    let path = control.segment(begun.segment.get());
-    let file = File::options().read(true).write(true).open(&path).expect("its segment opens");
+    let (reference, segment, file) = control.begin(b"kv/key", 0o600);
+    let path = control.segment(segment);
     file.write_all_at(&pattern::object(6, MIB), 0).expect("write");
-    let seal = Seal { reference, length: offset(MIB) };
-    assert_eq!(control.one::<Outcome>(Command::Seal, &seal).1.status(), Status::Ok);
-    assert_eq!(control.one::<Outcome>(Command::Seal, &seal).1.status(), Status::Invalid, "it is sealed");
+    assert_eq!(control.seal(reference), Status::Ok);
+    assert_eq!(control.seal(reference), Status::Invalid, "it is sealed");
     assert_eq!(pattern::verify_object(&fs::read(kv.join("key")).expect("read")), Ok(6));
     let refused =
         File::options().read(true).write(true).open(&path).expect_err("a sealed one is not written");

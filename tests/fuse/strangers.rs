@@ -6,10 +6,7 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{setfsgid, setfsuid};
-use tidefs_control_api::ioctl::{
-    AreaGrant, Command, Create, Encoder, Entry, Flags, Get, HEADER_BYTES, Name, Outcome, Seal, Status,
-    results,
-};
+use tidefs_control_api::ioctl::{Command, Create, Encoder, Entry, Flags, Get, Name, Status, results};
 
 use crate::common::{Mode, Mount, Peer, kernel, pattern, sys, wait};
 use crate::fixture::{MIB, kv, kv_with, offset, publish_object};
@@ -30,14 +27,9 @@ fn open_as(mount: &Mount, user: u32) -> Control {
 
 /// Makes an object of the session and seals it. Returns its segment.
 fn make(control: &Control, name: &[u8], mode: u32, seed: u64) -> u64 {
-    let create = Create { size: offset(MIB), mode, name: Name(name) };
-    let (reference, begun) = control.one::<Entry>(Command::Create, &create);
-    assert_eq!(begun.status(), Status::Ok);
-    let segment = begun.segment.get();
-    let file = File::options().write(true).open(control.segment(segment)).expect("its segment opens");
+    let (reference, segment, file) = control.begin(name, mode);
     file.write_all_at(&pattern::object(seed, MIB), 0).expect("write");
-    let seal = Seal { reference, length: offset(MIB) };
-    assert_eq!(control.one::<Outcome>(Command::Seal, &seal).1.status(), Status::Ok);
+    assert_eq!(control.seal(reference), Status::Ok);
     segment
 }
 
@@ -140,13 +132,10 @@ fn an_object_is_as_long_as_it_is_sealed_whatever_its_client_made_of_the_segment(
     }
     let (mount, kv) = kv(Mode::Passthrough);
     let control = Control::open(&mount);
-    let create = Create { size: offset(MIB), mode: 0o600, name: Name(b"kv/key") };
-    let (reference, begun) = control.one::<Entry>(Command::Create, &create);
-    let file = File::options().write(true).open(control.segment(begun.segment.get())).expect("open");
+    let (reference, _, file) = control.begin(b"kv/key", 0o600);
     file.write_all_at(&pattern::object(3, MIB), 0).expect("write");
     file.write_all_at(b"x", 1 << 40).expect("write far behind its end");
-    let seal = Seal { reference, length: offset(MIB) };
-    assert_eq!(control.one::<Outcome>(Command::Seal, &seal).1.status(), Status::Ok);
+    assert_eq!(control.seal(reference), Status::Ok);
     assert_eq!(fs::metadata(kv.join("key")).expect("stat").len(), offset(MIB));
     assert_eq!(pattern::verify_object(&fs::read(kv.join("key")).expect("read")), Ok(3));
     sys::checksum_of(&kv.join("key"));
@@ -160,20 +149,14 @@ fn what_may_not_be_replaced_by_rename_is_not_replaced_by_a_seal() {
     let (mount, kv) = kv(Mode::Passthrough);
     fs::set_permissions(&kv, fs::Permissions::from_mode(0o1777)).expect("chmod");
     let control = open_as(&mount, STRANGER);
-    let begin = |name: &'static [u8]| {
-        let create = Create { size: offset(MIB), mode: 0o600, name: Name(name) };
-        let (reference, begun) = control.one::<Entry>(Command::Create, &create);
-        assert_eq!(begun.status(), Status::Ok);
-        Seal { reference, length: offset(MIB) }
-    };
-    let sealed = |seal: &Seal| control.one::<Outcome>(Command::Seal, seal).1.status();
-    let (taken, free, closed) = (begin(b"kv/taken"), begin(b"kv/free"), begin(b"kv/closed"));
+    let [taken, free, closed] =
+        [&b"kv/taken"[..], b"kv/free", b"kv/closed"].map(|name| control.begin(name, 0o600).0);
     // Since then somebody else made the name, in a directory where only owners replace.
     publish_object(&kv.join("taken"), 1, MIB);
-    assert_eq!((sealed(&taken), sealed(&free)), (Status::Denied, Status::Ok));
+    assert_eq!((control.seal(taken), control.seal(free)), (Status::Denied, Status::Ok));
     assert_eq!(pattern::verify_object(&fs::read(kv.join("taken")).expect("read")), Ok(1));
     fs::set_permissions(&kv, fs::Permissions::from_mode(0o755)).expect("chmod");
-    assert_eq!(sealed(&closed), Status::Denied, "the directory takes no more names of its");
+    assert_eq!(control.seal(closed), Status::Denied, "the directory takes no more names of its");
     assert!(!kv.join("closed").exists());
 }
 
@@ -188,15 +171,11 @@ fn areas_take_no_more_than_their_part_of_the_cache() {
     }
     let held = || fs::read_dir(&kv).expect("list").count();
     let before = held();
-    let area = |control: &Control| {
-        let mut payload = Encoder::new(Flags::NONE, MIB as u64, 0).finish();
-        payload.resize(HEADER_BYTES + size_of::<AreaGrant>(), 0);
-        control.call(Command::Register, payload)
-    };
     // One user may have a 32nd of the cache, in however many sessions, and all users a 16th.
     let count_as = |user: u32| {
         let sessions: Vec<Control> = (0..8).map(|_| open_as(&mount, user)).collect();
-        let granted = sessions.iter().flat_map(|control| (0..4).map(move |_| area(control).is_ok()));
+        let granted =
+            sessions.iter().flat_map(|control| (0..4).map(move |_| control.register(offset(MIB)).is_ok()));
         let granted = granted.filter(|is_granted| *is_granted).count();
         (granted, sessions)
     };
