@@ -102,6 +102,11 @@ impl Ticket {
         Self { drive: Some(drive), ..self }
     }
 
+    /// Whether all requests ended, as far as this thread was told so.
+    pub(super) fn is_over(&self) -> bool {
+        self.completion.is_over()
+    }
+
     /// Waits for the end of all requests.
     ///
     /// # Errors

@@ -9,22 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tidefs_engine::types::{ByteCount, Checksum, Version};
-use xxhash_rust::xxh3::Xxh3;
+use tidefs_engine::types::{ByteCount, Version};
 
 use super::Shared;
-use super::device::Device;
-use super::disk::{Request, Ticket};
-use super::format::{BLOCK, BLOCK_BYTES, RecordFacts, RecordHash, RecordHeader, decode};
+use super::format::{BLOCK, RecordFacts, RecordHash, RecordHeader, decode};
 use super::index::{Located, Place};
-use super::memory::{Buffer, Memory, Piece};
+use super::memory::{Buffer, Memory};
+use super::reading::Reading;
 
 /// How often a load looks again for a record that reclaim moves.
 const MOVES_MAX: u32 = 200;
 /// How long it pauses before.
 const MOVE_PAUSE: Duration = Duration::from_millis(5);
-/// Bytes of one request.
-const REQUEST_BYTES: usize = 1 << 20;
 
 /// Why a record was not loaded. Each is a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,11 +101,11 @@ impl Shared {
         }
         let offset = device.offset(zone, place.block);
         let (started, served) = (Instant::now(), device.work.begin_load(padded as u64));
-        let reads = Self::start_reads(&device, offset, &header, memory, padded);
-        let summed = reads.map(|reads| Self::sum_up(&reads, memory, bytes, self.limit));
-        let has_ended = matches!(summed, Ok(Ok(_)));
-        device.work.end_load(padded as u64, has_ended.then_some(served), started.elapsed());
-        let checksum = match summed? {
+        let reading =
+            Reading::new(&device, offset, &header, memory, (bytes, padded), served == padded as u64);
+        let summed = reading.sum_up(self.limit);
+        device.work.end_load(padded as u64, summed.is_ok().then_some(served), started.elapsed());
+        let checksum = match summed {
             Ok(checksum) => checksum,
             Err(error) => {
                 device.count_read_error(zone, &error);
@@ -125,53 +121,6 @@ impl Shared {
             decode(header.bytes()).map_err(|_| Missed::Corrupt)?;
         let is_ours = uuid == device.uuid && Some(written) == sequence && facts.length == length;
         if is_ours && checksum == facts.checksum { Ok(facts) } else { Err(Missed::Corrupt) }
-    }
-
-    /// Starts to read a record, one request after the other: while the disk reads into the first, the pages of the next
-    /// are made. Returns for each request when it ends and the end of its data.
-    fn start_reads(
-        device: &Device,
-        offset: u64,
-        header: &Arc<Buffer>,
-        memory: &Memory,
-        padded: usize,
-    ) -> Result<Vec<(Ticket, usize)>, Missed> {
-        let mut reads = Vec::with_capacity(1 + padded / REQUEST_BYTES);
-        let first = padded.min(REQUEST_BYTES);
-        let mut pieces = vec![Piece::of_buffer(header)];
-        if first > 0 {
-            memory.populate(0, first);
-            pieces.push(Piece::new(memory, 0, first).ok_or(Missed::Corrupt)?);
-        }
-        reads.push((device.disk.submit_here(vec![Request::Read { offset, pieces }]), first));
-        for at in (first..padded).step_by(REQUEST_BYTES) {
-            let length = REQUEST_BYTES.min(padded - at);
-            memory.populate(at, length);
-            let piece = Piece::new(memory, at, length).ok_or(Missed::Corrupt)?;
-            let request = Request::read(offset + BLOCK_BYTES + at as u64, piece);
-            reads.push((device.disk.submit_here(vec![request]), at + length));
-        }
-        Ok(reads)
-    }
-
-    /// Waits for reads and takes the checksum of the first `bytes` bytes, of each part while the disk is at the next.
-    fn sum_up(
-        reads: &[(Ticket, usize)],
-        memory: &Memory,
-        bytes: usize,
-        limit: Duration,
-    ) -> io::Result<Checksum> {
-        let deadline = Instant::now() + limit;
-        let (mut state, mut from) = (Xxh3::new(), 0);
-        for (ticket, end) in reads {
-            ticket.wait(deadline.saturating_duration_since(Instant::now()))?;
-            let end = (*end).min(bytes);
-            // Nothing writes there any more, what is behind is still being read.
-            let data = memory.prefix(end).ok_or(io::ErrorKind::InvalidInput)?;
-            state.update(&data[from..]);
-            from = end;
-        }
-        Ok(Checksum(state.digest()))
     }
 }
 

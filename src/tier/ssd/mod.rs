@@ -37,6 +37,7 @@ mod naming;
 mod open;
 mod open_zone;
 mod queue;
+mod reading;
 mod reclaim;
 mod recover;
 mod resume;

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::reading::Ending;
 use crate::telemetry::Histogram;
 
 /// What a device did since the start.
@@ -17,6 +18,7 @@ pub(super) struct Work {
     loading_bytes: AtomicU64,
     /// Bytes a second that all loads together were seen to get, averaged; zero before the first.
     load_rate: AtomicU64,
+    pub(super) ending: Ending,
     pub(super) read_times: Histogram,
     pub(super) write_times: Histogram,
     pub(super) write_errors_in_a_row: AtomicU64,
