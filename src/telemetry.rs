@@ -108,6 +108,8 @@ counters! {
     ssd_prefetches_wasted: "tidefs_ssd_prefetches_wasted_total", "Of these, those that left memory without.";
     ssd_too_slow: "tidefs_ssd_too_slow_total", "Opens told that there is nothing, because loading would have taken longer than computing.";
     ssd_durability_failures: "tidefs_ssd_durability_failures_total", "Objects that were to be durable and are in memory only.";
+    blanks_made: "tidefs_blanks_made_total", "Segments whose pages were made before an object that is brought back needed one.";
+    blanks_taken: "tidefs_blanks_taken_total", "Of these, those that an object was brought back into.";
     fast_hits: "tidefs_fast_hits_total", "Objects found by requests of the fast path.";
     fast_misses: "tidefs_fast_misses_total", "Names that requests of the fast path found nothing under.";
     fast_creates: "tidefs_fast_creates_total", "Objects begun by the fast path.";

@@ -49,6 +49,9 @@ impl Background {
         threads.push(headroom);
         let checks = move || checker.check_in_background(|| checks.is_stopping());
         threads.push(spawn("checksums", Box::new(checks))?);
+        let (maker, makes) = (Arc::clone(datapath), Arc::clone(self));
+        let makes = move || maker.make_blanks(|| makes.is_stopping());
+        threads.push(spawn("blanks", Box::new(makes))?);
         if let Some(unnamed) = unnamed {
             let (namer, names) = (Arc::clone(datapath), Arc::clone(self));
             let names = move || namer.name_objects(unnamed, || names.is_stopping());

@@ -62,6 +62,7 @@ impl Datapath {
     pub fn sweep(&self) {
         self.let_linger_no_more(Lingerers::Old);
         self.lock().lingering.age();
+        self.age_blanks();
     }
 
     /// Frees the bytes of those that linger. Returns whether there were any bytes to free.

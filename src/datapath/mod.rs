@@ -13,6 +13,7 @@
 //! - The kernel is told after the tables changed, never before, and never under the lock.
 
 mod attributes;
+mod blank;
 mod burial;
 mod create;
 mod decorations;
@@ -272,6 +273,7 @@ pub struct Datapath {
     /// Bytes of objects that are being loaded ahead of their use.
     loading_ahead: AtomicU64,
     loader: Loader,
+    blanks: blank::Blanks,
     fast: fastpath::FastPath,
     /// Whether the kernel can be told of names that it did not ask for.
     names_can_be_told: AtomicBool,
@@ -321,6 +323,7 @@ impl Datapath {
             class_seed: std::hash::RandomState::new().build_hasher().finish(),
         };
         let fast = fastpath::FastPath::new(settings.capacity);
+        let blanks = blank::Blanks::new(settings.capacity);
         Self {
             state: Mutex::new(state),
             released: Condvar::new(),
@@ -346,6 +349,7 @@ impl Datapath {
             slow_loads: AtomicU64::new(0),
             loading_ahead: AtomicU64::new(0),
             loader: Loader::default(),
+            blanks,
             fast,
             names_can_be_told: AtomicBool::new(false),
         }

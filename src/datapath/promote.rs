@@ -13,6 +13,7 @@ use std::time::Duration;
 use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 
+use super::blank::Blank;
 use super::elsewhere::{Arriving, Away};
 use super::history::Ending;
 use super::ssd::object_key;
@@ -225,18 +226,26 @@ impl Datapath {
             Some(away) => Source::Member(away, Box::new(self.begin_fetch(away, wanted.size)?)),
             None => Source::Ssd(self.ssd.get().ok_or(Error::NoObject)?),
         };
-        let (segment, file) = self.tier.create_segment()?;
-        let file = Arc::new(file);
+        let (segment, file, mapping) = match self.take_blank(wanted.size) {
+            Some(Blank { segment, file, mapping, .. }) => (segment, file, Some(mapping)),
+            None => {
+                let (segment, file) = self.tier.create_segment()?;
+                (segment, Arc::new(file), None)
+            }
+        };
         let arriving = wanted.away.as_ref().filter(|_| self.is_streamed(wanted.size));
         let arriving = arriving.map(|away| Arriving::new(self, (ino, away.stamp()), &file, wanted.size));
         let loaded = (|| {
-            // The length comes first: the kernel takes huge pages for what lies within it alone.
-            file.set_len(wanted.size.get()).map_err(Error::io("ftruncate of a segment"))?;
-            self.reserve(&file, ByteCount::ZERO, wanted.size, wanted.directory)?;
+            if mapping.is_none() {
+                // The length comes first: the kernel takes huge pages for what lies within it alone.
+                file.set_len(wanted.size.get()).map_err(Error::io("ftruncate of a segment"))?;
+                self.reserve(&file, ByteCount::ZERO, wanted.size, wanted.directory)?;
+            }
             let checksum = if wanted.size == ByteCount::ZERO {
                 crate::tier::memory::checksum_bytes(&[])
             } else {
-                let mapping = Mapping::new(&file, wanted.size).map_err(Error::io("mmap of a segment"))?;
+                let fresh = || Mapping::new(&file, wanted.size).map_err(Error::io("mmap of a segment"));
+                let mapping = mapping.map_or_else(fresh, Ok)?;
                 self.fill_from(source, ino, wanted, (&file, mapping), arriving.as_ref())?
             };
             if let Some(arriving) = &arriving {

@@ -97,7 +97,10 @@ impl Datapath {
     /// As [`Datapath::evict_round`], for somebody who may use a segment of what is evicted.
     pub(super) fn evict_round_for_reuse(&self, missing: ByteCount, directory: Slot) -> usize {
         let count = self.evict(missing, directory, Loss::Accepted);
-        if count == 0 { usize::from(self.let_linger_no_more(Lingerers::All)) } else { count }
+        if count > 0 {
+            return count;
+        }
+        usize::from(self.let_linger_no_more(Lingerers::All) || self.drain_blanks(missing))
     }
 
     /// Evicts objects that occupy at least `missing` bytes, or as many as one batch holds, or all there are. Returns how many.

@@ -145,7 +145,8 @@ impl Datapath {
         let usage = self.tier.usage()?;
         let on_disk = self.ssd.get().map(|tier| tier.space()).unwrap_or_default();
         let state = self.lock();
-        let in_memory = usage.free.saturating_add(self.pooled()).min(self.settings.capacity);
+        let in_memory = usage.free.saturating_add(self.pooled()).saturating_add(self.blank_bytes());
+        let in_memory = in_memory.min(self.settings.capacity);
         let mut space = SpaceStat {
             capacity: self.settings.capacity.saturating_add(on_disk.capacity),
             free: in_memory.saturating_add(on_disk.capacity.saturating_sub(on_disk.used)),

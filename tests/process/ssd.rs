@@ -262,6 +262,34 @@ fn the_next_objects_of_a_chain_are_loaded_while_the_first_is_read_and_counted_wh
 }
 
 #[test]
+fn objects_come_back_whole_into_segments_that_were_made_before_they_were_asked_for() {
+    let disk = disk();
+    let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=0"]);
+    let namespace = mount.namespace("kv");
+    let object = |number: u64| namespace.join(format!("object{number}"));
+    // Of one length, as the blocks of a model are, and not of whole pages.
+    let content = |number: u64| bytes(number, 200_003);
+    let is_cold = |number: u64| tier_of(&object(number)) == "ssd";
+    for number in 0..20 {
+        fs::write(object(number), content(number)).expect("write");
+    }
+    mount.wait_until_closed((0..20).map(object));
+    let free = mount.free_memory();
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
+    assert_eq!(evicted.status, 200, "{}", evicted.text());
+    for number in (0..20).filter(|&number| is_cold(number)) {
+        let made = counter(&mount, "tidefs_blanks_made_total");
+        assert_same(&fs::read(object(number)).expect("read"), &content(number), "an object that was on disk");
+        let is_ready = || counter(&mount, "tidefs_blanks_made_total") > made;
+        assert!(until(HANG, is_ready), "no segment was made for the next one");
+    }
+    assert!(counter(&mount, "tidefs_blanks_taken_total") >= 10, "segments were made and not used");
+    // All objects are in memory again, and what waits for the next ones is bounded.
+    let lost = free.saturating_sub(mount.free_memory());
+    assert!(lost <= (64 << 20) / 128, "{lost} bytes are blank");
+}
+
+#[test]
 fn what_a_client_prefetches_is_in_memory_and_nothing_else_is() {
     if !kernel::has_fast_path() {
         return;

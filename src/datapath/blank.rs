@@ -1,0 +1,275 @@
+//! Blank segments: allocated, zeroed and mapped before an object that is brought back needs one.
+//!
+//! What is read from a disk or from a peer lands in fresh pages, which the kernel zeroes first: as much work as the transfer
+//! itself. For the lengths that were loaded lately a thread does it beforehand, while nothing else wants its CPU. Pages of
+//! earlier objects are no substitute: programs may still hold them by pipes, sockets and devices, which no call tells of.
+//!
+//! Limits: a 128th of the capacity and `COUNT_MAX` segments; one that nobody took for `KEPT` goes. They go, too, before
+//! somebody is told that there is no room.
+//! Threads: [`Datapath::make_blanks`] is a thread of its own; the rest is called by whoever loads.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tidefs_engine::memory::Mapping;
+use tidefs_engine::types::{ByteCount, SegmentId};
+
+use super::{Datapath, Error, Place};
+use crate::ffi::IdlePriority;
+use crate::namespace::Slot;
+
+/// Part of the capacity that may be blank.
+const SHARE: u64 = 128;
+/// Segments that may be blank, each with its file open.
+const COUNT_MAX: usize = 64;
+/// How long one stays that nobody takes.
+const KEPT: Duration = Duration::from_secs(60);
+/// How often the thread looks whether it is to end.
+const WAIT: Duration = Duration::from_millis(200);
+/// Zeros that are written at once.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// A segment that holds nothing, and all of whose pages stand.
+#[derive(Debug)]
+pub(super) struct Blank {
+    pub(super) segment: SegmentId,
+    pub(super) file: Arc<File>,
+    pub(super) mapping: Mapping,
+    /// On the monotonic clock.
+    made: Duration,
+}
+
+impl Blank {
+    fn size(&self) -> ByteCount {
+        self.mapping.length()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Stock {
+    blanks: VecDeque<Blank>,
+    /// Lengths that are to be made.
+    wishes: VecDeque<ByteCount>,
+    /// Bytes of both, and of the one that is being made.
+    bytes: ByteCount,
+    /// How many those are.
+    count: usize,
+}
+
+impl Stock {
+    fn count_out(&mut self, size: ByteCount) {
+        self.bytes = self.bytes.saturating_sub(size.round_up_to_pages());
+        self.count -= 1;
+    }
+
+    /// Takes out the ones that `is_surplus` says, the oldest first.
+    fn take_all(&mut self, mut is_surplus: impl FnMut(&Blank) -> bool) -> Vec<Blank> {
+        let (surplus, kept) =
+            std::mem::take(&mut self.blanks).into_iter().partition(|blank| is_surplus(blank));
+        self.blanks = kept;
+        let surplus: VecDeque<Blank> = surplus;
+        surplus.iter().for_each(|blank| self.count_out(blank.size()));
+        surplus.into()
+    }
+}
+
+/// The blank segments, and what is asked for.
+#[derive(Debug)]
+pub(super) struct Blanks {
+    /// Guards which there are; held for moments.
+    stock: Mutex<Stock>,
+    /// Signalled when one is asked for.
+    asked: Condvar,
+    bytes_max: ByteCount,
+}
+
+impl Blanks {
+    pub(super) fn new(capacity: ByteCount) -> Self {
+        Self { stock: Mutex::default(), asked: Condvar::new(), bytes_max: ByteCount(capacity.get() / SHARE) }
+    }
+
+    /// Takes a segment of exactly this length, and asks for another one: what is loaded now is likely to be loaded again.
+    fn take(&self, size: ByteCount) -> Option<Blank> {
+        let mut stock = self.stock.lock();
+        let found = stock.blanks.iter().rposition(|blank| blank.size() == size);
+        let blank = found.and_then(|index| stock.blanks.remove(index));
+        if let Some(blank) = &blank {
+            stock.count_out(blank.size());
+        }
+        let bytes = stock.bytes.saturating_add(size.round_up_to_pages());
+        if bytes <= self.bytes_max && stock.count < COUNT_MAX {
+            stock.bytes = bytes;
+            stock.count += 1;
+            stock.wishes.push_back(size);
+            self.asked.notify_one();
+        }
+        blank
+    }
+
+    fn bytes(&self) -> ByteCount {
+        let stock = self.stock.lock();
+        stock
+            .blanks
+            .iter()
+            .fold(ByteCount::ZERO, |sum, blank| sum.saturating_add(blank.size().round_up_to_pages()))
+    }
+}
+
+impl Datapath {
+    /// A segment of exactly this length whose pages stand, if there is one.
+    pub(super) fn take_blank(&self, size: ByteCount) -> Option<Blank> {
+        let blank = (size > ByteCount::ZERO).then(|| self.blanks.take(size)).flatten();
+        if blank.is_some() {
+            self.telemetry.blanks_taken.increment();
+        }
+        blank
+    }
+
+    /// Makes blank segments as they are asked for, until `is_stopping` says so. Runs in a thread of its own.
+    pub fn make_blanks(&self, is_stopping: impl Fn() -> bool) {
+        let idle = IdlePriority::enter();
+        while !is_stopping() {
+            let wish = {
+                let mut stock = self.blanks.stock.lock();
+                if stock.wishes.is_empty() {
+                    self.blanks.asked.wait_for(&mut stock, WAIT);
+                }
+                stock.wishes.pop_front()
+            };
+            let Some(size) = wish else { continue };
+            match self.make_blank(size, &idle) {
+                Ok(blank) => {
+                    self.blanks.stock.lock().blanks.push_back(blank);
+                    self.telemetry.blanks_made.increment();
+                }
+                Err(error) => {
+                    tracing::debug!(%size, %error, "no segment is made ahead of loads");
+                    self.blanks.stock.lock().count_out(size);
+                }
+            }
+        }
+        self.drain_blanks(self.settings.capacity);
+    }
+
+    fn make_blank(&self, size: ByteCount, idle: &IdlePriority) -> Result<Blank, Error> {
+        // As any writer, it leaves the headroom to those that the kernel serves.
+        self.make_room(size.round_up_to_pages().saturating_add(self.settings.write_headroom), Slot::ROOT)?;
+        let (segment, file) = self.tier.create_segment()?;
+        let made = (|| {
+            file.set_len(size.get()).map_err(Error::io("ftruncate of a segment"))?;
+            self.reserve(&file, ByteCount::ZERO, size, Slot::ROOT)?;
+            // Written, not touched: who is not let run in the middle of it holds no lock of the daemon's memory.
+            let mut offset = 0;
+            while offset < size.get() {
+                let count =
+                    usize::try_from(size.get() - offset).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+                file.write_all_at(&ZEROS[..count], offset).map_err(Error::io("write of a segment"))?;
+                offset += count as u64;
+            }
+            idle.suspended(|| {
+                let mapping = Mapping::new(&file, size).map_err(Error::io("mmap of a segment"))?;
+                mapping.populate(0, usize::try_from(size.get()).unwrap_or(usize::MAX));
+                Ok(mapping)
+            })
+        })();
+        match made {
+            Ok(mapping) => Ok(Blank { segment, file: Arc::new(file), mapping, made: self.clock.monotonic() }),
+            Err(error) => {
+                self.free_place(Place::Solo(segment));
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives up blank segments, the oldest first, until `wanted` bytes are free. Returns whether any went.
+    pub(super) fn drain_blanks(&self, wanted: ByteCount) -> bool {
+        let mut drained = ByteCount::ZERO;
+        let surplus = self.blanks.stock.lock().take_all(|blank| {
+            let is_surplus = drained < wanted;
+            if is_surplus {
+                drained = drained.saturating_add(blank.size().round_up_to_pages());
+            }
+            is_surplus
+        });
+        self.give_up_blanks(surplus)
+    }
+
+    /// Gives up those that nobody took for a while.
+    pub(super) fn age_blanks(&self) {
+        let now = self.clock.monotonic();
+        let old = self.blanks.stock.lock().take_all(|blank| now.saturating_sub(blank.made) > KEPT);
+        self.give_up_blanks(old);
+    }
+
+    fn give_up_blanks(&self, blanks: Vec<Blank>) -> bool {
+        let have_gone = !blanks.is_empty();
+        blanks.iter().for_each(|blank| self.free_place(Place::Solo(blank.segment)));
+        have_gone
+    }
+
+    /// Bytes of blank segments: free memory to everybody who asks.
+    pub(super) fn blank_bytes(&self) -> ByteCount {
+        self.blanks.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LENGTH: ByteCount = ByteCount::kib(64);
+
+    /// Makes what is asked for, as the thread does.
+    fn make(blanks: &Blanks, now: u64) -> usize {
+        let mut stock = blanks.stock.lock();
+        let wishes = std::mem::take(&mut stock.wishes);
+        for (number, &size) in wishes.iter().enumerate() {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(size.get()).unwrap();
+            let mapping = Mapping::new(&file, size).unwrap();
+            let (segment, made) = (SegmentId(number as u64), Duration::from_secs(now));
+            stock.blanks.push_back(Blank { segment, file: Arc::new(file), mapping, made });
+        }
+        wishes.len()
+    }
+
+    #[test]
+    fn a_segment_is_made_for_each_load_and_goes_to_one_of_its_length_alone() {
+        let blanks = Blanks::new(ByteCount::gib(1));
+        assert!(blanks.take(LENGTH).is_none(), "nothing was loaded before");
+        assert_eq!(make(&blanks, 0), 1);
+        assert!(blanks.take(ByteCount(LENGTH.get() - 1)).is_none(), "another length");
+        assert_eq!(blanks.take(LENGTH).unwrap().size(), LENGTH);
+        assert_eq!(make(&blanks, 0), 2, "one of each length");
+    }
+
+    #[test]
+    fn what_is_blank_is_bounded_by_bytes_what_is_asked_for_included() {
+        let blanks = Blanks::new(ByteCount(LENGTH.get() * SHARE * 3));
+        (0..9).for_each(|_| drop(blanks.take(LENGTH)));
+        assert_eq!((make(&blanks, 0), blanks.bytes()), (3, ByteCount::kib(192)));
+        assert!(blanks.take(LENGTH).is_some());
+        assert_eq!(make(&blanks, 0), 1, "the one that was taken is replaced");
+        assert!(blanks.take(ByteCount::kib(256)).is_none());
+        assert_eq!(make(&blanks, 0), 0, "longer than all together");
+    }
+
+    #[test]
+    fn what_is_given_up_makes_place_for_others() {
+        let blanks = Blanks::new(ByteCount(LENGTH.get() * SHARE * 2));
+        for now in [10, 20] {
+            assert!(blanks.take(ByteCount::kib(60 + now / 10)).is_none());
+            assert_eq!(make(&blanks, now), 1);
+        }
+        assert!(blanks.take(LENGTH).is_none());
+        assert_eq!(make(&blanks, 30), 0, "there are two");
+        let old = blanks.stock.lock().take_all(|blank| blank.made < Duration::from_secs(15));
+        assert_eq!(old.len(), 1);
+        assert!(blanks.take(LENGTH).is_none());
+        assert_eq!((make(&blanks, 30), blanks.stock.lock().count), (1, 2));
+    }
+}
