@@ -259,23 +259,22 @@ impl Datapath {
     pub fn expire(&self) {
         let now_ns = self.now_ns();
         let now_ms = self.now_ms();
-        let mut doomed = Vec::new();
+        let (mut doomed, mut may_stand) = (Vec::new(), false);
         let mut afterwards = super::release::Afterwards::default();
         {
             let mut state = self.lock();
             while let Some(&(at_ns, slot)) = state.expiries.first()
                 && at_ns <= now_ns
             {
-                let is_used = |object: &super::Object| {
-                    object.is_open() || object.open.as_ref().is_some_and(|open| open.next_version.is_some())
-                };
-                if state.object(slot).is_some_and(is_used) {
-                    // It goes when it is closed; look again in a second.
+                if state.next_version(slot).is_some() {
+                    // It is being replaced; look again in a second.
                     state.set_expiry(slot, now_ns + 1_000_000_000);
                     continue;
                 }
                 self.telemetry.expirations.increment();
+                let ino = state.tree.ino(slot);
                 doomed.push(state.remove_object(slot, Departure::Gone, Some((now_ns, Ending::Expired))));
+                may_stand |= state.still_answers(ino);
             }
             state.end_pins(now_ns);
             while let Some(&(until_ms, slot)) = state.parked.first()
@@ -297,6 +296,9 @@ impl Datapath {
                     doomed.push(state.discard_writing(slot));
                 }
             }
+        }
+        if may_stand {
+            self.forget_names_in_kernel();
         }
         self.carry_out(afterwards);
         doomed.into_iter().for_each(|doomed| self.bury(doomed));

@@ -58,6 +58,15 @@ fn changed_ns(metadata: &std::fs::Metadata) -> i64 {
     metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec())
 }
 
+impl State {
+    /// Whether the kernel still gets attributes of an inode that may have lost its name: who has it open reads on, and what a
+    /// name stands for that the kernel knows is asked of the inode.
+    pub(super) fn still_answers(&self, ino: Ino) -> bool {
+        let object = self.tree.by_ino(ino).and_then(|slot| self.object(slot));
+        object.is_some_and(|object| object.is_open() || object.is_readable())
+    }
+}
+
 impl Datapath {
     /// Attributes of a live slot. Asks the backing file while the file is written: the daemon sees no passthrough
     /// write, the file does.

@@ -60,6 +60,28 @@ fn what_one_host_removes_is_gone_on_all_when_unlink_returns() {
 }
 
 #[test]
+fn what_one_host_removes_is_gone_on_a_host_that_has_it_open_and_is_read_there_to_its_end() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0"));
+    // Of a segment of its own, and packed with others.
+    for (name, length) in [("large", 400_000), ("small", 500)] {
+        let bytes = object(1, length);
+        publish(&a.join(name), &bytes);
+        for (holder, remover) in [(&a, &b), (&b, &a)] {
+            publish(&a.join(name), &bytes);
+            let mut open = fs::File::open(holder.join(name)).expect("open");
+            fs::remove_file(remover.join(name)).expect("the unlink");
+            for host in [&a, &b] {
+                assert!(!host.join(name).exists(), "{name} is shown where it is open");
+            }
+            let mut kept = Vec::new();
+            std::io::Read::read_to_end(&mut open, &mut kept).expect("read on");
+            assert_eq!(kept, bytes);
+        }
+    }
+}
+
+#[test]
 fn a_replaced_object_has_its_new_bytes_everywhere_and_its_old_ones_where_it_is_open() {
     let hosts = Hosts::start(2, &[]);
     let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0"));

@@ -229,7 +229,9 @@ fn an_expired_object_is_readable_to_its_end_by_who_has_it_open(mode: Mode) {
         publish_object(&kv.join("key"), 1, length);
         let file = File::open(kv.join("key")).expect("open");
         set(&kv, "user.tidefs.ttl", "1s");
-        std::thread::sleep(Duration::from_millis(2500));
+        let mut other = Peer::spawn();
+        let gone = wait::until(wait::HANG, || other.stat(&kv.join("key")) == Err(Errno::ENOENT));
+        assert!(gone, "an object of {length} bytes that somebody reads outlives its ttl of 1 s");
         let mut bytes = vec![0; length];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).expect("pread");
         assert_eq!(pattern::verify_object(&bytes), Ok(1));

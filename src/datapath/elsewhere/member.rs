@@ -342,9 +342,8 @@ impl Datapath {
                 // The kernel may not have heard yet that it stands there, and take the name for what it replaced.
                 let is_young = now_ns.saturating_sub(state.tree.node(old).attributes.ctime_ns) < YOUNG_NS;
                 let doomed = state.remove_object(old, Departure::Gone, Some(ending));
-                let slot = known.and_then(|ino| state.tree.by_ino(ino));
-                let is_readable = slot.and_then(|slot| state.object(slot)).is_some_and(Object::is_readable);
-                (Some(doomed), None, known, is_readable || is_young)
+                let answers = known.is_some_and(|ino| state.still_answers(ino));
+                (Some(doomed), None, known, answers || is_young)
             }
         };
         self.telemetry.withdrawals.increment();
@@ -385,11 +384,11 @@ impl Datapath {
         self.forget_names_in_kernel();
     }
 
-    pub(super) fn forget_names_in_kernel(&self) {
+    pub(in crate::datapath) fn forget_names_in_kernel(&self) {
         let has_forgotten = self.kernel.get().is_none_or(|kernel| kernel.forget_names());
         if !has_forgotten && self.can_tell_names() {
             self.telemetry.invalidation_failures.increment();
-            tracing::warn!("the kernel may take names for absent that another member has made");
+            tracing::warn!("the kernel may take names for what they do not stand for any more");
         }
     }
 
