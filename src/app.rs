@@ -374,6 +374,7 @@ impl Daemon {
         // Without a service manager there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         while !stop.is_set() && !self.session.is_over() {
+            self.datapath.tier().names_clock().beat();
             self.datapath.expire();
             self.datapath.sweep();
             self.datapath.bound_kernel_inodes();

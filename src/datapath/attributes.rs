@@ -67,6 +67,9 @@ impl Datapath {
                 state.tree.node_mut(slot).attributes = before;
                 return Err(error);
             }
+            if change.mode.or(change.uid).or(change.gid).is_some() {
+                state.tell_clients(slot);
+            }
             // A version that is being written takes its place, as the file that it is to everybody.
             if let Some(next) = state.next_version(slot) {
                 let attributes = &mut state.tree.node_mut(next).attributes;

@@ -306,6 +306,7 @@ impl Datapath {
         if let Some(old) = state.object_mut(slot) {
             old.open_mut().next_version = Some(version);
         }
+        state.tell_clients(slot);
         self.telemetry.copy_ups.increment();
         Ok(true)
     }

@@ -78,7 +78,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::namespace::{Attributes, Body, Ino, Name, Processes, Slot, ThreadId, Tree, nanos_of};
 use crate::telemetry::Telemetry;
 use crate::tier::eviction::chain::ChainTracker;
-use crate::tier::memory::MemoryTier;
+use crate::tier::memory::{MemoryTier, NamesClock};
 use crate::tier::scratch::Scratch;
 use crate::tier::ssd::SsdTier;
 
@@ -198,6 +198,8 @@ pub struct State {
     elsewhere: Elsewhere,
     /// Whether there is an SSD tier, which is told of every sealed object that leaves a name.
     has_ssd: bool,
+    /// Tells clients of the fast path that names changed.
+    names: Arc<NamesClock>,
     /// While objects on SSD are without their names.
     naming: Option<naming::Naming>,
     processes: Processes,
@@ -301,6 +303,7 @@ impl Datapath {
             ahead: prefetch::Ahead::new(Arc::clone(&telemetry)),
             elsewhere: Elsewhere::default(),
             has_ssd: false,
+            names: Arc::clone(tier.names_clock()),
             naming: None,
             processes: Processes::default(),
             expiries: BTreeSet::new(),

@@ -77,7 +77,12 @@ impl State {
                 naming.tier.remove(&key, version);
             }
         }
-        Ok(self.tree.attach(slot, parent, name)?)
+        let was_named = self.tree.get(slot).is_some_and(|node| !node.is_detached());
+        self.tree.attach(slot, parent, name)?;
+        if was_named {
+            self.tell_clients(slot);
+        }
+        Ok(())
     }
 
     /// Takes the name from a node. What a disk holds of it goes too, whether or not that was known.
@@ -89,6 +94,7 @@ impl State {
             naming.tier.remove(&key, object.version);
         }
         self.tree.detach(slot);
+        self.tell_clients(slot);
     }
 
     /// Gives an object on disk its name, unless it was removed or replaced meanwhile.

@@ -343,6 +343,9 @@ impl Datapath {
         let handle = HandleId(state.next_handle);
         state.next_handle += 1;
         let ino = state.tree.ino(slot);
+        if options.write {
+            state.tell_clients(slot);
+        }
         let mut announces_close = false;
         if let Some(object) = state.object_mut(slot) {
             let is_sealed = object.phase == Phase::Sealed;

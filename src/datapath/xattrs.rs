@@ -334,6 +334,8 @@ impl State {
 
     /// Applies a changed time to live to every object at and below `top`, counted from its seal.
     pub(super) fn renew_expiries(&mut self, top: Slot) {
+        // What was without an end may have one now.
+        self.names.changed();
         for slot in self.subtree(top) {
             if self.object(slot).is_none_or(|object| object.phase != Phase::Sealed) {
                 continue;

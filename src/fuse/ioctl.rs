@@ -7,8 +7,8 @@ use std::sync::{Arc, Once};
 
 use fuser::{Errno, FileHandle, ReplyIoctl, Request as KernelRequest};
 use tidefs_control_api::ioctl::{
-    ABI_VERSION, AREA_REQUEST_MAX, AreaCall, AreaGrant, Body, Command, Entry, Features, Flags, HEADER_BYTES,
-    Header, Outcome, PIN_HARD, PIN_NONE, PIN_SOFT, Pin, Refusal, Request, Status, VersionReply,
+    ABI_VERSION, AREA_REQUEST_MAX, AreaCall, AreaGrant, Body, Command, ENTRY_LASTS, Entry, Features, Flags,
+    HEADER_BYTES, Header, Outcome, PIN_HARD, PIN_NONE, PIN_SOFT, Pin, Refusal, Request, Status, VersionReply,
 };
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 use zerocopy::IntoBytes;
@@ -267,7 +267,12 @@ fn carry_out(
             first = run.end.map_or(Status::Ok, status) as u64;
         }
         Body::Release(ranges) => {
-            datapath.give_back(session, ranges.iter().map(|range| (range.first, range.count)));
+            let ranges = ranges.iter().map(|range| (range.first, range.count));
+            if request.flags.has(Flags::USED) {
+                datapath.give_back_used(session, ranges);
+            } else {
+                datapath.give_back(session, ranges);
+            }
         }
         Body::Abort(ranges) => {
             datapath.abort(session, ranges.iter().map(|range| (range.first, range.count)));
@@ -392,13 +397,13 @@ fn version(datapath: &Datapath) -> VersionReply {
     VersionReply {
         oldest: ABI_VERSION.into(),
         newest: ABI_VERSION.into(),
-        features: (mapping | create | Features::FOLLOW.0).into(),
+        features: (mapping | create | Features::FOLLOW.0 | Features::CLOCK.0).into(),
         packed_max: datapath.packed_max().get().into(),
         area_max: AREA_MAX.get().into(),
         references_max: u32::try_from(REFERENCES_MAX).unwrap_or(u32::MAX).into(),
         kept_back_max: datapath.kept_back_max().get().into(),
         creates_max: u32::try_from(CREATES_MAX).unwrap_or(u32::MAX).into(),
-        ..VersionReply::default()
+        clock: datapath.tier().names_clock().segment().0.into(),
     }
 }
 
@@ -421,10 +426,11 @@ fn status(located: Located) -> Status {
 pub(super) fn entry(located: Located) -> Entry {
     let bare = Entry::bare(status(located));
     match located {
-        Located::Here { segment, version, length } => Entry {
+        Located::Here { segment, version, length, lasts } => Entry {
             segment: segment.0.into(),
             version: version.0.into(),
             length: length.get().into(),
+            marks: if lasts { ENTRY_LASTS } else { 0 }.into(),
             ..bare
         },
         Located::Packed { version, length } => {

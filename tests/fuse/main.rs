@@ -13,6 +13,7 @@ mod follow;
 mod full;
 mod hidden;
 mod ioctl;
+mod kept;
 mod listing;
 mod names;
 mod permissions;

@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::atomic::AtomicU64;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
@@ -78,6 +79,20 @@ impl Mapping {
         fits
     }
 
+    /// A number in the mapping that processes share; `None` when it leaves the mapping or is not aligned.
+    ///
+    /// Whoever shares it touches these bytes by atomic operations alone.
+    #[must_use]
+    pub fn counter(&self, offset: usize) -> Option<&AtomicU64> {
+        let end = offset.checked_add(size_of::<AtomicU64>())?;
+        let start = self.map.as_mut_ptr().wrapping_add(offset).cast::<AtomicU64>();
+        (end <= self.map.len() && start.is_aligned()).then(|| {
+            // SAFETY: aligned, and inside the live mapping that `&self` keeps alive; an atomic may change under a shared borrow,
+            // whoever changes it.
+            unsafe { &*start }
+        })
+    }
+
     /// Borrows a range, or `None` when it leaves the mapping.
     ///
     /// The caller holds a reference to the extent, so that nobody writes it while the borrow lives.
@@ -109,5 +124,15 @@ mod tests {
         assert_eq!(mapping.slice(8190, 2), Some(&b"ab"[..]));
         assert_eq!(mapping.slice(8190, 3), None);
         assert_eq!(mapping.slice(usize::MAX, 3), None);
+    }
+
+    #[test]
+    fn a_counter_is_shared_by_all_mappings_of_a_file_and_lies_inside() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let [one, other] = [(); 2].map(|()| Mapping::new(&file, ByteCount(4096)).unwrap());
+        one.counter(4088).unwrap().store(7, std::sync::atomic::Ordering::Release);
+        assert_eq!(other.counter(4088).unwrap().load(std::sync::atomic::Ordering::Acquire), 7);
+        assert!([4089, 4096, 4, usize::MAX - 3].iter().all(|&offset| one.counter(offset).is_none()));
     }
 }

@@ -144,7 +144,16 @@ int tidefs_wait(const tidefs_cache *cache,
                 uint64_t limit_ms,
                 tidefs_view **view);
 
-// Gives back what views that were released held in the daemon. Without it that goes back along with later ones.
+// Keeps references to the objects that were looked up last, up to `bytes` bytes of them, when their views are released: who
+// looks the same keys up again is answered without the daemon. What is kept cannot be evicted; it is given back after some
+// seconds without use. 0 ends it. What is unlinked, replaced or forbidden is seen at once, as without it. TIDEFS_MISS when
+// nothing can be kept: without a fast path, or with a daemon that has no names clock.
+//
+// `cache` is NULL or an open cache.
+int tidefs_keep(const tidefs_cache *cache,
+                size_t bytes);
+
+// Gives back what views that were released held in the daemon, kept references included. Without it that goes back along with later ones.
 //
 // `cache` is NULL or an open cache.
 void tidefs_flush(const tidefs_cache *cache);

@@ -21,6 +21,9 @@
 // Flag of LOOKUP: only says what is there: takes no reference and counts no use.
 #define TIDEFS_IOCTL_FLAG_PROBE 2
 
+// Flag of RELEASE: the objects were used since they were looked up.
+#define TIDEFS_IOCTL_FLAG_USED 4
+
 // Flag of a reply: segments are gone that this client may have mapped; RETIRED tells which.
 #define TIDEFS_IOCTL_FLAG_RETIRED (1 << 15)
 
@@ -32,6 +35,12 @@
 
 // Feature of a daemon: it has READY, FOLLOW and PIN.
 #define TIDEFS_IOCTL_FEATURE_FOLLOW 4
+
+// Feature of a daemon: its names clock tells whether what was found under a name still stands there.
+#define TIDEFS_IOCTL_FEATURE_CLOCK 8
+
+// Mark of an entry that was found: for as long as the names clock does not change, it is what its name stands for.
+#define TIDEFS_IOCTL_ENTRY_LASTS 1
 
 // Pin of PIN: none.
 #define TIDEFS_IOCTL_PIN_NONE 0
@@ -53,6 +62,19 @@
 
 // Most bytes that one request or one reply in an area may have.
 #define TIDEFS_IOCTL_AREA_REQUEST_MAX (16 << 20)
+
+// Bytes of the segment with the names clock.
+#define TIDEFS_IOCTL_CLOCK_BYTES 4096
+
+// Where the names clock counts, a little-endian U64: it changes before anybody who takes away, replaces or forbids something
+// that a session holds a reference to, by the name under which it was found, is told that it is done.
+#define TIDEFS_IOCTL_CLOCK_CHANGES 0
+
+// Where the names clock beats, a little-endian U64: it changes at least once in CLOCK_BEAT_MS while the daemon lives.
+#define TIDEFS_IOCTL_CLOCK_BEAT 8
+
+// Milliseconds after which a names clock that has not beaten says nothing any more.
+#define TIDEFS_IOCTL_CLOCK_BEAT_MS 1000
 
 // What an ioctl asks for. The number is the `nr` of its ioctl number.
 enum tidefs_ioctl_command
@@ -164,8 +186,8 @@ typedef struct {
   uint32_t offset;
   // Status.
   uint16_t status;
-  // 0.
-  uint16_t reserved;
+  // Of LOOKUP: ENTRY_LASTS, or 0.
+  uint16_t marks;
 } tidefs_ioctl_entry;
 
 // Result of SEAL, PUT_FROM, READY and PIN.
@@ -196,8 +218,8 @@ typedef struct {
   uint32_t creates_max;
   // Bytes of objects whose references a client may keep back to return them together: they cannot be evicted.
   uint64_t kept_back_max;
-  // 0.
-  uint64_t reserved;
+  // The segment with the names clock; 0 when there is none.
+  uint64_t clock;
 } tidefs_ioctl_version_reply;
 
 // Where the records and the results of a batch lie, when they are in an area.

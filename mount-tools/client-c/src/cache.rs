@@ -183,7 +183,23 @@ pub unsafe extern "C" fn tidefs_wait(
     unsafe { give_view(cache, key, view, |cache, key| cache.wait_ready(key, limit)) }
 }
 
-/// Gives back what views that were released held in the daemon. Without it that goes back along with later ones.
+/// Keeps references to the objects that were looked up last, up to `bytes` bytes of them, when their views are released: who
+/// looks the same keys up again is answered without the daemon. What is kept cannot be evicted; it is given back after some
+/// seconds without use. 0 ends it. What is unlinked, replaced or forbidden is seen at once, as without it. TIDEFS_MISS when
+/// nothing can be kept: without a fast path, or with a daemon that has no names clock.
+///
+/// # Safety
+/// `cache` is NULL or an open cache.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_keep(cache: *const TidefsCache, bytes: usize) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        Ok(if cache.0.keep(bytes)? { TIDEFS_OK } else { TIDEFS_MISS })
+    })
+}
+
+/// Gives back what views that were released held in the daemon, kept references included. Without it that goes back along with later ones.
 ///
 /// # Safety
 /// `cache` is NULL or an open cache.

@@ -188,7 +188,16 @@ impl Cache {
         py.detach(|| cache.put_many(&objects)).map_err(raise)
     }
 
-    /// Gives back what views that were released held in the daemon. Without it that goes back along with later ones.
+    /// Keeps references to the objects that were looked up last, up to so many bytes of them, when their views are released: who
+    /// looks the same keys up again is answered without the daemon. What is kept cannot be evicted; it is given back after some
+    /// seconds without use. 0 ends it. What is unlinked, replaced or forbidden is seen at once, as without it. Returns whether
+    /// anything can be kept: not without a fast path, nor with a daemon that has no names clock.
+    fn keep(&self, py: Python<'_>, bytes: usize) -> PyResult<bool> {
+        let cache = self.inner()?;
+        py.detach(|| cache.keep(bytes)).map_err(raise)
+    }
+
+    /// Gives back what views that were released held in the daemon, kept references included. Without it that goes back along with later ones.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let cache = self.inner()?;
         py.detach(|| cache.flush());
@@ -228,6 +237,7 @@ impl Cache {
         let statistics = self.inner()?.statistics();
         let facts = PyDict::new(py);
         facts.set_item("mapped_views", statistics.mapped_views)?;
+        facts.set_item("kept_views", statistics.kept_views)?;
         facts.set_item("copied_views", statistics.copied_views)?;
         facts.set_item("copied_bytes", statistics.copied_bytes)?;
         Ok(facts)

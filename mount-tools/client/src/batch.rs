@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use tidefs_control_api::ioctl::{
-    BATCH_MAX, Command, Encoder, Entry, Flags, Get, Header, Name, Status, results,
+    BATCH_MAX, Command, ENTRY_LASTS, Encoder, Entry, Flags, Get, Header, Name, Status, results,
 };
 use zerocopy::FromBytes as _;
 
 use crate::area::AREA_BYTES;
 use crate::memory::Mapping;
 use crate::session::Session;
+use crate::view::Held;
 use crate::{Error, View, file};
 
 /// Checked keys.
@@ -62,22 +63,23 @@ pub(crate) fn map(
     let (Ok(offset), Ok(length)) =
         (usize::try_from(entry.offset_bytes()), usize::try_from(entry.length.get()))
     else {
-        session.give_back(reference, 0);
+        session.give_back(reference, 0, false);
         return Answer::ByFile;
     };
     let version = entry.version.get();
     if length == 0 {
-        session.give_back(reference, 0);
+        session.give_back(reference, 0, false);
         return Answer::View(View::owned(version, Vec::new()));
     }
     let mapping = mapped
         .or_else(|| session.segments.get(entry.segment.get(), offset.saturating_add(length), false).ok());
-    let view =
-        mapping.and_then(|mapping| View::mapped(session, mapping, (offset, length), (reference, version)));
-    match view {
-        Some(view) => Answer::View(view),
+    let lasts = entry.marks.get() & ENTRY_LASTS != 0;
+    let held = mapping
+        .and_then(|mapping| Held::new(session, mapping, (offset, length), (reference, version), lasts));
+    match held {
+        Some(held) => Answer::View(View::mapped(held)),
         None => {
-            session.give_back(reference, 0);
+            session.give_back(reference, 0, false);
             Answer::ByFile
         }
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tidefs_control_api::ioctl::{Command, Create, Entry, Features, Flags, Name, Range, Status};
 
 use crate::batch::{self, Answer};
+use crate::kept::Kept;
 use crate::session::Session;
 use crate::statistics::Counters;
 use crate::writer::seal_all;
@@ -24,6 +25,8 @@ pub struct Cache {
     /// Permissions of new objects.
     mode: u32,
     counters: Arc<Counters>,
+    /// Shared by all clones.
+    kept: Arc<Kept>,
 }
 
 impl Cache {
@@ -38,7 +41,8 @@ impl Cache {
             return Err(Error::io("open the cache")(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
         }
         let session = Session::open(&directory).map(Arc::new);
-        Ok(Self { directory, session, mode: file::mode_of_new_files(), counters: Arc::default() })
+        let (mode, counters, kept) = (file::mode_of_new_files(), Arc::default(), Arc::default());
+        Ok(Self { directory, session, mode, counters, kept })
     }
 
     /// Whether objects are mapped; else all is done by file.
@@ -85,7 +89,7 @@ impl Cache {
     ) -> Result<Option<Vec<Option<View>>>, Error> {
         let names = batch::names_of(keys)?;
         // Without an answer the daemon is gone, and its files say what there is.
-        let Some(Ok(answers)) = self.session.as_ref().map(|session| batch::look_up(session, &names)) else {
+        let Some(Ok(answers)) = self.session.as_ref().map(|session| self.ask(session, &names)) else {
             return Ok(None);
         };
         let known = answers.into_iter().map(|answer| match answer {
@@ -102,7 +106,7 @@ impl Cache {
         let Some(session) = &self.session else {
             return names.iter().map(|name| self.read(name)).collect();
         };
-        let answers = match batch::look_up(session, names) {
+        let answers = match self.ask(session, names) {
             Ok(answers) => answers,
             // The daemon is gone, or another one is there: its files may be. Or a key is too long for any request.
             Err(Error::Io { .. } | Error::BadKey) => names.iter().map(|_| Answer::ByFile).collect(),
@@ -114,6 +118,47 @@ impl Cache {
             Answer::ByFile => self.read(name),
         });
         whole.collect()
+    }
+
+    /// What is known of the names here, or else what the daemon says.
+    fn ask(&self, session: &Arc<Session>, names: &[Name<'_>]) -> Result<Vec<Answer>, Error> {
+        if session.is_inherited() || !self.kept.is_on() {
+            return batch::look_up(session, names);
+        }
+        let mut views: Vec<Option<View>> = Vec::new();
+        views.resize_with(names.len(), || None);
+        let moment = self.kept.find(names, &mut views);
+        let missing: Vec<Name<'_>> =
+            names.iter().zip(&views).filter(|(_, view)| view.is_none()).map(|(name, _)| *name).collect();
+        self.counters.count_kept(names.len() - missing.len());
+        if missing.is_empty() {
+            return Ok(views.into_iter().flatten().map(Answer::View).collect());
+        }
+        let mut answers = batch::look_up(session, &missing)?;
+        if let Some(moment) = moment {
+            let found = missing.iter().zip(&mut answers).filter_map(|(name, answer)| match answer {
+                Answer::View(view) => Some((*name, view)),
+                Answer::Absent | Answer::ByFile => None,
+            });
+            self.kept.keep(moment, found);
+        }
+        let mut answers = answers.into_iter();
+        let known = |view: Option<View>| view.map(Answer::View).or_else(|| answers.next());
+        Ok(views.into_iter().map(known).map(|answer| answer.unwrap_or(Answer::ByFile)).collect())
+    }
+
+    /// Keeps references to the objects that were looked up last, up to so many bytes of them, when their views are dropped: who
+    /// looks the same keys up again is answered without the daemon, in a tenth of a microsecond. What is kept cannot be evicted,
+    /// and counts against no quota of this program's; it is given back after some seconds without use. 0 ends it.
+    ///
+    /// Whatever is unlinked, replaced or forbidden is seen at once, as without it. Returns whether anything can be kept: not on
+    /// another filesystem, nor with a daemon that has no names clock.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the clock cannot be mapped, or no thread be started.
+    pub fn keep(&self, bytes: usize) -> Result<bool, Error> {
+        let Some(session) = &self.session else { return Ok(false) };
+        self.kept.set_limit(session, bytes).map_err(Error::io("map the names clock"))
     }
 
     fn read(&self, name: &Name<'_>) -> Result<Option<View>, Error> {
@@ -128,7 +173,7 @@ impl Cache {
     pub fn get_into(&self, key: impl AsRef<[u8]>, target: &mut [u8]) -> Result<Option<usize>, Error> {
         let key = file::check(key.as_ref())?;
         if let Some(session) = &self.session
-            && let Ok(mut answers) = batch::look_up(session, &[Name(key)])
+            && let Ok(mut answers) = self.ask(session, &[Name(key)])
         {
             match answers.pop() {
                 Some(Answer::View(view)) => {
@@ -149,7 +194,7 @@ impl Cache {
     /// As [`Cache::get`].
     pub fn prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize, Error> {
         let names = batch::names_of(keys)?;
-        let mut present = 0;
+        let mut present = self.kept.run(&names);
         while present < names.len() {
             let (more, end) = match &self.session {
                 None => (0, Some(Status::AskByFile)),
@@ -268,8 +313,11 @@ impl Cache {
                                     Begun::Writer(Writer::mapped(session, mapping, *size, reference, path))
                                 }
                                 Err(_) => {
-                                    session
-                                        .send_ranges(Command::Abort, &[Range { first: reference, count: 1 }]);
+                                    session.send_ranges(
+                                        Command::Abort,
+                                        Flags::NONE,
+                                        &[Range { first: reference, count: 1 }],
+                                    );
                                     Begun::ByFile
                                 }
                             }
@@ -359,8 +407,9 @@ impl Cache {
         Ok(device)
     }
 
-    /// Gives back the references of views that were dropped. Without it they go back along with later ones.
+    /// Gives back the references of views that were dropped, kept ones included. Without it they go back along with later ones.
     pub fn flush(&self) {
+        self.kept.clear();
         if let Some(session) = &self.session {
             session.give_back_all();
         }

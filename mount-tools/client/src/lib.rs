@@ -39,6 +39,7 @@ mod ffi;
 mod file;
 mod follow;
 mod fork;
+mod kept;
 mod memory;
 mod segments;
 mod session;

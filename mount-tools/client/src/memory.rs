@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -72,6 +73,19 @@ impl Mapping {
 
     pub(crate) fn is_writable(&self) -> bool {
         self.is_writable
+    }
+
+    /// A number of the daemon's, which it may change at any moment; 0 outside the mapping.
+    pub(crate) fn number(&self, offset: usize) -> u64 {
+        let Some(start) = self.at(offset, size_of::<AtomicU64>()).map(NonNull::cast::<AtomicU64>) else {
+            return 0;
+        };
+        if !start.is_aligned() {
+            return 0;
+        }
+        // SAFETY: aligned, and in the mapping that `self` owns; the daemon changes it by atomic operations alone, and a load is
+        // allowed of memory that cannot be written.
+        u64::from_le(unsafe { start.as_ref() }.load(Ordering::Acquire))
     }
 
     fn at(&self, offset: usize, length: usize) -> Option<NonNull<u8>> {

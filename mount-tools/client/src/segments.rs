@@ -127,6 +127,14 @@ impl Segments {
         wanted.map(one).collect()
     }
 
+    /// Maps the names clock. It is no memory for devices.
+    ///
+    /// # Errors
+    /// What open(2) and mmap(2) say.
+    pub(crate) fn map_clock(&self, segment: u64, length: usize) -> io::Result<Mapping> {
+        Mapping::new(&self.open(segment, false)?, length, false)
+    }
+
     fn open(&self, segment: u64, is_writable: bool) -> io::Result<File> {
         let path = self.directory.join(segment.to_string());
         OpenOptions::new().read(true).write(is_writable).open(path)

@@ -24,13 +24,20 @@ pub const RELEASE_BATCH: usize = 512;
 #[derive(Debug, Default)]
 struct Returning {
     references: Vec<u64>,
+    /// Those that answered look-ups which the daemon knows nothing of.
+    used: Vec<u64>,
     bytes: usize,
 }
 
 impl Returning {
-    fn push(&mut self, reference: u64, length: usize) {
-        self.references.push(reference);
+    fn push(&mut self, reference: u64, length: usize, is_used: bool) {
+        let references = if is_used { &mut self.used } else { &mut self.references };
+        references.push(reference);
         self.bytes += length;
+    }
+
+    fn count(&self) -> usize {
+        self.references.len() + self.used.len()
     }
 }
 
@@ -133,28 +140,29 @@ impl Session {
 
     fn is_full(&self, returning: &Returning, more: usize, length: usize) -> bool {
         let bytes_max = usize::try_from(self.facts.kept_back_max.get()).unwrap_or(usize::MAX);
-        returning.references.len() + more >= RELEASE_BATCH || returning.bytes + length >= bytes_max
+        returning.count() + more >= RELEASE_BATCH || returning.bytes + length >= bytes_max
     }
 
-    /// Gives the reference to an object of `length` bytes back, along with others.
-    pub(crate) fn give_back(&self, reference: u64, length: usize) {
+    /// Gives the reference to an object of `length` bytes back, along with others. `is_used`: the object was used since it was
+    /// looked up.
+    pub(crate) fn give_back(&self, reference: u64, length: usize, is_used: bool) {
         if self.is_inherited() {
             return;
         }
         let full = {
             let mut returning = self.returning.lock();
-            returning.push(reference, length);
+            returning.push(reference, length, is_used);
             self.is_full(&returning, 0, 0).then(|| std::mem::take(&mut *returning))
         };
         if let Some(full) = full {
-            self.send_back(full.references);
+            self.send_back(full);
         }
     }
 
     /// The same without a request, also when that makes more than are to wait.
-    pub(crate) fn keep_back(&self, reference: u64, length: usize) {
+    pub(crate) fn keep_back(&self, reference: u64, length: usize, is_used: bool) {
         if !self.is_inherited() {
-            self.returning.lock().push(reference, length);
+            self.returning.lock().push(reference, length, is_used);
         }
     }
 
@@ -164,10 +172,15 @@ impl Session {
             return;
         }
         let waiting = std::mem::take(&mut *self.returning.lock());
-        self.send_back(waiting.references);
+        self.send_back(waiting);
     }
 
-    fn send_back(&self, mut references: Vec<u64>) {
+    fn send_back(&self, waiting: Returning) {
+        self.send_references(Flags::NONE, waiting.references);
+        self.send_references(Flags::USED, waiting.used);
+    }
+
+    fn send_references(&self, flags: Flags, mut references: Vec<u64>) {
         references.sort_unstable();
         let mut ranges: Vec<Range> = Vec::new();
         for reference in references {
@@ -176,14 +189,14 @@ impl Session {
                 _ => ranges.push(Range { first: reference, count: 1 }),
             }
         }
-        self.send_ranges(Command::Release, &ranges);
+        self.send_ranges(Command::Release, flags, &ranges);
     }
 
     /// Sends ranges of references; that the daemon is gone means that it holds none any more.
-    pub(crate) fn send_ranges(&self, command: Command, ranges: &[Range]) {
+    pub(crate) fn send_ranges(&self, command: Command, flags: Flags, ranges: &[Range]) {
         let mut rest = ranges;
         while !rest.is_empty() {
-            let mut request = Encoder::new(Flags::NONE, 0, 0);
+            let mut request = Encoder::new(flags, 0, 0);
             let taken = rest.iter().take_while(|range| request.push(*range)).count();
             let _ = self.call(command, request, 0);
             rest = &rest[taken.max(1)..];

@@ -9,6 +9,8 @@ use crate::View;
 pub struct Statistics {
     /// Views of the bytes of the cache themselves.
     pub mapped_views: u64,
+    /// Look-ups that a kept reference answered, without the daemon.
+    pub kept_views: u64,
     /// Views of bytes that were copied: of small objects, and of what came by file.
     pub copied_views: u64,
     /// Bytes that those hold.
@@ -18,6 +20,7 @@ pub struct Statistics {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     mapped_views: AtomicU64,
+    kept_views: AtomicU64,
     copied_views: AtomicU64,
     copied_bytes: AtomicU64,
 }
@@ -44,9 +47,15 @@ impl Counters {
         }
     }
 
+    /// Counts look-ups that the daemon was not asked for.
+    pub(crate) fn count_kept(&self, views: usize) {
+        self.kept_views.fetch_add(views as u64, Ordering::Relaxed);
+    }
+
     pub(crate) fn now(&self) -> Statistics {
         Statistics {
             mapped_views: self.mapped_views.load(Ordering::Relaxed),
+            kept_views: self.kept_views.load(Ordering::Relaxed),
             copied_views: self.copied_views.load(Ordering::Relaxed),
             copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
         }

@@ -1,52 +1,122 @@
 //! The bytes of an object, while somebody looks at them.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::memory::Mapping;
 use crate::session::Session;
 
-/// The bytes of an object. They do not change, and do not leave the cache, while the view lives.
-pub struct View {
+/// A reference to an object, and where its bytes are mapped. It goes back to the daemon when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    session: Arc<Session>,
+    mapping: Arc<Mapping>,
+    offset: usize,
+    length: usize,
     version: u64,
-    bytes: Bytes,
+    /// `None` once it is on its way back.
+    reference: Option<u64>,
+    /// Whether it is what its name stands for until the names clock changes.
+    lasts: bool,
+    /// Whether it answered a look-up that the daemon knows nothing of.
+    is_used: AtomicBool,
 }
 
-enum Bytes {
-    Mapped { session: Arc<Session>, mapping: Arc<Mapping>, offset: usize, length: usize, reference: u64 },
-    Owned(Vec<u8>),
-}
-
-impl View {
-    /// A view of memory that the daemon keeps for `reference`. `None` when the object leaves its mapping.
-    pub(crate) fn mapped(
+impl Held {
+    /// A reference to what lies at `offset` of a mapping. `None`, and it is the caller's still, when that leaves the mapping.
+    pub(crate) fn new(
         session: &Arc<Session>,
         mapping: Arc<Mapping>,
         (offset, length): (usize, usize),
         (reference, version): (u64, u64),
+        lasts: bool,
     ) -> Option<Self> {
         let fits = offset.checked_add(length).is_some_and(|end| end <= mapping.len());
         fits.then(|| {
-            let session = Arc::clone(session);
-            Self { version, bytes: Bytes::Mapped { session, mapping, offset, length, reference } }
+            let (session, is_used) = (Arc::clone(session), AtomicBool::new(false));
+            Self { session, mapping, offset, length, version, reference: Some(reference), lasts, is_used }
         })
+    }
+
+    /// Bytes of the object.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    fn bytes(&self, part: &Range<usize>) -> &[u8] {
+        self.mapping.referenced(self.offset + part.start, part.len())
+    }
+
+    /// Gives it back with others, without a request.
+    fn drop_later(mut self) {
+        if let Some(reference) = self.reference.take() {
+            self.session.keep_back(reference, self.length, *self.is_used.get_mut());
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(reference) = self.reference.take() {
+            self.session.give_back(reference, self.length, *self.is_used.get_mut());
+        }
+    }
+}
+
+/// The bytes of an object. They do not change, and do not leave the cache, while the view lives.
+pub struct View(Bytes);
+
+enum Bytes {
+    /// A part of an object, in general all of it.
+    Mapped(Held, Range<usize>),
+    /// The same of one whose reference is kept for others.
+    Kept(Arc<Held>, Range<usize>),
+    /// A copy, and the version that it is of.
+    Owned(Vec<u8>, u64),
+}
+
+impl View {
+    /// A view of memory that the daemon keeps for a reference.
+    pub(crate) fn mapped(held: Held) -> Self {
+        let whole = 0..held.length;
+        Self(Bytes::Mapped(held, whole))
+    }
+
+    /// A view by a reference that is kept.
+    pub(crate) fn kept(held: &Arc<Held>) -> Self {
+        if !held.is_used.load(Ordering::Relaxed) {
+            held.is_used.store(true, Ordering::Relaxed);
+        }
+        Self(Bytes::Kept(Arc::clone(held), 0..held.length))
     }
 
     /// A view of bytes that were copied.
     pub(crate) fn owned(version: u64, bytes: Vec<u8>) -> Self {
-        Self { version, bytes: Bytes::Owned(bytes) }
+        Self(Bytes::Owned(bytes, version))
+    }
+
+    /// Lets others use its reference, if that may be kept and is to an object of at most `bytes_max`.
+    pub(crate) fn share(&mut self, bytes_max: usize) -> Option<&Arc<Held>> {
+        if matches!(&self.0, Bytes::Mapped(held, _) if held.lasts && held.length <= bytes_max) {
+            self.0 = match std::mem::replace(&mut self.0, Bytes::Owned(Vec::new(), 0)) {
+                Bytes::Mapped(held, part) => Bytes::Kept(Arc::new(held), part),
+                other => other,
+            };
+        }
+        if let Bytes::Kept(held, _) = &self.0 { Some(held) } else { None }
     }
 
     /// Only a part of its bytes, cut where the object ends.
-    pub(crate) fn part(mut self, range: std::ops::Range<usize>) -> Self {
-        match &mut self.bytes {
-            Bytes::Mapped { offset, length, .. } => {
-                let start = range.start.min(*length);
-                *length = range.end.clamp(start, *length) - start;
-                *offset += start;
+    pub(crate) fn part(mut self, range: Range<usize>) -> Self {
+        match &mut self.0 {
+            Bytes::Mapped(_, part) | Bytes::Kept(_, part) => {
+                let start = range.start.min(part.len());
+                let end = range.end.clamp(start, part.len());
+                *part = part.start + start..part.start + end;
             }
-            Bytes::Owned(bytes) => {
+            Bytes::Owned(bytes, _) => {
                 bytes.truncate(range.end);
                 bytes.drain(..range.start.min(bytes.len()));
             }
@@ -54,41 +124,60 @@ impl View {
         self
     }
 
+    fn held(&self) -> Option<&Held> {
+        match &self.0 {
+            Bytes::Mapped(held, _) => Some(held),
+            Bytes::Kept(held, _) => Some(held),
+            Bytes::Owned(..) => None,
+        }
+    }
+
     /// Which version of the object it is; 0 when only its file knows, and of one that is still written.
     #[must_use]
     pub fn version(&self) -> u64 {
-        self.version
+        match &self.0 {
+            Bytes::Mapped(held, _) => held.version,
+            Bytes::Kept(held, _) => held.version,
+            Bytes::Owned(_, version) => *version,
+        }
     }
 
     /// Whether these are the bytes of the cache themselves, not a copy.
     #[must_use]
     pub fn is_mapped(&self) -> bool {
-        matches!(self.bytes, Bytes::Mapped { .. })
+        self.held().is_some()
     }
-}
 
-impl View {
     /// Whether a device may read it where it lies: see [`Cache::register_with`](crate::Cache::register_with).
     #[must_use]
     pub fn is_registered(&self) -> bool {
-        matches!(&self.bytes, Bytes::Mapped { mapping, .. } if mapping.is_registered())
+        self.held().is_some_and(|held| held.mapping.is_registered())
     }
-}
 
-impl View {
     /// Whether dropping it makes a request to the daemon, to give back its reference and those that wait: for who must not
     /// wait where it would be dropped. Another thread may make it so, or not so, meanwhile.
     #[must_use]
     pub fn asks_when_dropped(&self) -> bool {
-        matches!(&self.bytes, Bytes::Mapped { session, length, .. } if session.is_full_with(*length))
+        let goes_back = match &self.0 {
+            Bytes::Mapped(..) => true,
+            // Nobody else has it: it is not kept any more.
+            Bytes::Kept(held, _) => Arc::strong_count(held) == 1,
+            Bytes::Owned(..) => false,
+        };
+        goes_back && self.held().is_some_and(|held| held.session.is_full_with(held.length))
     }
 
     /// Drops it without a request in any case: its reference, and those that wait, go back with the next view that is dropped,
     /// or with [`Cache::flush`](crate::Cache::flush).
-    pub fn drop_later(mut self) {
-        if let Bytes::Mapped { session, reference, length, .. } = &self.bytes {
-            session.keep_back(*reference, *length);
-            self.bytes = Bytes::Owned(Vec::new());
+    pub fn drop_later(self) {
+        match self.0 {
+            Bytes::Mapped(held, _) => held.drop_later(),
+            Bytes::Kept(held, _) => {
+                if let Some(held) = Arc::into_inner(held) {
+                    held.drop_later();
+                }
+            }
+            Bytes::Owned(..) => {}
         }
     }
 }
@@ -97,10 +186,11 @@ impl Deref for View {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match &self.bytes {
+        match &self.0 {
             // The reference goes back when `self` is dropped, after every borrow.
-            Bytes::Mapped { mapping, offset, length, .. } => mapping.referenced(*offset, *length),
-            Bytes::Owned(bytes) => bytes,
+            Bytes::Mapped(held, part) => held.bytes(part),
+            Bytes::Kept(held, part) => held.bytes(part),
+            Bytes::Owned(bytes, _) => bytes,
         }
     }
 }
@@ -114,17 +204,9 @@ impl AsRef<[u8]> for View {
 impl fmt::Debug for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("View")
-            .field("version", &self.version)
+            .field("version", &self.version())
             .field("length", &self.len())
             .field("is_mapped", &self.is_mapped())
             .finish()
-    }
-}
-
-impl Drop for View {
-    fn drop(&mut self) {
-        if let Bytes::Mapped { session, reference, length, .. } = &self.bytes {
-            session.give_back(*reference, *length);
-        }
     }
 }

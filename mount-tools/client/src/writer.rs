@@ -242,7 +242,7 @@ impl fmt::Debug for Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if let Bytes::Mapped { session, reference, .. } = &self.bytes {
-            session.send_ranges(Command::Abort, &[Range { first: *reference, count: 1 }]);
+            session.send_ranges(Command::Abort, Flags::NONE, &[Range { first: *reference, count: 1 }]);
         }
     }
 }

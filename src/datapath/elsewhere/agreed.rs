@@ -307,6 +307,7 @@ impl Datapath {
         let is_other_policy = after != before;
         // It is in force whether or not its record can be written: who is denied something must not see it.
         state.set_policy(slot, after);
+        state.tell_clients(slot);
         if is_other_policy {
             state.regroup(slot);
         }

@@ -258,6 +258,14 @@ impl Datapath {
         segment: SegmentId,
         write: bool,
     ) -> Result<Arc<File>, Error> {
+        let clock = self.tier.names_clock();
+        if segment == clock.segment() {
+            return if write {
+                Err(Error::NotPermitted("writing the names clock"))
+            } else {
+                Ok(clock.file())
+            };
+        }
         let state = self.lock();
         let owner = match self.fast.segments.lock().known.get(&segment).map(|shared| &shared.purpose) {
             None => return Err(Error::NoObject),
@@ -306,8 +314,13 @@ impl Datapath {
     /// Length of a segment that clients may know of; `None` when they may not.
     #[must_use]
     pub fn shared_length(&self, segment: SegmentId) -> Option<ByteCount> {
-        self.fast.segments.lock().known.contains_key(&segment).then_some(())?;
-        let file = self.tier.open_segment(segment).ok()?;
+        let clock = self.tier.names_clock();
+        let file = if segment == clock.segment() {
+            clock.file()
+        } else {
+            self.fast.segments.lock().known.contains_key(&segment).then_some(())?;
+            Arc::new(self.tier.open_segment(segment).ok()?)
+        };
         file.metadata().ok().map(|metadata| ByteCount(metadata.len()))
     }
 }

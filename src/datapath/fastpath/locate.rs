@@ -314,7 +314,11 @@ impl Datapath {
         let (version, length) = (object.version, object.size);
         match &object.place {
             _ if !is_settled => Located::AskByFile,
-            Place::Solo(segment) => Located::Here { segment: *segment, version, length },
+            Place::Solo(segment) => {
+                // No clock is needed to see that a time has come.
+                let lasts = !state.expiry_of.contains_key(&slot);
+                Located::Here { segment: *segment, version, length, lasts }
+            }
             Place::Packed(_) => Located::Packed { version, length },
             Place::Ssd | Place::Remote => Located::Below,
             Place::Scratch(_) => Located::AskByFile,

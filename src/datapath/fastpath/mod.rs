@@ -61,6 +61,8 @@ pub enum Located {
         version: Version,
         /// Its length.
         length: ByteCount,
+        /// Whether it stays until the names clock changes.
+        lasts: bool,
     },
     /// Sealed, and below memory.
     Below,

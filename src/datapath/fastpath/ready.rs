@@ -237,7 +237,7 @@ impl Datapath {
             return Some(Err(Located::TooMany));
         };
         object.references = references;
-        Some(Ok((slot, Located::Here { segment, version: Version::default(), length })))
+        Some(Ok((slot, Located::Here { segment, version: Version::default(), length, lasts: false })))
     }
 }
 

@@ -156,6 +156,25 @@ impl Datapath {
         self.drop_references(&taken);
     }
 
+    /// As [`Datapath::give_back`], of objects that were used since they were looked up.
+    pub fn give_back_used(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) {
+        let mut taken = Vec::new();
+        ranges.for_each(|(first, count)| session.take(first, count, &mut taken));
+        for some in taken.chunks(LOCKED_AT_ONCE) {
+            let mut state = self.lock();
+            for &slot in some {
+                // What lost its name since is in no order.
+                if state
+                    .object(slot)
+                    .is_some_and(|object| object.phase == Phase::Sealed && object.is_resident())
+                {
+                    state.touch(slot);
+                }
+            }
+        }
+        self.drop_references(&taken);
+    }
+
     /// Gives up objects that were begun.
     pub fn abort(&self, session: &Session, ranges: impl Iterator<Item = (u64, u64)>) {
         for (first, count) in ranges {
@@ -220,6 +239,14 @@ impl Datapath {
 }
 
 impl State {
+    /// What stands in `slot` lost its name, or may be looked at by others than before: who holds a reference to it, or to what is
+    /// below it, asks again.
+    pub(in crate::datapath) fn tell_clients(&self, slot: Slot) {
+        if self.is_referenced(slot) || self.tree.directory(slot).is_some() {
+            self.names.changed();
+        }
+    }
+
     /// Whether a session holds a reference to the object in `slot`.
     pub(in crate::datapath) fn is_referenced(&self, slot: Slot) -> bool {
         self.object(slot).is_some_and(|object| object.references > 0)

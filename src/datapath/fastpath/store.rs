@@ -74,7 +74,7 @@ impl Datapath {
                 Ok(begun) => {
                     let (segment, length) = (begun.segment, begun.size);
                     session.holdings.lock().begun.insert(reference, begun);
-                    Located::Here { segment, version: Version::default(), length }
+                    Located::Here { segment, version: Version::default(), length, lasts: false }
                 }
             });
         }

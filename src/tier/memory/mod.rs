@@ -19,6 +19,7 @@
 
 mod attribute;
 mod checksum;
+mod clock;
 mod error;
 mod mount;
 mod name;
@@ -42,6 +43,7 @@ use self::packed::PackedPool;
 use self::space::Space;
 
 pub use self::checksum::{checksum_bytes, checksum_file};
+pub use self::clock::NamesClock;
 pub use self::error::MemoryError;
 pub use self::open::{HugePages, MemoryConfig, MemoryReport};
 pub use self::packed::{PACKED_MAX, PackedExtent, PackedUsage};
@@ -59,6 +61,7 @@ pub struct MemoryTier {
     attribute: Attribute,
     packed: PackedPool,
     next_segment: AtomicU64,
+    clock: Arc<NamesClock>,
     report: MemoryReport,
 }
 
@@ -67,6 +70,12 @@ impl MemoryTier {
     #[must_use]
     pub fn report(&self) -> MemoryReport {
         MemoryReport { shrink_pending: self.space.shrink_pending(), ..self.report.clone() }
+    }
+
+    /// The clock by which clients see that names changed.
+    #[must_use]
+    pub fn names_clock(&self) -> &Arc<NamesClock> {
+        &self.clock
     }
 
     /// Bytes of the tier now, those that writers added by passthrough included.
@@ -317,6 +326,7 @@ impl MemoryTier {
     /// [`MemoryError::Io`].
     pub fn discard(&self) -> Result<(), MemoryError> {
         let path = self.space.path();
+        self.clock.end(&self.space)?;
         if self.report.private_mount {
             mount::unmount(path).map_err(|error| MemoryError::io("unmount", path, error))?;
         } else {

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tidefs_engine::types::{ByteCount, PAGE};
+use tidefs_engine::types::{ByteCount, PAGE, SegmentId};
 use tracing::{info, warn};
 
 use super::attribute::Attribute;
+use super::clock::NamesClock;
 use super::packed::PackedPool;
 use super::space::Space;
 use super::{MemoryError, MemoryTier, mount, probe, recover};
@@ -150,9 +151,12 @@ impl MemoryTier {
             directory = %report.directory.display(), %capacity, private_mount = report.private_mount,
             adopted = report.adopted, page_size = %report.page_size, "memory tier opened"
         );
+        let first_segment = listing.next_segment().max(segment_seed());
+        let clock = Arc::new(NamesClock::start(&space, SegmentId(first_segment))?);
         Ok(Self {
             packed: PackedPool::new(Arc::clone(&space), listing.next_packed()),
-            next_segment: AtomicU64::new(listing.next_segment().max(segment_seed())),
+            next_segment: AtomicU64::new(first_segment.saturating_add(1)),
+            clock,
             space,
             attribute,
             report,

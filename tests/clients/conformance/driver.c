@@ -155,6 +155,10 @@ static void run(char **words, int count) {
     } else if (strcmp(name, "prefix") == 0) {
         size_t present;
         if (!settled(tidefs_prefix(cache, keys, keys_count, &present), NULL)) say("%zu", present);
+    } else if (strcmp(name, "keep") == 0) {
+        int kept = tidefs_keep(cache, strtoul(words[1], NULL, 10));
+        if (kept == TIDEFS_MISS) say("no");
+        else settled(kept, "yes");
     } else if (strcmp(name, "prefetch") == 0) {
         settled(tidefs_prefetch(cache, keys, keys_count), "ok");
     } else if (strcmp(name, "range") == 0) {

@@ -62,6 +62,9 @@ class Driver:
     def do_prefix(self, *keys):
         return str(self.cache.prefix(list(keys)))
 
+    def do_keep(self, count):
+        return "yes" if self.cache.keep(int(count)) else "no"
+
     def do_prefetch(self, *keys):
         self.cache.prefetch(keys)
 

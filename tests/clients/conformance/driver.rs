@@ -67,6 +67,7 @@ impl Driver {
                 }))
             }
             "prefix" => cache.prefix(words).map(|present| present.to_string()),
+            "keep" => cache.keep(number(0)).map(|keeps| if keeps { "yes" } else { "no" }.to_owned()),
             "prefetch" => cache.prefetch(words).map(ok),
             "wait" => {
                 let limit = Duration::from_millis(number(1) as u64);

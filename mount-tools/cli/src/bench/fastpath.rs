@@ -33,6 +33,8 @@ use super::statistics::{Spread, paired_ratios};
 const HOT: usize = 128 << 20;
 /// Capacity of the cache that is read.
 const ROOMY: ByteCount = ByteCount::gib(2);
+/// Bytes of objects whose references a program keeps: all that it looks up.
+const KEPT: usize = 512 << 20;
 /// Capacity of the cache that is written.
 const FULL: ByteCount = ByteCount::mib(512);
 /// Objects that are looked for.
@@ -129,6 +131,8 @@ pub(super) fn run(args: &FastpathArgs) -> Result<bool, Error> {
         rows,
         notes: vec![
             "the first sample of each case is not counted: segments are mapped in it".to_owned(),
+            "kept: by a program that keeps references to what it looked up last, and looks it up again"
+                .to_owned(),
             "references that are given back are part of what is measured".to_owned(),
             format!("{reused:.0} of {begun:.0} objects written got the segment of another one"),
         ],
@@ -151,6 +155,16 @@ fn open(mount: &Path, name: &str) -> Result<(PathBuf, Cache), Error> {
         Ok((directory, cache))
     } else {
         Err(Error::Invalid("the mount has no fast path".to_owned()))
+    }
+}
+
+/// The same cache for a program that looks the same keys up again and again.
+fn keeping(directory: &Path) -> Result<Cache, Error> {
+    let cache = Cache::open(directory).map_err(client)?;
+    if cache.keep(KEPT).map_err(client)? {
+        Ok(cache)
+    } else {
+        Err(Error::Invalid("the mount has no names clock".to_owned()))
     }
 }
 
@@ -208,7 +222,8 @@ fn reads(
         .zip(0_u64..)
         .filter_map(|(key, index)| Some((key.as_bytes().try_into().ok()?, index * size as u64)));
     let mut rpc = Rpc::start(places.collect())?;
-    let [mut memcpy, mut fast, mut by_tmpfs, mut by_mount, mut by_rpc] = [const { Vec::new() }; 5];
+    let keeps = keeping(&directory)?;
+    let [mut memcpy, mut fast, mut kept, mut by_tmpfs, mut by_mount, mut by_rpc] = [const { Vec::new() }; 6];
     for round in 0..=rounds {
         let samples = [
             Sample::of(HOT, || {
@@ -216,6 +231,7 @@ fn reads(
                 Ok(())
             })?,
             Sample::of(HOT, || read_fast(&cache, &keys, batch, size, &mut target_buffer))?,
+            Sample::of(HOT, || read_fast(&keeps, &keys, batch, size, &mut target_buffer))?,
             Sample::of(HOT, || read_files(tmpfs, &keys, size, &mut target_buffer))?,
             Sample::of(HOT, || read_files(&directory, &keys, size, &mut target_buffer))?,
             Sample::of(HOT, || {
@@ -226,11 +242,12 @@ fn reads(
             })?,
         ];
         if round > 0 {
-            let lanes = [&mut memcpy, &mut fast, &mut by_tmpfs, &mut by_mount, &mut by_rpc];
+            let lanes = [&mut memcpy, &mut fast, &mut kept, &mut by_tmpfs, &mut by_mount, &mut by_rpc];
             lanes.into_iter().zip(samples).for_each(|(lane, sample)| lane.push(sample));
         }
     }
     cache.flush();
+    keeps.flush();
     for key in &keys {
         for path in [directory.join(key), tmpfs.join(key)] {
             fs::remove_file(&path).map_err(Error::file("remove", &path))?;
@@ -238,8 +255,10 @@ fn reads(
     }
     let unit = Unit::GigabytesPerSecond;
     let target = target.map(Target::RatioAtLeast);
-    let mut rows =
-        vec![row(format!("lookup+memcpy, batch {batch}"), size, unit, &fast, Some(&memcpy), target)];
+    let mut rows = vec![
+        row(format!("lookup+memcpy, batch {batch}"), size, unit, &fast, Some(&memcpy), target),
+        row(format!("the same, kept, batch {batch}"), size, unit, &kept, Some(&memcpy), target),
+    ];
     if batch == 1 {
         rows.push(row("tmpfs open+read+close".to_owned(), size, unit, &by_tmpfs, Some(&memcpy), None));
         rows.push(row("mount open+read+close".to_owned(), size, unit, &by_mount, Some(&memcpy), None));
@@ -274,7 +293,8 @@ fn read_files(directory: &Path, keys: &[String], size: usize, target: &mut Rotat
 }
 
 fn lookups(daemon: &Daemon, rounds: usize) -> Result<Vec<Row>, Error> {
-    let (_, cache) = open(daemon.mount(), "lookups")?;
+    let (directory, cache) = open(daemon.mount(), "lookups")?;
+    let keeps = keeping(&directory)?;
     let keys: Vec<String> = (0..KEYS).map(|index| format!("{index:016x}")).collect();
     let mut source = Rotating::new(ByteCount(KEY_BYTES as u64))?;
     for some in keys.chunks(64) {
@@ -285,28 +305,32 @@ fn lookups(daemon: &Daemon, rounds: usize) -> Result<Vec<Row>, Error> {
     }
     let mut rows = Vec::new();
     for (batch, least) in LOOKUPS {
-        let [mut found, mut counted] = [const { Vec::new() }; 2];
+        let [mut found, mut kept, mut counted] = [const { Vec::new() }; 3];
+        let look_up = |cache: &Cache| {
+            for some in keys.chunks(batch) {
+                let views = cache.lookup_many(some).map_err(client)?;
+                black_box(views.iter().flatten().count());
+            }
+            Ok(())
+        };
         for round in 0..=rounds {
             let samples = [
-                Sample::of(KEYS, || {
-                    for some in keys.chunks(batch) {
-                        let views = cache.lookup_many(some).map_err(client)?;
-                        black_box(views.iter().flatten().count());
-                    }
-                    Ok(())
-                })?,
+                Sample::of(KEYS, || look_up(&cache))?,
+                Sample::of(KEYS, || look_up(&keeps))?,
                 Sample::of(KEYS, || {
                     keys.chunks(batch).try_for_each(|some| cache.prefix(some).map(|_| ()).map_err(client))
                 })?,
             ];
             if round > 0 {
                 found.push(samples[0]);
-                counted.push(samples[1]);
+                kept.push(samples[1]);
+                counted.push(samples[2]);
             }
         }
         let unit = Unit::KeysPerSecond;
         let target = Some(Target::AtLeast(least));
         rows.push(row(format!("lookup of views, batch {batch}"), KEY_BYTES, unit, &found, None, target));
+        rows.push(row(format!("the same, kept, batch {batch}"), KEY_BYTES, unit, &kept, None, target));
         rows.push(row(format!("prefix, batch {batch}"), KEY_BYTES, unit, &counted, None, None));
     }
     Ok(rows)

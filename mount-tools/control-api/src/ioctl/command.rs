@@ -76,8 +76,8 @@ impl Command {
     pub fn flags_known(self) -> Flags {
         match self {
             Self::Lookup => Flags(Flags::IN_AREA.0 | Flags::PROBE.0),
+            Self::Release => Flags(Flags::IN_AREA.0 | Flags::USED.0),
             Self::Prefix
-            | Self::Release
             | Self::Create
             | Self::Seal
             | Self::Abort
@@ -122,6 +122,9 @@ pub const FLAG_IN_AREA: u16 = 1;
 /// Flag of LOOKUP: only says what is there: takes no reference and counts no use.
 pub const FLAG_PROBE: u16 = 2;
 
+/// Flag of RELEASE: the objects were used since they were looked up.
+pub const FLAG_USED: u16 = 4;
+
 /// Flag of a reply: segments are gone that this client may have mapped; RETIRED tells which.
 pub const FLAG_RETIRED: u16 = 1 << 15;
 
@@ -136,6 +139,8 @@ impl Flags {
     pub const IN_AREA: Self = Self(FLAG_IN_AREA);
     /// [`FLAG_PROBE`].
     pub const PROBE: Self = Self(FLAG_PROBE);
+    /// [`FLAG_USED`].
+    pub const USED: Self = Self(FLAG_USED);
     /// [`FLAG_RETIRED`].
     pub const RETIRED: Self = Self(FLAG_RETIRED);
 

@@ -42,9 +42,12 @@ pub struct Entry {
     pub offset: U32,
     /// [`Status`].
     pub status: U16,
-    /// 0.
-    pub reserved: U16,
+    /// Of LOOKUP: [`ENTRY_LASTS`], or 0.
+    pub marks: U16,
 }
+
+/// Mark of an entry that was found: for as long as the names clock does not change, it is what its name stands for.
+pub const ENTRY_LASTS: u16 = 1;
 
 /// Unit of [`Entry::offset`].
 const OFFSET_UNIT: u64 = 64;
@@ -119,8 +122,8 @@ pub struct VersionReply {
     pub creates_max: U32,
     /// Bytes of objects whose references a client may keep back to return them together: they cannot be evicted.
     pub kept_back_max: U64,
-    /// 0.
-    pub reserved: U64,
+    /// The segment with the names clock; 0 when there is none.
+    pub clock: U64,
 }
 
 /// Where the records and the results of a batch lie, when they are in an area.
@@ -165,7 +168,8 @@ const _: () = {
     assert!(size_of::<VersionReply>() == 48 && offset_of!(VersionReply, features) == 4);
     assert!(offset_of!(VersionReply, packed_max) == 8 && offset_of!(VersionReply, area_max) == 16);
     assert!(offset_of!(VersionReply, references_max) == 24 && offset_of!(VersionReply, creates_max) == 28);
-    assert!(offset_of!(VersionReply, kept_back_max) == 32);
+    assert!(offset_of!(VersionReply, kept_back_max) == 32 && offset_of!(VersionReply, clock) == 40);
+    assert!(offset_of!(Entry, marks) == 30);
     assert!(size_of::<AreaCall>() == 40 && offset_of!(AreaCall, reply_offset) == 24);
     assert!(size_of::<AreaGrant>() == 16 && offset_of!(AreaGrant, length) == 8);
 };

@@ -24,16 +24,16 @@ mod parse;
 mod records;
 mod status;
 
-pub use self::command::{Command, FLAG_IN_AREA, FLAG_PROBE, FLAG_RETIRED, Flags, request_number};
+pub use self::command::{Command, FLAG_IN_AREA, FLAG_PROBE, FLAG_RETIRED, FLAG_USED, Flags, request_number};
 pub use self::encode::{Encoder, results, results_bytes};
 pub use self::layout::{
-    AREA_CALL_BYTES, AreaCall, AreaGrant, Entry, HEADER_BYTES, Header, Outcome, VersionReply,
+    AREA_CALL_BYTES, AreaCall, AreaGrant, ENTRY_LASTS, Entry, HEADER_BYTES, Header, Outcome, VersionReply,
 };
 pub use self::parse::{Body, Refusal, Request};
 pub use self::records::{
     Create, Follow, Get, Name, PIN_HARD, PIN_NONE, PIN_SOFT, Pin, Put, Range, Ready, Record, Records, Seal,
 };
-pub use self::status::{FEATURE_CREATE, FEATURE_FOLLOW, FEATURE_MAPPING, Features, Status};
+pub use self::status::{FEATURE_CLOCK, FEATURE_CREATE, FEATURE_FOLLOW, FEATURE_MAPPING, Features, Status};
 
 /// The version of these structures.
 pub const ABI_VERSION: u16 = 1;
@@ -49,6 +49,19 @@ pub const AREA_BATCH_MAX: usize = 1 << 16;
 
 /// Most bytes that one request or one reply in an area may have.
 pub const AREA_REQUEST_MAX: usize = 16 << 20;
+
+/// Bytes of the segment with the names clock.
+pub const CLOCK_BYTES: usize = 4096;
+
+/// Where the names clock counts, a little-endian U64: it changes before anybody who takes away, replaces or forbids something
+/// that a session holds a reference to, by the name under which it was found, is told that it is done.
+pub const CLOCK_CHANGES: usize = 0;
+
+/// Where the names clock beats, a little-endian U64: it changes at least once in [`CLOCK_BEAT_MS`] while the daemon lives.
+pub const CLOCK_BEAT: usize = 8;
+
+/// Milliseconds after which a names clock that has not beaten says nothing any more.
+pub const CLOCK_BEAT_MS: u64 = 1000;
 
 /// Name of the control file below `.tidefs`.
 pub const CONTROL_FILE: &str = "control";

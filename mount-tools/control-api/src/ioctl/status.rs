@@ -66,6 +66,9 @@ pub const FEATURE_CREATE: u32 = 2;
 /// Feature of a daemon: it has READY, FOLLOW and PIN.
 pub const FEATURE_FOLLOW: u32 = 4;
 
+/// Feature of a daemon: its names clock tells whether what was found under a name still stands there.
+pub const FEATURE_CLOCK: u32 = 8;
+
 /// What a daemon offers beyond the commands that only look: a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
@@ -77,6 +80,8 @@ impl Features {
     pub const CREATE: Self = Self(FEATURE_CREATE);
     /// [`FEATURE_FOLLOW`].
     pub const FOLLOW: Self = Self(FEATURE_FOLLOW);
+    /// [`FEATURE_CLOCK`].
+    pub const CLOCK: Self = Self(FEATURE_CLOCK);
 
     /// Whether all of `features` are offered.
     #[must_use]

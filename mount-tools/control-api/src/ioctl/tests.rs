@@ -68,12 +68,12 @@ fn version_1_of_the_results_has_its_golden_bytes() {
         length: 3.into(),
         offset: 4.into(),
         status: (Status::CopyOnly as u16).into(),
-        reserved: 0.into(),
+        marks: ENTRY_LASTS.into(),
     };
     let bytes = results_bytes(Flags::RETIRED, 7, &[entry]);
     assert_eq!(bytes[..16], [1, 0, 0, 0x80, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(bytes[16..32], [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(bytes[32..48], [3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 3, 0, 0, 0]);
+    assert_eq!(bytes[32..48], [3, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 3, 0, 1, 0]);
     assert_eq!(entry.offset_bytes(), 256);
     let (header, entries) = results::<Entry>(&bytes).unwrap();
     assert_eq!((header.scope.get(), entries), (7, &[entry][..]));

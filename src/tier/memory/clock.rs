@@ -1,0 +1,107 @@
+//! The names clock: a page that clients of the fast path map, to see whether what they found under names still stands there.
+//!
+//! A client that keeps a reference and sees the same count as when it looked the name up need not ask again. The count
+//! changes before anybody who takes away, replaces or forbids something that is referenced is told that it is done.
+//!
+//! Invariants
+//! - A clock belongs to one life of the daemon. The next one finds its file, changes it for good, and makes a new one: it
+//!   knows nothing of the references of the old one's clients.
+//! - A clock that does not beat says nothing: its daemon is gone, or stands still.
+//!
+//! The file is no segment: its name is none that a restart recovers.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidefs_control_api::ioctl::{CLOCK_BEAT, CLOCK_BYTES, CLOCK_CHANGES};
+use tidefs_engine::memory::Mapping;
+use tidefs_engine::types::{ByteCount, FileOffset, SegmentId};
+
+use super::error::MemoryError;
+use super::space::Space;
+
+/// Name of its file.
+const NAME: &str = "clock";
+
+/// See the module page.
+#[derive(Debug)]
+pub struct NamesClock {
+    /// The number under which clients map it.
+    segment: SegmentId,
+    file: Arc<File>,
+    mapping: Mapping,
+}
+
+impl NamesClock {
+    /// Makes the clock of this life, after it has ended that of the last one.
+    pub(super) fn start(space: &Space, segment: SegmentId) -> Result<Self, MemoryError> {
+        match space.open(NAME) {
+            Ok(file) => {
+                let old =
+                    Self::of(segment, file).map_err(|error| MemoryError::io("map", space.path(), error))?;
+                old.changed();
+                space.unlink(NAME)?;
+            }
+            Err(MemoryError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let file = space.create(NAME)?;
+        // Its page stands from the start: a full tmpfs must not make an access fail.
+        space.reserve(&file, FileOffset(0), ByteCount(CLOCK_BYTES as u64))?;
+        Self::of(segment, file).map_err(|error| MemoryError::io("map", space.path(), error))
+    }
+
+    fn of(segment: SegmentId, file: File) -> io::Result<Self> {
+        let length = ByteCount(CLOCK_BYTES as u64);
+        file.set_len(length.get())?;
+        Ok(Self { segment, mapping: Mapping::new(&file, length)?, file: Arc::new(file) })
+    }
+
+    /// Ends it for its clients, and takes its name.
+    pub(super) fn end(&self, space: &Space) -> Result<(), MemoryError> {
+        self.changed();
+        space.unlink(NAME)
+    }
+
+    /// The number under which clients map it.
+    #[must_use]
+    pub fn segment(&self) -> SegmentId {
+        self.segment
+    }
+
+    /// Its file.
+    #[must_use]
+    pub fn file(&self) -> Arc<File> {
+        Arc::clone(&self.file)
+    }
+
+    /// Something that is referenced is not what its name stands for any more, or may not be looked at.
+    pub fn changed(&self) {
+        self.add(CLOCK_CHANGES);
+    }
+
+    /// How often something changed.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.mapping.counter(CLOCK_CHANGES).map_or(0, |changes| u64::from_le(changes.load(Ordering::Acquire)))
+    }
+
+    /// The daemon lives.
+    pub fn beat(&self) {
+        self.add(CLOCK_BEAT);
+    }
+
+    fn add(&self, offset: usize) {
+        let next = |number: u64| Some(u64::from_le(number).wrapping_add(1).to_le());
+        if let Some(counter) = self.mapping.counter(offset) {
+            add_one(counter, next);
+        }
+    }
+}
+
+fn add_one(counter: &AtomicU64, next: impl FnMut(u64) -> Option<u64>) {
+    // `next` always gives a number.
+    let _ = counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+}

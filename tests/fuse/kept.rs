@@ -1,0 +1,222 @@
+//! References that the client library keeps: what they answer without the daemon is what the daemon would have answered.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tidefs_client::{Cache, View};
+
+use crate::common::sys::set_xattr;
+use crate::common::{Mode, Mount, kernel, pattern, wait};
+use crate::fastpath::open;
+use crate::fixture::{MIB, kv, kv_with, offset, publish};
+
+const LENGTH: usize = 64 * 1024;
+const MODE: Mode = Mode::Passthrough;
+
+/// A cache that keeps what it looked up. `None` where there is no fast path.
+fn keeping(mount: &Mount, kv: &Path) -> Option<Cache> {
+    let cache = open(mount, kv, MODE);
+    let keeps = cache.keep(64 * MIB).expect("the clock is mapped");
+    assert_eq!(keeps, cache.is_fast(), "references are kept wherever there are some");
+    keeps.then_some(cache)
+}
+
+/// What a look-up shows of a key. Two are the same as far as both know the version: what is just being closed is read by its
+/// file, which does not tell.
+#[derive(Debug)]
+struct Shown {
+    version: u64,
+    length: usize,
+    seed: u64,
+}
+
+impl PartialEq for Shown {
+    fn eq(&self, other: &Self) -> bool {
+        let is_same_version = self.version == other.version || self.version == 0 || other.version == 0;
+        is_same_version && (self.length, self.seed) == (other.length, other.seed)
+    }
+}
+
+fn shown(cache: &Cache, keys: &[String]) -> Vec<Option<Shown>> {
+    let views = cache.lookup_many(keys).expect("a look-up");
+    let facts = |view: View| {
+        let seed = pattern::verify_object(&view).expect("the bytes of one object");
+        Shown { version: view.version(), length: view.len(), seed }
+    };
+    views.into_iter().map(|view| view.map(facts)).collect()
+}
+
+#[test]
+fn a_key_that_is_looked_up_again_is_answered_without_the_daemon() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(MODE);
+    let Some(cache) = keeping(&mount, &kv) else { return };
+    let keys: Vec<String> = (0..100).map(|index| format!("b{index}")).collect();
+    for (index, key) in keys.iter().enumerate() {
+        cache.put(key, &pattern::object(offset(index), LENGTH)).expect("put");
+    }
+    let first = shown(&cache, &keys);
+    assert_eq!(cache.statistics().kept_views, 0);
+    mount.signal(Signal::SIGSTOP);
+    let (again, run) = (cache.lookup_many(&keys), cache.prefix(&keys));
+    let held: Vec<View> = again.expect("a look-up").into_iter().flatten().collect();
+    mount.signal(Signal::SIGCONT);
+    assert_eq!((cache.statistics().kept_views, run.expect("a prefix")), (100, 100), "the daemon stood still");
+    for (view, first) in held.iter().zip(&first) {
+        let is_same = |first: &Shown| (first.version, first.length) == (view.version(), view.len());
+        assert!(first.as_ref().is_some_and(is_same));
+    }
+}
+
+#[test]
+fn what_is_kept_shows_every_change_as_soon_as_it_is_made() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(MODE);
+    let Some(cache) = keeping(&mount, &kv) else { return };
+    let asks = open(&mount, &kv, MODE);
+    let keys: Vec<String> = (0..24).map(|index| format!("d{}/b{index}", index % 3)).collect();
+    let path = |index: usize| kv.join(&keys[index]);
+    (0..3).for_each(|directory| fs::create_dir(kv.join(format!("d{directory}"))).expect("mkdir"));
+    let mut kept_before = 0;
+    let mut changes_seen = 0;
+    // The sequence is the same each time.
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    for step in 0..600_usize {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (index, other) = ((random >> 33) as usize % 24, (random >> 45) as usize % 24);
+        let bytes = pattern::object(offset(step), LENGTH + index);
+        match (random >> 57) % 10 {
+            0 => drop(fs::remove_file(path(index))),
+            1 => drop(fs::rename(path(index), path(other))),
+            2 => publish(&path(index), &bytes),
+            3 => asks.put(&keys[index], &bytes).expect("put"),
+            4 => fs::write(path(index), &bytes).expect("write in place"),
+            5 => {
+                let (from, to) = (kv.join("d0"), kv.join("elsewhere"));
+                fs::rename(&from, &to).expect("rename of a directory");
+                assert_eq!(shown(&cache, &keys), shown(&asks, &keys), "step {step}: while it is elsewhere");
+                fs::rename(&to, &from).expect("rename of a directory");
+            }
+            6 => drop(set_xattr(&path(index), "user.tidefs.ttl", b"1h")),
+            7 => {
+                let mut file = fs::File::options().write(true).open(path(index));
+                assert_eq!(shown(&cache, &keys), shown(&asks, &keys), "step {step}: while it is open");
+                if let Ok(file) = &mut file {
+                    file.set_len(offset(bytes.len())).expect("ftruncate");
+                    std::io::Write::write_all(file, &bytes).expect("write over it");
+                }
+            }
+            8 => drop(fs::set_permissions(path(index), Permissions::from_mode(0o600))),
+            _ => cache.put(&keys[index], &bytes).expect("put"),
+        }
+        let (by_kept, by_asking) = (shown(&cache, &keys), shown(&asks, &keys));
+        assert_eq!(by_kept, by_asking, "step {step}");
+        let kept = cache.statistics().kept_views;
+        changes_seen += usize::from(kept == kept_before);
+        // And once more, from what is kept.
+        assert_eq!(shown(&cache, &keys), by_asking, "step {step}, again");
+        kept_before = cache.statistics().kept_views;
+    }
+    assert!(
+        cache.statistics().kept_views > 2000,
+        "{:?}: too little was kept to say anything",
+        cache.statistics()
+    );
+    assert!(changes_seen > 100, "{changes_seen} of 600 steps changed what was kept");
+}
+
+#[test]
+fn a_time_that_has_come_is_seen_without_a_change_of_the_clock() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(MODE);
+    let Some(cache) = keeping(&mount, &kv) else { return };
+    set_xattr(&kv, "user.tidefs.ttl", b"2s").expect("a time to live");
+    cache.put("short", &pattern::object(1, LENGTH)).expect("put");
+    assert!(cache.get("short").expect("get").is_some() && cache.get("short").expect("get").is_some());
+    assert_eq!(cache.statistics().kept_views, 0, "what has an end is not kept");
+    let is_gone = || cache.get("short").expect("get").is_none();
+    assert!(wait::until(Duration::from_secs(10), is_gone), "it stays beyond its time");
+}
+
+#[test]
+fn rights_that_are_taken_away_are_seen_at_once() {
+    if !kernel::has_fast_path() || !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let (mount, kv) = kv(MODE);
+    let Some(cache) = keeping(&mount, &kv) else { return };
+    let clock = |cache: &Cache| {
+        let kept = cache.statistics().kept_views;
+        drop(cache.get("key").expect("get"));
+        cache.statistics().kept_views > kept
+    };
+    cache.put("key", &pattern::object(1, LENGTH)).expect("put");
+    assert!(!clock(&cache) && clock(&cache), "the second look-up is answered from here");
+    for (path, mode) in [(kv.clone(), 0o700), (kv.join("key"), 0o600)] {
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
+        assert!(!clock(&cache), "somebody may be looking at it who may not any more");
+        assert!(clock(&cache));
+    }
+    std::os::unix::fs::chown(kv.join("key"), Some(1), None).expect("chown");
+    assert!(!clock(&cache));
+}
+
+#[test]
+fn what_is_kept_and_not_looked_up_goes_back_and_can_be_evicted() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv_with(MODE, &["capacity=64MiB"]);
+    let Some(cache) = keeping(&mount, &kv) else { return };
+    let keys: Vec<String> = (0..24).map(|index| format!("b{index}")).collect();
+    for (index, key) in keys.iter().enumerate() {
+        cache.put(key, &pattern::object(offset(index), MIB)).expect("put");
+    }
+    assert!(cache.lookup_many(&keys).expect("a look-up").iter().all(Option::is_some));
+    cache.keep(8 * MIB).expect("a lower limit");
+    let fill = |names: &str| {
+        for index in 0..80 {
+            publish(&kv.join(format!("{names}{index}")), &pattern::object(7, MIB));
+        }
+        keys.iter().filter(|key| kv.join(key).exists()).count()
+    };
+    let stayed = fill("one");
+    assert!((8..16).contains(&stayed), "{stayed} of 24 stayed: those that are kept, and no others");
+    let started = Instant::now();
+    while fill("more") > 0 {
+        assert!(started.elapsed() < Duration::from_secs(60), "they are kept for ever, unused");
+        thread::sleep(Duration::from_millis(500));
+    }
+}
+
+#[test]
+fn nothing_is_answered_from_what_an_earlier_daemon_gave() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mut mount, kv) = kv(MODE);
+    let Some(cache) = keeping(&mount, &kv) else { return };
+    for key in ["stays", "goes"] {
+        publish(&kv.join(key), &pattern::object(1, LENGTH));
+    }
+    let both = ["stays".to_owned(), "goes".to_owned()];
+    shown(&cache, &both);
+    mount.kill9();
+    mount.restart();
+    fs::remove_file(kv.join("goes")).expect("unlink");
+    let found = cache.lookup_many(&both).expect("a look-up");
+    assert!(found[0].is_some() && found[1].is_none(), "by file, as without the fast path");
+    let again = keeping(&mount, &kv).expect("a new session has a fast path");
+    assert!(again.get("stays").expect("get").is_some() && again.get("stays").expect("get").is_some());
+    assert_eq!(again.statistics().kept_views, 1);
+}
