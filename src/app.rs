@@ -376,6 +376,7 @@ impl Daemon {
         while !stop.is_set() && !self.session.is_over() {
             self.datapath.tier().names_clock().beat();
             self.datapath.expire();
+            self.datapath.count_growth();
             self.datapath.sweep();
             self.datapath.bound_kernel_inodes();
             thread::sleep(HOUSEKEEPING_INTERVAL);

@@ -143,6 +143,7 @@ impl Datapath {
         open.reserved = backing.reserved;
         let slot = state.tree.make(attributes, Body::File(object));
         state.take_name(slot, parent, name.clone())?;
+        state.recharge(slot);
         state.tree.reference(slot);
         state.tree.node_mut(parent).attributes.written_at(attributes.mtime_ns);
         state.writing.insert(slot);
@@ -307,6 +308,7 @@ impl Datapath {
             old.open_mut().next_version = Some(version);
         }
         state.tell_clients(slot);
+        state.recharge(version);
         self.telemetry.copy_ups.increment();
         Ok(true)
     }

@@ -6,7 +6,7 @@
 
 use tidefs_engine::types::{ByteCount, KeyHash};
 
-use super::{Marks, State};
+use super::{Marks, Phase, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::{Departure, Eviction, EvictionParameters, ObjectSlot, policy_by_name};
 
@@ -218,6 +218,11 @@ impl State {
         let until =
             self.object(slot).and_then(|object| object.open.as_ref()).map(|open| open.abandoned_at_ms);
         until.is_some_and(|until| self.parked.contains(&(until, slot)))
+    }
+
+    /// Whether the object is a closed temporary file that no rename came for in time.
+    pub(super) fn is_abandoned(&self, slot: Slot) -> bool {
+        self.object(slot).is_some_and(|object| object.phase == Phase::Parked) && !self.awaits_rename(slot)
     }
 
     /// Counts a use of an object.

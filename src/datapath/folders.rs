@@ -20,6 +20,8 @@ pub(super) struct Folder {
     pub(super) domain: DomainId,
     /// Bytes of sealed objects below it, at any depth, in whole pages.
     pub(super) bytes: ByteCount,
+    /// Bytes of unfinished files below it, at any depth, in whole pages.
+    pub(super) unsealed: ByteCount,
     /// Sealed objects below it, at any depth.
     pub(super) objects: ObjectCount,
     /// How large the next object written here is expected to be.
@@ -79,6 +81,7 @@ impl Folders {
             policy,
             domain,
             bytes: ByteCount::ZERO,
+            unsealed: ByteCount::ZERO,
             objects: ObjectCount(0),
             guess: SizeGuess::default(),
             hits: 0,
@@ -108,6 +111,20 @@ impl Folders {
     pub(super) fn learn_size(&mut self, directory: Slot, size: ByteCount) {
         if let Some(folder) = self.by_slot.get_mut(&directory) {
             folder.guess.learn(size);
+        }
+    }
+
+    /// Changes what `directory` and everything above count of unfinished files.
+    pub(super) fn account_unsealed(
+        &mut self,
+        tree: &Tree<Object>,
+        directory: Slot,
+        change: impl Fn(ByteCount) -> ByteCount,
+    ) {
+        for ancestor in tree.ancestors(directory) {
+            if let Some(folder) = self.by_slot.get_mut(&ancestor) {
+                folder.unsealed = change(folder.unsealed);
+            }
         }
     }
 
@@ -224,7 +241,8 @@ impl State {
         growing.find_map(|ancestor| {
             let folder = self.folders.get(ancestor)?;
             let quota = folder.policy.quota?;
-            (folder.bytes.saturating_add(more) > quota).then_some((ancestor, quota))
+            let used = folder.bytes.saturating_add(folder.unsealed);
+            (used.saturating_add(more) > quota).then_some((ancestor, quota))
         })
     }
 

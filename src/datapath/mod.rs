@@ -56,6 +56,7 @@ mod slot_file;
 mod ssd;
 mod stat;
 mod storing;
+mod unsealed;
 mod verify;
 mod write;
 mod xattrs;
@@ -229,6 +230,8 @@ pub struct State {
     next_version: Version,
     next_directory: DirectoryId,
     next_handle: u64,
+    /// What each unfinished file is counted with in the quotas above it.
+    charges: HashMap<Slot, unsealed::Charge>,
     sealed_bytes: ByteCount,
     sealed_objects: u64,
     /// Keys the hash of who may read what.
@@ -321,6 +324,7 @@ impl Datapath {
             next_version: Version(1),
             next_directory: DirectoryId(DirectoryId::ROOT.0 + 1),
             next_handle: 1,
+            charges: HashMap::new(),
             sealed_bytes: ByteCount::ZERO,
             sealed_objects: 0,
             class_seed: std::hash::RandomState::new().build_hasher().finish(),

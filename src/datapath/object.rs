@@ -170,6 +170,8 @@ pub struct OpenState {
     pub reserved: ByteCount,
     /// As far as pages were reserved when a hole was made before them, which ended what `reserved` knows.
     pub reserved_behind_hole: ByteCount,
+    /// Length that the quotas above count at least: as it was last seen, or is about to be.
+    pub claimed: ByteCount,
     /// Length that ftruncate(2), fallocate(2) or the version before gave it, with all its pages.
     pub sized: ByteCount,
     /// How often there had been no page left when the first of its passthrough handles was opened.

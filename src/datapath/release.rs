@@ -28,11 +28,11 @@ impl Datapath {
     /// # Errors
     /// [`Error::BadHandle`]; [`Error::OverQuota`] and [`Error::NothingEvictable`] when it finds no room as an object.
     pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
-        let (slot, process, may_be_last) = {
+        let (slot, process, path, may_be_last) = {
             let mut state = self.lock();
             let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
-            let (slot, process, options, was_flushed) =
-                (known.slot, known.process, known.options, known.was_flushed);
+            let (slot, process, path, options, was_flushed) =
+                (known.slot, known.process, known.path, known.options, known.was_flushed);
             if !was_flushed && state.process(caller, self.clock.monotonic()) != process {
                 // A child lets go of what it inherited, and may be killed at that: it says nothing of who opened the file
                 // and has it open. After the opener's close it is a writer like any other.
@@ -44,12 +44,15 @@ impl Datapath {
             if !is_written || !options.write {
                 return Ok(());
             }
-            (slot, process, may_be_last)
+            (slot, process, path, may_be_last)
         };
         let fate = writer_fate(caller.thread);
         // Its closer is told that it finds no room; what follows holds all the same.
-        let kept =
-            if may_be_last && fate == WriterFate::Sound { self.keep_provisionally(handle) } else { Ok(()) };
+        let is_sound_end = may_be_last && fate == WriterFate::Sound;
+        let mut kept = if is_sound_end { self.keep_provisionally(handle) } else { Ok(()) };
+        if is_sound_end && kept.is_ok() && path == IoPath::Passthrough {
+            kept = self.fit_what_the_kernel_wrote(slot);
+        }
         let now_ms = self.now_ms();
         let mut state = self.lock();
         let Some(object) = state.object_mut(slot) else { return kept };
@@ -218,6 +221,7 @@ impl Datapath {
                 Phase::Parked | Phase::Gone => {}
             }
         }
+        state.recharge(slot);
         self.settle_closed(state, slot, afterwards);
     }
 
@@ -267,6 +271,8 @@ impl Datapath {
             return;
         }
         if object.phase == Phase::Gone {
+            state.discharge(slot);
+            let Some(object) = state.object(slot) else { return };
             let late = object.place.clone();
             let ino = state.tree.ino(slot);
             if let Some(kernel) = self.kernel.get() {
@@ -368,8 +374,11 @@ impl State {
         self.writing.remove(&slot);
         if self.object(slot).is_some_and(|object| !object.is_slot_file()) {
             if let Some(object) = self.object_mut(slot) {
-                object.open_mut().abandoned_at_ms = now_ms + PARKED_FOR_MS;
+                let open = object.open_mut();
+                open.abandoned_at_ms = now_ms + PARKED_FOR_MS;
+                open.claimed = size;
             }
+            self.recharge(slot);
             self.parked.insert((now_ms + PARKED_FOR_MS, slot));
             self.keep_open(slot);
             self.enter_order(slot, key, None, super::room::footprint(size));

@@ -46,6 +46,7 @@ impl State {
         let size = self.object(slot).map(|object| object.size).unwrap_or_default();
         let is_resident = self.object(slot).is_some_and(super::Object::is_resident);
         let is_slot_file = self.object(slot).is_some_and(super::Object::is_slot_file);
+        let next = self.next_version(slot);
         match self.object(slot).map(|object| object.phase) {
             Some(Phase::Sealed) if !is_resident => {}
             Some(Phase::Sealed) => {
@@ -61,7 +62,7 @@ impl State {
         self.forget_pin(slot);
         if departure == Departure::Gone
             && ending.is_some()
-            && let Some(next) = self.object(slot).and_then(|object| object.open.as_ref()?.next_version)
+            && let Some(next) = next
         {
             self.break_promise(next);
             if let Some(next) = self.object_mut(next) {
@@ -103,6 +104,11 @@ impl State {
                 _ => {}
             }
         }
+        self.recharge(slot);
+        if let Some(next) = next {
+            // It does not take this one's place any more.
+            self.recharge(next);
+        }
         if let Some(late) = self.drop_if_unused(slot)
             && doomed.place.is_none()
         {
@@ -121,6 +127,7 @@ impl State {
         if self.object(slot).is_some_and(|object| object.is_open() || object.phase != Phase::Gone) {
             return None;
         }
+        self.discharge(slot);
         match self.tree.free(slot).body {
             Body::File(object) => match object.place {
                 Place::Remote => {
@@ -281,7 +288,7 @@ impl Datapath {
                 && until_ms <= now_ms
             {
                 state.parked.pop_first();
-                state.update_hold(slot);
+                state.refresh_rank(slot);
             }
             for slot in state.abandoned(now_ms) {
                 if state
@@ -350,6 +357,7 @@ impl State {
         if domain != self.folders.domain(parent) {
             self.domains.remove(domain);
         }
+        self.pass_charges_up(slot);
         self.tree.detach(slot);
     }
 

@@ -86,16 +86,22 @@ impl Datapath {
         new_parent: Ino,
         new_name: &Name,
     ) -> Result<(), Error> {
-        let (target, counted_in, counted) = {
+        let (target, counted_in, counted, is_sealed) = {
             let state = self.lock();
             let target = state.slot_of(new_parent)?;
-            let is_sealed = state.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
-            if !is_sealed && self.is_temporary(new_name) {
+            let object = state.object(slot);
+            if object.is_none_or(super::Object::is_slot_file) {
                 return Ok(());
             }
-            let counted = state.counted_under(target, new_name);
-            (target, is_sealed.then(|| state.tree.node(slot).parent), counted)
+            let is_sealed = object.is_some_and(|object| object.phase == Phase::Sealed);
+            let charged_in = state.charges.get(&slot).map(|charge| charge.directory);
+            let counted_in = if is_sealed { Some(state.tree.node(slot).parent) } else { charged_in };
+            (target, counted_in, state.counted_under(target, new_name), is_sealed)
         };
+        if !is_sealed && counted_in == Some(target) && !self.is_temporary(new_name) {
+            // What the kernel wrote is counted with its commit, at the latest.
+            self.claim_all(slot, size)?;
+        }
         self.make_room_in_quota_beside(footprint(size).saturating_sub(counted), target, counted_in)
     }
 
@@ -221,6 +227,7 @@ impl Datapath {
         {
             object.open_mut().next_version = heir;
         }
+        state.recharge(slot);
         if state.effective_policy(slot).record.ttl_s != ttl_before {
             state.renew_expiries(slot);
         }
@@ -276,6 +283,7 @@ impl Datapath {
         if let (Some(size), Some(key)) = (parked, state.key_of(slot)) {
             state.enter_order(slot, key, None, footprint(size));
         }
+        state.recharge(slot);
         Ok(())
     }
 
@@ -369,12 +377,15 @@ impl State {
     /// Moves a directory with everything below it: what it holds is accounted above its new place.
     fn move_directory(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), Error> {
         use super::folders::Change;
-        let (bytes, objects) = self.folder(slot).map(|folder| (folder.bytes, folder.objects))?;
+        let (bytes, objects, unsealed) =
+            self.folder(slot).map(|folder| (folder.bytes, folder.objects, folder.unsealed))?;
         let old_parent = self.tree.node(slot).parent;
         self.leave_name(slot);
         self.folders.account(&self.tree, old_parent, Change::Take { bytes, objects });
+        self.folders.account_unsealed(&self.tree, old_parent, |above| above.saturating_sub(unsealed));
         self.take_name(slot, parent, name)?;
         self.folders.account(&self.tree, parent, Change::Add { bytes, objects });
+        self.folders.account_unsealed(&self.tree, parent, |above| above.saturating_add(unsealed));
         self.regroup(slot);
         Ok(())
     }

@@ -81,7 +81,9 @@ impl Datapath {
             open.was_opened = true;
             open.reserved = size.round_up_to_pages();
             open.sized = size;
+            open.claimed = size;
         }
+        state.recharge(slot);
         self.resume_times(state, slot);
         self.telemetry.unseals.increment();
         Ok(())
@@ -118,6 +120,7 @@ impl Datapath {
             .tree
             .attach(renewed, parent, name)
             .expect("the name was just given up, below a directory that holds it");
+        state.move_charge(slot, renewed);
         if let Some(kernel) = self.kernel.get() {
             kernel.forget_attributes(ino);
             kernel.release_backing(ino);

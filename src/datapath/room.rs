@@ -157,12 +157,21 @@ impl Datapath {
         directory: Slot,
         counted_in: Option<Slot>,
     ) -> Result<(), Error> {
+        self.make_room_below(more, |state| state.quota_in_the_way(directory, more, counted_in))
+    }
+
+    /// Evicts below the directory whose quota `in_the_way` names, until it names none. What is to be `whole` bytes in a
+    /// quota that is smaller is refused at once.
+    pub(super) fn make_room_below(
+        &self,
+        whole: ByteCount,
+        mut in_the_way: impl FnMut(&mut State) -> Option<(Slot, ByteCount)>,
+    ) -> Result<(), Error> {
         loop {
             let leaving = {
                 let mut state = self.lock();
-                let in_the_way = state.quota_in_the_way(directory, more, counted_in);
-                let Some((limited, quota)) = in_the_way else { return Ok(()) };
-                let victim = (more <= quota).then(|| state.victim_below(limited)).flatten();
+                let Some((limited, quota)) = in_the_way(&mut state) else { return Ok(()) };
+                let victim = (whole <= quota).then(|| state.victim_below(limited)).flatten();
                 let Some(victim) = victim else {
                     self.telemetry.over_quota.increment();
                     return Err(Error::OverQuota {

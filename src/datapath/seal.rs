@@ -8,7 +8,7 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, DirectoryId, Version};
+use tidefs_engine::types::{ByteCount, DirectoryId};
 
 use super::release::Afterwards;
 use super::room::footprint;
@@ -37,27 +37,20 @@ impl Datapath {
         })
     }
 
-    /// Makes room for a file that is about to be sealed in the quotas above it: others may have filled them since it
-    /// was written, and the daemon sees no passthrough write.
-    fn fit_quota(&self, slot: Slot) -> Result<(), Error> {
-        let (size, directory) = {
+    /// Makes room for a file that is about to be sealed or parked in the quotas above it: the daemon sees no passthrough
+    /// write.
+    pub(super) fn fit_quota(&self, slot: Slot) -> Result<(), Error> {
+        let size = {
             let state = self.lock();
             let Some(object) = state.object(slot) else { return Ok(()) };
             let node = state.tree.node(slot);
             let claim = object.open.as_ref().and_then(|open| open.supersedes.as_ref());
-            // A temporary name is sealed only when it is that of an object, opened for writing again.
-            let parks = object.version == Version::default() && self.is_temporary(&state.tree.name(slot));
-            let directory = match claim {
-                Some((parent, _)) => *parent,
-                None if node.is_detached() || parks => return Ok(()),
-                None => node.parent,
-            };
-            if object.is_slot_file() {
+            if object.is_slot_file() || (claim.is_none() && node.is_detached()) {
                 return Ok(());
             }
-            (self.stat_of(&state, slot).size, directory)
+            self.stat_of(&state, slot).size
         };
-        self.make_room_in_quota(self.uncounted(slot, size), directory)
+        self.claim_all(slot, size)
     }
 
     /// Gives every hole of the file in `slot` its pages. Others may be writing it meanwhile.
@@ -215,6 +208,7 @@ impl Datapath {
             open.closing &= open.writers > 0;
         }
         state.count(parent, size);
+        state.recharge(slot);
         state.enter_order(slot, key, predecessor, footprint(size));
         state.update_hold(slot);
         state.history.clear(key);
@@ -295,6 +289,7 @@ impl Datapath {
         if let Some(object) = state.object_mut(slot) {
             object.size = now;
         }
+        state.recharge(slot);
     }
 }
 

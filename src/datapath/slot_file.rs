@@ -76,7 +76,9 @@ impl Datapath {
             object.marks.set(Marks::FINAL, false);
             object.open_mut().file = None;
             object.open_mut().reserved = ByteCount::ZERO;
-            break std::mem::replace(&mut object.place, Place::Scratch(Arc::new(scratch)));
+            let old = std::mem::replace(&mut object.place, Place::Scratch(Arc::new(scratch)));
+            state.recharge(slot);
+            break old;
         };
         drop(moving);
         self.telemetry.scratch_conversions.increment();

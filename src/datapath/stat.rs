@@ -164,7 +164,7 @@ impl Datapath {
         let Some(slot) = state.tree.by_ino(ino) else { return Ok(space) };
         let limited = state.tree.ancestors(slot).find_map(|ancestor| {
             let folder = state.folders.get(ancestor)?;
-            folder.policy.quota.map(|quota| (quota, folder.bytes))
+            folder.policy.quota.map(|quota| (quota, folder.bytes.saturating_add(folder.unsealed)))
         });
         if let Some((quota, used)) = limited {
             space.capacity = quota.min(self.settings.capacity);

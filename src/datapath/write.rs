@@ -12,7 +12,6 @@ use tidefs_engine::types::{ByteCount, FileOffset};
 
 use super::elsewhere::{Reach, Stream};
 use super::object::Refusal;
-use super::room::footprint;
 use super::slot_file::{change_scratch, scratch_error};
 use super::{Caller, Datapath, Error, Handle, HandleId, IoPath, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
@@ -127,14 +126,6 @@ impl Datapath {
         }
     }
 
-    /// Bytes of a file of `length` that no quota counts yet: a quota counts sealed objects, and this file takes the
-    /// place of what stands under its name.
-    pub(super) fn uncounted(&self, slot: Slot, length: ByteCount) -> ByteCount {
-        let state = self.lock();
-        let counted = state.versions_of(slot).0.map_or(ByteCount::ZERO, |slot| state.counted(slot));
-        footprint(length).saturating_sub(counted)
-    }
-
     fn write_segment(&self, file: &File, offset: u64, data: &[u8]) -> Result<(), Error> {
         file.write_all_at(data, offset).map_err(Error::io("write to a segment"))?;
         self.telemetry.copied_bytes.add(data.len() as u64);
@@ -151,17 +142,18 @@ impl Datapath {
         directory: Slot,
     ) -> Result<(), Error> {
         let missing = end.saturating_sub(reserved).round_up_to_pages();
-        self.make_room_in_quota(self.uncounted(slot, end), directory)?;
         // Twice what it has, as far as that goes: a small file does not get pages that it never needs.
         let ahead = missing.saturating_add(reserved.min(RESERVE_STEP));
         let has_slack = self.tier.usage()?.free >= ahead && ahead.get() < self.settings.capacity.get() / 16;
-        let length = if has_slack { ahead } else { missing };
-        self.reserve(file, reserved, length, directory)?;
+        let wanted = reserved.saturating_add(if has_slack { ahead } else { missing });
+        let claimed = self.claim(slot, reserved.saturating_add(missing), wanted)?;
+        let outcome = self.reserve(file, reserved, claimed.saturating_sub(reserved), directory);
         let mut state = self.lock();
-        if let Some(open) = state.object_mut(slot).map(Object::open_mut) {
-            open.reserved = open.reserved.max(reserved.saturating_add(length));
+        if let Some(open) = state.object_mut(slot).map(Object::open_mut).filter(|_| outcome.is_ok()) {
+            open.reserved = open.reserved.max(claimed);
         }
-        Ok(())
+        state.measure(slot);
+        outcome
     }
 
     /// As [`Datapath::read_or_wait`], of an object all of whose bytes are here.
@@ -295,10 +287,12 @@ impl Datapath {
         };
         if end > reserved && !matches!(change, SizeChange::Punch { .. }) {
             let missing = end.saturating_sub(reserved).round_up_to_pages();
-            self.make_room_in_quota(self.uncounted(slot, end), directory)?;
-            self.reserve(&file, reserved, missing, directory)?;
+            self.claim_all(slot, end)?;
+            self.reserve(&file, reserved, missing, directory).inspect_err(|_| self.lock().measure(slot))?;
         }
-        self.apply(slot, &file, reserved, change)
+        let outcome = self.apply(slot, &file, reserved, change);
+        self.lock().measure(slot);
+        outcome
     }
 
     fn apply(&self, slot: Slot, file: &File, reserved: ByteCount, change: SizeChange) -> Result<(), Error> {
@@ -363,6 +357,7 @@ impl Datapath {
         file.set_len(0).map_err(Error::io("ftruncate of a segment"))?;
         let open = object.open_mut();
         (open.reserved, open.reserved_behind_hole) = (ByteCount::ZERO, ByteCount::ZERO);
+        state.measure(slot);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -19,6 +19,10 @@ in_both_modes!(
     a_quota_is_what_statfs_of_the_namespace_tells,
     a_quota_lowered_below_usage_evicts_down_to_it,
     a_quota_full_of_pins_says_edquot,
+    files_that_are_being_written_take_no_room_beyond_their_quota,
+    closed_temporary_files_take_no_room_beyond_their_quota,
+    what_is_written_beyond_its_quota_by_whomever_is_no_object_and_its_writer_is_told,
+    what_is_unlinked_while_it_is_written_takes_of_its_quota_until_it_is_closed,
     an_object_takes_its_own_place_in_a_full_quota,
     a_key_of_more_than_half_its_quota_can_be_rewritten,
     a_floor_protects_a_namespace_from_the_growth_of_others,
@@ -100,11 +104,7 @@ fn a_quota_full_of_pins_says_edquot(mode: Mode) {
     let mut written = 0;
     let error = loop {
         match write(written) {
-            Ok(()) => {
-                // A quota counts what is sealed, which it is when the daemon has heard of the close.
-                mount.wait_until_closed([limited.join(format!("k{written}"))]);
-                written += 1;
-            }
+            Ok(()) => written += 1,
             Err(error) => break errno(&error),
         }
         assert!(written <= 8, "{written} MiB pinned below a quota of 8 MiB");
@@ -113,6 +113,103 @@ fn a_quota_full_of_pins_says_edquot(mode: Mode) {
     assert!(written >= 4, "only {written} MiB of 8 could be pinned");
     fill(&free, 8);
     assert_eq!(sorted_names(&free).len(), 8, "others have room");
+}
+
+/// Keeps the namespace `free` of half the cache, and fills half of what `limited` may have.
+fn beside_others(mode: Mode, quota: &str) -> (Mount, PathBuf, PathBuf) {
+    let mount = small(mode);
+    let (limited, free) = (mount.namespace("limited"), mount.namespace("free"));
+    set(&limited, "user.tidefs.quota", quota);
+    fill(&free, 32);
+    (mount, limited, free)
+}
+
+/// Free bytes of a namespace with a quota.
+fn left_in(directory: &Path) -> u64 {
+    let space = statvfs(directory).expect("statvfs");
+    space.blocks_available() * space.fragment_size()
+}
+
+fn files_that_are_being_written_take_no_room_beyond_their_quota(mode: Mode) {
+    let (_mount, limited, free) = beside_others(mode, "8MiB");
+    let mut open = Vec::new();
+    let mut refused = 0;
+    for (index, name) in ["tmp", "kv"].iter().cycle().enumerate().take(48) {
+        let mut file = File::create(limited.join(format!("k{index}.{name}"))).expect("create");
+        match file.write_all(&pattern::object(offset(index), MIB)) {
+            Ok(()) => open.push(file),
+            Err(error) => {
+                assert_eq!(errno(&error), Errno::EDQUOT);
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!(
+        (open.len(), refused),
+        (8, 40),
+        "files of 1 MiB below a quota of 8 MiB, and those that were refused"
+    );
+    assert_eq!(left_in(&limited), 0);
+    assert_eq!(sorted_names(&free).len(), 32, "nothing of the other namespace left");
+    drop(open);
+    let emptied = wait::until(wait::HANG, || {
+        sorted_names(&limited)
+            .iter()
+            .for_each(|name| fs::remove_file(limited.join(name)).unwrap_or_default());
+        left_in(&limited) == 8 << 20
+    });
+    assert!(emptied, "{} bytes are left of 8 MiB in an empty namespace", left_in(&limited));
+}
+
+fn closed_temporary_files_take_no_room_beyond_their_quota(mode: Mode) {
+    let (_mount, limited, free) = beside_others(mode, "8MiB");
+    let written = (0..48).take_while(|index| {
+        let write = fs::write(limited.join(format!("k{index}.tmp")), pattern::object(*index, MIB));
+        write.inspect_err(|error| assert_eq!(errno(error), Errno::EDQUOT)).is_ok()
+    });
+    assert_eq!(written.count(), 8);
+    assert_eq!(sorted_names(&free).len(), 32, "nothing of the other namespace left");
+    // They are there for their rename.
+    fs::rename(limited.join("k0.tmp"), limited.join("k0")).expect("rename");
+    assert_eq!(pattern::verify_object(&fs::read(limited.join("k0")).expect("read")), Ok(0));
+}
+
+fn what_is_written_beyond_its_quota_by_whomever_is_no_object_and_its_writer_is_told(mode: Mode) {
+    let (_mount, limited, _free) = beside_others(mode, "8MiB");
+    // Objects here are known to be small, so with passthrough the kernel writes the next ones.
+    fill(&limited, 1);
+    let mut open: Vec<(usize, File, bool)> = Vec::new();
+    for index in 0..6 {
+        let name = if index % 2 == 0 { "tmp" } else { "kv" };
+        let mut file = File::create(limited.join(format!("g{index}.{name}"))).expect("create");
+        let outcome = file.write_all(&pattern::object(offset(index), 3 * MIB));
+        let is_told = outcome.inspect_err(|error| assert_eq!(errno(error), Errno::EDQUOT)).is_err();
+        open.push((index, file, is_told));
+    }
+    let mut kept = 0;
+    for (index, file, was_told) in open {
+        let name = if index % 2 == 0 { "tmp" } else { "kv" };
+        let path = limited.join(format!("g{index}.{name}"));
+        let told = nix::unistd::close(file).inspect_err(|&error| assert_eq!(error, Errno::EDQUOT)).is_err();
+        let is_there = wait::until(wait::HANG, || path.exists() != (told || was_told));
+        assert!(is_there, "{} is there: {}, told: {told}", path.display(), path.exists());
+        kept += usize::from(!(told || was_told));
+    }
+    assert!((1..6).contains(&kept), "{kept} of 6 files of 3 MiB found room below a quota of 8 MiB");
+    assert!(bytes_in(&limited) <= 8 << 20, "{} bytes below a quota of 8 MiB", bytes_in(&limited));
+}
+
+fn what_is_unlinked_while_it_is_written_takes_of_its_quota_until_it_is_closed(mode: Mode) {
+    let (_mount, limited, _free) = beside_others(mode, "8MiB");
+    fill(&limited, 1);
+    let mut file = File::create(limited.join("k.tmp")).expect("create");
+    file.write_all(&pattern::object(1, MIB)).expect("write");
+    fs::remove_file(limited.join("k.tmp")).expect("unlink");
+    // What the daemon serves has moved to disk.
+    let taken = if mode == Mode::Passthrough { 2 } else { 1 };
+    assert_eq!(left_in(&limited), (8 - taken) << 20);
+    drop(file);
+    assert!(wait::until(wait::HANG, || left_in(&limited) == 7 << 20), "{} bytes left", left_in(&limited));
 }
 
 fn an_object_takes_its_own_place_in_a_full_quota(mode: Mode) {

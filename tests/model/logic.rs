@@ -449,6 +449,10 @@ impl System for Logic {
         })
     }
 
+    fn check_charges(&self) {
+        self.datapath().check_charges();
+    }
+
     fn books(&self) -> Option<Books> {
         let overview = self.datapath().overview().expect("the tier answers");
         Some(Books {

@@ -148,7 +148,11 @@ fn run_mounted(mode: Mode, ops: &[Op]) -> Result<(), String> {
 fn run_all<S: System>(mut run: Run<S>, ops: &[Op]) -> Result<Run<S>, String> {
     for (index, op) in ops.iter().enumerate() {
         let before = run.model.describe();
-        quietly(|| run.step(op)).map_err(|error| format!("step {index}: {error}\nfrom\n{before}"))?;
+        let step = || {
+            run.step(op);
+            run.system.check_charges();
+        };
+        quietly(step).map_err(|error| format!("step {index}: {error}\nfrom\n{before}"))?;
     }
     quietly(|| run.compare_bytes())?;
     Ok(run)

@@ -103,6 +103,9 @@ impl State {
 
     /// The class in which the object in `slot` is ranked for eviction.
     pub(in crate::datapath) fn class_of(&self, slot: Slot) -> RetentionClass {
+        if self.is_abandoned(slot) {
+            return RetentionClass::ABANDONED;
+        }
         let policy = self.effective_policy(slot);
         let class = policy.class();
         let soft = self.object(slot).filter(|object| object.marks.has(Marks::SOFT));

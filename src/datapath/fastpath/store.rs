@@ -110,6 +110,7 @@ impl Datapath {
             open.was_opened = true;
             let slot = state.tree.make(target.attributes, Body::File(object));
             state.writing.insert(slot);
+            state.charge_in(slot, target.parent);
             let shared = Shared::new(Use::Object(state.tree.ino(slot)), Some(target.shape), false);
             self.fast.segments.lock().known.insert(segment, shared);
             Ok(slot)
@@ -244,12 +245,8 @@ impl Datapath {
                     shape.pages = footprint(request.length);
                 }
             }
-            let (parent, counted) = {
-                let state = self.lock();
-                let parent = state.slot_of(begun.parent)?;
-                (parent, state.counted_under(parent, &begun.name))
-            };
-            self.make_room_in_quota(footprint(request.length).saturating_sub(counted), parent)
+            self.lock().slot_of(begun.parent)?;
+            self.claim_all(begun.slot, request.length)
         })();
         match prepared {
             Ok(()) => {

@@ -37,6 +37,8 @@ pub struct RetentionClass(pub u8);
 impl RetentionClass {
     /// Copies of what other members hold that were hardly read: before everything else.
     pub const PASSING_COPY: Self = Self(0);
+    /// Closed temporary files whose rename did not come: no object at all.
+    pub const ABANDONED: Self = Self(0);
     /// Copies of what other members hold.
     pub const SOFT_COPY: Self = Self(1);
     /// Objects without a policy of their own (`user.tidefs.priority` 0). The lowest priority, -100, is above all copies.

@@ -405,6 +405,27 @@ impl Model {
         }
     }
 
+    /// Least bytes of unfinished files below a directory, in pages, as its quota counts them: their lengths, but for what
+    /// the object has whose place one takes. `None` when none is there.
+    pub(crate) fn unfinished_below(&self, top: DirectoryId) -> Option<u64> {
+        let counted = |current: Option<FileId>| {
+            let sealed = current.map(|file| self.file(file)).filter(|file| file.phase == Phase::Sealed);
+            sealed.map_or(0, |file| footprint(file.counted))
+        };
+        let slots = self.slots().into_iter();
+        let below = slots.filter(|(directory, _, _)| self.ancestors(*directory).contains(&top));
+        below
+            .flat_map(|(_, _, slot)| {
+                let next = slot.next.map(|file| (file, counted(slot.current)));
+                let parked = slot.current.filter(|&file| self.file(file).phase == Phase::Parked);
+                [next, parked.map(|file| (file, 0))]
+            })
+            .flatten()
+            .filter(|&(file, _)| !self.file(file).scratch)
+            .map(|(file, beside)| footprint(self.file(file).bytes.len() as u64).saturating_sub(beside))
+            .reduce(|sum, bytes| sum + bytes)
+    }
+
     /// Takes what everyone sees under a name away: evicted or expired.
     pub(crate) fn remove_current(&mut self, directory: DirectoryId, name: &str) {
         let slot = self.slot(directory, name);

@@ -1,0 +1,254 @@
+//! What unfinished files take of the quotas above them, so that nobody has more room for being slow to seal.
+//!
+//! A file is unfinished while it is written, while it waits under a temporary name for its rename, while a writer goes on
+//! after its seal, and, when it lost its name meanwhile, for as long as somebody has it open. It is counted by what is
+//! reserved for it, or by its length where that is more; a version that is written over an object counts only by what it
+//! has more than that one, whose place it takes.
+//!
+//! Invariants
+//! - `Folder::unsealed` is the sum of the charges of the directory and of those below it.
+//! - What the daemon writes, and what ftruncate(2) and fallocate(2) make, is counted before it has its pages.
+//!
+//! Limits: what the kernel writes by passthrough beyond the reservation is counted by [`Datapath::count_growth`], which the
+//! housekeeping calls, and when a writer closes or renames the file.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tidefs_engine::types::ByteCount;
+
+use super::room::footprint;
+use super::{Datapath, Error, IoPath, Phase, State};
+use crate::namespace::Slot;
+
+/// What one unfinished file is counted with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Charge {
+    /// The directory that counts it, with all those above.
+    pub(super) directory: Slot,
+    /// Bytes, in whole pages.
+    pub(super) bytes: ByteCount,
+}
+
+impl State {
+    /// Counts the file in `slot` as it is now, or not at all when it is not unfinished any more; and the version that is
+    /// written over it, which counts beside it.
+    pub(super) fn recharge(&mut self, slot: Slot) {
+        for slot in [Some(slot), self.next_version(slot)].into_iter().flatten() {
+            let now = self.charge_of(slot);
+            self.set_charge(slot, now);
+        }
+    }
+
+    /// Begins to count a file without a name, which is written for a name in `directory`.
+    pub(super) fn charge_in(&mut self, slot: Slot, directory: Slot) {
+        self.set_charge(slot, Some(Charge { directory, bytes: ByteCount::ZERO }));
+        self.recharge(slot);
+    }
+
+    /// The file in `from` goes on in `to`.
+    pub(super) fn move_charge(&mut self, from: Slot, to: Slot) {
+        if let Some(charge) = self.charges.remove(&from) {
+            self.charges.insert(to, charge);
+        }
+        self.recharge(to);
+    }
+
+    /// The node is no more.
+    pub(super) fn discharge(&mut self, slot: Slot) {
+        self.set_charge(slot, None);
+    }
+
+    fn set_charge(&mut self, slot: Slot, now: Option<Charge>) {
+        let before = match now {
+            Some(charge) => self.charges.insert(slot, charge),
+            None => self.charges.remove(&slot),
+        };
+        if before == now {
+            return;
+        }
+        if let Some(Charge { directory, bytes }) = before {
+            self.folders.account_unsealed(&self.tree, directory, |unsealed| unsealed.saturating_sub(bytes));
+        }
+        if let Some(Charge { directory, bytes }) = now {
+            self.folders.account_unsealed(&self.tree, directory, |unsealed| unsealed.saturating_add(bytes));
+        }
+    }
+
+    fn charge_of(&self, slot: Slot) -> Option<Charge> {
+        let object = self.object(slot).filter(|object| !object.is_slot_file())?;
+        let is_unfinished = match object.phase {
+            Phase::Writing | Phase::Parked => true,
+            Phase::Sealed => object.writers() > 0,
+            Phase::Gone => object.is_open() && self.charges.contains_key(&slot),
+        };
+        let open = object.open.as_deref().filter(|_| is_unfinished)?;
+        let node = self.tree.get(slot)?;
+        let directory = match &open.supersedes {
+            Some((parent, _)) => *parent,
+            None if !node.is_detached() => node.parent,
+            None => self.charges.get(&slot)?.directory,
+        };
+        let whole = footprint(open.reserved.max(open.reserved_behind_hole).max(open.claimed));
+        Some(Charge { directory, bytes: whole.saturating_sub(self.counted_beside(slot)) })
+    }
+
+    /// Bytes of the sealed object whose place the file in `slot` takes, or which it is.
+    fn counted_beside(&self, slot: Slot) -> ByteCount {
+        self.versions_of(slot).0.map_or(ByteCount::ZERO, |current| self.counted(current))
+    }
+
+    /// What the file in `slot` adds to the quotas above it when it has `length` bytes; `None` when none counts it.
+    fn growth(&self, slot: Slot, length: ByteCount) -> Option<Charge> {
+        let Charge { directory, bytes } = *self.charges.get(&slot)?;
+        let wanted = footprint(length).saturating_sub(self.counted_beside(slot));
+        Some(Charge { directory, bytes: wanted.saturating_sub(bytes) })
+    }
+
+    /// Counts the file in `slot` with at least `length` bytes.
+    fn claim_length(&mut self, slot: Slot, length: ByteCount) {
+        if let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_deref_mut()) {
+            open.claimed = open.claimed.max(length);
+        }
+        self.recharge(slot);
+    }
+
+    /// Counts the file in `slot` as long as its backing file is: after passthrough writes, or when it did not get what was
+    /// claimed for it.
+    pub(super) fn measure(&mut self, slot: Slot) {
+        let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_deref_mut()) else { return };
+        if let Some(metadata) = open.file.as_ref().and_then(|file| file.metadata().ok()) {
+            open.claimed = ByteCount(metadata.len());
+        }
+        self.recharge(slot);
+    }
+
+    /// A directory is about to lose its name: what is open of it without a name counts above it from now on.
+    pub(super) fn pass_charges_up(&mut self, directory: Slot) {
+        let has_any = self.folders.get(directory).is_some_and(|folder| folder.unsealed > ByteCount::ZERO);
+        let above = self.tree.node(directory).parent;
+        if !has_any || above == Slot::NONE {
+            return;
+        }
+        let is_below = |charge: &&mut Charge| charge.directory == directory;
+        self.charges.values_mut().filter(is_below).for_each(|charge| charge.directory = above);
+        if let Some(folder) = self.folders.get_mut(directory) {
+            folder.unsealed = ByteCount::ZERO;
+        }
+    }
+
+    /// Files below a quota that the kernel writes, with the backing file of each.
+    fn written_by_kernel(&self) -> Vec<(Slot, Arc<File>)> {
+        let file_of = |&slot: &Slot| {
+            let open = self.object(slot)?.open.as_deref().filter(|open| open.passthrough > 0)?;
+            let is_limited = self.has_quota(self.charges.get(&slot)?.directory);
+            open.file.as_ref().filter(|_| is_limited).map(|file| (slot, Arc::clone(file)))
+        };
+        self.writing.iter().filter_map(file_of).collect()
+    }
+}
+
+impl Datapath {
+    /// Makes room in the quotas above the file in `slot` for it to have `end` bytes, and counts it with them: with `ahead`
+    /// bytes where that costs nobody anything. Returns which of the two.
+    ///
+    /// When it does not get them after all, [`State::measure`] takes that back.
+    pub(super) fn claim(&self, slot: Slot, end: ByteCount, ahead: ByteCount) -> Result<ByteCount, Error> {
+        let whole = {
+            let mut state = self.lock();
+            let has_room =
+                |charge: Charge| state.quota_in_the_way(charge.directory, charge.bytes, None).is_none();
+            if state.growth(slot, ahead).is_none_or(has_room) {
+                state.claim_length(slot, ahead);
+                return Ok(ahead);
+            }
+            footprint(end).saturating_sub(state.counted_beside(slot))
+        };
+        self.make_room_below(whole, |state| {
+            let in_the_way = state
+                .growth(slot, end)
+                .and_then(|Charge { directory, bytes }| state.quota_in_the_way(directory, bytes, None));
+            if in_the_way.is_none() {
+                state.claim_length(slot, end);
+            }
+            in_the_way
+        })?;
+        Ok(end)
+    }
+
+    /// The same for the length that the file in `slot` has by now.
+    pub(super) fn claim_all(&self, slot: Slot, length: ByteCount) -> Result<(), Error> {
+        self.claim(slot, length, length).map(drop)
+    }
+
+    /// Counts what the kernel has written into the file in `slot`, of which the last writer closes, and makes room for it in
+    /// the quotas above. Its rename is told what its close is told.
+    pub(super) fn fit_what_the_kernel_wrote(&self, slot: Slot) -> Result<(), Error> {
+        {
+            let mut state = self.lock();
+            state.measure(slot);
+            let in_the_way =
+                |charge: &Charge| state.quota_in_the_way(charge.directory, ByteCount::ZERO, None);
+            if state.charges.get(&slot).and_then(in_the_way).is_none() {
+                return Ok(());
+            }
+        }
+        self.fit_quota(slot).inspect_err(|error| self.note_refusal(slot, error))
+    }
+
+    /// Counts what the kernel has written by passthrough into files below a quota, and evicts what has no room beside it.
+    pub fn count_growth(&self) {
+        if self.passthrough_writers.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let written = self.lock().written_by_kernel();
+        for (slot, file) in written {
+            let Ok(metadata) = file.metadata() else { continue };
+            let directory = {
+                let mut state = self.lock();
+                let is_it = state.object(slot).and_then(super::Object::file);
+                if !is_it.is_some_and(|now| Arc::ptr_eq(now, &file)) {
+                    continue;
+                }
+                let before = state.charges.get(&slot).copied();
+                state.claim_length(slot, ByteCount(metadata.len()));
+                let now = state.charges.get(&slot).copied();
+                now.filter(|_| now != before).map(|charge| charge.directory)
+            };
+            if let Some(directory) = directory {
+                // What cannot go stays; who writes is told at the close.
+                let _ = self.make_room_in_quota(ByteCount::ZERO, directory);
+            }
+        }
+    }
+
+    /// Adds up anew what the directories count of unfinished files, and compares. For tests.
+    ///
+    /// # Panics
+    /// When they differ, or when a file is counted that is not unfinished, or otherwise than it is.
+    pub fn check_charges(&self) {
+        let state = self.lock();
+        for (&slot, &charge) in &state.charges {
+            assert_eq!(state.charge_of(slot), Some(charge), "what {} counts with", state.path_text(slot));
+        }
+        for (slot, node) in state.tree.slots() {
+            if let Some(folder) = state.folders.get(slot) {
+                let is_below =
+                    |charge: &&Charge| state.tree.ancestors(charge.directory).any(|above| above == slot);
+                let sum = state.charges.values().filter(is_below).map(|charge| charge.bytes.get()).sum();
+                assert_eq!(folder.unsealed, ByteCount(sum), "unfinished below {}", state.path_text(slot));
+            } else if !node.is_detached() {
+                let is_counted = state.charges.contains_key(&slot);
+                assert_eq!(is_counted, state.charge_of(slot).is_some(), "{} counts", state.path_text(slot));
+            }
+        }
+        let handles = state.handles.values().filter(|handle| handle.options.write);
+        let kernel = handles.filter(|handle| handle.path == IoPath::Passthrough).count() as u64;
+        assert_eq!(
+            kernel,
+            self.passthrough_writers.load(Ordering::Relaxed),
+            "writers that the kernel serves"
+        );
+    }
+}
