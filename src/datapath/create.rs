@@ -354,8 +354,7 @@ impl Datapath {
         state.next_directory = tidefs_engine::types::DirectoryId(id.0 + 1);
         let slot = state.tree.make(attributes, Body::Directory(Box::new(Directory::new(id))));
         state.take_name(slot, parent, name)?;
-        let domain = state.folders.domain(parent);
-        state.folders.insert(slot, PolicyRecord::default(), domain);
+        state.enter_folder(slot, PolicyRecord::default(), parent);
         if let Err(error) = self.persist_directory(state, slot) {
             state.tree.detach(slot);
             state.drop_if_unused(slot);

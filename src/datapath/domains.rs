@@ -41,6 +41,8 @@ pub(super) struct Domain {
     pub(super) evicted: u64,
     /// Its objects that are soft copies.
     pub(super) soft: u64,
+    /// Directories whose objects are in its order.
+    folders: u32,
 }
 
 /// All domains.
@@ -71,7 +73,8 @@ impl Domains {
         let order = policy_by_name(name, &self.settings.parameters)
             .or_else(|| policy_by_name(&self.settings.policy, &self.settings.parameters))
             .expect("the configured policy was validated when the daemon started");
-        let domain = Some(Domain { directory, order, bytes: ByteCount::ZERO, evicted: 0, soft: 0 });
+        let domain =
+            Some(Domain { directory, order, bytes: ByteCount::ZERO, evicted: 0, soft: 0, folders: 0 });
         let free = self.all.iter().position(Option::is_none);
         let index = free.unwrap_or(self.all.len());
         if free.is_some() {
@@ -82,9 +85,16 @@ impl Domains {
         DomainId(u32::try_from(index).expect("one domain per directory, and directories are fewer than 2^32"))
     }
 
-    /// Removes a domain that has no objects any more. The root's stays.
-    pub(super) fn remove(&mut self, id: DomainId) {
-        if id != DomainId::ROOT {
+    /// One more directory has objects in its order.
+    pub(super) fn join(&mut self, id: DomainId) {
+        self.get_mut(id).folders += 1;
+    }
+
+    /// A directory has no objects in its order any more. With the last one the domain goes; the root's stays.
+    pub(super) fn leave(&mut self, id: DomainId) {
+        let domain = self.get_mut(id);
+        domain.folders = domain.folders.saturating_sub(1);
+        if domain.folders == 0 && id != DomainId::ROOT {
             self.all[id.0 as usize] = None;
         }
     }
@@ -129,11 +139,6 @@ impl Domains {
 }
 
 impl State {
-    /// The domain in which the object in `slot` competes.
-    pub(super) fn domain_of(&self, slot: Slot) -> DomainId {
-        self.tree.get(slot).map_or(DomainId::ROOT, |node| self.folders.domain(node.parent))
-    }
-
     /// Enters a sealed or parked object into the order of its domain. `bytes`: what it occupies.
     pub(super) fn enter_order(
         &mut self,
@@ -142,6 +147,7 @@ impl State {
         predecessor: Option<Slot>,
         bytes: ByteCount,
     ) {
+        self.take_turn(slot);
         let class = self.class_of(slot);
         let held = self.is_held(slot);
         let id = self.domain_of(slot);

@@ -18,6 +18,10 @@ pub(super) struct Folder {
     pub(super) policy: PolicyRecord,
     /// Who orders the eviction of the objects directly in it.
     pub(super) domain: DomainId,
+    /// Who still orders those that do not have its turn.
+    pub(super) former: Option<DomainId>,
+    /// [`Marks::TURN`](super::Marks::TURN) of the objects that `domain` orders.
+    pub(super) turn: bool,
     /// Bytes of sealed objects below it, at any depth, in whole pages.
     pub(super) bytes: ByteCount,
     /// Bytes of unfinished files below it, at any depth, in whole pages.
@@ -80,6 +84,8 @@ impl Folders {
         let folder = Folder {
             policy,
             domain,
+            former: None,
+            turn: false,
             bytes: ByteCount::ZERO,
             unsealed: ByteCount::ZERO,
             objects: ObjectCount(0),

@@ -44,6 +44,7 @@ mod recent;
 mod records;
 mod recover;
 mod recover_ssd;
+mod regroup;
 mod release;
 mod remove;
 mod rename;
@@ -230,6 +231,8 @@ pub struct State {
     next_version: Version,
     next_directory: DirectoryId,
     next_handle: u64,
+    /// Walks that apply a changed policy and are not through.
+    walks: u32,
     /// What each unfinished file is counted with in the quotas above it.
     charges: HashMap<Slot, unsealed::Charge>,
     sealed_bytes: ByteCount,
@@ -257,6 +260,8 @@ pub struct Datapath {
     passthrough_writers: AtomicU64,
     /// When the last of them was opened, in monotonic milliseconds.
     last_writer_ms: AtomicU64,
+    /// Held by who goes through a directory whose policy changed. Never taken under the state's lock.
+    regrouping: Mutex<()>,
     moves: slot_file::Moves,
     /// How often no page was found to be left, each a moment at which a passthrough write may have been cut short.
     ends_of_room: AtomicU64,
@@ -324,6 +329,7 @@ impl Datapath {
             next_version: Version(1),
             next_directory: DirectoryId(DirectoryId::ROOT.0 + 1),
             next_handle: 1,
+            walks: 0,
             charges: HashMap::new(),
             sealed_bytes: ByteCount::ZERO,
             sealed_objects: 0,
@@ -343,6 +349,7 @@ impl Datapath {
             passthrough: AtomicBool::new(false),
             passthrough_writers: AtomicU64::new(0),
             last_writer_ms: AtomicU64::new(0),
+            regrouping: Mutex::default(),
             moves: slot_file::Moves::default(),
             ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),

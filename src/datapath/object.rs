@@ -77,6 +77,8 @@ impl Marks {
     pub const UNVERIFIED: Self = Self(8);
     /// Has attributes of its own beyond the policy (`user.*` of applications).
     pub const DECORATED: Self = Self(16);
+    /// Which of its directory's two orders it is in while that changes its domain (`regroup.rs`).
+    pub const TURN: Self = Self(32);
     /// Was never final, so the kernel was told no attributes that it may believe for any time and does not know changed.
     pub const FRESH: Self = Self(64);
     /// Has a temporary name and was no object yet: everybody sees it while it is written.

@@ -9,7 +9,6 @@ use super::release::PROVISIONAL;
 use super::room::footprint;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};
-use crate::tier::eviction::Departure;
 use crate::tier::memory::{self, DECORATED, DirectoryRecord, ObjectRecord, SOFT_COPY};
 
 /// Versions and directories begin above this many for each second since 1970, so that those of a life whose memory is
@@ -214,7 +213,7 @@ impl State {
                     self.tree.free(slot);
                     continue;
                 }
-                self.folders.insert(slot, record.policy, self.folders.domain(parent));
+                self.enter_folder(slot, record.policy, parent);
                 slots.insert(record.id, slot);
                 ready.push(record.id);
             }
@@ -297,85 +296,6 @@ impl State {
             recovered.objects += 1;
             recovered.bytes = recovered.bytes.saturating_add(size);
         }
-    }
-
-    /// Gives each directory with a quota, floor or policy of its own its domain, after all policies are known.
-    fn renew_domains(&mut self) {
-        for slot in self.subtree(Slot::ROOT) {
-            if slot != Slot::ROOT && self.folders.get(slot).is_some_and(|folder| folder.wants_domain()) {
-                self.regroup(slot);
-            }
-        }
-    }
-
-    /// Brings the domains of everything at and below `top` in line with the policies in force there.
-    pub(super) fn regroup(&mut self, top: Slot) {
-        for slot in self.subtree(top) {
-            if let Some(folder) = self.folders.get(slot) {
-                let parent_domain = self.folders.domain(self.tree.node(slot).parent);
-                let (own, wants) = (folder.domain, folder.wants_domain());
-                let has = self.domains.get(own).directory == slot;
-                let policy = self.effective_policy(slot).record.eviction;
-                let target = match (wants, has) {
-                    _ if slot == Slot::ROOT => continue,
-                    (true, true)
-                        if self.domains.get(own).order.name()
-                            == policy.as_deref().unwrap_or(self.default_policy()) =>
-                    {
-                        own
-                    }
-                    (true, _) => self.domains.add(slot, policy.as_deref()),
-                    (false, _) => parent_domain,
-                };
-                self.move_entries(slot, target);
-                if has && target != own {
-                    self.domains.remove(own);
-                }
-            } else {
-                self.watch_pin(slot);
-                self.refresh_rank(slot);
-            }
-        }
-    }
-
-    fn default_policy(&self) -> &'static str {
-        self.domains.get(super::domains::DomainId::ROOT).order.name()
-    }
-
-    /// Moves the objects directly in `directory` to another domain. Their recency is lost: they count as just used.
-    fn move_entries(&mut self, directory: Slot, target: super::domains::DomainId) {
-        let ordered: Vec<(Slot, ByteCount)> = self
-            .tree
-            .entries_after(directory, crate::namespace::Cookie::START)
-            .filter_map(|(_, slot, _)| {
-                let object = self.object(slot)?;
-                let is_ordered = (object.phase == Phase::Sealed && object.is_resident())
-                    || (object.phase == Phase::Parked && !object.is_slot_file());
-                is_ordered.then(|| (slot, footprint(object.size)))
-            })
-            .collect();
-        if self.folders.domain(directory) == target {
-            return;
-        }
-        for &(slot, bytes) in &ordered {
-            self.leave_order(slot, bytes, Departure::Gone);
-        }
-        if let Some(folder) = self.folders.get_mut(directory) {
-            folder.domain = target;
-        }
-        for (slot, bytes) in ordered {
-            if let Some(key) = self.key_of(slot) {
-                self.enter_order(slot, key, None, bytes);
-            }
-        }
-    }
-
-    /// Applies the class and pin in force to one object.
-    pub(super) fn refresh_rank(&mut self, slot: Slot) {
-        let class = self.class_of(slot);
-        let id = self.domain_of(slot);
-        self.domains.get_mut(id).order.set_class(super::domains::object_slot(slot), class);
-        self.update_hold(slot);
     }
 }
 

@@ -138,7 +138,7 @@ impl State {
                 place @ (Place::Solo(_) | Place::Packed(_)) => Some(place),
             },
             Body::Directory(_) => {
-                self.folders.remove(slot);
+                self.leave_folder(slot);
                 None
             }
         }
@@ -352,11 +352,7 @@ impl Datapath {
 impl State {
     /// Takes an empty directory's name and its domain away.
     pub(super) fn leave_directory(&mut self, slot: Slot) {
-        let parent = self.tree.node(slot).parent;
-        let domain = self.folders.domain(slot);
-        if domain != self.folders.domain(parent) {
-            self.domains.remove(domain);
-        }
+        self.leave_domain(slot);
         self.pass_charges_up(slot);
         self.tree.detach(slot);
     }
@@ -391,6 +387,8 @@ impl State {
         self.clear_expiry(slot);
         self.expiries.insert((at_ns, slot));
         self.expiry_of.insert(slot, at_ns);
+        // What was without an end has one now.
+        self.tell_clients(slot);
     }
 
     /// Counts the time to live in force on a sealed object from its seal.

@@ -8,6 +8,7 @@ use tidefs_engine::types::{ByteCount, Version};
 use super::burial::Doomed;
 use super::history::Ending;
 use super::object::Refusal;
+use super::regroup::{Changes, Walk};
 use super::release::Afterwards;
 use super::room::footprint;
 use super::{Caller, Credentials, Datapath, Error, Marks, Phase, State, key_hash};
@@ -39,7 +40,10 @@ impl Datapath {
             self.forget_miss(&mut state, caller, new_parent, &new_name);
             let slot = self.visible_child(&mut state, caller, parent, &name)?;
             if state.tree.directory(slot).is_some() {
-                return self.rename_directory(&mut state, slot, new_parent, new_name, keep_target);
+                let moved = self.rename_directory(&mut state, slot, new_parent, new_name, keep_target)?;
+                drop(state);
+                moved.walk.into_iter().for_each(|walk| self.regroup(walk));
+                return moved.recorded;
             }
             // What makes room for it must not evict it.
             state.hold(slot);
@@ -202,7 +206,6 @@ impl Datapath {
         let doomed_before = afterwards.doomed.len();
         let heir = self.displace(state, parent, &name, slot, next.is_none(), afterwards);
         self.retire_replaced(&mut afterwards.doomed[doomed_before..]);
-        let ttl_before = state.effective_policy(slot).record.ttl_s;
         state.leave_order(slot, footprint(size), Departure::Gone);
         state.uncount(state.tree.node(slot).parent, size);
         if let Some(old_key) = state.key_of(slot) {
@@ -228,10 +231,10 @@ impl Datapath {
             object.open_mut().next_version = heir;
         }
         state.recharge(slot);
-        if state.effective_policy(slot).record.ttl_s != ttl_before {
-            state.renew_expiries(slot);
-        }
+        // Whatever was in force in its old place.
+        state.renew_expiry(slot);
         state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
+        state.watch_pin(slot);
         if let Some(object) = state.object_mut(slot) {
             object.version = version;
             object.marks.set(Marks::ON_SSD, false);
@@ -325,7 +328,7 @@ impl Datapath {
         parent: Slot,
         name: Name,
         keep_target: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<Moved, Error> {
         if state.has_members() {
             // The keys of other members below it would have to move along, one by one.
             return Err(Error::OtherPlace);
@@ -335,7 +338,7 @@ impl Datapath {
         }
         if let Some(target) = state.tree.child(parent, name.as_bytes()) {
             if target == slot {
-                return Ok(());
+                return Ok(Moved { walk: None, recorded: Ok(()) });
             }
             if keep_target {
                 return Err(Error::Exists);
@@ -351,15 +354,26 @@ impl Datapath {
             state.drop_if_unused(target);
         }
         let now_ns = self.now_ns();
-        let ttl_before = state.effective_policy(slot).record.ttl_s;
+        let before = state.effective_policy(slot).record;
+        let old_domain = state.folders.domain(state.tree.node(slot).parent);
         state.move_directory(slot, parent, name)?;
-        if state.effective_policy(slot).record.ttl_s != ttl_before {
-            state.renew_expiries(slot);
-        }
+        let mut changes = Changes::between(&before, &state.effective_policy(slot).record);
+        // A walk that is under way may have come to one of the two places and not to the other.
+        changes.order |= state.folders.domain(parent) != old_domain || state.walks > 0;
+        changes.expiries |= state.walks > 0;
+        let walk = changes.is_any().then(|| state.begin_walk(slot, changes));
         state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
         state.tree.node_mut(parent).attributes.written_at(now_ns);
-        self.persist_directory(state, slot)
+        Ok(Moved { walk, recorded: self.persist_directory(state, slot) })
     }
+}
+
+/// A directory that has its new name.
+struct Moved {
+    /// What is to be gone through below it.
+    walk: Option<Walk>,
+    /// Whether a restart finds it there.
+    recorded: Result<(), Error>,
 }
 
 impl State {
@@ -386,7 +400,6 @@ impl State {
         self.take_name(slot, parent, name)?;
         self.folders.account(&self.tree, parent, Change::Add { bytes, objects });
         self.folders.account_unsealed(&self.tree, parent, |above| above.saturating_add(unsealed));
-        self.regroup(slot);
         Ok(())
     }
 }

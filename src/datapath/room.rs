@@ -167,12 +167,19 @@ impl Datapath {
         whole: ByteCount,
         mut in_the_way: impl FnMut(&mut State) -> Option<(Slot, ByteCount)>,
     ) -> Result<(), Error> {
+        let started = self.clock.monotonic();
         loop {
             let leaving = {
                 let mut state = self.lock();
                 let Some((limited, quota)) = in_the_way(&mut state) else { return Ok(()) };
                 let victim = (whole <= quota).then(|| state.victim_below(limited)).flatten();
                 let Some(victim) = victim else {
+                    let is_late = self.clock.monotonic().saturating_sub(started) > self.settings.deadline;
+                    if whole <= quota && state.walks > 0 && !is_late {
+                        drop(state);
+                        self.wait_for_walk();
+                        continue;
+                    }
                     self.telemetry.over_quota.increment();
                     return Err(Error::OverQuota {
                         directory: state.path_text(limited),

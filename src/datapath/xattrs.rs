@@ -9,6 +9,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::decorations::{self, USER};
 use super::policy_text::{RECOMPUTE, SETTABLE, apply, is_settable, written};
+use super::regroup::Changes;
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::memory::PolicyRecord;
@@ -271,6 +272,7 @@ impl Datapath {
             return Err(Error::NoAttribute);
         }
         let is_other = after != before;
+        let changes = Changes::between(&before, &after);
         state.set_policy(slot, after);
         state.tree.node_mut(slot).attributes.ctime_ns = self.now_ns();
         let persisted = if is_directory {
@@ -288,12 +290,15 @@ impl Datapath {
                 state.set_policy(next, after);
             }
         }
-        state.regroup(slot);
-        if key == "ttl" {
-            state.renew_expiries(slot);
-        }
         let quota = state.folders.get(slot).and_then(|folder| folder.policy.quota);
+        let walk = (is_directory && changes.is_any()).then(|| state.begin_walk(slot, changes));
+        if !is_directory {
+            // A pin that is set again counts from now.
+            let parent = state.tree.node(slot).parent;
+            state.regroup_object(parent, slot, Changes { order: true, expiries: key == "ttl" });
+        }
         drop(state);
+        walk.into_iter().for_each(|walk| self.regroup(walk));
         if let Some(side) = self.cluster.get().filter(|_| key == "replicas") {
             side.cluster().check_copies();
         }
@@ -330,18 +335,6 @@ impl State {
     /// The domain that orders the objects directly in a directory, or a file among its siblings.
     fn domain_for_reading(&self, slot: Slot) -> super::domains::DomainId {
         if self.folders.get(slot).is_some() { self.folders.domain(slot) } else { self.domain_of(slot) }
-    }
-
-    /// Applies a changed time to live to every object at and below `top`, counted from its seal.
-    pub(super) fn renew_expiries(&mut self, top: Slot) {
-        // What was without an end may have one now.
-        self.names.changed();
-        for slot in self.subtree(top) {
-            if self.object(slot).is_none_or(|object| object.phase != Phase::Sealed) {
-                continue;
-            }
-            self.renew_expiry(slot);
-        }
     }
 
     fn why_text(&self, slot: Slot) -> String {

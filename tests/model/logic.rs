@@ -25,6 +25,7 @@ use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
 mod interleaved;
 mod leftover;
+mod policy;
 mod resent;
 mod ssd;
 
@@ -449,8 +450,9 @@ impl System for Logic {
         })
     }
 
-    fn check_charges(&self) {
+    fn check_tables(&self) {
         self.datapath().check_charges();
+        self.datapath().check_domains();
     }
 
     fn books(&self) -> Option<Books> {

@@ -150,7 +150,7 @@ fn run_all<S: System>(mut run: Run<S>, ops: &[Op]) -> Result<Run<S>, String> {
         let before = run.model.describe();
         let step = || {
             run.step(op);
-            run.system.check_charges();
+            run.system.check_tables();
         };
         quietly(step).map_err(|error| format!("step {index}: {error}\nfrom\n{before}"))?;
     }

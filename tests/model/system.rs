@@ -151,8 +151,8 @@ pub(crate) trait System {
     fn now_ns(&self) -> i64;
     /// Why a path is not there; `None` where the system cannot tell.
     fn reason(&self, path: &str) -> Option<Reason>;
-    /// Checks that what quotas count of unfinished files is their sum, where that can be seen.
-    fn check_charges(&self) {}
+    /// Checks the daemon's tables against each other, where they can be seen.
+    fn check_tables(&self) {}
     /// The daemon's books, where they can be read.
     fn books(&self) -> Option<Books>;
 }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::policy_text::{SETTABLE, apply, check, written};
+use super::super::regroup::Changes;
 use super::super::xattrs::PREFIX;
 use super::super::{AttributeChange, Caller, Datapath, Error, Presence, Stat, State};
 use super::ClusterSide;
@@ -47,6 +48,8 @@ pub(super) struct Agreed {
 struct Aftermath {
     /// The kernel knows its attributes.
     known: Option<Ino>,
+    /// What is to be gone through below it.
+    changes: Changes,
     /// It has a quota now, or another one.
     has_quota: bool,
     /// Another number of copies is wanted.
@@ -275,7 +278,9 @@ impl Datapath {
         let Some(record) = state.agreed_record(slot) else { return };
         let name = name_of(&state.tree.path(slot));
         // It is new, so there is nothing in it that a quota would drive out, and the kernel does not know it.
-        if let Err(error) = self.apply_record(state, slot, &name, &record) {
+        let applied = self.apply_record(state, slot, &name, &record);
+        let applied = applied.map(|aftermath| state.regroup_at_once(slot, aftermath.changes));
+        if let Err(error) = applied {
             tracing::warn!(directory = name, %error, "what the cluster agreed on about a directory does not hold here");
         }
     }
@@ -298,22 +303,15 @@ impl Datapath {
             return Ok(Aftermath::default());
         }
         attributes.ctime_ns = now_ns;
-        let is_other_ttl = after.ttl_s != before.ttl_s;
         let aftermath = Aftermath {
             known: (state.tree.node(slot).lookups > 0).then(|| state.tree.ino(slot)),
+            changes: Changes::between(&before, &after),
             has_quota: after.quota.is_some() && after.quota != before.quota,
             wants_copies: after.replicas != before.replicas,
         };
-        let is_other_policy = after != before;
         // It is in force whether or not its record can be written: who is denied something must not see it.
         state.set_policy(slot, after);
         state.tell_clients(slot);
-        if is_other_policy {
-            state.regroup(slot);
-        }
-        if is_other_ttl {
-            state.renew_expiries(slot);
-        }
         if let Err(error) = self.persist_directory(state, slot) {
             tracing::warn!(directory = name, %error, "a restart learns what was agreed on about a directory from the cluster alone");
         }
@@ -322,6 +320,12 @@ impl Datapath {
 
     /// Does what takes time after a directory changed.
     fn attend(&self, slot: Slot, aftermath: &Aftermath) {
+        let walk = {
+            let mut state = self.lock();
+            let is_there = aftermath.changes.is_any() && state.tree.directory(slot).is_some();
+            is_there.then(|| state.begin_walk(slot, aftermath.changes))
+        };
+        walk.into_iter().for_each(|walk| self.regroup(walk));
         if let (Some(kernel), Some(ino)) = (self.kernel.get(), aftermath.known) {
             kernel.forget_attributes_now(ino);
         }

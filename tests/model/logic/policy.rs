@@ -1,0 +1,160 @@
+//! Policies of directories with many objects: changed in parts, between which others are served.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tidefs::datapath::Datapath;
+use tidefs::namespace::Ino;
+use tidefs_engine::types::ByteCount;
+
+use super::{Logic, Setup, caller};
+
+const SETUP: Setup = Setup {
+    capacity: ByteCount::mib(512),
+    packed_max: ByteCount::kib(4),
+    write_headroom: ByteCount::ZERO,
+    scratch_min: ByteCount::mib(512),
+    policy: "lru",
+    forgets_at_once: false,
+    has_ssd: false,
+};
+
+/// A directory with `count` empty objects, and one below it with as many.
+fn filled(count: usize) -> (Logic, Ino) {
+    let logic = Logic::new(SETUP);
+    let datapath = logic.datapath();
+    let top = datapath.make_directory(&caller(0), Ino::ROOT, b"ns", 0o755).expect("mkdir").ino;
+    let below = datapath.make_directory(&caller(0), top, b"below", 0o755).expect("mkdir").ino;
+    for directory in [top, below] {
+        for index in 0..count {
+            let name = format!("k{index}");
+            datapath.make_file(&caller(0), directory, name.as_bytes(), 0o644).expect("an object");
+        }
+    }
+    (logic, top)
+}
+
+fn set(datapath: &Datapath, directory: Ino, policy: &str, value: Option<&str>) {
+    let name = format!("user.tidefs.{policy}");
+    match value {
+        Some(value) => datapath.set_attribute(directory, name.as_bytes(), value.as_bytes(), None),
+        None => datapath.remove_attribute(directory, name.as_bytes()),
+    }
+    .unwrap_or_else(|error| panic!("{policy}={value:?}: {error}"));
+}
+
+/// How long a policy takes to change, and the longest that somebody else waits for an answer meanwhile.
+fn change(datapath: &Arc<Datapath>, top: Ino, policy: &str, value: Option<&str>) -> (Duration, Duration) {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !is_over.load(Ordering::Relaxed) {
+                let asked = Instant::now();
+                datapath.getattr(top).expect("attributes");
+                longest = longest.max(asked.elapsed());
+            }
+            longest
+        });
+        // It is asking when the change begins.
+        thread::sleep(Duration::from_millis(5));
+        let began = Instant::now();
+        set(datapath, top, policy, value);
+        let took = began.elapsed();
+        is_over.store(true, Ordering::Relaxed);
+        (took, other.join().expect("the other thread"))
+    })
+}
+
+/// Policies that move objects to another order, rank them otherwise, and set when they expire.
+const POLICIES: [(&str, &str); 4] =
+    [("quota", "256MiB"), ("priority", "5"), ("ttl", "100000"), ("pin", "hard")];
+
+#[test]
+fn nobody_waits_for_a_change_of_policy_longer_than_for_a_part_of_it() {
+    let (logic, top) = filled(20_000);
+    for (policy, value) in POLICIES {
+        // Threads of other programs may come in between, so one of a few must do.
+        let tries: Vec<_> = (0..12)
+            .map(|round| change(logic.datapath(), top, policy, (round % 2 == 0).then_some(value)))
+            .collect();
+        for (what, first) in [("set", 0), ("removed", 1)] {
+            let mut tries = tries.iter().skip(first).step_by(2);
+            let is_shared = tries.any(|(took, longest)| *longest < *took / 4);
+            assert!(is_shared, "{policy} {what}: took, and let others wait: {tries:?}");
+        }
+        set(logic.datapath(), top, policy, Some(value));
+        logic.datapath().check_domains();
+    }
+}
+
+#[test]
+#[ignore = "measures; run by hand"]
+fn how_long_a_change_of_policy_lets_others_wait() {
+    let (logic, top) = filled(250_000);
+    for (policy, value) in POLICIES {
+        let tries: Vec<_> = (0..6)
+            .map(|round| change(logic.datapath(), top, policy, (round % 2 == 0).then_some(value)))
+            .collect();
+        let took = tries.iter().map(|(took, _)| *took).max().unwrap_or_default();
+        let mut waits: Vec<Duration> = tries.iter().map(|(_, longest)| *longest).collect();
+        waits.sort_unstable();
+        println!("{policy}: 500,000 objects took {took:?} at most, others waited {waits:?}");
+    }
+}
+
+/// What a program does in two directories, again and again.
+fn work(datapath: &Datapath, who: usize, directories: [Ino; 2], is_over: &AtomicBool) {
+    let caller = caller(who);
+    let mut number = 88_172_645_463_325_252_u64 + who as u64;
+    let mut draw = |below: u64| {
+        number ^= number << 13;
+        number ^= number >> 7;
+        number ^= number << 17;
+        number % below
+    };
+    while !is_over.load(Ordering::Relaxed) {
+        let (from, to) = (directories[usize::from(draw(2) == 0)], directories[usize::from(draw(2) == 0)]);
+        let (name, other) = (format!("k{}", draw(2000)), format!("k{}", draw(4000)));
+        // Whether there is such a name is left to chance.
+        match draw(5) {
+            0 => drop(datapath.unlink(&caller, from, name.as_bytes())),
+            1 => drop(datapath.make_file(&caller, to, other.as_bytes(), 0o644)),
+            2 => {
+                let made = datapath.make_directory(&caller, to, b"new", 0o755);
+                drop(made.and_then(|made| datapath.make_file(&caller, made.ino, name.as_bytes(), 0o644)));
+                drop(datapath.rename(&caller, (to, b"new"), (from, b"moved"), false));
+                drop(datapath.remove_directory(from, b"moved"));
+            }
+            _ => drop(datapath.rename(&caller, (from, name.as_bytes()), (to, other.as_bytes()), false)),
+        }
+    }
+}
+
+#[test]
+fn a_change_of_policy_holds_for_what_is_made_moved_and_removed_meanwhile() {
+    let (logic, top) = filled(2000);
+    let datapath = logic.datapath();
+    let below = datapath.make_directory(&caller(0), top, b"other", 0o755).expect("mkdir").ino;
+    let is_over = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        for who in 1..3 {
+            scope.spawn(move || work(datapath, who, [top, below], is_over));
+        }
+        for round in 0..6 {
+            for (policy, value) in POLICIES {
+                for (directory, turn) in [(top, 0), (below, 1)] {
+                    let value = (round % 2 == turn).then_some(value);
+                    if round > 0 || value.is_some() {
+                        set(datapath, directory, policy, value);
+                    }
+                }
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    datapath.check_domains();
+    datapath.check_charges();
+}
