@@ -2,12 +2,14 @@
 //!
 //! The directory is reachable by name and not listed, so that programs that walk or empty a cache never meet it. A
 //! file's contents are made when it is opened, so a reader sees one moment.
+//!
+//! Limits: `OPEN_MAX` open ones for each user, whose contents the daemon keeps; one more is refused.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::time::SystemTime;
 
-use fuser::{FileAttr, FileType, INodeNo};
+use fuser::{Errno, FileAttr, FileType, INodeNo};
 use parking_lot::Mutex;
 
 use super::fast_files;
@@ -18,12 +20,16 @@ pub(super) const DIRECTORY: &[u8] = b".tidefs";
 /// Inode numbers of control files have this bit; generations of ordinary ones never reach it.
 pub(super) const MARK: u64 = 1 << 63;
 
+/// Open files of one user at most: each keeps some ten kilobytes, and readers close what they have read.
+const OPEN_MAX: usize = 256;
+
 type Source = Box<dyn Fn() -> String + Send + Sync>;
 
 /// The files of the directory.
 pub struct ControlFiles {
     files: Vec<(&'static str, Source)>,
-    open: Mutex<HashMap<u64, Vec<u8>>>,
+    /// Contents by handle, with the user who opened it. Guards nothing else, and is held for a copy at most.
+    open: Mutex<HashMap<u64, (u32, Vec<u8>)>>,
     since: SystemTime,
 }
 
@@ -98,21 +104,32 @@ impl ControlFiles {
         }
     }
 
-    /// Makes the contents of `ino` for handle `handle`. Returns whether there is such a file.
-    pub(super) fn open(&self, ino: INodeNo, handle: u64) -> bool {
+    /// Makes the contents of `ino` for handle `handle` of a user.
+    ///
+    /// # Errors
+    /// `EISDIR` when there is no such file, `ENFILE` when the user has too many of them open.
+    pub(super) fn open(&self, ino: INodeNo, handle: u64, user: u32) -> Result<(), Errno> {
         let index = usize::try_from(ino.0 & !MARK).unwrap_or(0);
         let Some((_, source)) = index.checked_sub(1).and_then(|index| self.files.get(index)) else {
-            return false;
+            return Err(Errno::EISDIR);
         };
+        {
+            // Counted before the work, which takes longer than the handle's release.
+            let mut open = self.open.lock();
+            if open.values().filter(|(owner, _)| *owner == user).count() >= OPEN_MAX {
+                return Err(Errno::ENFILE);
+            }
+            open.insert(handle, (user, Vec::new()));
+        }
         let contents = source().into_bytes();
-        self.open.lock().insert(handle, contents);
-        true
+        self.open.lock().insert(handle, (user, contents));
+        Ok(())
     }
 
     /// Bytes of an open file.
     pub(super) fn read(&self, handle: u64, offset: u64, length: usize) -> Vec<u8> {
         let open = self.open.lock();
-        let Some(contents) = open.get(&handle) else { return Vec::new() };
+        let Some((_, contents)) = open.get(&handle) else { return Vec::new() };
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(contents.len());
         let end = start.saturating_add(length).min(contents.len());
         contents[start..end].to_vec()
@@ -133,12 +150,12 @@ mod tests {
         let files = ControlFiles::new(vec![("status", Box::new(|| "now".to_owned()))]);
         let ino = files.child(b"status").unwrap();
         assert!(ControlFiles::owns(ino) && ino != ControlFiles::directory());
-        assert!(files.open(ino, 7));
+        assert!(files.open(ino, 7, 0).is_ok());
         assert_eq!(files.read(7, 1, 10), b"ow");
         assert_eq!(files.read(7, 9, 10), b"");
         files.release(7);
         assert_eq!(files.read(7, 0, 10), b"");
-        assert!(!files.open(ControlFiles::directory(), 8));
+        assert!(files.open(ControlFiles::directory(), 8, 0).is_err());
         assert!(files.child(b"nothing").is_none());
     }
 }

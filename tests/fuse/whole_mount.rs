@@ -27,6 +27,7 @@ in_both_modes!(
     counters_tell_what_was_done,
     config_shows_what_was_set,
     control_files_are_not_listed_and_cannot_be_changed,
+    a_user_has_a_bounded_number_of_control_files_open,
     status_inside_and_at_the_socket_agree,
     the_mount_answers_quickly_after_start,
 );
@@ -259,6 +260,21 @@ fn control_files_are_not_listed_and_cannot_be_changed(mode: Mode) {
     }
     assert_eq!(sorted_names(mount.path()), ["kv"], "nothing has moved");
     assert_eq!(sorted_names(&control), ["config", "metrics", "status"]);
+}
+
+fn a_user_has_a_bounded_number_of_control_files_open(mode: Mode) {
+    let (mount, _) = kv(mode);
+    let path = mount.join(".tidefs/metrics");
+    let mut open: Vec<File> =
+        (0..256).map(|index| File::open(&path).unwrap_or_else(|error| panic!("{index}: {error}"))).collect();
+    assert_eq!(failure(File::open(&path), "one more"), Errno::ENFILE);
+    assert_eq!(failure(File::open(mount.join(".tidefs/status")), "another one"), Errno::ENFILE);
+    let mut other = Peer::spawn();
+    other.become_user(54_321, 54_321);
+    assert!(!other.read(&path).expect("another user").is_empty());
+    open.truncate(255);
+    // RELEASE comes after close(2) has returned.
+    assert!(wait::until(wait::HANG, || File::open(&path).is_ok()), "a closed one still counts");
 }
 
 fn status_inside_and_at_the_socket_agree(mode: Mode) {

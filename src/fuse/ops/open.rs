@@ -54,10 +54,10 @@ pub(in crate::fuse) fn open(
         if write {
             return reply.error(Errno::EACCES);
         }
-        return if control.open(number, handle) {
-            reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH);
-        } else {
-            reply.error(Errno::EISDIR);
+        let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH;
+        return match control.open(number, handle, request.uid()) {
+            Ok(()) => reply.opened(FileHandle(handle), flags),
+            Err(errno) => reply.error(errno),
         };
     }
     let (caller, options) = (caller(request), options(flags.0));
