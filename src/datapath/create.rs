@@ -316,7 +316,7 @@ impl Datapath {
     /// Makes the directory `name` in `parent`. At the top level that is a namespace.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::NotDirectory`], [`Error::Io`] when its record cannot be written.
+    /// [`Error::Exists`], [`Error::NotDirectory`], [`Error::TooDeep`], [`Error::Io`] when its record cannot be written.
     pub fn make_directory(
         &self,
         caller: &Caller,
@@ -331,6 +331,7 @@ impl Datapath {
         if state.tree.child(parent, name.as_bytes()).is_some() {
             return Err(Error::Exists);
         }
+        state.check_depth(parent, 0)?;
         let (gid, marks) = state.inherited_group(parent, caller.gid);
         let attributes = Attributes::new(mode | marks, caller.uid, gid, self.now_ns());
         let slot = self.enter_directory(&mut state, parent, name, attributes)?;

@@ -4,6 +4,7 @@ use std::io;
 
 use tidefs_engine::types::ByteCount;
 
+use super::folders::DEPTH_MAX;
 use crate::namespace::{NameError, TreeError};
 use crate::tier::memory::MemoryError;
 
@@ -31,6 +32,9 @@ pub enum Error {
     /// The name is longer than 255 bytes.
     #[error("the name is longer than 255 bytes")]
     NameTooLong,
+    /// The directory would be too many levels below the root.
+    #[error("more than {DEPTH_MAX} levels of directories")]
+    TooDeep,
     /// An argument means nothing.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
@@ -44,7 +48,7 @@ pub enum Error {
     #[error("owner, group and mode do not allow it")]
     Denied,
     /// The directory's quota is full of what cannot be evicted.
-    #[error("the quota of `{directory}` ({quota}) is full of objects that are open or pinned")]
+    #[error("the quota of `{directory}` ({quota}) is full of what is open, pinned or being written")]
     OverQuota {
         /// Path of the directory that has the quota.
         directory: String,

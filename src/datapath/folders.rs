@@ -11,11 +11,17 @@ use crate::namespace::{Name, Slot, Tree};
 use crate::tier::eviction::RetentionClass;
 use crate::tier::memory::{Pin, PolicyRecord};
 
+/// Levels of directories below the root at most. A path of 4096 bytes, the longest that the kernel takes, names fewer; and
+/// what is done under the lock for each level stays below some tens of microseconds.
+pub(super) const DEPTH_MAX: u32 = 2048;
+
 /// One directory.
 #[derive(Debug, Clone)]
 pub(super) struct Folder {
     /// Policy set on the directory itself.
     pub(super) policy: PolicyRecord,
+    /// Levels of directories that were below it at most, since there was none.
+    pub(super) height: u32,
     /// Who orders the eviction of the objects directly in it.
     pub(super) domain: DomainId,
     /// Who still orders those that do not have its turn.
@@ -83,6 +89,7 @@ impl Folders {
     pub(super) fn insert(&mut self, slot: Slot, policy: PolicyRecord, domain: DomainId) {
         let folder = Folder {
             policy,
+            height: 0,
             domain,
             former: None,
             turn: false,
@@ -280,6 +287,36 @@ impl State {
             .filter_map(|ancestor| self.folders.get(ancestor))
             .find(|folder| folder.guess.has_met_any())
             .and_then(|folder| folder.guess.expected())
+    }
+
+    /// Refuses a directory in `parent` that has `height` levels below it, when there would be more than `DEPTH_MAX`.
+    pub(super) fn check_depth(&self, parent: Slot, height: u32) -> Result<(), Error> {
+        let depth = u32::try_from(self.tree.ancestors(parent).count()).unwrap_or(u32::MAX);
+        if depth.saturating_add(height) > DEPTH_MAX { Err(Error::TooDeep) } else { Ok(()) }
+    }
+
+    /// A directory with `height` levels below it is in `parent` now.
+    pub(super) fn raise(&mut self, parent: Slot, height: u32) {
+        let mut height = height.saturating_add(1);
+        for ancestor in self.tree.ancestors(parent) {
+            let Some(folder) = self.folders.get_mut(ancestor).filter(|folder| folder.height < height) else {
+                return;
+            };
+            folder.height = height;
+            height = height.saturating_add(1);
+        }
+    }
+
+    /// Levels of directories below `slot` at most.
+    pub(super) fn height_of(&mut self, slot: Slot) -> u32 {
+        let is_flat = self.tree.directory(slot).is_none_or(|directory| directory.subdirectories == 0);
+        let folder = self.folders.get_mut(slot).filter(|folder| folder.height > 0);
+        folder.map_or(0, |folder| {
+            if is_flat {
+                folder.height = 0;
+            }
+            folder.height
+        })
     }
 
     /// Every node below `top`, itself included.

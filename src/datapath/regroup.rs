@@ -239,6 +239,7 @@ impl State {
         let domain = self.folders.domain(parent);
         self.domains.join(domain);
         self.folders.insert(slot, policy, domain);
+        self.raise(parent, 0);
     }
 
     /// An empty directory lost its name: it needs no domain any more.

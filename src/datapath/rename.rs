@@ -336,6 +336,11 @@ impl Datapath {
         if state.tree.ancestors(parent).any(|ancestor| ancestor == slot) {
             return Err(Error::Invalid("a directory cannot move below itself"));
         }
+        let height = state.height_of(slot);
+        let levels_above = |slot| state.tree.ancestors(slot).count();
+        if levels_above(parent) > levels_above(state.tree.node(slot).parent) {
+            state.check_depth(parent, height)?;
+        }
         if let Some(target) = state.tree.child(parent, name.as_bytes()) {
             if target == slot {
                 return Ok(Moved { walk: None, recorded: Ok(()) });
@@ -357,6 +362,7 @@ impl Datapath {
         let before = state.effective_policy(slot).record;
         let old_domain = state.folders.domain(state.tree.node(slot).parent);
         state.move_directory(slot, parent, name)?;
+        state.raise(parent, height);
         let mut changes = Changes::between(&before, &state.effective_policy(slot).record);
         // A walk that is under way may have come to one of the two places and not to the other.
         changes.order |= state.folders.domain(parent) != old_domain || state.walks > 0;

@@ -14,6 +14,7 @@ pub(super) fn errno(error: &Error) -> Errno {
         Error::IsDirectory => Errno::EISDIR, // a file was needed
         Error::NotEmpty => Errno::ENOTEMPTY, // the directory has entries, be they hidden
         Error::NameTooLong => Errno::ENAMETOOLONG, // more than 255 bytes
+        Error::TooDeep => Errno::ENAMETOOLONG, // more levels than a path can name
         Error::Invalid(_) => Errno::EINVAL, // an argument means nothing
         Error::Unsupported(_) => Errno::EOPNOTSUPP, // the cache does not do this
         Error::NotPermitted(_) => Errno::EPERM, // the cache never allows this

@@ -2,11 +2,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OFlag, open, openat, renameat};
+use nix::sys::stat::{Mode as Permissions, mkdirat};
 
 use crate::common::modes::in_both_modes;
 use crate::common::pattern;
@@ -19,6 +22,7 @@ in_both_modes!(
     any_byte_but_slash_and_nul_is_allowed_in_a_name,
     names_of_clients_are_allowed,
     a_path_as_long_as_the_kernel_takes_works,
+    directories_are_2048_levels_deep_at_most,
     mkdir_p_makes_a_deep_path_and_says_eexist_afterwards,
     a_fan_out_of_4096_directories_is_made_and_used,
     every_directory_lists_dot_and_dot_dot,
@@ -112,6 +116,29 @@ fn a_path_as_long_as_the_kernel_takes_works(mode: Mode) {
     let mut longer: PathBuf = path;
     longer.push("f".repeat(rest + 1));
     assert_eq!(failure(fs::metadata(&longer), "stat"), Errno::ENAMETOOLONG);
+}
+
+fn directories_are_2048_levels_deep_at_most(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let one_more = |directory: &OwnedFd| mkdirat(directory, "d", Permissions::S_IRWXU);
+    let mut deepest = open(&kv, OFlag::O_DIRECTORY, Permissions::empty()).expect("open");
+    // The namespace is the first.
+    for level in 2..=2048 {
+        one_more(&deepest).unwrap_or_else(|error| panic!("level {level}: {error}"));
+        deepest = openat(&deepest, "d", OFlag::O_DIRECTORY, Permissions::empty()).expect("open");
+    }
+    assert_eq!(one_more(&deepest), Err(Errno::ENAMETOOLONG));
+    // Files are made there, and no directory is moved below it, be it empty or not.
+    drop(openat(&deepest, "key", OFlag::O_CREAT | OFlag::O_WRONLY, Permissions::S_IRWXU).expect("a file"));
+    fs::create_dir_all(kv.join("x/y")).expect("mkdir");
+    let above = openat(&deepest, "..", OFlag::O_DIRECTORY, Permissions::empty()).expect("open");
+    assert_eq!(renameat(AT_FDCWD, &kv.join("x/y"), &deepest, "y"), Err(Errno::ENAMETOOLONG));
+    assert_eq!(renameat(AT_FDCWD, &kv.join("x"), &above, "x"), Err(Errno::ENAMETOOLONG));
+    renameat(AT_FDCWD, &kv.join("x/y"), &above, "y").expect("it is not too deep there");
+    renameat(AT_FDCWD, &kv.join("x"), &above, "x").expect("nothing is below it any more");
+    // What is there is renamed in its place.
+    fs::rename(kv.join("d"), kv.join("e")).expect("rename");
+    fs::rename(kv.join("e"), kv.with_file_name("e")).expect("rename upwards");
 }
 
 fn mkdir_p_makes_a_deep_path_and_says_eexist_afterwards(mode: Mode) {

@@ -23,6 +23,7 @@ use tidefs_engine::types::ByteCount;
 use super::setup::Setup;
 use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
+mod depth;
 mod interleaved;
 mod leftover;
 mod policy;
@@ -56,7 +57,7 @@ fn errno(error: Error) -> Errno {
         Error::NotDirectory => Errno::ENOTDIR,
         Error::IsDirectory => Errno::EISDIR,
         Error::NotEmpty => Errno::ENOTEMPTY,
-        Error::NameTooLong => Errno::ENAMETOOLONG,
+        Error::NameTooLong | Error::TooDeep => Errno::ENAMETOOLONG,
         Error::Invalid(_) => Errno::EINVAL,
         Error::Unsupported(_) => Errno::EOPNOTSUPP,
         Error::NotPermitted(_) => Errno::EPERM,

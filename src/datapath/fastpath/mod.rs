@@ -99,7 +99,7 @@ impl Located {
             Error::NothingEvictable { .. } | Error::TooLarge { .. } | Error::TooLong => Self::NoRoom,
             Error::OverQuota { .. } => Self::OverQuota,
             Error::NotPermitted(_) | Error::Denied => Self::Denied,
-            Error::Invalid(_) | Error::NameTooLong | Error::BadHandle => Self::Invalid,
+            Error::Invalid(_) | Error::NameTooLong | Error::TooDeep | Error::BadHandle => Self::Invalid,
             Error::IsDirectory
             | Error::Exists
             | Error::NotEmpty
