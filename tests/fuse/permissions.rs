@@ -26,6 +26,8 @@ in_both_modes!(
     policy_of_another_users_namespace_cannot_be_set,
     a_handle_opened_before_a_chmod_keeps_its_rights,
     a_hidden_file_of_another_user_is_not_joined,
+    who_may_only_read_cuts_nothing_by_opening_to_read,
+    who_opens_to_read_and_cuts_leaves_an_empty_object,
     a_hidden_file_of_another_user_is_not_replaced_where_only_owners_may,
     a_version_that_is_being_written_has_the_rights_that_were_given_meanwhile,
     who_may_write_a_directory_does_not_set_its_policy,
@@ -250,6 +252,48 @@ fn a_hidden_file_of_another_user_is_not_joined(mode: Mode) {
     stranger.close(second).expect("close");
     writer.close(first).expect("close");
     assert_eq!(writer.stat(&open).expect("stat").user, USER);
+}
+
+/// `O_RDONLY|O_TRUNC` asks for the right to write (open(2) leaves its effect open; on Linux it cuts).
+const READ_AND_CUT: i32 = libc::O_RDONLY | libc::O_TRUNC;
+
+fn who_may_only_read_cuts_nothing_by_opening_to_read(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    let shared = users_namespace(&mount, "shared", 0o777);
+    let (mut owner, mut stranger) = (user(USER, GROUP), user(STRANGER, STRANGER));
+    // An object, and a file of which the kernel was told that it is not there.
+    owned_file(&shared.join("sealed"), 100_000, 0o644);
+    let hidden = shared.join("hidden");
+    let handle = owner.open_with_mode(&hidden, libc::O_RDWR | libc::O_CREAT, 0o644).expect("create");
+    owner.write_at(handle, 0, &pattern::object(1, 100_000)).expect("write");
+    for name in ["sealed", "hidden"] {
+        let opened = stranger.open_with_mode(&shared.join(name), READ_AND_CUT | libc::O_CREAT, 0o666);
+        assert_eq!(opened.err(), Some(Errno::EACCES), "{name}");
+    }
+    owner.close(handle).expect("close");
+    for name in ["sealed", "hidden"] {
+        assert_eq!(pattern::verify_object(&owner.read(&shared.join(name)).expect("read")), Ok(1), "{name}");
+    }
+}
+
+fn who_opens_to_read_and_cuts_leaves_an_empty_object(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    let shared = users_namespace(&mount, "shared", 0o777);
+    for length in [100, 100_000] {
+        let path = shared.join(format!("k{length}"));
+        owned_file(&path, length, 0o644);
+        mount.wait_until_closed([&path]);
+        let mut owner = user(USER, GROUP);
+        let handle = owner.open(&path, READ_AND_CUT).expect("open");
+        assert_eq!(owner.read_at(handle, 0, 10).expect("read"), b"");
+        owner.close(handle).expect("close");
+        let mut other = Peer::spawn();
+        let is_cut = crate::common::wait::until(crate::common::wait::HANG, || {
+            other.stat(&path).is_ok_and(|found| found.size == 0)
+        });
+        assert!(is_cut, "{:?}", other.stat(&path));
+        assert_eq!(other.read(&path).as_deref(), Ok(&b""[..]));
+    }
 }
 
 fn a_hidden_file_of_another_user_is_not_replaced_where_only_owners_may(mode: Mode) {
