@@ -39,15 +39,21 @@ impl Datapath {
         if let Some(size) = change.size {
             self.change_size(caller, ino, change.through, SizeChange::Set(size))?;
         }
-        self.with_room(|| self.set_attributes(ino, change))
+        self.with_room(|| self.set_attributes(caller, ino, change))
     }
 
-    fn set_attributes(&self, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {
+    fn set_attributes(&self, caller: &Caller, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {
         let now_ns = self.now_ns();
         let mut state = self.lock();
         let slot = state.slot_of(ino)?;
+        let changes_owner = change.uid.is_some() || change.gid.is_some();
+        let is_file = state.object(slot).is_some();
+        let loses_privileges = is_file && (changes_owner || (change.size.is_some() && caller.uid != 0));
         let attributes = &mut state.tree.node_mut(slot).attributes;
         let before = *attributes;
+        if loses_privileges {
+            attributes.drop_privileges();
+        }
         attributes.mode = change.mode.map_or(attributes.mode, permissions);
         attributes.uid = change.uid.unwrap_or(attributes.uid);
         attributes.gid = change.gid.unwrap_or(attributes.gid);
@@ -73,6 +79,9 @@ impl Datapath {
             // A version that is being written takes its place, as the file that it is to everybody.
             if let Some(next) = state.next_version(slot) {
                 let attributes = &mut state.tree.node_mut(next).attributes;
+                if loses_privileges {
+                    attributes.drop_privileges();
+                }
                 attributes.mode = change.mode.map_or(attributes.mode, permissions);
                 attributes.uid = change.uid.unwrap_or(attributes.uid);
                 attributes.gid = change.gid.unwrap_or(attributes.gid);
@@ -85,6 +94,21 @@ impl Datapath {
         }
         let stat = self.stat_of(&state, slot);
         Ok(stat)
+    }
+
+    /// An attribute of a program was set or removed: that moves ctime, as the kernel expects.
+    pub(super) fn note_attribute(&self, ino: Ino) -> Result<(), Error> {
+        self.with_room(|| {
+            let now_ns = self.now_ns();
+            let mut state = self.lock();
+            let slot = state.slot_of(ino)?;
+            state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
+            if state.tree.directory(slot).is_some() {
+                self.persist_directory(&mut state, slot)
+            } else {
+                self.rewrite_record(&mut state, slot)
+            }
+        })
     }
 
     /// Gives a backing file that is being written the times that its owner set.

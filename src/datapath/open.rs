@@ -253,6 +253,10 @@ impl Datapath {
         if options.truncate && options.write {
             self.cut(state, slot)?;
         }
+        if options.write && caller.uid != 0 {
+            // At the open, since the kernel leaves that to the daemon and writes without it (FUSE_HANDLE_KILLPRIV_V2).
+            state.tree.node_mut(slot).attributes.drop_privileges();
+        }
         Ok(self.open_handle(state, caller, slot, options, path))
     }
 

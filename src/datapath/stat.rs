@@ -75,12 +75,13 @@ impl Datapath {
         let mut attributes = node.attributes;
         let ino = state.tree.ino(slot);
         if let Some(directory) = state.tree.directory(slot) {
+            let is_removed = node.is_detached() && slot != Slot::ROOT;
             return Stat {
                 ino,
                 kind: Kind::Directory,
                 size: ByteCount::ZERO,
                 occupied: ByteCount::ZERO,
-                links: 2 + directory.subdirectories,
+                links: if is_removed { 0 } else { 2 + directory.subdirectories },
                 attributes,
                 is_settled: true,
             };

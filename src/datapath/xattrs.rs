@@ -131,7 +131,7 @@ impl Datapath {
                 decorations::set(file, name, value).map_err(Error::io("attribute of an object"))
             })?;
         }
-        Ok(())
+        self.note_attribute(ino)
     }
 
     /// The version that is being written over an object, as an inode.
@@ -158,7 +158,7 @@ impl Datapath {
         };
         self.with_decorations(ino, false, remove)?;
         match self.next_version_of(ino).map(|next| self.with_decorations(next, false, remove)) {
-            None | Some(Ok(()) | Err(Error::NoAttribute)) => Ok(()),
+            None | Some(Ok(()) | Err(Error::NoAttribute)) => self.note_attribute(ino),
             Some(failed) => failed,
         }
     }

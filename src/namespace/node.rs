@@ -132,6 +132,15 @@ impl Attributes {
         self.mtime_ns = now_ns;
         self.ctime_ns = now_ns;
     }
+
+    /// Somebody else writes the file, or it gets another owner: who runs it gets no rights by it any more (chown(2)).
+    pub fn drop_privileges(&mut self) {
+        const SET_USER: u16 = 0o4000;
+        const SET_GROUP: u16 = 0o2000;
+        const GROUP_RUNS: u16 = 0o0010;
+        let group = if self.mode & GROUP_RUNS != 0 { SET_GROUP } else { 0 };
+        self.mode &= !(SET_USER | group);
+    }
 }
 
 /// The permission bits of a mode, set-id and sticky bits included.

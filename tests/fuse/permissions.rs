@@ -33,6 +33,7 @@ in_both_modes!(
     who_may_write_a_directory_does_not_set_its_policy,
     attributes_of_programs_are_bounded,
     who_is_sent_to_look_again_opens_nothing_that_it_may_not_write,
+    what_others_change_loses_its_set_id_bits,
 );
 
 const USER: u32 = 54_321;
@@ -366,6 +367,39 @@ fn attributes_of_programs_are_bounded(mode: Mode) {
         let small = (10..300).take_while(|number| set(*number, 10).is_ok()).count();
         assert_eq!(small, 126, "in {}", node.display());
     }
+}
+
+fn what_others_change_loses_its_set_id_bits(mode: Mode) {
+    let mount = Mount::start(&mode.options(&[]));
+    let shared = users_namespace(&mount, "shared", 0o777);
+    let path = shared.join("key");
+    owned_file(&path, 100_000, 0o644);
+    mount.wait_until_closed([&path]);
+    let mode_of = || fs::metadata(&path).expect("stat").permissions().mode() & 0o7777;
+    let give = || {
+        fs::set_permissions(&path, Permissions::from_mode(0o6777)).expect("chmod");
+        assert_eq!(mode_of(), 0o6777);
+    };
+    let mut stranger = user(STRANGER, STRANGER);
+    for flags in [libc::O_WRONLY, libc::O_WRONLY | libc::O_TRUNC, libc::O_RDWR | libc::O_APPEND] {
+        give();
+        let handle = stranger.open(&path, flags).expect("open");
+        stranger.write_at(handle, 0, b"its own").expect("write");
+        stranger.close(handle).expect("close");
+        mount.wait_until_closed([&path]);
+        assert_eq!(mode_of(), 0o777, "{flags:#o}");
+    }
+    give();
+    std::os::unix::fs::chown(&path, Some(USER), Some(GROUP)).expect("chown");
+    assert_eq!(mode_of(), 0o777, "after chown");
+    // Where the group runs nothing the bit stands for something else, and root's writes change nothing.
+    fs::set_permissions(&path, Permissions::from_mode(0o2767)).expect("chmod");
+    std::os::unix::fs::chown(&path, Some(USER), Some(GROUP)).expect("chown");
+    assert_eq!(mode_of(), 0o2767);
+    give();
+    fs::OpenOptions::new().append(true).open(&path).expect("open");
+    mount.wait_until_closed([&path]);
+    assert_eq!(mode_of(), 0o6777, "root may");
 }
 
 /// A program that walks by way of a link which is turned meanwhile may be sent to look up a name of one directory and look it
