@@ -1,0 +1,81 @@
+//! Quotas: what counts in one, whose place it takes, and what leaves for it.
+
+use super::{CREATE, at, start};
+use crate::logic::Logic;
+use crate::operation::{Op, Pick, Setting, Target};
+use crate::run::Run;
+use crate::system::System;
+
+impl<S: System> Run<S> {
+    fn quota(&mut self, kib: u64) {
+        let setting = Setting::Quota(Some(kib));
+        self.step(&Op::DirectoryPolicy { who: 0, directory: Pick(0), setting });
+    }
+}
+
+#[test]
+fn a_rename_within_a_full_quota_evicts_nothing() {
+    let mut run = start();
+    run.quota(100);
+    run.stored(0, "k0", 60_000);
+    run.renamed(0, "k0", "k1");
+    assert!(run.seen(1, "k1"));
+}
+
+#[test]
+fn a_file_written_in_pieces_does_not_pass_its_quota() {
+    let mut run = start();
+    run.quota(100);
+    let writer = run.opened(0, "k0", CREATE);
+    for piece in 0..4 {
+        run.written(writer, piece * 40_000, 40_000);
+    }
+    run.closed(writer);
+    assert!(!run.seen(1, "k0"), "what its writer could not write whole is no object");
+}
+
+#[test]
+fn files_written_at_once_do_not_pass_their_quota() {
+    let mut run = start();
+    run.quota(100);
+    let writers = ["k0", "k1"].map(|name| run.opened(0, name, CREATE));
+    for writer in writers {
+        run.written(writer, 0, 60_000);
+    }
+    for writer in writers {
+        run.closed(writer);
+    }
+    assert!(run.seen(1, "k0") && !run.seen(1, "k1"), "what is being written makes no room for others");
+}
+
+#[test]
+fn a_closed_temporary_file_counts_in_its_quota_and_goes_first_when_nobody_came_for_it() {
+    let mut run = start();
+    run.quota(100);
+    run.stored(0, "k0", 20_000);
+    run.stored(0, "k3.tmp", 60_000);
+    let second = run.opened(0, "k1", CREATE);
+    run.written(second, 0, 30_000);
+    assert!(!run.seen(1, "k0") && run.seen(1, "k3.tmp"), "its rename may be on the way");
+    run.closed(second);
+    run.step(&Op::Advance { seconds: 61, expires: true });
+    run.stored(0, "k2", 60_000);
+    assert!(run.seen(1, "k1") && run.seen(1, "k2") && !run.seen(1, "k3.tmp"));
+}
+
+#[test]
+fn what_moves_to_disk_leaves_its_quota() {
+    let mut run = start();
+    run.step(&Op::Mkdir { who: 0, target: at("d0") });
+    let setting = Setting::Quota(Some(100));
+    run.step(&Op::DirectoryPolicy { who: 0, directory: Pick(1), setting });
+    let inside = Target::Named { directory: Pick(1), name: 0 };
+    let free = |run: &mut Run<Logic>| run.system.space("d0").free;
+    let place = run.open(0, 2, "k0", CREATE).expect("it opens");
+    let token = run.model.handles[place].token;
+    run.written(token, 0, 60_000);
+    assert_eq!(free(&mut run), (100 << 10) - 61_440);
+    run.step(&Op::Unlink { who: 0, target: inside });
+    assert_eq!(free(&mut run), 100 << 10);
+    run.closed(token);
+}
