@@ -87,13 +87,17 @@ fn nobody_waits_for_a_change_of_policy_longer_than_for_a_part_of_it() {
     // Some 160 parts, after each of which whoever waits comes first.
     let (logic, top) = filled(5000);
     for (policy, value) in POLICIES {
-        let tries: Vec<_> = (0..14)
-            .map(|round| change(logic.datapath(), top, policy, (round % 2 == 0).then_some(value)))
-            .collect();
-        for (what, first) in [("set", 0), ("removed", 1)] {
-            let mut answers: Vec<u64> = tries.iter().skip(first).step_by(2).map(|one| one.answers).collect();
-            answers.sort_unstable();
-            assert!(answers[answers.len() / 2] >= 40, "{policy} {what}: others got {answers:?} answers");
+        // Others may keep the machine from running the two at once, so one of many tries must do.
+        for turn in [Some(value), None] {
+            let is_shared = (0..40).any(|_| {
+                set(logic.datapath(), top, policy, Some(value));
+                if turn.is_some() {
+                    set(logic.datapath(), top, policy, None);
+                }
+                let found = change(logic.datapath(), top, policy, turn);
+                found.answers >= 40 && found.longest < found.took / 2
+            });
+            assert!(is_shared, "others wait for all of it when {policy} becomes {turn:?}");
         }
         set(logic.datapath(), top, policy, Some(value));
         logic.datapath().check_domains();
