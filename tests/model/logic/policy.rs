@@ -21,13 +21,13 @@ const SETUP: Setup = Setup {
     has_ssd: false,
 };
 
-/// A directory with `count` empty objects, and one below it with as many.
+/// A directory with `count` empty objects, and one below it with a tenth of them.
 fn filled(count: usize) -> (Logic, Ino) {
     let logic = Logic::new(SETUP);
     let datapath = logic.datapath();
     let top = datapath.make_directory(&caller(0), Ino::ROOT, b"ns", 0o755).expect("mkdir").ino;
     let below = datapath.make_directory(&caller(0), top, b"below", 0o755).expect("mkdir").ino;
-    for directory in [top, below] {
+    for (directory, count) in [(top, count), (below, count / 10)] {
         for index in 0..count {
             let name = format!("k{index}");
             datapath.make_file(&caller(0), directory, name.as_bytes(), 0o644).expect("an object");
@@ -85,7 +85,7 @@ const POLICIES: [(&str, &str); 4] =
 #[test]
 fn nobody_waits_for_a_change_of_policy_longer_than_for_a_part_of_it() {
     // Some 160 parts, after each of which whoever waits comes first.
-    let (logic, top) = filled(5000);
+    let (logic, top) = filled(10_000);
     for (policy, value) in POLICIES {
         // Others may keep the machine from running the two at once, so one of many tries must do.
         for turn in [Some(value), None] {
@@ -95,7 +95,7 @@ fn nobody_waits_for_a_change_of_policy_longer_than_for_a_part_of_it() {
                     set(logic.datapath(), top, policy, None);
                 }
                 let found = change(logic.datapath(), top, policy, turn);
-                found.answers >= 40 && found.longest < found.took / 2
+                found.answers >= 40 && found.longest < found.took / 4
             });
             assert!(is_shared, "others wait for all of it when {policy} becomes {turn:?}");
         }
@@ -107,7 +107,7 @@ fn nobody_waits_for_a_change_of_policy_longer_than_for_a_part_of_it() {
 #[test]
 #[ignore = "measures; run by hand"]
 fn how_long_a_change_of_policy_lets_others_wait() {
-    let (logic, top) = filled(250_000);
+    let (logic, top) = filled(500_000);
     for (policy, value) in POLICIES {
         let tries: Vec<_> = (0..6)
             .map(|round| change(logic.datapath(), top, policy, (round % 2 == 0).then_some(value)))
@@ -115,7 +115,7 @@ fn how_long_a_change_of_policy_lets_others_wait() {
         let took = tries.iter().map(|one| one.took).max().unwrap_or_default();
         let mut waits: Vec<Duration> = tries.iter().map(|one| one.longest).collect();
         waits.sort_unstable();
-        println!("{policy}: 500,000 objects took {took:?} at most, others waited {waits:?}");
+        println!("{policy}: 550,000 objects took {took:?} at most, others waited {waits:?}");
     }
 }
 
