@@ -5,17 +5,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
         /// Counters since the engine started.
         #[derive(Debug, Default)]
         pub struct Metrics {
-            $($(#[$doc])* pub $name: Counter,)*
+            $($(#[doc = $doc])* pub $name: Counter,)*
         }
 
         /// The values of [`Metrics`] at one moment.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct MetricsSnapshot {
-            $($(#[$doc])* pub $name: u64,)*
+            $($(#[doc = $doc])* pub $name: u64,)*
+        }
+
+        impl MetricsSnapshot {
+            /// Name, help and value of each counter, as the daemon shows them.
+            pub fn rows(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                let rows = [$((
+                    concat!("tidefs_transfer_", stringify!($name)),
+                    concat!($($doc),*),
+                    self.$name,
+                ),)*];
+                rows.into_iter().map(|(name, help, value)| (name, help.trim_start(), value))
+            }
         }
 
         impl Metrics {
@@ -47,6 +59,17 @@ counters!(
     connects_failed_total,
     /// Connections of a transport that failed while they were used.
     endpoints_failed_total,
+    /// Sends of tcp that left their bytes where they lie.
+    zero_copy_sends_total,
+    /// Of these, those that the kernel is done with.
+    zero_copy_done_total,
+    /// Of these, those that the kernel copied all the same.
+    zero_copy_copied_total,
+    /// Sends of tcp that were copied because the kernel had no room to note that they are not, and connections of which it
+    /// takes none.
+    zero_copy_refused_total,
+    /// Connections of tcp that were found to copy, so that they leave it.
+    zero_copy_left_total,
 );
 
 /// A number that grows.
@@ -69,6 +92,14 @@ impl Counter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_have_names_words_and_values() {
+        let snapshot = MetricsSnapshot { read_bytes_total: 7, ..MetricsSnapshot::default() };
+        let first = snapshot.rows().next();
+        let help = "Bytes that arrived here by reads.";
+        assert_eq!(first, Some(("tidefs_transfer_read_bytes_total", help, 7)));
+    }
 
     #[test]
     fn a_snapshot_has_every_value() {

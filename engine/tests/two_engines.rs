@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tidefs_engine::engine::{
     Answer, Directory, Engine, EngineConfig, FIRST_FREE_CHANNEL, Messages, Parts, PeerDescriptor,
-    TRANSFER_DONE, TransportChoice, TransportName, open_transports,
+    TRANSFER_DONE, TransportChoice, TransportName, TransportOptions, open_transports,
 };
 use tidefs_engine::error::Error;
 use tidefs_engine::link::{Channel, LinkConfig};
@@ -63,7 +63,7 @@ fn start(runtime: &Runtime, id: PeerId, listen: &str, transports: &str, access: 
         link: LinkConfig { listen: vec![listen.parse().unwrap()], ..LinkConfig::default() },
         ..EngineConfig::new(id)
     };
-    start_with(runtime, config, access, |parts| open_transports(&choice, parts))
+    start_with(runtime, config, access, |parts| open_transports(&choice, &TransportOptions::default(), parts))
 }
 
 fn start_with(
@@ -419,7 +419,11 @@ fn a_way_that_works_again_is_used_by_all_who_wait_for_it() {
     };
     let faults = Faults::new(FaultOptions { fail_every: FAILS, ..FaultOptions::default() });
     let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
-        Ok(vec![faulty(TransportName::Tcp.open(parts)?, &faults, &parts.runtime)])
+        Ok(vec![faulty(
+            TransportName::Tcp.open(&TransportOptions::default(), parts)?,
+            &faults,
+            &parts.runtime,
+        )])
     });
     here.connect(&runtime, &there);
     let read = here.request(&there, Direction::Read, 0, 0, 4096);
@@ -446,7 +450,11 @@ fn what_fails_is_tried_again_until_its_deadline() {
     };
     let faults = Faults::new(FaultOptions { seed: 7, failure: 0.75, ..FaultOptions::default() });
     let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
-        Ok(vec![faulty(TransportName::Tcp.open(parts)?, &faults, &parts.runtime)])
+        Ok(vec![faulty(
+            TransportName::Tcp.open(&TransportOptions::default(), parts)?,
+            &faults,
+            &parts.runtime,
+        )])
     });
     here.connect(&runtime, &there);
     let read = here.request(&there, Direction::Read, 0, 0, 4096);
@@ -480,7 +488,11 @@ fn a_request_of_more_slices_than_the_limit_is_carried() {
     };
     let faults = Faults::new(FaultOptions::default());
     let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
-        Ok(vec![faulty(TransportName::Tcp.open(parts)?, &faults, &parts.runtime)])
+        Ok(vec![faulty(
+            TransportName::Tcp.open(&TransportOptions::default(), parts)?,
+            &faults,
+            &parts.runtime,
+        )])
     });
     here.connect(&runtime, &there);
     let read = here.request(&there, Direction::Read, 0, 0, LENGTH);

@@ -6,7 +6,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tidefs_engine::engine::TransportOptions;
 use tidefs_engine::link::{ClusterKey, TlsConfig};
+use tidefs_engine::transport::tcp;
 use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinHandle;
@@ -16,7 +18,7 @@ use super::Failure;
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::hosted::{self, HostedSettings};
 use crate::cluster::{Cluster, ClusterConfig, ClusterError, Holder};
-use crate::config::{ClusterSettings, Effective, ExitStatus, OptionalFile};
+use crate::config::{ClusterSettings, Effective, ExitStatus, OptionalFile, ZeroCopy};
 use crate::control::Joining;
 use crate::datapath::{ClusterSide, Datapath, MemberSide};
 
@@ -222,6 +224,7 @@ fn member_config(effective: &Effective) -> Result<ClusterConfig, Failure> {
     config.key = read_key(settings)?;
     config.tls = tls_between_members(settings)?;
     config.transports = settings.transports.choice.clone();
+    config.transport_options = transport_options(settings);
     config.labels = settings.labels.by_name();
     config.capacity = effective.config.memory.capacity.saturating_add(effective.config.ssd.capacity);
     config.timings.grace = Duration::from_secs(settings.grace_s);
@@ -230,6 +233,16 @@ fn member_config(effective: &Effective) -> Result<ClusterConfig, Failure> {
     config.limits.repair_bytes_per_second = settings.repair_rate.get();
     config.limits.ingest_bytes_per_second = settings.ingest_rate.get();
     Ok(config)
+}
+
+fn transport_options(settings: &ClusterSettings) -> TransportOptions {
+    let mut options = TransportOptions::default();
+    options.tcp.zero_copy = match settings.zerocopy {
+        ZeroCopy::Off => tcp::ZeroCopy::Off,
+        ZeroCopy::Auto => tcp::ZeroCopy::Auto,
+        ZeroCopy::On => tcp::ZeroCopy::On,
+    };
+    options
 }
 
 /// The configured number, else one that this machine and mount point have at each start.

@@ -92,9 +92,9 @@ impl Cluster {
         let ear = Arc::new(Ear::default());
         let messages = Arc::clone(&ear) as Arc<dyn Messages>;
         let engine_config = EngineConfig { link, ..EngineConfig::new(me) };
-        let transports = config.transports.clone();
+        let (choice, options) = (&config.transports, &config.transport_options);
         let engine = Engine::start(runtime.clone(), engine_config, messages, |parts| {
-            open_transports(&transports, parts)
+            open_transports(choice, options, parts)
         })?;
         let descriptor = engine.descriptor();
         let carrier: Arc<dyn Carrier> = Arc::new(engine.clone());

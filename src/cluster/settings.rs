@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tidefs_engine::engine::TransportChoice;
+use tidefs_engine::engine::{TransportChoice, TransportOptions};
 use tidefs_engine::link::{ClusterKey, TlsConfig};
 use tidefs_engine::types::{ByteCount, MemberId};
 
@@ -28,6 +28,8 @@ pub struct ClusterConfig {
     pub tls: Option<TlsConfig>,
     /// What moves bytes.
     pub transports: TransportChoice,
+    /// How they are opened.
+    pub transport_options: TransportOptions,
     /// Where it stands, and whatever else operators label hosts with.
     pub labels: BTreeMap<String, String>,
     /// Bytes that it caches at most, memory and SSD together.
@@ -54,6 +56,7 @@ impl ClusterConfig {
             key: None,
             tls: None,
             transports: TransportChoice::Auto,
+            transport_options: TransportOptions::default(),
             labels: BTreeMap::new(),
             capacity: ByteCount::gib(1),
             timings: Timings::default(),

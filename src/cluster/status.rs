@@ -229,7 +229,8 @@ mod tests {
     #[test]
     fn metrics_md_has_a_row_for_each_counter() {
         let document = include_str!("../../docs/METRICS.md");
-        for (name, help, _) in Counters::default().rows() {
+        let transfers = tidefs_engine::metrics::MetricsSnapshot::default();
+        for (name, help, _) in Counters::default().rows().chain(transfers.rows()) {
             assert!(document.contains(&format!("| `{name}` | {help} |")), "| `{name}` | {help} |");
         }
     }

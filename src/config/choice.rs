@@ -91,6 +91,16 @@ choices! {
         Discard = "discard",
     }
 
+    /// Whether large payload between hosts is sent without a copy in the kernel.
+    ZeroCopy {
+        /// Never.
+        Off = "off",
+        /// Where the kernel does not copy all the same.
+        Auto = "auto",
+        /// Always.
+        On = "on",
+    }
+
     /// How log lines are written.
     LogFormat {
         /// One line for people.

@@ -46,7 +46,7 @@ mod value;
 mod tests;
 
 pub use args::DaemonArgs;
-pub use choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough};
+pub use choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough, ZeroCopy};
 pub use cluster::{Addresses, Endpoints, Labels, OptionalAddress, OptionalFile, Transports, Word};
 pub use control_group::MemoryGroup;
 pub use error::{Cause, ConfigErrors, Problem};

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use tidefs_engine::types::ByteCount;
 
-use super::choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough};
+use super::choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough, ZeroCopy};
 use super::cluster::{Addresses, Endpoints, Labels, OptionalAddress, OptionalFile, Transports, Word};
 use super::defaults::{
     default_capacity, default_headroom, default_host_name, default_part, default_scratch_capacity,
@@ -364,6 +364,13 @@ settings! {
         /// What moves bytes between hosts. `auto` uses the best that both have.
         transports: Transports {
             default: Transports::default(); range: Range::any(); example: "tcp";
+        }
+
+        /// Whether tcp sends large payload from where it lies (`MSG_ZEROCOPY`), without a copy in the kernel. With `auto` each
+        /// connection tries it once, and leaves it where the kernel copies all the same, as on the loopback. `on` keeps it
+        /// there too. Encrypted connections copy always.
+        zerocopy: ZeroCopy {
+            default: ZeroCopy::Auto; range: Range::any(); example: "off";
         }
 
         /// Milliseconds that a look-up, a rename, a close or an unlink waits for other members.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tidefs_control_api::cluster::LEAVES_FIRST;
 use tidefs_control_api::{CatalogStatus, ClusterStatus, CopyPlace, KeyPath, MemberStatus, Where};
+use tidefs_engine::metrics::MetricsSnapshot;
 use tidefs_engine::types::MemberId;
 
 use crate::cluster::coordinator::Reachability;
@@ -92,7 +93,9 @@ pub(super) fn warnings(status: &ClusterStatus) -> Vec<String> {
 
 /// The cluster's metrics.
 pub(super) fn metrics(cluster: &Cluster) -> Vec<Family> {
-    let counters = cluster.counters().rows();
+    let transfers = cluster.engine().map(|engine| engine.metrics().snapshot());
+    let transfers = transfers.iter().flat_map(MetricsSnapshot::rows);
+    let counters = cluster.counters().rows().chain(transfers);
     let mut families: Vec<Family> =
         counters.map(|(name, help, value)| Family::counter(name, help, value)).collect();
     let status = status(cluster);

@@ -39,15 +39,15 @@ impl TransportName {
         }
     }
 
-    /// Opens it, with its defaults.
+    /// Opens it.
     ///
     /// # Errors
     /// [`Error::Unavailable`] where this host does not have it: it says what was looked for, and where.
-    pub fn open(self, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
+    pub fn open(self, options: &TransportOptions, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
         Ok(match self {
-            Self::Shm => ShmTransport::open(ShmConfig::default(), &parts.runtime)?,
-            Self::Libfabric => Arc::new(Fabric::open(&FabricConfig::default())?),
-            Self::Tcp => TcpTransport::open(&parts.links, TcpConfig::default())?,
+            Self::Shm => ShmTransport::open(options.shm, &parts.runtime)?,
+            Self::Libfabric => Arc::new(Fabric::open(&options.libfabric)?),
+            Self::Tcp => TcpTransport::open(&parts.links, options.tcp.clone(), &parts.metrics)?,
         })
     }
 }
@@ -65,6 +65,17 @@ impl FromStr for TransportName {
         let found = Self::ALL.into_iter().find(|name| name.as_str() == text.trim());
         found.ok_or_else(|| ParseTransportError { text: text.trim().to_owned() })
     }
+}
+
+/// How transports are opened.
+#[derive(Clone, Debug, Default)]
+pub struct TransportOptions {
+    /// Shared memory.
+    pub shm: ShmConfig,
+    /// Fabrics.
+    pub libfabric: FabricConfig,
+    /// Sockets.
+    pub tcp: TcpConfig,
 }
 
 /// Which transports to open. Written `auto`, or as names with commas, the best first.
@@ -104,14 +115,18 @@ impl FromStr for TransportChoice {
 /// # Errors
 /// [`Error::Unavailable`] for a named transport that this host does not have: it says what was looked for, and where.
 /// With [`TransportChoice::Auto`] only when there is none at all.
-pub fn open_transports(choice: &TransportChoice, parts: &Parts) -> Result<Vec<Arc<dyn Transport>>, Error> {
+pub fn open_transports(
+    choice: &TransportChoice,
+    options: &TransportOptions,
+    parts: &Parts,
+) -> Result<Vec<Arc<dyn Transport>>, Error> {
     match choice {
-        TransportChoice::Named(names) => names.iter().map(|name| name.open(parts)).collect(),
+        TransportChoice::Named(names) => names.iter().map(|name| name.open(options, parts)).collect(),
         TransportChoice::Auto => {
             let mut opened = Vec::new();
             let mut refusal = None;
             for name in TransportName::ALL {
-                match name.open(parts) {
+                match name.open(options, parts) {
                     Ok(transport) => opened.push(transport),
                     Err(error) => {
                         tracing::info!(transport = %name, %error, "left out");

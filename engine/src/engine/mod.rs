@@ -55,7 +55,7 @@ use peer::{Peer, RemoteRegion};
 use regions::{Holders, Regions};
 
 pub use crate::link::Answer;
-pub use choice::{ParseTransportError, TransportChoice, TransportName, open_transports};
+pub use choice::{ParseTransportError, TransportChoice, TransportName, TransportOptions, open_transports};
 pub use descriptor::{PeerDescriptor, RegionDescriptor};
 pub use directory::Directory;
 pub use messages::{FIRST_FREE_CHANNEL, Messages, NoMessages, TRANSFER_DONE};
@@ -101,6 +101,8 @@ pub struct Parts {
     pub runtime: Handle,
     /// The engine's connections.
     pub links: Arc<Links>,
+    /// The engine's counters.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Moves bytes between registered regions of this process and others. Cheap to clone; all clones are one engine.
@@ -127,7 +129,7 @@ pub(crate) struct Inner {
     deadlines: Arc<Deadlines>,
     /// Slices under way or waiting.
     operations: AtomicUsize,
-    metrics: Metrics,
+    metrics: Arc<Metrics>,
     began: Instant,
     is_closed: AtomicBool,
     /// Ended with the engine.
@@ -157,7 +159,10 @@ impl Engine {
         let inner_of_events = Arc::new(OnceLock::new());
         let events = Arc::new(Events::new(Arc::clone(&inner_of_events), messages));
         let links = Links::start(runtime.clone(), config.link.clone(), config.me, events)?;
-        let transports = open(&Parts { runtime: runtime.clone(), links: Arc::clone(&links) })?;
+        let metrics = Arc::new(Metrics::default());
+        let parts =
+            Parts { runtime: runtime.clone(), links: Arc::clone(&links), metrics: Arc::clone(&metrics) };
+        let transports = open(&parts)?;
         let deadlines = Arc::new(Deadlines::default());
         let watcher = runtime.spawn(Arc::clone(&deadlines).watch());
         let mut local_registrars = Holders::default();
@@ -174,7 +179,7 @@ impl Engine {
             peers: RwLock::default(),
             members: Mutex::default(),
             operations: AtomicUsize::new(0),
-            metrics: Metrics::default(),
+            metrics,
             began: Instant::now(),
             is_closed: AtomicBool::new(false),
             watcher: Mutex::new(Some(watcher)),

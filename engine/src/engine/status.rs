@@ -1,10 +1,14 @@
 //! The engine's state as data, for people and for plans.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
 use crate::metrics::MetricsSnapshot;
 use crate::queue::lane::RailStatus;
+use crate::transport::{Transport, ZeroCopyStatus};
+use crate::types::PeerId;
 
 /// One transport's way to a peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,6 +19,8 @@ pub struct WayStatus {
     pub state: String,
     /// Its rails while it is connected.
     pub rails: Vec<RailStatus>,
+    /// How its connections send, those that the peer made included; `None` where there is no choice.
+    pub zero_copy: Option<ZeroCopyStatus>,
 }
 
 /// One peer.
@@ -53,15 +59,16 @@ impl Engine {
         let now = inner.now();
         let mut peers: Vec<_> = inner.peers.read().values().cloned().collect();
         peers.sort_unstable_by_key(|peer| peer.id);
-        let way = |(name, way): (&&str, &super::peer::Way)| WayStatus {
-            transport: (*name).to_owned(),
+        let way = |(transport, way): (&Arc<dyn Transport>, &super::peer::Way), peer: PeerId| WayStatus {
+            transport: transport.name().to_owned(),
             state: way.describe(now),
             rails: way.lane().map(|lane| lane.rails()).unwrap_or_default(),
+            zero_copy: transport.zero_copy(peer),
         };
-        let peer = |peer: &std::sync::Arc<super::peer::Peer>| PeerStatus {
+        let peer = |peer: &Arc<super::peer::Peer>| PeerStatus {
             peer: peer.id.to_string(),
             is_linked: inner.links.link(peer.id).is_some(),
-            ways: inner.names.iter().zip(&peer.ways).map(way).collect(),
+            ways: inner.transports.iter().zip(&peer.ways).map(|found| way(found, peer.id)).collect(),
         };
         EngineStatus {
             me: inner.config.me.to_string(),

@@ -7,6 +7,7 @@
 use std::io::{self, IoSlice, Read};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use socket2::SockRef;
 use tokio::io::{Interest, Ready};
@@ -45,13 +46,13 @@ impl Nonblocking for std::net::TcpStream {
 /// A connected byte stream that the runtime does not watch.
 #[derive(Debug)]
 pub(crate) struct DataStream {
-    socket: std::net::TcpStream,
+    socket: Arc<std::net::TcpStream>,
     tls: Option<Box<Session>>,
 }
 
 impl DataStream {
     /// The socket, when bytes on it are the bytes of the stream.
-    pub(crate) fn as_plain(&self) -> Option<&std::net::TcpStream> {
+    pub(crate) fn as_plain(&self) -> Option<&Arc<std::net::TcpStream>> {
         self.tls.is_none().then_some(&self.socket)
     }
 
@@ -61,8 +62,8 @@ impl DataStream {
     /// As that.
     pub(crate) fn try_read(&self, target: &mut [u8]) -> io::Result<usize> {
         match &self.tls {
-            Some(session) => session.try_read(&self.socket, target),
-            None => Nonblocking::try_read(&self.socket, target),
+            Some(session) => session.try_read(&*self.socket, target),
+            None => Nonblocking::try_read(&*self.socket, target),
         }
     }
 
@@ -72,8 +73,8 @@ impl DataStream {
     /// As that.
     pub(crate) fn try_write(&self, sources: &[IoSlice<'_>]) -> io::Result<usize> {
         match &self.tls {
-            Some(session) => session.try_write(&self.socket, sources),
-            None => Nonblocking::try_write(&self.socket, sources),
+            Some(session) => session.try_write(&*self.socket, sources),
+            None => Nonblocking::try_write(&*self.socket, sources),
         }
     }
 
@@ -82,7 +83,7 @@ impl DataStream {
     /// # Errors
     /// As that.
     pub(crate) fn try_flush(&self) -> io::Result<()> {
-        self.tls.as_ref().map_or(Ok(()), |session| session.try_flush(&self.socket))
+        self.tls.as_ref().map_or(Ok(()), |session| session.try_flush(&*self.socket))
     }
 
     /// Ends both directions; who waits for the socket is woken. The peer sees the end of the stream.
@@ -134,7 +135,7 @@ impl Stream {
     /// # Errors
     /// What the runtime says.
     pub(crate) fn detach(self) -> io::Result<DataStream> {
-        Ok(DataStream { socket: self.socket.into_std()?, tls: self.tls })
+        Ok(DataStream { socket: Arc::new(self.socket.into_std()?), tls: self.tls })
     }
 
     /// Whether bytes on the socket are the bytes of the stream.

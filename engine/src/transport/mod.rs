@@ -29,6 +29,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 use crate::memory::Region;
 use crate::types::{ByteCount, NumaNode, PeerId, RailId, RegionId};
@@ -80,6 +82,17 @@ pub struct RailLoad {
     pub bytes: u64,
     /// Operations that it takes beside them, of this connection or another, as far as is known.
     pub credits: usize,
+}
+
+/// How many connections of a transport to one peer send payload without a copy in the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ZeroCopyStatus {
+    /// They do.
+    pub on: usize,
+    /// They do not: by the configuration, or because the kernel copied all the same.
+    pub off: usize,
+    /// It is not known yet whether it pays.
+    pub untried: usize,
 }
 
 /// Whether an endpoint carries operations.
@@ -148,6 +161,12 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`Error::Protocol`] for a request that makes no sense; any error is sent back in words.
     fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error>;
+
+    /// How connections to and from `peer` send; `None` where a transport has no such choice.
+    fn zero_copy(&self, peer: PeerId) -> Option<ZeroCopyStatus> {
+        let _ = peer;
+        None
+    }
 
     /// The link to `peer` is gone: everything that was granted to it is taken back, and its operations end.
     fn forget(&self, peer: PeerId);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tidefs_engine::engine::{Engine, EngineConfig, NoMessages, TransportName};
+use tidefs_engine::engine::{Engine, EngineConfig, NoMessages, TransportName, TransportOptions};
 use tidefs_engine::link::LinkConfig;
 use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::request::{Batch, LocalPlace, RemotePlace, Request};
@@ -34,7 +34,12 @@ impl End {
             link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
             ..EngineConfig::new(id)
         };
-        let open = |parts: &_| Ok(vec![fabric as Arc<dyn Transport>, TransportName::Tcp.open(parts)?]);
+        let open = |parts: &_| {
+            Ok(vec![
+                fabric as Arc<dyn Transport>,
+                TransportName::Tcp.open(&TransportOptions::default(), parts)?,
+            ])
+        };
         let engine = Engine::start(runtime.handle().clone(), config, Arc::new(NoMessages), open).unwrap();
         let region = Region::anonymous(ByteCount(LENGTH), PageKind::Base, Access::ReadWrite).unwrap();
         let region = Arc::new(region);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidefs_engine::engine::{
-    Engine, EngineConfig, NoMessages, Parts, PeerDescriptor, TransportChoice, open_transports,
+    Engine, EngineConfig, NoMessages, Parts, PeerDescriptor, TransportChoice, TransportOptions,
+    open_transports,
 };
 use tidefs_engine::error::Error;
 use tidefs_engine::link::LinkConfig;
@@ -82,7 +83,7 @@ pub(crate) fn start(runtime: &Handle, setup: &Setup) -> Engine {
     let connect_timeout = Duration::from_millis(setup.silence_ms);
     let config = EngineConfig { link, connect_timeout, ..EngineConfig::new(setup.id) };
     let open = |parts: &Parts| -> Result<Vec<Arc<dyn Transport>>, Error> {
-        let opened = open_transports(&choice, parts)?;
+        let opened = open_transports(&choice, &TransportOptions::default(), parts)?;
         let Some(faults) = setup.faults else { return Ok(opened) };
         let options = FaultOptions {
             seed: faults.seed,

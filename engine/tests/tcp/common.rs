@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tidefs_engine::error::Error;
 use tidefs_engine::link::{Answer, Channel, ClusterKey, Link, LinkConfig, LinkEvents, Links};
 use tidefs_engine::memory::{Access, PageKind, Region};
+use tidefs_engine::metrics::Metrics;
 use tidefs_engine::transport::tcp::{TcpConfig, TcpTransport};
 use tidefs_engine::transport::{BoxFuture, Endpoint, Exchange, Transport};
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
@@ -65,6 +66,7 @@ pub(crate) struct Node {
     pub(crate) me: PeerId,
     pub(crate) links: Arc<Links>,
     pub(crate) tcp: Arc<TcpTransport>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl Node {
@@ -81,9 +83,10 @@ impl Node {
         };
         let router = Arc::clone(&events) as Arc<dyn LinkEvents>;
         let links = Links::start(Handle::current(), link, peer(member), router).unwrap();
-        let tcp = TcpTransport::open(&links, config).unwrap();
+        let metrics = Arc::default();
+        let tcp = TcpTransport::open(&links, config, &metrics).unwrap();
         events.0.set(Arc::downgrade(&tcp)).unwrap();
-        Self { me: peer(member), links, tcp }
+        Self { me: peer(member), links, tcp, metrics }
     }
 
     pub(crate) async fn connect(&self, to: PeerId, addresses: &[SocketAddr]) -> Arc<dyn Endpoint> {

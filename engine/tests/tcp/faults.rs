@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidefs_engine::error::Error;
+use tidefs_engine::link::LinkConfig;
+use tidefs_engine::transport::tcp::{TcpConfig, ZeroCopy};
 use tidefs_engine::transport::{Direction, Endpoint, EndpointState, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -24,7 +26,8 @@ struct Relay {
 }
 
 impl Relay {
-    async fn to(target: SocketAddr) -> Self {
+    /// Whose sockets hold `held` bytes at most, where that is said, so that the rest stays with who sends it.
+    async fn to(target: SocketAddr, held: Option<usize>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (still, is_still) = watch::channel(false);
@@ -33,6 +36,10 @@ impl Relay {
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let far = TcpStream::connect(target).await.unwrap();
+                for socket in [&near, &far].into_iter().filter(|_| held.is_some()) {
+                    let held = held.unwrap_or_default();
+                    socket2::SockRef::from(socket).set_recv_buffer_size(held).unwrap();
+                }
                 let (reset, is_reset) = watch::channel(false);
                 all.lock().push(reset);
                 tokio::spawn(carry(near, far, is_reset, is_still.clone()));
@@ -96,8 +103,13 @@ struct Scene {
 
 impl Scene {
     async fn start() -> Self {
-        let (a, b) = (Node::start(1), Node::start(2));
-        let relay = Relay::to(b.links.addresses()[0]).await;
+        Self::with(TcpConfig::default(), None).await
+    }
+
+    async fn with(config: TcpConfig, held: Option<usize>) -> Self {
+        let node = |member| Node::with(member, LinkConfig::default(), config.clone());
+        let (a, b) = (node(1), node(2));
+        let relay = Relay::to(b.links.addresses()[0], held).await;
         // The link goes through the relay, and data connections go where the link goes.
         let endpoint = a.connect(b.me, &[relay.address]).await;
         assert_eq!(relay.count(), 5);
@@ -221,6 +233,64 @@ async fn a_region_is_withdrawn_at_once_although_peers_stand_still() {
             }
         }
     }
+}
+
+/// A scene in which much of what is sent without a copy stays with the kernel of who sends it.
+async fn narrow_scene() -> Scene {
+    let config = TcpConfig { zero_copy: ZeroCopy::On, ..TcpConfig::default() };
+    Scene::with(config, Some(32 << 10)).await
+}
+
+/// Whether the kernel holds memory of `node`.
+fn is_sending(node: &Node) -> bool {
+    let counted = node.metrics.snapshot();
+    counted.zero_copy_sends_total > counted.zero_copy_done_total
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_the_kernel_still_sends_ends_with_its_connection_and_not_before() {
+    let scene = narrow_scene().await;
+    scene.relay.still.send_replace(true);
+    let mut batch = scene.batch(Direction::Write, Instant::now() + Duration::from_millis(100));
+    batch.post(&scene.endpoint);
+    let results = tokio::task::block_in_place(|| batch.results());
+    assert!(!is_sending(&scene.a), "a handle was early");
+    assert!(scene.a.metrics.snapshot().zero_copy_sends_total > 0);
+    let is_told = |result: &Result<(), Error>| {
+        matches!(result, Err(Error::DeadlinePassed | Error::TransportFailed { .. }))
+    };
+    assert!(results.iter().all(is_told), "{results:?}");
+    scene.relay.still.send_replace(false);
+    while scene.relay.count() == 5 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_region_that_the_kernel_still_sends_is_withdrawn_with_its_connection_and_not_before() {
+    let scene = narrow_scene().await;
+    let batch = loop {
+        let before = scene.b.metrics.snapshot().zero_copy_sends_total;
+        let mut batch = scene.batch(Direction::Read, soon());
+        batch.post(&scene.endpoint);
+        while scene.b.metrics.snapshot().zero_copy_sends_total == before {
+            tokio::task::yield_now().await;
+        }
+        scene.relay.still.send_replace(true);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        if is_sending(&scene.b) {
+            break batch;
+        }
+        // All of it was through before the way stood still.
+        scene.relay.still.send_replace(false);
+        tokio::task::block_in_place(|| batch.expect_done());
+    };
+    scene.b.tcp.unregister(scene.far.id).await;
+    assert!(!is_sending(&scene.b), "the region was let go too early");
+    scene.relay.still.send_replace(false);
+    // What was on the connections fails, what is asked anew finds no region.
+    let results = tokio::task::block_in_place(|| batch.results());
+    assert!(results.iter().any(Result::is_err), "{results:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tidefs_engine::error::Error;
+use tidefs_engine::link::LinkConfig;
 use tidefs_engine::transport::Direction;
+use tidefs_engine::transport::tcp::{TcpConfig, ZeroCopy};
 
 use crate::batch::{Batch, Shared};
 use crate::common::{Node, peer};
@@ -20,10 +22,8 @@ const LENGTH: u64 = 32 * MIB;
 /// Not a test of its own: what the peer process runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serve_until_killed() {
-    if std::env::var_os(SERVE).is_none() {
-        return;
-    }
-    let node = Node::start(2);
+    let Ok(zero_copy) = std::env::var(SERVE) else { return };
+    let node = Node::with(2, LinkConfig::default(), config(zero_copy == "on"));
     let shared = node.share(1, LENGTH, 2);
     let key: Vec<String> = shared.key.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("serving {} {}", node.links.addresses()[0], key.concat());
@@ -46,10 +46,15 @@ impl Drop for Peer {
     }
 }
 
-fn start_peer() -> Peer {
+fn config(is_zero_copy: bool) -> TcpConfig {
+    let zero_copy = if is_zero_copy { ZeroCopy::On } else { ZeroCopy::Off };
+    TcpConfig { zero_copy, ..TcpConfig::default() }
+}
+
+fn start_peer(is_zero_copy: bool) -> Peer {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kill::serve_until_killed", "--nocapture", "--test-threads=1"])
-        .env(SERVE, "1")
+        .env(SERVE, if is_zero_copy { "on" } else { "off" })
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -66,8 +71,20 @@ fn start_peer() -> Peer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_killed_under_transfers_of_both_directions_ends_each_once() {
-    let mut served = start_peer();
-    let a = Node::start(1);
+    a_peer_is_killed(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_killed_while_the_kernel_sends_without_a_copy_ends_each_once() {
+    let a = a_peer_is_killed(true).await;
+    let sent = a.metrics.snapshot();
+    assert!(sent.zero_copy_sends_total > 0);
+    assert_eq!(sent.zero_copy_sends_total, sent.zero_copy_done_total, "a handle was early");
+}
+
+async fn a_peer_is_killed(is_zero_copy: bool) -> Node {
+    let mut served = start_peer(is_zero_copy);
+    let a = Node::with(1, LinkConfig::default(), config(is_zero_copy));
     let endpoint = a.connect(peer(2), &[served.address]).await;
     let near = [a.share(1, LENGTH, 3), a.share(2, LENGTH, 4)];
     let far = Shared {
@@ -110,4 +127,5 @@ async fn a_peer_killed_under_transfers_of_both_directions_ends_each_once() {
     });
     assert!(begin.elapsed() < Duration::from_secs(20));
     near[0].expect(9, "something was stored after the end");
+    a
 }

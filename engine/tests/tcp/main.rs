@@ -13,3 +13,4 @@ mod common;
 mod faults;
 mod kill;
 mod transfers;
+mod zero_copy;

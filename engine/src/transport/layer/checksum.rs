@@ -23,7 +23,7 @@ use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
 use crate::transport::{
     BatchId, BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Operation, Rail, RailLoad, Ticket,
-    Transport,
+    Transport, ZeroCopyStatus,
 };
 use crate::types::{ByteCount, PeerId, RegionId};
 
@@ -149,6 +149,10 @@ impl Transport for ChecksumTransport {
             }
             _ => Err(Error::protocol("a request that is for no layer")),
         }
+    }
+
+    fn zero_copy(&self, peer: PeerId) -> Option<ZeroCopyStatus> {
+        self.inner.zero_copy(peer)
     }
 
     fn forget(&self, peer: PeerId) {

@@ -19,7 +19,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{BoxFuture, Capabilities, Endpoint, Exchange, Operation, Rail, Ticket, TicketSink, Transport};
+use super::{
+    BoxFuture, Capabilities, Endpoint, Exchange, Operation, Rail, Ticket, TicketSink, Transport,
+    ZeroCopyStatus,
+};
 use crate::error::Error;
 use crate::memory::Region;
 use crate::types::{PeerId, RegionId};
@@ -80,6 +83,10 @@ impl<W: Wrap> Transport for Layer<W> {
 
     fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
         self.inner.answer(peer, request)
+    }
+
+    fn zero_copy(&self, peer: PeerId) -> Option<ZeroCopyStatus> {
+        self.inner.zero_copy(peer)
     }
 
     fn forget(&self, peer: PeerId) {

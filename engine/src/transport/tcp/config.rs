@@ -5,6 +5,19 @@ use std::time::Duration;
 use crate::transport::{Completion, processors};
 use crate::types::ByteCount;
 
+/// Whether large payload is sent from where it lies, without a copy in the kernel (`MSG_ZEROCOPY`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ZeroCopy {
+    /// Never.
+    Off,
+    /// Where it pays: each connection tries it once, and leaves it when the kernel has copied all the same, as it does on
+    /// the loopback and with NICs that cannot gather.
+    #[default]
+    Auto,
+    /// Always, also where the kernel copies.
+    On,
+}
+
 /// How data connections are made and filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpConfig {
@@ -18,6 +31,8 @@ pub struct TcpConfig {
     pub in_flight_bytes_max: ByteCount,
     /// Whether each payload is checked with xxh3-64 where it arrives.
     pub payload_checksum: bool,
+    /// Whether large payload is sent without a copy. Encrypted connections copy always.
+    pub zero_copy: ZeroCopy,
     /// Time for the data connections of a peer to be made.
     pub connect_timeout: Duration,
     /// How the threads that move bytes wait. Default: [`Completion::of_this_host`].
@@ -32,6 +47,7 @@ impl Default for TcpConfig {
             operations_max: 1024,
             in_flight_bytes_max: ByteCount::mib(64),
             payload_checksum: false,
+            zero_copy: ZeroCopy::default(),
             connect_timeout: Duration::from_secs(5),
             completion: Completion::of_this_host(),
         }

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use super::frame::{Header, Kind};
 use super::lane::{Lane, Load, Posted};
 use super::poller::{Loan, Pollers};
+use super::sends::{Policy, State as SendsState};
 use super::tasks::Tasks;
 use super::{NAME, RAIL, TcpConfig};
 use crate::error::Error;
@@ -48,6 +49,7 @@ pub(super) struct TcpEndpoint {
     links: Arc<Links>,
     pollers: Arc<Pollers>,
     config: TcpConfig,
+    policy: Policy,
     granted: Granted,
     /// Places of the connections; one that failed is empty until it is dialled again. Read for each post.
     lanes: RwLock<Vec<Option<Arc<Lane>>>>,
@@ -77,6 +79,7 @@ impl TcpEndpoint {
         links: Arc<Links>,
         pollers: Arc<Pollers>,
         config: TcpConfig,
+        policy: Policy,
         granted: Granted,
     ) -> Result<Arc<Self>, Error> {
         let deadline = Instant::now() + config.connect_timeout;
@@ -93,7 +96,9 @@ impl TcpEndpoint {
         let mut refused = Error::transport(NAME, "the peer grants no connection");
         while let Some(dialled) = dials.join_next().await {
             match dialled {
-                Ok(Ok(stream)) => lanes.push(Some(start_lane(stream, &links, &load, &pollers)?)),
+                Ok(Ok(stream)) => {
+                    lanes.push(Some(start_lane(stream, &links, &load, &pollers, &policy)?));
+                }
                 Ok(Err(error)) => {
                     refused = error;
                     lanes.push(None);
@@ -109,6 +114,7 @@ impl TcpEndpoint {
             links,
             pollers,
             config,
+            policy,
             granted,
             lanes: RwLock::new(lanes.clone()),
             over: Mutex::new(None),
@@ -158,7 +164,7 @@ impl TcpEndpoint {
 
     /// Puts a new connection in its place.
     fn put(&self, place: usize, stream: Stream) -> Result<Option<Arc<Lane>>, Error> {
-        let lane = start_lane(stream, &self.links, &self.load, &self.pollers)?;
+        let lane = start_lane(stream, &self.links, &self.load, &self.pollers, &self.policy)?;
         let mut lanes = self.lanes.write();
         let Some(slot) = lanes.get_mut(place) else { return Ok(None) };
         *slot = Some(Arc::clone(&lane));
@@ -278,9 +284,13 @@ fn start_lane(
     links: &Links,
     total: &Arc<Load>,
     pollers: &Pollers,
+    policy: &Policy,
 ) -> Result<Arc<Lane>, Error> {
     let _context = links.runtime().enter();
-    let lane = stream.detach().and_then(|stream| Lane::start(stream, total, pollers.next()));
+    let lane = stream.detach().and_then(|stream| {
+        let sends = policy.start(&stream);
+        Lane::start(stream, sends, total, pollers.next())
+    });
     lane.map_err(|error| Error::transport(NAME, error.to_string()))
 }
 
@@ -400,11 +410,19 @@ impl Endpoint for TcpEndpoint {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         self.end(EndpointState::Closed);
-        Box::pin(self.tasks.wait())
+        Box::pin(async {
+            self.tasks.wait().await;
+            self.pollers.until_graves_are_gone().await;
+        })
     }
 }
 
 impl TcpEndpoint {
+    /// How each connection sends.
+    pub(super) fn zero_copy(&self) -> Vec<SendsState> {
+        self.lanes.read().iter().flatten().map(|lane| lane.zero_copy()).collect()
+    }
+
     /// Why an operation finds no connection.
     fn no_lane(&self) -> Error {
         self.over().unwrap_or_else(|| Error::transport(NAME, "no data connection to the peer is up"))

@@ -130,6 +130,12 @@ impl Grants {
         self.0.drain().flat_map(|(_, given)| given).for_each(Given::end);
     }
 
+    /// The connections of `peer`.
+    pub(super) fn served_of(&self, peer: PeerId) -> Vec<Arc<Served>> {
+        let given = self.0.get(&peer).into_iter().flatten();
+        given.flat_map(|given| given.served.iter().cloned()).collect()
+    }
+
     /// All connections.
     pub(super) fn served(&self) -> Vec<Arc<Served>> {
         let given = self.0.values().flatten();

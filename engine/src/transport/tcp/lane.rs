@@ -2,7 +2,8 @@
 //!
 //! Invariants
 //! - Local memory is touched under the lock of the outbox or the inbox only, in system calls that do not wait. So an
-//!   operation is given up by taking it from both; after that it can be completed at once.
+//!   operation is given up by taking it from both; after that it can be completed at once, unless the kernel may still
+//!   read what was sent without a copy (see `sends`): then it is kept until the kernel is done.
 //! - An operation is completed by whoever took it out of `pending`, with no lock held.
 //!
 //! Lock order: outbox or inbox, then state.
@@ -11,7 +12,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -21,6 +22,7 @@ use super::frame::{Header, Kind};
 use super::inbox::{Handler, Inbox, Incoming, Place};
 use super::outbox::{Outbox, Outgoing, Payload};
 use super::poller::{Driven, Lent, Poller, Readiness, Watch};
+use super::sends::{Grave, Sends, State as SendsState};
 use super::{NAME, TURN};
 use crate::error::Error;
 use crate::link::DataStream;
@@ -60,6 +62,7 @@ pub(super) struct Posted {
 /// A data connection that was dialled here.
 #[derive(Debug)]
 pub(super) struct Lane {
+    me: Weak<Self>,
     stream: DataStream,
     /// What is under way on the lane, and on all lanes of the endpoint.
     pub(super) load: Load,
@@ -91,15 +94,17 @@ impl Lane {
     /// When the poller takes no more.
     pub(super) fn start(
         stream: DataStream,
+        sends: Sends,
         total: &Arc<Load>,
         poller: &Arc<Poller>,
     ) -> io::Result<Arc<Self>> {
-        let lane = Arc::new(Self {
+        let lane = Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
             stream,
             load: Load::default(),
             total: Arc::clone(total),
             state: Mutex::default(),
-            outbox: Mutex::default(),
+            outbox: Mutex::new(Outbox::new(sends)),
             inbox: Mutex::default(),
             watch: OnceLock::new(),
             ended: watch::Sender::new(false),
@@ -189,9 +194,14 @@ impl Lane {
         }
         self.outbox.lock().give_up(|frame| ended.contains_key(&frame.operation()));
         self.inbox.lock().give_up(|incoming| ended.contains_key(&incoming.header.operation));
-        for (_, operation) in ended.drain() {
-            self.finish(operation, Err(error.clone()));
+        for (id, operation) in ended.drain() {
+            self.finish_when_free(id, operation, Err(error.clone()));
         }
+    }
+
+    /// Whether payload goes without a copy.
+    pub(super) fn zero_copy(&self) -> SendsState {
+        self.outbox.lock().sends().state()
     }
 
     /// Ends the lane and all its operations.
@@ -208,10 +218,21 @@ impl Lane {
         self.outbox.lock().clear();
         *self.inbox.lock() = Inbox::default();
         self.stream.shut_down();
-        for operation in pending.into_values() {
-            self.finish(operation, Err(error.clone()));
+        self.bury();
+        for (id, operation) in pending {
+            self.finish_when_free(id, operation, Err(error.clone()));
         }
         self.ended.send_replace(true);
+    }
+
+    /// Leaves to the poller what the kernel may still read.
+    fn bury(&self) {
+        let (Some(socket), Some(watch)) = (self.stream.as_plain(), self.watch.get()) else { return };
+        if self.outbox.lock().sends().end(socket)
+            && let Some(me) = self.me.upgrade()
+        {
+            watch.poller().bury(me);
+        }
     }
 
     /// The earliest deadline of an operation.
@@ -226,8 +247,45 @@ impl Lane {
         operation.complete(result);
     }
 
+    /// Ends an operation that nothing but the kernel may touch any more, now or when the kernel is done.
+    fn finish_when_free(&self, id: u64, operation: Operation, result: Result<(), Error>) {
+        let (free, due) = {
+            let mut outbox = self.outbox.lock();
+            let sends = outbox.sends();
+            (sends.park(id, operation, result), sends.arm(Instant::now()))
+        };
+        if let (Some(due), Some(watch)) = (due, self.watch.get()) {
+            watch.wake_at(due);
+        }
+        if let Some((operation, result)) = free {
+            self.finish(operation, result);
+        }
+    }
+
+    /// Ends the operations that the kernel is done with.
+    fn read_notices(&self) -> Result<(), Error> {
+        let Some(socket) = self.stream.as_plain() else { return Ok(()) };
+        let freed = self.outbox.lock().sends().read_notices(socket);
+        let freed = freed.map_err(|error| Error::transport(NAME, error.to_string()))?;
+        freed.into_iter().for_each(|(operation, result)| self.finish(operation, result));
+        Ok(())
+    }
+
+    /// Looks whether the kernel takes too long.
+    fn look_at_sends(&self) -> Result<(), Error> {
+        let due = self.outbox.lock().sends().look(Instant::now())?;
+        if let (Some(due), Some(watch)) = (due, self.watch.get()) {
+            watch.wake_at(due);
+        }
+        Ok(())
+    }
+
     /// Sends and receives for one turn; returns whether more can be done at once.
     fn exchange(&self, readiness: &mut Readiness) -> Result<bool, Error> {
+        if std::mem::take(&mut readiness.is_noticed) {
+            self.read_notices()?;
+            self.look_at_sends()?;
+        }
         let has_more =
             self.send(readiness.has_room).map_err(|error| Error::transport(NAME, error.to_string()))?;
         for _ in 0..TURN {
@@ -270,13 +328,15 @@ impl Lane {
             inbox.receive(&self.stream, &mut Answers { state: &self.state, ended: &mut ended })
         };
         for (id, operation, result) in ended {
-            if operation.direction == Direction::Write {
-                // A peer that answers before it has everything does not make us send memory that is not ours any more.
-                let is_this = |frame: &Outgoing| frame.operation() == id;
-                self.outbox.lock().give_up(is_this);
-                self.state.lock().entry.retain(|frame| !is_this(frame));
+            if operation.direction == Direction::Read {
+                self.finish(operation, result);
+                continue;
             }
-            self.finish(operation, result);
+            // A peer that answers before it has everything does not make us send memory that is not ours any more.
+            let is_this = |frame: &Outgoing| frame.operation() == id;
+            self.outbox.lock().give_up(is_this);
+            self.state.lock().entry.retain(|frame| !is_this(frame));
+            self.finish_when_free(id, operation, result);
         }
         received
     }
@@ -304,6 +364,16 @@ impl Driven for Lane {
 
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+}
+
+impl Grave for Lane {
+    fn visit(&self) -> bool {
+        if let Err(error) = self.read_notices() {
+            // Looked at again: the kernel may not be done.
+            tracing::error!(%error, "the notices of a data connection cannot be read");
+        }
+        !self.outbox.lock().sends().is_open()
     }
 }
 

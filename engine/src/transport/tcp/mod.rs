@@ -8,7 +8,8 @@
 //! - A region is named by its id and its registration; one that was withdrawn is never touched again, whatever a peer
 //!   sends, and however slowly.
 //! - An operation that is given up lets go of its memory before it ends: what is left of its payload is dropped, or
-//!   finished from a copy, so that the other operations of its connection go on.
+//!   finished from a copy, so that the other operations of its connection go on. Where the kernel may still read what was
+//!   sent without a copy, it ends when the kernel is done, which costs the connection if that takes long.
 //! - A connection that fails ends its own operations with an error that may be retried, and is dialled again.
 //!
 //! Limits: [`TcpConfig`]; beyond `operations_max` and `in_flight_bytes_max`, operations stay in the caller's queue.
@@ -29,6 +30,7 @@ mod lane;
 mod outbox;
 mod poller;
 mod registry;
+mod sends;
 mod serve;
 mod tasks;
 #[cfg(test)]
@@ -43,14 +45,16 @@ use self::endpoint::{Granted, TcpEndpoint};
 use self::grant::{Ask, Grant, Grants};
 use self::poller::Pollers;
 use self::registry::Registry;
+use self::sends::Policy;
 use self::serve::Served;
-use super::{BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Rail, Transport};
+use super::{BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Rail, Transport, ZeroCopyStatus};
 use crate::error::Error;
 use crate::link::{Adopter, Links, Stream, Token};
 use crate::memory::Region;
+use crate::metrics::Metrics;
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
 
-pub use config::TcpConfig;
+pub use config::{TcpConfig, ZeroCopy};
 
 const NAME: &str = "tcp";
 /// Data connections to one peer.
@@ -74,18 +78,22 @@ pub struct TcpTransport {
     endpoints: Mutex<Vec<(PeerId, Weak<TcpEndpoint>)>>,
     is_closed: AtomicBool,
     pollers: Arc<Pollers>,
+    policy: Policy,
 }
 
 impl TcpTransport {
-    /// Makes the transport. It uses the listener and the runtime of `links`, which it does not close.
+    /// Makes the transport. It uses the listener and the runtime of `links`, which it does not close, and counts in
+    /// `metrics`.
     ///
     /// # Errors
     /// [`Error::System`] when the system has no more threads or descriptors.
-    pub fn open(links: &Arc<Links>, config: TcpConfig) -> Result<Arc<Self>, Error> {
+    pub fn open(links: &Arc<Links>, config: TcpConfig, metrics: &Arc<Metrics>) -> Result<Arc<Self>, Error> {
         let pollers = Pollers::start(config.threads(), config.completion.spin())
             .map_err(|error| Error::system("start the threads of data connections", &error))?;
+        let policy = Policy { wanted: config.zero_copy, metrics: Arc::clone(metrics) };
         let tcp = Arc::new(Self {
             links: Arc::clone(links),
+            policy,
             config,
             registry: Arc::default(),
             grants: Mutex::default(),
@@ -117,7 +125,11 @@ impl Adopter for TcpTransport {
 
     fn adopt(&self, peer: PeerId, token: &Token, stream: Stream) {
         let longest = self.config.operation_bytes_max.get();
-        let make = || Served::start(stream.detach()?, &self.registry, longest, self.pollers.next());
+        let make = || {
+            let stream = stream.detach()?;
+            let sends = self.policy.start(&stream);
+            Served::start(stream, sends, &self.registry, longest, self.pollers.next())
+        };
         if let Err(error) = self.grants.lock().add(peer, token, make) {
             tracing::warn!(%peer, %error, "a data connection of a peer is not served");
         }
@@ -183,7 +195,8 @@ impl Transport for TcpTransport {
             };
             let links = Arc::clone(&self.links);
             let pollers = Arc::clone(&self.pollers);
-            let endpoint = TcpEndpoint::dial(peer, links, pollers, self.config.clone(), granted).await?;
+            let (config, policy) = (self.config.clone(), self.policy.clone());
+            let endpoint = TcpEndpoint::dial(peer, links, pollers, config, policy, granted).await?;
             self.endpoints.lock().push((peer, Arc::downgrade(&endpoint)));
             if let Err(closed) = self.check_open() {
                 endpoint.end(EndpointState::Closed);
@@ -215,6 +228,19 @@ impl Transport for TcpTransport {
         })
     }
 
+    fn zero_copy(&self, peer: PeerId) -> Option<ZeroCopyStatus> {
+        let dialled = self.endpoints(|found| found == peer);
+        let mut states: Vec<_> = dialled.iter().flat_map(|endpoint| endpoint.zero_copy()).collect();
+        let served = self.grants.lock().served_of(peer);
+        states.extend(served.iter().filter(|served| !served.is_over()).map(|served| served.zero_copy()));
+        let count = |wanted: &[sends::State]| states.iter().filter(|state| wanted.contains(state)).count();
+        Some(ZeroCopyStatus {
+            on: count(&[sends::State::On]),
+            off: count(&[sends::State::Off]),
+            untried: count(&[sends::State::Untried, sends::State::Trying]),
+        })
+    }
+
     fn forget(&self, peer: PeerId) {
         self.grants.lock().take_back(peer);
         for endpoint in self.endpoints(|found| found == peer) {
@@ -234,6 +260,7 @@ impl Transport for TcpTransport {
             for endpoint in &endpoints {
                 endpoint.close().await;
             }
+            self.pollers.until_graves_are_gone().await;
             self.pollers.stop();
         })
     }

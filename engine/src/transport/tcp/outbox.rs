@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
-use super::ffi::{self, PARTS_MAX, Source};
+use super::ffi::{self, How, PARTS_MAX, Source};
 use super::frame::{HEADER_BYTES, Header, Reason};
 use super::registry::Lease;
+use super::sends::Sends;
 use crate::link::DataStream;
 use crate::memory::MemorySlice;
 
@@ -34,6 +35,11 @@ impl Payload {
         }
     }
 
+    /// Whether somebody waits for its memory to be let go.
+    pub(super) fn is_withdrawn(&self) -> bool {
+        matches!(self, Self::Memory(_, Some(lease)) if lease.is_withdrawn())
+    }
+
     fn source(&self, from: usize, length: usize) -> Source<'_> {
         match self {
             Self::None => Source::EMPTY,
@@ -55,11 +61,13 @@ pub(super) struct Outgoing {
     operation: u64,
     header: [u8; HEADER_BYTES],
     payload: Payload,
+    /// The last of its sends of which the kernel tells when it is done with the payload.
+    in_place: Option<u64>,
 }
 
 impl Outgoing {
     pub(super) fn new(header: &Header, payload: Payload) -> Self {
-        Self { operation: header.operation, header: header.bytes(), payload }
+        Self { operation: header.operation, header: header.bytes(), payload, in_place: None }
     }
 
     pub(super) fn operation(&self) -> u64 {
@@ -82,9 +90,20 @@ pub(super) struct Outbox {
     is_unflushed: bool,
     /// Whether the socket took no more; [`Outbox::has_room`] says that it does.
     is_blocked: bool,
+    /// What the kernel may still read.
+    sends: Sends,
 }
 
 impl Outbox {
+    pub(super) fn new(sends: Sends) -> Self {
+        Self { sends, ..Self::default() }
+    }
+
+    /// What was sent without a copy.
+    pub(super) fn sends(&mut self) -> &mut Sends {
+        &mut self.sends
+    }
+
     pub(super) fn push(&mut self, frame: Outgoing) {
         self.frames.push_back(frame);
     }
@@ -101,15 +120,21 @@ impl Outbox {
         self.frames.len()
     }
 
-    /// Lets go of all memory.
+    /// Lets go of all memory, but for what the kernel may still read.
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        let Self { frames, sends, .. } = std::mem::take(self);
+        self.sends = sends;
+        for Outgoing { operation, payload, in_place, .. } in frames {
+            if let Some(last) = in_place {
+                self.sends.pin(last, operation, payload);
+            }
+        }
     }
 
     /// Lets go of the memory of operations that `is_given_up` says. A frame that is sent in part is finished from a
     /// copy, or the peer would lose its place in the stream.
     pub(super) fn give_up(&mut self, mut is_given_up: impl FnMut(&Outgoing) -> bool) {
-        let sent = self.sent;
+        let (sent, sends) = (self.sent, &mut self.sends);
         let mut is_first = true;
         self.frames.retain_mut(|frame| {
             let is_begun = std::mem::take(&mut is_first) && sent > 0;
@@ -117,7 +142,7 @@ impl Outbox {
                 return true;
             }
             if is_begun {
-                frame.set_aside(sent);
+                frame.set_aside(sent, sends);
             }
             is_begun
         });
@@ -127,9 +152,7 @@ impl Outbox {
     /// becomes a refusal.
     pub(super) fn let_go_withdrawn(&mut self) {
         for (index, frame) in self.frames.iter_mut().enumerate() {
-            let is_withdrawn =
-                matches!(&frame.payload, Payload::Memory(_, Some(lease)) if lease.is_withdrawn());
-            if !is_withdrawn {
+            if !frame.payload.is_withdrawn() {
                 continue;
             }
             let is_begun = index == 0 && self.sent > 0;
@@ -137,7 +160,7 @@ impl Outbox {
                 Ok(header) if !is_begun => {
                     *frame = Outgoing::new(&header.refusal(Reason::NoSuchRegion, 0), Payload::None);
                 }
-                _ => frame.set_aside(self.sent),
+                _ => frame.set_aside(self.sent, &mut self.sends),
             }
         }
     }
@@ -181,10 +204,16 @@ impl Outbox {
         Ok(0)
     }
 
-    fn send_plain(&self, socket: &std::net::TcpStream) -> io::Result<usize> {
+    fn send_plain(&mut self, socket: &std::net::TcpStream) -> io::Result<usize> {
+        if let Some(longest) = self.frames.front().and_then(|first| self.in_place(first)) {
+            return self.send_in_place(socket, longest, ffi::send);
+        }
         let mut parts = [Source::EMPTY; PARTS_MAX];
         let (mut count, mut room, mut skip) = (0, SEND_BYTES, self.sent);
-        for frame in self.frames.iter().take(PARTS_MAX / 2) {
+        for (index, frame) in self.frames.iter().take(PARTS_MAX / 2).enumerate() {
+            if index > 0 && self.in_place(frame).is_some() {
+                break;
+            }
             let header = frame.header.get(skip..).unwrap_or_default();
             let payload = frame.payload.source(skip.saturating_sub(HEADER_BYTES), room);
             skip = 0;
@@ -199,7 +228,41 @@ impl Outbox {
                 break;
             }
         }
-        ffi::send(socket, &parts[..count])
+        ffi::send(socket, &parts[..count], How::Copied)
+    }
+
+    /// How much of `frame` the next send takes from where it lies, at most; `None` when it is copied.
+    fn in_place(&self, frame: &Outgoing) -> Option<usize> {
+        match &frame.payload {
+            Payload::Memory(slice, _) => self.sends.longest(slice.length()),
+            Payload::None | Payload::Aside { .. } => None,
+        }
+    }
+
+    /// Sends the header of the first frame, which does not stay where it is, or by `send` up to `longest` bytes of its
+    /// payload, which does.
+    fn send_in_place(
+        &mut self,
+        socket: &std::net::TcpStream,
+        longest: usize,
+        send: impl Fn(&std::net::TcpStream, &[Source<'_>], How) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let Some(frame) = self.frames.front_mut() else { return Ok(0) };
+        if let Some(rest) = frame.header.get(self.sent..).filter(|rest| !rest.is_empty()) {
+            return send(socket, &[Source::bytes(rest)], How::CopiedWithMore);
+        }
+        let source = frame.payload.source(self.sent - HEADER_BYTES, longest);
+        match send(socket, &[source], How::InPlace) {
+            Ok(count) => {
+                frame.in_place = Some(self.sends.sent());
+                Ok(count)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                self.sends.refused();
+                send(socket, &[source], How::Copied)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Copies a piece out of the memory, because the encryption takes slices.
@@ -228,26 +291,35 @@ impl Outbox {
         self.sent += count;
         while let Some(first) = self.frames.front().filter(|first| self.sent >= first.length()) {
             self.sent -= first.length();
-            self.frames.pop_front();
+            let first = self.frames.pop_front();
+            if let Some(Outgoing { operation, payload, in_place: Some(last), .. }) = first {
+                self.sends.pin(last, operation, payload);
+            }
         }
     }
 }
 
 impl Outgoing {
-    /// Copies what follows the `sent` bytes of the frame, so that its memory can be let go.
-    fn set_aside(&mut self, sent: usize) {
+    /// Copies what follows the `sent` bytes of the frame, so that its memory can be let go, but for what the kernel may
+    /// still read.
+    fn set_aside(&mut self, sent: usize, sends: &mut Sends) {
         if let Payload::Memory(slice, _) = &self.payload {
             let length = slice.length();
             let from = sent.saturating_sub(HEADER_BYTES).min(length);
             let mut rest = vec![0; length - from];
             slice.region().read_at(slice.offset() + from as u64, &mut rest);
-            self.payload = Payload::Aside { rest, length };
+            let payload = std::mem::replace(&mut self.payload, Payload::Aside { rest, length });
+            if let Some(last) = self.in_place.take() {
+                sends.pin(last, self.operation, payload);
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
 
     use super::super::frame::Kind;
@@ -257,6 +329,55 @@ mod tests {
 
     const LENGTH: u64 = 64 << 10;
 
+    /// A kernel without room to note a send gets the same bytes again, to copy; nothing waits for a notice of them.
+    #[test]
+    fn a_send_that_cannot_be_noted_is_copied_and_counted() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let length = ByteCount::mib(1);
+        let region = Arc::new(Region::anonymous(length, PageKind::Base, Access::Read).unwrap());
+        let slice = MemorySlice::new(&region, RegionId(1), 0, length).unwrap();
+        let metrics = Arc::default();
+        let mut outbox = Outbox::new(Sends::on(&metrics));
+        outbox.push(Outgoing::new(&header(length.get()), Payload::Memory(slice, None)));
+        let asked = RefCell::new(Vec::new());
+        let send = |_: &TcpStream, sources: &[Source<'_>], how| {
+            asked.borrow_mut().push((sources[0].length(), how));
+            match how {
+                How::InPlace => Err(io::Error::from_raw_os_error(libc::ENOBUFS)),
+                How::Copied | How::CopiedWithMore => Ok(sources[0].length()),
+            }
+        };
+        let mut sent = 0;
+        while !outbox.is_empty() {
+            let longest = outbox.frames.front().and_then(|first| outbox.in_place(first)).unwrap();
+            let count = outbox.send_in_place(&socket, longest, send).unwrap();
+            outbox.advance(count);
+            sent += count;
+        }
+        assert_eq!(sent as u64, HEADER_BYTES as u64 + length.get());
+        let both = |length| [(length, How::InPlace), (length, How::Copied)];
+        let wanted =
+            [&[(HEADER_BYTES, How::CopiedWithMore)][..], &both(512 << 10), &both(512 << 10)].concat();
+        assert_eq!(asked.into_inner(), wanted);
+        assert_eq!(metrics.zero_copy_refused_total.get(), 2);
+        assert!(!outbox.sends().is_open());
+    }
+
+    fn header(length: u64) -> Header {
+        Header {
+            kind: Kind::Data,
+            reason: None,
+            is_checked: false,
+            operation: 1,
+            region: RegionId(1),
+            registration: 1,
+            offset: 0,
+            length,
+            checksum: 0,
+        }
+    }
+
     /// A frame is given up when `sent` bytes of it are on the wire: what follows them is copied, and no more.
     #[test]
     fn what_is_finished_from_a_copy_is_copied_from_where_it_stopped() {
@@ -265,19 +386,8 @@ mod tests {
         assert!(region.write_at(0, &bytes));
         for sent in [1, HEADER_BYTES, HEADER_BYTES + 1, HEADER_BYTES + 60_000] {
             let slice = MemorySlice::new(&region, RegionId(1), 0, ByteCount(LENGTH)).unwrap();
-            let header = Header {
-                kind: Kind::Data,
-                reason: None,
-                is_checked: false,
-                operation: 1,
-                region: RegionId(1),
-                registration: 1,
-                offset: 0,
-                length: LENGTH,
-                checksum: 0,
-            };
             let mut outbox = Outbox { sent, ..Outbox::default() };
-            outbox.push(Outgoing::new(&header, Payload::Memory(slice, None)));
+            outbox.push(Outgoing::new(&header(LENGTH), Payload::Memory(slice, None)));
             outbox.give_up(|_| true);
             let frame = &outbox.frames[0];
             assert_eq!(frame.length(), HEADER_BYTES + bytes.len());

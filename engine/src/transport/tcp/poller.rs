@@ -8,6 +8,7 @@
 //! - One thread at a time works on a connection; what becomes ready meanwhile is noted, and that thread goes on.
 //! - A connection gets a bounded turn, then the others do.
 //! - A guest that leaves work over rings for the host.
+//! - The thread ends when no grave is left: what the kernel may still read is held until it says that it is done.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -21,8 +22,11 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
 
 mod guest;
+
+use super::sends::Grave;
 
 pub(super) use guest::{Lent, Loan};
 
@@ -37,6 +41,10 @@ const READABLE: u8 = 1;
 const WRITABLE: u8 = 2;
 const HUNG_UP: u8 = 4;
 const RUNNING: u8 = 8;
+const NOTICED: u8 = 16;
+
+/// How often graves are looked at, and how late a timer may be.
+const TICK_MS: u16 = 2;
 
 /// What is known of a socket.
 #[derive(Debug, Default)]
@@ -47,11 +55,15 @@ pub(super) struct Readiness {
     pub(super) has_room: bool,
     /// The peer has closed its end, so that what is read in full is followed by the end of the stream.
     is_hung_up: bool,
+    /// The error queue may hold something, or it is time to look whether it should have.
+    pub(super) is_noticed: bool,
 }
 
 impl Readiness {
     fn note(&mut self, bits: u8) {
-        self.is_readable |= bits & (READABLE | HUNG_UP) != 0;
+        // An error of the socket itself is told by what reads it.
+        self.is_readable |= bits & (READABLE | HUNG_UP | NOTICED) != 0;
+        self.is_noticed |= bits & NOTICED != 0;
         self.has_room = bits & WRITABLE != 0;
         self.is_hung_up |= bits & HUNG_UP != 0;
     }
@@ -98,6 +110,14 @@ pub(super) struct Poller {
     again: Mutex<VecDeque<Arc<Entry>>>,
     /// How long to look again and again before sleeping.
     spin: Duration,
+    /// Connections that get a turn at a time. Held for a look-up.
+    timers: Mutex<Vec<(Instant, Arc<Entry>)>>,
+    /// Connections that are over but for the kernel. Held while they are looked at.
+    graves: Mutex<Vec<Arc<dyn Grave>>>,
+    /// Graves of all pollers of the transport.
+    graves_total: watch::Sender<usize>,
+    /// Whether there may be timers or graves.
+    has_chores: AtomicBool,
     is_over: AtomicBool,
 }
 
@@ -115,6 +135,13 @@ impl Watch {
     /// Gives the connection a turn soon.
     pub(super) fn wake(&self) {
         self.poller.again.lock().push_back(Arc::clone(&self.entry));
+        self.poller.ring();
+    }
+
+    /// Gives the connection a turn at `at`, as if a notice had come.
+    pub(super) fn wake_at(&self, at: Instant) {
+        self.poller.timers.lock().push((at, Arc::clone(&self.entry)));
+        self.poller.has_chores.store(true, Ordering::Release);
         self.poller.ring();
     }
 
@@ -182,7 +209,7 @@ impl Drop for Watch {
 }
 
 impl Poller {
-    fn new(spin: Duration) -> io::Result<Self> {
+    fn new(spin: Duration, graves_total: watch::Sender<usize>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let bell = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let (bell, guest_bell) = (bell()?, bell()?);
@@ -196,6 +223,10 @@ impl Poller {
             next: AtomicU64::new(BELL + 1),
             again: Mutex::default(),
             spin,
+            timers: Mutex::default(),
+            graves: Mutex::default(),
+            graves_total,
+            has_chores: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         })
     }
@@ -234,14 +265,60 @@ impl Poller {
     /// The poller's own thread.
     fn serve(&self) {
         let mut last_event = Instant::now();
-        while !self.is_over() {
+        while !self.is_over() || !self.graves.lock().is_empty() {
             if self.step(self.wait_time(last_event)) > 0 {
                 last_event = Instant::now();
             }
+            self.tick();
         }
     }
 
+    /// Looks after a connection that is over until the kernel is done with what was sent on it.
+    pub(super) fn bury(&self, grave: Arc<dyn Grave>) {
+        self.graves_total.send_modify(|count| *count += 1);
+        self.graves.lock().push(grave);
+        self.has_chores.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// Does what is due, and looks at graves.
+    fn tick(&self) {
+        if !self.has_chores.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let now = Instant::now();
+        let due: Vec<_> = self.timers.lock().extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, entry) in &due {
+            self.run(entry, NOTICED);
+        }
+        // Taken out, since operations end here, and what that leads to may come back.
+        let mut graves = std::mem::take(&mut *self.graves.lock());
+        let before = graves.len();
+        graves.retain(|grave| !grave.visit());
+        let closed = before - graves.len();
+        self.graves.lock().append(&mut graves);
+        if closed > 0 {
+            self.graves_total.send_modify(|count| *count -= closed);
+        }
+        if !self.graves.lock().is_empty() || !self.timers.lock().is_empty() {
+            self.has_chores.store(true, Ordering::Release);
+        }
+    }
+
+    /// How long until there is something to do beside what becomes ready.
+    fn chore_time(&self) -> EpollTimeout {
+        if !self.graves.lock().is_empty() {
+            return EpollTimeout::from(TICK_MS);
+        }
+        let next = self.timers.lock().iter().map(|(at, _)| *at).min();
+        let left = next.map(|next| next.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
+        left.and_then(|left| EpollTimeout::try_from(left).ok()).unwrap_or(EpollTimeout::from(TICK_MS))
+    }
+
     fn wait_time(&self, last_event: Instant) -> EpollTimeout {
+        if self.has_chores.load(Ordering::Acquire) {
+            return self.chore_time();
+        }
         if !self.spin.is_zero() && last_event.elapsed() < self.spin {
             std::hint::spin_loop();
             return EpollTimeout::ZERO;
@@ -305,8 +382,10 @@ impl Poller {
 
 fn bits_of(events: EpollFlags) -> u8 {
     let of = |flags: EpollFlags, bit: u8| if events.intersects(flags) { bit } else { 0 };
-    let hung_up = EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR;
-    of(EpollFlags::EPOLLIN, READABLE) | of(EpollFlags::EPOLLOUT, WRITABLE) | of(hung_up, HUNG_UP)
+    let hung_up = EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLHUP;
+    // Said of an error of the socket, and of anything in its error queue.
+    let noticed = of(EpollFlags::EPOLLERR, NOTICED);
+    of(EpollFlags::EPOLLIN, READABLE) | of(EpollFlags::EPOLLOUT, WRITABLE) | of(hung_up, HUNG_UP) | noticed
 }
 
 /// The pollers of one transport.
@@ -314,6 +393,7 @@ fn bits_of(events: EpollFlags) -> u8 {
 pub(super) struct Pollers {
     all: Vec<Arc<Poller>>,
     next: AtomicUsize,
+    graves_total: watch::Sender<usize>,
 }
 
 impl Pollers {
@@ -322,9 +402,10 @@ impl Pollers {
     /// # Errors
     /// When the system has no more threads or descriptors.
     pub(super) fn start(count: usize, spin: Duration) -> io::Result<Self> {
-        let mut pollers = Self { all: Vec::new(), next: AtomicUsize::new(0) };
+        let graves_total = watch::Sender::new(0);
+        let mut pollers = Self { all: Vec::new(), next: AtomicUsize::new(0), graves_total };
         for index in 0..count.max(1) {
-            let poller = Arc::new(Poller::new(spin)?);
+            let poller = Arc::new(Poller::new(spin, pollers.graves_total.clone())?);
             pollers.all.push(Arc::clone(&poller));
             thread::Builder::new().name(format!("tcp-{index}")).spawn(move || poller.serve())?;
         }
@@ -334,6 +415,12 @@ impl Pollers {
     /// The next in turn.
     pub(super) fn next(&self) -> &Arc<Poller> {
         &self.all[self.next.fetch_add(1, Ordering::Relaxed) % self.all.len()]
+    }
+
+    /// Resolves when the kernel reads nothing any more that was sent on a connection which is over.
+    pub(super) async fn until_graves_are_gone(&self) {
+        // The sender is a field of `self`, so it is not dropped.
+        let _ = self.graves_total.subscribe().wait_for(|count| *count == 0).await;
     }
 
     /// Ends the threads. They touch no memory but that of connections, which are ended before.

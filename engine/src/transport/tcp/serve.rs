@@ -1,12 +1,14 @@
 //! Hot path: one data connection of a peer, whose reads and writes of this side's regions are served.
 //!
-//! Memory is touched for it under one lock, in system calls that do not wait. Answers that wait are bounded: beyond
+//! Memory is touched for it under one lock, in system calls that do not wait; what the kernel may read afterwards keeps its
+//! lease (see `sends`). Answers that wait are bounded: beyond
 //! [`ANSWERS_MAX`] no more requests are read, and the peer, which always reads answers, is slowed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -15,6 +17,7 @@ use super::inbox::{Handler, Inbox, Incoming, Place};
 use super::outbox::{Outbox, Outgoing, Payload};
 use super::poller::{Driven, Poller, Readiness, Watch};
 use super::registry::Registry;
+use super::sends::{Grave, Sends, State};
 use super::{NAME, TURN};
 use crate::error::Error;
 use crate::link::DataStream;
@@ -25,6 +28,7 @@ const ANSWERS_MAX: usize = 256;
 /// A data connection that a peer dialled.
 #[derive(Debug)]
 pub(super) struct Served {
+    me: Weak<Self>,
     stream: DataStream,
     /// Held for system calls that do not wait.
     work: Mutex<Work>,
@@ -46,6 +50,7 @@ impl Served {
     /// When the poller takes no more.
     pub(super) fn start(
         stream: DataStream,
+        sends: Sends,
         registry: &Arc<Registry>,
         operation_bytes_max: u64,
         poller: &Arc<Poller>,
@@ -53,23 +58,48 @@ impl Served {
         let requests = Requests {
             registry: Arc::clone(registry),
             operation_bytes_max,
-            outbox: Outbox::default(),
+            outbox: Outbox::new(sends),
             refusal: None,
         };
         let work = Mutex::new(Work { inbox: Inbox::default(), requests });
         let is_over = AtomicBool::new(false);
-        let served = Arc::new(Self { stream, work, watch: OnceLock::new(), is_over });
+        let served =
+            Arc::new_cyclic(|me| Self { me: Weak::clone(me), stream, work, watch: OnceLock::new(), is_over });
         let watch = poller.watch(&served)?;
         // Set nowhere else.
         let _ = served.watch.set(watch);
         Ok(served)
     }
 
-    /// Ends the connection. No memory is touched for it any more when this returns.
+    /// Ends the connection. No memory is touched for it any more when this returns, but for what the kernel has leases of.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
         self.stream.shut_down();
-        self.work.lock().let_go();
+        self.bury(&mut self.work.lock());
+    }
+
+    /// Lets go of all memory, and leaves to the poller what the kernel may still read.
+    fn bury(&self, work: &mut Work) {
+        work.inbox = Inbox::default();
+        work.requests.outbox.clear();
+        if let (Some(socket), Some(watch), Some(me)) =
+            (self.stream.as_plain(), self.watch.get(), self.me.upgrade())
+            && work.requests.outbox.sends().end(socket)
+        {
+            watch.poller().bury(me);
+        }
+    }
+
+    /// Lets go of what the kernel is done with.
+    fn read_notices(&self, work: &mut Work) -> Result<(), Error> {
+        let Some(socket) = self.stream.as_plain() else { return Ok(()) };
+        // What is sent here is no operation's.
+        work.requests.outbox.sends().read_notices(socket).map(drop).map_err(failed)
+    }
+
+    /// Whether payload goes without a copy.
+    pub(super) fn zero_copy(&self) -> State {
+        self.work.lock().requests.outbox.sends().state()
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -81,11 +111,35 @@ impl Served {
         let mut work = self.work.lock();
         work.requests.outbox.let_go_withdrawn();
         work.inbox.give_up(is_withdrawn);
+        let sends = work.requests.outbox.sends();
+        let due = if sends.note_withdrawn() { sends.arm(Instant::now()) } else { None };
         drop(work);
-        // What became a refusal may be sent, if nothing was under way before.
-        if let Some(watch) = self.watch.get() {
-            watch.wake();
+        let Some(watch) = self.watch.get() else { return };
+        if let Some(due) = due {
+            watch.wake_at(due);
         }
+        // What became a refusal may be sent, if nothing was under way before.
+        watch.wake();
+    }
+
+    /// Looks whether the kernel takes too long.
+    fn look_at_sends(&self, work: &mut Work) -> Result<(), Error> {
+        let due = work.requests.outbox.sends().look(Instant::now())?;
+        if let (Some(due), Some(watch)) = (due, self.watch.get()) {
+            watch.wake_at(due);
+        }
+        Ok(())
+    }
+}
+
+impl Grave for Served {
+    fn visit(&self) -> bool {
+        let mut work = self.work.lock();
+        if let Err(error) = self.read_notices(&mut work) {
+            // Looked at again: the kernel may not be done.
+            tracing::error!(%error, "the notices of a data connection of a peer cannot be read");
+        }
+        !work.requests.outbox.sends().is_open()
     }
 }
 
@@ -93,14 +147,17 @@ impl Driven for Served {
     fn turn(&self, readiness: &mut Readiness) -> bool {
         let mut work = self.work.lock();
         if self.is_over() {
-            work.let_go();
             return false;
         }
-        work.exchange(&self.stream, readiness).unwrap_or_else(|error| {
+        let looked = match std::mem::take(&mut readiness.is_noticed) {
+            true => self.read_notices(&mut work).and_then(|()| self.look_at_sends(&mut work)),
+            false => Ok(()),
+        };
+        looked.and_then(|()| work.exchange(&self.stream, readiness)).unwrap_or_else(|error| {
             tracing::debug!(%error, "a data connection of a peer ended");
             self.is_over.store(true, Ordering::Release);
             self.stream.shut_down();
-            work.let_go();
+            self.bury(&mut work);
             false
         })
     }
@@ -115,11 +172,6 @@ impl Driven for Served {
 }
 
 impl Work {
-    fn let_go(&mut self) {
-        self.inbox = Inbox::default();
-        self.requests.outbox.clear();
-    }
-
     /// Sends and receives for one turn; returns whether more can be done at once.
     fn exchange(&mut self, stream: &DataStream, readiness: &mut Readiness) -> Result<bool, Error> {
         let Self { inbox, requests } = self;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::poller::{Driven, Poller, Readiness, Watch};
-use super::{TcpConfig, TcpTransport};
+use super::{TcpConfig, TcpTransport, ZeroCopy};
 use crate::error::Error;
 use crate::link::{Answer, Channel, Link, LinkConfig, LinkEvents, Links};
 use crate::transport::conformance::{Pair, Side, conformance, peer};
@@ -33,7 +33,7 @@ impl LinkEvents for NoLinks {
 fn side(number: u64, config: &TcpConfig) -> (PeerId, Arc<TcpTransport>) {
     let link = LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() };
     let links = Links::start(Handle::current(), link, peer(number), Arc::new(NoLinks)).unwrap();
-    (peer(number), TcpTransport::open(&links, config.clone()).unwrap())
+    (peer(number), TcpTransport::open(&links, config.clone(), &Arc::default()).unwrap())
 }
 
 /// Holds the thread of a poller for as long as the sender of its channel lives.
@@ -112,4 +112,7 @@ conformance!(narrow, || {
         in_flight_bytes_max: crate::types::ByteCount::mib(1),
         ..super::TcpConfig::default()
     })
+});
+conformance!(without_a_copy, || {
+    super::pair_with(super::TcpConfig { zero_copy: super::ZeroCopy::On, ..super::TcpConfig::default() })
 });

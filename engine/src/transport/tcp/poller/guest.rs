@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Driven, HUNG_UP, Poller, READABLE, WRITABLE, Watch};
+use super::{Driven, HUNG_UP, NOTICED, Poller, READABLE, WRITABLE, Watch};
 use crate::transport::Progress;
 
 /// Connections of one poller that a thread borrows while it waits for a transfer over them.
@@ -81,9 +81,12 @@ impl<T: Lent> Loan<T> {
 
 fn bits_of_poll(flags: PollFlags) -> u8 {
     let of = |wanted: PollFlags, bit: u8| if flags.intersects(wanted) { bit } else { 0 };
-    let hung_up = PollFlags::POLLHUP | PollFlags::POLLERR;
+    let noticed = of(PollFlags::POLLERR, NOTICED);
     // The end of the stream counts as readable, again and again.
-    of(PollFlags::POLLIN, READABLE) | of(PollFlags::POLLOUT, WRITABLE) | of(hung_up, HUNG_UP)
+    of(PollFlags::POLLIN, READABLE)
+        | of(PollFlags::POLLOUT, WRITABLE)
+        | of(PollFlags::POLLHUP, HUNG_UP)
+        | noticed
 }
 
 /// A thread that works while it waits.
@@ -139,6 +142,7 @@ mod tests {
     use std::time::Duration;
 
     use nix::sys::epoll::EpollTimeout;
+    use tokio::sync::watch;
 
     use super::super::Readiness;
     use super::*;
@@ -177,7 +181,7 @@ mod tests {
     /// A loan of one connection, and its other end.
     fn loan() -> (Loan<One>, UnixStream) {
         let (socket, other) = UnixStream::pair().unwrap();
-        let poller = Arc::new(Poller::new(Duration::ZERO).unwrap());
+        let poller = Arc::new(Poller::new(Duration::ZERO, watch::Sender::new(0)).unwrap());
         let one = Arc::new(One { socket, watch: OnceLock::new(), is_over: AtomicBool::new(false) });
         one.watch.set(poller.watch(&one).unwrap()).unwrap();
         (Loan { poller, connections: vec![one] }, other)

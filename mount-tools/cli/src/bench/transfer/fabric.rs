@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
-use tidefs_engine::engine::{Parts, TransportName};
+use tidefs_engine::engine::{Parts, TransportName, TransportOptions};
 use tidefs_engine::error::Error as EngineError;
 use tidefs_engine::memory::Region;
 use tidefs_engine::transport::libfabric::bare::{Bare, BareLoop, BareTarget};
@@ -34,7 +34,7 @@ pub(super) fn open(
     let one = |name: &TransportName| -> Result<Arc<dyn Transport>, EngineError> {
         match name {
             TransportName::Libfabric => Ok(Arc::new(Fabric::open(&config(provider))?)),
-            _ => name.open(parts),
+            _ => name.open(&TransportOptions::default(), parts),
         }
     };
     match names {
