@@ -159,6 +159,7 @@ impl Lane {
                     measured => measured,
                 },
                 distance: distance(&state.rail),
+                pci_links: state.rail.pci_links.unwrap_or_default(),
                 credits: credits(state),
             };
             let mut views: Vec<_> = rails.iter().map(view).collect();

@@ -6,6 +6,7 @@
 //! - All is read once, below a root that is passed in; nothing is written.
 
 mod nic;
+mod pinning;
 mod sysfs;
 
 use std::path::Path;
@@ -14,7 +15,8 @@ use serde::Serialize;
 
 use crate::types::{ByteCount, NumaNode};
 
-pub use nic::{Nic, NicKind, node_of_pci};
+pub use nic::{Nic, NicKind, links_of_pci, node_of_pci};
+pub use pinning::{nodes_of_nics, processors_beside, stay_on};
 
 /// The distance of a node to itself, by the convention of ACPI that the kernel follows.
 pub const DISTANCE_LOCAL: u32 = 10;

@@ -90,6 +90,17 @@ pub fn node_of_pci(root: &Path, address: &str) -> Option<NumaNode> {
     node_in(&root.join("bus/pci/devices").join(address))
 }
 
+/// PCIe links between the device at this address of the PCI bus and its root complex, below the sysfs at `root`.
+#[must_use]
+pub fn links_of_pci(root: &Path, address: &str) -> Option<u32> {
+    let device = fs::canonicalize(root.join("bus/pci/devices").join(address)).ok()?;
+    let inside = device.strip_prefix(fs::canonicalize(root).ok()?).ok()?;
+    let names = inside.components().filter_map(|component| component.as_os_str().to_str());
+    let bridges =
+        names.skip_while(|name| !name.starts_with("pci")).skip(1).take_while(|name| is_address(name));
+    u32::try_from(bridges.count()).ok().filter(|links| *links > 0)
+}
+
 /// What the folder of a device says of its NUMA node; -1 is "none".
 fn node_in(folder: &Path) -> Option<NumaNode> {
     text(&folder.join("numa_node"))?.parse().ok().map(NumaNode)

@@ -92,6 +92,13 @@ fn a_device_is_placed_by_its_pci_address() {
     assert_eq!(node_of_pci(root, "0000:81:00.1"), Some(NumaNode(1)));
     assert_eq!(node_of_pci(root, "0000:81:00.2"), None);
     assert_eq!(node_of_pci(root, "0000:81:00.3"), None);
+    let behind_a_switch = "devices/pci0000:80/0000:80:01.0/0000:82:00.0/0000:83:00.0/0000:84:00.0";
+    link(root, "bus/pci/devices/0000:84:00.0", behind_a_switch);
+    link(root, "bus/pci/devices/0000:01:00.0", "devices/pci0000:00/0000:00:01.0/0000:01:00.0");
+    assert_eq!(links_of_pci(root, "0000:84:00.0"), Some(4));
+    assert_eq!(links_of_pci(root, "0000:01:00.0"), Some(2));
+    assert_eq!(links_of_pci(root, "0000:81:00.1"), None, "a folder that is no link to the device");
+    assert_eq!(links_of_pci(root, "0000:99:00.0"), None);
     let topology = Topology::read(root);
     assert_eq!(topology.between(NumaNode(0), NumaNode(1)), Some(21));
     assert_eq!(topology.between(NumaNode(7), NumaNode(7)), Some(DISTANCE_LOCAL));

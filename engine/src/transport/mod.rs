@@ -67,6 +67,8 @@ pub struct Rail {
     pub name: String,
     /// NUMA node that it hangs on, where known.
     pub numa: Option<NumaNode>,
+    /// PCIe links between it and the root complex of its node, where known.
+    pub pci_links: Option<u32>,
     /// Rate that the device claims, in bytes per second; 0 where unknown.
     pub nominal_bytes_per_second: u64,
 }

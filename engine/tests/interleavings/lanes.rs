@@ -112,7 +112,13 @@ impl Stand {
             needs_target_cpu: false,
             needs_local_registration: false,
         };
-        let rail = Rail { id: RailId(0), name: "test".into(), numa: None, nominal_bytes_per_second: 0 };
+        let rail = Rail {
+            id: RailId(0),
+            name: "test".into(),
+            numa: None,
+            pci_links: None,
+            nominal_bytes_per_second: 0,
+        };
         let connection = Arc::clone(&endpoint) as Arc<dyn Endpoint>;
         let lane = Arc::new(Lane::new("test", capabilities, vec![rail], &Arc::default(), connection));
         let ends =

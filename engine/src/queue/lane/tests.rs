@@ -76,7 +76,8 @@ struct Stand {
 }
 
 fn stand(room: usize, is_immediate: bool) -> Stand {
-    let rail = Rail { id: RailId(0), name: "test".into(), numa: None, nominal_bytes_per_second: 0 };
+    let rail =
+        Rail { id: RailId(0), name: "test".into(), numa: None, pci_links: None, nominal_bytes_per_second: 0 };
     stand_on(vec![rail], &Arc::default(), room, is_immediate)
 }
 
@@ -224,6 +225,7 @@ fn a_rail_that_takes_no_more_is_passed_over() {
         id: RailId(id),
         name: format!("test{id}"),
         numa: None,
+        pci_links: None,
         nominal_bytes_per_second: 1 << (30 - 4 * id),
     };
     let stand = stand_on(vec![rail(0), rail(1)], &Arc::default(), 1, false);
@@ -246,7 +248,13 @@ fn memory_goes_by_the_nic_beside_it_until_that_is_busy() {
     let distances = vec![(home, 20), (far, 10)];
     let node = Node { id: far, cpus: Vec::new(), memory: None, distances };
     let host = Arc::new(Topology { nodes: vec![node], nics: Vec::new() });
-    let rail = |id, numa| Rail { id: RailId(id), name: "test".into(), numa, nominal_bytes_per_second: 0 };
+    let rail = |id, numa| Rail {
+        id: RailId(id),
+        name: "test".into(),
+        numa,
+        pci_links: None,
+        nominal_bytes_per_second: 0,
+    };
     let rails = vec![rail(0, Some(far)), rail(1, Some(home))];
     let stand = stand_on(rails, &host, 1, false);
     let untouched = stand.lane.take_rail(&stand.memory);
@@ -255,4 +263,18 @@ fn memory_goes_by_the_nic_beside_it_until_that_is_busy() {
     assert!(stand.memory.region().write_at(0, &[1]));
     let taken: Vec<u16> = (0..6).map(|_| stand.lane.take_rail(&stand.memory).0).collect();
     assert_eq!(taken, [1, 0, 1, 1, 0, 1]);
+}
+
+#[test]
+fn of_nics_of_one_node_the_one_with_fewer_pcie_links_goes_first() {
+    let rail = |id, pci_links| Rail {
+        id: RailId(id),
+        name: "test".into(),
+        numa: Some(NumaNode(0)),
+        pci_links,
+        nominal_bytes_per_second: 1 << 30,
+    };
+    let stand = stand_on(vec![rail(0, Some(4)), rail(1, Some(2))], &Arc::default(), 1, false);
+    let taken: Vec<u16> = (0..4).map(|_| stand.lane.take_rail(&stand.memory).0).collect();
+    assert_eq!(taken, [1, 0, 1, 0]);
 }

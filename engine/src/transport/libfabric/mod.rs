@@ -51,7 +51,7 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::memory::Region;
-use crate::topology::{SYSFS, node_of_pci};
+use crate::topology::{SYSFS, Topology, links_of_pci, node_of_pci, processors_beside};
 use crate::transport::{BoxFuture, Capabilities, Endpoint, Exchange, Rail, Transport};
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
 use domain::Domain;
@@ -239,8 +239,10 @@ impl Fabric {
         let (name, keys) = (Arc::new(Mutex::default()), Arc::new(Mutex::default()));
         let (domain, rma_bytes_max) = Domain::open(nic, settings, Arc::clone(&name), Arc::clone(&keys))
             .map_err(|failure| refused(&failure))?;
-        let progress =
-            Progress::start(domain, &facts.domain, config.may_spin).map_err(|error| refused(&error))?;
+        let numa = facts.pci.as_ref().and_then(|address| node_of_pci(Path::new(SYSFS), address));
+        let beside = processors_beside(&Topology::of_this_host(), numa);
+        let progress = Progress::start(domain, &facts.domain, config.may_spin, beside)
+            .map_err(|error| refused(&error))?;
         let longest = rma_bytes_max.unwrap_or(u64::MAX).min(facts.message_bytes_max).max(1);
         let capabilities = &mut self.capabilities;
         capabilities.operation_bytes_max = capabilities.operation_bytes_max.min(ByteCount(longest));
@@ -251,7 +253,8 @@ impl Fabric {
         let id = RailId(u16::try_from(self.rails.len()).unwrap_or(u16::MAX));
         self.rails.push(Rail {
             id,
-            numa: facts.pci.as_ref().and_then(|address| node_of_pci(Path::new(SYSFS), address)),
+            numa,
+            pci_links: facts.pci.as_ref().and_then(|address| links_of_pci(Path::new(SYSFS), address)),
             nominal_bytes_per_second: facts.bytes_per_second,
             name: facts.domain,
         });

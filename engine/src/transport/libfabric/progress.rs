@@ -22,6 +22,7 @@ use super::endpoint::Connection;
 use super::job::Job;
 use crate::error::Error;
 use crate::memory::Region;
+use crate::topology::stay_on;
 use crate::transport::BatchId;
 use crate::types::{PeerId, RegionId};
 
@@ -78,8 +79,13 @@ struct Mailbox {
 }
 
 impl Progress {
-    /// Starts the thread of `domain`, which spins only when `may_spin`.
-    pub(super) fn start(domain: Domain, name: &str, may_spin: bool) -> std::io::Result<Arc<Self>> {
+    /// Starts the thread of `domain`, which spins only when `may_spin`, on the processors `beside` the NIC.
+    pub(super) fn start(
+        domain: Domain,
+        name: &str,
+        may_spin: bool,
+        beside: Option<Vec<u32>>,
+    ) -> std::io::Result<Arc<Self>> {
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let progress = Arc::new(Self {
             commands: Mutex::default(),
@@ -90,9 +96,10 @@ impl Progress {
         });
         let own = Arc::clone(&progress);
         // The kernel keeps 15 bytes of a thread's name.
-        let thread = std::thread::Builder::new()
-            .name(format!("fab-{name}"))
-            .spawn(move || own.run(domain, may_spin))?;
+        let thread = std::thread::Builder::new().name(format!("fab-{name}")).spawn(move || {
+            stay_on(beside.as_deref());
+            own.run(domain, may_spin);
+        })?;
         *progress.thread.lock() = Some(thread);
         Ok(progress)
     }

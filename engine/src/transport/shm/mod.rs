@@ -241,7 +241,13 @@ impl Transport for ShmTransport {
     }
 
     fn rails(&self) -> Vec<Rail> {
-        vec![Rail { id: RailId(0), name: "memory".to_owned(), numa: None, nominal_bytes_per_second: 0 }]
+        vec![Rail {
+            id: RailId(0),
+            name: "memory".to_owned(),
+            numa: None,
+            pci_links: None,
+            nominal_bytes_per_second: 0,
+        }]
     }
 
     fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {

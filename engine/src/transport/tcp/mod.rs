@@ -52,6 +52,7 @@ use crate::error::Error;
 use crate::link::{Adopter, Links, Stream, Token};
 use crate::memory::Region;
 use crate::metrics::Metrics;
+use crate::topology::{Topology, nodes_of_nics, processors_beside};
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
 
 pub use config::{TcpConfig, ZeroCopy};
@@ -88,7 +89,14 @@ impl TcpTransport {
     /// # Errors
     /// [`Error::System`] when the system has no more threads or descriptors.
     pub fn open(links: &Arc<Links>, config: TcpConfig, metrics: &Arc<Metrics>) -> Result<Arc<Self>, Error> {
-        let pollers = Pollers::start(config.threads(), config.completion.spin())
+        let host = Topology::of_this_host();
+        let nodes = nodes_of_nics(&host);
+        let beside = |index: usize| {
+            // Each poller beside one of the NICs; the kernel routes, so which NIC a connection goes by is not known.
+            let node = nodes.get(index.checked_rem(nodes.len())?).copied();
+            processors_beside(&host, node)
+        };
+        let pollers = Pollers::start(config.threads(), config.completion.spin(), beside)
             .map_err(|error| Error::system("start the threads of data connections", &error))?;
         let policy = Policy { wanted: config.zero_copy, metrics: Arc::clone(metrics) };
         let tcp = Arc::new(Self {
@@ -153,7 +161,13 @@ impl Transport for TcpTransport {
     }
 
     fn rails(&self) -> Vec<Rail> {
-        vec![Rail { id: RAIL, name: NAME.to_owned(), numa: None, nominal_bytes_per_second: 0 }]
+        vec![Rail {
+            id: RAIL,
+            name: NAME.to_owned(),
+            numa: None,
+            pci_links: None,
+            nominal_bytes_per_second: 0,
+        }]
     }
 
     fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {

@@ -27,6 +27,7 @@ use tokio::sync::watch;
 mod guest;
 
 use super::sends::Grave;
+use crate::topology::stay_on;
 
 pub(super) use guest::{Lent, Loan};
 
@@ -397,17 +398,25 @@ pub(super) struct Pollers {
 }
 
 impl Pollers {
-    /// Starts `count` threads.
+    /// Starts `count` threads, each on the processors that `beside` says for its number.
     ///
     /// # Errors
     /// When the system has no more threads or descriptors.
-    pub(super) fn start(count: usize, spin: Duration) -> io::Result<Self> {
+    pub(super) fn start(
+        count: usize,
+        spin: Duration,
+        beside: impl Fn(usize) -> Option<Vec<u32>>,
+    ) -> io::Result<Self> {
         let graves_total = watch::Sender::new(0);
         let mut pollers = Self { all: Vec::new(), next: AtomicUsize::new(0), graves_total };
         for index in 0..count.max(1) {
             let poller = Arc::new(Poller::new(spin, pollers.graves_total.clone())?);
             pollers.all.push(Arc::clone(&poller));
-            thread::Builder::new().name(format!("tcp-{index}")).spawn(move || poller.serve())?;
+            let beside = beside(index);
+            thread::Builder::new().name(format!("tcp-{index}")).spawn(move || {
+                stay_on(beside.as_deref());
+                poller.serve();
+            })?;
         }
         Ok(pollers)
     }
