@@ -81,6 +81,11 @@ fn start_with(
     End { engine, id, region, region_id, listener }
 }
 
+fn faulty_tcp(parts: &Parts, faults: &Arc<Faults>) -> Result<Vec<Arc<dyn Transport>>, Error> {
+    let tcp = TransportName::Tcp.open(&TransportOptions::default(), parts)?;
+    Ok(vec![faulty(tcp, faults, &parts.runtime)])
+}
+
 fn end(runtime: &Runtime, transports: &str) -> End {
     let id = PeerId { member: member(), incarnation: Incarnation(1) };
     start(runtime, id, "127.0.0.1:0", transports, Access::ReadWrite)
@@ -418,13 +423,7 @@ fn a_way_that_works_again_is_used_by_all_who_wait_for_it() {
         ..EngineConfig::new(id)
     };
     let faults = Faults::new(FaultOptions { fail_every: FAILS, ..FaultOptions::default() });
-    let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
-        Ok(vec![faulty(
-            TransportName::Tcp.open(&TransportOptions::default(), parts)?,
-            &faults,
-            &parts.runtime,
-        )])
-    });
+    let here = start_with(&runtime, config, Access::ReadWrite, |parts| faulty_tcp(parts, &faults));
     here.connect(&runtime, &there);
     let read = here.request(&there, Direction::Read, 0, 0, 4096);
     let submit = |count| here.engine.submit(Batch::new(vec![read; count], soon())).wait();
@@ -449,13 +448,7 @@ fn what_fails_is_tried_again_until_its_deadline() {
         ..EngineConfig::new(id)
     };
     let faults = Faults::new(FaultOptions { seed: 7, failure: 0.75, ..FaultOptions::default() });
-    let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
-        Ok(vec![faulty(
-            TransportName::Tcp.open(&TransportOptions::default(), parts)?,
-            &faults,
-            &parts.runtime,
-        )])
-    });
+    let here = start_with(&runtime, config, Access::ReadWrite, |parts| faulty_tcp(parts, &faults));
     here.connect(&runtime, &there);
     let read = here.request(&there, Direction::Read, 0, 0, 4096);
     for _ in 0..3 {
@@ -487,13 +480,7 @@ fn a_request_of_more_slices_than_the_limit_is_carried() {
         ..EngineConfig::new(id)
     };
     let faults = Faults::new(FaultOptions::default());
-    let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
-        Ok(vec![faulty(
-            TransportName::Tcp.open(&TransportOptions::default(), parts)?,
-            &faults,
-            &parts.runtime,
-        )])
-    });
+    let here = start_with(&runtime, config, Access::ReadWrite, |parts| faulty_tcp(parts, &faults));
     here.connect(&runtime, &there);
     let read = here.request(&there, Direction::Read, 0, 0, LENGTH);
     here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::TcpStream;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use super::config::ZeroCopy;
@@ -164,10 +164,14 @@ impl Sends {
 
     /// The kernel had no room to note a send.
     pub(super) fn refused(&self) {
+        static TOLD: Once = Once::new();
         self.metrics.zero_copy_refused_total.add(1);
-        tracing::debug!(
-            "a payload is copied: the kernel has no room to note that it is not (net.core.optmem_max)"
-        );
+        TOLD.call_once(|| {
+            tracing::warn!(
+                "payload is copied: the kernel has no room to note that it is not; raise net.core.optmem_max, or the \
+                 limit of locked memory"
+            );
+        });
     }
 
     /// Holds the payload of `operation`, whose last send was `last`, unless the kernel is done with that.
@@ -292,6 +296,8 @@ impl Sends {
         while self.pinned.front().is_some_and(|pinned| pinned.last < self.open_from) {
             self.pinned.pop_front();
         }
+        // Who waits for another region later, waits from then on.
+        self.withdrawn_since = self.withdrawn_since.filter(|_| self.holds_withdrawn());
         let pinned = &self.pinned;
         let is_free = |parked: &mut Parked| pinned.iter().all(|pinned| pinned.operation != parked.id);
         self.parked.extract_if(.., is_free).map(|parked| (parked.operation, parked.result)).collect()
@@ -317,7 +323,11 @@ impl Sends {
 
 #[cfg(test)]
 mod tests {
+    use super::super::frame::{Header, Kind};
+    use super::super::registry::Registry;
     use super::*;
+    use crate::memory::{Access, PageKind, Region};
+    use crate::types::{ByteCount, RegionId};
 
     fn notice(first: u32, last: u32, is_copied: bool) -> Notice {
         Notice { first, last, is_copied }
@@ -352,6 +362,41 @@ mod tests {
         assert_eq!(held(&mut sends), [] as [u64; 0], "what is done is not held");
         assert_eq!(metrics.zero_copy_done_total.get(), 4);
         assert_eq!(metrics.zero_copy_copied_total.get(), 1);
+    }
+
+    #[test]
+    fn each_who_waits_for_a_region_waits_as_long() {
+        let region = Arc::new(Region::anonymous(ByteCount(4096), PageKind::Base, Access::Read).unwrap());
+        let registry = Registry::default();
+        let mut sends = Sends::on(&Arc::default());
+        let withdraw = |sends: &mut Sends, number: u64| {
+            let id = RegionId(number);
+            let registration = registry.register(id, &region).unwrap();
+            let header = Header {
+                kind: Kind::Read,
+                reason: None,
+                is_checked: false,
+                operation: number,
+                region: id,
+                registration,
+                offset: 0,
+                length: 4096,
+                checksum: 0,
+            };
+            let (slice, lease) = registry.lease(&header).unwrap();
+            let last = sends.sent();
+            sends.pin(last, number, Payload::Memory(slice, Some(lease)));
+            registry.withdraw(id);
+            assert!(sends.note_withdrawn());
+            sends.due().unwrap()
+        };
+        let first = withdraw(&mut sends, 1);
+        assert!(sends.look(first - SETTLE).is_ok() && sends.look(first).is_err());
+        sends.noticed(notice(0, 0, false));
+        sends.release();
+        assert_eq!(sends.due(), None);
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(withdraw(&mut sends, 2) > first);
     }
 
     #[test]
