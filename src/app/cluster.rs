@@ -1,6 +1,7 @@
 //! Membership of a cluster, put together from its section of the configuration.
 
 use std::fs;
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -242,6 +243,8 @@ fn transport_options(settings: &ClusterSettings) -> TransportOptions {
         ZeroCopy::Auto => tcp::ZeroCopy::Auto,
         ZeroCopy::On => tcp::ZeroCopy::On,
     };
+    options.layers.bytes_per_second = NonZeroU64::new(settings.transfer_rate.get());
+    options.layers.is_checked = settings.transfer_check;
     options
 }
 

@@ -373,6 +373,19 @@ settings! {
             default: ZeroCopy::Auto; range: Range::any(); example: "off";
         }
 
+        /// Bytes a second that this host moves to and from others at most, by each of its transports. `0` is no limit. Lower
+        /// it where the network is shared.
+        transfer_rate: ByteCount {
+            default: ByteCount::ZERO;
+            range: Range::any(); example: "2GiB";
+        }
+
+        /// Whether both ends compare checksums after each transfer, beside the one that each object has: for a fabric that is
+        /// not trusted. It reads all bytes twice more. The same on all members, or they read nothing from each other.
+        transfer_check: bool {
+            default: false; range: Range::any(); example: "true";
+        }
+
         /// Milliseconds that a look-up, a rename, a close or an unlink waits for other members.
         patience_ms: u64 {
             default: 2000;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Parts;
+use super::{LayerOptions, Parts};
 use crate::error::Error;
 use crate::transport::Transport;
 use crate::transport::libfabric::{Fabric, FabricConfig};
@@ -39,16 +39,17 @@ impl TransportName {
         }
     }
 
-    /// Opens it.
+    /// Opens it, with the layers that `options` ask for.
     ///
     /// # Errors
     /// [`Error::Unavailable`] where this host does not have it: it says what was looked for, and where.
     pub fn open(self, options: &TransportOptions, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
-        Ok(match self {
+        let bare: Arc<dyn Transport> = match self {
             Self::Shm => ShmTransport::open(options.shm, &parts.runtime)?,
             Self::Libfabric => Arc::new(Fabric::open(&options.libfabric)?),
             Self::Tcp => TcpTransport::open(&parts.links, options.tcp.clone(), &parts.metrics)?,
-        })
+        };
+        Ok(options.layers.around(bare, parts))
     }
 }
 
@@ -76,6 +77,8 @@ pub struct TransportOptions {
     pub libfabric: FabricConfig,
     /// Sockets.
     pub tcp: TcpConfig,
+    /// What is put around each of them.
+    pub layers: LayerOptions,
 }
 
 /// Which transports to open. Written `auto`, or as names with commas, the best first.

@@ -21,6 +21,7 @@ mod directory;
 mod flight;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
+mod layers;
 mod messages;
 mod outcome;
 mod peer;
@@ -58,6 +59,7 @@ pub use crate::link::Answer;
 pub use choice::{ParseTransportError, TransportChoice, TransportName, TransportOptions, open_transports};
 pub use descriptor::{PeerDescriptor, RegionDescriptor};
 pub use directory::Directory;
+pub use layers::LayerOptions;
 pub use messages::{FIRST_FREE_CHANNEL, Messages, NoMessages, TRANSFER_DONE};
 pub use status::{EngineStatus, PeerStatus, WayStatus};
 

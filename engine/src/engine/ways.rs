@@ -323,10 +323,10 @@ impl Drop for Connecting<'_> {
 
 /// The link as a transport's two ends use it.
 #[derive(Debug)]
-struct LinkExchange {
-    link: Arc<Link>,
-    transport: &'static str,
-    deadline: Instant,
+pub(super) struct LinkExchange {
+    pub(super) link: Arc<Link>,
+    pub(super) transport: &'static str,
+    pub(super) deadline: Instant,
 }
 
 impl Exchange for LinkExchange {
