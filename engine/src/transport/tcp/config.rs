@@ -1,5 +1,6 @@
 //! What the transport may use.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use crate::transport::{Completion, processors};
@@ -16,6 +17,36 @@ pub enum ZeroCopy {
     Auto,
     /// Always, also where the kernel copies.
     On,
+}
+
+impl ZeroCopy {
+    const ALL: [Self; 3] = [Self::Off, Self::Auto, Self::On];
+
+    /// The word for it in options.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Auto => "auto",
+            Self::On => "on",
+        }
+    }
+}
+
+impl FromStr for ZeroCopy {
+    type Err = ParseZeroCopyError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|mode| mode.as_str() == text.trim());
+        found.ok_or_else(|| ParseZeroCopyError { text: text.trim().to_owned() })
+    }
+}
+
+/// A text that is no [`ZeroCopy`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not off, auto or on")]
+pub struct ParseZeroCopyError {
+    text: String,
 }
 
 /// How data connections are made and filled.
@@ -66,5 +97,18 @@ impl TcpConfig {
     /// The number of connections within its bounds.
     pub(super) fn lanes(&self) -> usize {
         self.connections.clamp(1, super::LANES_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_word_reads_back_as_its_choice() {
+        for mode in ZeroCopy::ALL {
+            assert_eq!(mode.as_str().parse(), Ok(mode));
+        }
+        assert_eq!("yes".parse::<ZeroCopy>().unwrap_err().to_string(), "`yes` is not off, auto or on");
     }
 }

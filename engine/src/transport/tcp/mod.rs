@@ -55,7 +55,7 @@ use crate::metrics::Metrics;
 use crate::topology::{Topology, nodes_of_nics, processors_beside};
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
 
-pub use config::{TcpConfig, ZeroCopy};
+pub use config::{ParseZeroCopyError, TcpConfig, ZeroCopy};
 
 const NAME: &str = "tcp";
 /// Data connections to one peer.

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use tidefs_engine::transport::Direction;
+use tidefs_engine::transport::tcp::ZeroCopy;
 use tidefs_engine::types::ByteCount;
 
 use super::drive::{self, Drive};
-use super::{Stand, TransferArgs, fabric};
+use super::{Opening, Stand, TransferArgs, fabric};
 use crate::bench::error::Error;
 use crate::bench::statistics::percentile;
 
@@ -31,7 +32,7 @@ impl EngineAlone {
             sizes: Vec::new(),
             depth: Vec::new(),
             span: super::REGION,
-            fabric: fabric::PROVIDER.to_owned(),
+            opening: Opening { fabric: fabric::PROVIDER.to_owned(), zerocopy: ZeroCopy::Auto },
             peers: 1,
             rounds: 1,
             target: false,

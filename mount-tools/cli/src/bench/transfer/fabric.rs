@@ -7,12 +7,13 @@ use std::thread;
 use tidefs_engine::engine::{Parts, TransportName, TransportOptions};
 use tidefs_engine::error::Error as EngineError;
 use tidefs_engine::memory::Region;
+use tidefs_engine::transport::libfabric::FabricConfig;
 use tidefs_engine::transport::libfabric::bare::{Bare, BareLoop, BareTarget};
-use tidefs_engine::transport::libfabric::{Fabric, FabricConfig};
+use tidefs_engine::transport::tcp::TcpConfig;
 use tidefs_engine::transport::{Direction, Transport};
 use tidefs_engine::types::ByteCount;
 
-use super::Stand;
+use super::{Opening, Stand};
 use crate::bench::error::Error;
 
 /// The provider that needs no hardware.
@@ -25,21 +26,17 @@ fn config(provider: &str) -> FabricConfig {
     FabricConfig { provider: Some(provider.to_owned()), address, ..FabricConfig::default() }
 }
 
-/// Opens `names`, libfabric on `provider`; of several, those that this host has.
+/// Opens `names` as `opening` says; of several, those that this host has.
 pub(super) fn open(
     names: &[TransportName],
-    provider: &str,
+    opening: &Opening,
     parts: &Parts,
 ) -> Result<Vec<Arc<dyn Transport>>, EngineError> {
-    let one = |name: &TransportName| -> Result<Arc<dyn Transport>, EngineError> {
-        match name {
-            TransportName::Libfabric => Ok(Arc::new(Fabric::open(&config(provider))?)),
-            _ => name.open(&TransportOptions::default(), parts),
-        }
-    };
+    let tcp = TcpConfig { zero_copy: opening.zerocopy, ..TcpConfig::default() };
+    let options = TransportOptions { libfabric: config(&opening.fabric), tcp, ..TransportOptions::default() };
     match names {
-        [only] => Ok(vec![one(only)?]),
-        several => Ok(several.iter().filter_map(|name| one(name).ok()).collect()),
+        [only] => Ok(vec![only.open(&options, parts)?]),
+        several => Ok(several.iter().filter_map(|name| name.open(&options, parts).ok()).collect()),
     }
 }
 

@@ -30,6 +30,7 @@ use tidefs_engine::engine::{Engine, EngineConfig, ParseTransportError, PeerDescr
 use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::transport::Direction;
 use tidefs_engine::transport::libfabric::bare::Bare;
+use tidefs_engine::transport::tcp::ZeroCopy;
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
 
 use super::error::Error;
@@ -72,9 +73,8 @@ pub(crate) struct TransferArgs {
     /// Bytes of the memory at each end that are used, block after block. Default: all 128 MiB, which no cache holds.
     #[arg(long, value_name = "SIZE", default_value = "128MiB")]
     span: ByteCount,
-    /// Provider of libfabric for the transport `libfabric`, which takes only one that drives hardware by itself.
-    #[arg(long, value_name = "PROVIDER", default_value = fabric::PROVIDER)]
-    fabric: String,
+    #[command(flatten)]
+    opening: Opening,
     /// Target processes to start.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     peers: u8,
@@ -101,6 +101,17 @@ pub(crate) struct TransferArgs {
     json: Option<PathBuf>,
 }
 
+/// How transports are opened, at both ends where this process starts the other one.
+#[derive(Clone, Debug, Args)]
+struct Opening {
+    /// Provider of libfabric for the transport `libfabric`, which takes only one that drives hardware by itself.
+    #[arg(long, value_name = "PROVIDER", default_value = fabric::PROVIDER)]
+    fabric: String,
+    /// Whether tcp sends large payload without a copy: off, auto, or on also where the kernel copies all the same.
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    zerocopy: ZeroCopy,
+}
+
 /// Runs the bench, or serves one. False when `--check` was given and a target value was missed.
 pub(crate) fn run(args: &TransferArgs) -> Result<bool, Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -108,7 +119,7 @@ pub(crate) fn run(args: &TransferArgs) -> Result<bool, Error> {
         .build()
         .map_err(Error::system("start the threads of the engine"))?;
     if args.target {
-        target::serve(&runtime, args.listen, &args.fabric, REGION)?;
+        target::serve(&runtime, args.listen, &args.opening, REGION)?;
         return Ok(true);
     }
     let rounds = if args.quick { args.rounds.min(3) } else { args.rounds };
@@ -166,7 +177,7 @@ impl Stand {
     fn start(runtime: &tokio::runtime::Runtime, args: &TransferArgs, transport: &str) -> Result<Self, Error> {
         let (children, offers) = if args.connect.is_empty() {
             let children: Vec<_> =
-                (0..args.peers).map(|_| target::Child::start(&args.fabric)).collect::<Result<_, _>>()?;
+                (0..args.peers).map(|_| target::Child::start(&args.opening)).collect::<Result<_, _>>()?;
             let offers = children.iter().map(|child| child.offer().clone()).collect();
             (children, offers)
         } else {
@@ -176,7 +187,7 @@ impl Stand {
         let messages = Arc::new(tidefs_engine::engine::NoMessages);
         let name: TransportName =
             transport.parse().map_err(|error: ParseTransportError| Error::Argument(error.to_string()))?;
-        let open = |parts: &_| fabric::open(&[name], &args.fabric, parts);
+        let open = |parts: &_| fabric::open(&[name], &args.opening, parts);
         let engine = Engine::start(runtime.handle().clone(), EngineConfig::new(me), messages, open)
             .map_err(Error::engine("start the engine"))?;
         let region = Region::anonymous(REGION, PageKind::Base, Access::ReadWrite)
@@ -194,8 +205,9 @@ impl Stand {
                 .map_err(Error::engine(format!("connect to a target by {transport}")))?;
             peers.push((descriptor.id, offer));
         }
-        let bare =
-            (name == TransportName::Libfabric).then(|| fabric::bare(&args.fabric, &region)).transpose()?;
+        let bare = (name == TransportName::Libfabric)
+            .then(|| fabric::bare(&args.opening.fabric, &region))
+            .transpose()?;
         let (span, bare) = (args.span.min(REGION), bare.map(RefCell::new));
         Ok(Self { engine, region, local, peers, span, _children: children, bare })
     }

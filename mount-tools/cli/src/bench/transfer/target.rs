@@ -14,7 +14,7 @@ use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::transport::libfabric::bare::BareTarget;
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
 
-use super::{baseline, fabric, pattern};
+use super::{Opening, baseline, fabric, pattern};
 use crate::bench::error::Error;
 use crate::bench::ffi;
 
@@ -72,7 +72,7 @@ impl Messages for Service {
 pub(super) fn serve(
     runtime: &tokio::runtime::Runtime,
     listen: SocketAddr,
-    provider: &str,
+    opening: &Opening,
     length: ByteCount,
 ) -> Result<(), Error> {
     let me = PeerId { member: MemberId(u64::from(std::process::id())), incarnation: Incarnation(1) };
@@ -80,7 +80,7 @@ pub(super) fn serve(
         link: LinkConfig { listen: vec![listen], ..LinkConfig::default() },
         ..EngineConfig::new(me)
     };
-    let open = |parts: &_| fabric::open(&TransportName::ALL, provider, parts);
+    let open = |parts: &_| fabric::open(&TransportName::ALL, opening, parts);
     let engine = Engine::start(runtime.handle().clone(), config, Arc::new(Service), open)
         .map_err(Error::engine("start the engine"))?;
     let region = Region::anonymous(length, PageKind::Base, Access::ReadWrite)
@@ -97,7 +97,7 @@ pub(super) fn serve(
         sockets: address_of(&sockets)?,
         ping_pong: address_of(&ping_pong)?,
         memory: (std::process::id(), file.as_raw_fd()),
-        bare: fabric::serve_bare(provider, &region),
+        bare: fabric::serve_bare(&opening.fabric, &region),
     };
     thread::spawn(move || baseline::serve_sockets(&sockets));
     baseline::serve_ping_pong(runtime, ping_pong)?;
@@ -125,11 +125,12 @@ pub(super) struct Child {
 
 impl Child {
     /// Starts one and waits for its offer.
-    pub(super) fn start(provider: &str) -> Result<Self, Error> {
+    pub(super) fn start(opening: &Opening) -> Result<Self, Error> {
         let program = std::env::current_exe().map_err(Error::system("find this program"))?;
         let mut command = Command::new(program);
         command
-            .args(["bench", "transfer", "--target", "--fabric", provider])
+            .args(["bench", "transfer", "--target", "--fabric", &opening.fabric])
+            .args(["--zerocopy", opening.zerocopy.as_str()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         ffi::stop_with_parent(&mut command);
