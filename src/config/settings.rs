@@ -195,15 +195,13 @@ settings! {
         /// Nothing is held back while the day stays within it at the present rate; then what is left is spread over
         /// what is left of the day. Days are counted from the daemon's start.
         write_bytes_per_day: ByteCount {
-            default: ByteCount::ZERO;
-            range: Range::any(); example: "10TiB";
+            default: ByteCount::ZERO; range: Range::any(); example: "10TiB";
         }
 
         /// Milliseconds that an evicted object may wait for its disk; what would wait longer is dropped. Raise it when
         /// evictions come in bursts.
         queue_ms: u64 {
-            default: 500;
-            range: Range::between(1, 60_000); example: "2000";
+            default: 500; range: Range::between(1, 60_000); example: "2000";
         }
 
         /// Bytes of memory that objects may hold while they wait for their disk.
@@ -230,15 +228,13 @@ settings! {
 
         /// Milliseconds that one request of a disk may take. An open whose load takes longer is a miss.
         deadline_ms: u64 {
-            default: 5000;
-            range: Range::between(10, 600_000); example: "1000";
+            default: 5000; range: Range::between(10, 600_000); example: "1000";
         }
 
         /// Objects of a chain that are brought back while the one before them is read; `0` waits for each open. Chains
         /// are learnt from the order in which a client uses keys.
         prefetch_objects: usize {
-            default: 8;
-            range: Range::between(0, 256);
+            default: 8; range: Range::between(0, 256);
             example: "32";
         }
 
@@ -252,14 +248,12 @@ settings! {
 
         /// Objects that are brought back at once.
         loads: usize {
-            default: 16;
-            range: Range::between(1, 256); example: "32";
+            default: 16; range: Range::between(1, 256); example: "32";
         }
 
         /// Whether io_uring is used where the kernel allows it. `false` is for tests and comparisons.
         io_uring: bool {
-            default: true;
-            range: Range::any(); example: "false";
+            default: true; range: Range::any(); example: "false";
         }
     }
 
@@ -304,21 +298,18 @@ settings! {
 
         /// Name of the cluster: several may share one etcd.
         name: Word {
-            default: Word("tidefs".to_owned());
-            range: Range::any(); alias: "cluster"; example: "kv-prod";
+            default: Word("tidefs".to_owned()); range: Range::any(); alias: "cluster"; example: "kv-prod";
         }
 
         /// What other members and operators call this host.
         host: Word {
-            default: default_host_name(), "the host name";
-            range: Range::any(); example: "gpu-17";
+            default: default_host_name(), "the host name"; range: Range::any(); example: "gpu-17";
         }
 
         /// Number of this member, at each of its starts and no other member's. `0` takes a hash of the machine's id and the
         /// mount point. Set it where machines are cloned.
         member: u64 {
-            default: 0;
-            range: Range::any(); example: "17";
+            default: 0; range: Range::any(); example: "17";
         }
 
         /// Where other members reach this one: addresses that it listens on. Port `0` takes any free one, which the others
@@ -330,8 +321,7 @@ settings! {
 
         /// Addresses that other members are told instead, where they do not reach those that are listened on.
         advertise: Addresses {
-            default: Addresses::default();
-            range: Range::any(); example: "192.0.2.17:7400";
+            default: Addresses::default(); range: Range::any(); example: "192.0.2.17:7400";
         }
 
         /// File with the cluster's secret, 16 bytes or more. Who does not prove that it knows it learns nothing. Without
@@ -352,8 +342,7 @@ settings! {
 
         /// Name that the certificate of every member holds.
         tls_name: Word {
-            default: Word("tidefs".to_owned());
-            range: Range::any(); example: "kv.example.org";
+            default: Word("tidefs".to_owned()); range: Range::any(); example: "kv.example.org";
         }
 
         /// Where this host stands: what is kept twice goes to distinct `topology.rack`s.
@@ -376,8 +365,7 @@ settings! {
         /// Bytes a second that this host moves to and from others at most, by each of its transports. `0` is no limit. Lower
         /// it where the network is shared.
         transfer_rate: ByteCount {
-            default: ByteCount::ZERO;
-            range: Range::any(); example: "2GiB";
+            default: ByteCount::ZERO; range: Range::any(); example: "2GiB";
         }
 
         /// Whether both ends compare checksums after each transfer, beside the one that each object has: for a fabric that is
@@ -388,15 +376,13 @@ settings! {
 
         /// Milliseconds that a look-up, a rename, a close or an unlink waits for other members.
         patience_ms: u64 {
-            default: 2000;
-            range: Range::between(10, 600_000); example: "500";
+            default: 2000; range: Range::between(10, 600_000); example: "500";
         }
 
         /// Milliseconds that an open waits for the bytes of an object of another member; then it is a miss. Larger ones than
         /// `cluster.fetch_whole_max` may take so long for each part of that size.
         fetch_ms: u64 {
-            default: 10_000;
-            range: Range::between(10, 600_000); example: "2000";
+            default: 10_000; range: Range::between(10, 600_000); example: "2000";
         }
 
         /// Objects of other members up to this size are whole here before an open returns, and cannot fail afterwards. Larger
@@ -408,15 +394,13 @@ settings! {
 
         /// Objects that are fetched from other members at once.
         fetches: usize {
-            default: 32;
-            range: Range::between(1, 1024); example: "64";
+            default: 32; range: Range::between(1, 1024); example: "64";
         }
 
         /// Opens after which a copy that was fetched from another member leaves after those that were opened less. All of
         /// them leave before what no other member has. `1` makes no difference between them.
         soft_after: u64 {
-            default: 2;
-            range: Range::between(1, 65_535); example: "3";
+            default: 2; range: Range::between(1, 65_535); example: "3";
         }
 
         /// Bytes a second of copies that this host has made anew when another member is lost (`user.tidefs.replicas`).
@@ -434,8 +418,7 @@ settings! {
         /// Seconds that a member which is not heard of keeps its place. Its objects are the last to be asked for
         /// meanwhile, and gone afterwards.
         grace_s: u64 {
-            default: 60;
-            range: Range::between(1, 86_400); example: "300";
+            default: 60; range: Range::between(1, 86_400); example: "300";
         }
 
         /// File with `NAME:PASSWORD` of the user that etcd knows this host as.
@@ -467,15 +450,13 @@ settings! {
         /// What a clean stop does with the cached objects. `keep` leaves them in memory, where the next start
         /// finds them; `discard` gives the memory back.
         on_stop: OnStop {
-            default: OnStop::Keep;
-            range: Range::any(); alias: "on_stop"; example: "discard";
+            default: OnStop::Keep; range: Range::any(); alias: "on_stop"; example: "discard";
         }
 
         /// Milliseconds that a request may wait for room before it is told that there is none. Raise it when
         /// writers would rather wait than skip a store.
         deadline_ms: u64 {
-            default: 5000;
-            range: Range::between(10, 600_000); example: "1000";
+            default: 5000; range: Range::between(10, 600_000); example: "1000";
         }
     }
 
@@ -491,14 +472,12 @@ settings! {
         /// Its owner, a numeric user id. Set it to the user of the inference engine when only that one may make
         /// namespaces.
         uid: u32 {
-            default: host.uid, "user id of the daemon";
-            range: Range::between(0, ID_MAX); example: "1000";
+            default: host.uid, "user id of the daemon"; range: Range::between(0, ID_MAX); example: "1000";
         }
 
         /// Its group, a numeric group id.
         gid: u32 {
-            default: host.gid, "group id of the daemon";
-            range: Range::between(0, ID_MAX); example: "1000";
+            default: host.gid, "group id of the daemon"; range: Range::between(0, ID_MAX); example: "1000";
         }
     }
 
@@ -507,14 +486,12 @@ settings! {
         /// What is logged: `error`, `warn`, `info`, `debug` or `trace`, or a filter per part of the program such
         /// as `info,tidefs::fuse=debug`.
         level: LogFilter {
-            default: LogFilter::info();
-            range: Range::any(); alias: "log"; example: "debug";
+            default: LogFilter::info(); range: Range::any(); alias: "log"; example: "debug";
         }
 
         /// `text` for people, `json` for collectors.
         format: LogFormat {
-            default: LogFormat::Text;
-            range: Range::any(); example: "json";
+            default: LogFormat::Text; range: Range::any(); example: "json";
         }
     }
 }
