@@ -114,7 +114,10 @@ impl Core {
                 continue;
             }
             let view = seen.view.number;
-            let members: Vec<MemberId> = seen.view.members().iter().map(|member| member.id).collect();
+            // What this member served others serve while it is out.
+            let is_asked = |member: &MemberId| *member != self.me.member || !self.is_out();
+            let members: Vec<MemberId> =
+                seen.view.members().iter().map(|member| member.id).filter(is_asked).collect();
             let (wanted, untold) = {
                 let mut state = self.plan.state.lock();
                 state.shards.retain(|member, shards| members.contains(member) && !shards.is_empty());

@@ -370,7 +370,8 @@ impl Core {
         }
         let Some(key) = change.path().map(KeyId::of) else { return };
         let Some(owners) = seen.map.owners(key.shard()) else { return };
-        let is_known = |member: &MemberId| !self.is_suspect(*member);
+        let is_out = self.is_out();
+        let is_known = |&member: &MemberId| !self.is_suspect(member) && !(is_out && member == self.me.member);
         let Some(member) = std::iter::once(owners.primary).chain(owners.backup).find(is_known) else {
             self.plan.add_owners(owners, key.shard());
             return;

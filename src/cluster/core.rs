@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
 use parking_lot::{Mutex, RwLock};
 use tidefs_engine::engine::{Answer, Engine};
 use tidefs_engine::link::Channel;
-use tidefs_engine::types::{MemberId, PeerId};
+use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -112,6 +112,8 @@ pub(super) struct Core {
     pub(super) handing_over: AtomicUsize,
     /// The last view was without this member.
     pub(super) was_out: AtomicBool,
+    /// A later start of this member, that the last view was with: others know this one no more.
+    pub(super) successor: OnceLock<(Incarnation, Instant)>,
     /// When members last came, went or were lost, in milliseconds since this one began.
     moved_ms: AtomicU64,
     /// Up to which revision the holder goes by what is agreed on about directories; `None` until it was told once.
@@ -178,6 +180,7 @@ impl Core {
             handing_over: AtomicUsize::new(0),
             applied: watch::Sender::new(None),
             was_out: AtomicBool::new(false),
+            successor: OnceLock::new(),
             moved_ms: AtomicU64::new(0),
         })
     }
@@ -248,7 +251,12 @@ impl Core {
 
     /// Whether answers may be remembered at all.
     pub(super) fn may_remember(&self) -> bool {
-        self.seen.read().view.number >= self.needed_view.load(Ordering::Acquire)
+        !self.is_out() && self.seen.read().view.number >= self.needed_view.load(Ordering::Acquire)
+    }
+
+    /// Whether others serve what this member served: the coordinator has lost it, and told it so.
+    pub(super) fn is_out(&self) -> bool {
+        self.was_out.load(Ordering::Acquire)
     }
 
     pub(super) fn is_suspect(&self, member: MemberId) -> bool {

@@ -10,7 +10,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -64,9 +63,10 @@ impl Core {
         matches!(self.draining.state.lock().report.phase, DrainPhase::Copying | DrainPhase::Left)
     }
 
-    /// Whether it has left.
+    /// Whether it has left, or a later start of it is there in its place.
     pub(super) fn has_left(&self) -> bool {
-        self.draining.state.lock().report.phase == DrainPhase::Left
+        let is_superseded = self.successor.get().is_some();
+        is_superseded || self.draining.state.lock().report.phase == DrainPhase::Left
     }
 
     /// Whether what `member` holds goes with it, as far as this member, which drains itself, has heard.
@@ -302,7 +302,7 @@ impl Core {
         for peer in others {
             self.carrier.notify(peer, FAREWELL, Done {}.encode());
         }
-        self.was_out.store(true, Ordering::Release);
+        self.go_out(None);
         Ok(())
     }
 }

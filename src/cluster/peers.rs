@@ -135,6 +135,19 @@ impl Peer {
         is_lost || self.is_slow
     }
 
+    /// It is lost from now on; who was out of the view before, and there, was not lost before either.
+    pub(super) fn lose(&mut self, now: Duration) {
+        if self.is_only_unregistered() {
+            self.lost_at = Some(now);
+        }
+        self.lost_at.get_or_insert(now);
+    }
+
+    /// Whether only the coordinator has lost it: it answers, and what it holds is there.
+    pub(super) fn is_only_unregistered(&self) -> bool {
+        !self.is_registered && !self.has_left && self.link == Link::Up && !self.is_slow
+    }
+
     /// Whether what it held is forgotten, and it is not back.
     pub(super) fn is_forgotten(&self) -> bool {
         self.has_left || (self.is_dropped && self.link != Link::Up)

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidefs_engine::engine::Answer;
 use tidefs_engine::types::{MemberId, PeerId};
@@ -18,6 +19,8 @@ use super::shards::{KeyId, Shard};
 const KEYS: usize = 256;
 /// Shards that are handed over together.
 const SHARDS_AT_ONCE: usize = 16;
+/// Pause before a member that did not take what was handed over is told again; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 impl Core {
     /// Has the other owner of a key know its new state. As [`Core::tell`].
@@ -72,9 +75,10 @@ impl Core {
 
     pub(super) fn answer_replicate(self: &Arc<Self>, from: PeerId, word: &Replicate) -> Answer {
         let now = self.now();
-        let mut waits = Vec::new();
+        let (mut waits, mut is_stranger) = (Vec::new(), false);
         for keys in word.keys.chunks(KEYS) {
             let learned = self.owner.lock().learn(from.member, word, keys, now);
+            is_stranger |= learned.is_stranger;
             let told =
                 learned.tell.into_iter().filter_map(|(member, revocation)| self.tell(member, revocation));
             waits.extend(told.map(Wait::Told));
@@ -86,10 +90,15 @@ impl Core {
                 }
             }
         }
-        self.owner.lock().learn_rest(word, now);
+        is_stranger |= !self.owner.lock().learn_rest(word, now);
         let deadline = self.within(self.config.timings.background / 2);
+        let view = self.seen().view.number;
         Answer::Later(Box::pin(async move {
             Self::settle(waits, deadline).await;
+            // One of the two does not know the latest view: it is told again, by then to whom it concerns.
+            if is_stranger {
+                return Err(format!("this member does not serve all of these keys in view {view}"));
+            }
             Ok(Done {}.encode())
         }))
     }
@@ -118,8 +127,11 @@ impl Core {
                 Some(_) => return true,
                 None => return false,
             };
-            let mut keys: Vec<(KeyId, Stamp)> =
-                debts.items.iter().map(|dirty| (dirty.key, dirty.gone)).collect();
+            // Others serve some of it by now, and learn it from whoever served it.
+            let map = Arc::clone(&self.seen().map);
+            let is_served = |dirty: &&Dirty| map.is_served_by(dirty.key.shard(), member);
+            let owed = debts.items.iter().filter(is_served);
+            let mut keys: Vec<(KeyId, Stamp)> = owed.map(|dirty| (dirty.key, dirty.gone)).collect();
             if debts.is_all {
                 let shared = self.shared_with(member);
                 keys.extend(self.keys_of(&shared, &self.removed_keys_of(&shared)));
@@ -193,22 +205,28 @@ impl Core {
         let start = self.peer_id(member);
         let removed = self.removed_keys_of(&shards);
         for part in shards.chunks(SHARDS_AT_ONCE) {
-            let complete: Vec<u16> = {
-                let owner = self.owner.lock();
-                let whole = part.iter().filter(|&&shard| !owner.is_incomplete(shard));
-                whole.map(|shard| shard.number()).collect()
-            };
-            let keys = self.keys_of(part, &removed);
-            let mut is_told = false;
+            let mut part = part.to_vec();
+            let mut pause = FIRST_PAUSE;
             // Until it knows, or is gone: another start of it learns from whoever serves the shards then.
-            while !is_told && start.is_some() && self.peer_id(member) == start && self.is_registered(member) {
-                is_told = self.push_keys(member, &keys).await && {
-                    let last = Replicate { complete: complete.clone(), ..self.word(&[], false) };
+            while start.is_some() && self.peer_id(member) == start && self.is_registered(member) {
+                let map = Arc::clone(&self.seen().map);
+                // By a later view others may serve some of it.
+                part.retain(|&shard| map.is_served_by(shard, member));
+                let complete: Vec<u16> = {
+                    let owner = self.owner.lock();
+                    let whole = part.iter().filter(|&&shard| !owner.is_incomplete(shard));
+                    whole.map(|shard| shard.number()).collect()
+                };
+                let is_told = self.push_keys(member, &self.keys_of(&part, &removed)).await && {
+                    let last = Replicate { complete, ..self.word(&[], false) };
                     self.send_word(member, &last).await
                 };
-                if !is_told {
-                    tokio::time::sleep(self.config.timings.tick).await;
+                if is_told {
+                    break;
                 }
+                // It may hear of the view a moment later.
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(self.config.timings.tick);
             }
         }
     }

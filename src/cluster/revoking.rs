@@ -13,6 +13,9 @@ use super::core::Core;
 use super::object::Holder;
 use super::shards::{KeyId, Shard};
 
+/// So many views are not made while a member does not hear of them: views are numbered by what etcd changed since it was made.
+const VIEWS_AHEAD_MAX: u64 = 1 << 40;
+
 impl Core {
     /// Tells a member, or this one. The channel gets a message when nobody there finds it any more, and ends without when
     /// the member is lost and is owed it. `None` when it is owed it already.
@@ -80,7 +83,7 @@ impl Core {
         for item in items {
             match item {
                 Revocation::Forget { shards, view } => {
-                    self.needed_view.fetch_max(*view, Ordering::AcqRel);
+                    self.note_claim(shards, *view);
                     numbered(shards).for_each(|shard| self.note_revocation(shard));
                 }
                 _ => {
@@ -89,6 +92,24 @@ impl Core {
                     }
                 }
             }
+        }
+    }
+
+    /// Somebody answers for `shards` in that view, which counts here from now on, also when it has not come yet.
+    fn note_claim(&self, shards: &[u16], view: u64) {
+        let seen = self.seen().view.number;
+        if view.saturating_sub(seen) > VIEWS_AHEAD_MAX {
+            self.counters.views_refused.increment();
+            tracing::warn!(
+                view,
+                seen,
+                "a member speaks of a view that there cannot be; it is not waited for"
+            );
+        } else if self.needed_view.fetch_max(view, Ordering::AcqRel) < view {
+            self.note_move();
+        }
+        if view > seen && view - seen <= VIEWS_AHEAD_MAX {
+            self.owner.lock().note_claim(numbered(shards), view);
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId};
 
 use super::catalog::wire::DrainReport;
-use super::coordinator::Reachability;
+use super::coordinator::{CoordinatorError, Reachability};
 use super::core::Core;
 use super::member::ClusterId;
 use super::peers::Link;
@@ -63,6 +63,7 @@ counters! {
     copies_refused: "tidefs_cluster_copies_refused_total", "Copies that were asked for, and not made that time.";
     copies_kept: "tidefs_cluster_copies_kept_total", "Copies that this member made because another one asked for them.";
     takeovers: "tidefs_cluster_takeovers_total", "Times this member began to answer for others.";
+    views_refused: "tidefs_cluster_views_refused_total", "Times a member spoke of a view that there cannot be.";
     stalls: "tidefs_cluster_stalls_total", "Times this member itself stood still.";
 }
 
@@ -149,6 +150,14 @@ impl Core {
         self.peers.lock().values().filter(|peer| peer.link == Link::Up).map(|peer| peer.id).collect()
     }
 
+    /// Whether the coordinator can be reached. It does not listen to a member of which a later start is there.
+    fn coordinator_as_shown(&self) -> Reachability {
+        let Some(&(latest, since)) = self.successor.get() else { return self.coordinator.reachability() };
+        let (member, ours) = (self.me.member, self.me.incarnation);
+        let superseded = CoordinatorError::Superseded { member, ours, latest };
+        Reachability::Refused { since, reason: superseded.to_string().into() }
+    }
+
     pub(super) fn status(&self) -> ClusterStatus {
         let (seen, now) = (self.seen(), self.now());
         let served = |id: MemberId, is_primary: bool| {
@@ -206,7 +215,7 @@ impl Core {
             incarnation: self.me.incarnation,
             view: seen.view.number,
             members,
-            coordinator: self.coordinator.reachability(),
+            coordinator: self.coordinator_as_shown(),
             entries,
             tombstones,
             watches,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::{Semaphore, watch};
@@ -39,14 +40,15 @@ fn starts(seen: &Seen, shard: Shard) -> [Option<PeerId>; 2] {
 }
 
 impl Moves {
-    fn new(me: PeerId, old: &Seen, new: &Seen, is_new: bool) -> Self {
+    /// `is_new`: this member knows nothing of what happened before; of the shards in `passed` neither.
+    fn new(me: PeerId, (old, new): (&Seen, &Seen), is_new: bool, passed: &BTreeSet<Shard>) -> Self {
         let mut moves = Self::default();
         let is_known =
             |start: &PeerId| new.view.member(start.member).is_some_and(|now| now.engine.id == *start);
         for shard in Shard::all() {
             let (before, after) = (starts(old, shard), starts(new, shard));
             // Who was alone has told its own catalog nothing, and who was out has missed what happened.
-            let before = if is_new { [None, None] } else { before };
+            let before = if is_new || passed.contains(&shard) { [None, None] } else { before };
             if before == after {
                 continue;
             }
@@ -107,10 +109,12 @@ impl Core {
         if view.number <= old.view.number && !is_first {
             return;
         }
-        if view.member(self.me.member).is_none_or(|me| me.engine.id != self.me) {
-            // Not registered yet, or not any more: until it is again, the members are as they were, and others serve what
-            // this member served.
-            self.was_out.store(true, Ordering::Release);
+        let me = view.member(self.me.member).map(|me| me.engine.id);
+        if me != Some(self.me) {
+            // Not registered yet, or not any more: until it is again, the members are as they were.
+            if !view.members().is_empty() {
+                self.go_out(me);
+            }
             return;
         }
         let was_out = self.was_out.swap(false, Ordering::AcqRel);
@@ -118,7 +122,8 @@ impl Core {
         let map = Arc::new(ShardMap::new(&view));
         let is_alone = old.is_alone && !are_others;
         let new = Arc::new(Seen { view: view.clone(), map: Arc::clone(&map), is_alone });
-        let moves = Moves::new(self.me, &old, &new, was_out || old.is_alone);
+        let passed = self.passed_over(&map);
+        let moves = Moves::new(self.me, (&old, &new), was_out || old.is_alone, &passed);
         self.carrier.meet(&view);
         self.meet_members(&view);
         let members: BTreeSet<MemberId> = view.members().iter().map(|member| member.id).collect();
@@ -136,6 +141,9 @@ impl Core {
                     owner.set_suspect(member, !is_there);
                 }
             }
+            owner.set_out(false);
+            let was_passed_over = |shard: &Shard| was_out || passed.contains(shard);
+            owner.forget_passed(moves.gained.iter().copied().filter(was_passed_over));
             let (gained, awaited) =
                 if is_alone { (Vec::new(), BTreeSet::new()) } else { (moves.gained.clone(), members) };
             owner.set_map(Arc::clone(&map), &gained, awaited);
@@ -163,10 +171,41 @@ impl Core {
                 holder.forget_answers(&moves.moved);
             }
         }
+        if was_out || !passed.is_empty() {
+            // Who has not seen this member go does not see it come.
+            let others = view.members().iter().filter(|member| member.id != self.me.member);
+            others.for_each(|member| drop(self.tell(member.id, Revocation::AnnounceAgain)));
+        }
         self.take_over(moves.taken, view.number);
         self.hand_over_all(under_way, moves.handed);
         self.plan.wake();
         self.copying.walk();
+    }
+
+    /// Others serve what this member served, if there are any. `me`: the start of this member that they know.
+    pub(super) fn go_out(&self, me: Option<PeerId>) {
+        if let Some(later) = me.filter(|me| me.incarnation > self.me.incarnation)
+            && self.successor.set((later.incarnation, Instant::now())).is_ok()
+        {
+            tracing::error!(
+                ours = %self.me.incarnation,
+                latest = %later.incarnation,
+                "another daemon runs as this member, which takes part no more: give each a state directory of its own"
+            );
+        }
+        if !self.was_out.swap(true, Ordering::AcqRel) {
+            self.note_move();
+            tracing::warn!("this member is not registered; others answer for what it served until it is");
+        }
+        self.owner.lock().set_out(true);
+    }
+
+    /// Shards that this member answers for in the view of `map`, and for which somebody else did in one that never came here.
+    fn passed_over(&self, map: &ShardMap) -> BTreeSet<Shard> {
+        let is_mine =
+            |shard: &Shard| map.owners(*shard).is_some_and(|owners| owners.primary == self.me.member);
+        let owner = self.owner.lock();
+        Shard::all().filter(is_mine).filter(|&shard| owner.is_claimed(shard)).collect()
     }
 
     /// Keeps what is known of the members, and meets new ones.

@@ -138,7 +138,7 @@ impl Core {
             }
             known.link = Link::Down(now);
             known.is_new_start = false;
-            known.lost_at.get_or_insert(now);
+            known.lose(now);
             known.unheard_since.get_or_insert(now);
         }
         tracing::warn!(%peer, %cause, "a member is lost");
@@ -217,8 +217,8 @@ impl Core {
         let now = self.now();
         let is_news = match self.peers.lock().get_mut(&member) {
             Some(peer) if peer.link == Link::Up && !peer.is_slow => {
+                peer.lose(now);
                 peer.is_slow = true;
-                peer.lost_at.get_or_insert(now);
                 true
             }
             _ => false,
@@ -276,14 +276,14 @@ impl Core {
             let Some(peer) = peers.get_mut(&member).filter(|peer| !peer.is_settling) else { return };
             peer.is_settling = true;
         }
-        self.pay_debts(member).await;
+        let is_paid = self.pay_debts(member).await;
         let (mut is_all_told, mut is_announcing) = (false, false);
         loop {
             let owed = match self.peers.lock().get_mut(&member) {
                 Some(peer) if !peer.owed.is_empty() && peer.link == Link::Up => peer.owed.take(),
                 // Another start of it has to announce what it holds first.
                 Some(peer) => {
-                    is_all_told = peer.link == Link::Up && !peer.is_new_start && !is_announcing;
+                    is_all_told = is_paid && peer.link == Link::Up && !peer.is_new_start && !is_announcing;
                     break;
                 }
                 None => break,
@@ -373,7 +373,7 @@ impl Core {
                     owing.push(member);
                 }
                 let is_over = peer.lost_at.is_some_and(|at| now.saturating_sub(at) > timings.grace);
-                if is_over && !peer.is_dropped {
+                if is_over && !peer.is_dropped && !peer.is_only_unregistered() {
                     peer.is_dropped = true;
                     gone.push(peer.id);
                 }

@@ -51,6 +51,9 @@ pub(super) fn status(cluster: &Cluster) -> ClusterStatus {
         Reachability::Away { since, reason } => {
             Some(format!("not reached for {} s: {reason}", since.elapsed().as_secs()))
         }
+        Reachability::Refused { since, reason } => {
+            Some(format!("not gone by for {} s: {reason}", since.elapsed().as_secs()))
+        }
     };
     ClusterStatus {
         cluster: status.cluster.to_string(),

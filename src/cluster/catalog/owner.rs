@@ -6,10 +6,12 @@
 //!   for lost. What it decided alone it owes the primary.
 //! - Who was answered is told when that changes, for as long as the one who answered serves the shard. Absence may be
 //!   remembered only when the primary says it, after it has learned all there is to know.
-//! - A primary that may have been passed over answers nothing until it has caught up.
+//! - A primary that may have been passed over answers nothing until it has caught up; who goes by an old view answers nothing
+//!   of what others answer for in a later one.
 
 mod learning;
 mod members;
+mod passed;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +20,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidefs_engine::types::{MemberId, PeerId};
+
+use passed::Passed;
 
 use super::entry::{Entry, Slot};
 use super::slots::Slots;
@@ -74,6 +78,8 @@ pub struct Learned {
     pub tell: Vec<(MemberId, Revocation)>,
     /// Keys of which this member knows something later.
     pub ours_later: Vec<KeyId>,
+    /// There were keys of shards that it does not serve, as far as it knows: it learned nothing of these.
+    pub is_stranger: bool,
 }
 
 /// The catalog that this member serves.
@@ -104,6 +110,8 @@ pub struct Owner {
     away: BTreeMap<MemberId, Duration>,
     /// Members that have announced all that they hold in their latest start.
     settled: BTreeSet<MemberId>,
+    /// What others answer for already.
+    passed: Passed,
 }
 
 impl Owner {
@@ -126,20 +134,7 @@ impl Owner {
             contacts: BTreeMap::new(),
             away: BTreeMap::new(),
             settled: BTreeSet::new(),
-        }
-    }
-
-    /// What it is to `shard`.
-    #[must_use]
-    pub fn role(&self, shard: Shard) -> Role {
-        let Some(owners) = self.map.owners(shard) else { return Role::None };
-        if owners.primary == self.me {
-            let is_behind = owners.backup.is_some_and(|backup| self.behind.contains(&backup));
-            if is_behind { Role::Behind } else { Role::Primary }
-        } else if owners.backup == Some(self.me) {
-            if self.suspects.contains(&owners.primary) { Role::Acting } else { Role::Backup }
-        } else {
-            Role::None
+            passed: Passed::default(),
         }
     }
 
@@ -170,10 +165,8 @@ impl Owner {
     pub fn find(&mut self, asker: PeerId, path: &[u8]) -> Answered {
         let key = KeyId::of(path);
         let role = self.role(key.shard());
-        match role {
-            Role::None => return Answered::Moved,
-            Role::Behind => return Answered::Incomplete,
-            Role::Primary | Role::Acting | Role::Backup => {}
+        if let Some(refusal) = self.refusal(role) {
+            return refusal;
         }
         let answer = match self.table.get(key) {
             Some(entry) => {

@@ -53,6 +53,13 @@ pub enum Reachability {
         /// What the last attempt failed with.
         reason: Arc<str>,
     },
+    /// It answers, and this member does not go by what it says: what was heard before stands.
+    Refused {
+        /// Since when.
+        since: Instant,
+        /// What is wrong with it, and what to do.
+        reason: Arc<str>,
+    },
 }
 
 /// Keeps what members agree on. All methods may be called from any thread; deadlines are absolute.

@@ -9,4 +9,5 @@ mod network;
 mod placing;
 mod removals;
 mod simulation;
+mod unregistered;
 mod versions;

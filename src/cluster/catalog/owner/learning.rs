@@ -7,7 +7,7 @@ use tidefs_engine::types::MemberId;
 use super::super::entry::Entry;
 use super::super::table::{Adopted, State};
 use super::super::wire::{Known, Replicate, Revocation};
-use super::{Learned, Owner, Role};
+use super::{Learned, Owner};
 use crate::cluster::object::{Copy, Stamp};
 use crate::cluster::shards::{KeyId, Shard};
 
@@ -39,10 +39,11 @@ impl Owner {
         let mut learned = Learned::default();
         for (key, known) in keys {
             let key = KeyId(*key);
-            let Some(owners) = self.map.owners(key.shard()) else { continue };
-            if self.role(key.shard()) == Role::None {
+            let is_mine = self.has_to_know(key.shard(), word.view);
+            let Some(owners) = self.map.owners(key.shard()).filter(|_| is_mine) else {
+                learned.is_stranger = true;
                 continue;
-            }
+            };
             let state = match known {
                 Known::Gone { stamp } => State::Gone(*stamp),
                 Known::Removed { stamp, age_ms } => {
@@ -86,9 +87,14 @@ impl Owner {
         }
     }
 
-    /// Takes what a word says beside its keys.
-    pub fn learn_rest(&mut self, word: &Replicate, now: Duration) {
+    /// Takes what a word says beside its keys. Returns whether it serves all shards of which it is told that it knows all now.
+    pub fn learn_rest(&mut self, word: &Replicate, now: Duration) -> bool {
+        let mut serves_all = true;
         for shard in word.complete.iter().filter_map(|&number| Shard::with_number(number)) {
+            if !self.has_to_know(shard, word.view) {
+                serves_all = false;
+                continue;
+            }
             self.incomplete[usize::from(shard.number())] = false;
         }
         for &(member, age) in &word.away_ms {
@@ -102,5 +108,6 @@ impl Owner {
         if let Some(age) = word.horizon_age_ms {
             self.table.tombstones_mut().raise_horizon(now.saturating_sub(Duration::from_millis(age)));
         }
+        serves_all
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidefs_engine::types::{MemberId, PeerId};
 
 use super::super::entry::Slot;
-use super::{Owner, Role};
+use super::Owner;
 use crate::cluster::catalog::wire::{Change, Outcome, Revocation};
 use crate::cluster::object::{Facts, Stamp};
 use crate::cluster::shards::{KeyId, Shard, ShardMap};
@@ -126,7 +126,7 @@ impl Owner {
 
     /// Forgets what stands in `shard` when only others serve it now.
     pub fn forget_unserved(&mut self, shard: Shard) {
-        if self.role(shard) == Role::None {
+        if !self.map.is_served_by(shard, self.me) {
             self.table.forget_shard(shard);
             self.incomplete[usize::from(shard.number())] = false;
         }

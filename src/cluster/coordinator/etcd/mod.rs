@@ -185,7 +185,7 @@ impl Etcd {
 
     fn away(&self, what: &'static str) -> CoordinatorError {
         match &*self.shared.reachability.borrow() {
-            Reachability::Away { since, reason } => {
+            Reachability::Away { since, reason } | Reachability::Refused { since, reason } => {
                 CoordinatorError::Away { what, away: since.elapsed(), reason: Arc::clone(reason) }
             }
             Reachability::Reached => CoordinatorError::Away {

@@ -40,7 +40,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 tracing::warn!(%error, endpoints = ?shared.settings.endpoints, "etcd is away; reads and writes go on");
                 *reachability = Reachability::Away { since: Instant::now(), reason: error.to_string().into() };
             }
-            Reachability::Away { reason, .. } => *reason = error.to_string().into(),
+            Reachability::Away { reason, .. } | Reachability::Refused { reason, .. } => {
+                *reason = error.to_string().into();
+            }
         });
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);

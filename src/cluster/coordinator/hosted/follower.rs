@@ -144,13 +144,15 @@ impl Heard {
                 tracing::warn!(address, %why, "the coordinator is away; reads and writes go on");
                 *reachability = Reachability::Away { since: Instant::now(), reason: why };
             }
-            Reachability::Away { reason, .. } => *reason = why,
+            Reachability::Away { reason, .. } | Reachability::Refused { reason, .. } => *reason = why,
         });
     }
 
     fn away(&self, what: &'static str) -> CoordinatorError {
         let (away, reason) = match &*self.reachability.borrow() {
-            Reachability::Away { since, reason } => (since.elapsed(), Arc::clone(reason)),
+            Reachability::Away { since, reason } | Reachability::Refused { since, reason } => {
+                (since.elapsed(), Arc::clone(reason))
+            }
             Reachability::Reached => (Duration::ZERO, "it answers too slowly for the deadline".into()),
         };
         CoordinatorError::Away { what, away, reason }
