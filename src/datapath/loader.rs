@@ -5,6 +5,9 @@
 //! yet are loaded ahead of their use ([`Datapath::prefetch`]) by threads that have nothing else to do, and by at most half
 //! of them; a request for one of these waits for the load that is under way, or makes it an ordinary one.
 //!
+//! What comes from other members takes half of the threads at most where there is a disk: a peer that hangs, or an object that is
+//! read while it arrives, keeps a thread for as long as its transfer takes, and loads from the disk go on by the others.
+//!
 //! A request that waits for a disk otherwise is a *job*: it is done by the same threads, before loads.
 //!
 //! Limits: at most `WAITING_MAX` requests wait; further ones are done at once, and find a miss. At most `AHEAD_MAX` objects
@@ -59,30 +62,72 @@ struct Lines {
     wanted: VecDeque<Ino>,
     /// Those that nobody waits for yet.
     ahead: VecDeque<Ino>,
+    /// Those that somebody waits for, that come from other members, and for which there was no thread.
+    far: VecDeque<Ino>,
     /// Requests that wait.
     count: usize,
     threads: usize,
     running_ahead: usize,
+    running_far: usize,
     is_closed: bool,
 }
 
+/// What a thread is to load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Somebody waits for it. Where it comes from is still to be found out.
+    Wanted,
+    /// Somebody waits for it, and it comes from another member.
+    Far,
+    /// Nobody waits for it yet.
+    Ahead,
+}
+
 impl Lines {
-    /// The next object to load, and whether ahead of its use.
-    fn take(&mut self) -> Option<(Ino, bool)> {
-        while let Some(ino) = self.wanted.pop_front() {
+    fn half(&self) -> usize {
+        self.threads.div_ceil(2)
+    }
+
+    /// The next object to load.
+    fn take(&mut self) -> Option<(Ino, Turn)> {
+        // They waited longer than those that are wanted.
+        while self.running_far < self.half()
+            && let Some(ino) = self.far.pop_front()
+        {
             if self.begin(ino) {
-                return Some((ino, false));
+                self.running_far += 1;
+                return Some((ino, Turn::Far));
             }
         }
-        while self.running_ahead < self.threads.div_ceil(2)
+        while let Some(ino) = self.wanted.pop_front() {
+            if self.begin(ino) {
+                return Some((ino, Turn::Wanted));
+            }
+        }
+        while self.running_ahead < self.half()
             && let Some(ino) = self.ahead.pop_front()
         {
             if self.begin(ino) {
                 self.running_ahead += 1;
-                return Some((ino, true));
+                return Some((ino, Turn::Ahead));
             }
         }
         None
+    }
+
+    /// One that was taken because it is wanted comes from another member. Returns whether this thread may load it; else one of
+    /// those that do so now is to, when it is done.
+    fn goes_far(&mut self, ino: Ino) -> bool {
+        let may = self.running_far < self.half();
+        if may {
+            self.running_far += 1;
+        } else {
+            if let Some(load) = self.loads.get_mut(&ino) {
+                load.is_running = false;
+            }
+            self.far.push_back(ino);
+        }
+        may
     }
 
     fn begin(&mut self, ino: Ino) -> bool {
@@ -194,6 +239,15 @@ impl Datapath {
         &self.loader
     }
 
+    /// Whether an object comes from another member, and a disk needs threads, too.
+    fn keeps_a_thread_from_the_disk(&self, ino: Ino) -> bool {
+        let is_far = || {
+            let state = self.lock();
+            state.tree.by_ino(ino).is_some_and(|slot| state.remote_size(slot).is_some())
+        };
+        self.ssd.get().is_some() && self.cluster.get().is_some() && is_far()
+    }
+
     /// Loads until the loader is closed. Run by each of the load threads.
     pub fn run_loads(&self) {
         self.loader.lines.lock().threads += 1;
@@ -213,13 +267,20 @@ impl Datapath {
                     self.loader.arrived.wait(&mut lines);
                 }
             };
-            let (ino, is_ahead) = match next {
+            let (ino, mut turn) = match next {
                 Ok(next) => next,
                 Err(job) => {
                     job(true);
                     continue;
                 }
             };
+            if turn == Turn::Wanted && self.keeps_a_thread_from_the_disk(ino) {
+                if !self.loader.lines.lock().goes_far(ino) {
+                    continue;
+                }
+                turn = Turn::Far;
+            }
+            let is_ahead = turn == Turn::Ahead;
             // A miss is told by what waits for it.
             let outcome = if is_ahead { self.promote_into_free_room(ino) } else { self.promote(ino) };
             let load = {
@@ -227,6 +288,7 @@ impl Datapath {
                 let load = lines.loads.remove(&ino).unwrap_or_default();
                 lines.count -= load.waiting.len() + load.at_start.len();
                 lines.running_ahead -= usize::from(is_ahead);
+                lines.running_far -= usize::from(turn == Turn::Far);
                 load
             };
             let is_wanted = !load.waiting.is_empty() || !load.at_start.is_empty() || load.has_started;
@@ -258,9 +320,9 @@ mod tests {
         loader.leave(Ino(3), Box::new(|_| ()));
         loader.leave(Ino(2), Box::new(|_| ()));
         let mut lines = loader.lines.lock();
-        assert_eq!(lines.take(), Some((Ino(3), false)));
-        assert_eq!(lines.take(), Some((Ino(2), false)), "somebody waits for it now");
-        assert_eq!(lines.take(), Some((Ino(1), true)));
+        assert_eq!(lines.take(), Some((Ino(3), Turn::Wanted)));
+        assert_eq!(lines.take(), Some((Ino(2), Turn::Wanted)), "somebody waits for it now");
+        assert_eq!(lines.take(), Some((Ino(1), Turn::Ahead)));
         assert_eq!(lines.take(), None);
     }
 
@@ -271,7 +333,24 @@ mod tests {
         let mut lines = loader.lines.lock();
         assert_eq!(
             (lines.take(), lines.take(), lines.take()),
-            (Some((Ino(1), true)), Some((Ino(2), true)), None)
+            (Some((Ino(1), Turn::Ahead)), Some((Ino(2), Turn::Ahead)), None)
         );
+    }
+
+    #[test]
+    fn half_of_the_threads_stay_for_the_disk_while_peers_hang() {
+        let loader = lines(4);
+        (1..=5).for_each(|number| loader.leave(Ino(number), Box::new(|_| ())));
+        let mut lines = loader.lines.lock();
+        for number in 1..=3 {
+            assert_eq!(lines.take(), Some((Ino(number), Turn::Wanted)));
+            assert_eq!(lines.goes_far(Ino(number)), number <= 2, "{number}");
+        }
+        // Those behind it are of the disk.
+        assert_eq!(lines.take(), Some((Ino(4), Turn::Wanted)));
+        lines.running_far -= 1;
+        assert_eq!(lines.take(), Some((Ino(3), Turn::Far)), "one of the peers has answered");
+        assert_eq!(lines.take(), Some((Ino(5), Turn::Wanted)));
+        assert_eq!(lines.take(), None);
     }
 }
