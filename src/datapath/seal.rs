@@ -175,6 +175,8 @@ impl Datapath {
         let now_ns = self.now_ns();
         // Who closed it may have told the cluster already which version it will be.
         let sealed_at_ns = state.keep_promise(slot, size);
+        let sealed_at_ns =
+            sealed_at_ns.unwrap_or_else(|| state.next_sealed_at_ns(parent, name.as_bytes(), now_ns));
         let node = state.tree.node_mut(slot);
         let written_ns = super::stat::written_ns(&metadata);
         node.attributes.mtime_ns = node.attributes.mtime_ns.max(written_ns);
@@ -182,7 +184,7 @@ impl Datapath {
         let mut record = state.object_record(slot, directory, &name);
         record.version = version;
         record.size = size;
-        record.sealed_at_ns = sealed_at_ns.unwrap_or(now_ns);
+        record.sealed_at_ns = sealed_at_ns;
         record.predecessor = predecessor_version;
         self.tier.seal(&file, &record)?;
 
@@ -198,7 +200,7 @@ impl Datapath {
             object.phase = Phase::Sealed;
             object.size = size;
             object.version = version;
-            object.sealed_at_ns = sealed_at_ns.unwrap_or(now_ns);
+            object.sealed_at_ns = sealed_at_ns;
             object.marks.set(Marks::READ, false);
             object.marks.set(Marks::SHOWN, false);
             object.marks.set(Marks::ON_SSD, false);

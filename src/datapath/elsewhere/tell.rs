@@ -66,6 +66,21 @@ impl State {
         claim.unwrap_or_else(|| (self.tree.node(slot).parent, self.tree.name(slot)))
     }
 
+    /// The version of a file that takes the place of all that is known under `name` in `parent`: later than that, also where it
+    /// is of a host whose clock is ahead. `now_ns`: by this one's.
+    pub(in crate::datapath) fn next_sealed_at_ns(&self, parent: Slot, name: &[u8], now_ns: i64) -> i64 {
+        if !self.has_members() {
+            return now_ns;
+        }
+        let shown = self.tree.child(parent, name).and_then(|slot| self.object(slot));
+        let shown = shown.filter(|object| object.phase == Phase::Sealed).map(|object| object.sealed_at_ns);
+        let withdrawn = (!self.elsewhere.withdrawn.is_empty()).then(|| {
+            let key = KeyId::of(&self.path_of_child(parent, name));
+            self.elsewhere.withdrawn.peek(&key).copied()
+        });
+        later_than(now_ns, shown, withdrawn.flatten())
+    }
+
     /// Whether the file in `slot`, which is being written, was withdrawn under its name as the version `given`.
     fn is_withdrawn(&mut self, slot: Slot, given: Stamp) -> bool {
         let (parent, name) = self.final_place(slot);
@@ -76,6 +91,13 @@ impl State {
         let key = KeyId::of(&self.path_of_child(parent, name.as_bytes()));
         self.elsewhere.withdrawn.get(&key).is_some_and(|&through| given <= through)
     }
+}
+
+/// A time that is later than the versions that are known.
+fn later_than(now_ns: i64, shown_ns: Option<i64>, withdrawn: Option<Stamp>) -> i64 {
+    let withdrawn_ns = withdrawn.map(|through| i64::try_from(through.0).unwrap_or(i64::MAX));
+    let known_ns = shown_ns.max(withdrawn_ns);
+    known_ns.map_or(now_ns, |known| now_ns.max(known.saturating_add(1)))
 }
 
 impl Datapath {
@@ -179,9 +201,10 @@ impl Datapath {
                 checksum: None,
                 replicas: state.replicas(slot),
             };
+            let sealed_at_ns = state.next_sealed_at_ns(parent, name.as_bytes(), self.now_ns());
             Some(Appeared {
                 path: state.path_of_child(parent, name.as_bytes()),
-                stamp: Stamp(u64::try_from(self.now_ns()).unwrap_or(0)),
+                stamp: Stamp(u64::try_from(sealed_at_ns).unwrap_or(0)),
                 facts: Facts::File(facts),
                 ino: state.tree.ino(slot),
                 is_promise: true,
@@ -299,5 +322,19 @@ impl Datapath {
                 side.runtime.spawn(async move { datapath.tell(news).await });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replacement_is_later_than_what_a_host_with_a_fast_clock_wrote() {
+        assert_eq!(later_than(50, None, None), 50);
+        assert_eq!(later_than(50, Some(40), Some(Stamp(30))), 50);
+        assert_eq!(later_than(50, Some(70), Some(Stamp(30))), 71);
+        assert_eq!(later_than(50, Some(40), Some(Stamp(90))), 91);
+        assert_eq!(later_than(50, None, Some(Stamp(u64::MAX))), i64::MAX);
     }
 }
