@@ -5,7 +5,7 @@
 //!   and the holder's hold dropped then.
 //! - A loan ends when the reader gives it back, when the reader's connection ends, or when its time is over.
 //!
-//! Limits: [`LOANS_MAX`] loans at once; beyond, the object is not lent, and the reader goes elsewhere.
+//! Limits: [`LOANS_MAX`] loans at once, or half of `vm.max_map_count`, as each is a mapping; beyond, the object is not lent, and the reader goes elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,8 +22,24 @@ use super::catalog::wire::{Change, INLINE_MAX, Lend, Lending, Message, Release};
 use super::core::Core;
 use super::object::{Lent, LentBytes, Unlent};
 
-/// Loans at once.
+/// Loans at once, where the kernel allows so many.
 const LOANS_MAX: usize = 65_536;
+/// Mappings of a process that the kernel allows where it does not say.
+///
+/// # Source
+/// Documentation/admin-guide/sysctl/vm.rst, `max_map_count`.
+const MAPPINGS: usize = 65_530;
+
+/// Loans at once where a process may have so many mappings: each is one, and half of them are for everything else.
+fn loans_max(mappings: usize) -> usize {
+    LOANS_MAX.min(mappings / 2)
+}
+
+/// How many mappings the kernel allows.
+fn mappings() -> usize {
+    let said = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+    said.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(MAPPINGS)
+}
 
 /// A registered region that is lent; withdrawn when the last loan of it ends.
 #[derive(Debug)]
@@ -54,11 +70,18 @@ struct Loan {
 }
 
 /// What is lent now.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Loans {
     next: AtomicU64,
+    max: usize,
     /// Held for a look-up; loans are dropped outside.
     loans: Mutex<BTreeMap<u64, Loan>>,
+}
+
+impl Default for Loans {
+    fn default() -> Self {
+        Self { next: AtomicU64::new(0), max: loans_max(mappings()), loans: Mutex::default() }
+    }
 }
 
 impl Loans {
@@ -119,8 +142,11 @@ impl Core {
         checksum: u64,
     ) -> Result<Lending, String> {
         let Some(engine) = &self.engine else { return Err("no engine moves bytes here".to_owned()) };
-        if self.loans.len() >= LOANS_MAX {
-            return Err(format!("{LOANS_MAX} objects are lent already"));
+        let max = self.loans.max;
+        if self.loans.len() >= max {
+            self.counters.loans_refused.increment();
+            tracing::debug!(max, "an object is not lent: too many are; vm.max_map_count allows more");
+            return Err(format!("{max} objects are lent already"));
         }
         let region = Region::of_file(file, length, Access::Read).map_err(|error| error.to_string())?;
         let id = engine.register(&Arc::new(region)).map_err(|error| error.to_string())?;
@@ -167,5 +193,16 @@ impl Core {
         let over: Vec<u64> =
             loans.iter().filter(|(_, loan)| is_over(loan)).map(|(&number, _)| number).collect();
         over.iter().filter_map(|number| loans.remove(number)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_lent_than_leaves_half_of_all_mappings_to_others() {
+        assert_eq!([65_530, 262_144, 1000].map(loans_max), [32_765, LOANS_MAX, 500]);
+        assert!(Loans::default().max > 0);
     }
 }

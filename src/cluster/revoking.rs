@@ -8,7 +8,8 @@ use tidefs_engine::engine::Answer;
 use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::oneshot;
 
-use super::catalog::wire::{Change, Done, Message, REVOKE, Revocation, Revoke};
+use super::batcher::Item;
+use super::catalog::wire::{Change, Done, ITEMS_MAX, MESSAGE_BYTES, Message, REVOKE, Revocation, Revoke};
 use super::core::Core;
 use super::object::Holder;
 use super::shards::{KeyId, Shard};
@@ -169,6 +170,45 @@ impl Core {
     }
 }
 
+/// `items` as they travel: a message is no longer than one that the batcher makes.
+pub(super) fn messages_of(items: Vec<Revocation>) -> Vec<Vec<Revocation>> {
+    let mut messages: Vec<Vec<Revocation>> = Vec::new();
+    let mut bytes = 0;
+    for item in items {
+        bytes += item.weight();
+        match messages.last_mut().filter(|message| message.len() < ITEMS_MAX && bytes <= MESSAGE_BYTES) {
+            Some(message) => message.push(item),
+            None => {
+                bytes = item.weight();
+                messages.push(vec![item]);
+            }
+        }
+    }
+    messages
+}
+
 fn numbered(shards: &[u16]) -> impl Iterator<Item = Shard> {
     shards.iter().filter_map(|&number| Shard::with_number(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::catalog::wire::PATH_MAX;
+
+    #[test]
+    fn what_is_owed_fits_the_frames_in_which_it_is_told() {
+        let long = |number: usize| Revocation::Appeared { path: format!("{number:04096}").into_bytes() };
+        let short = |number: usize| Revocation::Appeared { path: number.to_string().into_bytes() };
+        let inherit = Revocation::Inherit { keys: vec![7; 1 << 10] };
+        let items: Vec<Revocation> =
+            (0..2000).map(long).chain((0..20_000).map(short)).chain([inherit]).collect();
+        let messages = messages_of(items.clone());
+        assert_eq!(messages.concat(), items);
+        for items in messages {
+            let bytes = Revoke { items }.encode().len();
+            assert!(bytes <= MESSAGE_BYTES + (PATH_MAX << 1), "{bytes}");
+        }
+        assert!(messages_of(Vec::new()).is_empty());
+    }
 }

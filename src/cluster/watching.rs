@@ -12,6 +12,7 @@ use tokio::time::sleep;
 use super::catalog::wire::{AGREED, CATCH_UP, KEEP, LEND, LIST, Message, REVOKE, Revocation, Revoke};
 use super::core::{Core, host_slept};
 use super::peers::{Link, Owed, Peer};
+use super::revoking::messages_of;
 use super::shards::{Owners, Shard};
 
 /// Pause after the first failed attempt to connect; it doubles.
@@ -295,9 +296,9 @@ impl Core {
                 is_announcing = true;
             }
             let mut is_told = true;
-            for part in items.chunks(1024) {
+            for part in messages_of(items) {
                 // What is not told is owed again.
-                is_told &= Arc::clone(&self).send_revocations(member, part.to_vec()).await.is_some();
+                is_told &= Arc::clone(&self).send_revocations(member, part).await.is_some();
             }
             if !is_told {
                 break;

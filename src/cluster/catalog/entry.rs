@@ -93,11 +93,16 @@ impl Copies {
         self.packed().is_empty()
     }
 
-    /// The member to whose copy it falls to be the one to rely on, when all that are left are soft.
-    #[must_use]
-    pub fn heir(&self) -> Option<Slot> {
+    /// The members to whose copies it falls to be the one to rely on, the first of them first, when all that are left are soft.
+    pub fn heirs(&self) -> impl Iterator<Item = Slot> {
         let is_soft = self.iter().all(|(_, medium)| !medium.is_hard());
-        self.iter().next().map(|(slot, _)| slot).filter(|_| is_soft)
+        self.iter().map(|(slot, _)| slot).filter(move |_| is_soft)
+    }
+
+    /// Whether there are copies, and all of them are soft.
+    #[must_use]
+    pub fn has_heirs(&self) -> bool {
+        self.heirs().next().is_some()
     }
 
     /// Whether `slot` has one.
@@ -270,7 +275,7 @@ mod tests {
                 prop_assert_eq!(found, model.clone().into_iter().collect::<Vec<_>>());
                 prop_assert_eq!(copies.len(), model.len());
                 let is_soft = !model.is_empty() && model.values().all(|medium| !medium.is_hard());
-                prop_assert_eq!(copies.heir().is_some(), is_soft);
+                prop_assert_eq!(copies.has_heirs(), is_soft);
             }
         }
 

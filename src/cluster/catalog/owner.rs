@@ -330,7 +330,9 @@ impl Owner {
     /// The member whose copy is to be relied on from now on: there are only copies left that leave first.
     fn heir(&self, key: KeyId) -> Option<MemberId> {
         let copies = &self.table.get(key)?.copies;
-        Some(self.slots.peer(copies.heir()?)?.member)
+        let members = || copies.heirs().filter_map(|slot| Some(self.slots.peer(slot)?.member));
+        // Who is lost hears of it when it is back, if it is.
+        members().find(|member| !self.suspects.contains(member)).or_else(|| members().next())
     }
 
     /// Names that are watched beyond the limit, at most `max` of them: what who watches them is told.
@@ -401,7 +403,7 @@ impl Owner {
         if !matches!(self.role(shard), Role::Primary | Role::Acting) || self.is_incomplete(shard) {
             return Vec::new();
         }
-        let is_soft = |key: &KeyId| self.table.get(*key).is_some_and(|entry| entry.copies.heir().is_some());
+        let is_soft = |key: &KeyId| self.table.get(*key).is_some_and(|entry| entry.copies.has_heirs());
         let soft = self.table.keys(shard).filter(is_soft).collect();
         self.bequeath(soft)
     }

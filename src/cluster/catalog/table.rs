@@ -399,7 +399,7 @@ impl Table {
             if entry.copies.is_empty() {
                 gone.push((key, entry.stamp()));
                 part.entries.remove(&key);
-            } else if entry.copies.heir().is_some() {
+            } else if entry.copies.has_heirs() {
                 soft.push(key);
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId};
 
 use super::*;
-use crate::cluster::catalog::wire::Known;
+use crate::cluster::catalog::wire::{Known, Replicate};
 use crate::cluster::member::View;
 use crate::cluster::member::testing::member;
 use crate::cluster::object::{FileFacts, Medium};
@@ -132,4 +132,50 @@ fn what_an_earlier_start_of_a_member_held_is_named_where_nobody_else_holds_it() 
     assert_eq!(holders(&owner, &path), [3]);
     owner.change(start(2, 2), &hold, NOW);
     assert_eq!(holders(&owner, &path), [3, 2]);
+}
+
+#[test]
+fn the_copy_that_counts_when_the_others_are_gone_is_of_a_member_that_is_there() {
+    let (mut owner, path) = owner();
+    publish(&mut owner, start(1, 1), &path, Stamp(5));
+    for id in [2, 3] {
+        let hold = Change::Hold { path: path.clone(), stamp: Stamp(5), medium: Medium::Soft };
+        owner.change(start(id, 1), &hold, NOW);
+    }
+    owner.set_suspect(MemberId(2), true);
+    let let_go = Change::LetGo { path: path.clone(), stamp: Stamp(5) };
+    let heirs = |tell: Vec<(MemberId, Revocation)>| -> Vec<u64> {
+        let is_heir = |told: &&(MemberId, Revocation)| matches!(told.1, Revocation::Inherit { .. });
+        tell.iter().filter(is_heir).map(|(member, _)| member.0).collect()
+    };
+    assert_eq!(heirs(owner.change(start(1, 1), &let_go, NOW).tell), [3]);
+    owner.set_suspect(MemberId(3), true);
+    // One of the two will be back.
+    assert_eq!(heirs(owner.find_heirs(KeyId::of(&path).shard())), [2]);
+}
+
+#[test]
+fn a_word_about_keys_that_others_serve_is_learned_by_nobody_and_said_to_be_so() {
+    let (mut owner, path) = owner();
+    let view = View::new(1, (1..=3).map(|id| member(id, 8)).collect());
+    let map = ShardMap::new(&view);
+    let other = (0..).map(|number| format!("kv/{number}").into_bytes());
+    let other = other.map(|name| KeyId::of(&name)).find(|key| !map.is_served_by(key.shard(), MemberId(1)));
+    let (mine, other) = (KeyId::of(&path), other.unwrap());
+    let known = |key: KeyId| (key.0, Known::Removed { stamp: Stamp(9), age_ms: 0 });
+    let word = |keys: &[KeyId]| Replicate {
+        view: 1,
+        is_decided: false,
+        keys: keys.iter().copied().map(known).collect(),
+        complete: vec![other.shard().number()],
+        horizon_age_ms: None,
+        away_ms: Vec::new(),
+    };
+    let both = word(&[mine, other]);
+    assert!(owner.learn(MemberId(2), &both, &both.keys, NOW).is_stranger);
+    assert_eq!(owner.table.tombstones().through(mine), Some(Stamp(9)));
+    assert_eq!(owner.table.tombstones().through(other), None);
+    let one = word(&[mine]);
+    assert!(!owner.learn(MemberId(2), &one, &one.keys, NOW).is_stranger);
+    assert!(!owner.learn_rest(&one, NOW));
 }
