@@ -246,30 +246,31 @@ impl Core {
             |(sent, left): (Sent, Duration)| if left.is_zero() { late(sent.change) } else { sent.change };
         let changes = sent.into_iter().zip(left).map(in_time).collect();
         let message = Changes { view: self.seen().view.number, wait_ms, changes };
+        // Of others the sender hears.
+        let is_note = |change: &&Change| matches!(change, Change::Hold { .. } | Change::LetGo { .. });
         self.counters.change_messages.increment();
         let Ok(answer) = self.call(member, CHANGE, message.encode(), deadline).await else {
-            message.changes.iter().for_each(|change| self.announce_what_is_held(change));
+            message.changes.iter().filter(is_note).for_each(|change| self.note_again(change));
             return None;
         };
         let results = match Results::decode(&answer) {
             Ok(results) => results,
             Err(error) => {
                 tracing::warn!(member = member.0, %error, "an answer is refused");
+                message.changes.iter().filter(is_note).for_each(|change| self.note_again(change));
                 return None;
             }
         };
         for (change, outcome) in message.changes.iter().zip(&results.outcomes) {
-            if matches!(outcome, Outcome::Moved | Outcome::Refused { .. }) {
-                self.announce_what_is_held(change);
+            if is_note(&change) && matches!(outcome, Outcome::Moved | Outcome::Refused { .. }) {
+                self.note_again(change);
             }
         }
         (results.outcomes.len() == count).then_some(results.outcomes)
     }
 
-    /// A note did not do what it was to. That something is not here any more is found out by who asks for it; that it is, by an
-    /// announcement, which is refused where the copy is not valid any more.
-    fn announce_what_is_held(&self, change: &Change) {
-        let Change::Hold { path, .. } = change else { return };
+    /// Who decides is not sure to know of what is held at `path`.
+    pub(super) fn announce_what_is_held(&self, path: &[u8]) {
         let shard = KeyId::of(path).shard();
         if let Some(owners) = self.seen().map.owners(shard) {
             self.plan.add_owners(owners, shard);
@@ -373,17 +374,16 @@ impl Core {
         let is_out = self.is_out();
         let is_known = |&member: &MemberId| !self.is_suspect(member) && !(is_out && member == self.me.member);
         let Some(member) = std::iter::once(owners.primary).chain(owners.backup).find(is_known) else {
-            self.plan.add_owners(owners, key.shard());
-            return;
+            return self.note_again(&change);
         };
         if member == self.me.member {
             // Who changes the key later waits until all are told of this, whether somebody does now or not.
             let applied = self.apply(self.me, std::slice::from_ref(&change));
             if applied.iter().any(|applied| !matches!(applied.outcome, Outcome::Done { .. })) {
-                self.announce_what_is_held(&change);
+                self.note_again(&change);
             }
-        } else if self.push_change(member, change, self.in_background()).is_none() {
-            self.plan.add(member, key.shard());
+        } else if self.push_change(member, change.clone(), self.in_background()).is_none() {
+            self.note_again(&change);
         }
     }
 

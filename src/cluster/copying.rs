@@ -336,7 +336,7 @@ impl Core {
     }
 
     /// Asks one member after another until enough hold it. While this member leaves, those first that have its bytes
-    /// already.
+    /// already, and those too that the catalog names: it may not have heard that they have let go of it.
     async fn copy_to_others(
         self: &Arc<Self>,
         wish: &Wish,
@@ -345,20 +345,24 @@ impl Core {
     ) -> (Copied, u32) {
         let (mut refusing, mut hesitating, mut made) = (BTreeSet::new(), BTreeSet::new(), 0);
         let mut may_succeed_later = false;
+        let named = if self.is_leaving() { std::mem::take(&mut holders) } else { Vec::new() };
         while holders.len() < usize::from(wish.replicas) {
             let view = self.seen().view.clone();
             let is_candidate = |member: MemberId| {
                 member != self.me.member && !refusing.contains(&member) && !self.is_suspect(member)
             };
-            let near = |member: MemberId| soft.contains(&member) && is_candidate(member);
-            let near = self.is_leaving().then(|| replica_target(&view, wish.head, &holders, near)).flatten();
-            let Some(target) = near.or_else(|| replica_target(&view, wish.head, &holders, is_candidate))
+            let nearest = [&named, soft].into_iter().find_map(|near| {
+                let is_near = |member: MemberId| near.contains(&member) && is_candidate(member);
+                self.is_leaving().then(|| replica_target(&view, wish.head, &holders, is_near)).flatten()
+            });
+            let Some(target) = nearest.or_else(|| replica_target(&view, wish.head, &holders, is_candidate))
             else {
                 let is_anyone_away = view.members().iter().any(|member| self.is_suspect(member.id));
                 let copied = if may_succeed_later || is_anyone_away { Copied::NotNow } else { Copied::Short };
                 return (copied, made);
             };
             match self.ask_to_keep(target, wish).await {
+                Kept::Done if named.contains(&target) => holders.push(target),
                 Kept::Done => {
                     self.counters.copies_made.increment();
                     self.counters.copied_bytes.add(wish.size.get());

@@ -32,6 +32,7 @@ use super::coordinator::Coordinator;
 use super::copying::Copying;
 use super::draining::Draining;
 use super::lending::Loans;
+use super::letting_go::LetGo;
 use super::member::{ClusterId, View};
 use super::object::Holder;
 use super::peers::Peers;
@@ -97,6 +98,8 @@ pub(super) struct Core {
     pub(super) plan: Plan,
     /// Removals that nobody who decides could be told of.
     pub(super) unheard: Unheard,
+    /// Copies that are gone, and of which nobody who decides could be told.
+    pub(super) let_go: LetGo,
     pub(super) loans: Loans,
     pub(super) copying: Copying,
     pub(super) draining: Draining,
@@ -164,6 +167,7 @@ impl Core {
             takeovers: Mutex::default(),
             plan: Plan::default(),
             unheard: Unheard::default(),
+            let_go: LetGo::default(),
             loans: Loans::default(),
             copying: Copying::default(),
             draining: Draining::default(),

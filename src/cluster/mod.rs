@@ -20,6 +20,7 @@ mod draining;
 mod error;
 mod fetching;
 mod lending;
+mod letting_go;
 mod listing;
 pub mod member;
 pub mod node;

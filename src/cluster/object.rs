@@ -257,6 +257,9 @@ pub trait Holder: Send + Sync + fmt::Debug {
         from: MemberId,
     ) -> BoxFuture<'static, Result<ByteCount, Unkept>>;
 
+    /// Whether this member has a copy of that version.
+    fn holds(&self, path: &[u8], stamp: Stamp) -> bool;
+
     /// The head of the chain of what is at `path`, as far as it is known; else its key.
     fn head(&self, path: &[u8]) -> KeyId;
 

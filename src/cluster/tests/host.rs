@@ -202,6 +202,10 @@ impl Holder for Memory {
         })
     }
 
+    fn holds(&self, path: &[u8], stamp: Stamp) -> bool {
+        self.state.lock().objects.get(path).is_some_and(|object| object.stamp == stamp)
+    }
+
     fn head(&self, path: &[u8]) -> KeyId {
         KeyId::of(path)
     }

@@ -234,3 +234,68 @@ fn who_is_alone_is_told_why_it_cannot_drain() {
         assert!(text.contains("no other member") && text.contains("on_stop=keep"), "{text}");
     });
 }
+
+#[test]
+fn who_drains_asks_those_that_the_catalog_names_whether_they_have_their_copies() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        for number in 0..40 {
+            let name = format!("kv/{number}");
+            hosts[0].write_copies(&name, name.as_bytes(), wall(), 2, soon()).await.unwrap();
+        }
+        for number in 0..40 {
+            assert!(held_by(&hosts[2], &format!("kv/{number}"), 2).await.contains(&1));
+        }
+        // Evicted, and the word of it was lost.
+        for host in &hosts[1..] {
+            host.memory.state.lock().objects.clear();
+        }
+        hosts[1].cluster.drain(MemberId(1), DrainOrder::Begin { within_ms: None }).await.unwrap();
+        until("it has left", || hosts[0].cluster.status().drain.phase == DrainPhase::Left).await;
+        hosts[0].cluster.close().await;
+        for number in 0..40 {
+            let name = format!("kv/{number}");
+            assert_eq!(hosts[1].read(&name, soon()).await.as_deref(), Some(name.as_bytes()), "{name}");
+        }
+    });
+}
+
+#[test]
+fn a_copy_that_was_let_go_of_while_nobody_could_be_told_is_found_no_more_when_they_are_back() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        for number in 0..40 {
+            let name = format!("kv/{number}");
+            hosts[0].write(&name, name.as_bytes(), wall(), soon()).await.unwrap();
+            assert!(hosts[1].read_and_keep(&name, soon()).await.is_some());
+        }
+        let core = &hosts[0].cluster.core;
+        let set_slow = |is_slow: bool| {
+            for peer in core.peers.lock().values_mut() {
+                (peer.is_slow, peer.is_probed) = (is_slow, is_slow);
+            }
+        };
+        set_slow(true);
+        (0..40).for_each(|number| hosts[0].evict(&format!("kv/{number}")));
+        // One of them is back before anybody hears of it.
+        hosts[0].memory.state.lock().objects.insert(
+            b"kv/0".to_vec(),
+            super::host::Object {
+                stamp: match hosts[1].look_up("kv/0", soon()).await {
+                    Seen::Elsewhere(stamp, ..) | Seen::Here(stamp) => stamp,
+                    other => panic!("{other:?}"),
+                },
+                bytes: b"kv/0"[..].into(),
+                is_directory: false,
+                is_soft: false,
+                replicas: 1,
+            },
+        );
+        assert!(core.let_go.len() > 0);
+        set_slow(false);
+        for number in 1..40 {
+            let name = format!("kv/{number}");
+            until_answered("it is told", async || !holders(&hosts[1], &name).await.contains(&1)).await;
+        }
+        until("all is told", || core.let_go.len() == 0).await;
+        assert!(holders(&hosts[1], "kv/0").await.contains(&1));
+    });
+}

@@ -98,6 +98,13 @@ impl Holder for MemberSide {
         })
     }
 
+    fn holds(&self, path: &[u8], stamp: Stamp) -> bool {
+        let Some(datapath) = self.datapath.upgrade() else { return false };
+        let state = datapath.lock();
+        let slot = state.tree.by_path(path);
+        slot.and_then(|slot| state.holding(slot)).is_some_and(|holding| holding.stamp == stamp)
+    }
+
     fn appeared(&self, paths: &[Vec<u8>]) {
         let Some(datapath) = self.datapath.upgrade() else { return };
         {

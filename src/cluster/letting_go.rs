@@ -1,0 +1,91 @@
+//! Copies that were let go of, and of which the catalog did not hear: it is told again, or it would name this member for them
+//! until somebody asks for one.
+//!
+//! Invariants
+//! - What is here again by then is not told.
+//! - What is owed is bounded: what comes beyond is counted and warned of, and found out by who asks for the copy.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::catalog::wire::Change;
+use super::core::Core;
+use super::object::Stamp;
+
+/// Copies that are told again, at most.
+const OWED_MAX: usize = 65_536;
+/// Of these, told at once.
+const PAGE: usize = 512;
+
+/// Copies of which the catalog is to be told again that they are not here.
+#[derive(Debug, Default)]
+pub(super) struct LetGo {
+    /// By name, the latest version of it. Held for a look-up.
+    owed: Mutex<BTreeMap<Vec<u8>, Stamp>>,
+}
+
+impl LetGo {
+    /// Notes one. Returns `false` when there are too many.
+    fn add(&self, path: &[u8], stamp: Stamp) -> bool {
+        let mut owed = self.owed.lock();
+        let is_room = owed.len() < OWED_MAX || owed.contains_key(path);
+        if is_room {
+            let known = owed.entry(path.to_vec()).or_default();
+            *known = stamp.max(*known);
+        }
+        is_room
+    }
+
+    fn take_page(&self) -> Vec<(Vec<u8>, Stamp)> {
+        let mut owed = self.owed.lock();
+        std::iter::from_fn(|| owed.pop_first()).take(PAGE).collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.owed.lock().len()
+    }
+}
+
+impl Core {
+    /// A note did not do what it was to.
+    pub(super) fn note_again(&self, change: &Change) {
+        match change {
+            // An announcement is refused where the copy is not valid any more.
+            Change::Hold { path, .. } | Change::Announce { path, .. } => self.announce_what_is_held(path),
+            Change::LetGo { path, stamp } if !self.let_go.add(path, *stamp) => {
+                self.counters.let_go_lost.increment();
+                tracing::warn!(
+                    "{OWED_MAX} copies that are gone wait to be told already; the catalog names one more in vain"
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Tells of some of the copies that are gone once more. What is not heard again is owed again.
+    pub(super) fn tell_let_go_again(self: &Arc<Self>) {
+        let Some(holder) = self.holder.upgrade() else { return };
+        for (path, stamp) in self.let_go.take_page() {
+            if !holder.holds(&path, stamp) {
+                self.note(Change::LetGo { path, stamp });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_owed_is_bounded_and_told_page_by_page() {
+        let owed = LetGo::default();
+        assert!((0..OWED_MAX).all(|number: usize| owed.add(&number.to_be_bytes(), Stamp(1))));
+        assert!(!owed.add(b"one more", Stamp(1)) && owed.add(&0_usize.to_be_bytes(), Stamp(2)));
+        let page = owed.take_page();
+        assert_eq!((page.len(), page[0].1, owed.len()), (PAGE, Stamp(2), OWED_MAX - PAGE));
+    }
+}
