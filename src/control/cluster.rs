@@ -123,7 +123,7 @@ pub(super) fn metrics(cluster: &Cluster) -> Vec<Family> {
         ("tidefs_cluster_loans", "Objects that are lent to readers on other members.", status.catalog.loans),
         (
             "tidefs_coordinator_away",
-            "Whether the coordinator cannot be reached: 1 when it cannot.",
+            "Whether the coordinator cannot be reached, or is not gone by: 1 when so.",
             u64::from(status.coordinator_away.is_some()),
         ),
     ];

@@ -77,7 +77,7 @@ impl Embedded {
         };
         {
             let mut agreed = coordinator.shared.agreed.lock();
-            if !agreed.members.is_empty() {
+            if agreed.changes > 0 {
                 coordinator.publish_view(&mut agreed);
             }
             if !agreed.namespaces.is_empty() {
@@ -122,10 +122,12 @@ impl Embedded {
     fn register_now(&self, member: Member) -> Result<(), CoordinatorError> {
         let mut agreed = self.shared.agreed.lock();
         let latest = agreed.starts.get(&member.id).copied().unwrap_or_default();
-        if latest != member.incarnation {
+        if latest > member.incarnation {
             let (member, ours) = (member.id, member.incarnation);
             return Err(CoordinatorError::Superseded { member, ours, latest });
         }
+        // What is agreed on may be older than the start.
+        agreed.starts.insert(member.id, member.incarnation);
         *self.registered.lock() = Some((member.id, member.incarnation));
         if agreed.members.get(&member.id) != Some(&member) {
             agreed.members.insert(member.id, member);

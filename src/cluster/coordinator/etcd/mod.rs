@@ -5,13 +5,14 @@
 //!
 //! One task (`session`) talks to etcd: it lists, watches and keeps the lease alive. When etcd goes away it tries again
 //! with growing pauses; what was heard last stands meanwhile. A lease that ran out in the meantime is replaced, and the
-//! member registered anew, unless a later start of it is known.
+//! member registered anew, unless a later start of it is known. An etcd that has another cluster than this process joined,
+//! or an earlier state of it, is not gone by: it is as if it were away, and why is said.
 //!
 //! Limits: a request waits until its deadline for a session; each call to etcd takes at most
 //! `EtcdSettings::call_timeout`.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use etcd_client::{
@@ -27,6 +28,7 @@ use super::{
 };
 use crate::cluster::member::{ClusterId, Member, View};
 
+mod heard;
 mod keys;
 mod session;
 #[cfg(test)]
@@ -111,6 +113,8 @@ struct Shared {
     keys: Keys,
     views: watch::Sender<View>,
     namespaces: watch::Sender<Namespaces>,
+    /// The cluster of this process: etcd is gone by while it has that.
+    joined: OnceLock<ClusterId>,
     /// The way to etcd, while there is a session.
     client: watch::Sender<Option<Connected>>,
     reachability: watch::Sender<Reachability>,
@@ -164,6 +168,7 @@ impl Etcd {
             settings,
             views: watch::Sender::new(View::default()),
             namespaces: watch::Sender::new(Namespaces::default()),
+            joined: OnceLock::new(),
             client: watch::Sender::new(None),
             reachability: watch::Sender::new(away),
             wish: watch::Sender::new(Wish::default()),
@@ -222,7 +227,14 @@ impl Etcd {
 
     async fn begin_now(&self, member: MemberId, deadline: Instant) -> Result<Start, CoordinatorError> {
         let key = self.shared.keys.start(member);
-        self.call("starting a member", deadline, |connected| open_start(connected, key.clone())).await
+        let start =
+            self.call("starting a member", deadline, |connected| open_start(connected, key.clone())).await?;
+        let joined = *self.shared.joined.get_or_init(|| start.cluster);
+        if joined == start.cluster {
+            return Ok(start);
+        }
+        let reason = format!("etcd had cluster {joined} a moment ago, and has {} now", start.cluster);
+        Err(CoordinatorError::Refused { what: "starting a member", reason: reason.into() })
     }
 
     /// Hands a wish to the session and waits until it is dealt with.

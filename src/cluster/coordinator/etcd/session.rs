@@ -1,19 +1,18 @@
 //! The task that talks to etcd: lists, watches, keeps the lease alive, and starts over when etcd was away.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use etcd_client::{
-    Client, Compare, CompareOp, Error, EventType, GetOptions, KeyValue, LeaseKeepAliveStream, LeaseKeeper,
-    PutOptions, Txn, TxnOp, WatchOptions, WatchStream,
+    Client, Compare, CompareOp, Error, GetOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp,
+    WatchOptions, WatchStream,
 };
 use tidefs_engine::types::{Incarnation, MemberId};
 
-use super::keys::About;
+use super::heard::Heard;
 use super::{Connected, EtcdSettings, Fulfilled, Shared, cluster_id};
-use crate::cluster::coordinator::{Agreement, CoordinatorError, NamespaceRecord, Reachability};
-use crate::cluster::member::{ClusterId, Member, View};
+use crate::cluster::coordinator::{CoordinatorError, Reachability};
+use crate::cluster::member::{ClusterId, Member};
 
 /// Pause after a session that broke; doubles up to [`LONGEST_PAUSE`] while etcd stays away.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -29,49 +28,62 @@ pub(super) fn is_refusal(error: &Error) -> bool {
     }
 }
 
+/// What ends a session.
+#[derive(Debug)]
+enum Broken {
+    /// etcd is away, or what it answers is of no use.
+    Away(Error),
+    /// It is not what this member joined.
+    Strange(String),
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Self {
+        Self::Away(error)
+    }
+}
+
 /// Holds one session after the other, until the task is aborted.
 pub(super) async fn run(shared: Arc<Shared>) {
     let mut pause = FIRST_PAUSE;
+    let mut heard = Heard::default();
     loop {
-        let Err(error) = hold(&shared, &mut pause).await else { continue };
+        let Err(broken) = hold(&shared, &mut heard, &mut pause).await else { continue };
         shared.client.send_replace(None);
-        shared.reachability.send_modify(|reachability| match reachability {
-            Reachability::Reached => {
-                tracing::warn!(%error, endpoints = ?shared.settings.endpoints, "etcd is away; reads and writes go on");
-                *reachability = Reachability::Away { since: Instant::now(), reason: error.to_string().into() };
-            }
-            Reachability::Away { reason, .. } | Reachability::Refused { reason, .. } => {
-                *reason = error.to_string().into();
-            }
-        });
+        note_broken(&shared, broken);
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// What etcd holds, as one session heard it.
-#[derive(Debug, Default)]
-struct Heard {
-    members: BTreeMap<MemberId, Member>,
-    namespaces: BTreeMap<String, NamespaceRecord>,
+fn note_broken(shared: &Shared, broken: Broken) {
+    let endpoints = &shared.settings.endpoints;
+    shared.reachability.send_modify(|reachability| match (broken, &mut *reachability) {
+        (Broken::Away(error), Reachability::Away { reason, .. }) => *reason = error.to_string().into(),
+        (Broken::Away(error), Reachability::Reached | Reachability::Refused { .. }) => {
+            tracing::warn!(%error, ?endpoints, "etcd is away; reads and writes go on");
+            *reachability = Reachability::Away { since: Instant::now(), reason: error.to_string().into() };
+        }
+        (Broken::Strange(strange), Reachability::Refused { reason, .. }) => *reason = strange.into(),
+        (Broken::Strange(strange), Reachability::Reached | Reachability::Away { .. }) => {
+            tracing::error!(
+                reason = strange,
+                ?endpoints,
+                "etcd is not gone by; what was heard before stands"
+            );
+            *reachability = Reachability::Refused { since: Instant::now(), reason: strange.into() };
+        }
+    });
 }
 
 /// One session: from the connection to whatever breaks it. Never returns `Ok` but to begin anew.
-async fn hold(shared: &Shared, pause: &mut Duration) -> Result<(), Error> {
+async fn hold(shared: &Shared, heard: &mut Heard, pause: &mut Duration) -> Result<(), Broken> {
     let (mut client, cluster) = connect(shared).await?;
-    let prefix = shared.keys.prefix();
-    let listed = client.get(prefix, Some(GetOptions::new().with_prefix())).await?;
-    let revision = listed.header().map_or(0, |header| header.revision());
-    let mut heard = Heard::default();
-    for pair in listed.kvs() {
-        heard.put(shared, pair);
-    }
-    let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1);
-    let mut watching = client.watch(prefix, Some(options)).await?;
-    heard.publish_members(shared, revision);
-    heard.publish_namespaces(shared, revision);
+    let mut watching = catch_up(shared, &mut client, heard).await?;
+    heard.publish_members(shared);
+    heard.publish_namespaces(shared);
     shared.reachability.send_modify(|reachability| {
-        if let Reachability::Away { since, .. } = reachability {
+        if let Reachability::Away { since, .. } | Reachability::Refused { since, .. } = reachability {
             tracing::info!(away_s = since.elapsed().as_secs(), %cluster, "etcd answers");
         }
         *reachability = Reachability::Reached;
@@ -99,28 +111,89 @@ async fn hold(shared: &Shared, pause: &mut Duration) -> Result<(), Error> {
     }
 }
 
+/// Hears what there is, and of each change from there on. What happened since the session before is heard change by change,
+/// where etcd knows them still, so that views have the numbers that they have for those who heard of it at once.
+async fn catch_up(shared: &Shared, client: &mut Client, heard: &mut Heard) -> Result<WatchStream, Broken> {
+    let prefix = shared.keys.prefix();
+    let listed = Heard::listed(shared, &client.get(prefix, Some(GetOptions::new().with_prefix())).await?);
+    let (before, now) = (heard.revision(), listed.revision());
+    if now < before {
+        return Err(Broken::Strange(format!(
+            "etcd is at revision {now}, and this member has heard of {before}: it was restored from a backup; give it back its \
+             latest data, or restore it with `--bump-revision`, or restart the daemons of all members"
+        )));
+    }
+    let from = |revision: i64| {
+        let options = WatchOptions::new().with_prefix().with_progress_notify();
+        options.with_start_revision(revision + 1)
+    };
+    if before > 0 && !heard.is_like(&listed) {
+        let mut watching = client.watch(prefix, Some(from(before))).await?;
+        let catching_up = async {
+            while heard.revision() < now && !heard.is_like(&listed) {
+                heard.apply(shared, &next_changes(&mut watching).await?);
+            }
+            Ok::<(), Error>(())
+        };
+        match tokio::time::timeout(shared.settings.call_timeout, catching_up).await {
+            Ok(Ok(())) => return Ok(watching),
+            Ok(Err(error)) => tracing::info!(%error, "changes of before are not heard one by one"),
+            Err(_) => tracing::info!("changes of before are not heard in time"),
+        }
+    }
+    heard.replace(listed);
+    Ok(client.watch(prefix, Some(from(now))).await?)
+}
+
 /// Connects to one server that answers, beginning anywhere. One server for a session: a client of several sends each request to
 /// any of them, also to one that is down, and the session would break with the first that fails.
-async fn connect(shared: &Shared) -> Result<(Client, ClusterId), Error> {
+async fn connect(shared: &Shared) -> Result<(Client, ClusterId), Broken> {
     let EtcdSettings { endpoints, call_timeout, .. } = &shared.settings;
     let drawn = drawn_id()?;
     let first = usize::try_from(drawn.0 % endpoints.len().max(1) as u64).unwrap_or(0);
-    let mut failed = Error::InvalidArgs("no endpoint of etcd is given".to_owned());
+    let mut failed = Broken::Away(Error::InvalidArgs("no endpoint of etcd is given".to_owned()));
     for endpoint in endpoints.iter().cycle().skip(first).take(endpoints.len()) {
         let answers = async {
             let mut client = Client::connect([endpoint], Some(shared.settings.options())).await?;
             // Answered by a server that most others are with, and by no other.
-            let cluster = cluster_id(&mut client, &shared.keys, drawn).await?;
-            Ok((client, cluster))
+            let cluster = match shared.joined.get() {
+                Some(&joined) => joined_cluster(&mut client, shared, joined).await?,
+                None => cluster_id(&mut client, &shared.keys, drawn).await?,
+            };
+            Ok::<_, Broken>((client, cluster))
         };
         match tokio::time::timeout(*call_timeout * 2, answers).await {
             Ok(Ok(connected)) => return Ok(connected),
+            // The same said by all of them.
+            Ok(Err(Broken::Strange(reason))) => return Err(Broken::Strange(reason)),
             Ok(Err(error)) => failed = error,
-            Err(_) => failed = Error::Internal(format!("{endpoint} does not answer")),
+            Err(_) => failed = Error::Internal(format!("{endpoint} does not answer")).into(),
         }
-        tracing::debug!(endpoint, error = %failed, "a server of etcd does not answer; another one is asked");
+        tracing::debug!(endpoint, error = ?failed, "a server of etcd does not answer; another one is asked");
     }
     Err(failed)
+}
+
+/// The cluster of which etcd knows, if it is the one that this member joined. It is not made here once more.
+async fn joined_cluster(
+    client: &mut Client,
+    shared: &Shared,
+    joined: ClusterId,
+) -> Result<ClusterId, Broken> {
+    let found = client.get(shared.keys.id(), None).await?;
+    let found = found.kvs().first().and_then(|pair| u64::from_str_radix(pair.value_str().ok()?, 16).ok());
+    let (name, next) = (&shared.settings.cluster, "restart the daemons of all members, which make a new one");
+    match found.map(ClusterId) {
+        Some(found) if found == joined => Ok(found),
+        Some(found) => Err(Broken::Strange(format!(
+            "etcd has cluster {found} by the name `{name}`, and this member joined {joined}: it was made anew, or is another \
+             etcd; give it back its data, or restart the daemons of all members, which join that one"
+        ))),
+        None => Err(Broken::Strange(format!(
+            "etcd knows nothing of the cluster `{name}` that this member joined: it was emptied, or is another etcd; give it \
+             back its data, or {next}"
+        ))),
+    }
 }
 
 /// An id for a cluster that has none yet.
@@ -135,76 +208,6 @@ async fn next_changes(watching: &mut WatchStream) -> Result<etcd_client::WatchRe
         Some(changes) if changes.canceled() => Err(Error::WatchError(changes.cancel_reason().to_owned())),
         Some(changes) => Ok(changes),
         None => Err(Error::WatchError("the stream of changes ended".to_owned())),
-    }
-}
-
-impl Heard {
-    /// Takes a value that was put. One that cannot be read counts as absent: somebody else wrote it.
-    fn put(&mut self, shared: &Shared, pair: &KeyValue) -> Option<About> {
-        let about = shared.keys.about(pair.key())?;
-        let read = match &about {
-            About::Member(id) => serde_json::from_slice::<Member>(pair.value()).map(|member| {
-                if member.id == *id {
-                    self.members.insert(*id, member);
-                }
-            }),
-            About::Namespace(name) => serde_json::from_slice(pair.value()).map(|record| {
-                self.namespaces.insert(name.clone(), record);
-            }),
-        };
-        if let Err(error) = read {
-            tracing::warn!(key = %String::from_utf8_lossy(pair.key()), %error, "a value in etcd is not ours and is ignored");
-            self.delete(&about);
-        }
-        Some(about)
-    }
-
-    fn delete(&mut self, about: &About) {
-        match about {
-            About::Member(id) => drop(self.members.remove(id)),
-            About::Namespace(name) => drop(self.namespaces.remove(name)),
-        }
-    }
-
-    fn apply(&mut self, shared: &Shared, changes: &etcd_client::WatchResponse) {
-        let (mut members, mut namespaces) = (false, None);
-        for event in changes.events() {
-            let Some(pair) = event.kv() else { continue };
-            let about = match event.event_type() {
-                EventType::Put => self.put(shared, pair),
-                EventType::Delete => shared.keys.about(pair.key()).inspect(|about| self.delete(about)),
-            };
-            members |= matches!(about, Some(About::Member(_)));
-            if matches!(about, Some(About::Namespace(_))) {
-                // That of the change itself: the one of the whole answer may be of changes that are yet to come.
-                namespaces = namespaces.max(Some(pair.mod_revision()));
-            }
-        }
-        if members {
-            self.publish_members(shared, changes.header().map_or(0, |header| header.revision()));
-        }
-        if let Some(revision) = namespaces {
-            self.publish_namespaces(shared, revision);
-        }
-    }
-
-    fn publish_members(&self, shared: &Shared, revision: i64) {
-        shared.views.send_if_modified(|view| {
-            let heard =
-                View::new(u64::try_from(revision).unwrap_or(0), self.members.values().cloned().collect());
-            // The same members under a later number are no news: who is responsible for what does not change.
-            let is_news = heard.members() != view.members() && heard.number > view.number;
-            if is_news {
-                *view = heard;
-            }
-            is_news
-        });
-    }
-
-    fn publish_namespaces(&self, shared: &Shared, revision: i64) {
-        let heard =
-            Agreement { revision: u64::try_from(revision).unwrap_or(0), records: self.namespaces.clone() };
-        shared.namespaces.send_replace(Arc::new(heard));
     }
 }
 
@@ -250,7 +253,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Registers `member`, unless a later start of it was opened.
+    /// Registers `member`, unless a later start of it was opened. Its start is noted again when etcd has forgotten it, as one
+    /// does that was restored from a backup.
     async fn register(
         &mut self,
         shared: &Shared,
@@ -258,17 +262,27 @@ impl Lease {
     ) -> Result<Option<CoordinatorError>, Error> {
         let (start, key) = (shared.keys.start(member.id), shared.keys.member(member.id));
         let value = serde_json::to_vec(member).map_err(|error| Error::InvalidArgs(error.to_string()))?;
-        let is_latest = Compare::value(start.as_str(), CompareOp::Equal, member.incarnation.to_string());
         let put = TxnOp::put(key, value, Some(PutOptions::new().with_lease(self.id)));
-        let outcome = self.client.txn(Txn::new().when([is_latest]).and_then([put])).await?;
-        if outcome.succeeded() {
-            self.registered = Some(member.id);
-            return Ok(None);
+        let is_ours = Compare::value(start.as_str(), CompareOp::Equal, member.incarnation.to_string());
+        let mut request = Txn::new().when([is_ours]).and_then([put.clone()]);
+        loop {
+            if self.client.txn(request).await?.succeeded() {
+                self.registered = Some(member.id);
+                return Ok(None);
+            }
+            let found = self.client.get(start.as_str(), None).await?;
+            let found = found.kvs().first();
+            let latest = found.and_then(|pair| pair.value_str().ok()?.parse().ok()).unwrap_or(0);
+            let (ours, latest) = (member.incarnation, Incarnation(latest));
+            if latest > ours {
+                tracing::error!(member = format_args!("{:016x}", member.id.0), %ours, %latest, "another daemon runs as this member");
+                return Ok(Some(CoordinatorError::Superseded { member: member.id, ours, latest }));
+            }
+            tracing::warn!(%ours, %latest, "etcd has forgotten this start, which is noted again");
+            let revision = found.map_or(0, |pair| pair.mod_revision());
+            let is_unchanged = Compare::mod_revision(start.as_str(), CompareOp::Equal, revision);
+            let note = TxnOp::put(start.as_str(), ours.to_string(), None);
+            request = Txn::new().when([is_unchanged]).and_then([note, put.clone()]);
         }
-        let latest = self.client.get(start.as_str(), None).await?;
-        let latest = latest.kvs().first().and_then(|pair| pair.value_str().ok()?.parse().ok()).unwrap_or(0);
-        let (ours, latest) = (member.incarnation, Incarnation(latest));
-        tracing::error!(member = format_args!("{:016x}", member.id.0), %ours, %latest, "another daemon runs as this member");
-        Ok(Some(CoordinatorError::Superseded { member: member.id, ours, latest }))
     }
 }

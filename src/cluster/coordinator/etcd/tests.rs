@@ -196,6 +196,150 @@ fn values_that_are_not_ours_are_ignored() {
     });
 }
 
+/// Waits until etcd is not gone by, and tells why.
+async fn refused(handle: &Etcd) -> String {
+    let is_refused = |now: &Reachability| matches!(now, Reachability::Refused { .. });
+    let now = shows(&mut handle.shared.reachability.subscribe(), "refused", is_refused).await;
+    let Reachability::Refused { reason, .. } = now else { panic!() };
+    reason.to_string()
+}
+
+async fn reached(handle: &Etcd) {
+    let is_reached = |now: &Reachability| matches!(now, Reachability::Reached);
+    shows(&mut handle.shared.reachability.subscribe(), "reached", is_reached).await;
+}
+
+#[test]
+fn an_etcd_that_was_emptied_is_not_gone_by_until_its_data_is_back() {
+    with_etcd(async |mut server| {
+        let handle = server.handle();
+        let member = join(&handle, 1).await;
+        shows(&mut handle.views(), "itself", has(1)).await;
+        let (data, kept) = (server.data.path().join("etcd"), server.data.path().join("kept"));
+        server.stop();
+        std::fs::rename(&data, &kept).unwrap();
+        server.start_again();
+        let reason = refused(&handle).await;
+        assert!(reason.contains("emptied") && reason.contains("restart the daemons"), "{reason}");
+        assert_eq!(handle.views().borrow().members(), [member.clone()], "what was heard stands");
+        let shortly = Instant::now() + Duration::from_millis(300);
+        let error = handle.change_namespace("kv", sets("ttl", "1h"), shortly).await.unwrap_err();
+        assert!(error.to_string().contains("emptied"), "{error}");
+        // Who starts now makes a cluster of its own there, which this member does not join either.
+        let stranger = server.handle();
+        join(&stranger, 2).await;
+        let is_other = |now: &Reachability| format!("{now:?}").contains("made anew");
+        shows(&mut handle.shared.reachability.subscribe(), "another cluster", is_other).await;
+        assert_eq!(handle.views().borrow().members(), [member.clone()]);
+        drop(stranger);
+        server.stop();
+        std::fs::remove_dir_all(&data).unwrap();
+        std::fs::rename(&kept, &data).unwrap();
+        server.start_again();
+        reached(&handle).await;
+        handle.change_namespace("kv", sets("ttl", "1h"), soon()).await.unwrap();
+        assert_eq!(shows(&mut server.handle().views(), "the member", has(1)).await.members(), [member]);
+    });
+}
+
+fn copy_of(from: &Path, to: &Path) {
+    let done = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
+    assert!(done.success());
+}
+
+#[test]
+fn an_etcd_that_was_restored_from_a_backup_is_not_gone_by_until_it_has_what_was_heard() {
+    with_etcd(async |mut server| {
+        let handle = server.handle();
+        let member = join(&handle, 1).await;
+        shows(&mut handle.views(), "itself", has(1)).await;
+        let place = |name: &str| server.data.path().join(name);
+        let (data, old, latest) = (place("etcd"), place("old"), place("latest"));
+        server.stop();
+        copy_of(&data, &old);
+        server.start_again();
+        for number in 0..20 {
+            let attribute = format!("a{number}");
+            handle.change_namespace("kv", sets(&attribute, "1"), soon()).await.unwrap();
+        }
+        let has_all = |seen: &Namespaces| seen.records["kv"].policy.len() == 20;
+        shows(&mut handle.namespaces(), "the changes", |seen| {
+            seen.records.contains_key("kv") && has_all(seen)
+        })
+        .await;
+        server.stop();
+        std::fs::rename(&data, &latest).unwrap();
+        std::fs::rename(&old, &data).unwrap();
+        server.start_again();
+        let reason = refused(&handle).await;
+        assert!(reason.contains("--bump-revision") && reason.contains("restart the daemons"), "{reason}");
+        assert!(has_all(&handle.namespaces().borrow()), "what was heard stands");
+        server.stop();
+        std::fs::remove_dir_all(&data).unwrap();
+        std::fs::rename(&latest, &data).unwrap();
+        server.start_again();
+        reached(&handle).await;
+        assert_eq!(shows(&mut handle.views(), "itself", has(1)).await.members(), [member]);
+    });
+}
+
+#[test]
+fn a_start_that_etcd_has_forgotten_is_noted_again() {
+    with_etcd(async |mut server| {
+        let handle = server.handle();
+        let member = join(&handle, 1).await;
+        let mut connected = handle.connected("a test", soon()).await.unwrap();
+        connected.client.delete(handle.shared.keys.start(MemberId(1)), None).await.unwrap();
+        server.stop();
+        server.start_again();
+        let again = handle.register(member.clone(), soon()).await;
+        again.expect("it is the latest");
+        let next = server.handle().begin(MemberId(1), soon()).await.unwrap();
+        assert_eq!(next.incarnation.0, member.incarnation.0 + 1);
+    });
+}
+
+/// Changes of etcd that are none of members.
+async fn busy(handle: &Etcd) {
+    let mut connected = handle.connected("a test", soon()).await.unwrap();
+    for number in 0..10 {
+        connected.client.put("elsewhere", number.to_string(), None).await.unwrap();
+    }
+}
+
+#[test]
+fn who_lists_and_who_watches_give_a_view_the_same_number() {
+    with_etcd(async |mut server| {
+        // Its lease does not end while etcd is away.
+        let lasting = EtcdSettings { lease: Duration::from_secs(60), ..server.settings("test") };
+        let first = Etcd::start(lasting.clone(), &Handle::current());
+        join(&first, 1).await;
+        busy(&first).await;
+        let second = Etcd::start(lasting, &Handle::current());
+        join(&second, 2).await;
+        let watched = shows(&mut first.views(), "both", has(2)).await;
+        busy(&first).await;
+        let listed = shows(&mut server.handle().views(), "both", has(2)).await;
+        assert_eq!(listed, watched);
+        // Those who were away hear of the change with the number that it has for who was there.
+        server.stop();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        server.start_again();
+        let third = server.handle();
+        join(&third, 3).await;
+        busy(&third).await;
+        third.leave(soon()).await.unwrap();
+        busy(&third).await;
+        join(&third, 4).await;
+        busy(&third).await;
+        let there = shows(&mut third.views(), "all", |view| view.member(MemberId(4)).is_some()).await;
+        for handle in [&first, &second] {
+            let seen = shows(&mut handle.views(), "all", |view| view.member(MemberId(4)).is_some()).await;
+            assert_eq!(seen, there);
+        }
+    });
+}
+
 #[test]
 fn secrets_are_not_shown() {
     let user = EtcdUser { name: "tidefs".to_owned(), password: "hunter2".to_owned() };

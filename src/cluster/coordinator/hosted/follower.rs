@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::wire::{Answered, Ask, CHANNEL, KEEPER, Told, decode, encode};
-use super::{HostedSettings, StartError};
+use super::{HostedSettings, StartError, another_cluster};
 use crate::cluster::coordinator::{
     Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
 };
@@ -39,6 +39,8 @@ struct Heard {
     reachability: watch::Sender<Reachability>,
     /// Held to copy it.
     wish: Mutex<Wish>,
+    /// What was told last, and how often: why it is not gone by, if it is not.
+    told: watch::Sender<(u64, Option<Arc<str>>)>,
 }
 
 /// What is asked for again with each new link.
@@ -61,6 +63,7 @@ impl Follower {
             link: watch::Sender::new(None),
             reachability: watch::Sender::new(away),
             wish: Mutex::default(),
+            told: watch::Sender::new((0, None)),
         });
         let unusable = |source| StartError::Listen { address: address.clone(), source };
         let drawn =
@@ -98,7 +101,7 @@ impl Heard {
                     // The sender is a field of `self`.
                     let _ = links.wait_for(Option::is_none).await;
                 }
-                Err(reason) => self.note_away(reason.into()),
+                Err(reason) => self.note_lost(reason.into()),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -112,7 +115,17 @@ impl Heard {
         let resolved = tokio::time::timeout_at(deadline.into(), tokio::net::lookup_host(address)).await;
         let resolved = resolved.map_err(|_| format!("the name in `{address}` is not resolved in time"))?;
         let addresses: Vec<_> = resolved.map_err(|error| format!("{address}: {error}"))?.collect();
+        let mut told = self.told.subscribe();
         let link = links.connect(KEEPER, &addresses, deadline).await.map_err(|error| error.to_string())?;
+        // The keeper tells what is agreed on first.
+        let is_told = tokio::time::timeout_at(deadline.into(), told.changed()).await;
+        let refused = told.borrow().1.as_ref().map(ToString::to_string);
+        if let Some(reason) =
+            is_told.map_or(Some("it does not say what is agreed on".to_owned()), |_| refused)
+        {
+            link.close();
+            return Err(reason);
+        }
         let Wish { cluster, member } = self.wish.lock().clone();
         if let (Some(cluster), Some(member)) = (cluster, member) {
             let (id, ours) = (member.id, member.incarnation);
@@ -129,7 +142,7 @@ impl Heard {
             }
         }
         self.reachability.send_modify(|reachability| {
-            if let Reachability::Away { since, .. } = reachability {
+            if let Reachability::Away { since, .. } | Reachability::Refused { since, .. } = reachability {
                 tracing::info!(away_s = since.elapsed().as_secs(), "the coordinator answers");
             }
             *reachability = Reachability::Reached;
@@ -137,14 +150,21 @@ impl Heard {
         Ok(link)
     }
 
-    fn note_away(&self, why: Arc<str>) {
-        self.reachability.send_modify(|reachability| match reachability {
-            Reachability::Reached => {
-                let address = &self.settings.address;
+    /// No link stands, or the one that did said what is not gone by.
+    fn note_lost(&self, why: Arc<str>) {
+        let address = &self.settings.address;
+        let refused = self.told.borrow().1.clone();
+        self.reachability.send_modify(|reachability| match (refused, &mut *reachability) {
+            (Some(refused), Reachability::Refused { reason, .. }) => *reason = refused,
+            (Some(refused), _) => {
+                tracing::error!(address, reason = %refused, "the coordinator is not gone by; what was heard before stands");
+                *reachability = Reachability::Refused { since: Instant::now(), reason: refused };
+            }
+            (None, Reachability::Away { reason, .. }) => *reason = why,
+            (None, _) => {
                 tracing::warn!(address, %why, "the coordinator is away; reads and writes go on");
                 *reachability = Reachability::Away { since: Instant::now(), reason: why };
             }
-            Reachability::Away { reason, .. } | Reachability::Refused { reason, .. } => *reason = why,
         });
     }
 
@@ -181,12 +201,24 @@ impl Heard {
         }
     }
 
-    /// Takes what the keeper tells. Of another cluster than this process joined it hears nothing; the keeper says that it is one
-    /// when it is asked to register.
-    fn hear(&self, told: Told) {
+    /// Takes what the keeper tells.
+    ///
+    /// # Errors
+    /// In words, when it has another cluster than this process joined, or what that agreed on before.
+    fn hear(&self, told: Told) -> Result<(), String> {
         let joined = self.wish.lock().cluster;
-        if joined.is_some_and(|joined| joined != told.cluster) {
-            return;
+        if let Some(joined) = joined.filter(|joined| *joined != told.cluster) {
+            return Err(another_cluster(joined, told.cluster));
+        }
+        let heard = self.views.borrow().number;
+        // One that was just started, and has no members yet, may not number its view.
+        let is_numbered = told.view > 0 || !told.members.is_empty();
+        if joined.is_some() && is_numbered && told.view < heard {
+            return Err(format!(
+                "the coordinator is at view {}, and this daemon has heard of {heard}: its `coordinator.json` is an old one; give \
+                 it back the latest, or restart the daemons of all members",
+                told.view
+            ));
         }
         self.views.send_if_modified(|view| {
             let heard = View::new(told.view, told.members);
@@ -204,6 +236,7 @@ impl Heard {
             }
             is_news
         });
+        Ok(())
     }
 }
 
@@ -233,7 +266,7 @@ impl LinkEvents for Heard {
     fn disconnected(&self, _keeper: PeerId, cause: &Error) {
         // A link that was closed here has a better reason than that.
         if !matches!(cause, Error::Closed) {
-            self.note_away(cause.to_string().into());
+            self.note_lost(cause.to_string().into());
         }
         self.link.send_replace(None);
     }
@@ -243,12 +276,11 @@ impl LinkEvents for Heard {
     }
 
     fn notified(&self, link: &Arc<Link>, _channel: Channel, body: Vec<u8>) {
-        match decode(&body) {
-            Ok(told) => self.hear(told),
-            Err(reason) => {
-                self.note_away(reason.into());
-                link.close();
-            }
+        let refused = decode(&body).and_then(|told| self.hear(told)).err().map(Arc::<str>::from);
+        self.told.send_modify(|(count, reason)| (*count, *reason) = (*count + 1, refused.clone()));
+        if let Some(reason) = refused {
+            self.note_lost(reason);
+            link.close();
         }
     }
 }

@@ -14,12 +14,12 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::wire::{Answered, Ask, CHANNEL, KEEPER, Told, decode, encode};
-use super::{HostedSettings, StartError, file};
+use super::{HostedSettings, StartError, another_cluster, file};
 use crate::cluster::coordinator::embedded::{Agreed, Embedded};
 use crate::cluster::coordinator::{
     Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
 };
-use crate::cluster::member::{ClusterId, Member, View};
+use crate::cluster::member::{Member, View};
 
 /// The coordinator, at the member that hosts it.
 #[derive(Debug)]
@@ -196,13 +196,6 @@ fn tell(link: &Link, told: &Told) {
         tracing::warn!(%error, follower = %link.remote(), "a member could not be told what is agreed on");
         link.close();
     }
-}
-
-/// What a member of another cluster is told.
-fn another_cluster(theirs: ClusterId, ours: ClusterId) -> String {
-    format!(
-        "the coordinator has cluster {ours}, and this daemon joined {theirs}: restart the daemon to join that one"
-    )
 }
 
 impl LinkEvents for Kept {

@@ -20,6 +20,7 @@ use tidefs_engine::types::ByteCount;
 use tokio::runtime::Handle;
 
 use super::Coordinator;
+use crate::cluster::member::ClusterId;
 
 mod file;
 mod follower;
@@ -99,6 +100,13 @@ impl HostedSettings {
         // What stands in the way says that the keeper is another daemon: of another host, or that has the port already.
         addresses.into_iter().find(|address| TcpListener::bind(address).is_ok())
     }
+}
+
+/// What a member of another cluster is told.
+fn another_cluster(theirs: ClusterId, ours: ClusterId) -> String {
+    format!(
+        "the coordinator has cluster {ours}, and this daemon joined {theirs}: restart the daemon to join that one"
+    )
 }
 
 /// The coordinator that members of a cluster meet at: hosts it where this daemon can listen at the address, else follows it.

@@ -7,6 +7,7 @@ use tidefs_engine::types::MemberId;
 use super::super::conformance::{Pair, coordinator_facts, join, sets, shows, soon};
 use super::super::{CoordinatorError, Reachability};
 use super::*;
+use crate::cluster::member::View;
 
 fn free_address() -> String {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().to_string()
@@ -44,7 +45,9 @@ async fn is_reached(coordinator: &dyn Coordinator, wanted: bool) -> String {
     loop {
         match coordinator.reachability() {
             Reachability::Reached if wanted => return String::new(),
-            Reachability::Away { reason, .. } if !wanted && !reason.contains("not reached yet") => {
+            Reachability::Away { reason, .. } | Reachability::Refused { reason, .. }
+                if !wanted && !reason.contains("not reached yet") =>
+            {
                 return reason.to_string();
             }
             other => assert!(Instant::now() < end, "{other:?}"),
@@ -153,6 +156,49 @@ async fn a_cluster_whose_file_was_lost_is_another_one() {
     assert_eq!(follower.views().borrow().members(), [member], "what was heard stands");
     let restarted = handle(&settings);
     join(&*restarted, 2).await;
+}
+
+#[tokio::test]
+async fn an_old_file_is_not_gone_by_until_the_latest_is_back() {
+    let (_directory, settings) = place();
+    let (keeper, follower) = (handle(&settings), handle(&settings));
+    let member = join(&*follower, 2).await;
+    let old = std::fs::read(&settings.file).unwrap();
+    for rack in ["a", "b", "c"] {
+        let mut at_keeper = join(&*keeper, 1).await;
+        at_keeper.labels.insert("topology.rack".to_owned(), rack.to_owned());
+        keeper.register(at_keeper, soon()).await.unwrap();
+    }
+    let mut views = follower.views();
+    let has_label = |view: &View| view.member(MemberId(1)).is_some_and(|member| member.rack() == Some("c"));
+    let heard = shows(&mut views, "the last label", has_label).await;
+    drop(keeper);
+    is_reached(&*follower, false).await;
+    let latest = std::fs::read(&settings.file).unwrap();
+    std::fs::write(&settings.file, &old).unwrap();
+    let keeper = handle_again(&settings).await;
+    let end = soon();
+    let reason = loop {
+        if let Reachability::Refused { reason, .. } = follower.reachability() {
+            break reason;
+        }
+        assert!(Instant::now() < end, "{:?}", follower.reachability());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert!(reason.contains("coordinator.json") && reason.contains("restart the daemons"), "{reason}");
+    assert_eq!(*views.borrow_and_update(), heard, "what was heard stands");
+    let shortly = Instant::now() + Duration::from_millis(100);
+    let refused = follower.change_namespace("kv", sets("ttl", "1h"), shortly).await.unwrap_err();
+    assert!(refused.to_string().contains("coordinator.json"), "{refused}");
+    drop(keeper);
+    while settings.own().is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    std::fs::write(&settings.file, &latest).unwrap();
+    let _keeper = handle_again(&settings).await;
+    is_reached(&*follower, true).await;
+    follower.change_namespace("kv", sets("ttl", "1h"), soon()).await.unwrap();
+    assert_eq!(follower.views().borrow().member(MemberId(2)), Some(&member));
 }
 
 #[tokio::test]

@@ -1,0 +1,147 @@
+//! What was heard of etcd: by listing all of it, and then by each change.
+//!
+//! Invariants
+//! - A view has the number of the last change of a member in it, whoever hears of it and however: members compare numbers.
+//!
+//! Limits: when a member left while etcd was away, and etcd has compacted that change, the number is not known; the view has
+//! that of the list then, which is later, until the next change.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use etcd_client::{EventType, GetResponse, KeyValue};
+use tidefs_engine::types::MemberId;
+
+use super::Shared;
+use super::keys::About;
+use crate::cluster::coordinator::{Agreement, NamespaceRecord};
+use crate::cluster::member::{Member, View};
+
+/// What etcd holds, as far as it was heard.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    members: BTreeMap<MemberId, Member>,
+    namespaces: BTreeMap<String, NamespaceRecord>,
+    /// Everything up to this revision of etcd was heard; nothing, when it is zero.
+    revision: i64,
+    /// Revision of the last change of a member.
+    members_revision: i64,
+    /// Of a directory's record, or of the list in which it was found.
+    namespaces_revision: i64,
+}
+
+impl Heard {
+    /// What a list has.
+    pub(super) fn listed(shared: &Shared, listed: &GetResponse) -> Self {
+        let revision = listed.header().map_or(0, |header| header.revision());
+        let mut heard = Self { revision, namespaces_revision: revision, ..Self::default() };
+        for pair in listed.kvs() {
+            if let Some(About::Member(_)) = heard.put(shared, pair) {
+                heard.members_revision = heard.members_revision.max(pair.mod_revision());
+            }
+        }
+        heard
+    }
+
+    pub(super) fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// Whether both know the same.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.members == other.members && self.namespaces == other.namespaces
+    }
+
+    /// Takes a list for true whose changes could not be heard one by one.
+    pub(super) fn replace(&mut self, listed: Self) {
+        let members_revision = match self.revision {
+            0 => listed.members_revision,
+            _ if self.members == listed.members => self.members_revision,
+            _ => listed.revision,
+        };
+        *self = Self { members_revision, ..listed };
+    }
+
+    /// Takes a value that was put. One that cannot be read counts as absent: somebody else wrote it.
+    fn put(&mut self, shared: &Shared, pair: &KeyValue) -> Option<About> {
+        let about = shared.keys.about(pair.key())?;
+        let read = match &about {
+            About::Member(id) => serde_json::from_slice::<Member>(pair.value()).map(|member| {
+                if member.id == *id {
+                    self.members.insert(*id, member);
+                }
+            }),
+            About::Namespace(name) => serde_json::from_slice(pair.value()).map(|record| {
+                self.namespaces.insert(name.clone(), record);
+            }),
+        };
+        if let Err(error) = read {
+            tracing::warn!(key = %String::from_utf8_lossy(pair.key()), %error, "a value in etcd is not ours and is ignored");
+            self.delete(&about);
+        }
+        Some(about)
+    }
+
+    fn delete(&mut self, about: &About) {
+        match about {
+            About::Member(id) => drop(self.members.remove(id)),
+            About::Namespace(name) => drop(self.namespaces.remove(name)),
+        }
+    }
+
+    /// Takes changes, and tells whoever listens.
+    pub(super) fn apply(&mut self, shared: &Shared, changes: &etcd_client::WatchResponse) {
+        let (mut members, mut namespaces) = (false, false);
+        for event in changes.events() {
+            let Some(pair) = event.kv() else { continue };
+            // That of the change itself: the one of the whole answer may be of changes that are yet to come.
+            let revision = pair.mod_revision();
+            self.revision = self.revision.max(revision);
+            let about = match event.event_type() {
+                EventType::Put => self.put(shared, pair),
+                EventType::Delete => shared.keys.about(pair.key()).inspect(|about| self.delete(about)),
+            };
+            match about {
+                Some(About::Member(_)) => {
+                    members = true;
+                    self.members_revision = self.members_revision.max(revision);
+                }
+                Some(About::Namespace(_)) => {
+                    namespaces = true;
+                    self.namespaces_revision = self.namespaces_revision.max(revision);
+                }
+                None => {}
+            }
+        }
+        if changes.events().is_empty() && !changes.created() && !changes.canceled() {
+            // A sign of progress: there was nothing to tell up to here.
+            let revision = changes.header().map_or(0, |header| header.revision());
+            self.revision = self.revision.max(revision);
+        }
+        if members {
+            self.publish_members(shared);
+        }
+        if namespaces {
+            self.publish_namespaces(shared);
+        }
+    }
+
+    pub(super) fn publish_members(&self, shared: &Shared) {
+        shared.views.send_if_modified(|view| {
+            let number = u64::try_from(self.members_revision).unwrap_or(0);
+            let heard = View::new(number, self.members.values().cloned().collect());
+            // The same members under a later number are no news: who is responsible for what does not change.
+            let is_news = heard.members() != view.members() && heard.number > view.number;
+            if is_news {
+                *view = heard;
+            }
+            is_news
+        });
+    }
+
+    pub(super) fn publish_namespaces(&self, shared: &Shared) {
+        let revision = u64::try_from(self.namespaces_revision).unwrap_or(0);
+        let heard = Agreement { revision, records: self.namespaces.clone() };
+        shared.namespaces.send_replace(Arc::new(heard));
+    }
+}
