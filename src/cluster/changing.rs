@@ -372,10 +372,17 @@ impl Core {
         let Some(key) = change.path().map(KeyId::of) else { return };
         let Some(owners) = seen.map.owners(key.shard()) else { return };
         let is_out = self.is_out();
-        let is_known = |&member: &MemberId| !self.is_suspect(member) && !(is_out && member == self.me.member);
+        let is_known = |&member: &MemberId| {
+            let is_me = member == self.me.member;
+            if is_me { !is_out } else { !self.is_suspect(member) }
+        };
         let Some(member) = std::iter::once(owners.primary).chain(owners.backup).find(is_known) else {
             return self.note_again(&change);
         };
+        if member != owners.primary && matches!(change, Change::LetGo { .. }) {
+            // What the backup tells it when it is back takes no copy away.
+            self.note_again(&change);
+        }
         if member == self.me.member {
             // Who changes the key later waits until all are told of this, whether somebody does now or not.
             let applied = self.apply(self.me, std::slice::from_ref(&change));

@@ -6,6 +6,7 @@
 //! - What is owed is bounded: what comes beyond is counted and warned of, and found out by who asks for the copy.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -22,17 +23,25 @@ const PAGE: usize = 512;
 /// Copies of which the catalog is to be told again that they are not here.
 #[derive(Debug, Default)]
 pub(super) struct LetGo {
-    /// By name, the latest version of it. Held for a look-up.
-    owed: Mutex<BTreeMap<Vec<u8>, Stamp>>,
+    /// Held for a look-up.
+    owed: Mutex<Owed>,
+}
+
+#[derive(Debug, Default)]
+struct Owed {
+    /// By name, the latest version of it.
+    copies: BTreeMap<Vec<u8>, Stamp>,
+    /// The name that was told last: the next round goes on behind it, so that one deaf owner does not hold up all.
+    last: Vec<u8>,
 }
 
 impl LetGo {
     /// Notes one. Returns `false` when there are too many.
     fn add(&self, path: &[u8], stamp: Stamp) -> bool {
         let mut owed = self.owed.lock();
-        let is_room = owed.len() < OWED_MAX || owed.contains_key(path);
+        let is_room = owed.copies.len() < OWED_MAX || owed.copies.contains_key(path);
         if is_room {
-            let known = owed.entry(path.to_vec()).or_default();
+            let known = owed.copies.entry(path.to_vec()).or_default();
             *known = stamp.max(*known);
         }
         is_room
@@ -40,12 +49,17 @@ impl LetGo {
 
     fn take_page(&self) -> Vec<(Vec<u8>, Stamp)> {
         let mut owed = self.owed.lock();
-        std::iter::from_fn(|| owed.pop_first()).take(PAGE).collect()
+        let behind = (Bound::Excluded(&owed.last), Bound::Unbounded);
+        let names = owed.copies.range::<Vec<u8>, _>(behind).chain(&owed.copies).take(PAGE);
+        let names: Vec<Vec<u8>> = names.map(|(path, _)| path.clone()).collect();
+        owed.last = names.last().cloned().unwrap_or_default();
+        // One that stands in both parts is taken once.
+        names.into_iter().filter_map(|path| owed.copies.remove_entry(&path)).collect()
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.owed.lock().len()
+        self.owed.lock().copies.len()
     }
 }
 
@@ -87,5 +101,11 @@ mod tests {
         assert!(!owed.add(b"one more", Stamp(1)) && owed.add(&0_usize.to_be_bytes(), Stamp(2)));
         let page = owed.take_page();
         assert_eq!((page.len(), page[0].1, owed.len()), (PAGE, Stamp(2), OWED_MAX - PAGE));
+        // Those that nobody heard wait until all others were told.
+        page.iter().for_each(|(path, stamp)| assert!(owed.add(path, *stamp)));
+        assert_eq!(owed.take_page()[0].0, PAGE.to_be_bytes());
+        let few = LetGo::default();
+        assert!(few.add(b"kv/a", Stamp(1)));
+        assert_eq!((few.take_page().len(), few.take_page().len()), (1, 0));
     }
 }

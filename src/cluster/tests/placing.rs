@@ -268,29 +268,30 @@ fn a_copy_that_was_let_go_of_while_nobody_could_be_told_is_found_no_more_when_th
             assert!(hosts[1].read_and_keep(&name, soon()).await.is_some());
         }
         let core = &hosts[0].cluster.core;
-        let set_slow = |is_slow: bool| {
-            for peer in core.peers.lock().values_mut() {
-                (peer.is_slow, peer.is_probed) = (is_slow, is_slow);
-            }
+        // While one is being asked nobody asks it again.
+        let set_probed = |is_probed: bool| {
+            core.peers.lock().values_mut().for_each(|peer| peer.is_probed = is_probed);
         };
-        set_slow(true);
+        set_probed(true);
+        for host in &hosts[1..] {
+            core.note_slow(host.cluster.me(), std::time::Duration::from_secs(2), std::time::Instant::now());
+        }
         (0..40).for_each(|number| hosts[0].evict(&format!("kv/{number}")));
         // One of them is back before anybody hears of it.
-        hosts[0].memory.state.lock().objects.insert(
-            b"kv/0".to_vec(),
-            super::host::Object {
-                stamp: match hosts[1].look_up("kv/0", soon()).await {
-                    Seen::Elsewhere(stamp, ..) | Seen::Here(stamp) => stamp,
-                    other => panic!("{other:?}"),
-                },
-                bytes: b"kv/0"[..].into(),
-                is_directory: false,
-                is_soft: false,
-                replicas: 1,
-            },
-        );
+        let stamp = match hosts[1].look_up("kv/0", soon()).await {
+            Seen::Elsewhere(stamp, ..) | Seen::Here(stamp) => stamp,
+            other => panic!("{other:?}"),
+        };
+        let object = super::host::Object {
+            stamp,
+            bytes: b"kv/0"[..].into(),
+            is_directory: false,
+            is_soft: false,
+            replicas: 1,
+        };
+        hosts[0].memory.state.lock().objects.insert(b"kv/0".to_vec(), object);
         assert!(core.let_go.len() > 0);
-        set_slow(false);
+        set_probed(false);
         for number in 1..40 {
             let name = format!("kv/{number}");
             until_answered("it is told", async || !holders(&hosts[1], &name).await.contains(&1)).await;
