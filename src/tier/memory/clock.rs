@@ -12,12 +12,13 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidefs_control_api::ioctl::{CLOCK_BEAT, CLOCK_BYTES, CLOCK_CHANGES};
 use tidefs_engine::memory::Mapping;
-use tidefs_engine::types::{ByteCount, FileOffset, SegmentId};
+use tidefs_engine::types::{ByteCount, SegmentId};
 
 use super::error::MemoryError;
 use super::space::Space;
@@ -42,14 +43,14 @@ impl NamesClock {
                 let old =
                     Self::of(segment, file).map_err(|error| MemoryError::io("map", space.path(), error))?;
                 old.changed();
-                space.unlink(NAME)?;
+                space.unlink_own(NAME)?;
             }
             Err(MemoryError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
         let file = space.create(NAME)?;
-        // Its page stands from the start: a full tmpfs must not make an access fail.
-        space.reserve(&file, FileOffset(0), ByteCount(CLOCK_BYTES as u64))?;
+        // Its page stands from the start: a full tmpfs must not make an access fail. It is in no account.
+        file.write_all_at(&[0; CLOCK_BYTES], 0).map_err(|error| MemoryError::file("write", &file, error))?;
         Self::of(segment, file).map_err(|error| MemoryError::io("map", space.path(), error))
     }
 
@@ -62,7 +63,7 @@ impl NamesClock {
     /// Ends it for its clients, and takes its name.
     pub(super) fn end(&self, space: &Space) -> Result<(), MemoryError> {
         self.changed();
-        space.unlink(NAME)
+        space.unlink_own(NAME)
     }
 
     /// The number under which clients map it.

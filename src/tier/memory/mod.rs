@@ -6,7 +6,7 @@
 //! record as an extended attribute, so a restart finds every sealed object by listing one directory.
 //!
 //! Invariants
-//! - `size=` of the tmpfs is the capacity, so used bytes cannot pass it, whoever writes.
+//! - `size=` of the tmpfs is the capacity and a page for the names clock, so used bytes cannot pass it, whoever writes.
 //! - A segment with a record is whole, and exactly as long as its record says; one without is garbage after a
 //!   restart.
 //! - A segment id is never used twice, so a stale one never names somebody else's bytes.

@@ -179,7 +179,7 @@ impl MemoryTier {
             }
             return Ok(Placement { space, private_mount: true, adopted: true, refused_options: Vec::new() });
         }
-        match mount(directory, capacity, huge_pages) {
+        match mount(directory, Space::size_for(capacity), huge_pages) {
             Ok(refused_options) => Ok(Placement {
                 space: Space::private(directory, capacity)?,
                 private_mount: true,
@@ -214,7 +214,7 @@ impl MemoryTier {
 
 /// Gives the tmpfs the capacity, or notes that it cannot have it yet.
 pub(super) fn resize(space: &Space, options: &str) -> Result<(), MemoryError> {
-    match mount::resize(space.path(), space.capacity(), options) {
+    match mount::resize(space.path(), Space::size_for(space.capacity()), options) {
         Ok(()) => space.set_shrink_pending(false),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             warn!(

@@ -1,6 +1,6 @@
 //! How many bytes the tier holds, and how it gets and gives back pages.
 //!
-//! On its private tmpfs the kernel counts, so that what writers put into segments by passthrough is counted too,
+//! On its private tmpfs, which has a page for the names clock beside the capacity, the kernel counts, so that what writers put into segments by passthrough is counted too,
 //! and refuses what passes the capacity. Without one ([`Space::count_here`]) the bytes are counted here, from
 //! `st_blocks` before and after each of the tier's own operations; pages of a file that is unlinked while open
 //! are not counted then.
@@ -21,9 +21,13 @@ use nix::sys::stat::{FileStat, Mode, fstatat};
 use nix::sys::statvfs::fstatvfs;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use parking_lot::Mutex;
+use tidefs_control_api::ioctl::CLOCK_BYTES;
 use tidefs_engine::types::{ByteCount, FileOffset, PAGE};
 
 use super::error::MemoryError;
+
+/// Bytes of the tmpfs that are the tier's own, beside those of objects: the names clock.
+const OWN: ByteCount = ByteCount(CLOCK_BYTES as u64);
 
 /// Unit of `st_blocks`.
 const BLOCK_BYTES: u64 = 512;
@@ -79,6 +83,11 @@ impl Space {
         &self.path
     }
 
+    /// The size of a private tmpfs for so many bytes of objects.
+    pub(super) fn size_for(capacity: ByteCount) -> ByteCount {
+        capacity.saturating_add(OWN)
+    }
+
     /// What may be used.
     pub(super) fn capacity(&self) -> ByteCount {
         self.capacity
@@ -112,7 +121,10 @@ impl Space {
         let stat = fstatvfs(&self.directory).map_err(|error| self.error("ask the usage of", error))?;
         let fragment = stat.fragment_size();
         let (used, available) = match &self.counted {
-            None => (fragment * stat.blocks().saturating_sub(stat.blocks_free()), u64::MAX),
+            None => {
+                let used = fragment * stat.blocks().saturating_sub(stat.blocks_free());
+                (used.saturating_sub(OWN.get()), u64::MAX)
+            }
             Some(counted) => (*counted.lock(), fragment * stat.blocks_available()),
         };
         let free = self.capacity.get().saturating_sub(used).min(available);
@@ -177,6 +189,14 @@ impl Space {
                 Ok(())
             }
             Err(Errno::ENOENT) => Ok(()),
+            Err(error) => Err(MemoryError::io("unlink", self.path.join(name), error)),
+        }
+    }
+
+    /// Removes the name of a file that is in no account; that it is gone already is fine.
+    pub(super) fn unlink_own(&self, name: &str) -> Result<(), MemoryError> {
+        match unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
             Err(error) => Err(MemoryError::io("unlink", self.path.join(name), error)),
         }
     }

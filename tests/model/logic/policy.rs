@@ -84,18 +84,18 @@ const POLICIES: [(&str, &str); 4] =
 
 #[test]
 fn nobody_waits_for_a_change_of_policy_longer_than_for_a_part_of_it() {
-    // Some 160 parts, after each of which whoever waits comes first.
-    let (logic, top) = filled(10_000);
+    // Some 1,700 parts, after each of which whoever waits comes first. Without parts as many answers are given as fit into
+    // the half of a millisecond after which a lock goes to who waits for it.
+    let (logic, top) = filled(100_000);
     for (policy, value) in POLICIES {
-        // Others may keep the machine from running the two at once, so one of many tries must do.
+        // Others may keep the machine from running the two at once, so one of some tries must do.
         for turn in [Some(value), None] {
-            let is_shared = (0..100).any(|_| {
+            let is_shared = (0..10).any(|_| {
                 set(logic.datapath(), top, policy, Some(value));
                 if turn.is_some() {
                     set(logic.datapath(), top, policy, None);
                 }
-                let found = change(logic.datapath(), top, policy, turn);
-                found.answers >= 20 && found.longest < found.took * 2 / 3
+                change(logic.datapath(), top, policy, turn).answers >= 1000
             });
             assert!(is_shared, "others wait for all of it when {policy} becomes {turn:?}");
         }
