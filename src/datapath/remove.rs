@@ -273,8 +273,10 @@ impl Datapath {
             while let Some(&(at_ns, slot)) = state.expiries.first()
                 && at_ns <= now_ns
             {
-                if state.next_version(slot).is_some() {
-                    // It is being replaced; look again in a second.
+                let is_written =
+                    |object: &super::Object| object.writers() > 0 || object.next_version().is_some();
+                if state.object(slot).is_some_and(is_written) {
+                    // What replaces it is not to be lost with it; look again in a second.
                     state.set_expiry(slot, now_ns + 1_000_000_000);
                     continue;
                 }

@@ -130,7 +130,7 @@ impl<S: System> Run<S> {
             }
             let path = self.model.path(directory, &name);
             let is_seen = self.system.stat(WATCHER, &path).is_ok();
-            let is_held = self.model.file(current).is_open() || slot.next.is_some();
+            let is_held = self.model.file(current).writers > 0 || slot.next.is_some();
             if is_held {
                 self.model.file_mut(current).expires_ns = Some((earliest, latest.max(now + EXPIRY_RETRY_NS)));
             } else if is_seen {
