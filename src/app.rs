@@ -460,10 +460,11 @@ fn session_settings(config: &Config, mount_dir: &Path) -> SessionSettings {
         entry_ttl: Duration::from_secs(config.fuse.entry_ttl_s),
         negative_ttl: Duration::from_secs(config.fuse.negative_ttl_s),
         max_background: config.fuse.max_background,
-        loads: if config.cluster.is_clustered() {
-            config.ssd.loads.max(config.cluster.fetches)
-        } else {
-            config.ssd.loads
+        loads: match (config.cluster.is_clustered(), config.ssd.dirs.paths().is_empty()) {
+            (false, _) => config.ssd.loads,
+            (true, true) => config.ssd.loads.max(config.cluster.fetches),
+            // Each gets half of them at most.
+            (true, false) => config.ssd.loads.max(config.cluster.fetches).saturating_mul(2),
         },
     }
 }
