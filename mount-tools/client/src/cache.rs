@@ -24,9 +24,9 @@ pub struct Cache {
     pub(crate) session: Option<Arc<Session>>,
     /// Permissions of new objects.
     mode: u32,
-    counters: Arc<Counters>,
+    pub(crate) counters: Arc<Counters>,
     /// Shared by all clones.
-    kept: Arc<Kept>,
+    pub(crate) kept: Arc<Kept>,
 }
 
 impl Cache {
@@ -100,70 +100,6 @@ impl Cache {
         let Some(views) = known.collect::<Option<Vec<_>>>() else { return Ok(None) };
         self.counters.count(views.iter().flatten());
         Ok(Some(views))
-    }
-
-    fn find_all(&self, names: &[Name<'_>]) -> Result<Vec<Option<View>>, Error> {
-        let Some(session) = &self.session else {
-            return names.iter().map(|name| self.read(name)).collect();
-        };
-        let answers = match self.ask(session, names) {
-            Ok(answers) => answers,
-            // The daemon is gone, or another one is there: its files may be. Or a key is too long for any request.
-            Err(Error::Io { .. } | Error::BadKey) => names.iter().map(|_| Answer::ByFile).collect(),
-            Err(error) => return Err(error),
-        };
-        let whole = answers.into_iter().zip(names).map(|(answer, name)| match answer {
-            Answer::View(view) => Ok(Some(view)),
-            Answer::Absent => Ok(None),
-            Answer::ByFile => self.read(name),
-        });
-        whole.collect()
-    }
-
-    /// What is known of the names here, or else what the daemon says.
-    fn ask(&self, session: &Arc<Session>, names: &[Name<'_>]) -> Result<Vec<Answer>, Error> {
-        if session.is_inherited() || !self.kept.is_on() {
-            return batch::look_up(session, names);
-        }
-        let mut views: Vec<Option<View>> = Vec::new();
-        views.resize_with(names.len(), || None);
-        let moment = self.kept.find(names, &mut views);
-        let missing: Vec<Name<'_>> =
-            names.iter().zip(&views).filter(|(_, view)| view.is_none()).map(|(name, _)| *name).collect();
-        self.counters.count_kept(names.len() - missing.len());
-        if missing.is_empty() {
-            return Ok(views.into_iter().flatten().map(Answer::View).collect());
-        }
-        let mut answers = batch::look_up(session, &missing)?;
-        if let Some(moment) = moment {
-            let found = missing.iter().zip(&mut answers).filter_map(|(name, answer)| match answer {
-                Answer::View(view) => Some((*name, view)),
-                Answer::Absent | Answer::ByFile => None,
-            });
-            self.kept.keep(moment, found);
-        }
-        let mut answers = answers.into_iter();
-        let known = |view: Option<View>| view.map(Answer::View).or_else(|| answers.next());
-        Ok(views.into_iter().map(known).map(|answer| answer.unwrap_or(Answer::ByFile)).collect())
-    }
-
-    /// Keeps references to the objects that were looked up last, up to so many bytes of them, when their views are dropped: who
-    /// looks the same keys up again is answered without the daemon, in a tenth of a microsecond. What is kept cannot be evicted,
-    /// and counts against no quota of this program's; it is given back after some seconds without use. 0 ends it.
-    ///
-    /// Whatever is unlinked, replaced or forbidden is seen at once, as without it. Returns whether anything can be kept: not on
-    /// another filesystem, nor with a daemon that has no names clock.
-    ///
-    /// # Errors
-    /// [`Error::Io`] when the clock cannot be mapped, or no thread be started.
-    pub fn keep(&self, bytes: usize) -> Result<bool, Error> {
-        let Some(session) = &self.session else { return Ok(false) };
-        self.kept.set_limit(session, bytes).map_err(Error::io("map the names clock"))
-    }
-
-    fn read(&self, name: &Name<'_>) -> Result<Option<View>, Error> {
-        let bytes = file::read(&file::path_of(&self.directory, name.0))?;
-        Ok(bytes.map(|bytes| View::owned(0, bytes)))
     }
 
     /// Copies the first bytes of an object into `target`, as many as fit. Returns the length of the object; `None` is a miss.

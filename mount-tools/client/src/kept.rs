@@ -92,9 +92,15 @@ impl Store {
     }
 
     fn find(&mut self, name: &[u8]) -> Option<View> {
-        let entry = self.entries.get_mut(name)?;
-        entry.used_at = self.sweeps;
-        Some(View::kept(&entry.held))
+        let sweeps = self.sweeps;
+        let entry = self.entries.peek_mut(name)?;
+        let view = View::kept(&entry.held);
+        // Once between two sweeps: what is used all the time need not be moved each time.
+        if entry.used_at != sweeps {
+            entry.used_at = sweeps;
+            self.entries.promote(name);
+        }
+        Some(view)
     }
 
     /// Keeps one more, and moves what there is no room for to `ended`.
@@ -173,22 +179,17 @@ impl Kept {
         self.bytes_max.load(Ordering::Relaxed) > 0
     }
 
-    /// Views of those names that are kept, in `views`, which is as long. Returns the moment at which the others are asked for.
-    pub(crate) fn find(&self, names: &[Name<'_>], views: &mut [Option<View>]) -> Option<Moment> {
+    /// Views of those names that are kept, and the moment at which the others are asked for.
+    pub(crate) fn find(&self, names: &[Name<'_>]) -> (Vec<Option<View>>, Option<Moment>) {
         let mut ended = Vec::new();
-        let moment = {
+        let found = {
             let mut store = self.store.lock();
-            let store = store.as_mut()?;
-            let moment = store.look(&mut ended);
-            if moment.is_some() && !store.entries.is_empty() {
-                for (name, view) in names.iter().zip(views) {
-                    *view = store.find(name.0);
-                }
-            }
-            moment
+            let moment = store.as_mut().and_then(|store| store.look(&mut ended));
+            let find = |name: &Name<'_>| moment.and(store.as_mut()).and_then(|store| store.find(name.0));
+            (names.iter().map(find).collect(), moment)
         };
         drop(ended);
-        moment
+        found
     }
 
     /// How many of the names, from the first on, are kept.

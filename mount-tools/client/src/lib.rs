@@ -40,6 +40,7 @@ mod file;
 mod follow;
 mod fork;
 mod kept;
+mod lookup;
 mod memory;
 mod segments;
 mod session;

@@ -4,8 +4,8 @@
 //! changes before anybody who takes away, replaces or forbids something that is referenced is told that it is done.
 //!
 //! Invariants
-//! - A clock belongs to one life of the daemon. The next one finds its file, changes it for good, and makes a new one: it
-//!   knows nothing of the references of the old one's clients.
+//! - A daemon that starts changes the clock that it finds. Clients of the one before have sessions that are over: they are
+//!   answered by no daemon any more, so they keep nothing that the new one would have to know of.
 //! - A clock that does not beat says nothing: its daemon is gone, or stands still.
 //!
 //! The file is no segment: its name is none that a restart recovers.
@@ -36,22 +36,24 @@ pub struct NamesClock {
 }
 
 impl NamesClock {
-    /// Makes the clock of this life, after it has ended that of the last one.
+    /// Opens the clock, which a restart finds, and changes it: this life knows nothing of the references of the one before.
     pub(super) fn start(space: &Space, segment: SegmentId) -> Result<Self, MemoryError> {
-        match space.open(NAME) {
-            Ok(file) => {
-                let old =
-                    Self::of(segment, file).map_err(|error| MemoryError::io("map", space.path(), error))?;
-                old.changed();
-                space.unlink_own(NAME)?;
+        let file = match space.create(NAME) {
+            Err(MemoryError::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
+                space.open(NAME)?
             }
-            Err(MemoryError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+            outcome => outcome?,
+        };
+        if file.metadata().map_err(|error| MemoryError::file("stat", &file, error))?.len()
+            != CLOCK_BYTES as u64
+        {
+            // Its page stands from the start: a full tmpfs must not make an access fail. It is in no account.
+            file.write_all_at(&[0; CLOCK_BYTES], 0)
+                .map_err(|error| MemoryError::file("write", &file, error))?;
         }
-        let file = space.create(NAME)?;
-        // Its page stands from the start: a full tmpfs must not make an access fail. It is in no account.
-        file.write_all_at(&[0; CLOCK_BYTES], 0).map_err(|error| MemoryError::file("write", &file, error))?;
-        Self::of(segment, file).map_err(|error| MemoryError::io("map", space.path(), error))
+        let clock = Self::of(segment, file).map_err(|error| MemoryError::io("map", space.path(), error))?;
+        clock.changed();
+        Ok(clock)
     }
 
     fn of(segment: SegmentId, file: File) -> io::Result<Self> {

@@ -1,0 +1,105 @@
+//! Hot path: looking keys up: by what is kept, by asking the daemon, by file.
+
+use std::sync::Arc;
+
+use tidefs_control_api::ioctl::Name;
+
+use crate::batch::{self, Answer};
+use crate::kept::Moment;
+use crate::session::Session;
+use crate::{Cache, Error, View, file};
+
+impl Cache {
+    /// Views of all names.
+    pub(crate) fn find_all(&self, names: &[Name<'_>]) -> Result<Vec<Option<View>>, Error> {
+        let Some(session) = &self.session else {
+            return names.iter().map(|name| self.read(name)).collect();
+        };
+        let asked = if self.keeps(session) {
+            let (views, moment) = self.find_kept(names);
+            if views.iter().all(Option::is_some) {
+                return Ok(views);
+            }
+            self.ask_rest(session, names, views, moment)
+        } else {
+            batch::look_up(session, names)
+        };
+        let answers = match asked {
+            Ok(answers) => answers,
+            // The daemon is gone, or another one is there: its files may be. Or a key is too long for any request.
+            Err(Error::Io { .. } | Error::BadKey) => names.iter().map(|_| Answer::ByFile).collect(),
+            Err(error) => return Err(error),
+        };
+        let whole = answers.into_iter().zip(names).map(|(answer, name)| match answer {
+            Answer::View(view) => Ok(Some(view)),
+            Answer::Absent => Ok(None),
+            Answer::ByFile => self.read(name),
+        });
+        whole.collect()
+    }
+
+    /// What can be said of all names without a file.
+    pub(crate) fn ask(&self, session: &Arc<Session>, names: &[Name<'_>]) -> Result<Vec<Answer>, Error> {
+        if !self.keeps(session) {
+            return batch::look_up(session, names);
+        }
+        let (views, moment) = self.find_kept(names);
+        self.ask_rest(session, names, views, moment)
+    }
+
+    /// Whether references are kept. Not in a child of fork(2): it must not use them.
+    fn keeps(&self, session: &Session) -> bool {
+        self.kept.is_on() && !session.is_inherited()
+    }
+
+    fn find_kept(&self, names: &[Name<'_>]) -> (Vec<Option<View>>, Option<Moment>) {
+        let (views, moment) = self.kept.find(names);
+        self.counters.count_kept(views.iter().flatten().count());
+        (views, moment)
+    }
+
+    /// Asks for those of the names of which there is no view, and keeps what is found since `moment`.
+    fn ask_rest(
+        &self,
+        session: &Arc<Session>,
+        names: &[Name<'_>],
+        views: Vec<Option<View>>,
+        moment: Option<Moment>,
+    ) -> Result<Vec<Answer>, Error> {
+        let missing: Vec<Name<'_>> =
+            names.iter().zip(&views).filter(|(_, view)| view.is_none()).map(|(name, _)| *name).collect();
+        let mut answers = batch::look_up(session, &missing)?;
+        if let Some(moment) = moment {
+            let found = missing.iter().zip(&mut answers).filter_map(|(name, answer)| match answer {
+                Answer::View(view) => Some((*name, view)),
+                Answer::Absent | Answer::ByFile => None,
+            });
+            self.kept.keep(moment, found);
+        }
+        if missing.len() == names.len() {
+            return Ok(answers);
+        }
+        let mut answers = answers.into_iter();
+        let known = |view: Option<View>| view.map(Answer::View).or_else(|| answers.next());
+        Ok(views.into_iter().map(known).map(|answer| answer.unwrap_or(Answer::ByFile)).collect())
+    }
+
+    fn read(&self, name: &Name<'_>) -> Result<Option<View>, Error> {
+        let bytes = file::read(&file::path_of(&self.directory, name.0))?;
+        Ok(bytes.map(|bytes| View::owned(0, bytes)))
+    }
+
+    /// Keeps references to the objects that were looked up last, up to so many bytes of them, when their views are dropped: who
+    /// looks the same keys up again is answered without the daemon, in a tenth of a microsecond. What is kept cannot be evicted,
+    /// and is given back after some seconds without use. 0 ends it.
+    ///
+    /// Whatever is unlinked, replaced or forbidden is seen at once, as without it. Returns whether anything can be kept: not on
+    /// another filesystem, nor with a daemon that has no names clock.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the clock cannot be mapped, or no thread be started.
+    pub fn keep(&self, bytes: usize) -> Result<bool, Error> {
+        let Some(session) = &self.session else { return Ok(false) };
+        self.kept.set_limit(session, bytes).map_err(Error::io("map the names clock"))
+    }
+}
