@@ -133,22 +133,22 @@ impl Datapath {
     pub fn make_blanks(&self, is_stopping: impl Fn() -> bool) {
         let idle = IdlePriority::enter();
         while !is_stopping() {
-            let wish = {
+            let wish = idle.suspended(|| {
                 let mut stock = self.blanks.stock.lock();
                 if stock.wishes.is_empty() {
                     self.blanks.asked.wait_for(&mut stock, WAIT);
                 }
                 stock.wishes.pop_front()
-            };
+            });
             let Some(size) = wish else { continue };
             match self.make_blank(size, &idle) {
                 Ok(blank) => {
-                    self.blanks.stock.lock().blanks.push_back(blank);
+                    idle.suspended(|| self.blanks.stock.lock().blanks.push_back(blank));
                     self.telemetry.blanks_made.increment();
                 }
                 Err(error) => {
                     tracing::debug!(%size, %error, "no segment is made ahead of loads");
-                    self.blanks.stock.lock().count_out(size);
+                    idle.suspended(|| self.blanks.stock.lock().count_out(size));
                 }
             }
         }
@@ -156,12 +156,9 @@ impl Datapath {
     }
 
     fn make_blank(&self, size: ByteCount, idle: &IdlePriority) -> Result<Blank, Error> {
-        // As any writer, it leaves the headroom to those that the kernel serves.
-        self.make_room(size.round_up_to_pages().saturating_add(self.settings.write_headroom), Slot::ROOT)?;
-        let (segment, file) = self.tier.create_segment()?;
+        // Whoever is not let run in the middle of this would keep locks from everybody.
+        let (segment, file) = idle.suspended(|| self.allocate_blank(size))?;
         let made = (|| {
-            file.set_len(size.get()).map_err(Error::io("ftruncate of a segment"))?;
-            self.reserve(&file, ByteCount::ZERO, size, Slot::ROOT)?;
             // Written, not touched: who is not let run in the middle of it holds no lock of the daemon's memory.
             let mut offset = 0;
             while offset < size.get() {
@@ -178,6 +175,20 @@ impl Datapath {
         })();
         match made {
             Ok(mapping) => Ok(Blank { segment, file: Arc::new(file), mapping, made: self.clock.monotonic() }),
+            Err(error) => {
+                idle.suspended(|| self.free_place(Place::Solo(segment)));
+                Err(error)
+            }
+        }
+    }
+
+    fn allocate_blank(&self, size: ByteCount) -> Result<(SegmentId, File), Error> {
+        // As any writer, it leaves the headroom to those that the kernel serves.
+        self.make_room(size.round_up_to_pages().saturating_add(self.settings.write_headroom), Slot::ROOT)?;
+        let (segment, file) = self.tier.create_segment()?;
+        let length = file.set_len(size.get()).map_err(Error::io("ftruncate of a segment"));
+        match length.and_then(|()| self.reserve(&file, ByteCount::ZERO, size, Slot::ROOT)) {
+            Ok(()) => Ok((segment, file)),
             Err(error) => {
                 self.free_place(Place::Solo(segment));
                 Err(error)
