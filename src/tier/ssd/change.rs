@@ -358,8 +358,8 @@ impl Shared {
         }
         match device.void_zone(zone, self.limit) {
             Ok(()) => {
-                device.change_zone(zone, Zone::free);
                 self.drop_all(&left);
+                device.change_zone(zone, Zone::free);
             }
             Err(error) => {
                 device.count_write_error(&error);

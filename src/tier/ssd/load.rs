@@ -47,13 +47,14 @@ impl Shared {
             let located =
                 self.index.get(hash).filter(|located| located.version == version).ok_or(Missed::Absent)?;
             let outcome = self.load_from(located.place, length, memory);
-            let now = self.index.get(hash).map(|now| now.place);
+            let now = self.index.get(hash);
+            let stands = now.is_some_and(|now| (now.place, now.version) == (located.place, version));
             match outcome {
                 Err(Missed::Failed) => return Err(Missed::Failed),
                 // Reclaim took the zone: the record is on its way to another place.
-                Err(Missed::Absent) if now == Some(located.place) => std::thread::sleep(MOVE_PAUSE),
-                // It moved between the look at the index and that at the disk.
-                Ok(_) | Err(_) if now != Some(located.place) => {}
+                Err(Missed::Absent) if stands => std::thread::sleep(MOVE_PAUSE),
+                // It moved, or was replaced, between the look at the index and that at the disk.
+                Ok(_) | Err(_) if !stands => {}
                 outcome => return self.judge(hash, key, &located, outcome),
             }
         }

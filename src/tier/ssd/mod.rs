@@ -447,6 +447,8 @@ mod crash_tests;
 #[cfg(test)]
 mod fault_tests;
 #[cfg(test)]
+mod reclaim_tests;
+#[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;

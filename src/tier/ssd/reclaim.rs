@@ -7,7 +7,8 @@
 //! Invariants
 //! - A zone is free only when its header is void on the disk: removals that went with it hide nothing any more, because
 //!   those that are later than [`Device::oldest_sequence`] of the others were written again before.
-//! - A record leaves the index after its zone is void: until then a removal of its key finds it, and is noted.
+//! - A record leaves the index after its zone is void: until then a removal of its key finds it, and is noted. And before
+//!   the zone is free: from then on the writer may put other records where it stood.
 //! - What was written again is durable before its zone is void. But reclaim waits for no record when the writer needs the
 //!   zone: their bytes are in memory of their own, and a kill then loses them. Until such a record is written again the index names no zone for it, and loads try again.
 //!
@@ -106,8 +107,8 @@ impl Shared {
         let flushed = if has_moved { flush(&*device.disk, self.limit) } else { Ok(()) };
         match flushed.and_then(|()| device.void_zone(number, self.limit)) {
             Ok(()) => {
-                device.change_zone(number, Zone::free);
                 self.drop_all(&left);
+                device.change_zone(number, Zone::free);
                 self.counters.reclaimed_zones.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => {

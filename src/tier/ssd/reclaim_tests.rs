@@ -1,0 +1,62 @@
+//! Shows that zones are taken back beside those who write and read.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::thread;
+
+use super::testing::*;
+use super::*;
+
+const KEYS: u64 = 40;
+const ROUNDS: u64 = 12;
+/// More than a zone has room for, of [`KEYS`] together.
+const LENGTH: usize = 9000;
+
+/// An owner that takes its time over what it is told, as one whose locks are wanted.
+#[derive(Debug)]
+struct Slow;
+
+impl Owner for Slow {
+    fn dropped(&self, _number: u32, _version: Version) {
+        thread::sleep(Duration::from_millis(2));
+    }
+
+    fn has_elsewhere(&self, _number: u32, _version: Version) -> bool {
+        false
+    }
+
+    fn must_stay(&self, _key: &[u8]) -> bool {
+        false
+    }
+}
+
+fn key(number: u64) -> [u8; 8] {
+    number.to_le_bytes()
+}
+
+#[test]
+fn nothing_is_written_where_a_record_stands_that_the_index_still_names() {
+    let disks = [MemoryDisk::new()];
+    let tier = tier_on(&disks, &config(1, 5));
+    recover(&tier);
+    tier.start(Arc::new(Slow)).unwrap();
+    let (is_over, found) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                for number in 0..KEYS * ROUNDS {
+                    let bytes = tier.read(&key(number), Version(1), ByteCount(LENGTH as u64));
+                    found.fetch_add(u64::from(bytes.is_ok()), Ordering::Relaxed);
+                    assert!(bytes.is_err() || bytes == Ok(data(&key(number), 1, LENGTH)));
+                }
+            }
+        });
+        for number in 0..KEYS * ROUNDS {
+            store(&tier, &key(number), 1, LENGTH);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let status = tier.status();
+    assert!(status.reclaimed_zones > 0 && found.load(Ordering::Relaxed) > 0);
+    assert_eq!(status.corrupt_records, 0);
+}
