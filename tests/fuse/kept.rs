@@ -3,6 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -131,6 +132,54 @@ fn what_is_kept_shows_every_change_as_soon_as_it_is_made() {
         cache.statistics()
     );
     assert!(changes_seen > 100, "{changes_seen} of 600 steps changed what was kept");
+}
+
+/// One key goes through states that are numbered: it is there in the odd ones, with the number in its bytes, and gone in
+/// the even.
+#[test]
+fn nobody_is_shown_what_somebody_else_has_changed_already() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(MODE);
+    let (Some(shared), Some(alone)) = (keeping(&mount, &kv), keeping(&mount, &kv)) else { return };
+    let (state, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let look = |cache: &Cache| {
+        while !is_over.load(Ordering::Relaxed) {
+            let before = state.load(Ordering::SeqCst);
+            let Some(view) = cache.get("key").expect("get") else { continue };
+            let shown = pattern::verify_object(&view).expect("the bytes of one object");
+            let after = state.load(Ordering::SeqCst);
+            let is_in_time = (before..=after + 2).contains(&shown);
+            assert!(
+                is_in_time,
+                "state {shown} was shown by a look-up between the states {before} and {after}"
+            );
+        }
+    };
+    thread::scope(|scope| {
+        for cache in [&shared, &shared, &alone] {
+            scope.spawn(move || look(cache));
+        }
+        for round in 0..500_u64 {
+            // Made, replaced, and unlinked or moved away; packed and solo.
+            let length = if round % 2 == 0 { LENGTH } else { 4096 };
+            publish(&kv.join("key"), &pattern::object(4 * round + 1, length));
+            state.store(4 * round + 1, Ordering::SeqCst);
+            thread::sleep(Duration::from_micros(300));
+            publish(&kv.join("key"), &pattern::object(4 * round + 3, length));
+            state.store(4 * round + 3, Ordering::SeqCst);
+            thread::sleep(Duration::from_micros(300));
+            if round % 3 == 0 {
+                fs::rename(kv.join("key"), kv.join("elsewhere")).expect("rename");
+            } else {
+                fs::remove_file(kv.join("key")).expect("unlink");
+            }
+            state.store(4 * round + 4, Ordering::SeqCst);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert!(shared.statistics().kept_views > 100 && alone.statistics().kept_views > 100);
 }
 
 #[test]
