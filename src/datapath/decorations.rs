@@ -15,9 +15,9 @@ use super::xattrs::PREFIX;
 /// What names of applications begin with.
 pub(super) const USER: &str = "user.";
 /// How many one file may have.
-const COUNT_MAX: usize = 128;
+pub(super) const COUNT_MAX: usize = 128;
 /// Bytes of the names and values of one file: the longest value that Linux takes, and as much beside it.
-const BYTES_MAX: usize = 128 << 10;
+pub(super) const BYTES_MAX: usize = 128 << 10;
 /// What stands in place of [`USER`] on a file system without such attributes.
 const ASIDE: &str = "trusted.tidefs.user.";
 

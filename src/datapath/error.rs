@@ -4,9 +4,11 @@ use std::io;
 
 use tidefs_engine::types::ByteCount;
 
+use super::decorations;
 use super::folders::DEPTH_MAX;
 use crate::namespace::{NameError, TreeError};
 use crate::tier::memory::MemoryError;
+use crate::tier::scratch::ScratchError;
 
 /// An outcome of a file operation that is not a success. A cache miss is [`Error::NoObject`].
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +65,12 @@ pub enum Error {
         /// What was asked for.
         needed: ByteCount,
     },
+    /// The disk of slot files takes no more.
+    #[error(transparent)]
+    ScratchFull(ScratchError),
+    /// A file has as many attributes of applications, or as many bytes of them, as one may have.
+    #[error("the attributes of one file are at most {} with {} together", decorations::COUNT_MAX, ByteCount(decorations::BYTES_MAX as u64))]
+    AttributesFull,
     /// Larger than the cache or the scratch space can ever hold.
     #[error("{size} is more than the {capacity} that can ever be held")]
     TooLarge {

@@ -165,10 +165,8 @@ pub(super) fn change_scratch(scratch: &ScratchFile, change: SizeChange) -> Resul
 
 pub(super) fn scratch_error(error: ScratchError) -> Error {
     match error {
-        ScratchError::Full { needed, .. } => Error::NothingEvictable { needed },
-        ScratchError::DiskFull { .. } | ScratchError::TooMany { .. } => {
-            tracing::warn!(%error, "a write to a slot file was refused");
-            Error::NothingEvictable { needed: ByteCount::ZERO }
+        ScratchError::Full { .. } | ScratchError::DiskFull { .. } | ScratchError::TooMany { .. } => {
+            Error::ScratchFull(error)
         }
         ScratchError::TooLong { .. } => Error::TooLong,
         ScratchError::Disk { source, .. } => Error::Io { operation: "scratch", source },

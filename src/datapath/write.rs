@@ -92,7 +92,9 @@ impl Datapath {
     pub(super) fn note_refusal(&self, slot: Slot, error: &Error) {
         let refusal = match error {
             Error::OverQuota { slot, quota, .. } => Refusal::OverQuota { directory: *slot, quota: *quota },
-            Error::NothingEvictable { .. } | Error::TooLarge { .. } => Refusal::NoRoom,
+            Error::NothingEvictable { .. } | Error::ScratchFull(_) | Error::TooLarge { .. } => {
+                Refusal::NoRoom
+            }
             _ => return,
         };
         let mut state = self.lock();

@@ -122,7 +122,7 @@ impl Datapath {
                 _ => {}
             }
             if !decorations::has_room(file, name, value).map_err(Error::io("attributes of an object"))? {
-                return Err(Error::NothingEvictable { needed: ByteCount(value.len() as u64) });
+                return Err(Error::AttributesFull);
             }
             decorations::set(file, name, value).map_err(Error::io("attribute of an object"))
         })?;

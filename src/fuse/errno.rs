@@ -21,6 +21,8 @@ pub(super) fn errno(error: &Error) -> Errno {
         Error::Denied => Errno::EACCES, // owner, group and mode of a hidden file do not allow it
         Error::OverQuota { .. } => Errno::EDQUOT, // the directory's quota is full of open or pinned objects
         Error::NothingEvictable { .. } => Errno::ENOSPC, // everything left is open, pinned or within a floor
+        Error::ScratchFull(_) => Errno::ENOSPC, // the disk of slot files, or its share, is full
+        Error::AttributesFull => Errno::ENOSPC, // one file has as many attributes as it may
         Error::TooLarge { .. } => Errno::EFBIG, // larger than the cache can ever hold
         Error::TooLong => Errno::EFBIG, // longer than any file on the scratch disk can be
         Error::OtherPlace => Errno::from_i32(libc::EXDEV), // a directory of a cluster is renamed

@@ -248,10 +248,12 @@ fn a_slot_file_evicts_nothing(mode: Mode) {
 }
 
 fn a_slot_file_beyond_the_disk_budget_says_enospc(mode: Mode) {
-    let (_mount, kv) = kv_with(mode, &["scratch.capacity=1GiB"]);
+    let (mount, kv) = kv_with(mode, &["scratch.capacity=1GiB"]);
     let file = create(&kv.join("slots"));
     let error = fallocate(&file, FallocateFlags::empty(), 0, 3 << 30).expect_err("three times the budget");
     assert!(matches!(error, Errno::ENOSPC | Errno::EFBIG | Errno::EDQUOT), "{error}");
+    let log = mount.log();
+    assert!(log.contains("would pass its capacity of 1.0 GiB; raise scratch.capacity"), "{log}");
     file.write_all_at(b"the file is still good", 0).expect("pwrite");
 }
 

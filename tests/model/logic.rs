@@ -63,7 +63,7 @@ fn errno(error: Error) -> Errno {
         Error::NotPermitted(_) => Errno::EPERM,
         Error::Denied => Errno::EACCES,
         Error::OverQuota { .. } => Errno::EDQUOT,
-        Error::NothingEvictable { .. } => Errno::ENOSPC,
+        Error::NothingEvictable { .. } | Error::ScratchFull(_) | Error::AttributesFull => Errno::ENOSPC,
         Error::TooLarge { .. } | Error::TooLong => Errno::EFBIG,
         Error::OtherPlace => Errno::EXDEV,
         Error::NoAttribute => Errno::ENODATA,

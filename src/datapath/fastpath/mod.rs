@@ -96,7 +96,11 @@ impl Located {
     fn of(error: &Error) -> Self {
         match error {
             Error::NoObject | Error::Stale | Error::NotDirectory => Self::Absent,
-            Error::NothingEvictable { .. } | Error::TooLarge { .. } | Error::TooLong => Self::NoRoom,
+            Error::NothingEvictable { .. }
+            | Error::ScratchFull(_)
+            | Error::AttributesFull
+            | Error::TooLarge { .. }
+            | Error::TooLong => Self::NoRoom,
             Error::OverQuota { .. } => Self::OverQuota,
             Error::NotPermitted(_) | Error::Denied => Self::Denied,
             Error::Invalid(_) | Error::NameTooLong | Error::TooDeep | Error::BadHandle => Self::Invalid,

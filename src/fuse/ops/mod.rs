@@ -32,7 +32,10 @@ fn is_reserved(parent: INodeNo, name: &OsStr) -> bool {
 fn fail(operation: &'static str, error: &Error) -> Errno {
     match error {
         Error::Io { .. } => tracing::error!(operation, %error, "a request failed"),
-        Error::NothingEvictable { .. } | Error::OverQuota { .. } | Error::TooLarge { .. } => {
+        Error::NothingEvictable { .. }
+        | Error::ScratchFull(_)
+        | Error::OverQuota { .. }
+        | Error::TooLarge { .. } => {
             tracing::warn!(operation, %error, "a request was refused");
         }
         _ => tracing::debug!(operation, %error, "a request was answered with an error"),
