@@ -259,7 +259,7 @@ impl Datapath {
         Some(facts)
     }
 
-    fn facts_of(&self, state: &State, slot: Slot) -> NodeFacts {
+    pub(super) fn facts_of(&self, state: &State, slot: Slot) -> NodeFacts {
         let stat = self.stat_of(state, slot);
         let object = state.object(slot);
         let sealed = object.filter(|object| object.phase == Phase::Sealed);
@@ -284,17 +284,6 @@ impl Datapath {
                 Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote => None,
             }),
         }
-    }
-
-    /// Facts of every visible file at and below `path`.
-    ///
-    /// # Errors
-    /// [`Error::NoObject`].
-    pub fn files_below(&self, path: &[u8]) -> Result<Vec<NodeFacts>, Error> {
-        let state = self.lock();
-        let top = state.tree.by_path(path).ok_or(Error::NoObject)?;
-        let is_shown = |&slot: &Slot| state.object(slot).is_some_and(|object| object.phase != Phase::Writing);
-        Ok(state.subtree(top).into_iter().filter(is_shown).map(|slot| self.facts_of(&state, slot)).collect())
     }
 
     /// The place of an object in the order of eviction, 0 leaving first, if it is among the next `limit`.
@@ -403,54 +392,9 @@ impl Datapath {
         Ok(state.effective_policy(state.slot_of(ino)?).record.pin)
     }
 
-    /// Evicts the object at `path`, or all below it: those that nobody uses or has pinned, or all with `force`.
-    ///
-    /// # Errors
-    /// [`Error::NoObject`].
-    pub fn evict_below(&self, path: &[u8], force: bool) -> Result<OperatorEviction, Error> {
-        let mut outcome = OperatorEviction::default();
-        let mut doomed = Vec::new();
-        {
-            let mut state = self.lock();
-            let top = state.tree.by_path(path).ok_or(Error::NoObject)?;
-            let now_ns = self.now_ns();
-            for slot in state.subtree(top) {
-                let Some(object) = state.object(slot) else { continue };
-                let obstacle = match object.phase {
-                    _ if object.is_slot_file() => Some(Obstacle::Scratch),
-                    Phase::Sealed if force => None,
-                    Phase::Sealed if state.effective_policy(slot).is_hard_pinned() => Some(Obstacle::Pinned),
-                    Phase::Sealed if object.is_open() => Some(Obstacle::Open),
-                    Phase::Sealed => None,
-                    Phase::Writing | Phase::Parked | Phase::Gone => Some(Obstacle::Written),
-                };
-                if let Some(obstacle) = obstacle {
-                    outcome.stayed.push((state.tree.path(slot), obstacle));
-                    continue;
-                }
-                let gone = state.evict_object(slot, now_ns, Ending::EvictedByOperator);
-                outcome.objects += 1;
-                outcome.bytes = outcome.bytes.saturating_add(super::room::footprint(gone.size));
-                doomed.push(gone);
-            }
-        }
-        self.count_evictions(&doomed);
-        doomed.into_iter().for_each(|doomed| self.bury(doomed));
-        Ok(outcome)
-    }
-
     /// Evicts the coldest objects until `bytes` are freed or nothing is left. Returns how many objects and bytes went.
     pub fn evict_coldest(&self, bytes: ByteCount) -> (u64, ByteCount) {
         self.evict_for_operator(bytes)
-    }
-
-    /// Inode numbers of the sealed objects at and below `path`.
-    ///
-    /// # Errors
-    /// [`Error::NoObject`].
-    pub fn sealed_below(&self, path: &[u8]) -> Result<Vec<Ino>, Error> {
-        let top = self.lock().tree.by_path(path).ok_or(Error::NoObject)?;
-        Ok(self.objects_below(top))
     }
 
     /// The path of a live inode.

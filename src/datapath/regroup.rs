@@ -15,15 +15,13 @@
 
 use tidefs_engine::types::ByteCount;
 
+use super::below::{PART, Part, Way};
 use super::domains::DomainId;
 use super::room::footprint;
 use super::{Datapath, Marks, Phase, State};
-use crate::namespace::{Cookie, Ino, Slot};
+use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
 use crate::tier::memory::PolicyRecord;
-
-/// Nodes that are gone through under the lock at once: about a tenth of a millisecond.
-const PART: usize = 64;
 
 /// What has to be done below a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,14 +51,11 @@ impl Changes {
     }
 }
 
-/// A way through a directory and all that is below.
+/// A change on its way through a directory and all that is below.
 #[derive(Debug)]
 pub(super) struct Walk {
     changes: Changes,
-    /// Directories that it still has to come to.
-    waiting: Vec<Ino>,
-    /// The one that it is in, and how far.
-    at: Option<(Ino, Cookie)>,
+    way: Way,
 }
 
 impl Datapath {
@@ -92,12 +87,12 @@ impl State {
     /// Begins a walk, which [`Datapath::regroup`] then goes.
     pub(super) fn begin_walk(&mut self, top: Slot, changes: Changes) -> Walk {
         self.walks += 1;
-        Walk { changes, waiting: vec![self.tree.ino(top)], at: None }
+        Walk { changes, way: Way::from(self.tree.ino(top)) }
     }
 
     /// The whole walk at once: for a directory without entries, and for a start, when nobody waits.
     pub(super) fn regroup_at_once(&mut self, top: Slot, changes: Changes) {
-        let mut walk = Walk { changes, waiting: vec![self.tree.ino(top)], at: None };
+        let mut walk = Walk { changes, way: Way::from(self.tree.ino(top)) };
         while self.regroup_part(&mut walk, PART) {}
     }
 
@@ -112,32 +107,16 @@ impl State {
 
     /// Goes through up to `limit` nodes more. Returns whether there are others.
     fn regroup_part(&mut self, walk: &mut Walk, limit: usize) -> bool {
-        let Some((ino, cookie)) = walk.at.take() else {
-            let Some(ino) = walk.waiting.pop() else { return false };
-            if let Some(slot) = self.tree.by_ino(ino) {
-                self.switch_domain(slot);
-                walk.at = Some((ino, Cookie::START));
+        match walk.way.next(&self.tree, limit) {
+            None => return false,
+            Some(Part::Enter(slot)) => self.switch_domain(slot),
+            Some(Part::Files { directory, files, is_end }) => {
+                files.into_iter().for_each(|slot| self.regroup_object(directory, slot, walk.changes));
+                if is_end {
+                    self.end_former(directory);
+                }
             }
-            return true;
-        };
-        // It may be gone by now.
-        let Some(directory) = self.tree.by_ino(ino) else { return true };
-        let entries: Vec<(Cookie, Slot)> = self
-            .tree
-            .entries_after(directory, cookie)
-            .take(limit)
-            .map(|(cookie, slot, _)| (cookie, slot))
-            .collect();
-        for &(_, slot) in &entries {
-            if self.tree.directory(slot).is_some() {
-                walk.waiting.push(self.tree.ino(slot));
-            } else {
-                self.regroup_object(directory, slot, walk.changes);
-            }
-        }
-        match entries.last() {
-            Some(&(cookie, _)) if entries.len() == limit => walk.at = Some((ino, cookie)),
-            _ => self.end_former(directory),
+            Some(Part::Gone) => {}
         }
         true
     }

@@ -295,11 +295,4 @@ impl Datapath {
         self.bury(doomed);
         Ok(Verdict::Corrupt)
     }
-
-    /// Inode numbers of the sealed objects at and below `top`.
-    pub(super) fn objects_below(&self, top: Slot) -> Vec<Ino> {
-        let state = self.lock();
-        let is_sealed = |&slot: &Slot| state.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
-        state.subtree(top).into_iter().filter(is_sealed).map(|slot| state.tree.ino(slot)).collect()
-    }
 }

@@ -23,9 +23,11 @@ use tidefs_engine::types::ByteCount;
 use super::setup::Setup;
 use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
+mod below;
 mod depth;
 mod interleaved;
 mod leftover;
+mod meanwhile;
 mod policy;
 mod resent;
 mod ssd;

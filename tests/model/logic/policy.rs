@@ -1,40 +1,15 @@
 //! Policies of directories with many objects: changed in parts, between which others are served.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidefs::datapath::Datapath;
 use tidefs::namespace::Ino;
-use tidefs_engine::types::ByteCount;
 
-use super::{Logic, Setup, caller};
-
-const SETUP: Setup = Setup {
-    capacity: ByteCount::mib(512),
-    packed_max: ByteCount::kib(4),
-    write_headroom: ByteCount::ZERO,
-    scratch_min: ByteCount::mib(512),
-    policy: "lru",
-    forgets_at_once: false,
-    has_ssd: false,
-};
-
-/// A directory with `count` empty objects, and one below it with a tenth of them.
-fn filled(count: usize) -> (Logic, Ino) {
-    let logic = Logic::new(SETUP);
-    let datapath = logic.datapath();
-    let top = datapath.make_directory(&caller(0), Ino::ROOT, b"ns", 0o755).expect("mkdir").ino;
-    let below = datapath.make_directory(&caller(0), top, b"below", 0o755).expect("mkdir").ino;
-    for (directory, count) in [(top, count), (below, count / 10)] {
-        for index in 0..count {
-            let name = format!("k{index}");
-            datapath.make_file(&caller(0), directory, name.as_bytes(), 0o644).expect("an object");
-        }
-    }
-    (logic, top)
-}
+use super::caller;
+use super::meanwhile::{Meanwhile, filled, meanwhile};
 
 fn set(datapath: &Datapath, directory: Ino, policy: &str, value: Option<&str>) {
     let name = format!("user.tidefs.{policy}");
@@ -45,37 +20,8 @@ fn set(datapath: &Datapath, directory: Ino, policy: &str, value: Option<&str>) {
     .unwrap_or_else(|error| panic!("{policy}={value:?}: {error}"));
 }
 
-/// What somebody else who asks again and again meets while a policy changes.
-#[derive(Clone, Copy, Debug)]
-struct Meanwhile {
-    took: Duration,
-    answers: u64,
-    longest: Duration,
-}
-
 fn change(datapath: &Arc<Datapath>, top: Ino, policy: &str, value: Option<&str>) -> Meanwhile {
-    let (is_over, answers) = (AtomicBool::new(false), AtomicU64::new(0));
-    thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            let mut longest = Duration::ZERO;
-            while !is_over.load(Ordering::Relaxed) {
-                let asked = Instant::now();
-                datapath.getattr(top).expect("attributes");
-                answers.fetch_add(1, Ordering::Relaxed);
-                longest = longest.max(asked.elapsed());
-            }
-            longest
-        });
-        // It is asking when the change begins.
-        while answers.load(Ordering::Relaxed) < 10 {
-            thread::yield_now();
-        }
-        let (began, before) = (Instant::now(), answers.load(Ordering::Relaxed));
-        set(datapath, top, policy, value);
-        let (took, answers) = (began.elapsed(), answers.load(Ordering::Relaxed) - before);
-        is_over.store(true, Ordering::Relaxed);
-        Meanwhile { took, answers, longest: other.join().expect("the other thread") }
-    })
+    meanwhile(datapath, top, || set(datapath, top, policy, value))
 }
 
 /// Policies that move objects to another order, rank them otherwise, and set when they expire.

@@ -1,0 +1,301 @@
+//! What is done with everything below a directory: in parts, with the lock let go after each, so that nobody waits for longer
+//! than a part takes, however many keys there are.
+//!
+//! Names may change meanwhile. What keeps its path all the time is met once. What comes, goes or gets another name while a
+//! way leads through its directory is met or not, and told of once at most; of a directory that is moved away from below
+//! nothing more is met.
+//!
+//! Threads: whoever asks goes through it. Who waits for the lock meanwhile gets it after each part.
+
+use hashbrown::HashSet;
+use tidefs_engine::types::ByteCount;
+
+use super::history::Ending;
+use super::inspect::{NodeFacts, Obstacle, OperatorEviction};
+use super::room::footprint;
+use super::{Datapath, Error, Phase, State};
+use crate::namespace::{Cookie, Ino, Slot, Tree};
+
+/// Nodes that are gone through under the lock at once: about a tenth of a millisecond.
+pub(super) const PART: usize = 64;
+
+/// A way through a directory and all that is below.
+#[derive(Debug)]
+pub(super) struct Way {
+    /// Directories that it still has to come to.
+    waiting: Vec<Ino>,
+    /// The one that it is in, and how far.
+    at: Option<(Ino, Cookie)>,
+}
+
+/// What a way comes to next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// A directory, or the file that it began with.
+    Enter(Slot),
+    /// Files directly in a directory, and whether they are its last.
+    Files { directory: Slot, files: Vec<Slot>, is_end: bool },
+    /// A directory that is no more.
+    Gone,
+}
+
+impl Way {
+    /// From the top down.
+    pub(super) fn from(top: Ino) -> Self {
+        Self { waiting: vec![top], at: None }
+    }
+
+    /// Goes on, by up to `limit` nodes. `None` at the end.
+    pub(super) fn next<F>(&mut self, tree: &Tree<F>, limit: usize) -> Option<Part> {
+        let Some((ino, cookie)) = self.at.take() else {
+            let ino = self.waiting.pop()?;
+            let Some(slot) = tree.by_ino(ino) else { return Some(Part::Gone) };
+            self.at = Some((ino, Cookie::START));
+            return Some(Part::Enter(slot));
+        };
+        let Some(directory) = tree.by_ino(ino) else { return Some(Part::Gone) };
+        let (mut files, mut seen, mut last) = (Vec::new(), 0, cookie);
+        for (cookie, slot, _) in tree.entries_after(directory, cookie).take(limit) {
+            if tree.directory(slot).is_some() {
+                self.waiting.push(tree.ino(slot));
+            } else {
+                files.push(slot);
+            }
+            (seen, last) = (seen + 1, cookie);
+        }
+        let is_end = seen < limit;
+        if !is_end {
+            self.at = Some((ino, last));
+        }
+        Some(Part::Files { directory, files, is_end })
+    }
+
+    /// Like [`Way::next`], for a way that passes by what is not below `top` any more. Returns the files alone.
+    fn next_below<F>(&mut self, tree: &Tree<F>, top: Ino, limit: usize) -> Option<Vec<Slot>> {
+        let part = self.next(tree, limit)?;
+        let is_below = |slot| tree.ancestors(slot).any(|above| tree.ino(above) == top);
+        Some(match part {
+            Part::Enter(slot) if !is_below(slot) => {
+                self.at = None;
+                Vec::new()
+            }
+            Part::Enter(slot) if tree.directory(slot).is_none() => vec![slot],
+            Part::Files { directory, files, .. } if is_below(directory) => files,
+            Part::Files { .. } => {
+                self.at = None;
+                Vec::new()
+            }
+            Part::Enter(_) | Part::Gone => Vec::new(),
+        })
+    }
+}
+
+/// What an operator's eviction did to one object.
+enum Judged {
+    Gone(super::burial::Doomed),
+    Stays(Ino, Vec<u8>, Obstacle),
+}
+
+impl Datapath {
+    /// Hands every file at and below `path` to `each`, under the lock and in parts; and what that made of each part to
+    /// `after`, when others may have the lock.
+    fn in_parts_below<T>(
+        &self,
+        path: &[u8],
+        mut each: impl FnMut(&mut State, Slot) -> Option<T>,
+        mut after: impl FnMut(Vec<T>),
+    ) -> Result<(), Error> {
+        let mut state = self.lock();
+        let top = state.tree.by_path(path).map(|slot| state.tree.ino(slot)).ok_or(Error::NoObject)?;
+        let mut way = Way::from(top);
+        while let Some(files) = way.next_below(&state.tree, top, PART) {
+            let part = files.into_iter().filter_map(|slot| each(&mut state, slot)).collect();
+            // Who waits comes first, or it would wait for many parts.
+            parking_lot::MutexGuard::unlock_fair(state);
+            after(part);
+            state = self.lock();
+        }
+        Ok(())
+    }
+
+    /// Facts of every visible file at and below `path`.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`].
+    pub fn files_below(&self, path: &[u8]) -> Result<Vec<NodeFacts>, Error> {
+        let facts = |state: &mut State, slot| {
+            let is_shown = state.object(slot).is_some_and(|object| object.phase != Phase::Writing);
+            is_shown.then(|| self.facts_of(state, slot))
+        };
+        let mut files = Vec::new();
+        self.in_parts_below(path, facts, |part| files.extend(part))?;
+        keep_once(&mut files, |facts| facts.ino);
+        Ok(files)
+    }
+
+    /// Inode numbers of the sealed objects at and below `path`.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`].
+    pub fn sealed_below(&self, path: &[u8]) -> Result<Vec<Ino>, Error> {
+        let sealed = |state: &mut State, slot| {
+            let is_sealed = state.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
+            is_sealed.then(|| state.tree.ino(slot))
+        };
+        let mut objects = Vec::new();
+        self.in_parts_below(path, sealed, |part| objects.extend(part))?;
+        keep_once(&mut objects, |ino| *ino);
+        Ok(objects)
+    }
+
+    /// Evicts the object at `path`, or all below it: those that nobody uses or has pinned, or all with `force`.
+    ///
+    /// # Errors
+    /// [`Error::NoObject`].
+    pub fn evict_below(&self, path: &[u8], force: bool) -> Result<OperatorEviction, Error> {
+        let now_ns = self.now_ns();
+        let evict = |state: &mut State, slot| {
+            state.object(slot)?;
+            Some(match state.obstacle(slot, force) {
+                Some(obstacle) => Judged::Stays(state.tree.ino(slot), state.tree.path(slot), obstacle),
+                None => Judged::Gone(state.evict_object(slot, now_ns, Ending::EvictedByOperator)),
+            })
+        };
+        let (mut objects, mut bytes, mut stayed) = (0, ByteCount::ZERO, Vec::new());
+        self.in_parts_below(path, evict, |part| {
+            let mut doomed = Vec::new();
+            for judged in part {
+                match judged {
+                    Judged::Gone(gone) => doomed.push(gone),
+                    Judged::Stays(ino, path, obstacle) => stayed.push((ino, path, obstacle)),
+                }
+            }
+            objects += doomed.len() as u64;
+            bytes = doomed.iter().fold(bytes, |sum, gone| sum.saturating_add(footprint(gone.size)));
+            self.count_evictions(&doomed);
+            doomed.into_iter().for_each(|gone| self.bury(gone));
+        })?;
+        keep_once(&mut stayed, |(ino, ..)| *ino);
+        let stayed = stayed.into_iter().map(|(_, path, obstacle)| (path, obstacle)).collect();
+        Ok(OperatorEviction { objects, bytes, stayed })
+    }
+}
+
+impl State {
+    /// Why the file in `slot` stays although an operator asks for its eviction.
+    fn obstacle(&self, slot: Slot, force: bool) -> Option<Obstacle> {
+        let object = self.object(slot)?;
+        match object.phase {
+            _ if object.is_slot_file() => Some(Obstacle::Scratch),
+            Phase::Sealed if force => None,
+            Phase::Sealed if self.effective_policy(slot).is_hard_pinned() => Some(Obstacle::Pinned),
+            Phase::Sealed if object.is_open() => Some(Obstacle::Open),
+            Phase::Sealed => None,
+            Phase::Writing | Phase::Parked | Phase::Gone => Some(Obstacle::Written),
+        }
+    }
+}
+
+/// Leaves the first of what was met twice, having been moved ahead meanwhile.
+fn keep_once<T>(met: &mut Vec<T>, ino: impl Fn(&T) -> Ino) {
+    let mut seen = HashSet::with_capacity(met.len());
+    met.retain(|one| seen.insert(ino(one)));
+}
+
+#[cfg(test)]
+mod tests {
+    use tidefs_engine::types::DirectoryId;
+
+    use super::*;
+    use crate::namespace::{Attributes, Body, Directory, Name};
+
+    fn name(text: &str) -> Name {
+        Name::new(text.as_bytes()).expect("a name")
+    }
+
+    fn directory(tree: &mut Tree<()>, parent: Slot, text: &str) -> Slot {
+        let body = Body::Directory(Box::new(Directory::new(DirectoryId(9))));
+        let slot = tree.make(Attributes::default(), body);
+        tree.attach(slot, parent, name(text)).expect("the name is free");
+        slot
+    }
+
+    fn file(tree: &mut Tree<()>, parent: Slot, text: &str) -> Slot {
+        let slot = tree.make(Attributes::default(), Body::File(()));
+        tree.attach(slot, parent, name(text)).expect("the name is free");
+        slot
+    }
+
+    /// A directory of 10 files and one of 3 below it.
+    fn tree() -> (Tree<()>, Slot, Slot) {
+        let mut tree = Tree::new(Attributes::default());
+        let top = directory(&mut tree, Slot::ROOT, "top");
+        let below = directory(&mut tree, top, "below");
+        for (parent, count) in [(top, 10), (below, 3)] {
+            for index in 0..count {
+                file(&mut tree, parent, &format!("k{index}"));
+            }
+        }
+        (tree, top, below)
+    }
+
+    #[test]
+    fn a_way_comes_to_everything_in_parts_of_what_is_allowed() {
+        let (tree, top, _) = tree();
+        let top = tree.ino(top);
+        let mut way = Way::from(top);
+        let mut met = Vec::new();
+        while let Some(files) = way.next_below(&tree, top, 4) {
+            assert!(files.len() <= 4);
+            met.extend(files);
+        }
+        keep_once(&mut met, |&slot| tree.ino(slot));
+        assert_eq!(met.len(), 13);
+    }
+
+    #[test]
+    fn a_way_that_begins_with_a_file_comes_to_that() {
+        let (tree, top, _) = tree();
+        let file = tree.child(top, b"k7").expect("it is there");
+        let mut way = Way::from(tree.ino(file));
+        assert_eq!(way.next_below(&tree, tree.ino(file), 4), Some(vec![file]));
+        assert_eq!(way.next_below(&tree, tree.ino(file), 4), Some(Vec::new()));
+        assert_eq!(way.next_below(&tree, tree.ino(file), 4), None);
+    }
+
+    #[test]
+    fn nothing_is_met_of_a_directory_that_was_moved_away_meanwhile() {
+        for parts_before in 0..8 {
+            let (mut tree, top, below) = tree();
+            let ino = tree.ino(top);
+            let mut way = Way::from(ino);
+            (0..parts_before).for_each(|_| drop(way.next_below(&tree, ino, 2)));
+            tree.detach(below);
+            tree.attach(below, Slot::ROOT, name("away")).expect("the name is free");
+            while let Some(files) = way.next_below(&tree, ino, 2) {
+                assert!(files.iter().all(|&slot| tree.node(slot).parent == top), "{parts_before}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_way_ends_with_the_directory_that_it_leads_through() {
+        let (mut tree, top, _) = tree();
+        let ino = tree.ino(top);
+        let mut way = Way::from(ino);
+        assert_eq!(way.next_below(&tree, ino, 2), Some(Vec::new()));
+        let below = tree.child(top, b"below").expect("it is there");
+        for slot in [below, top] {
+            let files: Vec<Slot> = tree.entries_after(slot, Cookie::START).map(|(_, file, _)| file).collect();
+            for file in files {
+                tree.detach(file);
+                tree.free(file);
+            }
+            tree.detach(slot);
+        }
+        tree.free(top);
+        while let Some(files) = way.next_below(&tree, ino, 2) {
+            assert_eq!(files, []);
+        }
+    }
+}

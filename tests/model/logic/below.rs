@@ -1,0 +1,98 @@
+//! Listings, verifications and evictions of directories with many objects: done in parts, between which others are served.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use tidefs::datapath::Datapath;
+use tidefs::namespace::Ino;
+
+use super::caller;
+use super::meanwhile::{filled, meanwhile};
+
+/// Goes through everything below `ns`. Returns how many objects it met.
+type Through = fn(&Datapath) -> usize;
+
+const LIST: Through = |datapath| datapath.files_below(b"ns").expect("it is there").len();
+const VERIFY: Through = |datapath| datapath.sealed_below(b"ns").expect("it is there").len();
+const EVICT: Through = |datapath| datapath.evict_below(b"ns", false).expect("it is there").stayed.len();
+const EVICT_ALL: Through = |datapath| {
+    let evicted = datapath.evict_below(b"ns", true).expect("it is there");
+    usize::try_from(evicted.objects).expect("few")
+};
+
+#[test]
+fn nobody_waits_for_what_goes_through_a_directory_longer_than_for_a_part_of_it() {
+    // As for a change of policy: without parts others get as many answers as fit into half a millisecond.
+    let (logic, top) = filled(100_000);
+    let datapath = logic.datapath();
+    // Who evicts comes to all of them, again and again.
+    datapath.set_attribute(top, b"user.tidefs.pin", b"hard", None).expect("a pin");
+    for (name, through) in [("list", LIST), ("verify", VERIFY), ("evict", EVICT)] {
+        let is_shared = (0..10).any(|_| {
+            let mut met = 0;
+            let others = meanwhile(datapath, top, || met = through(datapath));
+            assert_eq!(met, 110_000, "{name}");
+            others.answers >= 1000
+        });
+        assert!(is_shared, "others wait for all of it: {name}");
+    }
+}
+
+#[test]
+#[ignore = "measures; run by hand"]
+fn how_long_what_goes_through_a_directory_lets_others_wait() {
+    let (logic, top) = filled(500_000);
+    let datapath = logic.datapath();
+    for (name, through) in
+        [("list", LIST), ("list", LIST), ("verify", VERIFY), ("verify", VERIFY), ("evict", EVICT_ALL)]
+    {
+        let mut met = 0;
+        let others = meanwhile(datapath, top, || met = through(datapath));
+        println!("{name}: {met} objects took {:?}, others waited {:?} at most", others.took, others.longest);
+    }
+}
+
+/// Gives objects other names, and a directory another place, until it is over.
+fn rename_without_end(datapath: &Arc<Datapath>, top: Ino, below: Ino, is_over: &AtomicBool) {
+    let to_and_fro = |from: (Ino, &[u8]), to: (Ino, &[u8])| {
+        datapath.rename(&caller(1), from, to, false).expect("there");
+        datapath.rename(&caller(1), to, from, false).expect("and back");
+    };
+    let mut index = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        // Names that are even are left alone.
+        let name = format!("k{}", index * 2 + 1);
+        to_and_fro((top, name.as_bytes()), (below, b"moved"));
+        to_and_fro((top, name.as_bytes()), (top, b"another"));
+        to_and_fro((top, b"below"), (Ino::ROOT, b"away"));
+        index = (index + 1) % 2000;
+    }
+}
+
+#[test]
+fn what_keeps_its_path_is_met_once_while_other_names_change() {
+    let (logic, top) = filled(4000);
+    let datapath = logic.datapath();
+    let below = datapath.facts(b"ns/below").expect("it is there").ino;
+    let is_over = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(move || rename_without_end(datapath, top, below, is_over));
+        for _ in 0..50 {
+            let files = datapath.files_below(b"ns").expect("it is there");
+            let of_top = files.iter().filter_map(|facts| facts.path.strip_prefix(b"ns/k"));
+            let stayed = of_top.filter(|index| index.last().is_some_and(|digit| digit % 2 == 0)).count();
+            assert_eq!(stayed, 2000);
+            let inos: HashSet<Ino> = files.iter().map(|facts| facts.ino).collect();
+            assert_eq!(inos.len(), files.len(), "an object is listed twice");
+            assert!(files.iter().all(|facts| facts.path.starts_with(b"ns/")), "moved out, and listed");
+            let sealed = datapath.sealed_below(b"ns").expect("it is there");
+            assert!(sealed.len() >= 2000);
+            assert_eq!(sealed.iter().collect::<HashSet<_>>().len(), sealed.len(), "met twice");
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    datapath.evict_below(b"ns", false).expect("it is there");
+    assert!(datapath.files_below(b"ns").expect("it is there").is_empty());
+}
