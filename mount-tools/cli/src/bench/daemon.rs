@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tempfile::TempDir;
 use tidefs_control_api::Status;
 use tidefs_engine::types::ByteCount;
 
+use super::cleanup::{Directory, Program};
 use super::error::Error;
 use super::{ffi, machine, mount};
 
@@ -34,8 +34,9 @@ const LOG_LINES: usize = 20;
 #[derive(Debug)]
 pub(crate) struct Daemon {
     child: Child,
+    _program: Program,
     mount: PathBuf,
-    directory: Arc<TempDir>,
+    directory: Arc<Directory>,
 }
 
 impl Daemon {
@@ -45,7 +46,7 @@ impl Daemon {
     /// When the binary cannot be run, ends, or says nothing within [`MOUNT_DEADLINE`].
     pub(crate) fn start(binary: &Path, capacity: ByteCount, options: &[String]) -> Result<Self, Error> {
         let fail = || Error::system::<std::io::Error>("make a directory for a daemon");
-        let directory = TempDir::with_prefix("tidefs-bench-").map_err(fail())?;
+        let directory = Directory::new("tidefs-bench-").map_err(fail())?;
         fs::create_dir(directory.path().join("mount")).map_err(fail())?;
         Self::spawn(Arc::new(directory), binary, capacity, options)
     }
@@ -68,7 +69,7 @@ impl Daemon {
     }
 
     fn spawn(
-        directory: Arc<TempDir>,
+        directory: Arc<Directory>,
         binary: &Path,
         capacity: ByteCount,
         options: &[String],
@@ -91,7 +92,7 @@ impl Daemon {
         let mut child =
             command.spawn().map_err(|source| Error::DaemonNotStarted { path: binary.to_owned(), source })?;
         let lines = lines_of(&mut child);
-        let daemon = Self { child, mount, directory };
+        let daemon = Self { _program: Program::of(&child), child, mount, directory };
         daemon.wait_until_mounted(&lines)?;
         Ok(daemon)
     }
@@ -237,6 +238,8 @@ pub(crate) fn anonymous_memory(pid: Pid) -> Result<ByteCount, Error> {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
     #[test]

@@ -8,11 +8,12 @@
 //!
 //! Invariants
 //! - What a bench mounts and starts goes away with it: its mounts live in a mount namespace of its own, and a
-//!   daemon it started is told to stop when the bench dies.
+//!   daemon it started is told to stop when the bench dies. Ctrl-C and SIGTERM take its directories along (`cleanup`).
 //! - Progress goes to stderr, results to stdout, so that a pipe sees results only.
 
 mod affinity;
 mod buffer;
+mod cleanup;
 mod cluster;
 mod daemon;
 mod error;
@@ -65,14 +66,16 @@ pub(crate) fn run(args: BenchArgs) -> ExitCode {
     if cfg!(debug_assertions) {
         eprintln!("tidefs bench: this is a debug build, so its figures are worthless: build with --release");
     }
-    let outcome = match args.command {
+    let watched = cleanup::watch_for_signals();
+    let outcome = watched.and_then(|()| match args.command {
         BenchCommand::Local(args) => local::run(&args),
         BenchCommand::Cluster(args) => cluster::run(&args),
         BenchCommand::Fastpath(args) => fastpath::run(&args),
         BenchCommand::Replay(args) => replay::run(&args),
         BenchCommand::Ssd(args) => ssd::run(&args),
         BenchCommand::Transfer(args) => transfer::run(&args),
-    };
+    });
+    cleanup::let_signals_end();
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_BELOW_TARGET),

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
-use tempfile::TempDir;
 use tidefs_engine::types::ByteCount;
 
+use super::cleanup::Directory;
 use super::error::Error;
 
-/// Moves this process into its own mount namespace. Called before the first thread starts.
+/// Moves this thread, and those that it starts, into a mount namespace of their own. Called before all threads but the one
+/// that waits for signals.
 ///
 /// # Errors
 /// Without the right to (`CAP_SYS_ADMIN`).
@@ -28,7 +29,7 @@ pub(crate) fn enter_private_namespace() -> Result<(), Error> {
 pub(crate) struct PrivateTmpfs {
     path: PathBuf,
     /// Removed after the mount is gone, as the last field.
-    _directory: TempDir,
+    _directory: Directory,
 }
 
 impl PrivateTmpfs {
@@ -37,8 +38,8 @@ impl PrivateTmpfs {
     /// # Errors
     /// Without the right to mount, or on a kernel whose tmpfs lacks `huge` or `noswap` (before 6.4).
     pub(crate) fn mount(size: ByteCount) -> Result<Self, Error> {
-        let directory = TempDir::with_prefix("tidefs-bench-")
-            .map_err(Error::system("make a directory for the baseline"))?;
+        let directory =
+            Directory::new("tidefs-bench-").map_err(Error::system("make a directory for the baseline"))?;
         // As deep as the mounts of the bench's daemons: each part of a path costs the kernel some time.
         let path = make_directory(directory.path(), "mount")?;
         let options = format!("size={},huge=within_size,noswap,mode=0700", size.get());

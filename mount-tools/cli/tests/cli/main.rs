@@ -3,6 +3,7 @@
 //! The daemon is a fake: a thread behind a real unix socket, or a shell script named `tidefsd`. What a real one
 //! does is shown elsewhere; what is shown here holds without a mount.
 
+mod benches;
 mod dead_mounts;
 mod disks;
 mod fake_daemon;

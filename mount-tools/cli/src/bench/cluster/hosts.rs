@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tempfile::TempDir;
 use tidefs_engine::types::ByteCount;
 
+use crate::bench::cleanup::{Directory, Program};
 use crate::bench::error::Error;
 use crate::bench::ffi;
 
@@ -30,11 +30,12 @@ pub(super) struct Start<'a> {
 /// Running daemons, which end with this value.
 pub(super) struct Hosts {
     process: Child,
+    _program: Program,
     /// The bench's directory on each mount.
     pub(super) directories: Vec<PathBuf>,
     daemons: Vec<Pid>,
     // Removed last.
-    _folder: TempDir,
+    _folder: Directory,
 }
 
 impl Hosts {
@@ -43,7 +44,7 @@ impl Hosts {
     /// # Errors
     /// When one of them does not start; what it said is on stderr.
     pub(super) fn start(start: &Start) -> Result<Self, Error> {
-        let folder = TempDir::with_prefix("tidefs-bench-cluster-")
+        let folder = Directory::new("tidefs-bench-cluster-")
             .map_err(Error::system("make a directory for the mounts"))?;
         let program = std::env::current_exe().map_err(Error::system("find this program"))?;
         let mut command = Command::new(program);
@@ -58,7 +59,13 @@ impl Hosts {
         let mut process = command.spawn().map_err(Error::system("start `tidefs cluster dev`"))?;
         let said = process.stdout.take().map(hosts_of).unwrap_or_default();
         // From here on it is ended with the value.
-        let mut hosts = Self { process, directories: Vec::new(), daemons: Vec::new(), _folder: folder };
+        let mut hosts = Self {
+            _program: Program::of(&process),
+            process,
+            directories: Vec::new(),
+            daemons: Vec::new(),
+            _folder: folder,
+        };
         if said.len() != usize::from(start.hosts) {
             return Err(Error::Invalid("`tidefs cluster dev` did not start its hosts".to_owned()));
         }

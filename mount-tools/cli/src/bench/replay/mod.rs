@@ -23,11 +23,11 @@ use clap::Args;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::geteuid;
 use serde::Serialize;
-use tempfile::TempDir;
 use tidefs_engine::types::ByteCount;
 
 use self::client::{Client, ClientKind, Outcome, count_objects};
 use self::trace::{Request, read_trace};
+use super::cleanup::Directory;
 use super::daemon::{self, Daemon};
 use super::error::Error;
 use super::local::progress_bar;
@@ -222,11 +222,11 @@ fn replay_once(
         .ok_or_else(|| Error::Argument(format!("--object-size: {} cannot be an object", args.object_size)))?;
     let capacity_objects = tiers.memory;
     // Removed after the daemon, which is the later of the two.
-    let disk = tiers.ssd.map(|_| TempDir::with_prefix_in("tidefs-bench-", &args.ssd_dir)).transpose();
+    let disk = tiers.ssd.map(|_| Directory::new_in("tidefs-bench-", &args.ssd_dir)).transpose();
     let disk = disk.map_err(Error::file("make a directory in", &args.ssd_dir))?;
     let daemon = match &args.mount {
         Some(_) => None,
-        None => Some(start_daemon(args, tiers, disk.as_ref().map(TempDir::path), policy)?),
+        None => Some(start_daemon(args, tiers, disk.as_ref().map(Directory::path), policy)?),
     };
     let root = daemon.as_ref().map_or(args.mount.as_deref(), |daemon| Some(daemon.mount()));
     let root = root.expect("either a mount was given or a daemon was started");

@@ -19,12 +19,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 use indicatif::ProgressBar;
 use nix::unistd::geteuid;
-use tempfile::TempDir;
 use tidefs_engine::types::ByteCount;
 
 use self::fio::{Fio, Pattern};
 use self::subject::{Subject, objects_of, open_all, read_whole, remove_all};
 use super::buffer::Rotating;
+use super::cleanup::Directory;
 use super::daemon::{self, Daemon};
 use super::error::Error;
 use super::ffi::ReadMapping;
@@ -119,7 +119,7 @@ pub(super) fn run(args: &SsdArgs) -> Result<bool, Error> {
     let machine = Machine::here();
     enter_private_namespace()?;
     let fail = || Error::file("make a directory in", &args.dir);
-    let directory = TempDir::with_prefix_in("tidefs-bench-", &args.dir).map_err(fail())?;
+    let directory = Directory::new_in("tidefs-bench-", &args.dir).map_err(fail())?;
     let baseline = PrivateTmpfs::mount(ByteCount::mib(256))?;
     let mut bench = Bench::new(args, directory.path(), baseline.path())?;
     bench.fill_disk()?;

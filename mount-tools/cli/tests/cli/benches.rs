@@ -1,0 +1,55 @@
+//! What is left of a bench that is ended half-way.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::host::Host;
+
+/// A daemon that never mounts, and needs a moment to end.
+const SLOW: &str = r#"
+    trap 'sleep 0.3; echo stopped >>"$FAKE_NOTES"; exit 0' TERM
+    echo started >>"$FAKE_NOTES"
+    i=0; while [ $i -lt 600 ]; do sleep 0.05; i=$((i+1)); done"#;
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn is_empty(directory: &Path) -> bool {
+    std::fs::read_dir(directory).unwrap().next().is_none()
+}
+
+#[test]
+fn a_bench_that_a_signal_ends_leaves_no_directory_and_no_daemon() {
+    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+        let host = Host::new();
+        let program = host.install("tidefs", SLOW);
+        let (temporary, trace) = (host.path().join("tmp"), host.path().join("trace"));
+        std::fs::create_dir(&temporary).unwrap();
+        std::fs::write(&trace, "{\"hash_ids\": [1, 2]}\n").unwrap();
+        let mut bench = Command::new(&program)
+            .args(["bench", "replay", "--capacity-objects", "10", "--object-size", "4KiB"])
+            .arg(&trace)
+            .env("TMPDIR", &temporary)
+            .env("FAKE_NOTES", host.path().join("notes"))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        until("the daemon starts", || host.notes().contains("started"));
+        assert!(!is_empty(&temporary), "the bench works in a directory of its own");
+        kill(Pid::from_raw(i32::try_from(bench.id()).unwrap()), signal).unwrap();
+        let ended = bench.wait().unwrap();
+        assert_eq!((ended.code(), ended.signal()), (Some(code), None));
+        assert!(is_empty(&temporary), "its directory stays after {signal}");
+        assert!(host.notes().contains("stopped"), "it ends before its daemon: {}", host.notes());
+    }
+}
