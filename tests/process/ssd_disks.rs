@@ -73,6 +73,25 @@ fn disks(mount: &Mount) -> Vec<(String, String)> {
     devices.iter().map(|device| (text(&device["path"]), text(&device["state"]))).collect()
 }
 
+#[test]
+fn a_disk_is_not_added_with_more_than_it_has() {
+    let (disk, other) = (disk(), disk());
+    let mount = mount_on(disk.path());
+    let place = other.path().display();
+    let add = |capacity: u64| {
+        let body = format!(r#"{{"path":"{place}","capacity":{capacity}}}"#);
+        mount.control("POST", "/v1/tier/add", Some(&body))
+    };
+    let refused = add(1 << 60);
+    let text = refused.text();
+    assert_eq!(refused.status, 400, "{text}");
+    assert!(text.contains("more than the disk has") && text.contains("ask for less"), "{text}");
+    assert_eq!(disks(&mount).len(), 1);
+    assert_eq!(fs::read_dir(other.path()).expect("a directory").count(), 0, "nothing is left in it");
+    let added = add(64 << 20);
+    assert_eq!(added.status, 200, "{}", added.text());
+}
+
 fn change(mount: &Mount, what: &str, disk: &Path) -> super::common::control::Answer {
     mount.control("POST", &format!("/v1/tier/{what}"), Some(&format!(r#"{{"path":"{}"}}"#, disk.display())))
 }
