@@ -82,6 +82,20 @@ impl Drop for Unmounted {
 }
 
 #[test]
+fn a_mount_names_the_disk_that_is_missing_and_what_to_do() {
+    let place = Unmounted::new();
+    let (disk, there) = (place.base.path().join("no-disk"), place.base.path().join("disk"));
+    fs::create_dir(&there).expect("a directory");
+    let dirs = format!(",ssd.dirs={}:{},ssd.capacity=64MiB,ssd.zone=8MiB", there.display(), disk.display());
+    let mounted = place.run(&["mount", argument(&place.point), "-o", &place.options(&dirs)]);
+    let mounted = mounted.success("tidefs mount");
+    let warned = &mounted.errors;
+    assert!(warned.contains(argument(&disk)) && warned.contains("attach it, or make"), "{warned}");
+    assert!(!warned.contains(&format!("{} ", there.display())), "{warned}");
+    place.works("a");
+}
+
+#[test]
 fn mount_returns_when_the_mount_answers_and_umount_when_it_is_gone() {
     let place = Unmounted::new();
     let mount = ["mount", argument(&place.point), "-o", &place.options("")];
