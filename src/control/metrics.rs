@@ -17,6 +17,11 @@ pub(super) fn families(datapath: &Datapath) -> Result<Vec<Family>, Error> {
         ("tidefs_objects", "Sealed objects.", overview.objects),
         ("tidefs_object_bytes", "Bytes of sealed objects.", overview.sealed_bytes.get()),
         ("tidefs_unsealed_files", "Files that are being written.", overview.unsealed_files),
+        (
+            "tidefs_unsealed_bytes",
+            "Bytes of unfinished files, which quotas count too.",
+            overview.unsealed_bytes.get(),
+        ),
         ("tidefs_kernel_inodes", "Inodes that the kernel holds.", overview.kernel_inodes),
         ("tidefs_packed_objects", "Objects in packed segments.", overview.packed.objects.0),
         ("tidefs_packed_allocated_bytes", "Bytes of packed segments.", overview.packed.bytes_allocated.get()),

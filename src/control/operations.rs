@@ -221,6 +221,7 @@ impl Operations for DaemonOperations {
             objects: ObjectCount(overview.objects),
             sealed_bytes: overview.sealed_bytes,
             unsealed_files: overview.unsealed_files,
+            unsealed_bytes: overview.unsealed_bytes,
             packed: PackedStatus {
                 objects: overview.packed.objects,
                 bytes: overview.packed.bytes_live,
@@ -264,6 +265,7 @@ impl Operations for DaemonOperations {
                 .map(|facts| NamespaceStatus {
                     name: String::from_utf8_lossy(&facts.name).into_owned(),
                     bytes: facts.bytes,
+                    unsealed_bytes: facts.unsealed_bytes,
                     objects: facts.objects,
                     quota: facts.quota,
                     floor: facts.floor,

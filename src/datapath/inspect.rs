@@ -20,6 +20,8 @@ pub struct Overview {
     pub sealed_bytes: ByteCount,
     /// Files that are being written.
     pub unsealed_files: u64,
+    /// Bytes of unfinished files, as quotas count them.
+    pub unsealed_bytes: ByteCount,
     /// Inodes that the kernel holds.
     pub kernel_inodes: u64,
     /// Packed objects.
@@ -45,8 +47,10 @@ pub struct Overview {
 pub struct NamespaceFacts {
     /// Its name.
     pub name: Vec<u8>,
-    /// Bytes below it, in whole pages.
+    /// Bytes of sealed objects below it, in whole pages.
     pub bytes: ByteCount,
+    /// Bytes of unfinished files below it, in whole pages.
+    pub unsealed_bytes: ByteCount,
     /// Objects below it.
     pub objects: ObjectCount,
     /// Its own quota.
@@ -219,6 +223,7 @@ impl Datapath {
                 Some(NamespaceFacts {
                     name: state.tree.name(slot).as_bytes().to_vec(),
                     bytes: folder.bytes,
+                    unsealed_bytes: folder.unsealed,
                     objects: folder.objects,
                     quota: folder.policy.quota,
                     floor: folder.policy.floor,
@@ -235,6 +240,7 @@ impl Datapath {
             objects: state.sealed_objects,
             sealed_bytes: state.sealed_bytes,
             unsealed_files: state.writing.len() as u64,
+            unsealed_bytes: state.folders.get(Slot::ROOT).map_or(ByteCount::ZERO, |root| root.unsealed),
             kernel_inodes: state.tree.referenced(),
             packed: self.tier.packed_usage(),
             scratch_files: self.scratch.files(),

@@ -1,6 +1,7 @@
 //! `tidefs status`, `list` and `stat`.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::common::pattern::object;
 use super::common::program;
-use super::common::sys::checksum_of;
+use super::common::sys::{checksum_of, set_xattr};
 use super::common::{Mount, wait};
 use super::tool::{
     EXIT_NO_DAEMON, EXIT_NOT_FOUND, argument, binary, fails, json as run_json, text, wrong_usage,
@@ -49,6 +50,29 @@ fn status_tells_what_the_daemon_holds() {
     assert_eq!(status, run_json(&mount, &["status", argument(mount.path())]).with_now(&status));
     let settings = run_json(&mount, &["config", "show", "--effective", argument(mount.path())]);
     assert_eq!(settings, run_json(&mount, &["config", "show", "--effective"]));
+}
+
+#[test]
+fn status_tells_what_unfinished_files_take_of_a_quota() {
+    let mount = Mount::start(&["capacity=64MiB"]);
+    let place = mount.namespace("ns");
+    set_xattr(&place, "user.tidefs.quota", b"32MiB").expect("a quota");
+    let mut writer = File::create(place.join("a")).expect("a file");
+    writer.write_all(&object(1, 3 << 20)).expect("there is room");
+    let unsealed = || {
+        let status = run_json(&mount, &["status"]);
+        [&status["unsealed_bytes"], &status["namespaces"][0]["unsealed_bytes"]].map(|bytes| bytes.as_u64())
+    };
+    // What the kernel writes is counted a moment later.
+    let is_counted = || unsealed().iter().all(|bytes| bytes.is_some_and(|bytes| bytes >= 3 << 20));
+    assert!(wait::until(wait::HANG, is_counted), "{:?}", unsealed());
+    let human = text(&mount, &["status"]);
+    assert!(human.contains("MiB unsealed") && human.contains("UNSEALED"), "{human}");
+    let metrics = fs::read_to_string(mount.join(".tidefs/metrics")).expect("readable");
+    let metric = metrics.lines().find_map(|line| line.strip_prefix("tidefs_unsealed_bytes "));
+    assert!(metric.is_some_and(|bytes| bytes != "0"), "{metric:?}");
+    drop(writer);
+    assert!(wait::until(wait::HANG, || unsealed() == [Some(0), Some(0)]), "{:?}", unsealed());
 }
 
 /// Two answers of one daemon differ in what changes by the second.

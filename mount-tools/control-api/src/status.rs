@@ -33,6 +33,9 @@ pub struct Status {
     pub sealed_bytes: ByteCount,
     /// Files that are being written.
     pub unsealed_files: u64,
+    /// Bytes of all files that are unfinished, in whole pages: being written, waiting for their rename, or written on after
+    /// their seal. Quotas count them beside what is sealed.
+    pub unsealed_bytes: ByteCount,
     /// Small objects.
     pub packed: PackedStatus,
     /// Files that are rewritten in place.
@@ -153,8 +156,10 @@ impl Counters {
 pub struct NamespaceStatus {
     /// Its name, escaped as in [`crate::KeyPath`].
     pub name: String,
-    /// Bytes that it holds.
+    /// Bytes of its sealed objects.
     pub bytes: ByteCount,
+    /// Bytes of its unfinished files, which its quota counts too; see [`Status::unsealed_bytes`].
+    pub unsealed_bytes: ByteCount,
     /// Objects that it holds.
     pub objects: ObjectCount,
     /// Bytes that it may hold at most.

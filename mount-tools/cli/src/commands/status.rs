@@ -68,6 +68,9 @@ fn objects(status: &Status) -> String {
         write!(text, "; {} being written", grouped(status.unsealed_files))
             .expect("writing to a String cannot fail");
     }
+    if status.unsealed_bytes > ByteCount::ZERO {
+        write!(text, "; {} unsealed", status.unsealed_bytes).expect("writing to a String cannot fail");
+    }
     text
 }
 
@@ -121,6 +124,7 @@ fn namespaces(status: &Status) -> String {
         vec![
             namespace.name.clone(),
             namespace.bytes.to_string(),
+            namespace.unsealed_bytes.to_string(),
             grouped(namespace.objects.0),
             size(namespace.quota),
             size(namespace.floor),
@@ -133,6 +137,7 @@ fn namespaces(status: &Status) -> String {
         &[
             Column::Left("NAMESPACE"),
             Column::Right("BYTES"),
+            Column::Right("UNSEALED"),
             Column::Right("OBJECTS"),
             Column::Right("QUOTA"),
             Column::Right("FLOOR"),

@@ -34,6 +34,7 @@ fn status() -> Status {
         objects: ObjectCount(12_345),
         sealed_bytes: ByteCount::gib(15),
         unsealed_files: 2,
+        unsealed_bytes: ByteCount::mib(24),
         packed: PackedStatus {
             objects: ObjectCount(345),
             bytes: ByteCount::mib(3),
@@ -62,6 +63,7 @@ fn status() -> Status {
         namespaces: vec![NamespaceStatus {
             name: "llama".into(),
             bytes: ByteCount::gib(15),
+            unsealed_bytes: ByteCount::mib(16),
             objects: ObjectCount(12_345),
             quota: Some(ByteCount::gib(32)),
             policy: "lru".into(),
