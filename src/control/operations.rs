@@ -325,6 +325,7 @@ impl Operations for DaemonOperations {
             hits: facts.uses,
             references: facts.references,
             pin: pin(facts.policy.pin),
+            pin_ttl_left_s: facts.pin_ends_at_ns.map(left),
             priority: i32::from(facts.policy.priority.unwrap_or(0)),
             ttl_left_s: facts.expires_at_ns.map(left),
             eviction_rank: self.datapath.eviction_rank(facts.ino, RANK_MAX),

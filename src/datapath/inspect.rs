@@ -98,6 +98,8 @@ pub struct NodeFacts {
     pub policy: PolicyRecord,
     /// When it expires, in nanoseconds since 1970.
     pub expires_at_ns: Option<i64>,
+    /// When the soft pin in force on a file ends, in nanoseconds since 1970.
+    pub pin_ends_at_ns: Option<i64>,
     /// Its segment, when it has one of its own.
     pub segment: Option<SegmentId>,
 }
@@ -285,6 +287,7 @@ impl Datapath {
             references: object.map_or(0, |object| u64::from(object.readers() + object.writers())),
             policy: state.effective_policy(slot).record,
             expires_at_ns: state.expiry_of.get(&slot).copied(),
+            pin_ends_at_ns: object.and_then(|_| state.pin_end_ns(slot)),
             segment: object.and_then(|object| match object.place {
                 Place::Solo(segment) => Some(segment),
                 Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote => None,

@@ -147,9 +147,13 @@ fn a_pin_ends_with_its_time() {
     fs::write(&path, object(1, 100_000)).expect("an object");
     run_json(&mount, &["pin", argument(&path), "--soft", "--ttl", "1h"]);
     let stat = || run_json(&mount, &["stat", argument(&path)]);
-    assert_eq!(stat()["pin"], json!("soft"));
+    let first = stat();
+    assert_eq!(first["pin"], json!("soft"));
+    assert!((3540..=3600).contains(&first["pin_ttl_left_s"].as_u64().unwrap_or_default()), "{first}");
+    assert!(text(&mount, &["stat", argument(&path)]).contains("soft, for 59m "), "{first}");
     run_json(&mount, &["pin", argument(&path), "--soft", "--ttl", "2s"]);
     assert!(until(HANG, || stat()["pin"] == json!("none")), "{}", stat());
+    assert_eq!(stat()["pin_ttl_left_s"], json!(null));
     std::thread::sleep(Duration::from_millis(10));
     assert!(path.exists(), "the object stays when its pin ends");
 }

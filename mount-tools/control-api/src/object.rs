@@ -114,6 +114,8 @@ pub struct ObjectStat {
     pub references: u64,
     /// Order not to evict it.
     pub pin: Pin,
+    /// Seconds until a soft pin that was given a time ends; absent for a directory, below which each object has its own.
+    pub pin_ttl_left_s: Option<u64>,
     /// Priority in eviction; higher stays longer.
     pub priority: i32,
     /// Seconds until it expires; absent if it does not.

@@ -39,12 +39,19 @@ fn human(stat: &ObjectStat, now: SystemTime) -> String {
         ("last used", when(stat.last_used)),
         ("hits", Some(grouped(stat.hits))),
         ("references", Some(grouped(stat.references))),
-        ("pin", Some(stat.pin.to_string())),
+        ("pin", Some(pin(stat))),
         ("priority", Some(stat.priority.to_string())),
         ("expires in", stat.ttl_left_s.map(|seconds| duration(Duration::from_secs(seconds)))),
         ("follows", stat.predecessor.as_ref().map(ToString::to_string)),
         ("evicted after", stat.eviction_rank.map(|rank| format!("{} others", grouped(rank)))),
     ])
+}
+
+fn pin(stat: &ObjectStat) -> String {
+    match stat.pin_ttl_left_s {
+        Some(seconds) => format!("{}, for {}", stat.pin, duration(Duration::from_secs(seconds))),
+        None => stat.pin.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -64,6 +71,7 @@ mod tests {
             sealed_at: Some(Timestamp::from_unix_millis(1_000)),
             hits: 1234,
             pin: Pin::Soft,
+            pin_ttl_left_s: Some(30),
             ttl_left_s: Some(90),
             eviction_rank: Some(7),
             segment: Some(SegmentId(9)),
@@ -81,7 +89,7 @@ checksum       0000000000000abc
 sealed         1970-01-01T00:00:01.000Z (1m ago)
 hits           1,234
 references     0
-pin            soft
+pin            soft, for 30s
 priority       0
 expires in     1m 30s
 evicted after  7 others
