@@ -234,7 +234,8 @@ impl Engine {
 
     /// Takes note of a region of `peer`, as its engine described it.
     pub fn import(&self, peer: PeerId, region: RegionDescriptor) {
-        self.inner.peer(peer).remember(region.id, region.into());
+        let id = region.id;
+        self.inner.peer(peer).remember(id, RemoteRegion::new(region, &self.inner.transports));
     }
 
     /// Opens the best way to a peer, so that the first request does not wait for it. Does nothing that is done already.

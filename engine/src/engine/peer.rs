@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::plan::cool_down::CoolDown;
 use crate::queue::Lane;
 use crate::request::RemotePlace;
-use crate::transport::{Direction, EndpointState};
+use crate::transport::{Direction, EndpointState, Transport};
 use crate::types::{ByteCount, PeerId, RegionId};
 
 /// Descriptions that are kept of one peer's regions.
@@ -33,14 +33,19 @@ pub(super) struct RemoteRegion {
     keys: HashMap<String, Arc<[u8]>>,
 }
 
-impl From<RegionDescriptor> for RemoteRegion {
-    fn from(descriptor: RegionDescriptor) -> Self {
-        let RegionDescriptor { length, is_writable, keys, .. } = descriptor;
-        Self { length, is_writable, keys: keys.into_iter().map(|(name, key)| (name, key.into())).collect() }
-    }
-}
-
 impl RemoteRegion {
+    /// What its owner described, as these transports understand it.
+    pub(super) fn new(descriptor: RegionDescriptor, transports: &[Arc<dyn Transport>]) -> Self {
+        let RegionDescriptor { length, is_writable, keys, .. } = descriptor;
+        let reader = |name: &String| {
+            transports.iter().find(|transport| transport.more_key_names().contains(&name.as_str()))
+        };
+        let key = |(name, key): (String, Vec<u8>)| {
+            (reader(&name).map_or(name, |transport| transport.name().to_owned()), key.into())
+        };
+        Self { length, is_writable, keys: keys.into_iter().map(key).collect() }
+    }
+
     /// Whether its owner registered it with `transport`.
     pub(super) fn is_on(&self, transport: &str) -> bool {
         self.keys.contains_key(transport)

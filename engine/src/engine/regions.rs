@@ -120,7 +120,8 @@ impl Regions {
         let key = |(name, first): &(&'static str, Vec<u8>)| {
             let transport = transports.iter().find(|transport| transport.name() == *name);
             let renewed = transport.and_then(|transport| transport.renewed_key(id, first));
-            ((*name).to_owned(), renewed.unwrap_or_else(|| first.clone()))
+            let key = renewed.unwrap_or_else(|| first.clone());
+            (transport.map_or(*name, |transport| transport.key_name(&key)).to_owned(), key)
         };
         Some(RegionDescriptor {
             id,

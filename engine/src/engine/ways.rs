@@ -161,7 +161,7 @@ impl Inner {
         let described = Described::from_bytes(&answer)?;
         for region in described.regions.into_iter().flatten() {
             if ids.contains(&region.id) {
-                peer.remember(region.id, region.into());
+                peer.remember(region.id, RemoteRegion::new(region, &self.transports));
             }
         }
         Ok(())

@@ -41,6 +41,9 @@ pub use completion::{Completion, Progress};
 pub use operation::{BatchId, Direction, Operation, RemoteSlice, Ticket, TicketSink};
 pub use rate::Rate;
 
+/// Longest key of a region, see [`Transport::register`]: hundreds are described in one message.
+pub const KEY_BYTES_MAX: usize = 2048;
+
 /// What a transport can do, as data for the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
@@ -128,8 +131,8 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// The rails of this host that it uses; at least one.
     fn rails(&self) -> Vec<Rail>;
 
-    /// Makes `region` reachable for connected peers as `id`. Returns what a peer needs to name it: at most 256 bytes,
-    /// which travel with the region's description. An id is registered once at a time.
+    /// Makes `region` reachable for connected peers as `id`. Returns what a peer needs to name it: at most
+    /// [`KEY_BYTES_MAX`], which travel with the region's description. An id is registered once at a time.
     ///
     /// # Errors
     /// [`Error::System`] or [`Error::TransportFailed`] when the memory cannot be registered.
@@ -139,6 +142,18 @@ pub trait Transport: Send + Sync + fmt::Debug {
     fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
         let _ = (id, first);
         None
+    }
+
+    /// Name under which `key`, which it made, travels with a region's description. Another than [`Self::name`] where
+    /// engines of before would not understand the key: for them, the region is not within reach of this transport.
+    fn key_name(&self, key: &[u8]) -> &'static str {
+        let _ = key;
+        self.name()
+    }
+
+    /// Further names of [`Self::key_name`] under which it understands keys of peers, beside its own.
+    fn more_key_names(&self) -> &'static [&'static str] {
+        &[]
     }
 
     /// Withdraws `id`: later operations of peers on it end with [`Error::NoSuchRegion`]. Resolves when no operation of

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidefs_engine::engine::{Engine, EngineConfig, NoMessages, TransportName, TransportOptions};
+use tidefs_engine::error::Error;
 use tidefs_engine::link::LinkConfig;
 use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::request::{Batch, LocalPlace, RemotePlace, Request};
 use tidefs_engine::transport::libfabric::{Fabric, FabricConfig};
-use tidefs_engine::transport::{Direction, Transport};
+use tidefs_engine::transport::{BoxFuture, Capabilities, Direction, Endpoint, Exchange, Rail, Transport};
 use tidefs_engine::types::{ByteCount, PeerId, RegionId};
 use tokio::runtime::Runtime;
 
@@ -27,7 +28,12 @@ struct End {
 }
 
 impl End {
-    fn start(runtime: &Runtime, fabric: Arc<Fabric>) -> Self {
+    /// An engine with `fabric`, and sockets beside it.
+    fn start(runtime: &Runtime, fabric: Arc<dyn Transport>) -> Self {
+        Self::with(runtime, fabric, true)
+    }
+
+    fn with(runtime: &Runtime, fabric: Arc<dyn Transport>, has_sockets: bool) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = peer(NEXT.fetch_add(1, Ordering::Relaxed));
         let config = EngineConfig {
@@ -35,10 +41,8 @@ impl End {
             ..EngineConfig::new(id)
         };
         let open = |parts: &_| {
-            Ok(vec![
-                fabric as Arc<dyn Transport>,
-                TransportName::Tcp.open(&TransportOptions::default(), parts)?,
-            ])
+            let sockets = has_sockets.then(|| TransportName::Tcp.open(&TransportOptions::default(), parts));
+            Ok([fabric].into_iter().chain(sockets.transpose()?).collect())
         };
         let engine = Engine::start(runtime.handle().clone(), config, Arc::new(NoMessages), open).unwrap();
         let region = Region::anonymous(ByteCount(LENGTH), PageKind::Base, Access::ReadWrite).unwrap();
@@ -112,5 +116,91 @@ fn a_fabric_that_swallows_everything_costs_a_moment_and_no_deadline() {
     silence(false);
     runtime.block_on(async { tokio::join!(here.engine.close(), there.engine.close()) });
     drop((here, there));
+    expect_no_violation();
+}
+
+/// The fabric of an engine from before regions had several registrations: it knows no such keys.
+#[derive(Debug)]
+struct Older(Arc<Fabric>);
+
+impl Transport for Older {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn rails(&self) -> Vec<Rail> {
+        self.0.rails()
+    }
+
+    fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
+        self.0.register(id, region)
+    }
+
+    fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.0.unregister(id)
+    }
+
+    fn connect<'a>(
+        &'a self,
+        peer: PeerId,
+        exchange: &'a dyn Exchange,
+    ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
+        self.0.connect(peer, exchange)
+    }
+
+    fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
+        self.0.answer(peer, request)
+    }
+
+    fn forget(&self, peer: PeerId) {
+        self.0.forget(peer);
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.0.close()
+    }
+}
+
+/// `here` reads all of the region of `there`, or says why not.
+fn read_all(runtime: &Runtime, here: &End, there: &End) -> Result<(), Error> {
+    assert!(there.region.write_at(0, b"all") && there.region.write_at(LENGTH - 5, b"whole"));
+    assert!(here.region.write_at(LENGTH - 5, b"     "));
+    let until = Instant::now() + PATIENCE;
+    runtime.block_on(here.engine.connect(&there.engine.descriptor(), until))?;
+    here.engine.submit(Batch::new(vec![here.read(there)], until)).wait().into_result()?;
+    let mut found = [0; 8];
+    assert!(here.region.read_at(0, &mut found[..3]) && here.region.read_at(LENGTH - 5, &mut found[3..]));
+    assert_eq!(found, *b"allwhole");
+    Ok(())
+}
+
+/// An engine that knows no regions of several registrations reads one by sockets, and is told so where it has none; one
+/// that knows them reads it by the fabric, which is the only way here.
+#[test]
+fn an_older_engine_reads_a_region_of_several_registrations_another_way() {
+    let _alone = alone();
+    let pieces = FabricConfig { registration_bytes_max: Some(ByteCount(LENGTH / 4)), ..strict_config() };
+    let runtime = Runtime::new().unwrap();
+    for has_sockets in [true, false] {
+        let (Some(fabric), Some(far), Some(near)) = (open_strict(), open_with(&pieces), open_with(&pieces))
+        else {
+            return;
+        };
+        let old = End::with(&runtime, Arc::new(Older(fabric)), has_sockets);
+        let (there, here) = (End::with(&runtime, far, has_sockets), End::with(&runtime, near, has_sockets));
+        let result = read_all(&runtime, &old, &there);
+        assert_eq!(result.is_ok(), has_sockets, "{result:?}");
+        assert!(has_sockets || matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+        assert_eq!(read_all(&runtime, &here, &there), Ok(()));
+        // What the older engine has, in one registration, is within reach too.
+        assert_eq!(read_all(&runtime, &here, &old), Ok(()));
+        runtime
+            .block_on(async { tokio::join!(here.engine.close(), there.engine.close(), old.engine.close()) });
+        drop((here, there, old));
+    }
     expect_no_violation();
 }

@@ -66,6 +66,14 @@ pub(crate) fn strict_config() -> FabricConfig {
     FabricConfig { provider: Some("strict".to_owned()), address: None, ..config() }
 }
 
+/// Longest registration of [`in_pieces`].
+pub(crate) const PIECE: u64 = 1 << 20;
+
+/// The same with several registrations for each region of more than [`PIECE`].
+pub(crate) fn in_pieces(config: FabricConfig) -> FabricConfig {
+    FabricConfig { registration_bytes_max: Some(ByteCount(PIECE)), ..config }
+}
+
 pub(crate) fn open_with(config: &FabricConfig) -> Option<Arc<Fabric>> {
     prepare();
     if let Err(error) = libfabric_sys::Library::open() {
@@ -311,6 +319,11 @@ impl Pair {
 
     pub(crate) fn open_strict() -> Option<Self> {
         Some(Self::of(open_strict()?, open_strict()?))
+    }
+
+    /// Two ends that are opened alike.
+    pub(crate) fn with(config: &FabricConfig) -> Option<Self> {
+        Some(Self::of(open_with(config)?, open_with(config)?))
     }
 
     pub(crate) fn of(near: Arc<Fabric>, far: Arc<Fabric>) -> Self {

@@ -6,5 +6,6 @@
 mod death;
 mod engines;
 mod harness;
+mod pieces;
 mod strict;
 mod transfers;

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::error::Error;
 use tidefs_engine::memory::Access;
+use tidefs_engine::transport::libfabric::FabricConfig;
 use tidefs_engine::transport::{Direction, EndpointState, Transport};
 
 use crate::harness::{
     Memory, PATIENCE, Pair, Run, alone, announce, asked, block_on, bound, connect, expect_no_violation,
-    fragile, mute, open_strict, peer, refusals, silence, stuck,
+    fragile, in_pieces, mute, open_strict, peer, refusals, silence, strict_config, stuck,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -152,11 +153,20 @@ fn closing_the_transport_ends_what_is_under_way() {
 /// operations go on, and peers that ask are told the new keys.
 #[test]
 fn memory_that_is_bound_to_an_endpoint_outlives_it() {
+    bound_memory_outlives_its_endpoint(&strict_config(), 1 << 20);
+}
+
+#[test]
+fn memory_of_several_registrations_that_is_bound_to_an_endpoint_outlives_it() {
+    bound_memory_outlives_its_endpoint(&in_pieces(strict_config()), 3 << 20);
+}
+
+fn bound_memory_outlives_its_endpoint(config: &FabricConfig, length: u64) {
     let _alone = alone();
     bound(true);
-    let Some(pair) = Pair::open_strict() else { return };
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let Some(pair) = Pair::with(config) else { return };
+    let local = Memory::new(&pair.near, 1, length, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, length, Access::ReadWrite);
     let gone = Memory::new(&pair.near, 3, 1 << 20, Access::ReadWrite);
     remote.fill(6);
     let first = pair.near.renewed_key(local.id, &local.key).unwrap();

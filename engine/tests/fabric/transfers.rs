@@ -10,7 +10,8 @@ use crate::harness::{Memory, PATIENCE, Pair, Piece, Run, block_on, config, conne
 
 const MIB: u64 = 1 << 20;
 
-/// The same facts on a real provider and on the strict one, which adds that no rule was broken.
+/// The same facts on a real provider and on the strict one, which adds that no rule was broken; and on both with
+/// several registrations for each region, where the strict one takes no longer ones.
 macro_rules! on_each_provider {
     ($($fact:ident),* $(,)?) => {
         mod real {
@@ -27,6 +28,26 @@ macro_rules! on_each_provider {
                     super::$fact(&pair);
                     drop(pair);
                     crate::harness::expect_no_violation();
+                }
+            })*
+        }
+        mod real_in_pieces {
+            $(#[test] fn $fact() {
+                if let Some(pair) = super::Pair::with(&crate::harness::in_pieces(super::config())) {
+                    super::$fact(&pair);
+                }
+            })*
+        }
+        mod strict_in_pieces {
+            $(#[test] fn $fact() {
+                use crate::harness::{PIECE, alone, expect_no_violation, in_pieces, memory_max, strict_config};
+                let _alone = alone();
+                if let Some(pair) = super::Pair::with(&in_pieces(strict_config())) {
+                    memory_max(usize::try_from(PIECE).unwrap());
+                    super::$fact(&pair);
+                    memory_max(0);
+                    drop(pair);
+                    expect_no_violation();
                 }
             })*
         }

@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 use super::batch::Shared;
 use crate::error::Error;
 use crate::memory::{Access, PageKind, Region};
-use crate::transport::{BoxFuture, Endpoint, Exchange, Transport};
+use crate::transport::{BoxFuture, Endpoint, Exchange, KEY_BYTES_MAX, Transport};
 use crate::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
 
 /// Two instances of one transport.
@@ -55,7 +55,7 @@ impl Side {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = RegionId(NEXT.fetch_add(1, Ordering::Relaxed));
         let key = self.transport.register(id, region).unwrap();
-        assert!(key.len() <= 256, "a key of {} bytes does not travel", key.len());
+        assert!(key.len() <= KEY_BYTES_MAX, "a key of {} bytes does not travel", key.len());
         Shared { region: Arc::clone(region), id, key: key.into() }
     }
 }

@@ -113,6 +113,14 @@ impl Transport for ChecksumTransport {
         self.inner.renewed_key(id, first)
     }
 
+    fn key_name(&self, key: &[u8]) -> &'static str {
+        self.inner.key_name(key)
+    }
+
+    fn more_key_names(&self) -> &'static [&'static str] {
+        self.inner.more_key_names()
+    }
+
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
         self.regions.lock().remove(&id);
         self.inner.unregister(id)

@@ -69,6 +69,14 @@ impl<W: Wrap> Transport for Layer<W> {
         self.inner.renewed_key(id, first)
     }
 
+    fn key_name(&self, key: &[u8]) -> &'static str {
+        self.inner.key_name(key)
+    }
+
+    fn more_key_names(&self) -> &'static [&'static str] {
+        self.inner.more_key_names()
+    }
+
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
         self.inner.unregister(id)
     }

@@ -32,6 +32,7 @@ use super::job::{Flight, Job, Settings, error_of};
 use super::nic::ffi::{Failure, Nic};
 use super::port::ffi::{Completion, Order, Port, Posted, Registration};
 use super::progress::Command;
+use super::registered::Registered;
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
 use crate::transport::{Direction, Rate};
@@ -65,7 +66,7 @@ pub(super) struct Domain {
     is_blocked: bool,
     ended: Vec<Completion>,
     last_sweep: Instant,
-    regions: HashMap<RegionId, Arc<Registration>>,
+    regions: HashMap<RegionId, Registered>,
     /// Regions whose registrations went with an endpoint that they were bound to, to be registered with the next one.
     unbound: Vec<(RegionId, Arc<Region>)>,
     /// Where bytes go that are read to confirm a write.
@@ -89,7 +90,7 @@ pub(super) struct Domain {
     /// Our address, as peers get it; changes when the endpoint is opened again.
     name: Arc<parking_lot::Mutex<Vec<u8>>>,
     /// Keys of the regions, as peers get them, where they change with the endpoint.
-    keys: Arc<parking_lot::Mutex<HashMap<RegionId, u64>>>,
+    keys: Arc<parking_lot::Mutex<HashMap<RegionId, Vec<u64>>>>,
     nic: Arc<Nic>,
 }
 
@@ -99,7 +100,7 @@ impl Domain {
         nic: Arc<Nic>,
         settings: Settings,
         name: Arc<parking_lot::Mutex<Vec<u8>>>,
-        keys: Arc<parking_lot::Mutex<HashMap<RegionId, u64>>>,
+        keys: Arc<parking_lot::Mutex<HashMap<RegionId, Vec<u64>>>>,
     ) -> Result<(Self, Option<u64>), Failure> {
         let mut domain = Self {
             port: None,
@@ -179,8 +180,8 @@ impl Domain {
             Command::Unregister(id, done) => {
                 self.unbound.retain(|(unbound, _)| *unbound != id);
                 self.keys.lock().remove(&id);
-                if let Some(registration) = self.regions.remove(&id) {
-                    registration.notify_withdrawn(done);
+                if let Some(registered) = self.regions.remove(&id) {
+                    registered.withdraw_then(done);
                 }
             }
             Command::Insert(peer, address, connection, reply) => {
@@ -198,17 +199,16 @@ impl Domain {
         }
     }
 
-    fn register(&mut self, id: RegionId, region: &Arc<Region>) -> Result<u64, Error> {
-        let key = self.unused_key();
+    fn register(&mut self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u64>, Error> {
         let port = self.port.as_ref().ok_or_else(|| Error::transport(NAME, "the NIC is not open"))?;
-        let registration = Registration::new(port, region, key)
-            .map_err(|failure| Error::transport(NAME, failure.to_string()))?;
-        let key = registration.key();
+        let longest = self.settings.registration_bytes_max;
+        let registered = Registered::new(port, region, longest, &mut self.next_key)?;
+        let keys = registered.keys();
         if self.nic.binds_memory() {
-            self.keys.lock().insert(id, key);
+            self.keys.lock().insert(id, keys.clone());
         }
-        self.regions.insert(id, Arc::new(registration));
-        Ok(key)
+        self.regions.insert(id, registered);
+        Ok(keys)
     }
 
     fn insert(
@@ -403,7 +403,8 @@ impl Domain {
             job.complete(Ok(()));
             return None;
         }
-        let (Some(port), Some(registration)) = (self.port.as_mut(), self.regions.get(&local.id())) else {
+        let registration = self.regions.get(&local.id()).and_then(|registered| registered.holding(local));
+        let (Some(port), Some(registration)) = (self.port.as_mut(), registration) else {
             let error = if self.port.is_none() {
                 Error::transport(NAME, "the NIC is not open")
             } else {

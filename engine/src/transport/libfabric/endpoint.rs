@@ -11,6 +11,8 @@ use tokio::sync::Notify;
 
 use super::job::Job;
 use super::progress::{Command, Progress};
+use super::registered::chunk_bytes;
+use super::split::split;
 use super::wire::Key;
 use crate::error::Error;
 use crate::memory::Access;
@@ -22,7 +24,7 @@ use crate::types::{ByteCount, PeerId, RailId};
 pub(super) struct Connection {
     pub(super) peer: PeerId,
     state: Mutex<EndpointState>,
-    /// Operations taken and not ended, over all rails. At most `operations_max`.
+    /// Operations taken and not ended, over all rails. At most `operations_max`, and the parts of the last.
     operations: AtomicUsize,
     /// Wakes those who wait for `operations` to be 0.
     ended: Notify,
@@ -106,6 +108,8 @@ pub(super) struct FabricEndpoint {
     /// Rails of the peer: our rail `i` talks to the peer's rail `i % peer_rails`.
     peer_rails: usize,
     operations_max: usize,
+    /// Longest registration of this host.
+    registration_bytes_max: Option<ByteCount>,
 }
 
 impl fmt::Debug for FabricEndpoint {
@@ -120,13 +124,14 @@ impl FabricEndpoint {
         rails: Vec<(Arc<Progress>, u64)>,
         peer_rails: usize,
         operations_max: usize,
+        registration_bytes_max: Option<ByteCount>,
     ) -> Self {
-        Self { connection, rails, peer_rails, operations_max }
+        Self { connection, rails, peer_rails, operations_max, registration_bytes_max }
     }
 }
 
-/// Checks an operation against what the peer said about its region. Returns address and key at the peer's rail.
-fn locate(operation: &Operation, peer_rail: usize) -> Result<(u64, u64), Error> {
+/// Checks an operation against what the peer said about its region, which is returned.
+fn check(operation: &Operation) -> Result<Key, Error> {
     let remote = &operation.remote;
     let key = Key::decode(&remote.key)?;
     let length = operation.local.length() as u64;
@@ -141,9 +146,33 @@ fn locate(operation: &Operation, peer_rail: usize) -> Result<(u64, u64), Error> 
             region_length: ByteCount(key.length),
         });
     }
-    let rkey = key.keys.get(peer_rail).ok_or_else(|| Error::protocol("a key without this rail"))?;
-    let address = key.base.checked_add(remote.offset);
-    Ok((address.ok_or_else(|| Error::protocol("an address that does not exist"))?, *rkey))
+    Ok(key)
+}
+
+impl FabricEndpoint {
+    /// Makes the jobs of an operation: one, but for an operation that a registration at either end does not hold whole.
+    fn prepare(&self, operation: Operation, key: &Key, jobs: &mut [Vec<Job>]) {
+        let rail = usize::from(operation.rail.0) % self.rails.len();
+        // A region that takes too many registrations has none, which its NIC says.
+        let local_chunk = chunk_bytes(operation.local.region(), self.registration_bytes_max).ok().flatten();
+        if local_chunk.is_none() && key.chunk_bytes.is_none() {
+            return self.start(rail, operation, key, jobs);
+        }
+        for part in split(operation, local_chunk, key.chunk_bytes) {
+            self.start(rail, part, key, jobs);
+        }
+    }
+
+    fn start(&self, rail: usize, operation: Operation, key: &Key, jobs: &mut [Vec<Job>]) {
+        match key.place(rail % self.peer_rails, operation.remote.offset) {
+            Ok((address, key)) => {
+                self.connection.started(rail, operation.local.length() as u64);
+                let (connection, peer) = (Arc::clone(&self.connection), self.rails[rail].1);
+                jobs[rail].push(Job { connection, peer, rail, address, key, operation });
+            }
+            Err(error) => operation.complete(Err(error)),
+        }
+    }
 }
 
 impl Endpoint for FabricEndpoint {
@@ -155,13 +184,8 @@ impl Endpoint for FabricEndpoint {
                 operation.complete(Err(error));
                 continue;
             }
-            let rail = usize::from(operation.rail.0) % self.rails.len();
-            match locate(&operation, rail % self.peer_rails) {
-                Ok((address, key)) => {
-                    self.connection.started(rail, operation.local.length() as u64);
-                    let (connection, peer) = (Arc::clone(&self.connection), self.rails[rail].1);
-                    jobs[rail].push(Job { connection, peer, rail, address, key, operation });
-                }
+            match check(&operation) {
+                Ok(key) => self.prepare(operation, &key, &mut jobs),
                 Err(error) => operation.complete(Err(error)),
             }
         }

@@ -9,7 +9,10 @@ pub(crate) fn messages(bytes: &[u8]) {
         let _ = Greeting::decode(&greeting.encode());
     }
     if let Ok(key) = Key::decode(bytes) {
-        assert_eq!(Key::decode(&key.encode()), Ok(key));
+        assert_eq!(Key::decode(&key.encode()).as_ref(), Ok(&key));
+        // Wherever it points, it does so without a panic.
+        let _ = [0, key.length / 2, key.length]
+            .map(|offset| (key.place(0, offset), key.place(usize::MAX, offset)));
     }
 }
 
@@ -17,7 +20,8 @@ pub(crate) fn messages(bytes: &[u8]) {
 pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
     let addresses = vec![vec![1; 16], vec![2; 28]];
     let greeting = Greeting { is_ready: true, provider: "efa".to_owned(), addresses };
-    let key =
-        Key { access: crate::memory::Access::Read, base: 4096, length: 1 << 30, keys: vec![1, u64::MAX] };
-    vec![greeting.encode(), key.encode()]
+    let access = crate::memory::Access::Read;
+    let key = Key { access, base: 4096, length: 1 << 30, chunk_bytes: None, keys: vec![1, u64::MAX] };
+    let keys = Key { base: 0, chunk_bytes: Some(1 << 29), keys: vec![1, 2, 3, u64::MAX], ..key.clone() };
+    vec![greeting.encode(), key.encode(), keys.encode()]
 }

@@ -15,9 +15,13 @@
 //! segment once and needs no such cache, so the process is to be started with [`REGISTRATION_CACHE`]; `open` warns where
 //! it is not. It is not set here: the environment of a process with several threads cannot be changed safely.
 //!
-//! Limits: 29 NICs; one provider at a time; host memory only.
+//! A NIC that refuses long registrations gets several for a region ([`FabricConfig::registration_bytes_max`]): every
+//! rail registers all of it, in pieces, and an operation across a boundary is several to the NIC and one to its caller.
+//!
+//! Limits: 29 NICs; one provider at a time; host memory only; 252 keys for a region, over its registrations and NICs.
 
 pub mod bare;
+mod config;
 mod credit;
 mod domain;
 mod endpoint;
@@ -33,12 +37,13 @@ mod port {
     pub(super) mod ffi;
 }
 mod progress;
+mod registered;
 mod select;
+mod split;
 mod wire;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -54,13 +59,14 @@ use crate::memory::Region;
 use crate::topology::{SYSFS, Topology, links_of_pci, node_of_pci, processors_beside};
 use crate::transport::{BoxFuture, Capabilities, Endpoint, Exchange, Rail, Transport};
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
+pub use config::FabricConfig;
 use domain::Domain;
 use endpoint::{Connection, FabricEndpoint};
 use job::Settings;
 use nic::ffi::{Nic, Offer};
 use progress::{Command, Progress};
 use select::{Facts, Wish};
-use wire::{Greeting, Key, RAILS_MAX};
+use wire::{Greeting, KEYS_MAX, KEYS_NAME, Key, RAILS_MAX, has_several_registrations};
 
 const NAME: &str = "libfabric";
 
@@ -77,43 +83,12 @@ const GREETING_PAUSE: Duration = Duration::from_millis(5);
 /// Variable and value that turn libfabric's cache of registrations off, see fi_mr(3).
 pub const REGISTRATION_CACHE: (&str, &str) = ("FI_MR_CACHE_MAX_COUNT", "0");
 
-/// How the transport is opened.
-#[derive(Clone, Debug)]
-pub struct FabricConfig {
-    /// Provider to use, as `fi_info` names it: `efa`, `verbs;ofi_rxm`, `tcp;ofi_rxm`. Default: the first that drives
-    /// hardware.
-    pub provider: Option<String>,
-    /// Only the NIC that has this address. Default: every NIC of the provider.
-    pub address: Option<IpAddr>,
-    /// Whether the threads spin while operations are in flight. Default: on hosts of more than two cores.
-    pub may_spin: bool,
-    /// How long an operation that was given up may take to end, before its NIC's endpoint is closed and opened again,
-    /// which fails all others on it.
-    pub settle: Duration,
-    /// How long a peer may leave all operations to it without an end, or without a connection, before they are tried
-    /// another way. Longer where a NIC has more under way than it carries in a quarter of that. Default: 1 s.
-    pub silence: Duration,
-}
-
-impl Default for FabricConfig {
-    fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            provider: None,
-            address: None,
-            may_spin: cores > 2,
-            settle: Duration::from_secs(2),
-            silence: Duration::from_secs(1),
-        }
-    }
-}
-
 /// The thread of a NIC, and the NIC's address.
 struct NicHandle {
     progress: Arc<Progress>,
     name: Arc<Mutex<Vec<u8>>>,
     /// Keys of the regions, where they change with the NIC's endpoint.
-    keys: Arc<Mutex<HashMap<RegionId, u64>>>,
+    keys: Arc<Mutex<HashMap<RegionId, Vec<u64>>>>,
 }
 
 /// What a peer told us of itself, and the answers of the NICs that were to learn it.
@@ -130,6 +105,7 @@ pub struct Fabric {
     capabilities: Capabilities,
     provider: String,
     uses_addresses: bool,
+    registration_bytes_max: Option<ByteCount>,
     /// Peers that greeted us. Held for moments only; never across a call of a NIC's thread.
     acquaintances: Mutex<HashMap<PeerId, Acquaintance>>,
 }
@@ -208,6 +184,7 @@ impl Fabric {
             },
             provider: String::new(),
             uses_addresses: false,
+            registration_bytes_max: config.registration_bytes_max,
             acquaintances: Mutex::default(),
         };
         for (index, offer) in found.into_iter().enumerate() {
@@ -235,6 +212,7 @@ impl Fabric {
             settle: config.settle,
             silence: config.silence,
             bytes_per_second: facts.bytes_per_second,
+            registration_bytes_max: config.registration_bytes_max,
         };
         let (name, keys) = (Arc::new(Mutex::default()), Arc::new(Mutex::default()));
         let (domain, rma_bytes_max) = Domain::open(nic, settings, Arc::clone(&name), Arc::clone(&keys))
@@ -336,18 +314,26 @@ impl Transport for Fabric {
     }
 
     fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
+        let chunk_bytes = registered::chunk_bytes(region, self.registration_bytes_max)?;
         let ask = |nic: &NicHandle| {
             let (reply, answer) = mpsc::sync_channel(1);
             nic.progress.send(Command::Register(id, Arc::clone(region), reply));
             answer
         };
         let answers: Vec<_> = self.nics.iter().map(ask).collect();
-        let keys: Result<Vec<u64>, Error> =
+        let keys: Result<Vec<Vec<u64>>, Error> =
             answers.into_iter().map(|answer| answer.recv().unwrap_or(Err(Error::Closed))).collect();
+        let keys = keys.map(|keys| keys.concat()).and_then(|keys| match keys.len() {
+            0..=KEYS_MAX => Ok(keys),
+            count => {
+                Err(Error::transport(NAME, format!("{count} keys of one region, of at most {KEYS_MAX}")))
+            }
+        });
         match keys {
             Ok(keys) => {
                 let base = if self.uses_addresses { region.base() as u64 } else { 0 };
-                Ok(Key { access: region.access(), base, length: region.length().get(), keys }.encode())
+                let (access, length) = (region.access(), region.length().get());
+                Ok(Key { access, base, length, chunk_bytes, keys }.encode())
             }
             Err(error) => {
                 drop(self.unregister(id));
@@ -356,10 +342,18 @@ impl Transport for Fabric {
         }
     }
 
+    fn key_name(&self, key: &[u8]) -> &'static str {
+        if has_several_registrations(key) { KEYS_NAME } else { NAME }
+    }
+
+    fn more_key_names(&self) -> &'static [&'static str] {
+        &[KEYS_NAME]
+    }
+
     fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
-        let keys = self.nics.iter().map(|nic| nic.keys.lock().get(&id).copied());
-        let key = Key::decode(first).ok()?;
-        Some(Key { keys: keys.collect::<Option<_>>()?, ..key }.encode())
+        let keys = self.nics.iter().map(|nic| nic.keys.lock().get(&id).cloned());
+        let keys = keys.collect::<Option<Vec<_>>>()?.concat();
+        Some(Key { keys, ..Key::decode(first).ok()? }.encode())
     }
 
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
@@ -403,7 +397,8 @@ impl Transport for Fabric {
             };
             let operations_max = self.capabilities.operations_max;
             let peer_rails = greeting.addresses.len();
-            let endpoint = FabricEndpoint::new(connection, rails, peer_rails, operations_max);
+            let longest = self.registration_bytes_max;
+            let endpoint = FabricEndpoint::new(connection, rails, peer_rails, operations_max, longest);
             Ok(Arc::new(endpoint) as Arc<dyn Endpoint>)
         })
     }

@@ -44,7 +44,7 @@ const IDLE_MS: u16 = 500;
 /// What the thread is asked to do.
 pub(super) enum Command {
     /// Makes a region reachable.
-    Register(RegionId, Arc<Region>, mpsc::SyncSender<Result<u64, Error>>),
+    Register(RegionId, Arc<Region>, mpsc::SyncSender<Result<Vec<u64>, Error>>),
     /// Withdraws it; the sender is dropped when that is done.
     Unregister(RegionId, oneshot::Sender<()>),
     /// Learns a peer's address. With a connection, its operations end when the address is lost.

@@ -33,7 +33,7 @@ impl Domain {
                 code: error.raw_os_error().unwrap_or(fi::FI_ENOMEM),
                 text: error.to_string(),
             })?);
-            let registration = Arc::new(Registration::new(&port, &region, self.unused_key())?);
+            let registration = Arc::new(Registration::new(&port, &region, 0..4096, self.unused_key())?);
             let byte = MemorySlice::new(&region, RegionId(u64::MAX), 0, ByteCount(1));
             self.scratch = byte.ok().map(|byte| (byte, registration));
         }
@@ -74,9 +74,8 @@ impl Domain {
             return;
         }
         self.keys.lock().clear();
-        for (id, registration) in self.regions.drain() {
-            registration.withdraw();
-            self.unbound.extend(registration.region().map(|region| (id, Arc::clone(region))));
+        for (id, registered) in self.regions.drain() {
+            self.unbound.push((id, registered.withdraw()));
         }
         if let Some((_, registration)) = &self.scratch {
             registration.withdraw();

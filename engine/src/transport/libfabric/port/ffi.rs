@@ -8,6 +8,7 @@
 //! Threads: used by the one thread that owns the NIC (`FI_THREAD_DOMAIN`).
 
 use std::ffi::{c_char, c_void};
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub(in super::super) struct Registration {
     region: Option<Arc<Region>>,
     nic: Arc<Nic>,
     /// Dropped last: whoever waits for these learns that the memory is safe.
-    withdrawn: parking_lot::Mutex<Vec<tokio::sync::oneshot::Sender<()>>>,
+    withdrawn: parking_lot::Mutex<Vec<Arc<tokio::sync::oneshot::Sender<()>>>>,
 }
 
 // SAFETY: used by the thread that owns the domain, see the module page.
@@ -37,13 +38,24 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers `region` under `wanted_key`, which is unique in the domain; the provider may choose another.
-    pub(in super::super) fn new(port: &Port, region: &Arc<Region>, wanted_key: u64) -> Result<Self, Failure> {
+    /// Registers the bytes `range` of `region` under `wanted_key`, which is unique in the domain; the provider may
+    /// choose another.
+    ///
+    /// # Panics
+    /// When the range leaves the region.
+    pub(in super::super) fn new(
+        port: &Port,
+        region: &Arc<Region>,
+        range: Range<u64>,
+        wanted_key: u64,
+    ) -> Result<Self, Failure> {
         let nic = &port.nic;
         let library = nic.library();
+        assert!(range.start <= range.end && range.end <= region.length().get(), "{range:?} of {region:?}");
+        let as_usize = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let iov = libc::iovec {
-            iov_base: region.base().cast(),
-            iov_len: usize::try_from(region.length().get()).unwrap_or(usize::MAX),
+            iov_base: region.base().wrapping_add(as_usize(range.start)).cast(),
+            iov_len: as_usize(range.end - range.start),
         };
         let local = if region.is_writable() { fi::FI_READ | fi::FI_WRITE } else { fi::FI_WRITE };
         let remote = match region.access() {
@@ -59,7 +71,8 @@ impl Registration {
             ..Default::default()
         };
         let mut mr = ptr::null_mut();
-        // SAFETY: the domain is open; `iov` lives through the call and names memory that `region` keeps mapped.
+        // SAFETY: the domain is open; `iov` lives through the call and names memory that `region` keeps mapped: the range
+        // was checked.
         let status = unsafe { call::fi_mr_regattr(nic.domain, &attr, 0, &mut mr) };
         check(library, "fi_mr_regattr", status)?;
         let mut registration = Self {
@@ -87,13 +100,8 @@ impl Registration {
         self.key
     }
 
-    /// The memory.
-    pub(in super::super) fn region(&self) -> Option<&Arc<Region>> {
-        self.region.as_ref()
-    }
-
-    /// `sender` is dropped when nobody can touch the memory through this registration any more.
-    pub(in super::super) fn notify_withdrawn(&self, sender: tokio::sync::oneshot::Sender<()>) {
+    /// `sender` is let go when nobody can touch the memory through this registration any more.
+    pub(in super::super) fn notify_withdrawn(&self, sender: Arc<tokio::sync::oneshot::Sender<()>>) {
         self.withdrawn.lock().push(sender);
     }
 
