@@ -245,6 +245,8 @@ fn transport_options(settings: &ClusterSettings) -> TransportOptions {
     };
     options.layers.bytes_per_second = NonZeroU64::new(settings.transfer_rate.get());
     options.layers.is_checked = settings.transfer_check;
+    let longest = settings.registration_max;
+    options.libfabric.registration_bytes_max = (longest > ByteCount::ZERO).then_some(longest);
     options
 }
 

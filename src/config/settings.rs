@@ -374,6 +374,9 @@ settings! {
             default: false; range: Range::any(); example: "true";
         }
 
+        /// Longest piece in which NICs of libfabric register a segment, of at most 16 pieces. `0` is no limit.
+        registration_max: ByteCount { default: ByteCount::ZERO; range: Range::any(); example: "64GiB"; }
+
         /// Milliseconds that a look-up, a rename, a close or an unlink waits for other members.
         patience_ms: u64 {
             default: 2000; range: Range::between(10, 600_000); example: "500";
