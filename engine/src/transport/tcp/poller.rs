@@ -43,6 +43,8 @@ const WRITABLE: u8 = 2;
 const HUNG_UP: u8 = 4;
 const RUNNING: u8 = 8;
 const NOTICED: u8 = 16;
+/// Somebody left work and said so.
+const WOKEN: u8 = 32;
 
 /// How often graves are looked at, and how late a timer may be.
 const TICK_MS: u16 = 2;
@@ -352,7 +354,8 @@ impl Poller {
     fn go_on(&self) -> usize {
         let again = std::mem::take(&mut *self.again.lock());
         for entry in &again {
-            self.run(entry, 0);
+            // Who is at work may have looked for work already, and is to look again.
+            self.run(entry, WOKEN);
         }
         again.len()
     }

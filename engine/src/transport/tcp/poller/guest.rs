@@ -138,10 +138,11 @@ mod tests {
     use std::os::fd::BorrowedFd;
     use std::os::unix::net::UnixStream;
     use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::time::Duration;
 
     use nix::sys::epoll::EpollTimeout;
+    use parking_lot::Mutex;
     use tokio::sync::watch;
 
     use super::super::Readiness;
@@ -152,10 +153,15 @@ mod tests {
         socket: UnixStream,
         watch: OnceLock<Watch>,
         is_over: AtomicBool,
+        turns: AtomicUsize,
+        /// No turn ends while somebody has it.
+        gate: Mutex<()>,
     }
 
     impl Driven for One {
         fn turn(&self, _: &mut Readiness) -> bool {
+            self.turns.fetch_add(1, Ordering::SeqCst);
+            drop(self.gate.lock());
             false
         }
 
@@ -182,7 +188,13 @@ mod tests {
     fn loan() -> (Loan<One>, UnixStream) {
         let (socket, other) = UnixStream::pair().unwrap();
         let poller = Arc::new(Poller::new(Duration::ZERO, watch::Sender::new(0)).unwrap());
-        let one = Arc::new(One { socket, watch: OnceLock::new(), is_over: AtomicBool::new(false) });
+        let one = Arc::new(One {
+            socket,
+            watch: OnceLock::new(),
+            is_over: AtomicBool::new(false),
+            turns: AtomicUsize::new(0),
+            gate: Mutex::new(()),
+        });
         one.watch.set(poller.watch(&one).unwrap()).unwrap();
         (Loan { poller, connections: vec![one] }, other)
     }
@@ -197,6 +209,25 @@ mod tests {
         assert_eq!(events, 1);
         loan.attend(true);
         assert_eq!(loan.poller.step(EpollTimeout::ZERO), 1, "it is told again who looks after it now");
+    }
+
+    #[test]
+    fn work_that_is_left_while_another_thread_has_its_turn_gets_one_more() {
+        let (loan, _other) = loan();
+        let (one, poller) = (&loan.connections[0], &loan.poller);
+        let watch = one.watch().unwrap();
+        thread::scope(|scope| {
+            let gate = one.gate.lock();
+            scope.spawn(|| poller.run(&watch.entry, READABLE));
+            while one.turns.load(Ordering::SeqCst) == 0 {
+                thread::yield_now();
+            }
+            // That turn may be past what it sends.
+            watch.wake();
+            poller.go_on();
+            drop(gate);
+        });
+        assert_eq!(one.turns.load(Ordering::SeqCst), 2);
     }
 
     #[test]
