@@ -1,12 +1,8 @@
 //! Disks of the SSD tier that are added, emptied and removed while the daemon runs.
 
-use std::fs::{self, File};
-use std::io::{Seek, SeekFrom};
 use std::ops::ControlFlow;
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use nix::sys::statvfs::statvfs;
 use tidefs_control_api::{
     AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, ErrorCode, RemoveDiskRequest,
 };
@@ -49,6 +45,10 @@ fn refusal(path: &str, error: &ChangeError) -> ApiError {
             (ErrorCode::NotFound, "make the directory, or attach the device")
         }
         ChangeError::Unusable(_) => (ErrorCode::Conflict, "mend that, or name another directory or device"),
+        ChangeError::TooMuch { .. } => (
+            ErrorCode::BadRequest,
+            "ask for less of it, or for none: then it is as much as is said in `tidefs tier add --help`",
+        ),
         ChangeError::Unknown => (ErrorCode::NotFound, "`tidefs tier status` lists them"),
         ChangeError::InUse => {
             (ErrorCode::Conflict, "one that is leaving can be added again when it was removed")
@@ -84,37 +84,13 @@ fn changed(tier: &SsdTier, effective: &Effective) -> DisksChanged {
     DisksChanged { disks, as_configured, setting }
 }
 
-/// Bytes of the filesystem that a directory is on, or of a block device; `None` when that cannot be told.
-fn length_of(place: &Path) -> Option<ByteCount> {
-    let metadata = fs::metadata(place).ok()?;
-    if metadata.file_type().is_block_device() {
-        return File::open(place).and_then(|mut device| device.seek(SeekFrom::End(0))).ok().map(ByteCount);
-    }
-    let filesystem = statvfs(place).ok().filter(|_| metadata.is_dir())?;
-    Some(ByteCount(filesystem.blocks().saturating_mul(filesystem.fragment_size())))
-}
-
-/// A disk never takes more than it has, so who asks for more would wait for room that never comes.
-fn check_capacity(place: &Path, capacity: Option<ByteCount>) -> Result<(), ApiError> {
-    let (Some(capacity), Some(length)) = (capacity, length_of(place)) else { return Ok(()) };
-    if capacity <= length {
-        return Ok(());
-    }
-    let text = format!("{}: a capacity of {capacity} is more than the disk has, {length}", place.display());
-    Err(ApiError::new(ErrorCode::BadRequest, text).next_step(
-        "ask for less of it, or for none: then it is as much as is said in `tidefs tier add --help`",
-    ))
-}
-
 pub(super) fn add(
     disks: &dyn AddDisk,
     datapath: &Datapath,
     effective: &Effective,
     request: &AddDiskRequest,
 ) -> Result<DisksChanged, ApiError> {
-    let place = place(&request.path)?;
-    check_capacity(place, request.capacity)?;
-    let added = disks.add_disk(place, request.capacity);
+    let added = disks.add_disk(place(&request.path)?, request.capacity);
     added.map_err(|error| refusal(&request.path, &error))?;
     Ok(changed(tier(datapath)?, effective))
 }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::types::ByteCount;
 
-use super::device::{Device, Zone};
+use super::device::Device;
 use super::disk::Disk;
 use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, Superblock};
 use super::identity::{
@@ -31,7 +31,7 @@ use super::identity::{
 use super::index::Place;
 use super::io::FileDisk;
 use super::kept::Changes;
-use super::open::{Candidate, default_share, take_into_use};
+use super::open::{Candidate, default_share, size_of, take_into_use};
 use super::open_zone::fits_a_zone;
 use super::queue::{Job, Stored, report_to};
 use super::{Shared, SsdTier};
@@ -51,6 +51,14 @@ pub enum ChangeError {
     /// The place cannot be used.
     #[error("{0}")]
     Unusable(Unusable),
+    /// It is to hold more than it ever can.
+    #[error("a capacity of {capacity} is more than the disk has, {size}")]
+    TooMuch {
+        /// What was asked for.
+        capacity: ByteCount,
+        /// What there is.
+        size: ByteCount,
+    },
     /// It is a disk of this tier already.
     #[error("it is a disk of this tier already")]
     InUse,
@@ -113,8 +121,13 @@ impl SsdTier {
         let disk = Arc::new(FileDisk::new(file, io));
         let held = disk.length().unwrap_or_default();
         let configured = shared.growth.share.filter(|share| *share > ByteCount::ZERO);
+        // What is configured is for each of several disks, which take what they have of it.
+        let fits = match (capacity, size_of(place, held)) {
+            (Some(capacity), Some(size)) if capacity > size => Err(ChangeError::TooMuch { capacity, size }),
+            _ => Ok(()),
+        };
         let capacity = capacity.or(configured).unwrap_or_else(|| default_share(place, held));
-        self.add_disk(name, disk, capacity).inspect_err(|_| {
+        fits.and_then(|()| self.add_disk(name, disk, capacity)).inspect_err(|_| {
             if held == ByteCount::ZERO && place.is_dir() {
                 // The error that led here says more than one of this.
                 let _ = std::fs::remove_file(place.join(FILE_NAME));
@@ -356,15 +369,9 @@ impl Shared {
             self.quarantine(device, zone);
             return Ok(true);
         }
-        match device.void_zone(zone, self.limit) {
-            Ok(()) => {
-                self.drop_all(&left);
-                device.change_zone(zone, Zone::free);
-            }
-            Err(error) => {
-                device.count_write_error(&error);
-                self.quarantine(device, zone);
-            }
+        if let Err(error) = self.free_zone(device, zone, &left) {
+            device.count_write_error(&error);
+            self.quarantine(device, zone);
         }
         Ok(true)
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::statvfs::statvfs;
 use tidefs_engine::types::ByteCount;
 
 use super::admission::Budget;
@@ -135,12 +136,25 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
 /// What a place may hold when nobody says: three quarters of what is free, what the tier holds already included; all of a
 /// device.
 pub(super) fn default_share(place: &Path, held: ByteCount) -> ByteCount {
-    if std::fs::metadata(place).is_ok_and(|metadata| !metadata.is_dir()) {
+    if is_device(place) {
         return held;
     }
-    let free = nix::sys::statvfs::statvfs(place)
-        .map_or(0, |stat| stat.fragment_size().saturating_mul(stat.blocks_available()));
+    let free = statvfs(place).map_or(0, |stat| stat.fragment_size().saturating_mul(stat.blocks_available()));
     ByteCount(free.saturating_add(held.get()) / 4 * 3)
+}
+
+/// What a place can hold at most: a device, which holds all of `held`, or the file system of a directory. `None` when that
+/// cannot be told.
+pub(super) fn size_of(place: &Path, held: ByteCount) -> Option<ByteCount> {
+    if is_device(place) {
+        return Some(held);
+    }
+    let stat = statvfs(place).ok()?;
+    Some(ByteCount(stat.fragment_size().saturating_mul(stat.blocks())))
+}
+
+fn is_device(place: &Path) -> bool {
+    std::fs::metadata(place).is_ok_and(|metadata| !metadata.is_dir())
 }
 
 /// Finds out which of the candidates belong together, and takes them into use at a new epoch.

@@ -105,10 +105,8 @@ impl Shared {
         }
         // What stands elsewhere now is durable before it is gone here: one flush for a zone.
         let flushed = if has_moved { flush(&*device.disk, self.limit) } else { Ok(()) };
-        match flushed.and_then(|()| device.void_zone(number, self.limit)) {
+        match flushed.and_then(|()| self.free_zone(device, number, &left)) {
             Ok(()) => {
-                self.drop_all(&left);
-                device.change_zone(number, Zone::free);
                 self.counters.reclaimed_zones.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => {
@@ -200,11 +198,19 @@ impl Shared {
         tombstones.flatten().filter(|tombstone| tombstone.order > oldest).copied().collect()
     }
 
-    /// Takes records out of the index whose zone is void.
-    pub(super) fn drop_all(&self, left: &[(RecordHash, Place)]) {
+    /// Frees a zone that nobody reads any more: what is not in `left`, which goes with it, stands durably elsewhere.
+    pub(super) fn free_zone(
+        &self,
+        device: &Device,
+        number: u32,
+        left: &[(RecordHash, Place)],
+    ) -> io::Result<()> {
+        device.void_zone(number, self.limit)?;
         for (hash, place) in left {
             self.drop_record(hash, |found| found.place == *place);
         }
+        device.change_zone(number, Zone::free);
+        Ok(())
     }
 
     /// Writes again what a zone is not to take along.

@@ -7,9 +7,8 @@ use std::thread;
 use super::testing::*;
 use super::*;
 
-const KEYS: u64 = 40;
-const ROUNDS: u64 = 12;
-/// More than a zone has room for, of [`KEYS`] together.
+/// Many times what the disk holds.
+const OBJECTS: u64 = 480;
 const LENGTH: usize = 9000;
 
 /// An owner that takes its time over what it is told, as one whose locks are wanted.
@@ -44,14 +43,14 @@ fn nothing_is_written_where_a_record_stands_that_the_index_still_names() {
     thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                for number in 0..KEYS * ROUNDS {
+                for number in 0..OBJECTS {
                     let bytes = tier.read(&key(number), Version(1), ByteCount(LENGTH as u64));
                     found.fetch_add(u64::from(bytes.is_ok()), Ordering::Relaxed);
                     assert!(bytes.is_err() || bytes == Ok(data(&key(number), 1, LENGTH)));
                 }
             }
         });
-        for number in 0..KEYS * ROUNDS {
+        for number in 0..OBJECTS {
             store(&tier, &key(number), 1, LENGTH);
         }
         is_over.store(true, Ordering::Relaxed);
