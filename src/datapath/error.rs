@@ -4,7 +4,7 @@ use std::io;
 
 use tidefs_engine::types::ByteCount;
 
-use super::decorations;
+use super::decorations::{BYTES_MAX, COUNT_MAX};
 use super::folders::DEPTH_MAX;
 use crate::namespace::{NameError, TreeError};
 use crate::tier::memory::MemoryError;
@@ -69,7 +69,7 @@ pub enum Error {
     #[error(transparent)]
     ScratchFull(ScratchError),
     /// A file has as many attributes of applications, or as many bytes of them, as one may have.
-    #[error("the attributes of one file are at most {} with {} together", decorations::COUNT_MAX, ByteCount(decorations::BYTES_MAX as u64))]
+    #[error("the attributes of one file are at most {COUNT_MAX} with {BYTES_MAX} bytes together")]
     AttributesFull,
     /// Larger than the cache or the scratch space can ever hold.
     #[error("{size} is more than the {capacity} that can ever be held")]

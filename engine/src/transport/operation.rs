@@ -122,18 +122,25 @@ impl Drop for Ticket {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::transport) mod testing {
     use super::*;
     use parking_lot::Mutex;
 
+    /// Remembers which operations ended, and how.
     #[derive(Debug, Default)]
-    struct Seen(Mutex<Vec<(u32, Result<(), Error>)>>);
+    pub(in crate::transport) struct Seen(pub(in crate::transport) Mutex<Vec<(u32, Result<(), Error>)>>);
 
     impl TicketSink for Seen {
         fn completed(&self, index: u32, result: Result<(), Error>) {
             self.0.lock().push((index, result));
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Seen;
+    use super::*;
 
     #[test]
     fn a_ticket_ends_once_whether_it_is_completed_or_dropped() {

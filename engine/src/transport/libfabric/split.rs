@@ -98,18 +98,10 @@ mod tests {
 
     use super::*;
     use crate::memory::{Access, MemorySlice, PageKind, Region};
+    use crate::transport::operation::testing::Seen;
     use crate::transport::{BatchId, Direction};
     use crate::types::{ByteCount, RailId, RegionId};
     use proptest::prelude::*;
-
-    #[derive(Debug, Default)]
-    struct Seen(Mutex<Vec<(u32, Result<(), Error>)>>);
-
-    impl TicketSink for Seen {
-        fn completed(&self, index: u32, result: Result<(), Error>) {
-            self.0.lock().push((index, result));
-        }
-    }
 
     fn operation(seen: &Arc<Seen>, offset: u64, remote: u64, length: u64) -> (Operation, Weak<Region>) {
         let region = Region::anonymous(ByteCount(1 << 20), PageKind::Base, Access::ReadWrite).unwrap();

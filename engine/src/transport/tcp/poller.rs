@@ -5,7 +5,8 @@
 //! connections that the transfer goes over, which the poller's own thread does not look at until they are given back.
 //!
 //! Invariants
-//! - One thread at a time works on a connection; what becomes ready meanwhile is noted, and that thread goes on.
+//! - One thread at a time works on a connection; what becomes ready or is left to be sent meanwhile is noted, and that
+//!   thread goes on.
 //! - A connection gets a bounded turn, then the others do.
 //! - A guest that leaves work over rings for the host.
 //! - The thread ends when no grave is left: what the kernel may still read is held until it says that it is done.
