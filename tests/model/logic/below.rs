@@ -41,7 +41,7 @@ fn nobody_waits_for_what_goes_through_a_directory_longer_than_for_a_part_of_it()
 }
 
 #[test]
-#[ignore = "measures; run by hand"]
+#[ignore = "measures, and asserts nothing: run by hand, as docs/BENCHMARKING.md says under Longer runs"]
 fn how_long_what_goes_through_a_directory_lets_others_wait() {
     let (logic, top) = filled(500_000);
     let datapath = logic.datapath();

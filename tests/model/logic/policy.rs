@@ -51,7 +51,7 @@ fn nobody_waits_for_a_change_of_policy_longer_than_for_a_part_of_it() {
 }
 
 #[test]
-#[ignore = "measures; run by hand"]
+#[ignore = "measures, and asserts nothing: run by hand, as docs/BENCHMARKING.md says under Longer runs"]
 fn how_long_a_change_of_policy_lets_others_wait() {
     let (logic, top) = filled(500_000);
     for (policy, value) in POLICIES {
