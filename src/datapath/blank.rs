@@ -4,16 +4,17 @@
 //! itself. For the lengths that were loaded lately a thread does it beforehand, while nothing else wants its CPU. Pages of
 //! earlier objects are no substitute: programs may still hold them by pipes, sockets and devices, which no call tells of.
 //!
-//! Limits: a 128th of the capacity and `COUNT_MAX` segments; one that nobody took for `KEPT` goes. They go, too, before
-//! somebody is told that there is no room.
+//! Limits: `COUNT_MAX` segments and a 128th of the capacity, of a small cache a 16th but no more than `SMALL_MAX`; one that
+//! nobody took for `KEPT` goes. They go, too, before an object is evicted that is nowhere else.
 //! Threads: [`Datapath::make_blanks`] is a thread of its own; the rest is called by whoever loads.
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::uio::pwritev;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, SegmentId};
@@ -24,14 +25,20 @@ use crate::namespace::Slot;
 
 /// Part of the capacity that may be blank.
 const SHARE: u64 = 128;
+/// Part of a small one: a block of KV is a few MiB, and there is to be place for some.
+const SMALL_SHARE: u64 = 16;
+/// What that is at most.
+const SMALL_MAX: ByteCount = ByteCount::mib(32);
 /// Segments that may be blank, each with its file open.
 const COUNT_MAX: usize = 64;
 /// How long one stays that nobody takes.
 const KEPT: Duration = Duration::from_secs(60);
 /// How often the thread looks whether it is to end.
 const WAIT: Duration = Duration::from_millis(200);
-/// Zeros that are written at once.
+/// Zeros that stay in the processor's cache while a segment is written.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+/// How often they are written by one call: a huge page at once, or the kernel zeroes it before it copies a part.
+const REPEATED: usize = (2 << 20) / ZEROS.len();
 
 /// A segment that holds nothing, and all of whose pages stand.
 #[derive(Debug)]
@@ -89,7 +96,9 @@ pub(super) struct Blanks {
 
 impl Blanks {
     pub(super) fn new(capacity: ByteCount) -> Self {
-        Self { stock: Mutex::default(), asked: Condvar::new(), bytes_max: ByteCount(capacity.get() / SHARE) }
+        let small = ByteCount(capacity.get() / SMALL_SHARE).min(SMALL_MAX);
+        let bytes_max = ByteCount(capacity.get() / SHARE).max(small);
+        Self { stock: Mutex::default(), asked: Condvar::new(), bytes_max }
     }
 
     /// Takes a segment of exactly this length, and asks for another one: what is loaded now is likely to be loaded again.
@@ -160,13 +169,7 @@ impl Datapath {
         let (segment, file) = idle.suspended(|| self.allocate_blank(size))?;
         let made = (|| {
             // Written, not touched: who is not let run in the middle of it holds no lock of the daemon's memory.
-            let mut offset = 0;
-            while offset < size.get() {
-                let count =
-                    usize::try_from(size.get() - offset).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
-                file.write_all_at(&ZEROS[..count], offset).map_err(Error::io("write of a segment"))?;
-                offset += count as u64;
-            }
+            write_zeros(&file, size).map_err(Error::io("write of a segment"))?;
             idle.suspended(|| {
                 let mapping = Mapping::new(&file, size).map_err(Error::io("mmap of a segment"))?;
                 mapping.populate(0, usize::try_from(size.get()).unwrap_or(usize::MAX));
@@ -194,6 +197,11 @@ impl Datapath {
                 Err(error)
             }
         }
+    }
+
+    /// Whether any segment is blank.
+    pub(super) fn has_blanks(&self) -> bool {
+        !self.blanks.stock.lock().blanks.is_empty()
     }
 
     /// Gives up blank segments, the oldest first, until `wanted` bytes are free. Returns whether any went.
@@ -228,8 +236,32 @@ impl Datapath {
     }
 }
 
+/// Makes all pages of a new file of this length.
+fn write_zeros(file: &File, size: ByteCount) -> std::io::Result<()> {
+    let mut offset = 0;
+    while offset < size.get() {
+        let mut left = usize::try_from(size.get() - offset).unwrap_or(usize::MAX);
+        let mut pieces = [IoSlice::new(&[]); REPEATED];
+        for piece in &mut pieces {
+            let (zeros, _) = ZEROS.split_at(left.min(ZEROS.len()));
+            *piece = IoSlice::new(zeros);
+            left -= zeros.len();
+        }
+        let at = i64::try_from(offset).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
+        match pwritev(file, &pieces, at) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(count) => offset += count as u64,
+            Err(nix::Error::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     const LENGTH: ByteCount = ByteCount::kib(64);
@@ -260,7 +292,7 @@ mod tests {
 
     #[test]
     fn what_is_blank_is_bounded_by_bytes_what_is_asked_for_included() {
-        let blanks = Blanks::new(ByteCount(LENGTH.get() * SHARE * 3));
+        let blanks = Blanks::new(ByteCount(LENGTH.get() * SMALL_SHARE * 3));
         (0..9).for_each(|_| drop(blanks.take(LENGTH)));
         assert_eq!((make(&blanks, 0), blanks.bytes()), (3, ByteCount::kib(192)));
         assert!(blanks.take(LENGTH).is_some());
@@ -270,8 +302,28 @@ mod tests {
     }
 
     #[test]
+    fn a_small_cache_has_place_for_some_blocks_too() {
+        let max = |capacity| Blanks::new(capacity).bytes_max;
+        assert_eq!(max(ByteCount::mib(256)), ByteCount::mib(16));
+        assert_eq!((max(ByteCount::gib(1)), max(ByteCount::gib(4))), (SMALL_MAX, SMALL_MAX));
+        assert_eq!(max(ByteCount::gib(64)), ByteCount::mib(512));
+    }
+
+    #[test]
+    fn every_page_of_any_length_is_made() {
+        for length in [1, 4096, (64 << 10) + 1, 2 << 20, (5 << 20) - 3] {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(length).unwrap();
+            write_zeros(&file, ByteCount(length)).unwrap();
+            let metadata = file.metadata().unwrap();
+            assert_eq!(metadata.len(), length, "it is as long as before");
+            assert!(metadata.blocks() * 512 >= length, "{} blocks of {length} bytes", metadata.blocks());
+        }
+    }
+
+    #[test]
     fn what_is_given_up_makes_place_for_others() {
-        let blanks = Blanks::new(ByteCount(LENGTH.get() * SHARE * 2));
+        let blanks = Blanks::new(ByteCount(LENGTH.get() * SMALL_SHARE * 2));
         for now in [10, 20] {
             assert!(blanks.take(ByteCount::kib(60 + now / 10)).is_none());
             assert_eq!(make(&blanks, now), 1);

@@ -96,11 +96,15 @@ impl Datapath {
 
     /// As [`Datapath::evict_round`], for somebody who may use a segment of what is evicted.
     pub(super) fn evict_round_for_reuse(&self, missing: ByteCount, directory: Slot) -> usize {
-        let count = self.evict(missing, directory, Loss::Accepted);
-        if count > 0 {
-            return count;
+        // Blank pages are made again in less time than what is nowhere else.
+        if self.has_blanks() {
+            let count = self.evict(missing, directory, Loss::Refused);
+            if count > 0 || self.drain_blanks(missing) {
+                return count.max(1);
+            }
         }
-        usize::from(self.let_linger_no_more(Lingerers::All) || self.drain_blanks(missing))
+        let count = self.evict(missing, directory, Loss::Accepted);
+        if count > 0 { count } else { usize::from(self.let_linger_no_more(Lingerers::All)) }
     }
 
     /// Evicts objects that occupy at least `missing` bytes, or as many as one batch holds, or all there are. Returns how many.
