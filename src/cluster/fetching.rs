@@ -82,6 +82,16 @@ impl Drop for Borrowed {
     }
 }
 
+/// An object that was read into a region. What reading it took is given back when this is dropped: the loan, and the region's
+/// registration. Nobody has to wait for that.
+#[derive(Debug)]
+pub struct Fetched {
+    /// Compared with the bytes.
+    pub checksum: u64,
+    _lent: Option<LentRegion>,
+    _registered: Registered,
+}
+
 /// A source that is asked.
 enum Asked {
     Waiting(BoxFuture<'static, Result<Loan, ClusterError>>),
@@ -218,13 +228,16 @@ impl Fetch {
         self.core.counters.fetched_bytes.add(self.wanted.size.get());
     }
 
-    /// Reads the object into the first bytes of `region`; when a source fails, the next one goes on. Returns its checksum,
-    /// which was compared with the bytes. When it returns nothing writes to the region. Waits: not for threads of the
-    /// runtime.
+    /// Reads the object into the first bytes of `region`; when a source fails, the next one goes on. When it returns nothing
+    /// writes to the region. Waits: not for threads of the runtime.
     ///
     /// # Errors
     /// [`ClusterError::NoSource`]: to the reader it does not exist. The region's bytes are undefined then.
-    pub fn into_region(mut self, region: &Arc<Region>, arrival: &dyn Arrival) -> Result<u64, ClusterError> {
+    pub fn into_region(
+        mut self,
+        region: &Arc<Region>,
+        arrival: &dyn Arrival,
+    ) -> Result<Fetched, ClusterError> {
         let core = Arc::clone(&self.core);
         let length = self.wanted.size;
         if length > region.length() {
@@ -238,19 +251,19 @@ impl Fetch {
                 Loan::Inline { bytes, checksum } => core.check(checksum, xxh3_64(&bytes)).map(|()| {
                     // It was looked whether it fits.
                     region.write_at(0, &bytes);
-                    checksum
+                    (checksum, None)
                 }),
                 Loan::Region(lent) => {
                     let target = (region, registered.id());
                     source = Some(lent.owner().member);
                     core.pull(&lent, target, length, self.times(), &mut pulled, arrival)
-                        .map(|()| lent.checksum)
+                        .map(|()| (lent.checksum, Some(lent)))
                 }
             };
             match filled {
-                Ok(checksum) => {
+                Ok((checksum, lent)) => {
                     self.succeeded();
-                    return Ok(checksum);
+                    return Ok(Fetched { checksum, _lent: lent, _registered: registered });
                 }
                 Err(error) => {
                     self.failed(&error);

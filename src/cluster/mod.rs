@@ -42,7 +42,7 @@ pub use agreeing::Unapplied;
 pub use catalog::wire::{DrainOrder, DrainPhase, DrainReport};
 pub use copying::Wish;
 pub use error::ClusterError;
-pub use fetching::{Arrival, Fetch, Whole};
+pub use fetching::{Arrival, Fetch, Fetched, Whole};
 pub use member::{ClusterId, Member, ProtocolRange, View};
 pub use node::{Cluster, Published, Wanted};
 pub use object::{

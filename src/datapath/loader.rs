@@ -298,6 +298,8 @@ impl Datapath {
                 self.ended_ahead(ino, size, outcome.is_ok(), is_wanted);
             }
             load.at_start.into_iter().chain(load.waiting).for_each(|rest| rest(outcome.is_ok()));
+            // Nobody waits for the rest of it.
+            drop(outcome);
         }
     }
 }

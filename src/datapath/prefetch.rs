@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use tidefs_engine::types::{ByteCount, KeyHash};
 
+use super::promote::Promoted;
 use super::recent::Recent;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
@@ -153,7 +154,7 @@ impl Datapath {
     }
 
     /// Brings an object back if nothing has to go for it: what nobody asked for yet costs nobody anything.
-    pub(super) fn promote_into_free_room(&self, ino: Ino) -> Result<(), Error> {
+    pub(super) fn promote_into_free_room(&self, ino: Ino) -> Result<Promoted<'_>, Error> {
         let size = self.getattr(ino)?.size.round_up_to_pages();
         // Those that run at once count together, what they have got already included.
         let running = self.loading_ahead.fetch_add(size.get(), Ordering::Relaxed).saturating_add(size.get());

@@ -18,7 +18,7 @@ use super::elsewhere::{Arriving, Away};
 use super::history::Ending;
 use super::ssd::object_key;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
-use crate::cluster::{Arrival, Fetch, Whole};
+use crate::cluster::{Arrival, Fetch, Fetched, Whole};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
@@ -41,6 +41,25 @@ struct Wanted {
     size: ByteCount,
     directory: Slot,
     is_small: bool,
+}
+
+/// An object that is in memory. What nobody has to wait for is done when this is dropped, after those who waited for the object
+/// were answered: the other members hear that it is here too, and what reading it took is given back.
+#[derive(Debug)]
+pub struct Promoted<'a> {
+    datapath: &'a Datapath,
+    arrived: Option<(Ino, Away, ByteCount)>,
+    fetched: Option<Fetched>,
+}
+
+impl Drop for Promoted<'_> {
+    fn drop(&mut self) {
+        // Told first: a holder that evicts it when it gets it back is not the last one that the catalog knows.
+        if let Some((ino, away, size)) = self.arrived.take() {
+            self.datapath.has_arrived(ino, away, size);
+        }
+        drop(self.fetched.take());
+    }
 }
 
 /// Where an object is brought back from.
@@ -115,25 +134,28 @@ impl Datapath {
     ///
     /// # Errors
     /// [`Error::NoObject`] when it cannot be had: a miss.
-    pub fn promote(&self, ino: Ino) -> Result<(), Error> {
-        let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(()) };
+    pub fn promote(&self, ino: Ino) -> Result<Promoted<'_>, Error> {
+        let mut promoted = Promoted { datapath: self, arrived: None, fetched: None };
+        let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(promoted) };
         self.wait_for_lent_room(wanted.size);
         let outcome = self.make_room_in_quota(wanted.size, wanted.directory).and_then(|()| {
-            if wanted.is_small { self.promote_small(ino, &wanted) } else { self.promote_solo(ino, &wanted) }
+            if wanted.is_small {
+                self.promote_small(ino, &wanted).map(|()| None)
+            } else {
+                self.promote_solo(ino, &wanted)
+            }
         });
         match outcome {
-            Ok(()) if wanted.away.is_some() => {
-                if let Some(away) = wanted.away {
-                    self.has_arrived(ino, away, wanted.size);
+            Ok(fetched) => {
+                if wanted.away.is_none() {
+                    self.telemetry.ssd_promotions.increment();
+                    self.telemetry.ssd_promoted_bytes.add(wanted.size.get());
                 }
-                Ok(())
+                promoted.arrived = wanted.away.map(|away| (ino, away, wanted.size));
+                promoted.fetched = fetched;
+                Ok(promoted)
             }
             Err(_) if wanted.away.is_some() => Err(Error::NoObject),
-            Ok(()) => {
-                self.telemetry.ssd_promotions.increment();
-                self.telemetry.ssd_promoted_bytes.add(wanted.size.get());
-                Ok(())
-            }
             Err(error) => {
                 self.telemetry.ssd_promotion_misses.increment();
                 tracing::debug!(ino = ino.0, %error, "an object on SSD is a miss");
@@ -200,7 +222,7 @@ impl Datapath {
         Ok((data, checksum))
     }
 
-    /// Fills a segment with an object, from where it is. Returns the checksum of the bytes.
+    /// Fills a segment with an object, from where it is. Returns the checksum of the bytes, and what a member gave.
     fn fill_from(
         &self,
         source: Source<'_>,
@@ -208,19 +230,21 @@ impl Datapath {
         wanted: &Wanted,
         (file, mapping): (&Arc<File>, Mapping),
         arriving: Option<&Arriving<'_>>,
-    ) -> Result<Checksum, Error> {
+    ) -> Result<(Checksum, Option<Fetched>), Error> {
         match source {
             Source::Member(away, fetch) => {
                 let arrival = arriving.map_or(&Whole as &dyn Arrival, |arriving| arriving);
-                self.finish_fetch(*fetch, ino, away, (file, mapping), arrival)
+                let fetched = self.finish_fetch(*fetch, ino, away, (file, mapping), arrival)?;
+                Ok((Checksum(fetched.checksum), Some(fetched)))
             }
             Source::Ssd(ssd) => ssd
                 .load(&wanted.key, wanted.version, wanted.size, &Arc::new(mapping))
+                .map(|checksum| (checksum, None))
                 .map_err(|missed| self.missed(ino, wanted, missed)),
         }
     }
 
-    fn promote_solo(&self, ino: Ino, wanted: &Wanted) -> Result<(), Error> {
+    fn promote_solo(&self, ino: Ino, wanted: &Wanted) -> Result<Option<Fetched>, Error> {
         // Who has the bytes is asked for them before there is a place for them.
         let source = match &wanted.away {
             Some(away) => Source::Member(away, Box::new(self.begin_fetch(away, wanted.size)?)),
@@ -241,8 +265,8 @@ impl Datapath {
                 file.set_len(wanted.size.get()).map_err(Error::io("ftruncate of a segment"))?;
                 self.reserve(&file, ByteCount::ZERO, wanted.size, wanted.directory)?;
             }
-            let checksum = if wanted.size == ByteCount::ZERO {
-                crate::tier::memory::checksum_bytes(&[])
+            let (checksum, fetched) = if wanted.size == ByteCount::ZERO {
+                (checksum_bytes(&[]), None)
             } else {
                 let fresh = || Mapping::new(&file, wanted.size).map_err(Error::io("mmap of a segment"));
                 let mapping = mapping.map_or_else(fresh, Ok)?;
@@ -257,7 +281,7 @@ impl Datapath {
             record.checksum = Some(checksum);
             self.tier.seal(&file, &record)?;
             self.put_back(&mut state, slot, Place::Solo(segment));
-            Ok(())
+            Ok(fetched)
         })();
         if loaded.is_err() {
             // A load that ran out of time may still fill it: its pages live as long as somebody maps them.

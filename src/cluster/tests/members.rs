@@ -168,10 +168,13 @@ fn an_object_is_read_into_a_region_and_its_checksum_returned() {
                 cluster.fetch(wanted, Duration::from_secs(20), soon()).into_region(&region, &Whole)
             })
         };
-        let checksum = fetch(wanted.clone()).await.unwrap().unwrap();
-        assert_eq!(checksum, xxhash_rust::xxh3::xxh3_64(&bytes));
+        let fetched = fetch(wanted.clone()).await.unwrap().unwrap();
+        assert_eq!(fetched.checksum, xxhash_rust::xxh3::xxh3_64(&bytes));
         let mut read = vec![0; bytes.len()];
         assert!(region.read_at(0, &mut read) && read == bytes);
+        assert_eq!(hosts[0].cluster.status().loans, 1, "it is lent until what was fetched is dropped");
+        drop(fetched);
+        until("what was lent is given back", || hosts[0].cluster.status().loans == 0).await;
         hosts[0].memory.state.lock().lends_wrong_bytes = true;
         let refused = fetch(wanted).await.unwrap();
         assert!(matches!(refused, Err(ClusterError::NoSource { asked: 1, .. })), "{refused:?}");

@@ -10,7 +10,7 @@ use tidefs_engine::types::{ByteCount, Checksum};
 use super::super::history::Ending;
 use super::super::{Datapath, Error, Place, State};
 use super::stamp_of;
-use crate::cluster::{Arrival, Copy, Fetch, Medium, Stamp, Wanted};
+use crate::cluster::{Arrival, Copy, Fetch, Fetched, Medium, Stamp, Wanted};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 
@@ -91,7 +91,7 @@ impl Datapath {
         away: &Away,
         (file, mapping): (&Arc<File>, Mapping),
         arrival: &dyn Arrival,
-    ) -> Result<Checksum, Error> {
+    ) -> Result<Fetched, Error> {
         let length = usize::try_from(mapping.length().get()).unwrap_or(usize::MAX);
         // Pages that stand already when the bytes come cost their transfer nothing.
         for offset in (0..length).step_by(POPULATED_AT_ONCE) {
@@ -101,7 +101,7 @@ impl Datapath {
             mapping.populate(offset, POPULATED_AT_ONCE);
         }
         let region = Arc::new(Region::of_mapping(Arc::new(mapping), Arc::clone(file), Access::Read));
-        fetch.into_region(&region, arrival).map(Checksum).map_err(|error| self.unreachable(ino, away, &error))
+        fetch.into_region(&region, arrival).map_err(|error| self.unreachable(ino, away, &error))
     }
 
     /// Nobody could give the object: who looks it up next asks again.

@@ -162,7 +162,7 @@ impl Datapath {
                 copies.push(Copy { member: from, medium: Medium::Memory });
             }
         }
-        self.promote(ino).map_err(|_| Unkept::NotNow)?;
+        drop(self.promote(ino).map_err(|_| Unkept::NotNow)?);
         let mut state = self.lock();
         let slot = state.tree.by_ino(ino).ok_or(Unkept::Gone)?;
         if state.sealed_stamp(slot) != Some(stamp) || state.remote_size(slot).is_some() {

@@ -193,7 +193,7 @@ impl Datapath {
                     return Ok(lent);
                 }
                 // What a disk lost is not held any more, and the catalog has been told so.
-                Err(Reluctance::OnSsd(ino)) => self.promote(ino).map_err(|_| Unlent::NotNow)?,
+                Err(Reluctance::OnSsd(ino)) => drop(self.promote(ino).map_err(|_| Unlent::NotNow)?),
                 Err(Reluctance::Unfinished) => {
                     let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::NotNow)?;
                     self.wait_for_release(left.min(Duration::from_millis(20)));
