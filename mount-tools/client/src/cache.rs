@@ -130,7 +130,8 @@ impl Cache {
     /// As [`Cache::get`].
     pub fn prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize, Error> {
         let names = batch::names_of(keys)?;
-        let mut present = self.kept.run(&names);
+        let is_kept = self.session.as_ref().is_some_and(|session| self.keeps(session));
+        let mut present = if is_kept { self.kept.run(&names) } else { 0 };
         while present < names.len() {
             let (more, end) = match &self.session {
                 None => (0, Some(Status::AskByFile)),
@@ -345,8 +346,9 @@ impl Cache {
 
     /// Gives back the references of views that were dropped, kept ones included. Without it they go back along with later ones.
     pub fn flush(&self) {
-        self.kept.clear();
-        if let Some(session) = &self.session {
+        // What a child of fork(2) inherited is its parent's to give back.
+        if let Some(session) = self.session.as_ref().filter(|session| !session.is_inherited()) {
+            self.kept.clear();
             session.give_back_all();
         }
     }

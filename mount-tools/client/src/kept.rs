@@ -194,9 +194,6 @@ impl Kept {
 
     /// How many of the names, from the first on, are kept.
     pub(crate) fn run(&self, names: &[Name<'_>]) -> usize {
-        if !self.is_on() {
-            return 0;
-        }
         let mut ended = Vec::new();
         let count = {
             let mut store = self.store.lock();

@@ -48,7 +48,7 @@ impl Cache {
     }
 
     /// Whether references are kept. Not in a child of fork(2): it must not use them.
-    fn keeps(&self, session: &Session) -> bool {
+    pub(crate) fn keeps(&self, session: &Session) -> bool {
         self.kept.is_on() && !session.is_inherited()
     }
 

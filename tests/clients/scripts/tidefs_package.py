@@ -339,6 +339,33 @@ def a_forked_child_gives_nothing_of_its_parent_back(cache):
     assert bytes(cache.get("begun")) == b"w" * MIB
 
 
+def a_forked_child_is_told_nothing_by_what_its_parent_kept(cache):
+    assert cache.keep(64 * MIB) == cache.is_fast
+    cache.put("kept", b"k" * 100_000)
+    for _ in range(2):
+        cache.get("kept").release()
+    assert cache.contains("kept") and cache.statistics()["kept_views"] == int(cache.is_fast)
+    is_gone, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            assert os.read(is_gone, 1) == b"g"
+            assert not cache.contains("kept") and cache.prefix(["kept"]) == 0 and cache.get("kept") is None
+            cache.flush()
+            cache.close()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    # What nobody has a reference to goes without a change of the clock that the child sees as well.
+    cache.flush()
+    os.unlink(os.path.join(sys.argv[1], "kept"))
+    os.write(tell, b"g")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(tell)
+    os.close(is_gone)
+
+
 def segments_are_pinned_once_and_let_go_before_they_are_unmapped(_cache):
     libc = ctypes.CDLL(None, use_errno=True)
     pinned, let_go = [], []
@@ -436,6 +463,7 @@ CASES = [
     "many_threads_share_one_cache",
     "what_was_found_outlives_its_cache",
     "a_forked_child_gives_nothing_of_its_parent_back",
+    "a_forked_child_is_told_nothing_by_what_its_parent_kept",
     "segments_are_pinned_once_and_let_go_before_they_are_unmapped",
     "a_failure_is_the_error_of_its_number",
     "the_hints_name_what_there_is",
