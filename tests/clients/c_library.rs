@@ -105,6 +105,17 @@ fn null_is_refused_everywhere_and_says_where() {
     assert_eq!(finished.output, "ok\n");
 }
 
+/// A cache that nobody closed has a thread that runs in it.
+#[test]
+fn the_library_stays_loaded_when_a_plug_in_gives_it_back() {
+    let library = Installed::new();
+    let source = checkout().join("tests/clients/conformance/unload.c");
+    // Not linked with it: it is loaded by name.
+    let program = library.compile("cc", &["-std=c11", "-Wl,--as-needed"], &source);
+    let nothing: [&str; 0] = [];
+    assert_eq!(library.run(&program, &nothing).success("unload").output, "stays\n");
+}
+
 #[test]
 fn the_headers_serve_c_plus_plus_and_the_structures_have_their_layout() {
     let library = Installed::new();

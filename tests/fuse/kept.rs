@@ -4,6 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -245,6 +246,52 @@ fn what_is_kept_and_not_looked_up_goes_back_and_can_be_evicted() {
     while fill("more") > 0 {
         assert!(started.elapsed() < Duration::from_secs(60), "they are kept for ever, unused");
         thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// A registration takes its time to end on the thread that gives back what is kept, and the cache is closed meanwhile.
+#[test]
+fn nothing_of_a_cache_goes_on_once_it_is_closed() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(MODE);
+    let Some(cache) = keeping(&mount, &kv) else { return };
+    let registered = Arc::new(());
+    let (ends, is_ending) = mpsc::sync_channel(1000);
+    let of_hook = Arc::clone(&registered);
+    cache.register_with(move |_, _| {
+        Some(Box::new(Ends { _registered: Arc::clone(&of_hook), ends: ends.clone() }))
+    });
+    for key in ["given up", "kept"] {
+        cache.flush();
+        cache.put(key, &pattern::object(1, MIB)).expect("put");
+        assert!(cache.get(key).expect("get").is_some());
+    }
+    // A segment of which somebody has seen the file is given up; the next request, which brings back what is kept, is told.
+    assert_eq!(fs::read(kv.join("given up")).expect("by file").len(), MIB);
+    for key in ["given up", "kept"] {
+        fs::remove_file(kv.join(key)).expect("unlink");
+    }
+    is_ending.recv_timeout(Duration::from_secs(30)).expect("the segment is unmapped");
+    drop(cache);
+    assert_eq!(Arc::strong_count(&registered), 1, "a registration outlives the cache");
+    let threads = fs::read_dir("/proc/self/task").expect("the threads").flatten();
+    let names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+    assert_eq!(names.filter(|name| name == "tidefs-kept\n").count(), 0, "a thread outlives the cache");
+}
+
+/// A registration that takes its time to end.
+#[derive(Debug)]
+struct Ends {
+    _registered: Arc<()>,
+    ends: mpsc::SyncSender<()>,
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.ends.try_send(());
+        thread::sleep(Duration::from_millis(200));
     }
 }
 

@@ -1,5 +1,6 @@
 //! The cache as a Python program sees it.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use tidefs_client::Pin;
 
+use crate::apart::drop_apart;
 use crate::arguments::{Key, raise};
 use crate::bytes::Bytes;
 use crate::register::Hooks;
@@ -24,11 +26,30 @@ const INTERRUPTIBLE: Duration = Duration::from_millis(50);
 #[pyclass(frozen, module = "tidefs")]
 pub(crate) struct Cache {
     /// `None` once it is closed.
-    inner: RwLock<Option<tidefs_client::Cache>>,
+    inner: RwLock<Option<Arc<Opened>>>,
+}
+
+/// A cache that is in use, by the object or by a call.
+///
+/// Dropping the last one waits for the thread that gives kept references back, and that may wait for the interpreter's lock.
+struct Opened(Option<tidefs_client::Cache>);
+
+impl Deref for Opened {
+    type Target = tidefs_client::Cache;
+
+    fn deref(&self) -> &Self::Target {
+        self.0.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        drop_apart(self.0.take());
+    }
 }
 
 impl Cache {
-    fn inner(&self) -> PyResult<tidefs_client::Cache> {
+    fn inner(&self) -> PyResult<Arc<Opened>> {
         let inner = self.inner.read().clone();
         inner.ok_or_else(|| PyValueError::new_err("the cache is closed"))
     }
@@ -39,7 +60,7 @@ impl Cache {
     #[new]
     fn new(py: Python<'_>, directory: PathBuf) -> PyResult<Self> {
         let inner = py.detach(|| tidefs_client::Cache::open(directory)).map_err(raise)?;
-        Ok(Self { inner: RwLock::new(Some(inner)) })
+        Ok(Self { inner: RwLock::new(Some(Arc::new(Opened(Some(inner))))) })
     }
 
     /// Whether objects are mapped; else all is done by file.
@@ -244,9 +265,9 @@ impl Cache {
     }
 
     /// Closes it. Its views and writers may outlive it.
-    fn close(&self, py: Python<'_>) {
+    fn close(&self) {
         let inner = self.inner.write().take();
-        py.detach(|| drop(inner));
+        drop(inner);
     }
 
     /// Itself, for a `with` block.
@@ -256,8 +277,8 @@ impl Cache {
 
     /// Closes it at the end of a `with` block.
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
-        self.close(py);
+    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
+        self.close();
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! Limits: Python 3.11 and later, whose stable interface has buffers.
 
+mod apart;
 mod arguments;
 mod bytes;
 mod cache;

@@ -10,6 +10,7 @@ use pyo3::ffi as python;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::apart::drop_apart;
 use crate::dlpack;
 use crate::ffi::{self, Shown};
 
@@ -24,11 +25,7 @@ impl Drop for Held {
             // Nor does this one ask, though another thread may have let go of many since.
             return view.drop_later();
         }
-        let mut view = Some(view);
-        let dropped = Python::try_attach(|py| py.detach(|| drop(view.take())));
-        if dropped.is_none() {
-            drop(view);
-        }
+        drop_apart(Some(view));
     }
 }
 

@@ -9,6 +9,7 @@ use pyo3::ffi as python;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::apart::drop_apart;
 use crate::arguments::raise;
 use crate::bytes::Bytes;
 use crate::dlpack;
@@ -51,16 +52,7 @@ impl Drop for Export {
             state.exports = state.exports.saturating_sub(1);
             if state.exports == 0 && state.is_doomed { state.writer.take() } else { None }
         };
-        if doomed.is_some() {
-            drop_apart(doomed);
-        }
-    }
-}
-
-/// Drops a writer, which tells the daemon, with the interpreter's lock released where this thread has it.
-fn drop_apart(mut writer: Option<tidefs_client::Writer>) {
-    if Python::try_attach(|py| py.detach(|| drop(writer.take()))).is_none() {
-        drop(writer);
+        drop_apart(doomed);
     }
 }
 
@@ -186,9 +178,7 @@ impl Writer {
             state.is_doomed = true;
             if state.exports == 0 { state.writer.take() } else { None }
         };
-        if given_up.is_some() {
-            drop_apart(given_up);
-        }
+        drop_apart(given_up);
     }
 
     fn __len__(&self) -> usize {

@@ -10,11 +10,14 @@
 //!
 //! Limits: as many bytes of objects as [`Cache::keep`](crate::Cache::keep) was told, which the cache cannot evict meanwhile, and
 //! `COUNT_MAX` objects; one that nobody looks up for `KEPT_FOR` is given back, also when the program does nothing.
-//! Threads: any; one lock, held for the look at a batch. A thread gives back what is old while anything is to be kept.
+//! Threads: any; one lock, held for the look at a batch. A thread of its own gives back what is old, and is over when the last
+//! cache is dropped: nothing of a cache that was closed is used afterwards.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use hashbrown::DefaultHashBuilder;
@@ -22,6 +25,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use tidefs_control_api::ioctl::{CLOCK_BEAT, CLOCK_BEAT_MS, CLOCK_BYTES, CLOCK_CHANGES, Features, Name};
 
+use crate::fork::Owner;
 use crate::memory::Mapping;
 use crate::session::Session;
 use crate::view::{Held, View};
@@ -136,13 +140,17 @@ impl Store {
     }
 }
 
+/// Made when something is to be kept first. Views are never dropped while it is locked: that may ask the daemon.
+type Shared = Mutex<Option<Store>>;
+
 /// The references that are kept.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     /// 0 while nothing is to be kept.
     bytes_max: AtomicUsize,
-    /// Made when something is to be kept first. Views are never dropped while it is locked: that may ask the daemon.
-    store: Mutex<Option<Store>>,
+    /// Started along with the store, and over before that is dropped.
+    sweeper: OnceLock<Sweeper>,
+    store: Arc<Shared>,
 }
 
 impl Kept {
@@ -150,7 +158,7 @@ impl Kept {
     ///
     /// # Errors
     /// What mapping the clock and starting a thread say.
-    pub(crate) fn set_limit(self: &Arc<Self>, session: &Arc<Session>, bytes_max: usize) -> io::Result<bool> {
+    pub(crate) fn set_limit(&self, session: &Arc<Session>, bytes_max: usize) -> io::Result<bool> {
         if !session.offers(Features::CLOCK) || session.is_inherited() {
             return Ok(false);
         }
@@ -160,10 +168,8 @@ impl Kept {
             Some(store) => store.bound(bytes_max, &mut ended),
             None if bytes_max > 0 => {
                 let clock = session.segments.map_clock(session.facts.clock.get(), CLOCK_BYTES)?;
-                let (kept, session) = (Arc::downgrade(self), Arc::downgrade(session));
-                std::thread::Builder::new()
-                    .name("tidefs-kept".to_owned())
-                    .spawn(move || sweep_until_dropped(&kept, &session))?;
+                // There is none yet: both are made once, under the lock.
+                let _ = self.sweeper.set(Sweeper::start(&self.store, session)?);
                 *store = Some(Store::new(clock));
             }
             None => {}
@@ -234,12 +240,46 @@ impl Kept {
     }
 }
 
-fn sweep_until_dropped(kept: &Weak<Kept>, session: &Weak<Session>) {
-    loop {
-        std::thread::sleep(SWEEP);
-        let (Some(kept), Some(session)) = (kept.upgrade(), session.upgrade()) else { return };
+/// The thread that gives back what is old. Dropping it waits until it is over.
+#[derive(Debug)]
+struct Sweeper {
+    /// Who started it. Its children have no such thread, and the locks that it held at the fork are held for ever.
+    owner: Owner,
+    /// `None` once it is to end.
+    running: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Sweeper {
+    fn start(store: &Arc<Shared>, session: &Arc<Session>) -> io::Result<Self> {
+        let (go_on, ends) = mpsc::channel();
+        let (store, owner, session) = (Arc::clone(store), session.owner(), Arc::downgrade(session));
+        let thread = thread::Builder::new()
+            .name("tidefs-kept".to_owned())
+            .spawn(move || sweep_until(&ends, &store, &session))?;
+        Ok(Self { owner, running: Some((go_on, thread)) })
+    }
+}
+
+impl Drop for Sweeper {
+    fn drop(&mut self) {
+        let Some((go_on, thread)) = self.running.take() else { return };
+        if self.owner.is_a_parent() {
+            return std::mem::forget((go_on, thread));
+        }
+        drop(go_on);
+        // A registration that ends on it may be what drops the cache.
+        if thread.thread().id() != thread::current().id() {
+            // Had it panicked, it would be over as well.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn sweep_until(ends: &Receiver<()>, store: &Shared, session: &Weak<Session>) {
+    while ends.recv_timeout(SWEEP) == Err(RecvTimeoutError::Timeout) {
+        let Some(session) = session.upgrade() else { return };
         let mut ended = Vec::new();
-        if let Some(store) = &mut *kept.store.lock() {
+        if let Some(store) = &mut *store.lock() {
             // What changed is let go of at once: its memory is in use for nobody.
             store.look(&mut ended);
             store.sweep(&mut ended);

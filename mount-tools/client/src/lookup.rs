@@ -91,7 +91,7 @@ impl Cache {
 
     /// Keeps references to the objects that were looked up last, up to so many bytes of them, when their views are dropped: who
     /// looks the same keys up again is answered without the daemon, in a tenth of a microsecond. What is kept cannot be evicted,
-    /// and is given back after some seconds without use. 0 ends it.
+    /// and is given back after some seconds without use, by a thread that dropping the last clone of the cache waits for. 0 ends it.
     ///
     /// Whatever is unlinked, replaced or forbidden is seen at once, as without it. Returns whether anything can be kept: not on
     /// another filesystem, nor with a daemon that has no names clock.

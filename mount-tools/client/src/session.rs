@@ -85,6 +85,11 @@ impl Session {
         session.offers(Features::MAPPING).then_some(session)
     }
 
+    /// The process that opened it.
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner
+    }
+
     /// Whether this process inherited it.
     pub(crate) fn is_inherited(&self) -> bool {
         self.owner.is_a_parent()

@@ -104,12 +104,50 @@ def views_end_while_another_thread_registers(cache):
     registrar.join()
 
 
+def a_cache_is_dropped_while_what_it_kept_goes_back(_cache):
+    """By its last reference, with the interpreter's lock, which the thread that gives things back wants meanwhile."""
+    is_ending = threading.Event()
+
+    def end(_registration):
+        is_ending.set()
+        time.sleep(0.2)
+
+    other = tidefs.Cache(sys.argv[1])
+    other.register_with(lambda address, length: address, end)
+    assert other.keep(64 * MIB)
+    give_up_a_segment_unseen(other, "kept as well", "given up")
+    assert is_ending.wait(HANG), "the segment was not unmapped"
+    del other
+    assert not any(thread == "tidefs-kept\n" for thread in threads_of_the_process())
+
+
+def give_up_a_segment_unseen(cache, kept, key):
+    """The same as above, with what is kept going next: who gives that back is told."""
+    cache.put(key, b"g" * MIB)
+    cache.get(key).release()
+    cache.flush()
+    cache.put(kept, b"k" * MIB)
+    cache.get(kept).release()
+    path = os.path.join(sys.argv[1], key)
+    with open(path, "rb") as file:
+        file.read(1)
+    os.unlink(path)
+    os.unlink(os.path.join(sys.argv[1], kept))
+
+
+def threads_of_the_process():
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as name:
+            yield name.read()
+
+
 def main():
     cases = [
         others_use_a_writer_while_a_registration_ends,
         a_part_of_a_sealed_object_is_refused,
         a_function_may_let_go_of_views,
         views_end_while_another_thread_registers,
+        a_cache_is_dropped_while_what_it_kept_goes_back,
     ]
     for case in cases:
         faulthandler.dump_traceback_later(HANG, exit=True)
