@@ -86,6 +86,16 @@ enum Connection {
 struct WayState {
     connection: Connection,
     cool_down: CoolDown,
+    /// What is said in place of connecting where the peer does not have this transport. It stays when the link is lost: the
+    /// peer is the same.
+    not_offered: Option<Error>,
+}
+
+impl WayState {
+    /// What it is while nothing is connected.
+    fn at_rest(&self) -> Connection {
+        self.not_offered.clone().map_or(Connection::None, Connection::Impossible)
+    }
 }
 
 /// One transport's way to a peer.
@@ -112,7 +122,8 @@ pub(super) enum Step {
 
 impl Way {
     fn new() -> Self {
-        let state = WayState { connection: Connection::None, cool_down: CoolDown::default() };
+        let state =
+            WayState { connection: Connection::None, cool_down: CoolDown::default(), not_offered: None };
         Self { state: Mutex::new(state), is_troubled: AtomicBool::new(false) }
     }
 
@@ -135,7 +146,7 @@ impl Way {
 
     pub(super) fn step(&self, now: Duration) -> Step {
         let mut state = self.state.lock();
-        let WayState { connection, cool_down } = &mut *state;
+        let WayState { connection, cool_down, .. } = &mut *state;
         match connection {
             Connection::Impossible(error) => Step::Impossible(error.clone()),
             Connection::Connecting => Step::Wait,
@@ -164,11 +175,11 @@ impl Way {
                 Connection::Ready(lane)
             }
             Err(error @ Error::Unavailable { .. }) => Connection::Impossible(error),
-            Err(Error::Cancelled) => Connection::None,
+            Err(Error::Cancelled) => state.at_rest(),
             Err(_) => {
                 state.cool_down.failed(now);
                 self.is_troubled.store(true, Ordering::Relaxed);
-                Connection::None
+                state.at_rest()
             }
         };
     }
@@ -201,25 +212,23 @@ impl Way {
     /// The peer's descriptor says whether it has this transport at all.
     pub(super) fn offered(&self, transport: &'static str, is_offered: bool, peer: PeerId) {
         let mut state = self.state.lock();
-        match (&state.connection, is_offered) {
-            (Connection::Impossible(_), true) => state.connection = Connection::None,
-            (Connection::None, false) => {
-                state.connection = Connection::Impossible(Error::Unavailable {
-                    transport,
-                    looked_for: format!("the same transport at peer {peer}").into(),
-                    cause: "it does not offer it".into(),
-                });
-            }
-            _ => {}
+        state.not_offered = (!is_offered).then(|| Error::Unavailable {
+            transport,
+            looked_for: format!("the same transport at peer {peer}").into(),
+            cause: "it does not offer it".into(),
+        });
+        if matches!(state.connection, Connection::None | Connection::Impossible(_)) {
+            state.connection = state.at_rest();
         }
     }
 
-    /// Forgets the connection and the past. Returns the lane, to be closed.
+    /// Forgets the connection and the past, but for what the peer does not have. Returns the lane, to be closed.
     pub(super) fn reset(&self) -> Option<Arc<Lane>> {
         let mut state = self.state.lock();
         state.cool_down.succeeded();
         self.is_troubled.store(false, Ordering::Relaxed);
-        match std::mem::replace(&mut state.connection, Connection::None) {
+        let at_rest = state.at_rest();
+        match std::mem::replace(&mut state.connection, at_rest) {
             Connection::Ready(lane) => Some(lane),
             // Who connects reports to nobody: the state is `None` already, and is overwritten with the result.
             Connection::None | Connection::Connecting | Connection::Impossible(_) => None,
@@ -315,5 +324,22 @@ impl Peer {
             return way.ready();
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Incarnation, MemberId};
+
+    #[test]
+    fn what_the_peer_does_not_have_is_not_asked_for_after_its_link_was_lost() {
+        let peer = PeerId { member: MemberId(1), incarnation: Incarnation(1) };
+        let (now, way) = (Duration::from_secs(1), Way::new());
+        way.offered("test", false, peer);
+        way.reset();
+        assert!(matches!(way.step(now), Step::Impossible(Error::Unavailable { .. })) && way.is_impossible());
+        way.offered("test", true, peer);
+        assert!(matches!(way.step(now), Step::Connect));
     }
 }
