@@ -72,11 +72,15 @@ impl RemoteRegion {
     }
 }
 
+/// Tells one connect of a way from those that were begun before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Attempt(u64);
+
 #[derive(Debug)]
 enum Connection {
     None,
     /// Somebody connects; the peer's `changed` tells when that has ended.
-    Connecting,
+    Connecting(Attempt),
     Ready(Arc<Lane>),
     /// This transport cannot reach that peer.
     Impossible(Error),
@@ -86,6 +90,8 @@ enum Connection {
 struct WayState {
     connection: Connection,
     cool_down: CoolDown,
+    /// The last that was begun.
+    attempt: Attempt,
     /// What is said in place of connecting where the peer does not have this transport. It stays when the link is lost: the
     /// peer is the same.
     not_offered: Option<Error>,
@@ -110,8 +116,9 @@ pub(super) struct Way {
 #[derive(Debug)]
 pub(super) enum Step {
     Use(Arc<Lane>),
-    /// The caller connects, and says how it went; the others wait.
-    Connect,
+    /// The caller sees to it that it is connected, and that the way is told how that went.
+    Connect(Attempt),
+    /// Somebody connects it, or somebody is to do so later.
     Wait,
     /// Out for this long.
     Out(Duration),
@@ -122,8 +129,12 @@ pub(super) enum Step {
 
 impl Way {
     fn new() -> Self {
-        let state =
-            WayState { connection: Connection::None, cool_down: CoolDown::default(), not_offered: None };
+        let state = WayState {
+            connection: Connection::None,
+            cool_down: CoolDown::default(),
+            attempt: Attempt::default(),
+            not_offered: None,
+        };
         Self { state: Mutex::new(state), is_troubled: AtomicBool::new(false) }
     }
 
@@ -144,12 +155,13 @@ impl Way {
         matches!(self.state.lock().connection, Connection::Impossible(_))
     }
 
-    pub(super) fn step(&self, now: Duration) -> Step {
+    /// What to do about it at `now`. Unless it `may_connect`, nothing is begun.
+    pub(super) fn step(&self, now: Duration, may_connect: bool) -> Step {
         let mut state = self.state.lock();
-        let WayState { connection, cool_down, .. } = &mut *state;
+        let WayState { connection, cool_down, attempt, .. } = &mut *state;
         match connection {
             Connection::Impossible(error) => Step::Impossible(error.clone()),
-            Connection::Connecting => Step::Wait,
+            Connection::Connecting(_) => Step::Wait,
             Connection::Ready(lane) if lane.endpoint().state() != EndpointState::Ready => {
                 let lane = Arc::clone(lane);
                 *connection = Connection::None;
@@ -157,31 +169,47 @@ impl Way {
                 self.is_troubled.store(true, Ordering::Relaxed);
                 Step::Failed(lane)
             }
+            Connection::None if !may_connect => Step::Wait,
             _ if !cool_down.admits(now) => Step::Out(cool_down.remaining(now)),
             Connection::Ready(lane) => Step::Use(Arc::clone(lane)),
             Connection::None => {
-                *connection = Connection::Connecting;
-                Step::Connect
+                attempt.0 += 1;
+                *connection = Connection::Connecting(*attempt);
+                Step::Connect(*attempt)
             }
         }
     }
 
-    /// How a connect that [`Step::Connect`] asked for has ended.
-    pub(super) fn connected(&self, result: Result<Arc<Lane>, Error>, now: Duration) {
+    /// How a connect that [`Step::Connect`] asked for has ended; [`Error::Cancelled`] when it was not tried. Returns a lane
+    /// that comes too late, to be closed: the link was lost meanwhile, and another connect may be under way, or over.
+    #[must_use]
+    pub(super) fn connected(
+        &self,
+        attempt: Attempt,
+        result: Result<Arc<Lane>, Error>,
+        now: Duration,
+    ) -> Option<Arc<Lane>> {
         let mut state = self.state.lock();
+        if !matches!(state.connection, Connection::Connecting(current) if current == attempt) {
+            return result.ok();
+        }
         state.connection = match result {
             Ok(lane) => {
                 state.cool_down.renewed(now);
                 Connection::Ready(lane)
             }
             Err(error @ Error::Unavailable { .. }) => Connection::Impossible(error),
-            Err(Error::Cancelled) => state.at_rest(),
+            Err(Error::Cancelled) => {
+                state.cool_down.renewed(now);
+                state.at_rest()
+            }
             Err(_) => {
                 state.cool_down.failed(now);
                 self.is_troubled.store(true, Ordering::Relaxed);
                 state.at_rest()
             }
         };
+        None
     }
 
     /// An operation has succeeded. Returns whether the way was in trouble before.
@@ -230,8 +258,8 @@ impl Way {
         let at_rest = state.at_rest();
         match std::mem::replace(&mut state.connection, at_rest) {
             Connection::Ready(lane) => Some(lane),
-            // Who connects reports to nobody: the state is `None` already, and is overwritten with the result.
-            Connection::None | Connection::Connecting | Connection::Impossible(_) => None,
+            // Who connects comes too late with what it says.
+            Connection::None | Connection::Connecting(_) | Connection::Impossible(_) => None,
         }
     }
 
@@ -251,7 +279,7 @@ impl Way {
                 format!("failed, tried again in {} ms", state.cool_down.remaining(now).as_millis())
             }
             Connection::None => "not connected".to_owned(),
-            Connection::Connecting => "connecting".to_owned(),
+            Connection::Connecting(_) => "connecting".to_owned(),
             Connection::Ready(lane) => match lane.endpoint().state() {
                 EndpointState::Ready => "ready".to_owned(),
                 EndpointState::Failed(error) => format!("failed: {error}"),
@@ -328,18 +356,4 @@ impl Peer {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::{Incarnation, MemberId};
-
-    #[test]
-    fn what_the_peer_does_not_have_is_not_asked_for_after_its_link_was_lost() {
-        let peer = PeerId { member: MemberId(1), incarnation: Incarnation(1) };
-        let (now, way) = (Duration::from_secs(1), Way::new());
-        way.offered("test", false, peer);
-        way.reset();
-        assert!(matches!(way.step(now), Step::Impossible(Error::Unavailable { .. })) && way.is_impossible());
-        way.offered("test", true, peer);
-        assert!(matches!(way.step(now), Step::Connect));
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use super::Inner;
 use super::descriptor::{Bytes, Describe, Described, Exchanged};
 use super::flight::Flight;
 use super::messages::{DESCRIBE, EXCHANGE};
-use super::peer::{Peer, RemoteRegion, Step};
+use super::peer::{Attempt, Peer, RemoteRegion, Step, Way};
 use crate::error::Error;
 use crate::link::Link;
 use crate::queue::Lane;
@@ -37,7 +37,7 @@ impl Inner {
 
     /// The best way to `peer` among the transports that `usable` names by their place, opened when it is not.
     pub(super) async fn open_way(
-        &self,
+        self: &Arc<Self>,
         peer: &Arc<Peer>,
         usable: impl Fn(usize) -> bool,
         deadline: Instant,
@@ -60,12 +60,14 @@ impl Inner {
         }
     }
 
+    /// A better way that is being connected holds nobody up who can go by another.
     async fn look_for_way(
-        &self,
+        self: &Arc<Self>,
         peer: &Arc<Peer>,
         usable: &impl Fn(usize) -> bool,
         deadline: Instant,
     ) -> Result<Found, Error> {
+        let mut is_connecting = false;
         let mut soonest: Option<Duration> = None;
         let mut refusal = None;
         for (index, way) in peer.ways.iter().enumerate() {
@@ -73,18 +75,18 @@ impl Inner {
             if !usable(index) {
                 continue;
             }
-            match way.step(self.now()) {
+            match way.step(self.now(), !is_connecting) {
                 Step::Use(lane) => {
-                    if soonest.is_some() {
+                    if is_connecting || soonest.is_some() {
                         self.metrics.slices_fallen_back_total.add(1);
                     }
                     return Ok(Found::Way(lane));
                 }
-                Step::Connect => {
-                    self.connect_way(peer, index, deadline).await?;
+                Step::Connect(attempt) => {
+                    self.begin_connect(peer, index, attempt, deadline).await?;
                     return Ok(Found::Again);
                 }
-                Step::Wait => return Ok(Found::Wait(None)),
+                Step::Wait => is_connecting = true,
                 Step::Out(remaining) => {
                     soonest = Some(soonest.map_or(remaining, |known| known.min(remaining)))
                 }
@@ -93,12 +95,13 @@ impl Inner {
                     self.metrics.endpoints_failed_total.add(1);
                     tracing::warn!(peer = %peer.id, transport = name, state = ?lane.endpoint().state(),
                         "a connection failed; another transport is used until it is back");
-                    self.runtime.spawn(async move { lane.endpoint().close().await });
+                    self.close_lane(lane);
                     return Ok(Found::Again);
                 }
             }
         }
         match (soonest, refusal) {
+            _ if is_connecting => Ok(Found::Wait(soonest)),
             (Some(remaining), _) => Ok(Found::Wait(Some(remaining))),
             (None, Some(error)) => Err(error),
             (None, None) => Err(Error::Unavailable {
@@ -109,36 +112,25 @@ impl Inner {
         }
     }
 
-    /// Connects one way. An error is of the peer as a whole; a failure of the transport is noted in the way.
-    async fn connect_way(&self, peer: &Arc<Peer>, index: usize, deadline: Instant) -> Result<(), Error> {
-        // Whatever becomes of this future, who waits for the way is told.
-        let guard = Connecting { engine: self, peer, index, is_done: false };
-        let deadline = deadline.min(Instant::now() + self.config.connect_timeout);
-        let link = match self.link(peer, deadline).await {
-            Ok(link) => link,
-            Err(error) => {
-                guard.done(Err(Error::Cancelled));
-                return Err(error);
-            }
-        };
-        let transport = &self.transports[index];
-        let exchange = LinkExchange { link, transport: transport.name(), deadline };
-        let connected = tokio::time::timeout_at(deadline.into(), transport.connect(peer.id, &exchange)).await;
-        let connected = connected.unwrap_or(Err(Error::DeadlinePassed)).map(|endpoint| {
-            let host = self.host.get_or_init(|| Arc::new(Topology::of_this_host()));
-            let (name, rails) = (transport.name(), transport.rails());
-            Arc::new(Lane::new(name, transport.capabilities(), rails, host, endpoint))
-        });
-        if let Err(error) = &connected {
-            self.metrics.connects_failed_total.add(1);
-            let name = transport.name();
-            if matches!(error, Error::Unavailable { .. }) {
-                tracing::debug!(peer = %peer.id, transport = name, %error, "not a way to this peer");
-            } else {
-                tracing::warn!(peer = %peer.id, transport = name, %error, "a transport cannot connect");
-            }
-        }
-        guard.done(connected);
+    fn close_lane(&self, lane: Arc<Lane>) {
+        self.runtime.spawn(async move { lane.endpoint().close().await });
+    }
+
+    /// Begins to connect one way, once there is a link. It goes on whoever gives up waiting for it, for as long as one
+    /// attempt may take: a transport that hangs is out for a while like one that fails, and is not tried by one request
+    /// after the other. An error is of the peer as a whole; a failure of the transport is noted in the way.
+    async fn begin_connect(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        index: usize,
+        attempt: Attempt,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        // Whatever becomes of this future and of the task, who waits for the way is told.
+        let connecting =
+            Connecting { engine: Arc::clone(self), peer: Arc::clone(peer), index, attempt, is_done: false };
+        let link = self.link(peer, deadline).await?;
+        self.runtime.spawn(connecting.run(link));
         Ok(())
     }
 
@@ -276,8 +268,8 @@ impl Inner {
         // What was granted to a peer is taken back also when nothing was ever asked of it from here.
         self.transports.iter().for_each(|transport| transport.forget(id));
         let Some(peer) = self.peers.read().get(&id).cloned() else { return };
-        for lane in peer.ways.iter().filter_map(super::peer::Way::reset) {
-            self.runtime.spawn(async move { lane.endpoint().close().await });
+        for lane in peer.ways.iter().filter_map(Way::reset) {
+            self.close_lane(lane);
         }
         peer.forget_regions();
         peer.changed.notify_waiters();
@@ -294,26 +286,46 @@ enum Found {
 }
 
 /// Somebody is connecting a way: says so to the way when it is over, dropped futures included.
-struct Connecting<'a> {
-    engine: &'a Inner,
-    peer: &'a Peer,
+struct Connecting {
+    engine: Arc<Inner>,
+    peer: Arc<Peer>,
     index: usize,
+    attempt: Attempt,
     is_done: bool,
 }
 
-impl Connecting<'_> {
-    fn done(mut self, result: Result<Arc<Lane>, Error>) {
-        self.report(result);
+impl Connecting {
+    async fn run(mut self, link: Arc<Link>) {
+        let engine = Arc::clone(&self.engine);
+        let deadline = Instant::now() + engine.config.connect_timeout;
+        let transport = &engine.transports[self.index];
+        let (peer, name) = (self.peer.id, transport.name());
+        let exchange = LinkExchange { link, transport: name, deadline };
+        let connected = tokio::time::timeout_at(deadline.into(), transport.connect(peer, &exchange)).await;
+        let connected = connected.unwrap_or(Err(Error::DeadlinePassed)).map(|endpoint| {
+            let host = engine.host.get_or_init(|| Arc::new(Topology::of_this_host()));
+            Arc::new(Lane::new(name, transport.capabilities(), transport.rails(), host, endpoint))
+        });
+        if let Err(error) = &connected {
+            engine.metrics.connects_failed_total.add(1);
+            if matches!(error, Error::Unavailable { .. }) {
+                tracing::debug!(peer = %peer, transport = name, %error, "not a way to this peer");
+            } else {
+                tracing::warn!(peer = %peer, transport = name, %error, "a transport cannot connect");
+            }
+        }
+        self.report(connected);
     }
 
     fn report(&mut self, result: Result<Arc<Lane>, Error>) {
         self.is_done = true;
-        self.peer.ways[self.index].connected(result, self.engine.now());
+        let late = self.peer.ways[self.index].connected(self.attempt, result, self.engine.now());
+        late.into_iter().for_each(|lane| self.engine.close_lane(lane));
         self.peer.changed.notify_waiters();
     }
 }
 
-impl Drop for Connecting<'_> {
+impl Drop for Connecting {
     fn drop(&mut self) {
         if !self.is_done {
             self.report(Err(Error::Cancelled));

@@ -160,7 +160,8 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// a peer touches its memory any more. Unknown ids are ignored.
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()>;
 
-    /// Connects to `peer`, whose engine offers this transport too. Called once at a time for each peer.
+    /// Connects to `peer`, whose engine offers this transport too. Called once at a time for each peer and link: what comes of a
+    /// call from before the link was lost is closed.
     ///
     /// # Errors
     /// [`Error::TransportFailed`], [`Error::PeerGone`], or what `exchange` says. [`Error::Unavailable`] when this

@@ -1,5 +1,7 @@
 //! Two engines that move bytes, over real sockets and shared memory: what the engine promises whoever embeds it.
 
+mod ways;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -407,52 +409,6 @@ fn a_host_without_ipv4_and_one_with_both_are_reached() {
         here.connect(&runtime, &there);
         let read = here.request(&there, Direction::Read, 0, 0, 4096);
         here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
-    }
-}
-
-/// One operation fails, and seven more want to go the same way: when it may be tried again, the first of them tries
-/// it, and the others follow at once, not each a cool-down after the one before it.
-#[test]
-fn a_way_that_works_again_is_used_by_all_who_wait_for_it() {
-    const FAILS: u64 = 8;
-    let runtime = runtime();
-    let there = end(&runtime, SOCKETS);
-    let id = PeerId { member: member(), incarnation: Incarnation(1) };
-    let config = EngineConfig {
-        link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
-        ..EngineConfig::new(id)
-    };
-    let faults = Faults::new(FaultOptions { fail_every: FAILS, ..FaultOptions::default() });
-    let here = start_with(&runtime, config, Access::ReadWrite, |parts| faulty_tcp(parts, &faults));
-    here.connect(&runtime, &there);
-    let read = here.request(&there, Direction::Read, 0, 0, 4096);
-    let submit = |count| here.engine.submit(Batch::new(vec![read; count], soon())).wait();
-    (1..FAILS).for_each(|_| submit(1).into_result().unwrap());
-    // The one that fails. No time is left to try it again.
-    let brief = Batch::new(vec![read], Instant::now() + Duration::from_millis(50));
-    assert!(here.engine.submit(brief).wait().into_result().is_err());
-    let report = submit(7);
-    assert!(report.elapsed < Duration::from_millis(450), "7 cool-downs take 700 ms: {:?}", report.elapsed);
-    report.into_result().unwrap();
-}
-
-/// Three of four operations fail at once, for longer than any count of attempts would last: each is tried until it is
-/// through.
-#[test]
-fn what_fails_is_tried_again_until_its_deadline() {
-    let runtime = runtime();
-    let there = end(&runtime, SOCKETS);
-    let id = PeerId { member: member(), incarnation: Incarnation(1) };
-    let config = EngineConfig {
-        link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
-        ..EngineConfig::new(id)
-    };
-    let faults = Faults::new(FaultOptions { seed: 7, failure: 0.75, ..FaultOptions::default() });
-    let here = start_with(&runtime, config, Access::ReadWrite, |parts| faulty_tcp(parts, &faults));
-    here.connect(&runtime, &there);
-    let read = here.request(&there, Direction::Read, 0, 0, 4096);
-    for _ in 0..3 {
-        here.engine.submit(Batch::new(vec![read; 2], soon())).wait().into_result().unwrap();
     }
 }
 

@@ -1,0 +1,105 @@
+//! One way, told what becomes of it step by step.
+
+use std::collections::VecDeque;
+
+use super::*;
+use crate::topology::Topology;
+use crate::transport::{BatchId, BoxFuture, Capabilities, Endpoint, Operation, Rail, RailLoad};
+use crate::types::{Incarnation, MemberId, RailId};
+
+const PEER: PeerId = PeerId { member: MemberId(1), incarnation: Incarnation(1) };
+
+/// Stands, and carries nothing.
+#[derive(Debug)]
+struct Still;
+
+impl Endpoint for Still {
+    fn post(&self, _: &mut VecDeque<Operation>) {}
+
+    fn cancel(&self, _: BatchId) {}
+
+    fn state(&self) -> EndpointState {
+        EndpointState::Ready
+    }
+
+    fn load(&self) -> Vec<RailLoad> {
+        Vec::new()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+fn lane() -> Arc<Lane> {
+    let capabilities = Capabilities {
+        operation_bytes_max: ByteCount(4096),
+        slice_bytes: ByteCount(4096),
+        operations_max: 1,
+        is_local: true,
+        needs_target_cpu: false,
+        needs_local_registration: false,
+    };
+    let rail =
+        Rail { id: RailId(0), name: "test".into(), numa: None, pci_links: None, nominal_bytes_per_second: 0 };
+    Arc::new(Lane::new("test", capabilities, vec![rail], &Arc::new(Topology::default()), Arc::new(Still)))
+}
+
+fn begin(way: &Way, now: Duration) -> Attempt {
+    match way.step(now, true) {
+        Step::Connect(attempt) => attempt,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The link is lost while somebody connects, and back; the second connect is through before the first has ended.
+#[test]
+fn a_connect_from_before_the_link_was_lost_changes_nothing_when_it_ends() {
+    let now = Duration::from_secs(1);
+    let failed = || Err(Error::DeadlinePassed);
+    for of_the_first in [failed(), Ok(lane()), Err(Error::Cancelled)] {
+        let way = Way::new();
+        let first = begin(&way, now);
+        assert!(way.reset().is_none());
+        let second = begin(&way, now);
+        let good = lane();
+        assert!(way.connected(second, Ok(Arc::clone(&good)), now).is_none());
+        let late = of_the_first.as_ref().ok().cloned();
+        let handed_back = way.connected(first, of_the_first, now);
+        assert_eq!(handed_back.map(|lane| Arc::as_ptr(&lane)), late.map(|lane| Arc::as_ptr(&lane)));
+        assert!(way.ready().is_some_and(|ready| Arc::ptr_eq(&ready, &good)), "{}", way.describe(now));
+    }
+    // Nor does it end a wait for the second.
+    let way = Way::new();
+    let first = begin(&way, now);
+    way.reset();
+    let second = begin(&way, now);
+    assert!(way.connected(first, failed(), now).is_none());
+    assert_eq!(way.describe(now), "connecting");
+    assert!(way.connected(second, Ok(lane()), now).is_none() && way.ready().is_some());
+}
+
+#[test]
+fn what_the_peer_does_not_have_is_not_asked_for_after_its_link_was_lost() {
+    let now = Duration::from_secs(1);
+    let way = Way::new();
+    way.offered("test", false, PEER);
+    way.reset();
+    assert!(
+        matches!(way.step(now, true), Step::Impossible(Error::Unavailable { .. })) && way.is_impossible()
+    );
+    way.offered("test", true, PEER);
+    let attempt = begin(&way, now);
+    // What only a connect found out may be otherwise now.
+    let refused = Error::Unavailable { transport: "test", looked_for: "it".into(), cause: "a cause".into() };
+    assert!(way.connected(attempt, Err(refused), now).is_none() && way.is_impossible());
+    way.reset();
+    begin(&way, now);
+}
+
+#[test]
+fn a_way_that_nobody_is_to_connect_now_is_left_as_it_is() {
+    let way = Way::new();
+    assert!(matches!(way.step(Duration::ZERO, false), Step::Wait));
+    assert_eq!(way.describe(Duration::ZERO), "not connected");
+}

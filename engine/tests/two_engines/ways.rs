@@ -1,0 +1,154 @@
+//! Ways that are in trouble, and what goes by others meanwhile.
+
+use std::sync::atomic::AtomicBool;
+
+use tidefs_engine::memory::Region;
+use tidefs_engine::transport::{Capabilities, Endpoint, Exchange, Rail};
+use tokio::sync::Notify;
+
+use super::*;
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
+        ..EngineConfig::new(PeerId { member: member(), incarnation: Incarnation(1) })
+    }
+}
+
+/// One operation fails, and seven more want to go the same way: when it may be tried again, the first of them tries
+/// it, and the others follow at once, not each a cool-down after the one before it.
+#[test]
+fn a_way_that_works_again_is_used_by_all_who_wait_for_it() {
+    const FAILS: u64 = 8;
+    let runtime = runtime();
+    let there = end(&runtime, SOCKETS);
+    let faults = Faults::new(FaultOptions { fail_every: FAILS, ..FaultOptions::default() });
+    let here = start_with(&runtime, config(), Access::ReadWrite, |parts| faulty_tcp(parts, &faults));
+    here.connect(&runtime, &there);
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    let submit = |count| here.engine.submit(Batch::new(vec![read; count], soon())).wait();
+    (1..FAILS).for_each(|_| submit(1).into_result().unwrap());
+    // The one that fails. No time is left to try it again.
+    let brief = Batch::new(vec![read], Instant::now() + Duration::from_millis(50));
+    assert!(here.engine.submit(brief).wait().into_result().is_err());
+    let report = submit(7);
+    assert!(report.elapsed < Duration::from_millis(450), "7 cool-downs take 700 ms: {:?}", report.elapsed);
+    report.into_result().unwrap();
+}
+
+/// Three of four operations fail at once, for longer than any count of attempts would last: each is tried until it is
+/// through.
+#[test]
+fn what_fails_is_tried_again_until_its_deadline() {
+    let runtime = runtime();
+    let there = end(&runtime, SOCKETS);
+    let faults = Faults::new(FaultOptions { seed: 7, failure: 0.75, ..FaultOptions::default() });
+    let here = start_with(&runtime, config(), Access::ReadWrite, |parts| faulty_tcp(parts, &faults));
+    here.connect(&runtime, &there);
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    for _ in 0..3 {
+        here.engine.submit(Batch::new(vec![read; 2], soon())).wait().into_result().unwrap();
+    }
+}
+
+/// How a [`Moody`] transport behaves, and what it was asked.
+#[derive(Debug, Default)]
+struct Mood {
+    /// Whether who connects waits, for `go_on`; then it is refused.
+    hangs: AtomicBool,
+    connects: AtomicU64,
+    go_on: Notify,
+    forgotten: AtomicU64,
+}
+
+/// A transport of which only the connecting is known: it refuses, or does not end.
+#[derive(Debug)]
+struct Moody {
+    inner: Arc<dyn Transport>,
+    mood: Arc<Mood>,
+}
+
+impl Transport for Moody {
+    fn name(&self) -> &'static str {
+        "moody"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn rails(&self) -> Vec<Rail> {
+        self.inner.rails()
+    }
+
+    fn register(&self, _: RegionId, _: &Arc<Region>) -> Result<Vec<u8>, Error> {
+        Ok(Vec::new())
+    }
+
+    fn unregister(&self, _: RegionId) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    fn connect<'a>(
+        &'a self,
+        _: PeerId,
+        _: &'a dyn Exchange,
+    ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
+        self.mood.connects.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async {
+            if self.mood.hangs.load(Ordering::Relaxed) {
+                self.mood.go_on.notified().await;
+            }
+            Err(Error::Refused { cause: "not now".into() })
+        })
+    }
+
+    fn answer(&self, _: PeerId, _: &[u8]) -> Result<Vec<u8>, Error> {
+        Err(Error::Refused { cause: "nobody asks".into() })
+    }
+
+    fn forget(&self, _: PeerId) {
+        self.mood.forgotten.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// An engine whose best transport is moody, and the other `tcp`.
+fn moody(runtime: &Runtime, mood: &Arc<Mood>) -> End {
+    start_with(runtime, config(), Access::ReadWrite, |parts| {
+        let inner = TransportName::Tcp.open(&TransportOptions::default(), parts)?;
+        let moody = Moody { inner: Arc::clone(&inner), mood: Arc::clone(mood) };
+        Ok(vec![Arc::new(moody), inner])
+    })
+}
+
+/// Who asks does not wait for it, and who gives up after 100 ms does not have the next one begin anew.
+#[test]
+fn a_better_way_that_hangs_while_it_is_connected_holds_nobody_up() {
+    let runtime = runtime();
+    let mood = Arc::new(Mood::default());
+    let (here, there) = (moody(&runtime, &mood), moody(&runtime, &Arc::default()));
+    here.connect(&runtime, &there);
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
+    mood.hangs.store(true, Ordering::Relaxed);
+    // Its cool-down is over.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = mood.connects.load(Ordering::Relaxed);
+    let mut given_up = 0_usize;
+    for _ in 0..20 {
+        let handle = here.engine.submit(Batch::new(vec![read], soon()));
+        match handle.wait_for(Duration::from_millis(100)) {
+            Ok(report) => report.into_result().unwrap(),
+            Err(handle) => {
+                given_up += 1;
+                drop(handle);
+            }
+        }
+    }
+    assert!(given_up < 5, "{given_up} of 20 took more than 100 ms, by a way that was ready");
+    assert_eq!(mood.connects.load(Ordering::Relaxed) - before, 1, "one attempt hangs still");
+}
