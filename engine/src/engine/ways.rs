@@ -315,6 +315,10 @@ impl Connecting {
             }
         }
         self.report(connected);
+        // Lost meanwhile: what the transport was told of the peer since then, nobody else takes back.
+        if engine.links.link(peer).is_none() {
+            transport.forget(peer);
+        }
     }
 
     fn report(&mut self, result: Result<Arc<Lane>, Error>) {

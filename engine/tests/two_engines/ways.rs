@@ -8,6 +8,15 @@ use tokio::sync::Notify;
 
 use super::*;
 
+/// Waits until `holds`; panics after long.
+fn until(holds: &dyn Fn() -> bool) {
+    let limit = soon();
+    while !holds() {
+        assert!(Instant::now() < limit, "what was waited for did not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 fn config() -> EngineConfig {
     EngineConfig {
         link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
@@ -151,4 +160,22 @@ fn a_better_way_that_hangs_while_it_is_connected_holds_nobody_up() {
     }
     assert!(given_up < 5, "{given_up} of 20 took more than 100 ms, by a way that was ready");
     assert_eq!(mood.connects.load(Ordering::Relaxed) - before, 1, "one attempt hangs still");
+}
+
+/// Else what it was told meanwhile would stay with it for ever.
+#[test]
+fn a_transport_that_connects_while_the_link_is_lost_is_told_to_forget_the_peer_again() {
+    let runtime = runtime();
+    let mood = Arc::new(Mood { hangs: AtomicBool::new(true), ..Mood::default() });
+    let (here, there) = (moody(&runtime, &mood), moody(&runtime, &Arc::default()));
+    let descriptor = there.engine.descriptor();
+    runtime.spawn({
+        let engine = here.engine.clone();
+        async move { engine.connect(&descriptor, soon()).await }
+    });
+    until(&|| mood.connects.load(Ordering::Relaxed) == 1);
+    runtime.block_on(there.engine.close());
+    until(&|| mood.forgotten.load(Ordering::Relaxed) == 1);
+    mood.go_on.notify_one();
+    until(&|| mood.forgotten.load(Ordering::Relaxed) == 2);
 }
