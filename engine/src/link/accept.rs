@@ -111,10 +111,7 @@ async fn settle(links: &Arc<Links>, stream: Stream, identity: Identity) -> Resul
                 links.run(&link);
                 return Ok(());
             }
-            Admission::After(link) => {
-                link.end(link.gone("it connected anew"));
-                link.wait_ended().await;
-            }
+            Admission::After(link) => link.give_way().await,
             Admission::Refused(verdict) => {
                 if let Some(stream) = &stream {
                     greet::answer(stream, verdict).await.map_err(system)?;

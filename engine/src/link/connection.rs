@@ -326,6 +326,12 @@ impl Link {
         let _ = self.send(&Header::bare(Kind::Ping), Vec::new(), true);
     }
 
+    /// Ends for another connection of the same member. Resolves as [`Self::wait_ended`].
+    pub(super) async fn give_way(&self) {
+        self.end(self.gone("it connected anew"));
+        self.wait_ended().await;
+    }
+
     /// Resolves when nothing of the link will be called any more.
     pub(super) async fn wait_ended(&self) {
         // The sender is a field of `self`, so it is not dropped.

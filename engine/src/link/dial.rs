@@ -33,7 +33,7 @@ impl Links {
             }
             let (stream, identity, verdict) = self.dial_any(peer, addresses, None, deadline).await?;
             match verdict {
-                Verdict::Welcome => return self.register(stream, identity),
+                Verdict::Welcome => return self.register(stream, &identity).await,
                 Verdict::Duplicate if Instant::now() + pause < deadline => {
                     drop(stream);
                     tokio::time::sleep(pause).await;

@@ -3,6 +3,7 @@
 //! Two engines may dial each other at once. Then the connection that the smaller [`PeerId`] dials stays: the smaller
 //! refuses the other as a duplicate, and the larger waits for it.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
 use std::io::IoSlice;
@@ -22,7 +23,7 @@ use super::stream::Stream;
 use super::tls::Encryption;
 use super::{BootId, Link, LinkConfig, LinkEvents, accept, socket};
 use crate::error::Error;
-use crate::types::{BoxFuture, PeerId};
+use crate::types::{BoxFuture, MemberId, PeerId};
 
 /// A transport that takes streams of bytes to which it granted tokens.
 pub(crate) trait Adopter: Send + Sync + fmt::Debug {
@@ -63,10 +64,18 @@ struct State {
     dialling: HashMap<PeerId, watch::Receiver<Dialled>>,
 }
 
+impl State {
+    /// The link to the latest incarnation of a member, up or not.
+    fn latest_of(&self, member: MemberId) -> Option<&Arc<Link>> {
+        let of_member = self.links.values().filter(|link| link.peer().member == member);
+        of_member.max_by_key(|link| link.peer().incarnation)
+    }
+}
+
 /// What is to be done with a proved connection that wants to be a link.
 #[derive(Debug)]
 pub(super) enum Admission {
-    /// It is registered, and the peer was told; it has to be run.
+    /// It is registered, and both ends know; one that the peer dialled has to be run.
     Taken(Arc<Link>),
     /// This link has to end first.
     After(Arc<Link>),
@@ -259,8 +268,7 @@ impl Links {
         if *self.closing.borrow() || peer == self.me {
             return Ok(Admission::Refused(Verdict::Unwanted));
         }
-        let of_member = state.links.values().filter(|link| link.peer().member == peer.member);
-        if let Some(link) = of_member.max_by_key(|link| link.peer().incarnation) {
+        if let Some(link) = state.latest_of(peer.member) {
             if link.peer().incarnation > peer.incarnation {
                 return Ok(Admission::Refused(Verdict::Unwanted));
             }
@@ -286,21 +294,42 @@ impl Links {
         Ok(Admission::Taken(link))
     }
 
-    /// Takes a connection that was dialled here and welcomed there.
-    pub(super) fn register(&self, stream: Stream, identity: Identity) -> Result<Arc<Link>, Error> {
-        let mut state = self.state.lock();
+    /// Takes a connection that was dialled here and welcomed there, once the links to earlier incarnations have ended: a
+    /// process that was only halted would go on with what it was granted.
+    pub(super) async fn register(&self, stream: Stream, identity: &Identity) -> Result<Arc<Link>, Error> {
+        let mut stream = Some(stream);
+        loop {
+            match self.admit_dialled(&mut stream, identity)? {
+                Admission::Taken(link) => return Ok(link),
+                Admission::After(link) => link.give_way().await,
+                Admission::Refused(_) => {
+                    let cause = "a later incarnation of it is known".into();
+                    return Err(Error::PeerGone { peer: identity.peer, cause });
+                }
+            }
+        }
+    }
+
+    /// Decides about a connection that was dialled here. `stream` is taken with a link that is new, which then runs.
+    fn admit_dialled(&self, stream: &mut Option<Stream>, identity: &Identity) -> Result<Admission, Error> {
         let peer = identity.peer;
+        let mut state = self.state.lock();
         if *self.closing.borrow() {
             return Err(Error::Closed);
         }
-        if let Some(link) = state.links.get(&peer) {
-            return Ok(Arc::clone(link));
+        if let Some(link) = state.latest_of(peer.member) {
+            return Ok(match link.peer().incarnation.cmp(&peer.incarnation) {
+                Ordering::Greater => Admission::Refused(Verdict::Unwanted),
+                Ordering::Equal if link.is_up() => Admission::Taken(Arc::clone(link)),
+                Ordering::Equal | Ordering::Less => Admission::After(Arc::clone(link)),
+            });
         }
-        let link = self.new_link(stream, identity, true)?;
+        let Some(stream) = stream.take() else { return Err(Error::Closed) };
+        let link = self.new_link(stream, identity.clone(), true)?;
         state.links.insert(peer, Arc::clone(&link));
         drop(state);
         self.run(&link);
-        Ok(link)
+        Ok(Admission::Taken(link))
     }
 
     fn new_link(&self, stream: Stream, identity: Identity, is_dialled: bool) -> Result<Arc<Link>, Error> {

@@ -133,6 +133,24 @@ async fn a_later_incarnation_takes_the_place_of_an_earlier_one() {
     assert!(matches!(refused, Error::PeerGone { .. }), "{refused}");
 }
 
+/// The earlier one is halted, say: its process lives, and would go on with what it was granted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_incarnation_that_is_dialled_takes_the_place_of_an_earlier_one_too() {
+    let node = Node::start(1);
+    let earlier = Node::with(peer(2, 1), config());
+    let link = earlier.connect(&node).await.unwrap();
+    let later = Node::with(peer(2, 2), config());
+    node.connect(&later).await.unwrap();
+    let (old, new) = (earlier.me, later.me);
+    let wanted = [Event::Connected(old), Event::Disconnected(old), Event::Connected(new)];
+    assert_eq!(node.seen.events(), wanted);
+    assert!(link.call(ECHO, Vec::new(), soon()).await.is_err());
+    let refused = node.connect(&earlier).await.unwrap_err();
+    assert!(matches!(refused, Error::PeerGone { .. }), "{refused}");
+    assert_eq!(node.seen.events(), wanted);
+    assert!(node.links.link(new).is_some() && node.links.link(old).is_none());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_at_the_address_is_said_with_the_address() {
     let a = Node::start(1);
