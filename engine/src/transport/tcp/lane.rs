@@ -182,21 +182,23 @@ impl Lane {
 
     /// Ends the operations that `is_given_up` says with `error`.
     pub(super) fn give_up(&self, is_given_up: impl Fn(&Operation) -> bool, error: &Error) {
-        let mut ended: HashMap<u64, Operation> = {
-            let mut state = self.state.lock();
-            let ended: HashMap<_, _> =
-                state.pending.extract_if(|_, operation| is_given_up(operation)).collect();
-            state.entry.retain(|frame| !ended.contains_key(&frame.operation()));
-            ended
-        };
+        let mut ended: HashMap<u64, Operation> =
+            self.state.lock().pending.extract_if(|_, operation| is_given_up(operation)).collect();
         if ended.is_empty() {
             return;
         }
-        self.outbox.lock().give_up(|frame| ended.contains_key(&frame.operation()));
+        self.unsend(|frame| ended.contains_key(&frame.operation()));
         self.inbox.lock().give_up(|incoming| ended.contains_key(&incoming.header.operation));
         for (id, operation) in ended.drain() {
             self.finish_when_free(id, operation, Err(error.clone()));
         }
+    }
+
+    /// Sends nothing more of the frames that `is_meant` says. First where they come from: whoever sends moves them from there
+    /// to the outbox, and one that is moved after the outbox was looked through would go out.
+    fn unsend(&self, is_meant: impl Fn(&Outgoing) -> bool) {
+        self.state.lock().entry.retain(|frame| !is_meant(frame));
+        self.outbox.lock().give_up(is_meant);
     }
 
     /// Whether payload goes without a copy.
@@ -333,9 +335,7 @@ impl Lane {
                 continue;
             }
             // A peer that answers before it has everything does not make us send memory that is not ours any more.
-            let is_this = |frame: &Outgoing| frame.operation() == id;
-            self.outbox.lock().give_up(is_this);
-            self.state.lock().entry.retain(|frame| !is_this(frame));
+            self.unsend(|frame| frame.operation() == id);
             self.finish_when_free(id, operation, result);
         }
         received
