@@ -217,15 +217,8 @@ impl Flight {
             self.refuse(index, error);
             return Vec::new();
         }
-        let limits = Limits {
-            slice_bytes: lane.capabilities().slice_bytes.get(),
-            operation_bytes_max: lane.capabilities().operation_bytes_max.get(),
-            local_chunk_bytes: None,
-            remote_chunk_bytes: None,
-        };
-        let length = request.local.length() as u64;
-        let slices: Vec<Slice> =
-            slice::cut(length, request.local.offset(), request.remote.offset, limits).collect();
+        let whole = Slice { from: 0, length: request.local.length() as u64 };
+        let slices = cut_for(lane, request, whole);
         if !engine.admit_operations(slices.len()) {
             self.refuse(index, Error::Busy { what: "the engine's queue of operations" });
             return Vec::new();
@@ -233,31 +226,33 @@ impl Flight {
         self.transfer.slices_added(request.entry, u32::try_from(slices.len() - 1).unwrap_or(u32::MAX));
         let mut pieces = self.pieces.lock();
         let operation = |slice: Slice| {
-            let piece = pieces.len();
-            let local = request.part(slice);
-            let rail = lane.take_rail(&local);
-            let route = Some(Route { lane: Arc::clone(lane), rail, began: Instant::now() });
-            pieces.push(Piece { request: index, slice, attempts: 1, route });
-            self.operation(piece, request, slice, (local, rail), region.key(lane.transport()))
+            pieces.push(Piece { request: index, slice, attempts: 1, route: None });
+            let piece = pieces.len() - 1;
+            self.operation(&mut pieces, piece, lane, region)
         };
         slices.into_iter().map(operation).collect()
     }
 
+    /// The operation that moves a piece over `lane`, on whose way it is from now on.
     fn operation(
         self: &Arc<Self>,
+        pieces: &mut [Piece],
         piece: usize,
-        request: &Resolved,
-        slice: Slice,
-        (local, rail): (MemorySlice, RailId),
-        key: Arc<[u8]>,
+        lane: &Arc<Lane>,
+        region: &RemoteRegion,
     ) -> Operation {
+        let found = &mut pieces[piece];
+        let request = &self.requests[found.request];
+        let local = request.part(found.slice);
+        let rail = lane.take_rail(&local);
+        found.route = Some(Route { lane: Arc::clone(lane), rail, began: Instant::now() });
         Operation {
             direction: request.direction,
             local,
             remote: RemoteSlice {
                 region: request.remote.region,
-                key,
-                offset: request.remote.offset + slice.from,
+                key: region.key(lane.transport()),
+                offset: request.remote.offset + found.slice.from,
             },
             rail,
             deadline: self.deadline,
@@ -269,24 +264,30 @@ impl Flight {
         }
     }
 
-    /// Makes the operation of a slice that came back with an error again, for `lane`.
+    /// Makes the operation of a slice that came back with an error again, for `lane`: several, where that takes none of its
+    /// length. The caller pushes them.
     pub(super) fn relaunch(
         self: &Arc<Self>,
+        engine: &Inner,
         piece: usize,
         lane: &Arc<Lane>,
         region: &RemoteRegion,
-    ) -> Operation {
-        let (request, slice, place) = {
-            let mut pieces = self.pieces.lock();
-            let found = &mut pieces[piece];
-            let request = &self.requests[found.request];
-            let local = request.part(found.slice);
-            let rail = lane.take_rail(&local);
-            found.attempts += 1;
-            found.route = Some(Route { lane: Arc::clone(lane), rail, began: Instant::now() });
-            (request, found.slice, (local, rail))
-        };
-        self.operation(piece, request, slice, place, region.key(lane.transport()))
+    ) -> Vec<Operation> {
+        let mut pieces = self.pieces.lock();
+        let Piece { request, slice, attempts, .. } = pieces[piece];
+        let mut parts = cut_for(lane, &self.requests[request], slice).into_iter();
+        // Of a slice there is one part at least, which is counted already.
+        pieces[piece].slice = parts.next().unwrap_or(slice);
+        pieces[piece].attempts = attempts + 1;
+        let first = pieces.len();
+        pieces.extend(parts.map(|slice| Piece { request, slice, attempts: attempts + 1, route: None }));
+        let more = pieces.len() - first;
+        if more > 0 {
+            engine.count_operations(more);
+            self.transfer.slices_added(self.requests[request].entry, u32::try_from(more).unwrap_or(u32::MAX));
+        }
+        let all = std::iter::once(piece).chain(first..first + more);
+        all.map(|piece| self.operation(&mut pieces, piece, lane, region)).collect()
     }
 
     /// Hands operations to their lane, unless the flight was given up meanwhile.
@@ -323,6 +324,19 @@ impl Flight {
     pub(super) fn request_of(&self, piece: usize) -> usize {
         self.pieces.lock()[piece].request
     }
+}
+
+/// Cuts a part of `request` into what `lane` takes.
+fn cut_for(lane: &Lane, request: &Resolved, part: Slice) -> Vec<Slice> {
+    let limits = Limits {
+        slice_bytes: lane.capabilities().slice_bytes.get(),
+        operation_bytes_max: lane.capabilities().operation_bytes_max.get(),
+        local_chunk_bytes: None,
+        remote_chunk_bytes: None,
+    };
+    let (local, remote) = (request.local.offset() + part.from, request.remote.offset + part.from);
+    let within = slice::cut(part.length, local, remote, limits);
+    within.map(|slice| Slice { from: part.from + slice.from, ..slice }).collect()
 }
 
 impl TicketSink for Flight {

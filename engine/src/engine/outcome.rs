@@ -54,7 +54,7 @@ impl Inner {
     pub(super) fn retry(self: &Arc<Self>, flight: Arc<Flight>, piece: usize, attempts: u32, error: Error) {
         self.metrics.slices_retried_total.add(1);
         // Counted again when it is posted again; the caller lets go of the count of the attempt that ended.
-        self.operations.fetch_add(1, Ordering::Relaxed);
+        self.count_operations(1);
         let engine = Arc::clone(self);
         self.runtime.spawn(async move {
             tokio::select! {
@@ -87,6 +87,11 @@ impl Inner {
             self.operations.fetch_sub(count, Ordering::Relaxed);
         }
         fits
+    }
+
+    /// Counts `count` more slices of what was admitted before.
+    pub(super) fn count_operations(&self, count: usize) {
+        self.operations.fetch_add(count, Ordering::Relaxed);
     }
 
     pub(super) fn release_operation(&self) {

@@ -247,8 +247,8 @@ impl Inner {
             found = work => found?,
             () = flight.given_up() => return Err(Error::Cancelled),
         };
-        let operation = flight.relaunch(piece, &lane, &region);
-        flight.push(&lane, vec![operation]);
+        let operations = flight.relaunch(self, piece, &lane, &region);
+        flight.push(&lane, operations);
         Ok(())
     }
 

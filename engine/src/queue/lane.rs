@@ -99,6 +99,8 @@ impl Lane {
         host: &Arc<Topology>,
         endpoint: Arc<dyn Endpoint>,
     ) -> Self {
+        let longest = capabilities.operation_bytes_max.min(endpoint.operation_bytes_max());
+        let capabilities = Capabilities { operation_bytes_max: longest, ..capabilities };
         let last_end = Instant::now();
         let is_spread = rails.iter().any(|rail| rail.numa != rails[0].numa);
         let places = is_spread.then(|| Arc::clone(host));
@@ -124,7 +126,7 @@ impl Lane {
         self.transport
     }
 
-    /// What its transport can do.
+    /// What its transport can do with this peer.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities

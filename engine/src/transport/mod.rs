@@ -47,7 +47,7 @@ pub const KEY_BYTES_MAX: usize = 2048;
 /// What a transport can do, as data for the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Longest operation that it takes.
+    /// Longest operation that it takes; a connection may take less ([`Endpoint::operation_bytes_max`]).
     pub operation_bytes_max: ByteCount,
     /// Length below which cutting costs more than it gains.
     pub slice_bytes: ByteCount,
@@ -216,6 +216,11 @@ pub trait Endpoint: Send + Sync + fmt::Debug {
     fn progress(&self, batch: BatchId) -> Option<Arc<dyn Progress>> {
         let _ = batch;
         None
+    }
+
+    /// Longest operation that this connection takes, where that is less than its transport takes: the peer takes no longer.
+    fn operation_bytes_max(&self) -> ByteCount {
+        ByteCount(u64::MAX)
     }
 
     /// What each of its rails is doing.

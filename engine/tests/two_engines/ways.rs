@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use tidefs_engine::memory::Region;
+use tidefs_engine::transport::tcp::TcpConfig;
 use tidefs_engine::transport::{Capabilities, Endpoint, Exchange, Rail};
 use tokio::sync::Notify;
 
@@ -58,6 +59,53 @@ fn what_fails_is_tried_again_until_its_deadline() {
     for _ in 0..3 {
         here.engine.submit(Batch::new(vec![read; 2], soon())).wait().into_result().unwrap();
     }
+}
+
+/// What one host's `tcp` takes at once, another's may not.
+#[test]
+fn a_peer_that_takes_shorter_operations_is_sent_no_longer_ones() {
+    let runtime = runtime();
+    let start = |longest| {
+        let tcp = TcpConfig { operation_bytes_max: longest, ..TcpConfig::default() };
+        start_with(&runtime, config(), Access::ReadWrite, |parts| {
+            Ok(vec![
+                TransportName::Tcp.open(&TransportOptions { tcp, ..TransportOptions::default() }, parts)?,
+            ])
+        })
+    };
+    let ends = (start(ByteCount::mib(1)), start(ByteCount(64 << 10)));
+    for (here, there) in [(&ends.0, &ends.1), (&ends.1, &ends.0)] {
+        here.connect(&runtime, there);
+        for direction in [Direction::Read, Direction::Write] {
+            let request = here.request(there, direction, 0, 0, LENGTH);
+            here.engine.submit(Batch::new(vec![request], soon())).wait().into_result().unwrap();
+        }
+    }
+}
+
+/// What came back from one transport is tried by another that takes less at once.
+#[test]
+fn a_slice_that_is_too_long_for_the_next_way_is_cut_for_it() {
+    let runtime = runtime();
+    let faults = Faults::new(FaultOptions { failure: 1.0, ..FaultOptions::default() });
+    let start = || {
+        start_with(&runtime, config(), Access::ReadWrite, |parts| {
+            let shm = TransportName::Shm.open(&TransportOptions::default(), parts)?;
+            let tcp = TransportName::Tcp.open(&TransportOptions::default(), parts)?;
+            Ok(vec![faulty(shm, &faults, &parts.runtime), tcp])
+        })
+    };
+    let (here, there) = (start(), start());
+    here.connect(&runtime, &there);
+    // Shared memory takes it in one piece, whose end is not worth one of its own.
+    let length = (1 << 20) + 4096;
+    let written = bytes(3, 8192);
+    assert!(there.region.write_at(length - 8192, &written));
+    let read = here.request(&there, Direction::Read, 0, 0, length);
+    here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
+    assert!(here.holds(length - 8192, &written));
+    // Each part is taken off the books, just after the batch has ended.
+    until(&|| here.engine.status().operations == 0);
 }
 
 /// How a [`Moody`] transport behaves, and what it was asked.

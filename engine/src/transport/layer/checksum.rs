@@ -310,6 +310,10 @@ impl Endpoint for ChecksumEndpoint {
         self.inner.state()
     }
 
+    fn operation_bytes_max(&self) -> ByteCount {
+        self.inner.operation_bytes_max()
+    }
+
     fn load(&self) -> Vec<RailLoad> {
         self.inner.load()
     }

@@ -20,7 +20,7 @@ use super::{Then, Wrap, post_relayed};
 use crate::error::Error;
 use crate::memory::MemorySlice;
 use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
-use crate::types::{PeerId, RailId};
+use crate::types::{ByteCount, PeerId, RailId};
 
 /// How often a connection below is asked whether it still works, while something is held for it.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -376,6 +376,10 @@ impl Endpoint for HoldEndpoint {
 
     fn state(&self) -> EndpointState {
         self.0.state()
+    }
+
+    fn operation_bytes_max(&self) -> ByteCount {
+        self.0.inner.operation_bytes_max()
     }
 
     fn load(&self) -> Vec<RailLoad> {

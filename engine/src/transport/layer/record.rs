@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::transport::{
     BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad, Transport,
 };
-use crate::types::{PeerId, RailId, RegionId};
+use crate::types::{ByteCount, PeerId, RailId, RegionId};
 
 /// One operation that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,6 +124,10 @@ impl Endpoint for RecordEndpoint {
 
     fn state(&self) -> EndpointState {
         self.inner.state()
+    }
+
+    fn operation_bytes_max(&self) -> ByteCount {
+        self.inner.operation_bytes_max()
     }
 
     fn load(&self) -> Vec<RailLoad> {

@@ -389,6 +389,10 @@ impl Endpoint for TcpEndpoint {
         self.over.lock().clone().unwrap_or(EndpointState::Ready)
     }
 
+    fn operation_bytes_max(&self) -> ByteCount {
+        ByteCount(self.granted.operation_bytes_max)
+    }
+
     fn load(&self) -> Vec<RailLoad> {
         let operations = self.load.operations.load(Ordering::Relaxed);
         let bytes = self.load.bytes.load(Ordering::Relaxed);
