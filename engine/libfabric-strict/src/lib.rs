@@ -21,6 +21,7 @@ mod offer;
 mod world;
 
 use std::ffi::c_char;
+use std::time::{Duration, Instant};
 
 use libfabric_sys::fi_provider;
 
@@ -122,6 +123,13 @@ pub extern "C" fn strict_announce(operations: usize) {
 #[unsafe(no_mangle)]
 pub extern "C" fn strict_refusals() -> usize {
     std::mem::take(&mut world().refusals)
+}
+
+/// Halts whoever reads a queue for so many milliseconds from now on, as a machine does that is frozen for a while.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_halt(milliseconds: u64) {
+    world().halted_until = Some(Instant::now() + Duration::from_millis(milliseconds));
 }
 
 /// Longest memory that is registered from now on, as on a NIC whose table of pages is full; 0 for any.

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
+use std::time::Instant;
 
 use libc::ssize_t;
 use libfabric_sys as fi;
@@ -431,6 +432,10 @@ fn post(id: usize, transfer: Transfer) -> ssize_t {
 unsafe extern "C" fn cq_read(cq: *mut fid_cq, entries: *mut c_void, count: usize) -> ssize_t {
     // SAFETY: the queue is open.
     let id = unsafe { number(cq) };
+    let halted_until = world().halted_until;
+    if let Some(left) = halted_until.and_then(|until| until.checked_duration_since(Instant::now())) {
+        std::thread::sleep(left);
+    }
     let mut world = world();
     world.progress(id);
     let Some(queue) = world.queues.get_mut(&id) else { return -(fi::FI_EINVAL as ssize_t) };

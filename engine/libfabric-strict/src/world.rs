@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use libfabric_sys as fi;
 
@@ -111,6 +112,8 @@ pub(crate) struct World {
     pub(crate) announced: Option<usize>,
     /// Operations that were refused for want of room.
     pub(crate) refusals: usize,
+    /// Until when nobody reads a queue.
+    pub(crate) halted_until: Option<Instant>,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -129,6 +132,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     asked: 0,
     announced: None,
     refusals: 0,
+    halted_until: None,
 });
 
 /// The one network of this process.

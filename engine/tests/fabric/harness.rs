@@ -149,6 +149,13 @@ pub(crate) fn refusals() -> usize {
     take()
 }
 
+/// Halts whoever reads a queue of the strict provider for so long from now on.
+pub(crate) fn halt(time: Duration) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(u64) = unsafe { std::mem::transmute(strict_symbol(c"strict_halt")) };
+    set(u64::try_from(time.as_millis()).unwrap());
+}
+
 /// Longest memory that the strict provider registers from now on; 0 for any.
 pub(crate) fn memory_max(bytes: usize) {
     // SAFETY: the signature of the provider's function.

@@ -10,7 +10,7 @@ use tidefs_engine::transport::{Direction, EndpointState, Transport};
 
 use crate::harness::{
     Memory, PATIENCE, Pair, Run, alone, announce, asked, block_on, bound, connect, expect_no_violation,
-    fragile, in_pieces, mute, open_strict, peer, refusals, silence, strict_config, stuck,
+    fragile, halt, in_pieces, mute, open_strict, peer, refusals, silence, strict_config, stuck,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -24,6 +24,30 @@ fn both_nics_are_rails() {
     assert_eq!(names, ["strict0", "strict1"]);
     assert_eq!(pair.near.capabilities().operation_bytes_max.get(), 64 << 10);
     assert_eq!(pair.near.capabilities().operations_max, 4);
+}
+
+/// The machine stands still for longer than a peer may be silent, with operations under way: those that had ended are read
+/// afterwards, one poll after the other, and the others get their time.
+#[test]
+fn who_stood_still_itself_takes_no_peer_for_silent() {
+    const SILENCE: Duration = Duration::from_millis(300);
+    const READS: [(Direction, u64, u64, u64); 8] = [(Direction::Read, 0, 0, 4096); 8];
+    let _alone = alone();
+    let Some(pair) = Pair::with(&FabricConfig { silence: SILENCE, ..strict_config() }) else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    for round in 0..5 {
+        silence(true);
+        let run = Run::start(&pair.endpoint, &local, &remote, &READS, PATIENCE);
+        std::thread::sleep(SILENCE / 6);
+        halt(SILENCE * 2);
+        silence(false);
+        let results = run.wait();
+        assert!(results.iter().all(Result::is_ok), "round {round}: {results:?}");
+        assert_eq!(pair.endpoint.state(), EndpointState::Ready, "round {round}");
+    }
+    drop(pair);
+    expect_no_violation();
 }
 
 #[test]

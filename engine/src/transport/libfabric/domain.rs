@@ -66,6 +66,8 @@ pub(super) struct Domain {
     is_blocked: bool,
     ended: Vec<Completion>,
     last_sweep: Instant,
+    /// When this thread last went on after it had stood still for long.
+    awake_since: Instant,
     regions: HashMap<RegionId, Registered>,
     /// Regions whose registrations went with an endpoint that they were bound to, to be registered with the next one.
     unbound: Vec<(RegionId, Arc<Region>)>,
@@ -112,6 +114,7 @@ impl Domain {
             is_blocked: false,
             ended: Vec::new(),
             last_sweep: Instant::now(),
+            awake_since: Instant::now(),
             regions: HashMap::new(),
             unbound: Vec::new(),
             scratch: None,
@@ -267,12 +270,21 @@ impl Domain {
         meant.into_iter().for_each(|job| job.complete(Err(error.clone())));
     }
 
-    /// Polls, starts what waits, looks at deadlines. Returns whether anything happened.
+    /// Polls, starts what waits, looks at deadlines when all that has ended was read. Returns whether anything happened.
     pub(super) fn advance(&mut self) -> bool {
         let mut has_worked = self.poll();
         has_worked |= self.start_waiting();
-        if self.last_sweep.elapsed() >= SWEEP {
+        let since_last = self.last_sweep.elapsed();
+        if since_last >= SWEEP {
+            // What has ended already is not given up: this thread may have stood still for longer than a deadline was away.
+            while self.poll() {
+                has_worked = true;
+            }
             self.last_sweep = Instant::now();
+            if since_last > self.settings.silence / 2 {
+                // Nor does that say anything of peers: they get their time anew.
+                self.awake_since = self.last_sweep;
+            }
             self.sweep();
         }
         has_worked

@@ -42,13 +42,13 @@ impl Domain {
     pub(super) fn leave_silent_peers(&mut self, now: Instant) {
         let is_silent = |flight: &&Flight| {
             let heard = self.heard.get(&flight.job.peer).copied();
-            let since = heard.map_or(flight.began, |heard| heard.max(flight.began));
+            let since = heard.map_or(flight.began, |heard| heard.max(flight.began)).max(self.awake_since);
             flight.given_up.is_none() && since + flight.patience <= now
         };
         let busy: HashSet<u64> = self.flights.iter().flatten().map(|flight| flight.job.peer).collect();
         let is_shut_out = |job: &&Job| {
             let since = self.blocked.get(&job.peer).filter(|_| !busy.contains(&job.peer));
-            since.is_some_and(|&since| since + self.settings.silence <= now)
+            since.is_some_and(|&since| since.max(self.awake_since) + self.settings.silence <= now)
         };
         let silent = self.flights.iter().flatten().filter(is_silent).map(|flight| &flight.job);
         let silent: Vec<Arc<Connection>> = silent
