@@ -132,6 +132,13 @@ pub extern "C" fn strict_halt(milliseconds: u64) {
     world().halted_until = Some(Instant::now() + Duration::from_millis(milliseconds));
 }
 
+/// Whether the second NIC cannot be opened from now on (`is_dead` not 0).
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_dead(is_dead: i32) {
+    world().is_dead = is_dead != 0;
+}
+
 /// Longest memory that is registered from now on, as on a NIC whose table of pages is full; 0 for any.
 // SAFETY: the name is unique to this library.
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! The provider's objects, and the functions in their tables. Each is a structure of libfabric with a number behind it,
 //! under which the [`mod@crate::world`] knows it.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::time::Instant;
 
@@ -104,10 +104,18 @@ unsafe extern "C" fn trywait(_fabric: *mut fid_fabric, _fids: *mut *mut fid, _co
 
 unsafe extern "C" fn domain(
     _fabric: *mut fid_fabric,
-    _info: *mut fi_info,
+    info: *mut fi_info,
     domain: *mut *mut fid_domain,
     _context: *mut c_void,
 ) -> c_int {
+    // SAFETY: an offer that is named is one of ours, whose name is a text.
+    let is_second = || unsafe {
+        let attr = info.as_ref().and_then(|info| info.domain_attr.as_ref());
+        attr.is_some_and(|attr| CStr::from_ptr(attr.name) == c"strict1")
+    };
+    if world().is_dead && is_second() {
+        return -fi::FI_EIO;
+    }
     let number = world().new_id();
     let object =
         fid_domain { fid: head(fi::FI_CLASS_DOMAIN), ops: table(&TABLES.domain), mr: table(&TABLES.mr) };

@@ -114,6 +114,8 @@ pub(crate) struct World {
     pub(crate) refusals: usize,
     /// Until when nobody reads a queue.
     pub(crate) halted_until: Option<Instant>,
+    /// Whether the second NIC cannot be opened.
+    pub(crate) is_dead: bool,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -133,6 +135,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     announced: None,
     refusals: 0,
     halted_until: None,
+    is_dead: false,
 });
 
 /// The one network of this process.

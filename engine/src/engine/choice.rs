@@ -46,7 +46,11 @@ impl TransportName {
     pub fn open(self, options: &TransportOptions, parts: &Parts) -> Result<Arc<dyn Transport>, Error> {
         let bare: Arc<dyn Transport> = match self {
             Self::Shm => ShmTransport::open(options.shm, &parts.runtime)?,
-            Self::Libfabric => Arc::new(Fabric::open(&options.libfabric)?),
+            Self::Libfabric => {
+                let fabric = Fabric::open(&options.libfabric)?;
+                parts.metrics.nics_left_out_total.add(fabric.left_out() as u64);
+                Arc::new(fabric)
+            }
             Self::Tcp => TcpTransport::open(&parts.links, options.tcp.clone(), &parts.metrics)?,
         };
         Ok(options.layers.around(bare, parts))

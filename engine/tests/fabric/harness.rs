@@ -156,6 +156,13 @@ pub(crate) fn halt(time: Duration) {
     set(u64::try_from(time.as_millis()).unwrap());
 }
 
+/// Whether the second NIC of the strict provider cannot be opened from now on.
+pub(crate) fn dead(is_dead: bool) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_dead")) };
+    set(i32::from(is_dead));
+}
+
 /// Longest memory that the strict provider registers from now on; 0 for any.
 pub(crate) fn memory_max(bytes: usize) {
     // SAFETY: the signature of the provider's function.

@@ -9,7 +9,7 @@ use tidefs_engine::transport::libfabric::FabricConfig;
 use tidefs_engine::transport::{Direction, EndpointState, Transport};
 
 use crate::harness::{
-    Memory, PATIENCE, Pair, Run, alone, announce, asked, block_on, bound, connect, expect_no_violation,
+    Memory, PATIENCE, Pair, Run, alone, announce, asked, block_on, bound, connect, dead, expect_no_violation,
     fragile, halt, in_pieces, mute, open_strict, peer, refusals, silence, strict_config, stuck,
 };
 
@@ -24,6 +24,24 @@ fn both_nics_are_rails() {
     assert_eq!(names, ["strict0", "strict1"]);
     assert_eq!(pair.near.capabilities().operation_bytes_max.get(), 64 << 10);
     assert_eq!(pair.near.capabilities().operations_max, 4);
+}
+
+#[test]
+fn a_nic_that_cannot_be_opened_is_left_out_and_the_other_is_used() {
+    let _alone = alone();
+    if open_strict().is_none() {
+        return;
+    }
+    dead(true);
+    let Some(pair) = Pair::open_strict() else { return };
+    dead(false);
+    let names: Vec<String> = pair.near.rails().into_iter().map(|rail| rail.name).collect();
+    assert_eq!((names, pair.near.left_out()), (vec!["strict0".to_owned()], 1));
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    assert_eq!(Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    drop(pair);
+    expect_no_violation();
 }
 
 /// The machine stands still for longer than a peer may be silent, with operations under way: those that had ended are read

@@ -106,6 +106,7 @@ pub struct Fabric {
     provider: String,
     uses_addresses: bool,
     registration_bytes_max: Option<ByteCount>,
+    left_out: usize,
     /// Peers that greeted us. Held for moments only; never across a call of a NIC's thread.
     acquaintances: Mutex<HashMap<PeerId, Acquaintance>>,
 }
@@ -155,10 +156,10 @@ fn offers(library: Library, config: &FabricConfig) -> Result<(Vec<Offer>, Vec<us
 }
 
 impl Fabric {
-    /// Loads the library, picks the NICs, and starts a thread for each.
+    /// Loads the library, picks the NICs, and starts a thread for each. One that cannot be opened is left out, and said so.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] with the library, provider or address that was looked for.
+    /// [`Error::Unavailable`] with the library, provider or address that was looked for, or why no NIC could be opened.
     pub fn open(config: &FabricConfig) -> Result<Self, Error> {
         let library = Library::open().map_err(|error| {
             unavailable(
@@ -185,18 +186,32 @@ impl Fabric {
             provider: String::new(),
             uses_addresses: false,
             registration_bytes_max: config.registration_bytes_max,
+            left_out: 0,
             acquaintances: Mutex::default(),
         };
-        for (index, offer) in found.into_iter().enumerate() {
-            if chosen.contains(&index) {
-                fabric.open_nic(offer, config, &wish)?;
+        let chosen = found.into_iter().enumerate().filter(|(index, _)| chosen.contains(index));
+        let mut refusal = None;
+        for (_, offer) in chosen {
+            if let Err(error) = fabric.open_nic(offer, config, &wish) {
+                tracing::warn!(%error, "a NIC is left out");
+                fabric.left_out += 1;
+                refusal = Some(error);
             }
+        }
+        if let Some(error) = refusal.filter(|_| fabric.nics.is_empty()) {
+            return Err(error);
         }
         fabric.warn_of_cache();
         let longest = fabric.capabilities.operation_bytes_max;
         fabric.capabilities.slice_bytes = fabric.capabilities.slice_bytes.min(longest);
         tracing::info!(provider = %fabric.provider, rails = fabric.rails.len(), "libfabric is open");
         Ok(fabric)
+    }
+
+    /// NICs that would be used, and could not be opened.
+    #[must_use]
+    pub fn left_out(&self) -> usize {
+        self.left_out
     }
 
     fn open_nic(&mut self, offer: Offer, config: &FabricConfig, wish: &Wish) -> Result<(), Error> {
