@@ -358,6 +358,7 @@ impl Domain {
         let (Some(port), Some((byte, registration))) = (self.port.as_mut(), &self.scratch) else {
             return Posted::Full;
         };
+        // Within the peer's region, whose end is an address: see `Key::decode`.
         let last = (job.operation.local.length() as u64).saturating_sub(1);
         port.post(
             slot,

@@ -155,6 +155,9 @@ impl Key {
             return Err(Error::protocol(format!("{rails} keys of {key_bytes} bytes")));
         }
         let (base, length) = (reader.integer(8)?, reader.integer(8)?);
+        if base.checked_add(length).is_none() {
+            return Err(Error::protocol("memory that goes on beyond the last address"));
+        }
         let mut key = Self { access, base, length, chunk_bytes: None, keys: Vec::new() };
         if version == KEYS_VERSION {
             let chunk = reader.integer(8)?;
@@ -220,6 +223,7 @@ mod tests {
             let greeting = Greeting { is_ready, provider, addresses };
             prop_assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
             let access = if is_writable { Access::ReadWrite } else { Access::Read };
+            let length = length.min(u64::MAX - base);
             let key = Key { access, base, length, chunk_bytes: None, keys };
             let bytes = key.encode();
             prop_assert!(bytes.len() <= 256 && !has_several_registrations(&bytes));
@@ -277,7 +281,7 @@ mod tests {
                 prop_assert_eq!(Key::decode(&key.encode()), Ok(key.clone()));
                 let offset = at.checked_rem(length).unwrap_or_default();
                 for rail in 0..usize::from(rails) {
-                    prop_assert_eq!(key.place(rail, offset).is_ok(), base.checked_add(offset).is_some());
+                    prop_assert!(key.place(rail, offset).is_ok());
                 }
                 prop_assert!(key.place(usize::from(rails), offset).is_err());
             }
@@ -324,6 +328,17 @@ mod tests {
         assert!(refused(16, 1, 16).contains("256 keys of one region, of at most 252"));
         assert!(refused(2, 1, 30).contains("30 keys of 4 bytes"));
         assert!(refused(2, 1, 29).contains("bytes behind the end"));
+    }
+
+    #[test]
+    fn memory_that_goes_on_beyond_the_last_address_is_refused() {
+        let key = |base, length| {
+            let key = Key { access: Access::Read, base, length, chunk_bytes: None, keys: vec![1] };
+            Key::decode(&key.encode())
+        };
+        assert!(key(u64::MAX - 4096, 4096).is_ok());
+        let refused = key(u64::MAX - 4095, 4096).unwrap_err().to_string();
+        assert!(refused.contains("beyond the last address"), "{refused}");
     }
 
     #[test]
