@@ -23,6 +23,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    pub(crate) fn length(&self) -> u64 {
+        self.region.length().get()
+    }
+
     pub(crate) fn local(&self, offset: u64, length: u64) -> MemorySlice {
         MemorySlice::new(&self.region, self.id, offset, ByteCount(length)).unwrap()
     }

@@ -11,17 +11,17 @@ use crate::error::Error;
 use crate::memory::Access;
 use crate::transport::{Endpoint, EndpointState};
 
-const LENGTH: u64 = 1 << 20;
-
+/// Two regions, each of which one operation moves.
 fn regions(scene: &Scene) -> (Shared, Shared) {
-    (scene.pair.a.share(LENGTH, Access::ReadWrite, 1), scene.pair.b.share(LENGTH, Access::ReadWrite, 2))
+    let length = scene.up_to(1 << 20);
+    (scene.pair.a.share(length, Access::ReadWrite, 1), scene.pair.b.share(length, Access::ReadWrite, 2))
 }
 
 /// 24 reads of all of `far`.
 fn reads(near: &Shared, far: &Shared) -> Batch {
     let mut batch = Batch::new();
     for _ in 0..24 {
-        batch.read(near.local(0, LENGTH), far.remote(0));
+        batch.read(near.local(0, near.length()), far.remote(0));
     }
     batch
 }
@@ -29,7 +29,7 @@ fn reads(near: &Shared, far: &Shared) -> Batch {
 /// Refills `near`, whose operations have all ended, and lets others pass: nothing may arrive in it any more.
 fn expect_left_alone(scene: &Scene, near: &Shared, far: &Shared) {
     near.fill(5);
-    let other = scene.pair.a.share(LENGTH, Access::ReadWrite, 6);
+    let other = scene.pair.a.share(near.length(), Access::ReadWrite, 6);
     let endpoint = scene.connect();
     for _ in 0..4 {
         let mut fence = reads(&other, far);
@@ -76,7 +76,7 @@ pub(crate) fn cancelled_operations_end_once_and_leave_memory_alone(scene: &Scene
 pub(crate) fn a_batch_that_is_cancelled_takes_no_other_with_it(scene: &Scene) {
     let endpoint = scene.connect();
     let (near, far) = regions(scene);
-    let other = scene.pair.a.share(LENGTH, Access::ReadWrite, 6);
+    let other = scene.pair.a.share(near.length(), Access::ReadWrite, 6);
     let (mut given_up, mut wanted) = (reads(&near, &far), reads(&other, &far));
     endpoint.post(&mut given_up.queue);
     endpoint.post(&mut wanted.queue);
@@ -93,8 +93,8 @@ pub(crate) fn an_operation_past_its_deadline_ends_without_a_trace(scene: &Scene)
     let endpoint = scene.connect();
     let (near, far) = regions(scene);
     let mut batch = Batch::until(Instant::now());
-    batch.read(near.local(0, LENGTH), far.remote(0));
-    batch.write(near.local(0, LENGTH), far.remote(0));
+    batch.read(near.local(0, near.length()), far.remote(0));
+    batch.write(near.local(0, near.length()), far.remote(0));
     batch.post(&endpoint);
     assert_eq!(batch.results(), [Err(Error::DeadlinePassed), Err(Error::DeadlinePassed)]);
     near.expect(1, "target of a late read");
@@ -108,7 +108,7 @@ pub(crate) fn a_held_operation_ends_by_its_deadline(scene: &Scene) {
     let held = scene.stalled(|| {
         let mut batch = Batch::until(Instant::now() + Duration::from_millis(50));
         for _ in 0..4 {
-            batch.read(near.local(0, LENGTH), far.remote(0));
+            batch.read(near.local(0, near.length()), far.remote(0));
         }
         batch.post(&endpoint);
         assert!(batch.results().iter().all(|result| *result == Err(Error::DeadlinePassed)));
@@ -130,8 +130,8 @@ pub(crate) fn a_closed_peer_ends_operations_with_an_error(scene: &Scene) {
     near.fill(5);
     far.fill(6);
     let mut late = Batch::until(Instant::now() + Duration::from_secs(5));
-    late.read(near.local(0, LENGTH), far.remote(0));
-    late.write(near.local(0, LENGTH), far.remote(0));
+    late.read(near.local(0, near.length()), far.remote(0));
+    late.write(near.local(0, near.length()), far.remote(0));
     late.post(&endpoint);
     assert!(late.results().iter().all(Result::is_err));
     near.expect(5, "after the peer was closed");

@@ -91,15 +91,15 @@ pub(crate) fn an_unregistered_region_is_unknown_and_lives_on_under_a_new_id(scen
 
 /// When `unregister` resolves, the memory belongs to its owner alone, whatever peers have in flight.
 pub(crate) fn unregistering_under_load_leaves_the_memory_alone(scene: &Scene) {
-    const LENGTH: u64 = 256 << 10;
+    let length = scene.up_to(256 << 10);
     for round in 0..8 {
         let endpoint = scene.connect();
-        let near = scene.pair.a.share(LENGTH, Access::ReadWrite, 1);
-        let far = scene.pair.b.share(LENGTH, Access::ReadWrite, 2);
+        let near = scene.pair.a.share(length, Access::ReadWrite, 1);
+        let far = scene.pair.b.share(length, Access::ReadWrite, 2);
         let mut batch = Batch::new();
         for number in 0..64 {
             let direction = if number % 4 == 0 { Direction::Read } else { Direction::Write };
-            batch.add(direction, near.local(0, LENGTH), far.remote(0));
+            batch.add(direction, near.local(0, length), far.remote(0));
         }
         endpoint.post(&mut batch.queue);
         if round % 2 == 0 {

@@ -97,12 +97,13 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    pub(crate) fn new(make_pair: impl FnOnce() -> Pair) -> Self {
+    /// A scene of what `make_pair` makes. `None` where this host lacks the transport, and that makes none.
+    pub(crate) fn of<P: Into<Option<Pair>>>(make_pair: impl FnOnce() -> P) -> Option<Self> {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(2).enable_all().build().unwrap();
         let pair = {
             let _inside = runtime.enter();
-            make_pair()
+            make_pair().into()?
         };
         let wire = |from: &Side, to: &Side| Wire {
             from: from.peer,
@@ -110,7 +111,12 @@ impl Scene {
             is_cut: AtomicBool::new(false),
         };
         let (to_b, to_a) = (wire(&pair.a, &pair.b), wire(&pair.b, &pair.a));
-        Self { runtime, pair, to_b, to_a }
+        Some(Self { runtime, pair, to_b, to_a })
+    }
+
+    /// The same of a transport that is on every host.
+    pub(crate) fn new(make_pair: impl FnOnce() -> Pair) -> Self {
+        Self::of(make_pair).unwrap()
     }
 
     /// Connects `a` to `b`.
@@ -128,6 +134,11 @@ impl Scene {
     /// Longest operation, as far as a test wants it.
     pub(crate) fn longest(&self) -> u64 {
         self.pair.a.transport.capabilities().operation_bytes_max.get().min(8 << 20)
+    }
+
+    /// `length`, or the longest operation where that is less.
+    pub(crate) fn up_to(&self, length: u64) -> u64 {
+        length.min(self.longest())
     }
 
     /// Runs `hold` while the operations of the pair stand still; returns `None` where they cannot be held.

@@ -406,7 +406,8 @@ impl Domain {
     fn start(&mut self, job: Job) -> Option<Job> {
         // Checked here, on the thread that removes addresses: a post may race with the peer's being forgotten, and
         // some providers crash on an address that is gone.
-        if let Err(error) = job.connection.check() {
+        let is_late = job.operation.deadline <= Instant::now();
+        if let Some(error) = job.connection.check().err().or(is_late.then_some(Error::DeadlinePassed)) {
             job.complete(Err(error));
             return None;
         }

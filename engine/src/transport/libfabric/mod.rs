@@ -40,6 +40,8 @@ mod progress;
 mod registered;
 mod select;
 mod split;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::collections::HashMap;

@@ -132,6 +132,9 @@ impl Domain {
 
     /// Ends everything.
     pub(in super::super) fn close(&mut self) {
+        for connection in self.connections.drain(..).filter_map(|connection| connection.upgrade()) {
+            connection.fail(&Error::Closed);
+        }
         let ended = self.close_port(&Error::Closed);
         let until = Instant::now() + self.settings.settle;
         while !self.graves.is_empty() && Instant::now() < until {
