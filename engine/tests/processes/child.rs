@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use tidefs_engine::error::Error;
 use tidefs_engine::link::LinkConfig;
 use tidefs_engine::transport::Transport;
 use tidefs_engine::transport::layer::fault::{self, FaultOptions};
+use tidefs_engine::transport::libfabric::FabricConfig;
 use tidefs_engine::types::ByteCount;
 use tokio::runtime::Handle;
 
@@ -83,7 +85,14 @@ pub(crate) fn start(runtime: &Handle, setup: &Setup) -> Engine {
     let connect_timeout = Duration::from_millis(setup.silence_ms);
     let config = EngineConfig { link, connect_timeout, ..EngineConfig::new(setup.id) };
     let open = |parts: &Parts| -> Result<Vec<Arc<dyn Transport>>, Error> {
-        let opened = open_transports(&choice, &TransportOptions::default(), parts)?;
+        // A provider that is wherever libfabric is.
+        let libfabric = FabricConfig {
+            provider: Some("tcp;ofi_rxm".to_owned()),
+            address: Some(Ipv4Addr::LOCALHOST.into()),
+            ..FabricConfig::default()
+        };
+        let options = TransportOptions { libfabric, ..TransportOptions::default() };
+        let opened = open_transports(&choice, &options, parts)?;
         let Some(faults) = setup.faults else { return Ok(opened) };
         let options = FaultOptions {
             seed: faults.seed,

@@ -1,5 +1,5 @@
-//! Hours in little: processes that all move bytes between each other, by shared memory and by sockets, while operations
-//! fail, are lost and cancelled, and processes are stopped, killed and started again. Every byte is checked, and who
+//! Hours in little: processes that all move bytes between each other, by shared memory, by sockets and, where there is
+//! libfabric, by that, while operations fail, are lost and cancelled, and processes are stopped, killed and started again. Every byte is checked, and who
 //! lives through all of it neither grows nor keeps descriptors.
 //!
 //! `TIDEFS_SOAK_SECONDS` says for how long; `packaging/dev.sh soak` runs it for ten minutes. `TIDEFS_SOAK_SEED` decides what
@@ -15,8 +15,8 @@ use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 use crate::orders::{Faults, Load, Outcome, Setup, Status};
 use crate::peer::{PATIENCE, Peer, load, setup};
 
-/// Transports of each process. The first lives through everything.
-const TRANSPORTS: [&str; 4] = ["shm,tcp", "tcp", "shm,tcp", "shm,tcp"];
+/// Processes.
+const PEERS: usize = 4;
 /// Bytes by which the first may be larger in the end than after the first rounds.
 const GROWTH_MAX: u64 = 16 << 20;
 /// Rounds until everything that is kept is there.
@@ -26,8 +26,20 @@ fn seconds() -> u64 {
     std::env::var("TIDEFS_SOAK_SECONDS").map_or(15, |text| text.parse().unwrap())
 }
 
+/// Transports of each process. The first lives through everything.
+fn transports() -> [&'static str; PEERS] {
+    match libfabric_sys::Library::open() {
+        Ok(_) => ["libfabric,shm,tcp", "tcp", "shm,tcp", "libfabric,tcp"],
+        Err(error) => {
+            println!("without libfabric: {error} (Debian: libfabric1)");
+            ["shm,tcp", "tcp", "shm,tcp", "shm,tcp"]
+        }
+    }
+}
+
 /// A cluster.
 struct Soak {
+    transports: [&'static str; PEERS],
     peers: Vec<Peer>,
     rng: Rng,
     total: Outcome,
@@ -39,7 +51,11 @@ impl Soak {
     fn setup(&mut self, index: usize, incarnation: u64) -> Setup {
         let id = PeerId { member: MemberId(1 + index as u64), incarnation: Incarnation(incarnation) };
         let faults = Faults { seed: self.rng.next_u64(), delay_ms_max: 10, loss: 0.002, failure: 0.02 };
-        Setup { faults: Some(faults), silence_ms: 2_000, ..setup(id, &["127.0.0.1:0"], TRANSPORTS[index]) }
+        Setup {
+            faults: Some(faults),
+            silence_ms: 2_000,
+            ..setup(id, &["127.0.0.1:0"], self.transports[index])
+        }
     }
 
     /// Lets everybody move bytes from and to everybody else, for about a second.
@@ -118,13 +134,14 @@ impl Soak {
 #[test]
 fn random_batches_under_faults_keep_every_byte_and_leak_nothing() {
     let mut soak = Soak {
+        transports: transports(),
         peers: Vec::new(),
         rng: Rng::seeded(std::env::var("TIDEFS_SOAK_SEED").map_or(1, |text| text.parse().unwrap())),
         total: Outcome::default(),
         stops: 0,
         kills: 0,
     };
-    for index in 0..TRANSPORTS.len() {
+    for index in 0..PEERS {
         let setup = soak.setup(index, 1);
         soak.peers.push(Peer::start(setup));
     }
@@ -161,7 +178,7 @@ fn random_batches_under_faults_keep_every_byte_and_leak_nothing() {
         warm.resident_bytes,
         last.resident_bytes
     );
-    assert!(last.engine.peers.len() < TRANSPORTS.len(), "dead peers are kept: {:?}", last.engine.peers);
+    assert!(last.engine.peers.len() < PEERS, "dead peers are kept: {:?}", last.engine.peers);
 }
 
 /// What the first peer holds when all others are dead: no more descriptors than before it knew them.
