@@ -48,6 +48,8 @@ impl Inner {
             changed.as_mut().enable();
             match self.look_for_way(peer, &usable, deadline).await? {
                 Found::Way(lane) => return Ok(lane),
+                // Where nothing can be begun any more, as without a runtime, there is no end to that.
+                Found::Again if Instant::now() >= deadline => return Err(Error::DeadlinePassed),
                 Found::Again => {}
                 Found::Wait(longest) => {
                     let until = longest.map_or(deadline, |longest| deadline.min(Instant::now() + longest));
