@@ -8,7 +8,8 @@ use tidefs_engine::types::MemberId;
 
 use super::catalog::wire::{LIST, LISTED_MAX, List, Listed, Message};
 use super::core::Core;
-use super::object::ListedName;
+use super::object::{ListedName, Listing};
+use super::peers::Peer;
 
 /// The first `max` of the names that members listed, in the order of cookies, each once.
 ///
@@ -48,39 +49,37 @@ impl Core {
         after: u64,
         max: usize,
         deadline: Instant,
-    ) -> Vec<ListedName> {
+    ) -> Listing {
         let max = max.clamp(1, LISTED_MAX);
         let here = self.list_here(&directory, after, max);
-        let seen = self.seen();
-        if seen.is_alone {
-            return here;
+        if self.seen().is_alone {
+            return Listing { names: here, unanswered: Vec::new() };
         }
-        let others: Vec<MemberId> = seen
-            .view
-            .members()
-            .iter()
-            .map(|member| member.id)
-            .filter(|&member| member != self.me.member && !self.is_suspect(member))
-            .collect();
+        // Also those that the coordinator has lost, while what they hold is not forgotten.
+        let counts = |peer: &Peer| peer.is_registered || !peer.is_forgotten();
+        let others: Vec<MemberId> =
+            self.peers.lock().iter().filter(|(_, peer)| counts(peer)).map(|(&member, _)| member).collect();
+        let (lost, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|&member| self.is_suspect(member));
         let body = List { directory, after, max: u32::try_from(max).unwrap_or(u32::MAX) }.encode();
         let mut asked = tokio::task::JoinSet::new();
-        for member in others {
+        for &member in &others {
             let (core, body) = (Arc::clone(self), body.clone());
             asked.spawn_on(
                 async move {
                     let answer = core.call(member, LIST, body, deadline).await.ok()?;
-                    Listed::decode(&answer).ok()
+                    Some((member, Listed::decode(&answer).ok()?.names))
                 },
                 &self.runtime,
             );
         }
-        let mut lists = vec![here];
+        let mut lists = BTreeMap::from([(self.me.member, here)]);
         while let Some(ended) = asked.join_next().await {
-            if let Ok(Some(listed)) = ended {
-                lists.push(listed.names);
-            }
+            lists.extend(ended.ok().flatten());
         }
-        merge(lists, max)
+        let unanswered =
+            others.into_iter().filter(|member| !lists.contains_key(member)).chain(lost).collect();
+        Listing { names: merge(lists.into_values(), max), unanswered }
     }
 }
 

@@ -25,7 +25,7 @@ use super::core::{Core, Ingredients};
 use super::error::ClusterError;
 use super::fetching::Fetch;
 use super::member::Member;
-use super::object::{Copy, Facts, Found, Holder, ListedName, Medium, Stamp};
+use super::object::{Copy, Facts, Found, Holder, Listing, Medium, Stamp};
 use super::settings::ClusterConfig;
 use super::status::{ClusterStatus, Counters};
 
@@ -272,15 +272,9 @@ impl Cluster {
         Fetch::begin(&self.core, wanted, patience, deadline)
     }
 
-    /// Up to `max` names of a directory on all members, in the order of cookies, from beyond `after` on. Members that do
-    /// not answer in time are left out.
-    pub async fn list(
-        &self,
-        directory: Vec<u8>,
-        after: u64,
-        max: usize,
-        deadline: Instant,
-    ) -> Vec<ListedName> {
+    /// Up to `max` names of a directory on all members, in the order of cookies, from beyond `after` on, and
+    /// who did not answer in time.
+    pub async fn list(&self, directory: Vec<u8>, after: u64, max: usize, deadline: Instant) -> Listing {
         let core = Arc::clone(&self.core);
         let work = async move { core.list(directory, after, max, deadline).await };
         self.run(work).await.unwrap_or_default()

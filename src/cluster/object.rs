@@ -227,6 +227,15 @@ pub struct ListedName {
     pub is_directory: bool,
 }
 
+/// Names of a directory, as all members list it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// In the order of cookies.
+    pub names: Vec<ListedName>,
+    /// Who may hold more of them, and did not answer.
+    pub unanswered: Vec<MemberId>,
+}
+
 /// What a member does for the cluster with what it holds. Implemented by the datapath. None of the calls that return at
 /// once blocks; those that return a future may wait for a disk, and end by themselves.
 pub trait Holder: Send + Sync + fmt::Debug {

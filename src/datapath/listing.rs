@@ -126,7 +126,7 @@ impl Datapath {
             state.directory_id(slot)?;
             state.tree.path(slot)
         };
-        let mut listed = self.list_of_members(path, cookie, max).await;
+        let mut listed = self.list_of_members(path, cookie, max).await.names;
         let last =
             if listed.len() < max { u64::MAX } else { listed.last().map_or(u64::MAX, |last| last.cookie) };
         let shared: HashSet<u64> = listed.iter().map(|entry| entry.cookie).collect();

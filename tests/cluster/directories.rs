@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::signal::Signal;
 
 use crate::common::sys::{get_xattr, get_xattr_text, remove_xattr, set_xattr};
 use crate::common::{Peer, wait};
@@ -273,4 +274,30 @@ fn what_is_being_written_in_a_directory_that_another_host_removes_is_found_every
     drop(file);
     let is_found = || fs::read(b.join("key")).is_ok_and(|found| found == object(1, 40_000));
     assert!(wait::until(wait::HANG, is_found), "the other host does not find it");
+}
+
+/// The host that has the only object of a namespace does not answer while another one removes what is empty for it.
+#[test]
+fn a_namespace_in_which_a_silent_host_holds_something_is_not_removed() {
+    let hosts = Hosts::start(2, &["cluster.patience_ms=1000"]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("models"));
+    fs::create_dir(&b).expect("a namespace");
+    set(&b, "user.tidefs.quota", "1048576");
+    publish(&b.join("key"), &object(1, 5000));
+    hosts.mounts[1].signal(Signal::SIGSTOP);
+    let removed = fs::remove_dir(&a);
+    hosts.mounts[1].signal(Signal::SIGCONT);
+    assert_eq!(removed.expect_err("it may not be empty").raw_os_error(), Some(libc::EBUSY));
+    assert!(hosts.mounts[0].log().contains("do not say what they hold in it"));
+    let is_refused = || {
+        let refused = fs::remove_dir(&a).expect_err("it is not empty");
+        refused.raw_os_error() == Some(libc::ENOTEMPTY)
+    };
+    assert!(wait::until(wait::HANG, is_refused), "the other host is back");
+    for host in [&a, &b] {
+        assert_eq!(get_xattr_text(host, "user.tidefs.quota"), "1048576");
+        assert_eq!(fs::read(host.join("key")).expect("it is there"), object(1, 5000));
+    }
+    fs::remove_file(a.join("key")).expect("the unlink");
+    fs::remove_dir(&a).expect("it is empty");
 }

@@ -281,7 +281,7 @@ fn a_listing_has_the_names_of_all_members_once_and_in_pages() {
         hosts[1].make_directory("kv/folder", soon()).await.unwrap();
         let (mut names, mut after) = (Vec::new(), 0);
         loop {
-            let page = hosts[2].cluster.list(b"kv".to_vec(), after, 7, soon()).await;
+            let page = hosts[2].cluster.list(b"kv".to_vec(), after, 7, soon()).await.names;
             let Some(last) = page.last() else { break };
             assert!(page.len() <= 7);
             after = last.cookie;

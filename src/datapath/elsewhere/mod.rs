@@ -34,7 +34,7 @@ use tokio::runtime::Handle;
 
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::cluster::shards::{KeyId, Shard};
-use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, ListedName, Medium, Stamp};
+use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, Listing, Medium, Stamp};
 use crate::namespace::{Attributes, Cookie, Ino, Name, Slot, permissions};
 
 pub(super) use fetch::Away;
@@ -448,23 +448,33 @@ impl Datapath {
     }
 
     /// What all members, this one included, list of the directory at `path`, in the order that they share.
-    pub(super) async fn list_of_members(&self, path: Vec<u8>, after: u64, max: usize) -> Vec<ListedName> {
+    pub(super) async fn list_of_members(&self, path: Vec<u8>, after: u64, max: usize) -> Listing {
         match self.cluster.get() {
             Some(side) => side.cluster.list(path, after, max, side.deadline()).await,
-            None => Vec::new(),
+            None => Listing::default(),
         }
     }
 
     /// Whether a directory is empty on every member.
     ///
     /// # Errors
-    /// [`Error::NotEmpty`]; [`Error::NoObject`] when it is gone.
+    /// [`Error::NotEmpty`]; [`Error::Unanswered`] when a member that may hold something in it does not answer;
+    /// [`Error::NoObject`] when it is gone.
     pub async fn ensure_empty_everywhere(&self, parent: Ino, name: &[u8]) -> Result<(), Error> {
         let path = {
             let state = self.lock();
             let parent = state.slot_of(parent)?;
             state.path_of_child(parent, name)
         };
-        if self.list_of_members(path, 0, 1).await.is_empty() { Ok(()) } else { Err(Error::NotEmpty) }
+        let Listing { names, unanswered } = self.list_of_members(path.clone(), 0, 1).await;
+        if !names.is_empty() {
+            return Err(Error::NotEmpty);
+        }
+        if unanswered.is_empty() {
+            return Ok(());
+        }
+        let directory = String::from_utf8_lossy(&path);
+        tracing::warn!(%directory, ?unanswered, "a directory is not removed: these members do not say what they hold in it");
+        Err(Error::Unanswered)
     }
 }

@@ -109,6 +109,7 @@ impl Located {
             | Error::NotEmpty
             | Error::OtherPlace
             | Error::NotAgreed
+            | Error::Unanswered
             | Error::Unsupported(_) => Self::AskByFile,
             Error::NoAttribute | Error::Io { .. } => {
                 tracing::error!(%error, "an entry of a batch failed");
