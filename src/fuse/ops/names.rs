@@ -219,15 +219,23 @@ pub(in crate::fuse) fn rmdir(dispatcher: &Dispatcher, parent: INodeNo, name: &Os
     }
     let datapath = Arc::clone(&dispatcher.datapath);
     let (parent, name) = (ino(parent), name.as_bytes().to_vec());
-    if datapath.may_hold_unnamed(parent, &name) {
-        let waiting = Arc::clone(&datapath);
-        return datapath.loader().leave_job(Box::new(move |may_wait| {
-            if may_wait {
-                waiting.wait_for_names();
-            }
-            reply_done(waiting.remove_directory(parent, &name), "rmdir", reply);
-        }));
+    if !datapath.may_hold_unnamed(parent, &name) {
+        return remove_directory(datapath, parent, name, reply);
     }
+    let waiting = Arc::clone(&datapath);
+    datapath.loader().leave_job(Box::new(move |may_wait| {
+        if may_wait {
+            waiting.wait_for_names();
+        }
+        if waiting.may_hold_unnamed(parent, &name) {
+            return reply_done(Err(Error::NotEmpty), "rmdir", reply);
+        }
+        remove_directory(waiting, parent, name, reply);
+    }));
+}
+
+/// Removes a directory of which all names on this host are known.
+fn remove_directory(datapath: Arc<Datapath>, parent: Ino, name: Vec<u8>, reply: ReplyEmpty) {
     let Some(runtime) = datapath.cluster().map(|side| side.runtime().clone()) else {
         return reply_done(datapath.remove_directory(parent, &name), "rmdir", reply);
     };
