@@ -142,6 +142,8 @@ impl fmt::Debug for Connected {
 struct Wish {
     number: u64,
     member: Option<Member>,
+    /// Who was to be registered before, while nobody is: an earlier session may have registered it.
+    gone: Option<Member>,
 }
 
 /// The latest wish that was dealt with.
@@ -247,7 +249,8 @@ impl Etcd {
         let mut number = 0;
         self.shared.wish.send_modify(|wish| {
             wish.number += 1;
-            wish.member = member;
+            let before = std::mem::replace(&mut wish.member, member);
+            wish.gone = before.or(wish.gone.take()).filter(|_| wish.member.is_none());
             number = wish.number;
         });
         let mut fulfilled = self.shared.fulfilled.subscribe();

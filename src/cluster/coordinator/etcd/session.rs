@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use etcd_client::{
-    Client, Compare, CompareOp, Error, GetOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp,
-    WatchOptions, WatchStream,
+    Client, Compare, CompareOp, Error, GetOptions, KeyValue, LeaseKeepAliveStream, LeaseKeeper, PutOptions,
+    Txn, TxnOp, WatchOptions, WatchStream,
 };
-use tidefs_engine::types::{Incarnation, MemberId};
+use tidefs_engine::types::Incarnation;
 
 use super::heard::Heard;
 use super::{Connected, EtcdSettings, Fulfilled, Shared, cluster_id};
@@ -217,7 +217,6 @@ struct Lease {
     id: i64,
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
-    registered: Option<MemberId>,
 }
 
 impl Lease {
@@ -225,7 +224,7 @@ impl Lease {
         let seconds = i64::try_from(shared.settings.lease.as_secs()).unwrap_or(i64::MAX).max(2);
         let id = client.lease_grant(seconds, None).await?.id();
         let (keeper, answers) = client.lease_keep_alive(id).await?;
-        Ok(Self { client, id, keeper, answers, registered: None })
+        Ok(Self { client, id, keeper, answers })
     }
 
     /// Prolongs the lease.
@@ -243,13 +242,29 @@ impl Lease {
         let refused = match &wish.member {
             Some(member) => self.register(shared, member).await?,
             None => {
-                if let Some(id) = self.registered.take() {
-                    self.client.delete(shared.keys.member(id), None).await?;
+                if let Some(gone) = &wish.gone {
+                    self.unregister(shared, gone).await?;
                 }
                 None
             }
         };
         shared.fulfilled.send_replace(Fulfilled { number: wish.number, refused });
+        Ok(())
+    }
+
+    /// Takes this start of `member` out, under whichever lease it was registered; a later one stays.
+    async fn unregister(&mut self, shared: &Shared, member: &Member) -> Result<(), Error> {
+        let key = shared.keys.member(member.id);
+        let found = self.client.get(key.as_str(), None).await?;
+        let is_ours = |pair: &&KeyValue| {
+            serde_json::from_slice::<Member>(pair.value())
+                .is_ok_and(|found| found.incarnation == member.incarnation)
+        };
+        if let Some(ours) = found.kvs().first().filter(is_ours) {
+            let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, ours.mod_revision());
+            let delete = TxnOp::delete(key.as_str(), None);
+            self.client.txn(Txn::new().when([is_unchanged]).and_then([delete])).await?;
+        }
         Ok(())
     }
 
@@ -267,7 +282,6 @@ impl Lease {
         let mut request = Txn::new().when([is_ours]).and_then([put.clone()]);
         loop {
             if self.client.txn(request).await?.succeeded() {
-                self.registered = Some(member.id);
                 return Ok(None);
             }
             let found = self.client.get(start.as_str(), None).await?;

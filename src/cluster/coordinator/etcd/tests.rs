@@ -171,6 +171,38 @@ fn a_stopped_process_whose_member_was_started_again_elsewhere_does_not_come_back
 }
 
 #[test]
+fn a_member_that_leaves_while_etcd_is_away_is_out_as_soon_as_it_is_back() {
+    with_etcd(async |mut server| {
+        // The lease under which it is registered does not end meanwhile.
+        let lasting = EtcdSettings { lease: Duration::from_secs(60), ..server.settings("test") };
+        let [leaves, other] = [(); 2].map(|()| Etcd::start(lasting.clone(), &Handle::current()));
+        join(&leaves, 1).await;
+        let stays = join(&other, 2).await;
+        shows(&mut other.views(), "both", has(2)).await;
+        server.stop();
+        let away = |now: &Reachability| matches!(now, Reachability::Away { .. });
+        shows(&mut leaves.shared.reachability.subscribe(), "away", away).await;
+        let (left, ()) = tokio::join!(leaves.leave(soon()), async { server.start_again() });
+        left.unwrap();
+        let view = shows(&mut other.views(), "the one that stayed", has(1)).await;
+        assert_eq!(view.members(), [stays]);
+    });
+}
+
+#[test]
+fn who_leaves_leaves_a_later_start_of_it_registered() {
+    with_etcd(async |server| {
+        let (old, new) = (server.handle(), server.handle());
+        join(&old, 1).await;
+        let later = join(&new, 1).await;
+        old.leave(soon()).await.unwrap();
+        let third = server.handle();
+        join(&third, 3).await;
+        assert_eq!(shows(&mut third.views(), "both", has(2)).await.member(MemberId(1)), Some(&later));
+    });
+}
+
+#[test]
 fn clusters_that_share_an_etcd_do_not_see_each_other() {
     with_etcd(async |server| {
         let [one, two] = ["prod", "prod2"].map(|name| Etcd::start(server.settings(name), &Handle::current()));
