@@ -187,8 +187,9 @@ impl Core {
     }
 
     /// Learns what a backup decided meanwhile, and answers for their shards again. While it is lost there is nobody who
-    /// could have decided anything that counts: it will tell when it is back.
-    pub(super) async fn catch_up(self: Arc<Self>, backup: MemberId) {
+    /// could have decided anything that counts: it will tell when it is back. `fall`: of [`super::catalog::owner::Owner::fall_behind`]; what was
+    /// asked for before a later one does not tell what was decided since.
+    pub(super) async fn catch_up(self: Arc<Self>, backup: MemberId, fall: u64) {
         loop {
             let deadline = self.in_background();
             let result = self.call(backup, CATCH_UP, Done {}.encode(), deadline).await;
@@ -197,7 +198,7 @@ impl Core {
             }
             tokio::time::sleep(self.config.timings.tick).await;
         }
-        self.owner.lock().set_behind(backup, false);
+        self.owner.lock().catch_up(backup, fall);
     }
 
     /// Hands what is known of `shards` over to a member that serves them from now on.

@@ -113,16 +113,14 @@ impl Core {
                 .filter_map(|shard| map.owners(shard))
                 .any(|owners| owners.primary == me && owners.backup == Some(member))
         };
-        {
+        let fall = {
             let mut owner = self.owner.lock();
             owner.meet(peer);
             owner.set_suspect(member, false);
-            if is_backup_of_mine {
-                owner.set_behind(member, true);
-            }
-        }
-        if is_backup_of_mine {
-            self.spawn(Arc::clone(self).catch_up(member));
+            is_backup_of_mine.then(|| owner.fall_behind(member))
+        };
+        if let Some(fall) = fall {
+            self.spawn(Arc::clone(self).catch_up(member, fall));
         }
         self.spawn(Arc::clone(self).settle_up(member));
     }
@@ -437,8 +435,8 @@ impl Core {
             || Shard::all().filter_map(|shard| map.owners(shard)).filter(|owners| owners.primary == me);
         let backups: BTreeSet<MemberId> = mine().filter_map(|owners| owners.backup).collect();
         for backup in backups {
-            self.owner.lock().set_behind(backup, true);
-            self.spawn(Arc::clone(self).catch_up(backup));
+            let fall = self.owner.lock().fall_behind(backup);
+            self.spawn(Arc::clone(self).catch_up(backup, fall));
         }
     }
 }

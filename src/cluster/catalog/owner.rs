@@ -99,8 +99,9 @@ pub struct Owner {
     /// The latest view under which each member has announced all.
     announced: BTreeMap<MemberId, u64>,
     suspects: BTreeSet<MemberId>,
-    /// Backups that may have decided without this member.
-    behind: BTreeSet<MemberId>,
+    /// Backups that may have decided without this member, each with the number of the last time that this was noticed.
+    behind: BTreeMap<MemberId, u64>,
+    falls: u64,
     /// The last publish of each start of a member that was put in order.
     seen: BTreeMap<PeerId, u64>,
     /// When each member was lost last.
@@ -129,7 +130,8 @@ impl Owner {
             awaited_view: 0,
             announced: BTreeMap::new(),
             suspects: BTreeSet::new(),
-            behind: BTreeSet::new(),
+            behind: BTreeMap::new(),
+            falls: 0,
             seen: BTreeMap::new(),
             contacts: BTreeMap::new(),
             away: BTreeMap::new(),

@@ -149,11 +149,16 @@ impl Owner {
         }
     }
 
-    /// Whether that backup may have decided without this member.
-    pub fn set_behind(&mut self, backup: MemberId, is_behind: bool) {
-        if is_behind {
-            self.behind.insert(backup);
-        } else {
+    /// That backup may have decided without this member. Returns the number of this time.
+    pub fn fall_behind(&mut self, backup: MemberId) -> u64 {
+        self.falls += 1;
+        self.behind.insert(backup, self.falls);
+        self.falls
+    }
+
+    /// All is learned that the backup had decided by that time; not what it may have decided since it was noticed again.
+    pub fn catch_up(&mut self, backup: MemberId, fall: u64) {
+        if self.behind.get(&backup) == Some(&fall) {
             self.behind.remove(&backup);
         }
     }

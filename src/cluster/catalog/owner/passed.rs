@@ -31,7 +31,7 @@ impl Owner {
         }
         let Some(owners) = self.map.owners(shard) else { return Role::None };
         if owners.primary == self.me {
-            let is_behind = owners.backup.is_some_and(|backup| self.behind.contains(&backup));
+            let is_behind = owners.backup.is_some_and(|backup| self.behind.contains_key(&backup));
             if is_behind { Role::Behind } else { Role::Primary }
         } else if owners.backup == Some(self.me) {
             if self.suspects.contains(&owners.primary) { Role::Acting } else { Role::Backup }

@@ -179,3 +179,17 @@ fn a_word_about_keys_that_others_serve_is_learned_by_nobody_and_said_to_be_so() 
     assert!(!owner.learn(MemberId(2), &one, &one.keys, NOW).is_stranger);
     assert!(!owner.learn_rest(&one, NOW));
 }
+
+#[test]
+fn what_was_asked_of_a_backup_before_it_was_lost_again_does_not_make_its_primary_answer() {
+    let (mut owner, path) = owner();
+    publish(&mut owner, start(1, 1), &path, Stamp(10));
+    let backup = owner.map.owners(KeyId::of(&path).shard()).unwrap().backup.unwrap();
+    let earlier = owner.fall_behind(backup);
+    let later = owner.fall_behind(backup);
+    let answers = |owner: &mut Owner| matches!(owner.find(start(3, 1), &path), Answered::Present { .. });
+    owner.catch_up(backup, earlier);
+    assert!(!answers(&mut owner), "what the backup decided since is not learned");
+    owner.catch_up(backup, later);
+    assert!(answers(&mut owner));
+}
