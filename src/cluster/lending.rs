@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 use super::catalog::wire::{Change, INLINE_MAX, Lend, Lending, Message, Release};
 use super::core::Core;
 use super::object::{Lent, LentBytes, Unlent};
+use super::peers::Link;
 
 /// Loans at once, where the kernel allows so many.
 const LOANS_MAX: usize = 65_536;
@@ -158,7 +159,20 @@ impl Core {
         let until = self.now() + time + self.config.timings.tick;
         let replaced = self.loans.loans.lock().insert(loan, Loan { reader, until, region });
         drop(replaced);
+        if self.is_gone(reader) {
+            // Its connection ended meanwhile: nobody gives this back.
+            self.drop_loans_of(reader);
+            return Err(format!("the connection to {reader} has ended"));
+        }
         Ok(Lending::Region { loan, length: length.get(), checksum, region: descriptor.encode() })
+    }
+
+    /// Whether the connection to `reader` has ended, or a later start of it was met.
+    fn is_gone(&self, reader: PeerId) -> bool {
+        self.peers.lock().get(&reader.member).is_some_and(|peer| {
+            let is_later = peer.id.incarnation > reader.incarnation;
+            is_later || (peer.id == reader && matches!(peer.link, Link::Down(_)))
+        })
     }
 
     /// The reader gives back what it was lent.

@@ -127,18 +127,21 @@ impl Core {
 
     /// The connection to a peer is gone.
     pub(super) fn link_down(self: &Arc<Self>, peer: PeerId, cause: &Error) {
-        self.drop_loans_of(peer);
         let now = self.now();
-        {
-            let mut peers = self.peers.lock();
-            let Some(known) = peers.get_mut(&peer.member).filter(|known| known.id == peer) else { return };
-            if matches!(known.link, Link::Down(_)) {
-                return;
+        let is_news = match self.peers.lock().get_mut(&peer.member) {
+            Some(known) if known.id == peer && !matches!(known.link, Link::Down(_)) => {
+                known.link = Link::Down(now);
+                known.is_new_start = false;
+                known.lose(now);
+                known.unheard_since.get_or_insert(now);
+                true
             }
-            known.link = Link::Down(now);
-            known.is_new_start = false;
-            known.lose(now);
-            known.unheard_since.get_or_insert(now);
+            _ => false,
+        };
+        // Once the link is down: what is lent from here on is taken back by who lends it.
+        self.drop_loans_of(peer);
+        if !is_news {
+            return;
         }
         tracing::warn!(%peer, %cause, "a member is lost");
         self.lose(peer.member);

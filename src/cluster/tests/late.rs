@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tidefs_engine::engine::Answer;
 use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::types::ByteCount;
 
 use super::host::Seen;
 use super::members::{cluster_of, in_a_cluster_of, runtime, soon, started, until, until_answered, wall};
+use crate::cluster::catalog::wire::Lend;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::*;
 
@@ -129,5 +131,30 @@ fn who_was_forgotten_while_it_was_slow_announces_what_it_holds_again() {
             until_answered("what it holds is found", async || hosts[0].read(&name, soon()).await.is_some())
                 .await;
         }
+    });
+}
+
+#[test]
+fn what_a_disk_gives_after_its_reader_is_gone_is_lent_to_nobody() {
+    in_a_cluster_of(2, |_, hosts| async move {
+        let (reader, holder) = (&hosts[0], &hosts[1]);
+        let stamp = holder.write("kv/a", &[7; 1 << 20], wall(), soon()).await.unwrap().stamp;
+        let core = &holder.cluster.core;
+        let lend = || Lend { path: b"kv/a".to_vec(), stamp, for_ms: 60_000 };
+        let answer = |lend| match core.answer_lend(reader.cluster.core.me, lend) {
+            Answer::Later(answer) => answer,
+            Answer::Now(answer) => panic!("{answer:?}"),
+        };
+        answer(lend()).await.unwrap();
+        assert_eq!(core.loans.len(), 1);
+        // As one that is being answered while the link ends.
+        let late = answer(lend());
+        reader.cluster.close().await;
+        until("it is missed, and what it was lent is taken back", || {
+            core.is_suspect(reader.cluster.me()) && core.loans.len() == 0
+        })
+        .await;
+        late.await.unwrap_err();
+        assert_eq!(core.loans.len(), 0, "nobody is there to give it back");
     });
 }
