@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::types::{MemberId, PeerId};
 
+use super::catalog::owner::Owner;
 use super::catalog::wire::{Answered, Answers, FIND, Find, ITEMS_MAX, MESSAGE_BYTES, Message};
 use super::core::Core;
 use super::object::Found;
@@ -27,19 +28,24 @@ impl Core {
         for paths in find.paths.chunks(SLICE) {
             let mut owner = self.owner.lock();
             answers.extend(paths.iter().map(|path| owner.find(asker, path)));
-            let surplus = owner.drop_surplus(SLICE);
-            self.counters.watches_dropped.add(surplus.len() as u64);
-            for (member, revocation) in surplus {
-                // Nobody waits for it now; who changes the name later does.
-                match revocation.path().map(KeyId::of) {
-                    Some(key) => drop(self.tell_in_order(key, vec![(member, revocation)])),
-                    None => drop(self.tell(member, revocation)),
-                }
-            }
+            self.drop_watches(&mut owner);
         }
         let moved = answers.iter().filter(|answer| **answer == Answered::Moved).count();
         self.counters.moved.add(moved as u64);
         Answers { view: self.seen().view.number, answers }
+    }
+
+    /// Tells who watches names beyond the limit that they changed, as many as one slice can have added.
+    pub(super) fn drop_watches(self: &Arc<Self>, owner: &mut Owner) {
+        let surplus = owner.drop_surplus(SLICE);
+        self.counters.watches_dropped.add(surplus.len() as u64);
+        for (member, revocation) in surplus {
+            // Nobody waits for it now; who changes the name later does.
+            match revocation.path().map(KeyId::of) {
+                Some(key) => drop(self.tell_in_order(key, vec![(member, revocation)])),
+                None => drop(self.tell(member, revocation)),
+            }
+        }
     }
 
     pub(super) async fn find(self: &Arc<Self>, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {

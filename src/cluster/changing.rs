@@ -174,6 +174,7 @@ impl Core {
                 self.counters.collapsed.add(u64::from(effects.is_collapsed));
                 applied.push(Applied { outcome: effects.outcome, waits });
             }
+            self.drop_watches(&mut owner);
         }
         applied
     }

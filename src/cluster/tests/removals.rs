@@ -119,3 +119,19 @@ fn a_removal_that_nobody_heard_of_is_told_when_they_are_back() {
         }
     });
 }
+
+#[test]
+fn names_that_are_removed_and_not_asked_for_are_watched_up_to_the_bound() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        // Some ten names.
+        let hosts = started(&coordinator, 2, |config| config.limits.watches = ByteCount(2000)).await;
+        for number in 0..100 {
+            hosts[0].unlink(&format!("kv/{number}"), wall(), soon()).await.unwrap();
+        }
+        for host in &hosts {
+            let (_, _, watched, ..) = host.cluster.core.owner.lock().sizes();
+            assert!(watched <= 2000 / 160, "{watched} names are watched");
+        }
+    });
+}
