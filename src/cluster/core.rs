@@ -267,8 +267,13 @@ impl Core {
         if member == self.me.member {
             return false;
         }
-        let (now, patience) = (self.now(), self.config.timings.reconnect * 2);
+        let (now, patience) = (self.now(), self.first_patience());
         self.peers.lock().get(&member).is_none_or(|peer| peer.is_suspect(now, patience))
+    }
+
+    /// How long a member is not suspect that was never reached.
+    pub(super) fn first_patience(&self) -> Duration {
+        self.config.timings.reconnect * 2
     }
 
     /// A request of a peer, answered in its version.

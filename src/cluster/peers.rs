@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidefs_engine::engine::PeerDescriptor;
 use tidefs_engine::types::{MemberId, PeerId};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::batcher::{Batcher, Item};
 use super::catalog::wire::{Outcome, Revocation};
@@ -57,15 +57,22 @@ pub(super) struct Owed<T> {
     pub(super) items: VecDeque<T>,
     /// There was too much: everything.
     pub(super) is_all: bool,
+    /// Who waits until it is told. Their channels end without a word when it is not.
+    waiting: Vec<oneshot::Sender<()>>,
 }
 
 impl<T> Default for Owed<T> {
     fn default() -> Self {
-        Self { items: VecDeque::new(), is_all: false }
+        Self { items: VecDeque::new(), is_all: false, waiting: Vec::new() }
     }
 }
 
 impl<T> Owed<T> {
+    /// Everything.
+    pub(super) fn all() -> Self {
+        Self { is_all: true, ..Self::default() }
+    }
+
     pub(super) fn add(&mut self, item: T, limit: usize) {
         if self.items.len() >= limit {
             self.items = VecDeque::new();
@@ -73,6 +80,21 @@ impl<T> Owed<T> {
         }
         if !self.is_all {
             self.items.push_back(item);
+        }
+    }
+
+    /// A channel that gets a message when all of this was told, as that of a [`Batcher`].
+    pub(super) fn wait(&mut self) -> oneshot::Receiver<()> {
+        let (done, receiver) = oneshot::channel();
+        self.waiting.push(done);
+        receiver
+    }
+
+    /// All of it was told.
+    pub(super) fn settle(self) {
+        for done in self.waiting {
+            // Who has given up does not listen.
+            let _ = done.send(());
         }
     }
 
@@ -141,6 +163,9 @@ impl Peer {
             self.lost_at = Some(now);
         }
         self.lost_at.get_or_insert(now);
+        // Nobody waits for who is lost.
+        self.owed.waiting.clear();
+        self.debts.waiting.clear();
     }
 
     /// Whether only the coordinator has lost it: it answers, and what it holds is there.

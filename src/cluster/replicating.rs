@@ -24,10 +24,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 impl Core {
     /// Has the other owner of a key know its new state. As [`Core::tell`].
-    pub(super) fn replicate(&self, other: MemberId, dirty: Dirty) -> Option<oneshot::Receiver<()>> {
-        let is_suspect = self.is_suspect(other);
+    pub(super) fn replicate(
+        self: &Arc<Self>,
+        other: MemberId,
+        dirty: Dirty,
+    ) -> Option<oneshot::Receiver<()>> {
+        let patience = self.first_patience();
         let mut peers = self.peers.lock();
         let peer = peers.get_mut(&other)?;
+        let is_suspect = peer.is_suspect(self.now(), patience);
         if !is_suspect {
             if let Some(receiver) = peer.dirty.push(dirty) {
                 return Some(receiver);
@@ -35,7 +40,12 @@ impl Core {
             self.counters.queue_overflows.increment();
         }
         peer.debts.add(dirty, self.config.limits.queued);
-        None
+        let told = (!is_suspect).then(|| peer.debts.wait());
+        drop(peers);
+        if told.is_some() {
+            self.spawn(Arc::clone(self).settle_up(other));
+        }
+        told
     }
 
     fn word(&self, keys: &[(KeyId, Stamp)], is_decided: bool) -> Replicate {
@@ -145,6 +155,7 @@ impl Core {
                 }
                 return false;
             }
+            debts.settle();
         }
     }
 

@@ -19,7 +19,7 @@ const VIEWS_AHEAD_MAX: u64 = 1 << 40;
 
 impl Core {
     /// Tells a member, or this one. The channel gets a message when nobody there finds it any more, and ends without when
-    /// the member is lost and is owed it. `None` when it is owed it already.
+    /// the member is lost and is owed it. `None` when it is lost already.
     pub(super) fn tell(
         self: &Arc<Self>,
         member: MemberId,
@@ -35,9 +35,10 @@ impl Core {
             });
             return Some(receiver);
         }
-        let is_suspect = self.is_suspect(member);
+        let patience = self.first_patience();
         let mut peers = self.peers.lock();
         let peer = peers.get_mut(&member)?;
+        let is_suspect = peer.is_suspect(self.now(), patience);
         if !is_suspect {
             if let Some(receiver) = peer.revocations.push(revocation.clone()) {
                 return Some(receiver);
@@ -46,7 +47,12 @@ impl Core {
         }
         self.counters.owed.increment();
         peer.owed.add(revocation, self.config.limits.queued);
-        None
+        let told = (!is_suspect).then(|| peer.owed.wait());
+        drop(peers);
+        if told.is_some() {
+            self.spawn(Arc::clone(self).settle_up(member));
+        }
+        told
     }
 
     /// Sends revocations to a member, which is owed them when it does not answer.

@@ -67,7 +67,7 @@ impl Core {
         let is_news = match self.peers.lock().get_mut(&peer.member) {
             Some(known) if known.id == peer && matches!(known.link, Link::Connecting(_)) => {
                 known.link = Link::Down(now);
-                known.lost_at.get_or_insert(now);
+                known.lose(now);
                 true
             }
             _ => false,
@@ -93,7 +93,7 @@ impl Core {
             }
             let was_dropped = std::mem::take(&mut known.is_dropped);
             if was_dropped {
-                known.owed = Owed { is_all: true, ..Owed::default() };
+                known.owed = Owed::all();
             }
             (is_back, was_dropped)
         };
@@ -189,7 +189,7 @@ impl Core {
         };
         let peer = descriptor.id;
         if matches!(link, Link::Connecting(_)) {
-            let patience = self.within(self.config.timings.reconnect * 2).min(deadline);
+            let patience = self.within(self.first_patience()).min(deadline);
             self.carrier.connect(descriptor, patience).await?;
             self.link_up(peer);
         }
@@ -259,7 +259,7 @@ impl Core {
                     peer.lost_at = None;
                     if std::mem::take(&mut peer.is_dropped) {
                         // What it held was forgotten though its connection stood: it announces again.
-                        peer.owed = Owed { is_all: true, ..Owed::default() };
+                        peer.owed = Owed::all();
                     }
                 }
                 is_back.then_some(peer.id)
@@ -272,7 +272,7 @@ impl Core {
     }
 
     /// Tells a member what it is owed, and what it missed.
-    async fn settle_up(self: Arc<Self>, member: MemberId) {
+    pub(super) async fn settle_up(self: Arc<Self>, member: MemberId) {
         {
             let mut peers = self.peers.lock();
             let Some(peer) = peers.get_mut(&member).filter(|peer| !peer.is_settling) else { return };
@@ -281,7 +281,7 @@ impl Core {
         let is_paid = self.pay_debts(member).await;
         let (mut is_all_told, mut is_announcing) = (false, false);
         loop {
-            let owed = match self.peers.lock().get_mut(&member) {
+            let mut owed = match self.peers.lock().get_mut(&member) {
                 Some(peer) if !peer.owed.is_empty() && peer.link == Link::Up => peer.owed.take(),
                 // Another start of it has to announce what it holds first.
                 Some(peer) => {
@@ -290,7 +290,7 @@ impl Core {
                 }
                 None => break,
             };
-            let mut items: Vec<Revocation> = owed.items.into();
+            let mut items: Vec<Revocation> = std::mem::take(&mut owed.items).into();
             if owed.is_all {
                 let shards = self.seen().map.served_by(self.me.member).map(Shard::number).collect();
                 items = vec![Revocation::Forget { shards, view: 0 }, Revocation::AnnounceAgain];
@@ -304,6 +304,7 @@ impl Core {
             if !is_told {
                 break;
             }
+            owed.settle();
         }
         if let Some(peer) = self.peers.lock().get_mut(&member) {
             peer.is_settling = false;
@@ -365,7 +366,7 @@ impl Core {
             last = now;
             self.owner.lock().expire(now);
             self.expire_loans(now);
-            let patience = timings.reconnect * 2;
+            let patience = self.first_patience();
             let (mut slow, mut owing, mut gone) = (Vec::new(), Vec::new(), Vec::new());
             self.forget_strangers(now);
             for (&member, peer) in self.peers.lock().iter_mut() {

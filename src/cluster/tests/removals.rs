@@ -11,6 +11,7 @@ use super::members::{
 };
 use crate::cluster::ClusterId;
 use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::shards::KeyId;
 
 #[test]
 fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
@@ -132,6 +133,44 @@ fn names_that_are_removed_and_not_asked_for_are_watched_up_to_the_bound() {
         for host in &hosts {
             let (_, _, watched, ..) = host.cluster.core.owner.lock().sizes();
             assert!(watched <= 2000 / 160, "{watched} names are watched");
+        }
+    });
+}
+
+#[test]
+fn a_removal_waits_for_who_still_hears_of_it_though_too_much_waits_to_be_told() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let hosts = started(&coordinator, 2, |config| config.limits.queued = 2).await;
+        let (writer, reader) = (&hosts[0], &hosts[1]);
+        let me = writer.cluster.me();
+        let map = writer.cluster.core.seen().map.clone();
+        let is_mine = |name: &String| {
+            map.owners(KeyId::of(name.as_bytes()).shard()).is_some_and(|owners| owners.primary == me)
+        };
+        // More than travel, and wait to travel, at once.
+        let names: Vec<String> =
+            (0..).map(|number| format!("kv/{number}")).filter(is_mine).take(30).collect();
+        for name in &names {
+            writer.write(name, b"bytes", wall(), soon()).await.unwrap();
+            assert!(reader.look_up(name, soon()).await.is_present());
+        }
+        let may = hold_back(reader);
+        let mut removals = tokio::task::JoinSet::new();
+        for name in names.clone() {
+            let writer = writer.clone();
+            removals.spawn(async move { writer.unlink(&name, wall(), soon()).await });
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(writer.cluster.counters().queue_overflows.get() > 0, "all of it fits");
+        assert!(removals.try_join_next().is_none(), "answered while the reader finds what was removed");
+        may.send_replace(true);
+        while let Some(removed) = removals.join_next().await {
+            removed.unwrap().unwrap();
+        }
+        for name in &names {
+            assert_eq!(reader.remembers(name), None, "{name}");
         }
     });
 }
