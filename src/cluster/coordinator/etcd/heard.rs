@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use etcd_client::{EventType, GetResponse, KeyValue};
+use etcd_client::{EventType, KeyValue};
 use tidefs_engine::types::MemberId;
 
 use super::Shared;
@@ -31,16 +31,18 @@ pub(super) struct Heard {
 }
 
 impl Heard {
-    /// What a list has.
-    pub(super) fn listed(shared: &Shared, listed: &GetResponse) -> Self {
-        let revision = listed.header().map_or(0, |header| header.revision());
-        let mut heard = Self { revision, namespaces_revision: revision, ..Self::default() };
-        for pair in listed.kvs() {
-            if let Some(About::Member(_)) = heard.put(shared, pair) {
-                heard.members_revision = heard.members_revision.max(pair.mod_revision());
+    /// Nothing yet of a list at `revision`.
+    pub(super) fn at(revision: i64) -> Self {
+        Self { revision, namespaces_revision: revision, ..Self::default() }
+    }
+
+    /// Takes a page of that list.
+    pub(super) fn take(&mut self, shared: &Shared, page: &[KeyValue]) {
+        for pair in page {
+            if let Some(About::Member(_)) = self.put(shared, pair) {
+                self.members_revision = self.members_revision.max(pair.mod_revision());
             }
         }
-        heard
     }
 
     pub(super) fn revision(&self) -> i64 {

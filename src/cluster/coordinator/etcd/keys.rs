@@ -26,6 +26,11 @@ impl Keys {
         &self.prefix
     }
 
+    /// The first key beyond them: the slash at the end, counted up by one.
+    pub(super) fn end(&self) -> String {
+        self.prefix.trim_end_matches('/').to_owned() + "0"
+    }
+
     pub(super) fn id(&self) -> String {
         format!("{}id", self.prefix)
     }

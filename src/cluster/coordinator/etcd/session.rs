@@ -18,6 +18,10 @@ use crate::cluster::member::{ClusterId, Member};
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// Keys in one answer of etcd, of which gRPC takes no more than 4 MiB: a record is some hundred bytes, and a name of up to
+/// 4 KiB.
+const PAGE: i64 = 256;
+
 /// Whether etcd answered, and will answer the same again.
 pub(super) fn is_refusal(error: &Error) -> bool {
     // Codes of gRPC: invalid argument, permission denied, unauthenticated, failed precondition, unimplemented.
@@ -115,7 +119,7 @@ async fn hold(shared: &Shared, heard: &mut Heard, pause: &mut Duration) -> Resul
 /// where etcd knows them still, so that views have the numbers that they have for those who heard of it at once.
 async fn catch_up(shared: &Shared, client: &mut Client, heard: &mut Heard) -> Result<WatchStream, Broken> {
     let prefix = shared.keys.prefix();
-    let listed = Heard::listed(shared, &client.get(prefix, Some(GetOptions::new().with_prefix())).await?);
+    let listed = list(shared, client).await?;
     let (before, now) = (heard.revision(), listed.revision());
     if now < before {
         return Err(Broken::Strange(format!(
@@ -143,6 +147,22 @@ async fn catch_up(shared: &Shared, client: &mut Client, heard: &mut Heard) -> Re
     }
     heard.replace(listed);
     Ok(client.watch(prefix, Some(from(now))).await?)
+}
+
+/// All that there is, at one revision, a page at a time.
+async fn list(shared: &Shared, client: &mut Client) -> Result<Heard, Error> {
+    let prefix = shared.keys.prefix();
+    let page = GetOptions::new().with_range(shared.keys.end()).with_limit(PAGE);
+    let mut found = client.get(prefix, Some(page.clone())).await?;
+    let mut heard = Heard::at(found.header().map_or(0, |header| header.revision()));
+    loop {
+        heard.take(shared, found.kvs());
+        let Some(last) = found.kvs().last().filter(|_| found.more()) else { return Ok(heard) };
+        // The key that comes next after the last one.
+        let next = [last.key(), &[0]].concat();
+        let page = page.clone().with_revision(heard.revision());
+        found = client.get(next, Some(page)).await?;
+    }
 }
 
 /// Connects to one server that answers, beginning anywhere. One server for a session: a client of several sends each request to

@@ -228,6 +228,30 @@ fn values_that_are_not_ours_are_ignored() {
     });
 }
 
+#[test]
+fn more_records_are_heard_than_fit_an_answer_of_etcd() {
+    with_etcd(async |server| {
+        let first = server.handle();
+        join(&first, 1).await;
+        let mut connected = first.connected("a test", soon()).await.unwrap();
+        // Some 6 MiB; etcd takes 128 operations at once.
+        let value = serde_json::to_vec(&sets("note", &"x".repeat(200)).applied_to(None)).unwrap();
+        for part in (0..24_000).collect::<Vec<u32>>().chunks(120) {
+            let put = |number: &u32| {
+                let key = first.shared.keys.namespace(&format!("directory-{number:06}"));
+                TxnOp::put(key, value.clone(), None)
+            };
+            let puts: Vec<TxnOp> = part.iter().map(put).collect();
+            connected.client.txn(Txn::new().and_then(puts)).await.unwrap();
+        }
+        let second = server.handle();
+        join(&second, 2).await;
+        let all = shows(&mut second.namespaces(), "all", |seen| seen.records.len() == 24_000).await;
+        assert_eq!(all.records.keys().last().map(String::as_str), Some("directory-023999"));
+        assert_eq!(shows(&mut second.views(), "both", has(2)).await.members().len(), 2);
+    });
+}
+
 /// Waits until etcd is not gone by, and tells why.
 async fn refused(handle: &Etcd) -> String {
     let is_refused = |now: &Reachability| matches!(now, Reachability::Refused { .. });
