@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::time::Duration;
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
@@ -237,6 +238,28 @@ impl Datapath {
     #[must_use]
     pub fn loader(&self) -> &Loader {
         &self.loader
+    }
+
+    /// Brings an object back for a peer, by the one load for all who want it, and waits until then, at most for `patience`.
+    /// Returns whether it was had.
+    pub(super) fn load_for_peer(&self, ino: Ino, patience: Option<Duration>) -> bool {
+        if !self.must_load(ino) {
+            return true;
+        }
+        if self.loader.threads() == 0 {
+            return self.promote(ino).is_ok();
+        }
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        // Who has given up does not listen.
+        let rest = move |is_back| {
+            let _ = tell.send(is_back);
+        };
+        self.loader.leave(ino, Box::new(rest));
+        let answer = match patience {
+            Some(patience) => told.recv_timeout(patience).ok(),
+            None => told.recv().ok(),
+        };
+        answer.unwrap_or(false)
     }
 
     /// Whether an object comes from another member, and a disk needs threads, too.

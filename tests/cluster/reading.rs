@@ -150,3 +150,36 @@ fn an_object_whose_writer_keeps_it_open_is_a_miss_elsewhere_until_it_is_closed()
     drop(file);
     assert!(wait::until(Duration::from_secs(5), || fs::read(&there).is_ok_and(|found| found == bytes)));
 }
+
+#[test]
+fn hosts_that_read_an_object_on_the_disk_of_another_at_once_share_one_load_of_it() {
+    const OBJECT: usize = 8 << 20;
+    let disk =
+        tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory on a disk");
+    let hosts = Hosts::start_each(3, &["capacity=64MiB"], |host| match host {
+        0 => vec![
+            "ssd.capacity=512MiB".to_owned(),
+            "ssd.zone=16MiB".to_owned(),
+            format!("ssd.dirs={}", disk.path().display()),
+        ],
+        _ => Vec::new(),
+    });
+    for round in 0..8 {
+        let name = format!("whole-0/key-{round}");
+        publish(&hosts.mounts[0].join(&name), &object(round, OBJECT));
+        let is_on_disk = || {
+            let mount = &hosts.mounts[0];
+            mount.control("POST", "/v1/evict", Some("{\"bytes\":67108864}"));
+            mount.control_get(&format!("/v1/stat?path={name}")).json()["tier"] == "ssd"
+        };
+        assert!(wait::until(wait::HANG, is_on_disk), "{name} stays in memory");
+        thread::scope(|scope| {
+            for host in [1, 2] {
+                let path = hosts.mounts[host].join(&name);
+                scope.spawn(move || assert_eq!(fs::read(path).expect("the object"), object(round, OBJECT)));
+            }
+        });
+    }
+    assert_eq!(hosts.metric(0, "tidefs_ssd_promotion_misses_total"), 0);
+    assert_eq!(hosts.metric(0, "tidefs_ssd_promotions_total"), 8);
+}

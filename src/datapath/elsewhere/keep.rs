@@ -162,7 +162,9 @@ impl Datapath {
                 copies.push(Copy { member: from, medium: Medium::Memory });
             }
         }
-        drop(self.promote(ino).map_err(|_| Unkept::NotNow)?);
+        if !self.load_for_peer(ino, None) {
+            return Err(Unkept::NotNow);
+        }
         let mut state = self.lock();
         let slot = state.tree.by_ino(ino).ok_or(Unkept::Gone)?;
         if state.sealed_stamp(slot) != Some(stamp) || state.remote_size(slot).is_some() {

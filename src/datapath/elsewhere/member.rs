@@ -185,15 +185,21 @@ impl Holder for MemberSide {
 impl Datapath {
     /// Lends an object to another member, when it is here and final. Waits for the SSD tier, and a while for a writer.
     fn lend_to_peer(self: &Arc<Self>, path: &[u8], stamp: Stamp) -> Result<Lent, Unlent> {
-        let deadline = Instant::now() + WRITER_WAIT;
+        let began = Instant::now();
+        let deadline = began + WRITER_WAIT;
+        let mut has_missed = false;
         loop {
             match self.try_to_lend(path, stamp) {
                 Ok(lent) => {
                     self.telemetry.remote_lends.increment();
                     return Ok(lent);
                 }
-                // What a disk lost is not held any more, and the catalog has been told so.
-                Err(Reluctance::OnSsd(ino)) => drop(self.promote(ino).map_err(|_| Unlent::NotNow)?),
+                Err(Reluctance::OnSsd(ino)) => {
+                    let left = self.settings.deadline.checked_sub(began.elapsed()).filter(|_| !has_missed);
+                    // What a disk lost is not held any more, and the catalog has been told so. What somebody else brought
+                    // back meanwhile, or wrote anew, is looked at once more.
+                    has_missed = !self.load_for_peer(ino, Some(left.ok_or(Unlent::NotNow)?));
+                }
                 Err(Reluctance::Unfinished) => {
                     let left = deadline.checked_duration_since(Instant::now()).ok_or(Unlent::NotNow)?;
                     self.wait_for_release(left.min(Duration::from_millis(20)));
