@@ -284,17 +284,24 @@ impl Fetch {
 }
 
 impl Core {
-    /// The sources, the best first: those that are there before those that are lost, memory before SSD, idle ones before
-    /// busy ones, fast ones before slow ones.
+    /// The sources, the best first: those that are there before those that are lost, memory before SSD, near ones before far
+    /// ones, idle ones before busy ones, fast ones before slow ones.
     pub(super) fn rank(&self, copies: &[Copy]) -> Vec<MemberId> {
         let me = self.me.member;
-        let mut ranked: Vec<(bool, u8, usize, u64, MemberId)> = copies
+        let seen = self.seen();
+        let here = seen.view.member(me);
+        let distance = |member: MemberId| {
+            here.zip(seen.view.member(member)).map_or(0, |(here, there)| here.distance(there))
+        };
+        let mut ranked: Vec<(bool, u8, usize, usize, u64, MemberId)> = copies
             .iter()
             .filter(|copy| copy.member != me)
-            .map(|copy| (self.is_suspect(copy.member), copy.medium.distance(), 0, 0, copy.member))
+            .map(|&Copy { member, medium }| {
+                (self.is_suspect(member), medium.distance(), distance(member), 0, 0, member)
+            })
             .collect();
         let peers = self.peers.lock();
-        for (_, _, under_way, slowness, member) in &mut ranked {
+        for (_, _, _, under_way, slowness, member) in &mut ranked {
             if let Some(peer) = peers.get(member) {
                 *under_way = peer.reads_under_way;
                 // What was never measured is tried before what is known to be slow.

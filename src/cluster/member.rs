@@ -13,6 +13,9 @@ use super::catalog::wire::{OLDEST, VERSION};
 /// Label that names the rack of a host: replicas go to distinct ones where members have it.
 pub const RACK: &str = "topology.rack";
 
+/// What the names of labels begin with that name where a host stands.
+const PLACE: &str = "topology.";
+
 /// Identity of a cluster, drawn when its first member joins. A member that knows another one is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -76,6 +79,13 @@ impl Member {
     #[must_use]
     pub fn rack(&self) -> Option<&str> {
         self.labels.get(RACK).map(String::as_str)
+    }
+
+    /// In how many of the labels that name where this one stands the other one stands elsewhere, or nobody knows where.
+    #[must_use]
+    pub fn distance(&self, other: &Self) -> usize {
+        let places = self.labels.iter().filter(|(name, _)| name.starts_with(PLACE));
+        places.filter(|(name, value)| other.labels.get(*name) != Some(value)).count()
     }
 }
 

@@ -345,7 +345,7 @@ settings! {
             default: Word("tidefs".to_owned()); range: Range::any(); example: "kv.example.org";
         }
 
-        /// Where this host stands: what is kept twice goes to distinct `topology.rack`s.
+        /// Where this host stands: copies go to distinct `topology.rack`s, and come from hosts that share most `topology.*`.
         labels: Labels {
             default: Labels::default(); range: Range::any(); example: "topology.rack=r1";
         }

@@ -300,3 +300,23 @@ fn a_copy_that_was_let_go_of_while_nobody_could_be_told_is_found_no_more_when_th
         assert!(holders(&hosts[1], "kv/0").await.contains(&1));
     });
 }
+
+#[test]
+fn a_source_in_the_same_rack_comes_before_one_elsewhere_and_memory_before_that() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let mut hosts = Vec::new();
+        for (id, rack) in [(1, "a"), (2, "b"), (3, "a")] {
+            let mut config = config(id);
+            config.labels.insert("topology.rack".to_owned(), rack.to_owned());
+            hosts.push(start(&coordinator, config).await);
+        }
+        settled(&hosts).await;
+        let ranked = |far, near| {
+            let copy = |member, medium| Copy { member: MemberId(member), medium };
+            hosts[0].cluster.core.rank(&[copy(2, far), copy(3, near)])
+        };
+        assert_eq!(ranked(Medium::Memory, Medium::Memory), [MemberId(3), MemberId(2)]);
+        assert_eq!(ranked(Medium::Memory, Medium::Ssd), [MemberId(2), MemberId(3)]);
+    });
+}
