@@ -417,7 +417,6 @@ impl Core {
         let Ok(Ok(turn)) = turn else { return Kept::NotNow };
         let Keep { path, stamp, replicas, head } = keep;
         let kept = holder.keep(path, stamp, replicas, KeyId(head), from.member).await;
-        drop(turn);
         match kept {
             Ok(size) => {
                 self.counters.copies_kept.increment();
@@ -425,7 +424,13 @@ impl Core {
                 let (ramp, full) = (self.config.timings.ramp, self.config.limits.ingest_bytes_per_second);
                 let rate = ingest_rate(self.now(), ramp, full);
                 let wait = pay(&self.copying.taken_until_ns, self.now(), size, rate);
-                tokio::time::sleep(wait.min(self.config.timings.keep / 4)).await;
+                // Nobody else takes the turn until it is paid for; who asked is answered in time.
+                let (answered, paid) = (wait.min(self.config.timings.keep / 4), self.within(wait));
+                self.spawn(async move {
+                    tokio::time::sleep_until(paid.into()).await;
+                    drop(turn);
+                });
+                tokio::time::sleep(answered).await;
                 Kept::Done
             }
             Err(Unkept::Gone) => Kept::Gone,

@@ -1,14 +1,17 @@
 //! Copies that others are asked to keep, and leaving, over real sockets.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use tidefs_engine::types::MemberId;
+use tidefs_engine::types::{ByteCount, MemberId};
 
 use super::host::{Host, Seen};
 use super::members::{
     config, in_a_cluster_of, runtime, settled, soon, start, start_with, started, until, until_answered, wall,
 };
 use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::shards::KeyId;
 use crate::cluster::*;
 
 /// Members that hold a copy to rely on, as the catalog tells `host`.
@@ -26,8 +29,8 @@ async fn held_by(host: &Host, path: &str, count: usize) -> BTreeSet<u64> {
         if holders.len() == count {
             return holders;
         }
-        assert!(std::time::Instant::now() < end, "{path} is held by {holders:?}, not by {count}");
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        assert!(Instant::now() < end, "{path} is held by {holders:?}, not by {count}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -117,8 +120,8 @@ fn who_drains_leaves_when_others_hold_all_that_it_held() {
             if report.phase != DrainPhase::Copying {
                 break report;
             }
-            assert!(std::time::Instant::now() < end, "{report:?}");
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            assert!(Instant::now() < end, "{report:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
         };
         assert_eq!((report.phase, report.objects_left, report.bytes_left), (DrainPhase::Left, 0, 0));
         until("all others have heard of it", || {
@@ -204,8 +207,8 @@ fn a_copy_that_is_evicted_is_made_again_though_nobody_came_or_went() {
     runtime().block_on(async {
         let coordinator = Embedded::new(ClusterId(7));
         let hosts = started(&coordinator, 3, |config| {
-            config.timings.look_for_copies = std::time::Duration::from_millis(100);
-            config.timings.grace = std::time::Duration::from_millis(500);
+            config.timings.look_for_copies = Duration::from_millis(100);
+            config.timings.grace = Duration::from_millis(500);
         })
         .await;
         for number in 0..20 {
@@ -274,7 +277,7 @@ fn a_copy_that_was_let_go_of_while_nobody_could_be_told_is_found_no_more_when_th
         };
         set_probed(true);
         for host in &hosts[1..] {
-            core.note_slow(host.cluster.me(), std::time::Duration::from_secs(2), std::time::Instant::now());
+            core.note_slow(host.cluster.me(), Duration::from_secs(2), Instant::now());
         }
         (0..40).for_each(|number| hosts[0].evict(&format!("kv/{number}")));
         // One of them is back before anybody hears of it.
@@ -318,5 +321,37 @@ fn a_source_in_the_same_rack_comes_before_one_elsewhere_and_memory_before_that()
         };
         assert_eq!(ranked(Medium::Memory, Medium::Memory), [MemberId(3), MemberId(2)]);
         assert_eq!(ranked(Medium::Memory, Medium::Ssd), [MemberId(2), MemberId(3)]);
+    });
+}
+
+#[test]
+fn a_member_keeps_no_more_for_others_in_a_time_than_it_is_to() {
+    const LENGTH: usize = 32 << 10;
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let hosts = started(&coordinator, 2, |config| {
+            config.limits.ingest_bytes_per_second = 1 << 20;
+            config.timings.ramp = Duration::ZERO;
+            config.timings.keep = Duration::from_millis(400);
+        })
+        .await;
+        let mut wishes = Vec::new();
+        for number in 0..60 {
+            let path = format!("kv/{number}");
+            let published = hosts[0].write(&path, &[7; LENGTH], wall(), soon()).await.unwrap();
+            let (head, path) = (KeyId::of(path.as_bytes()), path.into_bytes());
+            let size = ByteCount(LENGTH as u64);
+            wishes.push(Wish { path, stamp: published.stamp, size, replicas: 2, head });
+        }
+        let (began, mut asked) = (Instant::now(), tokio::task::JoinSet::new());
+        for wish in wishes {
+            let core = Arc::clone(&hosts[0].cluster.core);
+            asked.spawn(async move { core.ask_to_keep(MemberId(2), &wish).await });
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let kept = hosts[1].cluster.counters().copies_kept.get();
+        // Those that are under way are not paid for yet.
+        let most = began.elapsed().as_secs_f64() * f64::from(1 << 20) / LENGTH as f64 + 9.0;
+        assert!(kept >= 8 && (kept as f64) < most, "{kept} were kept, and {most} are allowed");
     });
 }
