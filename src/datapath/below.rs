@@ -1,13 +1,14 @@
-//! What is done with everything below a directory: in parts, with the lock let go after each, so that nobody waits for longer
-//! than a part takes, however many keys there are.
+//! What is done with everything below a directory, or with all that is due: in parts, with the lock let go after each, so that
+//! nobody waits for longer than a part takes, however many keys there are.
 //!
-//! Names may change meanwhile. What keeps its path all the time is met once. What comes, goes or gets another name while a
+//! Names may change while a way leads through a directory. What keeps its path all the time is met once. What comes, goes or gets another name while a
 //! way leads through its directory is met or not, and told of once at most; of a directory that is moved away from below
 //! nothing more is met.
 //!
 //! Threads: whoever asks goes through it. Who waits for the lock meanwhile gets it after each part.
 
 use hashbrown::HashSet;
+use parking_lot::MutexGuard;
 use tidefs_engine::types::ByteCount;
 
 use super::history::Ending;
@@ -97,24 +98,40 @@ enum Judged {
 }
 
 impl Datapath {
+    /// Does `part` under the lock, again and again until it says `None`; and with what it made each time, `after`, when others
+    /// may have the lock.
+    pub(super) fn in_parts<T>(
+        &self,
+        mut part: impl FnMut(&mut State) -> Option<T>,
+        mut after: impl FnMut(T),
+    ) {
+        loop {
+            let mut state = self.lock();
+            let Some(made) = part(&mut state) else { return };
+            // Who waits comes first, or it would wait for many parts.
+            MutexGuard::unlock_fair(state);
+            after(made);
+        }
+    }
+
     /// Hands every file at and below `path` to `each`, under the lock and in parts; and what that made of each part to
     /// `after`, when others may have the lock.
     fn in_parts_below<T>(
         &self,
         path: &[u8],
         mut each: impl FnMut(&mut State, Slot) -> Option<T>,
-        mut after: impl FnMut(Vec<T>),
+        after: impl FnMut(Vec<T>),
     ) -> Result<(), Error> {
-        let mut state = self.lock();
-        let top = state.tree.by_path(path).map(|slot| state.tree.ino(slot)).ok_or(Error::NoObject)?;
+        let top = {
+            let state = self.lock();
+            state.tree.by_path(path).map(|slot| state.tree.ino(slot)).ok_or(Error::NoObject)?
+        };
         let mut way = Way::from(top);
-        while let Some(files) = way.next_below(&state.tree, top, PART) {
-            let part = files.into_iter().filter_map(|slot| each(&mut state, slot)).collect();
-            // Who waits comes first, or it would wait for many parts.
-            parking_lot::MutexGuard::unlock_fair(state);
-            after(part);
-            state = self.lock();
-        }
+        let part = |state: &mut State| {
+            let files = way.next_below(&state.tree, top, PART)?;
+            Some(files.into_iter().filter_map(|slot| each(state, slot)).collect())
+        };
+        self.in_parts(part, after);
         Ok(())
     }
 

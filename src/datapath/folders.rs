@@ -224,11 +224,14 @@ impl State {
         }
     }
 
-    /// Ends the soft pins whose time is over.
-    pub(super) fn end_pins(&mut self, now_ns: i64) {
-        while let Some(&(end_ns, slot)) = self.pin_ends.first()
+    /// Ends up to `limit` soft pins whose time is over. Returns whether there were any.
+    pub(super) fn end_pins(&mut self, now_ns: i64, limit: usize) -> bool {
+        let mut count = 0;
+        while count < limit
+            && let Some(&(end_ns, slot)) = self.pin_ends.first()
             && end_ns <= now_ns
         {
+            count += 1;
             self.pin_ends.pop_first();
             self.pin_end_of.remove(&slot);
             // The slot may hold another object by now, or its pin another time.
@@ -237,6 +240,7 @@ impl State {
                 self.refresh_rank(slot);
             }
         }
+        count > 0
     }
 
     /// The nearest directory at or above `directory` whose quota `more` bytes would pass. Directories at and above

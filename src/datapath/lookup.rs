@@ -2,6 +2,7 @@
 //!
 //! Hot path: one lock, no system call, unless the name stands for a file that is being written.
 
+use super::expiry::Ended;
 use super::resent::Sent;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Stat, State, key_hash};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
@@ -190,10 +191,13 @@ impl Datapath {
             let is_revocable = !has_members || self.can_tell_names();
             return Ok(Lookup::Absent { cacheable: is_certain && is_revocable });
         };
-        if state.expiry_of.get(&child).is_some_and(|&at_ns| at_ns <= self.now_ns()) {
+        let now_ns = self.now_ns();
+        if state.is_due(child, now_ns) {
+            let mut ended = Ended::default();
+            self.end_life(&mut state, child, now_ns, &mut ended);
             drop(state);
+            self.see_out(ended);
             // What is in use stays, with a later time, so this comes here once.
-            self.expire();
             return self.lookup(caller, directory_ino, name.as_bytes(), patience);
         }
         let seen = match state.visible(caller, now, child) {

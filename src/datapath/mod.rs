@@ -23,6 +23,7 @@ mod directory_records;
 mod domains;
 mod elsewhere;
 mod error;
+mod expiry;
 mod fastpath;
 mod folders;
 mod guess;

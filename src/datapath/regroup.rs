@@ -63,15 +63,14 @@ impl Datapath {
     pub(super) fn regroup(&self, walk: Walk) {
         let mut walk = walk;
         let one_at_a_time = self.regrouping.lock();
-        loop {
-            let mut state = self.lock();
-            if !state.regroup_part(&mut walk, PART) {
+        let part = |state: &mut State| {
+            let is_more = state.regroup_part(&mut walk, PART);
+            if !is_more {
                 state.walks -= 1;
-                break;
             }
-            // Who waits comes first, or it would wait for many parts.
-            parking_lot::MutexGuard::unlock_fair(state);
-        }
+            is_more.then_some(())
+        };
+        self.in_parts(part, |()| {});
         drop(one_at_a_time);
     }
 

@@ -1,4 +1,4 @@
-//! How things leave: eviction, unlink, replacement, expiry, a directory's end, and the kernel's FORGET.
+//! How things leave: eviction, unlink, replacement, a directory's end, and the kernel's FORGET.
 
 use std::sync::atomic::Ordering;
 
@@ -262,57 +262,6 @@ impl Datapath {
         }
     }
 
-    /// Removes what is past its time to live, and hidden versions that nobody came to write.
-    pub fn expire(&self) {
-        let now_ns = self.now_ns();
-        let now_ms = self.now_ms();
-        let (mut doomed, mut may_stand) = (Vec::new(), false);
-        let mut afterwards = super::release::Afterwards::default();
-        {
-            let mut state = self.lock();
-            while let Some(&(at_ns, slot)) = state.expiries.first()
-                && at_ns <= now_ns
-            {
-                let is_written =
-                    |object: &super::Object| object.writers() > 0 || object.next_version().is_some();
-                if state.object(slot).is_some_and(is_written) {
-                    // What replaces it is not to be lost with it; look again in a second.
-                    state.set_expiry(slot, now_ns + 1_000_000_000);
-                    continue;
-                }
-                self.telemetry.expirations.increment();
-                let ino = state.tree.ino(slot);
-                doomed.push(state.remove_object(slot, Departure::Gone, Some((now_ns, Ending::Expired))));
-                may_stand |= state.still_answers(ino);
-            }
-            state.end_pins(now_ns);
-            while let Some(&(until_ms, slot)) = state.parked.first()
-                && until_ms <= now_ms
-            {
-                state.parked.pop_first();
-                state.refresh_rank(slot);
-            }
-            for slot in state.abandoned(now_ms) {
-                if state
-                    .object(slot)
-                    .and_then(|object| object.open.as_ref())
-                    .is_some_and(|open| open.was_opened)
-                {
-                    // Who was expected did not come; what the others wrote stands.
-                    self.end_writing(&mut state, slot, &mut afterwards);
-                    state.settle_ended(slot);
-                } else {
-                    doomed.push(state.discard_writing(slot));
-                }
-            }
-        }
-        if may_stand {
-            self.forget_names_in_kernel();
-        }
-        self.carry_out(afterwards);
-        doomed.into_iter().for_each(|doomed| self.bury(doomed));
-    }
-
     /// Asks the kernel to drop idle inodes while it holds more than are allowed.
     pub fn bound_kernel_inodes(&self) {
         const ASKED_AT_ONCE: u64 = 16_384;
@@ -382,48 +331,5 @@ impl State {
         self.folders.account(&self.tree, parent, change);
         self.sealed_bytes = self.sealed_bytes.saturating_add(size);
         self.sealed_objects += 1;
-    }
-
-    /// Sets the wall-clock time at which an object expires.
-    pub(super) fn set_expiry(&mut self, slot: Slot, at_ns: i64) {
-        self.clear_expiry(slot);
-        self.expiries.insert((at_ns, slot));
-        self.expiry_of.insert(slot, at_ns);
-        // What was without an end has one now.
-        self.tell_clients(slot);
-    }
-
-    /// Counts the time to live in force on a sealed object from its seal.
-    pub(super) fn renew_expiry(&mut self, slot: Slot) {
-        self.clear_expiry(slot);
-        if let (Some(ttl_s), Some(object)) = (self.effective_policy(slot).record.ttl_s, self.object(slot)) {
-            let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-            self.set_expiry(slot, object.sealed_at_ns.saturating_add(ttl_ns));
-        }
-    }
-
-    /// The object does not expire.
-    pub(super) fn clear_expiry(&mut self, slot: Slot) {
-        if let Some(at_ns) = self.expiry_of.remove(&slot) {
-            self.expiries.remove(&(at_ns, slot));
-        }
-    }
-
-    /// A file without handles needs nothing of what only an open one does.
-    fn settle_ended(&mut self, slot: Slot) {
-        if let Some(object) = self.object_mut(slot) {
-            object.settle();
-        }
-        self.update_hold(slot);
-    }
-
-    /// Hidden versions without a handle that are past the time in which their writer comes back to open them.
-    fn abandoned(&self, now_ms: u64) -> Vec<Slot> {
-        let is_abandoned = |&slot: &Slot| {
-            self.object(slot).is_some_and(|object| {
-                !object.is_open() && object.open.as_ref().is_some_and(|open| open.abandoned_at_ms <= now_ms)
-            })
-        };
-        self.writing.iter().copied().filter(is_abandoned).collect()
     }
 }

@@ -25,6 +25,7 @@ use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
 mod below;
 mod depth;
+mod expiry;
 mod interleaved;
 mod leftover;
 mod meanwhile;

@@ -301,7 +301,7 @@ impl Datapath {
             let is_lock = state.tree.name(slot).as_bytes().ends_with(b".lock");
             return if may_show || is_lock { Located::AskByFile } else { Located::Absent };
         }
-        if state.expiry_of.get(&slot).is_some_and(|&at_ns| at_ns <= self.now_ns()) {
+        if state.is_due(slot, self.now_ns()) {
             return Located::AskByFile;
         }
         if !credentials.may(&state.tree.node(slot).attributes, Right::READ) {

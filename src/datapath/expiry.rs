@@ -1,0 +1,149 @@
+//! What time ends: objects past their time to live, soft pins, the wait for a rename, and hidden versions that nobody came to
+//! write.
+//!
+//! Much of it may fall due at one moment, when a directory gets a time to live that its objects have passed: it is ended in
+//! parts. A look-up does not wait for that: of an object that is due it ends that one, and is told that nothing is there.
+//!
+//! Threads: one ends what is due, several times a second; look-ups end what they ask for.
+
+use super::below::PART;
+use super::burial::Doomed;
+use super::history::Ending;
+use super::release::Afterwards;
+use super::{Datapath, Object, State};
+use crate::namespace::Slot;
+use crate::tier::eviction::Departure;
+
+/// How long an object that is due is left alone because it is being written, in nanoseconds.
+const WRITTEN_AGAIN_NS: i64 = 1_000_000_000;
+
+/// What is left to do, outside the lock, for objects that were due.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    doomed: Vec<Doomed>,
+    /// Whether the kernel may go on to show one of them.
+    may_stand: bool,
+}
+
+impl Datapath {
+    /// Removes what is past its time to live, and hidden versions that nobody came to write; ends soft pins, and the time for
+    /// which a closed temporary file stays whatever the pressure.
+    pub fn expire(&self) {
+        let (now_ns, now_ms) = (self.now_ns(), self.now_ms());
+        self.in_parts(|state| self.end_lives(state, now_ns), |ended| self.see_out(ended));
+        self.in_parts(|state| state.end_pins(now_ns, PART).then_some(()), |()| {});
+        self.in_parts(|state| state.end_waits(now_ms, PART).then_some(()), |()| {});
+        let mut next = Slot::ROOT;
+        let abandoned = |state: &mut State| self.end_abandoned(state, now_ms, &mut next);
+        self.in_parts(abandoned, |afterwards| self.carry_out(afterwards));
+    }
+
+    /// Ends up to [`PART`] lives that are over. `None` when there are none.
+    fn end_lives(&self, state: &mut State, now_ns: i64) -> Option<Ended> {
+        let due = state.expiries.iter().take(PART).take_while(|(at_ns, _)| *at_ns <= now_ns);
+        let due: Vec<Slot> = due.map(|&(_, slot)| slot).collect();
+        if due.is_empty() {
+            return None;
+        }
+        let mut ended = Ended::default();
+        due.into_iter().for_each(|slot| self.end_life(state, slot, now_ns, &mut ended));
+        Some(ended)
+    }
+
+    /// Removes the object in `slot`, whose time is over. What is in use gets a later time.
+    pub(super) fn end_life(&self, state: &mut State, slot: Slot, now_ns: i64, ended: &mut Ended) {
+        let is_written = |object: &Object| object.writers() > 0 || object.next_version().is_some();
+        if state.object(slot).is_some_and(is_written) {
+            // What replaces it is not to be lost with it.
+            return state.set_expiry(slot, now_ns.saturating_add(WRITTEN_AGAIN_NS));
+        }
+        self.telemetry.expirations.increment();
+        let ino = state.tree.ino(slot);
+        ended.doomed.push(state.remove_object(slot, Departure::Gone, Some((now_ns, Ending::Expired))));
+        ended.may_stand |= state.still_answers(ino);
+    }
+
+    /// Tells the kernel of what ended, and frees its bytes. Never under the lock.
+    pub(super) fn see_out(&self, ended: Ended) {
+        if ended.may_stand {
+            self.forget_names_in_kernel();
+        }
+        ended.doomed.into_iter().for_each(|doomed| self.bury(doomed));
+    }
+
+    /// Ends up to [`PART`] hidden versions from slot `next` on that are past the time in which their writer comes back to open
+    /// them. `None` when none are left.
+    fn end_abandoned(&self, state: &mut State, now_ms: u64, next: &mut Slot) -> Option<Afterwards> {
+        let part: Vec<Slot> = state.writing.range(*next..).take(PART).copied().collect();
+        *next = Slot(part.last()?.0.checked_add(1)?);
+        let mut afterwards = Afterwards::default();
+        for slot in part {
+            let Some(object) = state.object(slot).filter(|object| !object.is_open()) else { continue };
+            match object.open.as_deref().filter(|open| open.abandoned_at_ms <= now_ms) {
+                Some(open) if open.was_opened => {
+                    // Who was expected did not come; what the others wrote stands.
+                    self.end_writing(state, slot, &mut afterwards);
+                    state.settle_ended(slot);
+                }
+                Some(_) => afterwards.doomed.push(state.discard_writing(slot)),
+                None => {}
+            }
+        }
+        Some(afterwards)
+    }
+}
+
+impl State {
+    /// Sets the wall-clock time at which an object expires.
+    pub(super) fn set_expiry(&mut self, slot: Slot, at_ns: i64) {
+        self.clear_expiry(slot);
+        self.expiries.insert((at_ns, slot));
+        self.expiry_of.insert(slot, at_ns);
+        // What was without an end has one now.
+        self.tell_clients(slot);
+    }
+
+    /// Counts the time to live in force on a sealed object from its seal.
+    pub(super) fn renew_expiry(&mut self, slot: Slot) {
+        self.clear_expiry(slot);
+        if let (Some(ttl_s), Some(object)) = (self.effective_policy(slot).record.ttl_s, self.object(slot)) {
+            let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
+            self.set_expiry(slot, object.sealed_at_ns.saturating_add(ttl_ns));
+        }
+    }
+
+    /// The object does not expire.
+    pub(super) fn clear_expiry(&mut self, slot: Slot) {
+        if let Some(at_ns) = self.expiry_of.remove(&slot) {
+            self.expiries.remove(&(at_ns, slot));
+        }
+    }
+
+    /// Whether the time to live of the object in `slot` has passed.
+    pub(super) fn is_due(&self, slot: Slot, now_ns: i64) -> bool {
+        self.expiry_of.get(&slot).is_some_and(|&at_ns| at_ns <= now_ns)
+    }
+
+    /// Up to `limit` closed temporary files do not wait for their rename any longer, whatever the pressure. Returns whether any
+    /// did.
+    fn end_waits(&mut self, now_ms: u64, limit: usize) -> bool {
+        let mut count = 0;
+        while count < limit
+            && let Some(&(until_ms, slot)) = self.parked.first()
+            && until_ms <= now_ms
+        {
+            self.parked.pop_first();
+            self.refresh_rank(slot);
+            count += 1;
+        }
+        count > 0
+    }
+
+    /// A file without handles needs nothing of what only an open one does.
+    fn settle_ended(&mut self, slot: Slot) {
+        if let Some(object) = self.object_mut(slot) {
+            object.settle();
+        }
+        self.update_hold(slot);
+    }
+}

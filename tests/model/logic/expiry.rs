@@ -1,0 +1,84 @@
+//! Much that falls due at one moment: ended in parts, between which others are served.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tidefs::datapath::{Datapath, Lookup, Patience};
+use tidefs::namespace::Ino;
+
+use super::meanwhile::{filled, meanwhile};
+use super::{Logic, caller};
+
+/// A directory of objects that all got `policy` and are all past the time that it gives them.
+fn due(count: usize, policy: &str, value: &str) -> (Logic, Ino) {
+    let (logic, top) = filled(count);
+    let name = format!("user.tidefs.{policy}");
+    logic.datapath().set_attribute(top, name.as_bytes(), value.as_bytes(), None).expect("a policy");
+    logic.clock.advance(Duration::from_secs(2));
+    (logic, top)
+}
+
+fn has_expired(datapath: &Datapath, path: &[u8]) -> bool {
+    datapath.facts(path).is_none()
+}
+
+fn is_unpinned(datapath: &Datapath, path: &[u8]) -> bool {
+    datapath.facts(path).expect("it is there").policy.pin.is_none()
+}
+
+#[test]
+fn others_are_served_while_what_falls_due_at_once_is_ended() {
+    // Who sees that the first one has ended and then that the last one has not was served in between.
+    type Seen = fn(&Datapath, &[u8]) -> bool;
+    let cases: [(&str, &str, Seen); 2] = [("ttl", "1", has_expired), ("pin", "soft:1s", is_unpinned)];
+    for (policy, value, has_ended) in cases {
+        let (logic, _) = due(20_000, policy, value);
+        let datapath = logic.datapath();
+        let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
+        let was_served = thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let mut was_served = false;
+                while !is_over.load(Ordering::Relaxed) {
+                    was_served |= has_ended(datapath, b"ns/k0") && !has_ended(datapath, b"ns/below/k1999");
+                    looks.fetch_add(1, Ordering::Relaxed);
+                }
+                was_served
+            });
+            // It is looking when it begins.
+            while looks.load(Ordering::Relaxed) < 10 {
+                thread::yield_now();
+            }
+            datapath.expire();
+            is_over.store(true, Ordering::Relaxed);
+            other.join().expect("the other thread")
+        });
+        assert!(has_ended(datapath, b"ns/k0") && has_ended(datapath, b"ns/below/k1999"), "{policy}");
+        assert!(was_served, "others wait for all of it: {policy}");
+    }
+}
+
+#[test]
+fn a_look_up_ends_what_it_asks_for_and_leaves_the_rest_that_is_due() {
+    let (logic, top) = due(1000, "ttl", "1");
+    let datapath = logic.datapath();
+    let found = datapath.lookup(&caller(0), top, b"k0", Patience::None).expect("an answer");
+    assert!(matches!(found, Lookup::Absent { .. }), "{found:?}");
+    assert_eq!(datapath.files_below(b"ns").expect("it is there").len(), 1099);
+    datapath.expire();
+    assert!(datapath.files_below(b"ns").expect("it is there").is_empty());
+}
+
+#[test]
+#[ignore = "measures, and asserts nothing: run by hand, as docs/BENCHMARKING.md says under Longer runs"]
+fn how_long_what_falls_due_at_once_lets_others_wait() {
+    for (policy, value) in [("ttl", "1"), ("pin", "soft:1s")] {
+        let (logic, top) = due(500_000, policy, value);
+        let datapath = logic.datapath();
+        let others = meanwhile(datapath, top, || datapath.expire());
+        println!(
+            "{policy}: 550,000 objects took {:?}, others waited {:?} at most",
+            others.took, others.longest
+        );
+    }
+}
