@@ -8,7 +8,8 @@
 //! What comes from other members takes half of the threads at most where there is a disk: a peer that hangs, or an object that is
 //! read while it arrives, keeps a thread for as long as its transfer takes, and loads from the disk go on by the others.
 //!
-//! A request that waits for a disk otherwise is a *job*: it is done by the same threads, before loads.
+//! A request that waits for a disk otherwise, or takes long for another reason, is a *job*: it is done by the same threads,
+//! before loads.
 //!
 //! Limits: at most `WAITING_MAX` requests wait; further ones are done at once, and find a miss. At most `AHEAD_MAX` objects
 //! wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit.
@@ -31,7 +32,7 @@ const AHEAD_MAX: usize = 1024;
 /// What is left to do of a request, with its reply; it is told whether the object is back.
 pub type Rest = Box<dyn FnOnce(bool) + Send>;
 
-/// A request that waits for a disk, with its reply; it is told whether it may wait.
+/// A request that waits for a disk or takes long, with its reply; it is told whether it may wait.
 pub type Job = Box<dyn FnOnce(bool) + Send>;
 
 /// What a request needs of an object.

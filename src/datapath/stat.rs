@@ -68,6 +68,21 @@ impl State {
 }
 
 impl Datapath {
+    /// Whether an inode is a directory.
+    #[must_use]
+    pub fn is_directory(&self, ino: Ino) -> bool {
+        let state = self.lock();
+        state.tree.by_ino(ino).is_some_and(|slot| state.tree.directory(slot).is_some())
+    }
+
+    /// Whether `name` in `parent` is a directory.
+    #[must_use]
+    pub fn is_directory_child(&self, parent: Ino, name: &[u8]) -> bool {
+        let state = self.lock();
+        let child = state.tree.by_ino(parent).and_then(|parent| state.tree.child(parent, name));
+        child.is_some_and(|child| state.tree.directory(child).is_some())
+    }
+
     /// Attributes of a live slot. Asks the backing file while the file is written: the daemon sees no passthrough
     /// write, the file does.
     pub(super) fn stat_of(&self, state: &State, slot: Slot) -> Stat {

@@ -15,6 +15,7 @@ mod hidden;
 mod ioctl;
 mod kept;
 mod listing;
+mod long_work;
 mod names;
 mod permissions;
 mod publish;

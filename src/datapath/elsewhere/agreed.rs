@@ -95,10 +95,7 @@ impl Datapath {
     /// Whether what is set on `ino` is for all members to agree on: it is a directory, and this host is one of a cluster.
     #[must_use]
     pub fn is_agreed_on(&self, ino: Ino) -> bool {
-        self.is_in_cluster() && {
-            let state = self.lock();
-            state.tree.by_ino(ino).is_some_and(|slot| state.tree.directory(slot).is_some())
-        }
+        self.is_in_cluster() && self.is_directory(ino)
     }
 
     /// Whether an attribute is one of those that members agree on, where it is set on a directory.

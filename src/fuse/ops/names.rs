@@ -275,10 +275,13 @@ pub(in crate::fuse) fn rename(
     let target = (ino(new_parent), new_name.as_bytes().to_vec());
     // The name is part of an object's record: it is written anew once the object is in memory.
     let away = datapath.must_load_child(source.0, &source.1);
+    let is_directory = datapath.is_directory_child(source.0, &source.1);
     let rest = move |persists: &mut dyn FnMut(Ino, Durable)| {
         rename_here(&datapath, &caller, source, target, keeps, reply, persists);
     };
     match away {
+        // What is below may be under another policy there.
+        None if is_directory => dispatcher.at_leisure(move || rest(&mut |_, durable| durable())),
         None => rest(&mut |number, durable| {
             dispatcher.datapath.loader().leave(number, Box::new(move |_| durable()));
         }),

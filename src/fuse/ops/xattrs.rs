@@ -80,13 +80,24 @@ pub(in crate::fuse) fn setxattr(
     };
     let datapath = Arc::clone(&dispatcher.datapath);
     let (name, value) = (name.to_owned(), value.to_vec());
-    if Datapath::is_policy(name.as_bytes()) && datapath.is_agreed_on(ino(number)) {
-        return agree(datapath, number, name, Some(value), only, "setxattr", reply);
+    if is_of_all_below(&datapath, number, &name) {
+        if datapath.is_in_cluster() {
+            return agree(datapath, number, name, Some(value), only, "setxattr", reply);
+        }
+        return dispatcher.at_leisure(move || {
+            let outcome = datapath.set_attribute(ino(number), name.as_bytes(), &value, only);
+            reply_done(outcome, "setxattr", reply);
+        });
     }
     dispatcher.with_object(ino(number), move |_| {
         let outcome = datapath.set_attribute(ino(number), name.as_bytes(), &value, only);
         reply_done(outcome, "setxattr", reply);
     });
+}
+
+/// Whether it is a policy of a directory: a change of it goes through all that is below, and members of a cluster agree on it.
+fn is_of_all_below(datapath: &Datapath, number: INodeNo, name: &OsStr) -> bool {
+    Datapath::is_policy(name.as_bytes()) && datapath.is_directory(ino(number))
 }
 
 /// Sets, or removes, a policy of a directory on all members of the cluster.
@@ -126,8 +137,13 @@ pub(in crate::fuse) fn removexattr(
         return reply.error(Errno::EPERM);
     }
     let (datapath, name) = (Arc::clone(&dispatcher.datapath), name.to_owned());
-    if Datapath::is_policy(name.as_bytes()) && datapath.is_agreed_on(ino(number)) {
-        return agree(datapath, number, name, None, None, "removexattr", reply);
+    if is_of_all_below(&datapath, number, &name) {
+        if datapath.is_in_cluster() {
+            return agree(datapath, number, name, None, None, "removexattr", reply);
+        }
+        return dispatcher.at_leisure(move || {
+            reply_done(datapath.remove_attribute(ino(number), name.as_bytes()), "removexattr", reply);
+        });
     }
     dispatcher.with_object(ino(number), move |_| {
         reply_done(datapath.remove_attribute(ino(number), name.as_bytes()), "removexattr", reply);
