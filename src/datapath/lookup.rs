@@ -28,6 +28,9 @@ pub enum Lookup {
     Ask,
     /// A disk holds the object and it has no name yet: ask again when [`Datapath::name_one`] has.
     Name,
+    /// The caller was sent here to write on in an object so large that checking or copying it takes long: ask again, with
+    /// [`Patience::Members`], on a thread that answers nobody else.
+    Long,
 }
 
 /// What a look-up may be told to come back after.
@@ -39,6 +42,8 @@ pub enum Patience {
     Writers,
     /// [`Lookup::Wait`], [`Lookup::Ask`] and [`Lookup::Name`].
     Members,
+    /// Those, and [`Lookup::Long`].
+    All,
 }
 
 enum Visible {
@@ -163,7 +168,9 @@ impl Datapath {
         let mut state = self.lock();
         if state.resent.contains(&Sent::of(caller, Some(&name))) {
             drop(state);
-            self.welcome_resent(caller, parent, &name);
+            if !self.welcome_resent(caller, parent, &name, patience < Patience::All) {
+                return Ok(Lookup::Long);
+            }
             state = self.lock();
         }
         let directory_ino = parent;
@@ -171,7 +178,7 @@ impl Datapath {
         let directory = state.directory_id(parent)?;
         let Some(child) = state.tree.child(parent, name.as_bytes()) else {
             if state.is_unnamed(directory, name.as_bytes()) {
-                let is_patient = patience == Patience::Members;
+                let is_patient = patience >= Patience::Members;
                 return Ok(if is_patient { Lookup::Name } else { Lookup::Absent { cacheable: false } });
             }
             self.fast.absences.note(key_hash(directory, name.as_bytes()));
@@ -181,7 +188,7 @@ impl Datapath {
             }
             let has_members = state.has_members();
             let is_certain = !has_members || state.is_absent_everywhere(parent, name.as_bytes());
-            if !is_certain && patience == Patience::Members {
+            if !is_certain && patience >= Patience::Members {
                 return Ok(Lookup::Ask);
             }
             // Who was sent here to open another version finds none: that open is over.

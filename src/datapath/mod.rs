@@ -269,6 +269,8 @@ pub struct Datapath {
     ends_of_room: AtomicU64,
     keeper: OnceLock<std::thread::Thread>,
     unchecked: verify::Queue,
+    /// Whether an earlier daemon left objects, which are checked when they are first used.
+    has_unverified: AtomicBool,
     ssd: OnceLock<Arc<SsdTier>>,
     cluster: OnceLock<ClusterSide>,
     /// Whether this host is a member of a cluster, or is to be.
@@ -356,6 +358,7 @@ impl Datapath {
             ends_of_room: AtomicU64::new(0),
             keeper: OnceLock::new(),
             unchecked: verify::Queue::default(),
+            has_unverified: AtomicBool::new(false),
             ssd: OnceLock::new(),
             cluster: OnceLock::new(),
             expects_cluster: AtomicBool::new(false),

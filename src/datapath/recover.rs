@@ -1,5 +1,7 @@
 //! After a restart: the tables are built again from what the memory tier holds.
 
+use std::sync::atomic::Ordering;
+
 use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, SegmentId, Version};
 
@@ -95,6 +97,7 @@ impl Datapath {
             corrupt: summary.corrupt,
             ..Recovered::default()
         };
+        self.has_unverified.store(!takeover.adopted.is_empty(), Ordering::Relaxed);
         state.order_adopted(takeover.adopted, &mut recovered);
         drop(state);
         takeover.unwanted.into_iter().chain(outgrown).for_each(|place| self.free_place(place));

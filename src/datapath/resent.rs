@@ -9,6 +9,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::open::{EXPECTED_FOR_MS, OpenOptions};
+use super::verify::LONG;
 use super::{Caller, Credentials, Datapath, Error, Object, Phase, State};
 use crate::namespace::{Ino, Name, Slot, ThreadId};
 
@@ -143,7 +144,15 @@ impl Datapath {
     /// Gives a writer who was sent to look `name` up again a version to write, or has the one that is being written wait: one
     /// that may write what it finds. The kernel looks at that when it opens it, which is later; and the name may be one of
     /// another directory than it was sent for.
-    pub(super) fn welcome_resent(&self, caller: &Caller, parent: Ino, name: &Name) {
+    ///
+    /// Returns false, having done nothing, when that takes long and `may_take_long` is not.
+    pub(super) fn welcome_resent(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &Name,
+        may_take_long: bool,
+    ) -> bool {
         let credentials = Credentials::of(caller);
         let (ino, options) = {
             let mut state = self.lock();
@@ -155,15 +164,15 @@ impl Datapath {
                     && now.saturating_sub(resent.at) < RESENT
             };
             let Some(resent) = state.resent.peek(&Sent::of(caller, Some(name))).filter(is_same) else {
-                return;
+                return true;
             };
-            let Ok(parent) = state.slot_of(parent) else { return };
-            let Some(child) = state.tree.child(parent, name.as_bytes()) else { return };
+            let Ok(parent) = state.slot_of(parent) else { return true };
+            let Some(child) = state.tree.child(parent, name.as_bytes()) else { return true };
             let options = resent.options;
             let is_allowed = state.may_search(&credentials, parent)
                 && credentials.may_open(&state.tree.node(child).attributes, options);
             if !is_allowed {
-                return;
+                return true;
             }
             match state.object(child) {
                 Some(object) if object.phase == Phase::Sealed && !Self::is_away(&object.place) => {}
@@ -171,11 +180,16 @@ impl Datapath {
                     if !self.is_hidden_from(&mut state, caller, child, options.write) {
                         self.expect_writer(&mut state, caller, child);
                     }
-                    return;
+                    return true;
                 }
-                _ => return,
+                _ => return true,
             }
-            (state.tree.ino(child), options)
+            let (ino, size) = (state.tree.ino(child), self.stat_of(&state, child).size);
+            let is_read = !options.truncate || state.unverified(ino).is_some();
+            if is_read && size >= LONG && !may_take_long {
+                return false;
+            }
+            (ino, options)
         };
         let begun = self.verify_before_first_use(ino).and_then(|()| self.begin_writing(caller, ino, options));
         match begun {
@@ -188,6 +202,7 @@ impl Datapath {
                 }
             }
         }
+        true
     }
 
     /// Makes a sealed object one that the caller writes, in place or as a new version, and has it wait for the caller.

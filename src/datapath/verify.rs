@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -24,6 +25,9 @@ use crate::tier::memory::{checksum_bytes, checksum_file};
 use crate::tier::ssd::Missed;
 
 const QUEUE_MAX: usize = 1 << 16;
+
+/// Bytes of an object from which on checking or copying it takes long: some tenths of a millisecond, as long as many requests.
+pub(super) const LONG: ByteCount = ByteCount::mib(1);
 
 /// How often the background thread looks for work. Nobody wakes it: that would cost each close more than its own work.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
@@ -222,15 +226,20 @@ impl Datapath {
     /// # Errors
     /// [`Error::Stale`] when it does not match: it is dropped, and the look-up that follows says so.
     pub(super) fn verify_before_first_use(&self, ino: Ino) -> Result<(), Error> {
-        let needs = {
-            let state = self.lock();
-            let slot = state.slot_of(ino)?;
-            state.object(slot).is_some_and(|object| object.marks.has(Marks::UNVERIFIED))
-        };
-        if needs && self.verify_object(ino)? == Verdict::Corrupt {
+        if self.has_unverified.load(Ordering::Relaxed)
+            && self.lock().unverified(ino).is_some()
+            && self.verify_object(ino)? == Verdict::Corrupt
+        {
             return Err(Error::Stale);
         }
         Ok(())
+    }
+
+    /// Whether the first use of an object begins with a check that is not for a thread which answers others.
+    #[must_use]
+    pub fn is_long_to_check(&self, ino: Ino) -> bool {
+        self.has_unverified.load(Ordering::Relaxed)
+            && self.lock().unverified(ino).is_some_and(|size| size >= LONG)
     }
 
     /// Compares an object's record on SSD with its checksum, whether the object is in memory too or not. A damaged record is
@@ -294,5 +303,13 @@ impl Datapath {
         };
         self.bury(doomed);
         Ok(Verdict::Corrupt)
+    }
+}
+
+impl State {
+    /// The size of an object that an earlier daemon left and that was not checked since.
+    pub(super) fn unverified(&self, ino: Ino) -> Option<ByteCount> {
+        let object = self.object(self.tree.by_ino(ino)?)?;
+        object.marks.has(Marks::UNVERIFIED).then_some(object.size)
     }
 }

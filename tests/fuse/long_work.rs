@@ -9,18 +9,22 @@ use nix::sys::statvfs::statvfs;
 
 use crate::common::Mode;
 use crate::common::modes::in_both_modes;
-use crate::common::sys::{remove_xattr, set_xattr};
-use crate::fixture::kv_with;
+use crate::common::sys::{checksum_of, remove_xattr, set_xattr};
+use crate::fixture::{MIB, kv_with, publish_object};
 
 in_both_modes!(
     a_policy_of_a_directory_with_many_objects_keeps_nobody_waiting,
     a_directory_with_many_objects_that_moves_below_another_policy_keeps_nobody_waiting,
+    a_new_version_of_a_large_object_keeps_nobody_waiting,
+    the_first_use_of_a_large_object_after_a_restart_keeps_nobody_waiting,
 );
 
-const ONE_THREAD: [&str; 2] = ["fuse.threads=1", "capacity=512MiB"];
+const ONE_THREAD: [&str; 3] = ["fuse.threads=1", "capacity=512MiB", "on_stop=keep"];
 
 /// Objects of which going through all takes far longer than answering a request.
 const MANY: usize = 20_000;
+/// Bytes of which checking, or copying, all takes far longer than that.
+const LARGE: usize = 128 * MIB;
 
 /// More answers than somebody else is given while the one thread does something else: between the few requests that a system call
 /// is made of, and before a program whose call has returned goes on.
@@ -90,5 +94,32 @@ fn a_directory_with_many_objects_that_moves_below_another_policy_keeps_nobody_wa
         let answers = answers_meanwhile(mount.path(), || fs::rename(&from, &to).expect("a rename"));
         std::mem::swap(&mut from, &mut to);
         answers
+    });
+}
+
+fn a_new_version_of_a_large_object_keeps_nobody_waiting(mode: Mode) {
+    let (mount, kv) = kv_with(mode, &ONE_THREAD);
+    let key = kv.join("key");
+    assert_others_are_answered(|| {
+        publish_object(&key, 1, LARGE);
+        let reader = File::open(&key).expect("open");
+        let mut writer = None;
+        let answers = answers_meanwhile(mount.path(), || {
+            writer = Some(File::options().append(true).open(&key).expect("open to append"));
+        });
+        drop((reader, writer));
+        mount.wait_until_closed([&key]);
+        answers
+    });
+}
+
+fn the_first_use_of_a_large_object_after_a_restart_keeps_nobody_waiting(mode: Mode) {
+    let (mut mount, kv) = kv_with(mode, &ONE_THREAD);
+    let key = kv.join("key");
+    publish_object(&key, 1, LARGE);
+    checksum_of(&key);
+    assert_others_are_answered(|| {
+        mount.restart();
+        answers_meanwhile(mount.path(), || drop(File::open(&key).expect("open")))
     });
 }

@@ -153,7 +153,7 @@ impl Logic {
                 Ok((stat.ino, stat.kind, facts))
             }
             Lookup::Absent { .. } | Lookup::Ask => Err(Errno::ENOENT),
-            Lookup::Wait | Lookup::Name => panic!("a look-up waits though it was told not to"),
+            Lookup::Wait | Lookup::Name | Lookup::Long => panic!("a look-up waits though it was told not to"),
         }
     }
 

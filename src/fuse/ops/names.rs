@@ -55,10 +55,15 @@ pub(in crate::fuse) fn lookup(
         name: name.as_bytes().into(),
         reply,
     };
-    match pending.look(Patience::Members) {
-        Ok(Lookup::Ask) => ask(waiter, pending),
-        Ok(Lookup::Name) => read_name(waiter, pending),
-        outcome => pending.reply_or_wait(waiter, outcome),
+    match pending.look(Patience::All) {
+        Ok(Lookup::Long) => {
+            let waiter = waiter.clone();
+            dispatcher.at_leisure(move || {
+                let outcome = pending.look(Patience::Members);
+                pending.reply_or_go_on(&waiter, outcome);
+            });
+        }
+        outcome => pending.reply_or_go_on(waiter, outcome),
     }
 }
 
@@ -75,6 +80,15 @@ struct Pending {
 impl Pending {
     fn look(&self, patience: Patience) -> Result<Lookup, Error> {
         self.datapath.lookup(&self.caller, self.parent, &self.name, patience)
+    }
+
+    /// Answers with `outcome`, or leaves the look-up to wait for what it says.
+    fn reply_or_go_on(self, waiter: &Waiter, outcome: Result<Lookup, Error>) {
+        match outcome {
+            Ok(Lookup::Ask) => ask(waiter, self),
+            Ok(Lookup::Name) => read_name(waiter, self),
+            outcome => self.reply_or_wait(waiter, outcome),
+        }
     }
 
     /// Answers with `outcome`, or leaves the look-up to wait for a writer's close.
@@ -137,7 +151,9 @@ fn reply_lookup(lifetimes: &Lifetimes, outcome: Result<Lookup, Error>, reply: Re
         Ok(Lookup::Absent { cacheable: true }) if !lifetimes.absent.is_zero() => {
             reply.entry(&lifetimes.absent, &absence(), Generation(0));
         }
-        Ok(Lookup::Absent { .. } | Lookup::Wait | Lookup::Ask | Lookup::Name) => reply.error(Errno::ENOENT),
+        Ok(Lookup::Absent { .. } | Lookup::Wait | Lookup::Ask | Lookup::Name | Lookup::Long) => {
+            reply.error(Errno::ENOENT);
+        }
         Err(error) => reply.error(fail("lookup", &error)),
     }
 }

@@ -63,6 +63,19 @@ pub(in crate::fuse) fn open(
     let (caller, options) = (caller(request), options(flags.0));
     let mut reply = reply;
     let need = if options.write { Need::Whole } else { Need::Start };
+    if datapath.is_long_to_check(ino(number)) {
+        let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
+        return dispatcher.at_leisure(move || {
+            let left = open_object(&datapath, &kernel, &caller, ino(number), options, reply);
+            let Some(reply) = left else { return };
+            // It left memory meanwhile.
+            let waiting = Arc::clone(&datapath);
+            let rest = move |is_back| {
+                open_loaded(&datapath, &kernel, &caller, ino(number), options, is_back, reply);
+            };
+            waiting.loader().leave_for(ino(number), need, Box::new(rest));
+        });
+    }
     let is_readable = |number| need == Need::Start && datapath.is_arriving(number);
     if !datapath.must_load(ino(number)) || is_readable(ino(number)) {
         match open_object(datapath, kernel, &caller, ino(number), options, reply) {
@@ -76,16 +89,29 @@ pub(in crate::fuse) fn open(
     }
     let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
     dispatcher.with_bytes(ino(number), need, move |is_back| {
-        let open = |reply| open_object(&datapath, &kernel, &caller, ino(number), options, reply);
-        let Some(left_again) = open(reply) else { return };
-        // While it arrives, this may be the thread that waits for it.
-        let may_wait = is_back && !datapath.is_arriving(ino(number));
-        let is_back = may_wait && datapath.promote(ino(number)).is_ok();
-        if let Some(reply) = if is_back { open(left_again) } else { Some(left_again) } {
-            datapath.give_up_opening(&caller, ino(number));
-            reply.error(fail("open", &Error::NoObject));
-        }
+        open_loaded(&datapath, &kernel, &caller, ino(number), options, is_back, reply);
     });
+}
+
+/// Opens an object that was brought back into memory, or could not be.
+fn open_loaded(
+    datapath: &Datapath,
+    kernel: &Kernel,
+    caller: &Caller,
+    number: Ino,
+    options: OpenOptions,
+    is_back: bool,
+    reply: ReplyOpen,
+) {
+    let open = |reply| open_object(datapath, kernel, caller, number, options, reply);
+    let Some(left_again) = open(reply) else { return };
+    // While it arrives, this may be the thread that waits for it.
+    let may_wait = is_back && !datapath.is_arriving(number);
+    let is_back = may_wait && datapath.promote(number).is_ok();
+    if let Some(reply) = if is_back { open(left_again) } else { Some(left_again) } {
+        datapath.give_up_opening(caller, number);
+        reply.error(fail("open", &Error::NoObject));
+    }
 }
 
 /// Opens an object that was in memory a moment ago. Gives the reply back when it left memory meanwhile.
