@@ -170,6 +170,16 @@ impl State {
         self.remove_object(slot, Departure::Gone, None)
     }
 
+    /// The file in `slot` is about to get another name than the version that it was to replace, which leaves the old one along
+    /// with it.
+    pub(super) fn leave_with_old_version(&mut self, slot: Slot) -> Option<Doomed> {
+        let (Some(old), Some(next)) = self.versions_of(slot) else { return None };
+        (next == slot).then(|| {
+            self.drop_claim(slot);
+            self.remove_object(old, Departure::Gone, None)
+        })
+    }
+
     /// Takes back a hidden version's claim to the name of an older one. Returns that place.
     pub(super) fn drop_claim(&mut self, slot: Slot) -> Option<(Slot, Name)> {
         let place = self.object_mut(slot)?.open.as_mut()?.supersedes.take()?;

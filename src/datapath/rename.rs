@@ -150,31 +150,19 @@ impl Datapath {
             // A write to it failed, or was cut short: what is there is no object, whether or not its writer looked.
             return Err(state.error_of(refusal));
         }
-        let now_ns = self.now_ns();
-        state.tree.node_mut(parent).attributes.written_at(now_ns);
-        state.tree.node_mut(new_parent).attributes.written_at(now_ns);
-        if let (Some(current), Some(next)) = state.versions_of(slot)
-            && next == slot
-        {
-            // The version that it was to replace leaves the old name along with it.
-            state.drop_claim(slot);
-            afterwards.doomed.push(state.remove_object(current, Departure::Gone, None));
-        }
         match phase {
             Phase::Sealed => self.move_sealed(state, slot, new_parent, new_name, afterwards),
             _ if is_scratch || self.is_temporary(&new_name) => {
                 self.move_unsealed(state, slot, new_parent, new_name, afterwards)
             }
-            Phase::Parked => {
-                state.unpark(slot);
+            Phase::Parked | Phase::Writing | Phase::Gone => {
                 self.publish(state, slot, new_parent, new_name, Some(caller.thread.0), afterwards)
             }
-            Phase::Writing | Phase::Gone => {
-                state.break_promise(slot);
-                state.drop_claim(slot);
-                self.publish(state, slot, new_parent, new_name, Some(caller.thread.0), afterwards)
-            }
-        }
+        }?;
+        let now_ns = self.now_ns();
+        state.tree.node_mut(parent).attributes.written_at(now_ns);
+        state.tree.node_mut(new_parent).attributes.written_at(now_ns);
+        Ok(())
     }
 
     /// A sealed object gets another name.
@@ -266,6 +254,7 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         state.directory_id(parent)?;
+        afterwards.doomed.extend(state.leave_with_old_version(slot));
         self.displace(state, parent, &name, slot, false, afterwards);
         self.forget_announced_close(state, slot);
         if let Some(object) = state.object_mut(slot)

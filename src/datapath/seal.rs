@@ -125,10 +125,7 @@ impl Datapath {
         slot: Slot,
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
-        let (parent, name) = match state.drop_claim(slot) {
-            Some(place) => place,
-            None => (state.tree.node(slot).parent, state.tree.name(slot)),
-        };
+        let (parent, name) = state.final_place(slot);
         let promised = state.promised(slot);
         self.publish(state, slot, parent, name, None, afterwards)?;
         if state.has_members() && (promised.is_none() || state.sealed_stamp(slot) != promised) {
@@ -141,7 +138,11 @@ impl Datapath {
 
     /// Makes the file in `slot` the object `name` in `parent`, in place of what stood there.
     ///
-    /// The file is being written, with or without writers left. `thread`: who is asked for chains, when known.
+    /// The file is being written, with or without writers left, or parked. `thread`: who is asked for chains, when known.
+    ///
+    /// # Errors
+    /// [`Error::NothingEvictable`] when there is no room for its record, [`Error::Stale`] when its bytes cannot be opened,
+    /// [`Error::Io`]. The file is what it was then, under the name that it had.
     pub(super) fn publish(
         &self,
         state: &mut State,
@@ -152,6 +153,7 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         let directory = state.directory_id(parent)?;
+        let is_in_place = state.final_place(slot) == (parent, name.clone());
         state.harden(slot);
         self.open_backing(state, slot)?;
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
@@ -174,9 +176,9 @@ impl Datapath {
             predecessor.and_then(|slot| state.object(slot)).map(|object| object.version);
         let now_ns = self.now_ns();
         // Who closed it may have told the cluster already which version it will be.
-        let sealed_at_ns = state.keep_promise(slot, size);
+        let promised_ns = is_in_place.then(|| state.keep_promise(slot, size)).flatten();
         let sealed_at_ns =
-            sealed_at_ns.unwrap_or_else(|| state.next_sealed_at_ns(parent, name.as_bytes(), now_ns));
+            promised_ns.unwrap_or_else(|| state.next_sealed_at_ns(parent, name.as_bytes(), now_ns));
         let node = state.tree.node_mut(slot);
         let written_ns = super::stat::written_ns(&metadata);
         node.attributes.mtime_ns = node.attributes.mtime_ns.max(written_ns);
@@ -188,6 +190,14 @@ impl Datapath {
         record.predecessor = predecessor_version;
         self.tier.seal(&file, &record)?;
 
+        // Nothing fails from here on.
+        if state.object(slot).is_some_and(|object| object.phase == Phase::Parked) {
+            state.unpark(slot);
+        } else if !is_in_place {
+            state.break_promise(slot);
+            afterwards.doomed.extend(state.leave_with_old_version(slot));
+        }
+        state.drop_claim(slot);
         let doomed_before = afterwards.doomed.len();
         let heir = self.displace(state, parent, &name, slot, true, afterwards);
         self.retire_replaced(&mut afterwards.doomed[doomed_before..]);

@@ -11,6 +11,7 @@ use std::ptr;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
+use nix::unistd::Pid;
 
 /// The errno of a standard-library error.
 #[track_caller]
@@ -98,6 +99,20 @@ pub(crate) fn rename_with(from: &Path, to: &Path, flags: u32) -> Result<(), Errn
     let result =
         unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), flags) };
     Errno::result(result).map(drop)
+}
+
+/// Lets the process `pid` open no descriptor with this number or above. Returns where it was let until now.
+#[track_caller]
+pub(crate) fn limit_files(pid: Pid, limit: u64) -> u64 {
+    let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: no new limit is given, and `before` is writable.
+    let told = unsafe { libc::prlimit(pid.as_raw(), libc::RLIMIT_NOFILE, ptr::null(), &raw mut before) };
+    Errno::result(told).expect("the limit of a process of ours");
+    let after = libc::rlimit { rlim_cur: limit, ..before };
+    // SAFETY: `after` is readable, and the old limit is not asked for.
+    let set = unsafe { libc::prlimit(pid.as_raw(), libc::RLIMIT_NOFILE, &raw const after, ptr::null_mut()) };
+    Errno::result(set).expect("a limit no higher than it may be");
+    before.rlim_cur
 }
 
 /// A mapping of a file, unmapped when dropped. Its bytes are read and written by copies, because other processes

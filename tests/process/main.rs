@@ -15,6 +15,7 @@ mod containers;
 mod daemon;
 mod fastpath;
 mod fault;
+mod few_files;
 mod invalidations;
 mod memory_groups;
 mod restart;

@@ -61,7 +61,7 @@ impl News {
 
 impl State {
     /// Where a file stands, or will stand when it is sealed.
-    pub(super) fn final_place(&self, slot: Slot) -> (Slot, Name) {
+    pub(in crate::datapath) fn final_place(&self, slot: Slot) -> (Slot, Name) {
         let claim = self.object(slot).and_then(|object| object.open.as_ref()?.supersedes.clone());
         claim.unwrap_or_else(|| (self.tree.node(slot).parent, self.tree.name(slot)))
     }
