@@ -379,7 +379,7 @@ impl Datapath {
             }
             match path {
                 IoPath::Passthrough => open.passthrough += 1,
-                IoPath::Direct if options.read => open.direct_mappable += 1,
+                IoPath::Direct | IoPath::Cached if options.read => open.direct_mappable += 1,
                 IoPath::Direct | IoPath::Cached => {}
             }
             if is_first && is_visible {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use tidefs_engine::types::{ByteCount, FileOffset};
 
@@ -62,10 +63,10 @@ impl Datapath {
         Ok(extent)
     }
 
-    /// Gives a packed object that nobody has open a segment of its own.
+    /// Gives a packed object a segment of its own. Who has it open reads on from there, by the daemon.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] while it is open: its readers are served from where it is.
+    /// [`Error::Unsupported`] when it has no name any more.
     pub(super) fn unpack(&self, ino: Ino) -> Result<(), Error> {
         let (directory, size) = {
             let state = self.lock();
@@ -78,8 +79,11 @@ impl Datapath {
             let slot = state.slot_of(ino)?;
             let object = state.object(slot).ok_or(Error::IsDirectory)?;
             let Place::Packed(extent) = object.place else { return Ok(None) };
-            if object.is_open() || object.phase != Phase::Sealed || object.size != size {
-                return Err(Error::Unsupported("attributes of applications on a small object that is open"));
+            // Clients of the fast path hold no references to what is packed.
+            if object.phase != Phase::Sealed || object.size != size {
+                return Err(Error::Unsupported(
+                    "attributes of applications on a small object without a name",
+                ));
             }
             let mut data = vec![0; usize::try_from(size.get()).unwrap_or(0)];
             let count = self.tier.read_packed(&extent, FileOffset(0), &mut data)?;
@@ -91,8 +95,11 @@ impl Datapath {
             record.mode |= DECORATED;
             self.tier.seal(&file, &record)?;
             if let Some(object) = state.object_mut(slot) {
-                object.place = Place::Solo(segment);
+                object.move_to(Place::Solo(segment));
                 object.marks.set(Marks::DECORATED, true);
+                if object.is_open() {
+                    object.open_mut().file = Some(Arc::new(file));
+                }
             }
             Ok(Some(extent))
         });

@@ -171,7 +171,7 @@ impl Datapath {
         let open = object.open_mut();
         match handle.path {
             IoPath::Passthrough => open.passthrough = open.passthrough.saturating_sub(1),
-            IoPath::Direct if handle.options.read => {
+            IoPath::Direct | IoPath::Cached if handle.options.read => {
                 open.direct_mappable = open.direct_mappable.saturating_sub(1);
             }
             IoPath::Direct | IoPath::Cached => {}

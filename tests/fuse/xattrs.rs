@@ -11,7 +11,9 @@ use nix::errno::Errno;
 use crate::common::Mode;
 use crate::common::modes::in_both_modes;
 use crate::common::pattern;
-use crate::common::sys::{checksum_of, get_xattr, get_xattr_text, list_xattr, remove_xattr, set_xattr};
+use crate::common::sys::{
+    Mapping, checksum_of, get_xattr, get_xattr_text, list_xattr, remove_xattr, set_xattr,
+};
 use crate::fixture::{kv, publish_object};
 
 in_both_modes!(
@@ -26,6 +28,8 @@ in_both_modes!(
     facts_cannot_be_written_or_removed,
     the_checksum_depends_on_the_bytes_alone,
     attributes_of_programs_are_kept_on_files_and_directories,
+    attributes_of_programs_are_set_while_a_small_object_is_open,
+    attributes_of_programs_are_refused_on_a_small_object_without_a_name,
     attributes_of_programs_stay_with_a_renamed_file,
     attributes_of_programs_stay_with_a_file_that_is_rewritten,
     create_and_replace_flags_are_honoured,
@@ -236,6 +240,51 @@ fn attributes_of_programs_are_kept_on_files_and_directories(mode: Mode) {
     assert_eq!(pattern::verify_object(&fs::read(&key).expect("read")), Ok(1));
 }
 
+/// fsetxattr(2).
+fn set_through(file: &File, value: &[u8], flags: i32) -> Result<(), Errno> {
+    let (value, length) = (value.as_ptr().cast(), value.len());
+    // SAFETY: the name is NUL-terminated, the value has as many bytes as are said.
+    Errno::result(unsafe { libc::fsetxattr(file.as_raw_fd(), c"user.crc".as_ptr(), value, length, flags) })
+        .map(drop)
+}
+
+fn attributes_of_programs_are_set_while_a_small_object_is_open(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let (key, object) = (kv.join("key"), pattern::object(1, 5000));
+    crate::fixture::publish(&key, &object);
+    assert_eq!(get_xattr_text(&key, "user.tidefs.tier"), "packed");
+    let reader = File::open(&key).expect("open");
+    let mapping = Mapping::shared(&reader, object.len()).expect("mmap");
+    assert_eq!(mapping.read(0, 100), object[..100]);
+    let (before, after) = (File::open(&key).expect("open"), || File::open(&key).expect("open"));
+    set_through(&before, b"1234", 0).expect("through a descriptor of its own");
+    assert_eq!(get_xattr(&key, "user.crc").expect("getxattr"), b"1234");
+    // Who has it open or mapped reads on, and so does who opens it then, by whatever way.
+    for file in [&reader, &before, &after()] {
+        let mut bytes = vec![0; object.len()];
+        file.read_exact_at(&mut bytes, 0).expect("read");
+        assert_eq!(bytes, object);
+        assert_eq!(Mapping::shared(file, object.len()).expect("mmap").bytes(), object);
+    }
+    assert_eq!(mapping.bytes(), object);
+    drop((reader, mapping, before));
+    set_through(&after(), b"56", libc::XATTR_REPLACE).expect("again");
+    assert_eq!(get_xattr(&key, "user.crc").expect("getxattr"), b"56");
+    assert_eq!(fs::read(&key).expect("read"), object);
+}
+
+fn attributes_of_programs_are_refused_on_a_small_object_without_a_name(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let key = kv.join("key");
+    publish_object(&key, 1, 5000);
+    let reader = File::open(&key).expect("open");
+    fs::remove_file(&key).expect("unlink");
+    assert_eq!(set_through(&reader, b"1234", 0), Err(Errno::EOPNOTSUPP));
+    let mut bytes = vec![0; 5000];
+    reader.read_exact_at(&mut bytes, 0).expect("read");
+    assert_eq!(pattern::verify_object(&bytes), Ok(1));
+}
+
 fn attributes_of_programs_stay_with_a_renamed_file(mode: Mode) {
     let (_mount, kv) = kv(mode);
     for length in [100, 50_000] {
@@ -259,18 +308,8 @@ fn attributes_of_programs_stay_with_a_file_that_is_rewritten(mode: Mode) {
         publish_object(&key, 1, length);
         set_xattr(&key, "user.crc", b"1234").expect("setxattr");
         let truncating = File::create(&key).expect("open with O_TRUNC");
-        let name = c"user.crc";
-        // SAFETY: the name is NUL-terminated, the value has as many bytes as are said.
-        let replaced = unsafe {
-            libc::fsetxattr(
-                truncating.as_raw_fd(),
-                name.as_ptr(),
-                b"56".as_ptr().cast(),
-                2,
-                libc::XATTR_REPLACE,
-            )
-        };
-        Errno::result(replaced).expect("it is there while the file is rewritten");
+        set_through(&truncating, b"56", libc::XATTR_REPLACE)
+            .expect("it is there while the file is rewritten");
         (&truncating).write_all(&pattern::object(2, length)).expect("write");
         drop(truncating);
         mount.wait_until_closed([&key]);

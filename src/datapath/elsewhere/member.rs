@@ -265,7 +265,8 @@ impl Datapath {
             }
             let (place, size) = (object.place.clone(), object.size);
             let caller = Caller { uid: 0, gid: 0, thread: ThreadId(std::process::id()) };
-            let options = OpenOptions { read: true, ..OpenOptions::default() };
+            // Read by the daemon alone: the kernel may serve it meanwhile.
+            let options = OpenOptions::default();
             let opened = self.open_handle(&mut state, &caller, slot, options, IoPath::Cached);
             state.touch(slot);
             (opened.ino, opened.handle, place, size, may_change)
