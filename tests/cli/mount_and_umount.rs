@@ -1,14 +1,17 @@
 //! `tidefs mount`, `tidefs umount`, the helper `mount.tidefs`, mount(8) and a line of fstab.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tidefs_control_api::instance::StateDir;
+use tidefs_control_api::lock::{self, Daemon};
 
+use super::common::faulty_disk::FaultyDisk;
 use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, object};
 use super::common::place::Place;
@@ -55,6 +58,16 @@ impl Unmounted {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
         }
+    }
+
+    /// Kills the daemon that serves, as a crash does.
+    fn kill_daemon(&self) {
+        let status = self.run(&["status", "--json"]).success("tidefs status");
+        let pid = parse(&status.output)["pid"].as_i64().expect("a pid");
+        let pid = Pid::from_raw(i32::try_from(pid).expect("a pid is an i32"));
+        kill(pid, Signal::SIGKILL).expect("kill -9");
+        let lock = StateDir::new(&self.state).instance(&self.point).lock();
+        assert!(until(HANG, || lock::probe(&lock).is_ok_and(|daemon| daemon == Daemon::Gone)), "it is gone");
     }
 
     fn is_mounted(&self) -> bool {
@@ -121,11 +134,7 @@ fn umount_takes_away_the_mount_of_a_dead_daemon() {
     let place = Unmounted::new();
     place.run(&["mount", argument(&place.point), "-o", &place.options("")]).success("tidefs mount");
     place.works("a");
-    let status = place.run(&["status", "--json"]).success("tidefs status");
-    let pid = parse(&status.output)["pid"].as_i64().expect("a pid");
-    let pid = Pid::from_raw(i32::try_from(pid).expect("a pid is an i32"));
-    kill(pid, Signal::SIGKILL).expect("kill -9");
-    assert!(until(HANG, || !Path::new(&format!("/proc/{pid}/fd/0")).exists()), "the daemon is gone");
+    place.kill_daemon();
     place.run(&["umount", argument(&place.point)]).success("tidefs umount of a dead mount");
     assert!(!place.is_mounted());
 }
@@ -169,6 +178,42 @@ fn the_helper_mounts_in_the_background() {
     let finished = program::run(&mut wrong, COMMAND);
     assert!(!finished.status.success() && finished.errors.contains("memory.capacity"), "{finished:?}");
     assert!(!place.is_mounted());
+}
+
+#[test]
+fn until_a_daemon_of_the_helper_mounts_programs_meet_the_dead_mount_and_after_a_wrong_option_too() {
+    let disk = FaultyDisk::new();
+    let place = Unmounted::new();
+    let helper = helper_folder(&place).join("mount.tidefs");
+    let (state, dir) = (place.state.display(), disk.path().display());
+    let options = place.options(&format!(
+        ",state_dir={state},ssd.dirs={dir},ssd.io_uring=false,ssd.capacity=256MiB,ssd.zone=8MiB"
+    ));
+    let mount = |options: &str| {
+        program::run(Command::new(&helper).args(["tidefs", argument(&place.point), "-o", options]), COMMAND)
+    };
+    mount(&options).success("mount.tidefs");
+    place.works("kept");
+    place.kill_daemon();
+    let written = || fs::create_dir_all(place.point.join("ns/lost")).expect_err("nobody serves it");
+    let wrong = mount(&format!("{options},capcity=1GiB"));
+    assert!(!wrong.status.success() && wrong.errors.contains("memory.capacity"), "{wrong:?}");
+    assert_eq!(written().raw_os_error(), Some(libc::ENOTCONN), "after a wrong option");
+    disk.set(|faults| faults.holds_reads = true);
+    std::thread::scope(|scope| {
+        let met = scope.spawn(|| {
+            let waits = until(HANG, || disk.held() > 0);
+            let error = waits.then(written);
+            disk.set(|faults| faults.holds_reads = false);
+            error
+        });
+        let mounted = mount(&options).success("mount.tidefs on the dead mount");
+        assert!(mounted.errors.contains("replaced the mount of a dead daemon"), "{mounted:?}");
+        let error = met.join().expect("it tries").expect("the start reads its disk");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN), "while it starts");
+    });
+    assert_same(&fs::read(place.point.join("ns/kept")).expect("kept"), &object(1, 100_000), "kept");
+    assert!(!place.point.join("ns/lost").exists());
 }
 
 /// Runs a script as root of a mount namespace in which /sbin holds the helper and nothing else.

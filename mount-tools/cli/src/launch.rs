@@ -56,7 +56,7 @@ pub(crate) struct Started {
     pub(crate) pid: u32,
     /// Its state, with its log.
     pub(crate) instance: Instance,
-    /// Whether the mount of a dead daemon was taken away first.
+    /// Whether it replaced the mount of a dead daemon.
     pub(crate) replaced_stale: bool,
 }
 
@@ -91,13 +91,16 @@ impl LaunchError {
 }
 
 impl Launch {
-    /// Starts the daemon and waits for its mount. A dead daemon's mount on the same directory is taken away.
+    /// Starts the daemon and waits for its mount.
+    ///
+    /// A dead daemon's mount on the same directory is left alone: the new daemon takes it away right before it mounts, so that
+    /// until then, and if it never does, programs meet the dead mount and not the directory below it.
     ///
     /// # Errors
     /// See [`LaunchError`]; no daemon is left running then.
     pub(crate) fn start(&self) -> Result<Started, LaunchError> {
         let state = self.state()?;
-        let replaced_stale = self.clear_mount_point(&state)?;
+        let replaced_stale = self.finds_dead_mount(&state)?;
         let instance = state.instance(&self.dir);
         let log = instance.log();
         let log_file =
@@ -120,8 +123,8 @@ impl Launch {
         }
     }
 
-    /// Takes away what a dead daemon left. Returns whether there was something.
-    fn clear_mount_point(&self, state: &StateDir) -> Result<bool, LaunchError> {
+    /// Whether the mount of a dead daemon lies on the directory. One whose daemon lives is an error.
+    fn finds_dead_mount(&self, state: &StateDir) -> Result<bool, LaunchError> {
         let io_error = |step| move |source| LaunchError::Io { step, path: self.dir.clone(), source };
         let instance = state.instance(&self.dir);
         if let Daemon::Alive { pid } =
@@ -131,11 +134,7 @@ impl Launch {
         }
         let table = MountTable::read().map_err(io_error("read the mounts on"))?;
         let Some(mount) = table.at(&self.dir) else { return Ok(false) };
-        let stale = mounts::is_stale(mount, state).map_err(io_error("look for the daemon of"))?;
-        if stale {
-            mounts::detach(&self.dir).map_err(io_error("take away the dead mount on"))?;
-        }
-        Ok(stale)
+        mounts::is_stale(mount, state).map_err(io_error("look for the daemon of"))
     }
 
     /// Has the daemon check options and configuration, which needs no mount. It tells what is wrong on stderr.

@@ -95,16 +95,32 @@ fn a_mount_without_a_record_is_left_alone() {
 }
 
 #[test]
-fn mounting_replaces_the_mount_of_a_dead_daemon_with_a_message() {
+fn the_daemon_that_mounts_replaces_the_mount_of_a_dead_one_and_the_command_tells_it() {
     let host = Host::new();
     let mount = OrphanMount::dead(&host.mount_dir());
     leave_record(&host);
-    let program = host.install("mount.tidefs", GOOD);
+    // The script says whether the dead mount was left to it, and takes it away as tidefsd does.
+    let program = host.install("mount.tidefs", &format!("umount -l \"$1\" || exit 4\n{GOOD}"));
     let ended = host.run_program(&program, "tidefs MNT");
     assert_eq!(ended.code, 0, "{ended:?}");
     assert!(ended.stderr.contains("replaced the mount of a dead daemon"), "{ended:?}");
-    assert!(!mount.is_there(), "the script that stands for tidefsd mounts nothing");
+    assert!(!mount.is_there());
     assert_eq!(host.run("umount MNT").code, 0);
+}
+
+#[test]
+fn a_start_that_fails_leaves_the_mount_of_a_dead_daemon_where_it_is() {
+    let host = Host::new();
+    let mount = OrphanMount::dead(&host.mount_dir());
+    leave_record(&host);
+    for name in ["mount.tidefs", "tidefs"] {
+        let program = host.install(name, "echo 'unknown option capcity' >&2; exit 2");
+        let verb = if name == "tidefs" { "mount" } else { "tidefs" };
+        let ended = host.run_program(&program, &format!("{verb} MNT -o capcity=1"));
+        assert!(ended.code != 0 && ended.stderr.contains("capcity"), "{ended:?}");
+        assert!(!ended.stderr.contains("replaced"), "{ended:?}");
+        assert!(mount.is_there(), "{name}");
+    }
 }
 
 #[test]
