@@ -1,51 +1,43 @@
 //! Routes to operations: decode, check, call on a blocking thread, encode.
 
-use std::ops::ControlFlow;
-use std::pin::Pin as StdPin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Query as AxumQuery, Request, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use hyper::body::Frame;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tidefs_control_api::{
-    AddDiskRequest, ApiError, DrainDiskRequest, DrainEvent, DrainRequest, ErrorBody, ErrorCode, EvictRequest,
-    KeyPath, ListQuery, PathQuery, PinRequest, RemoveDiskRequest, VerifyEvent, VerifyRequest, routes,
+    AddDiskRequest, ApiError, DrainDiskRequest, DrainRequest, ErrorBody, ErrorCode, EvictRequest, KeyPath,
+    ListQuery, PathQuery, PinRequest, RemoveDiskRequest, VerifyRequest, routes,
 };
-use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, error, info};
 
 use super::Operations;
+use super::stream::{self, Lines, Turns};
 
 /// Longest request body; the longest request names one path of 4096 bytes, each escaped to four.
 pub(super) const BODY_MAX: usize = 64 << 10;
 
-/// Time for a whole answer; a verification, which streams, only has to start in it.
+/// Time for a whole answer; one that is streamed only has to start in it.
 pub(super) const DEADLINE: Duration = Duration::from_secs(30);
-
-/// Lines of a verification on their way to a slow reader. Progress beyond is left out.
-const VERIFY_LINES_MAX: usize = 64;
 
 /// What each handler has at hand.
 #[derive(Clone, Debug)]
 struct Control {
     operations: Arc<dyn Operations>,
-    /// One permit: two verifications would only slow each other and the mount.
-    verify_turn: Arc<Semaphore>,
+    turns: Turns,
 }
 
 /// All routes, answered by `operations`.
 pub(super) fn router(operations: Arc<dyn Operations>) -> Router {
-    let control = Control { operations, verify_turn: Arc::new(Semaphore::new(1)) };
+    let control = Control { operations, turns: Turns::new() };
     Router::new()
         .route(routes::STATUS, get(status))
         .route(routes::LIST, get(list))
@@ -160,8 +152,7 @@ async fn health(_: Query<NoQuery>) -> Response {
     "ok\n".into_response()
 }
 
-/// Streams the verification. The blocking thread never waits for the reader before the last line, so a reader
-/// that stops reading does not stop the verification.
+/// Streams the verification.
 async fn verify(
     State(control): State<Control>,
     _: Query<NoQuery>,
@@ -170,28 +161,9 @@ async fn verify(
     if let Some(path) = &request.path {
         check_path(path)?;
     }
-    let Ok(turn) = Arc::clone(&control.verify_turn).try_acquire_owned() else {
-        return Err(ApiError::new(ErrorCode::Conflict, "another verification is going on")
-            .next_step("wait until it is done, or end it by ending the command that asked for it")
-            .into());
-    };
-    let (sender, receiver) = mpsc::channel(VERIFY_LINES_MAX);
-    tokio::task::spawn_blocking(move || {
-        let _turn = turn;
-        let mut progress = |progress| match sender.try_send(line(&VerifyEvent::Progress(progress))) {
-            Err(mpsc::error::TrySendError::Closed(_)) => ControlFlow::Break(()),
-            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => ControlFlow::Continue(()),
-        };
-        let last = match control.operations.verify(&request, &mut progress) {
-            Ok(summary) => VerifyEvent::Summary(summary),
-            Err(error) => VerifyEvent::Error(error),
-        };
-        if sender.blocking_send(line(&last)).is_err() {
-            debug!("the caller of a verification left before its end");
-        }
-    });
-    let body = Body::new(LinesBody { receiver });
-    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+    let operations = Arc::clone(&control.operations);
+    let work = move |lines: &Lines| operations.verify(&request, &mut |progress| lines.offer(progress));
+    Ok(stream::answer(&control.turns.verify, work).await?)
 }
 
 async fn add_disk(
@@ -220,28 +192,15 @@ async fn remove_disk(
     reply.await
 }
 
-/// Streams how a disk is emptied, as [`verify`] does. Ends it when its reader leaves.
+/// Streams how a disk is emptied.
 async fn drain_disk(
     State(control): State<Control>,
     _: Query<NoQuery>,
     Json(request): Json<DrainDiskRequest>,
 ) -> Reply {
-    let (sender, receiver) = mpsc::channel(VERIFY_LINES_MAX);
-    tokio::task::spawn_blocking(move || {
-        let mut progress = |progress| match sender.try_send(line(&DrainEvent::Progress(progress))) {
-            Err(mpsc::error::TrySendError::Closed(_)) => ControlFlow::Break(()),
-            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => ControlFlow::Continue(()),
-        };
-        let last = match control.operations.drain_disk(&request, &mut progress) {
-            Ok(summary) => DrainEvent::Summary(summary),
-            Err(error) => DrainEvent::Error(error),
-        };
-        if sender.blocking_send(line(&last)).is_err() {
-            debug!("who had a disk emptied left before its end");
-        }
-    });
-    let body = Body::new(LinesBody { receiver });
-    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+    let operations = Arc::clone(&control.operations);
+    let work = move |lines: &Lines| operations.drain_disk(&request, &mut |progress| lines.offer(progress));
+    Ok(stream::answer(&control.turns.drain, work).await?)
 }
 
 async fn no_route(request: Request) -> Refusal {
@@ -281,9 +240,7 @@ impl Control {
             Ok(result) => Ok(result?),
             Err(join_error) => {
                 error!(error = %join_error, "an operation of the admin API did not end");
-                Err(ApiError::new(ErrorCode::Internal, "the operation failed inside the daemon")
-                    .next_step("look at the daemon's log")
-                    .into())
+                Err(stream::failed().into())
             }
         }
     }
@@ -362,29 +319,5 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
             ApiError::new(ErrorCode::BadRequest, format!("the body is not what this route takes: {error}"))
                 .into()
         })
-    }
-}
-
-fn line<T: Serialize>(event: &T) -> Bytes {
-    // Numbers, text and lists: there is nothing in an event that JSON cannot say.
-    let mut line = serde_json::to_vec(event).expect("an event has a JSON form");
-    line.push(b'\n');
-    line.into()
-}
-
-/// A body that is what comes out of a channel.
-struct LinesBody {
-    receiver: mpsc::Receiver<Bytes>,
-}
-
-impl HttpBody for LinesBody {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: StdPin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        self.receiver.poll_recv(context).map(|line| line.map(|bytes| Ok(Frame::data(bytes))))
     }
 }

@@ -9,7 +9,7 @@
 //! - The socket's folder has mode 0700, the socket 0600, before the first request is accepted.
 //!
 //! Limits: `server::CONNECTIONS_MAX` connections (further ones wait), `handlers::BODY_MAX` bytes of request,
-//! `handlers::DEADLINE` for an answer, `server::HEADER_DEADLINE` for a request's head.
+//! `handlers::DEADLINE` for an answer or the start of one that is streamed (`stream`), `server::HEADER_DEADLINE` for a request's head.
 //! Threads: one, `control`, runs the runtime; operations run on its few blocking threads, never on it.
 
 mod cluster;
@@ -23,6 +23,7 @@ mod operations;
 mod server;
 mod settings;
 mod ssd;
+mod stream;
 mod verify;
 
 use std::fmt;

@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 
 use super::Operations;
 use super::credentials::Peer;
-use super::handlers;
+use super::{handlers, stream};
 
 /// Connections served at once; further ones wait in the socket's queue.
 pub(super) const CONNECTIONS_MAX: usize = 64;
@@ -33,8 +33,11 @@ pub(super) const HEADER_DEADLINE: Duration = Duration::from_secs(10);
 /// Time that requests in flight have once the server is asked to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Blocking threads: operations in flight at once. Further ones wait their turn.
-const BLOCKING_THREADS_MAX: usize = 8;
+/// Quick operations in flight at once, whatever else goes on. Further ones wait their turn.
+const QUICK_MAX: usize = 8;
+
+/// Blocking threads. They are there when they are needed.
+const BLOCKING_THREADS_MAX: usize = QUICK_MAX + stream::STREAMS_MAX;
 
 /// Pause after an accept that failed for want of resources, so that the thread does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -3,6 +3,7 @@
 //! Answers come back as JSON values as they were sent, so that `--json` shows fields too that this version does
 //! not know; commands read them into types only for people.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tidefs_control_api::socket::SocketAddress;
-use tidefs_control_api::{ApiError, ErrorBody, ErrorCode};
+use tidefs_control_api::{ApiError, ErrorBody, ErrorCode, Event};
 use tokio::net::UnixStream;
 
 use crate::error::{CliError, Exit};
@@ -22,10 +23,10 @@ use crate::error::{CliError, Exit};
 /// Time for an answer; the daemon gives up after 30 s itself.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(40);
 
-/// Time between two lines of a verification; the daemon sends one a second.
+/// Time between two lines of a long answer; the daemon sends one a second.
 const LINE_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Longest line of a verification: its summary names up to 1000 keys.
+/// Longest line of an answer: the summary of a verification names up to 1000 keys.
 const LINE_MAX: usize = 64 << 20;
 
 /// A way to one daemon.
@@ -75,22 +76,52 @@ impl Client {
         self.within_deadline(self.ask(Method::POST, route, to_json(body)))
     }
 
-    /// Sends `POST route` with `body` and hands each line of the answer to `event`, with the line as it came.
-    pub(crate) fn post_for_events<T: DeserializeOwned>(
+    /// The last line of the answer to `POST route` with `body`, which tells its progress until then.
+    pub(crate) fn follow<P: DeserializeOwned, S: DeserializeOwned>(
         &self,
         route: &str,
         body: &impl Serialize,
-        mut event: impl FnMut(T, Value),
+        mut progress: impl FnMut(P),
+    ) -> Result<(S, Value), CliError> {
+        let mut last = None;
+        let asked = self.events(Method::POST, route, to_json(body), |event, value| {
+            match event {
+                Event::Progress(so_far) => progress(so_far),
+                Event::Summary(summary) => last = Some(Ok((summary, value))),
+                Event::Error(error) => last = Some(Err(self.refused(error))),
+                Event::Other => {}
+            }
+            ControlFlow::Continue(())
+        });
+        asked?;
+        let (summary, mut value) = last.unwrap_or_else(|| Err(self.cut_off()))?;
+        if let Some(fields) = value.as_object_mut() {
+            fields.remove("event");
+        }
+        Ok((summary, value))
+    }
+
+    /// Sends a request and hands each line of the answer to `event`, with the line as it came, until that breaks it off.
+    fn events<P: DeserializeOwned, S: DeserializeOwned>(
+        &self,
+        method: Method,
+        target: &str,
+        body: Bytes,
+        mut event: impl FnMut(Event<P, S>, Value) -> ControlFlow<()>,
     ) -> Result<(), CliError> {
         self.runtime.block_on(async {
-            let send = self.send(Method::POST, route, to_json(body));
+            let send = self.send(method, target, body);
             let response = tokio::time::timeout(ANSWER_DEADLINE, send).await;
             let mut body = response.map_err(|_| self.silent())??.into_body();
             let mut rest = Vec::new();
             loop {
                 let frame = tokio::time::timeout(LINE_DEADLINE, body.frame()).await;
-                let Some(frame) = frame.map_err(|_| self.silent())? else { return Ok(()) };
-                let Ok(data) = frame.map_err(|error| self.broken(&error))?.into_data() else { continue };
+                let data = match frame.map_err(|_| self.silent())? {
+                    Some(frame) => frame.map_err(|error| self.broken(&error))?.into_data(),
+                    None if rest.is_empty() => return Ok(()),
+                    None => return Err(self.broken(&"its last line does not end")),
+                };
+                let Ok(data) = data else { continue };
                 rest.extend_from_slice(&data);
                 if rest.len() > LINE_MAX {
                     return Err(self.broken(&"a line of its answer does not end"));
@@ -98,7 +129,9 @@ impl Client {
                 while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = rest.drain(..=end).collect();
                     let value: Value = serde_json::from_slice(&line).map_err(|error| self.broken(&error))?;
-                    event(self.read(value.clone())?, value);
+                    if event(self.read(value.clone())?, value).is_break() {
+                        return Ok(());
+                    }
                 }
             }
         })
@@ -170,6 +203,12 @@ impl Client {
             format!("the daemon at {} does not answer in time", self.socket.display()),
         )
         .next_step("it may be stopped or stuck: look at its process and its log")
+    }
+
+    /// An answer of many lines that ended before its last one.
+    fn cut_off(&self) -> CliError {
+        CliError::new(Exit::Failed, "the daemon broke off before it was done")
+            .next_step("it may have stopped: look at `tidefs status` and at its log")
     }
 
     fn broken(&self, error: &dyn std::fmt::Display) -> CliError {

@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::time::{Duration, SystemTime};
 
 use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tidefs_control_api::Timestamp;
 
@@ -20,11 +21,6 @@ impl Output {
     /// JSON or text.
     pub(crate) const fn new(json: bool) -> Self {
         Self { json }
-    }
-
-    /// Whether programs read this.
-    pub(crate) const fn is_json(self) -> bool {
-        self.json
     }
 
     /// Writes a result: `value` for programs, or the text of `human` for people.
@@ -50,6 +46,15 @@ impl Output {
         } else {
             tell(format_args!("tidefs: {error}"));
         }
+    }
+
+    /// A bar for people, drawn on stderr if that is a terminal. `template` is one of indicatif.
+    pub(crate) fn progress_bar(self, template: &str) -> ProgressBar {
+        if self.json {
+            return ProgressBar::hidden();
+        }
+        let style = ProgressStyle::with_template(template);
+        ProgressBar::new(0).with_style(style.expect("the template is a constant and well formed"))
     }
 
     /// Tells people what happens on the way.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
-use crate::ApiError;
+use crate::Event;
 
 /// Body of [`crate::routes::TIER_ADD`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,18 +66,5 @@ pub struct DrainProgress {
     pub left: ObjectCount,
 }
 
-/// One line of the answer to [`crate::routes::TIER_DRAIN`]. The last line is a summary or an error; an answer that ends
-/// otherwise was cut off.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum DrainEvent {
-    /// It goes on. Lines of this kind may be left out when the reader is slow.
-    Progress(DrainProgress),
-    /// It is done, when nothing is left.
-    Summary(DrainProgress),
-    /// It was given up.
-    Error(ApiError),
-    /// A line that this version does not know.
-    #[serde(other)]
-    Other,
-}
+/// One line of the answer to [`crate::routes::TIER_DRAIN`]. Progress may be left out when the reader is slow.
+pub type DrainEvent = Event<DrainProgress, DrainProgress>;

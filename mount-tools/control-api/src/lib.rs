@@ -22,6 +22,8 @@ pub mod drain;
 #[cfg(feature = "admin")]
 pub mod error;
 #[cfg(feature = "admin")]
+pub mod event;
+#[cfg(feature = "admin")]
 pub mod instance;
 pub mod ioctl;
 #[cfg(feature = "admin")]
@@ -59,6 +61,8 @@ pub use disks::{
 pub use drain::{DrainOrder, DrainRequest, DrainStatus};
 #[cfg(feature = "admin")]
 pub use error::{ApiError, ErrorBody, ErrorCode};
+#[cfg(feature = "admin")]
+pub use event::Event;
 #[cfg(feature = "admin")]
 pub use key_path::KeyPath;
 #[cfg(feature = "admin")]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
-use crate::{ApiError, KeyPath, Tier};
+use crate::{Event, KeyPath, Tier};
 
 /// Largest number of corrupt keys that a summary names; further ones are counted.
 pub const CORRUPT_LISTED_MAX: usize = 1000;
@@ -63,35 +63,5 @@ pub struct VerifySummary {
     pub elapsed_ms: u64,
 }
 
-/// One line of the answer. The last line is a [`VerifyEvent::Summary`] or a [`VerifyEvent::Error`]; an answer
-/// that ends otherwise was cut off.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum VerifyEvent {
-    /// It goes on. Lines of this kind may be left out when the reader is slow.
-    Progress(VerifyProgress),
-    /// It is done.
-    Summary(VerifySummary),
-    /// It was given up.
-    Error(ApiError),
-    /// A line that this version does not know.
-    #[serde(other)]
-    Other,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_line_names_its_event() {
-        let progress =
-            VerifyProgress { checked: ObjectCount(3), total: ObjectCount(9), ..Default::default() };
-        let line = serde_json::to_string(&VerifyEvent::Progress(progress)).unwrap();
-        assert_eq!(
-            line,
-            r#"{"event":"progress","checked":3,"passed_by":0,"total":9,"checked_bytes":0,"corrupt":0}"#
-        );
-        assert_eq!(serde_json::from_str::<VerifyEvent>(r#"{"event":"new"}"#).unwrap(), VerifyEvent::Other);
-    }
-}
+/// One line of the answer. Progress may be left out when the reader is slow.
+pub type VerifyEvent = Event<VerifyProgress, VerifySummary>;

@@ -4,11 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
-use serde_json::Value;
+use indicatif::{HumanBytes, ProgressBar};
 use tidefs_control_api::{
-    AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainEvent, DrainProgress, RemoveDiskRequest,
-    routes,
+    AddDiskRequest, DisksChanged, DrainDiskRequest, DrainProgress, RemoveDiskRequest, routes,
 };
 use tidefs_engine::types::ByteCount;
 
@@ -132,36 +130,18 @@ fn lasting(now: &DisksChanged) -> String {
     )
 }
 
+const TEMPLATE: &str = "{wide_bar} {human_pos}/{human_len} objects, {msg}, {eta} left";
+
 /// Exits with 1 when something is left on the disk.
 pub(crate) fn drain(args: &DrainArgs, output: Output) -> Result<ExitCode, CliError> {
     let client = locate::connect(&args.select)?;
-    // indicatif draws on stderr, and only if that is a terminal.
-    let bar = if output.is_json() { ProgressBar::hidden() } else { progress_bar() };
-    let mut last: Option<Result<(DrainProgress, Value), ApiError>> = None;
+    let bar = output.progress_bar(TEMPLATE);
     let request = DrainDiskRequest { path: absolute(&args.place)?, bytes_per_second: args.rate };
-    let asked = client.post_for_events(routes::TIER_DRAIN, &request, |event, value| match event {
-        DrainEvent::Progress(progress) => show(&bar, &progress),
-        DrainEvent::Summary(summary) => last = Some(Ok((summary, value))),
-        DrainEvent::Error(error) => last = Some(Err(error)),
-        DrainEvent::Other => {}
-    });
+    let followed = client.follow(routes::TIER_DRAIN, &request, |progress| show(&bar, &progress));
     bar.finish_and_clear();
-    asked?;
-    let Some(last) = last else {
-        return Err(CliError::new(Exit::Failed, "the daemon broke off")
-            .next_step("it may have stopped: look at `tidefs status` and at its log"));
-    };
-    let (summary, mut value) = last?;
-    if let Some(fields) = value.as_object_mut() {
-        fields.remove("event");
-    }
+    let (summary, value): (DrainProgress, _) = followed?;
     output.result(&value, || human(&request.path, &summary))?;
     Ok(if summary.left.0 > 0 { Exit::Failed.into() } else { ExitCode::SUCCESS })
-}
-
-fn progress_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{wide_bar} {human_pos}/{human_len} objects, {msg}, {eta} left");
-    ProgressBar::new(0).with_style(style.expect("the template is a constant and well formed"))
 }
 
 fn show(bar: &ProgressBar, progress: &DrainProgress) {

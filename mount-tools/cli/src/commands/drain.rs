@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::Value;
 use tidefs_control_api::{DrainOrder, DrainRequest, DrainStatus, routes};
 
@@ -23,8 +23,8 @@ pub(crate) fn run(args: &DrainArgs, output: Output) -> Result<ExitCode, CliError
     let order = if args.stop { DrainOrder::Stop } else { DrainOrder::Begin };
     let mut request = DrainRequest { member: args.host.clone(), order, within_ms };
     let (mut status, mut value) = ask(&client, &request)?;
-    // indicatif draws on stderr, and only if that is a terminal.
-    let bar = if output.is_json() { ProgressBar::hidden() } else { progress_bar() };
+    let bar =
+        output.progress_bar("{wide_bar} {binary_bytes}/{binary_total_bytes}, {msg} objects left, {eta} left");
     // Its name is gone from the list of members once it has left.
     request = DrainRequest { member: status.member.clone(), order: DrainOrder::Ask, within_ms: None };
     while status.phase == "copying" {
@@ -43,12 +43,6 @@ pub(crate) fn run(args: &DrainArgs, output: Output) -> Result<ExitCode, CliError
 fn ask(client: &Client, request: &DrainRequest) -> Result<(DrainStatus, Value), CliError> {
     let value = client.post(routes::DRAIN, request)?;
     Ok((client.read(value.clone())?, value))
-}
-
-fn progress_bar() -> ProgressBar {
-    let template = "{wide_bar} {binary_bytes}/{binary_total_bytes}, {msg} objects left, {eta} left";
-    let style = ProgressStyle::with_template(template);
-    ProgressBar::new(0).with_style(style.expect("the template is a constant and well formed"))
 }
 
 fn show(bar: &ProgressBar, status: &DrainStatus) {

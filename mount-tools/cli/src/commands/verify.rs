@@ -4,15 +4,16 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
-use serde_json::Value;
-use tidefs_control_api::{Tier, VerifyEvent, VerifyProgress, VerifyRequest, VerifySummary, routes};
+use indicatif::{HumanBytes, ProgressBar};
+use tidefs_control_api::{Tier, VerifyProgress, VerifyRequest, VerifySummary, routes};
 use tidefs_engine::types::ObjectCount;
 
 use crate::args::{VerifiedTier, VerifyArgs};
 use crate::error::{CliError, Exit};
 use crate::locate;
 use crate::output::{Output, grouped};
+
+const TEMPLATE: &str = "{wide_bar} {human_pos}/{human_len} objects, {msg}, {eta} left";
 
 /// Exits with 1 if something is corrupt.
 pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, CliError> {
@@ -23,34 +24,14 @@ pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, CliErro
         }
         None => (locate::connect(&args.select)?, None),
     };
-    // indicatif draws on stderr, and only if that is a terminal.
-    let bar = if output.is_json() { ProgressBar::hidden() } else { progress_bar() };
-    let mut last: Option<Result<(VerifySummary, Value), CliError>> = None;
+    let bar = output.progress_bar(TEMPLATE);
     let tier = args.tier.map(|VerifiedTier::Ssd| Tier::Ssd);
     let request = VerifyRequest { path, tier, bytes_per_second: args.rate };
-    let asked = client.post_for_events(routes::VERIFY, &request, |event, value| match event {
-        VerifyEvent::Progress(progress) => show(&bar, &progress),
-        VerifyEvent::Summary(summary) => last = Some(Ok((summary, value))),
-        VerifyEvent::Error(error) => last = Some(Err(client.refused(error))),
-        VerifyEvent::Other => {}
-    });
+    let followed = client.follow(routes::VERIFY, &request, |progress| show(&bar, &progress));
     bar.finish_and_clear();
-    asked?;
-    let Some(last) = last else {
-        return Err(CliError::new(Exit::Failed, "the daemon broke off the verification")
-            .next_step("it may have stopped: look at `tidefs status` and at its log"));
-    };
-    let (summary, mut value) = last?;
-    if let Some(fields) = value.as_object_mut() {
-        fields.remove("event");
-    }
+    let (summary, value): (VerifySummary, _) = followed?;
     output.result(&value, || human(&summary))?;
     Ok(if summary.corrupt.0 > 0 { Exit::Failed.into() } else { ExitCode::SUCCESS })
-}
-
-fn progress_bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{wide_bar} {human_pos}/{human_len} objects, {msg}, {eta} left");
-    ProgressBar::new(0).with_style(style.expect("the template is a constant and well formed"))
 }
 
 fn show(bar: &ProgressBar, progress: &VerifyProgress) {

@@ -1,0 +1,149 @@
+//! Answers that take long: the operation tells lines while it goes on, and ends when nobody reads them any more.
+//!
+//! Limits: [`Turns`] at once of each kind; who comes beyond is refused. [`LINES_MAX`] lines wait for a slow reader.
+//! Threads: an operation has a blocking thread until its end; so many are left to quick ones that `status` never waits.
+
+use std::convert::Infallible;
+use std::ops::ControlFlow;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use hyper::body::Frame;
+use serde::Serialize;
+use tidefs_control_api::{ApiError, ErrorCode, Event};
+use tokio::sync::{Semaphore, mpsc};
+use tracing::debug;
+
+/// Lines on their way to a slow reader.
+const LINES_MAX: usize = 64;
+
+/// How long an answer waits for its first line: a refusal that comes by then is told by the status of the reply.
+const FIRST_LINE: Duration = Duration::from_secs(1);
+
+const VERIFICATIONS_MAX: usize = 1;
+const DRAINS_MAX: usize = 2;
+
+/// Operations that take long, all kinds together.
+pub(super) const STREAMS_MAX: usize = VERIFICATIONS_MAX + DRAINS_MAX;
+
+/// Those of one kind that may go on at once.
+#[derive(Clone, Debug)]
+pub(super) struct Turn {
+    permits: Arc<Semaphore>,
+    /// What goes on already, for who is refused.
+    busy: &'static str,
+}
+
+impl Turn {
+    fn new(max: usize, busy: &'static str) -> Self {
+        Self { permits: Arc::new(Semaphore::new(max)), busy }
+    }
+
+    fn refusal(&self) -> ApiError {
+        ApiError::new(ErrorCode::Conflict, self.busy)
+            .next_step("wait until it is done, or end it by ending the command that asked for it")
+    }
+}
+
+/// The kinds of operations that take long.
+#[derive(Clone, Debug)]
+pub(super) struct Turns {
+    /// Two would only slow each other and the mount.
+    pub(super) verify: Turn,
+    /// Disks are emptied one by one, or two at once.
+    pub(super) drain: Turn,
+}
+
+impl Turns {
+    pub(super) fn new() -> Self {
+        Self {
+            verify: Turn::new(VERIFICATIONS_MAX, "another verification is going on"),
+            drain: Turn::new(DRAINS_MAX, "two other disks are being emptied"),
+        }
+    }
+}
+
+/// Where an operation tells how far it is. `Break`: nobody reads it any more.
+#[derive(Debug)]
+pub(super) struct Lines {
+    sender: mpsc::Sender<Result<Bytes, ApiError>>,
+}
+
+impl Lines {
+    /// Tells progress, which is left out where the reader is slow: the operation waits for nobody.
+    pub(super) fn offer<P: Serialize>(&self, progress: P) -> ControlFlow<()> {
+        match self.sender.try_send(Ok(line(&Event::<P, ()>::Progress(progress)))) {
+            Err(mpsc::error::TrySendError::Closed(_)) => ControlFlow::Break(()),
+            Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => ControlFlow::Continue(()),
+        }
+    }
+}
+
+/// The answer of `work`, which runs on a blocking thread, when it is its `turn`.
+///
+/// # Errors
+/// It is not its turn; what `work` refuses within [`FIRST_LINE`] before it told anything.
+pub(super) async fn answer<S: Serialize>(
+    turn: &Turn,
+    work: impl FnOnce(&Lines) -> Result<S, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let Ok(permit) = Arc::clone(&turn.permits).try_acquire_owned() else { return Err(turn.refusal()) };
+    let (sender, mut receiver) = mpsc::channel(LINES_MAX);
+    tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        let lines = Lines { sender };
+        let last = work(&lines).map(|summary| line(&Event::<(), S>::Summary(summary)));
+        if lines.sender.blocking_send(last).is_err() {
+            debug!("the reader of an answer left before its end");
+        }
+    });
+    let first = match tokio::time::timeout(FIRST_LINE, receiver.recv()).await {
+        Ok(Some(line)) => Some(line?),
+        Ok(None) => return Err(failed()),
+        Err(_) => None,
+    };
+    let body = Body::new(LinesBody { first, receiver });
+    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+}
+
+/// An operation that panicked.
+pub(super) fn failed() -> ApiError {
+    ApiError::new(ErrorCode::Internal, "the operation failed inside the daemon")
+        .next_step("look at the daemon's log")
+}
+
+fn line<T: Serialize>(event: &T) -> Bytes {
+    // Numbers, text and lists: there is nothing in an event that JSON cannot say.
+    let mut line = serde_json::to_vec(event).expect("an event has a JSON form");
+    line.push(b'\n');
+    line.into()
+}
+
+/// A body that is what comes out of a channel.
+struct LinesBody {
+    first: Option<Bytes>,
+    receiver: mpsc::Receiver<Result<Bytes, ApiError>>,
+}
+
+impl HttpBody for LinesBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        self.receiver.poll_recv(context).map(|told| {
+            let told = told?;
+            Some(Ok(Frame::data(told.unwrap_or_else(|error| line(&Event::<(), ()>::Error(error))))))
+        })
+    }
+}
