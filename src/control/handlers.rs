@@ -77,8 +77,9 @@ async fn status(State(control): State<Control>, _: Query<NoQuery>) -> Reply {
 
 async fn list(State(control): State<Control>, Query(query): Query<ListQuery>) -> Reply {
     check_path(&query.path)?;
-    query.limit()?;
-    control.call(move |operations| operations.list(&query)).await
+    let operations = Arc::clone(&control.operations);
+    let work = move |lines: &Lines| operations.list(&query, &mut |part| lines.send(part));
+    Ok(stream::answer(&control.turns.list, work).await?)
 }
 
 async fn stat(State(control): State<Control>, Query(query): Query<PathQuery>) -> Reply {

@@ -18,6 +18,7 @@ mod disks;
 mod drain;
 mod facts;
 mod handlers;
+mod list;
 mod metrics;
 mod operations;
 mod server;
@@ -31,8 +32,8 @@ use std::ops::ControlFlow;
 
 use tidefs_control_api::{
     AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, DrainRequest, DrainStatus,
-    EffectiveConfig, EvictTarget, Evicted, KeyPath, List, ListQuery, ObjectStat, PinRequest, Pinned,
-    RemoveDiskRequest, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
+    EffectiveConfig, EvictTarget, Evicted, KeyPath, ListPart, ListQuery, ListSummary, ObjectStat, PinRequest,
+    Pinned, RemoveDiskRequest, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
 };
 
 pub use facts::{AddDisk, DaemonFacts, Joining};
@@ -41,7 +42,8 @@ pub use server::{ControlServer, StartError};
 
 /// What the admin API can ask of the daemon; one method a route.
 ///
-/// Methods block and are quick (well below the deadline of `handlers::DEADLINE`), but for [`Self::verify`] and [`Self::drain_disk`].
+/// Methods block and are quick (well below the deadline of `handlers::DEADLINE`), but for [`Self::list`], [`Self::verify`] and
+/// [`Self::drain_disk`].
 /// Paths were checked: [`KeyPath::to_bytes`] does not fail on them. Errors carry the code that the caller sees;
 /// [`ApiError::no_object`] is the one for a key that is not here.
 pub trait Operations: fmt::Debug + Send + Sync + 'static {
@@ -51,11 +53,16 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
     /// [`tidefs_control_api::ErrorCode::Unavailable`] while it starts or stops.
     fn status(&self) -> Result<Status, ApiError>;
 
-    /// Objects below a directory, in the order asked for. `query.limit()` does not fail.
+    /// Tells of the objects below a directory, in the order asked for, part by part. `tell` may wait for the reader; once it
+    /// answers `Break`, nobody reads any more, and the list ends.
     ///
     /// # Errors
-    /// No such directory; a cursor that is not one of ours.
-    fn list(&self, query: &ListQuery) -> Result<List, ApiError>;
+    /// No such directory; a limit of 0.
+    fn list(
+        &self,
+        query: &ListQuery,
+        tell: &mut dyn FnMut(ListPart) -> ControlFlow<()>,
+    ) -> Result<ListSummary, ApiError>;
 
     /// The facts of one object or directory.
     ///

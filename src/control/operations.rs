@@ -10,10 +10,10 @@ use std::time::SystemTime;
 use tidefs_control_api::{
     API_VERSION, AddDiskRequest, ApiError, ChecksumHex, Counters, DisksChanged, DrainDiskRequest,
     DrainProgress, DrainRequest, DrainStatus, EffectiveConfig, ErrorCode, EvictTarget, Evicted,
-    EvictionStatus, FuseStatus, KeyPath, List, ListEntry, ListQuery, MemoryStatus, NamespaceStatus,
+    EvictionStatus, FuseStatus, KeyPath, ListPart, ListQuery, ListSummary, MemoryStatus, NamespaceStatus,
     ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned, RemoveDiskRequest, ScratchStatus,
-    SkipReason, Skipped, SortOrder, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifyRequest,
-    VerifySummary, Where, Why,
+    SkipReason, Skipped, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifyRequest, VerifySummary,
+    Where, Why,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -21,7 +21,7 @@ use super::Operations;
 use super::facts::{AddDisk, DaemonFacts, Joining};
 use crate::config::Effective;
 use crate::datapath::{
-    self, ClusterSide, Datapath, Error, Fate, Kind, NodeFacts, Obstacle, OperatorEviction, UNKNOWN_WRITERS,
+    self, ClusterSide, Datapath, Error, Fate, Kind, Obstacle, OperatorEviction, Order, UNKNOWN_WRITERS,
 };
 use crate::namespace::time_of;
 use crate::telemetry;
@@ -90,11 +90,16 @@ impl DaemonOperations {
         let glob = globset::Glob::new(pattern)
             .map_err(|error| ApiError::new(ErrorCode::BadRequest, error.to_string()))?
             .compile_matcher();
-        let files = self.datapath.files_below(b"").map_err(|error| internal(&error))?;
+        let mut fitting = Vec::new();
+        let listed = self.datapath.list_below(b"", Order::Name, |facts| {
+            fitting.extend(glob.is_match(OsStr::from_bytes(&facts.path)).then_some(facts.path));
+            ControlFlow::Continue(())
+        });
+        listed.map_err(|error| internal(&error))?;
         let mut total = OperatorEviction::default();
-        for facts in files.iter().filter(|facts| glob.is_match(OsStr::from_bytes(&facts.path))) {
+        for path in fitting {
             // One that is gone meanwhile needs no eviction.
-            if let Ok(one) = self.datapath.evict_below(&facts.path, force) {
+            if let Ok(one) = self.datapath.evict_below(&path, force) {
                 total.objects += one.objects;
                 total.bytes = total.bytes.saturating_add(one.bytes);
                 total.stayed.extend(one.stayed);
@@ -157,7 +162,7 @@ pub(super) fn refusal(path: &KeyPath, error: &Error) -> ApiError {
     }
 }
 
-fn tier(text: &str) -> Option<Tier> {
+pub(super) fn tier(text: &str) -> Option<Tier> {
     Some(match text {
         "memory" => Tier::Memory,
         "packed" => Tier::Packed,
@@ -169,7 +174,7 @@ fn tier(text: &str) -> Option<Tier> {
     })
 }
 
-fn pin(pin: Option<memory::Pin>) -> Pin {
+pub(super) fn pin(pin: Option<memory::Pin>) -> Pin {
     match pin {
         Some(memory::Pin::Hard) => Pin::Hard,
         Some(memory::Pin::Soft { .. }) => Pin::Soft,
@@ -177,24 +182,12 @@ fn pin(pin: Option<memory::Pin>) -> Pin {
     }
 }
 
-fn stamp(nanos: i64) -> Timestamp {
+pub(super) fn stamp(nanos: i64) -> Timestamp {
     Timestamp(time_of(nanos))
 }
 
 pub(super) fn bytes_of(path: &KeyPath) -> Result<Vec<u8>, ApiError> {
     path.to_bytes().map_err(|error| ApiError::new(ErrorCode::BadRequest, error.to_string()))
-}
-
-fn entry_of(facts: &NodeFacts) -> ListEntry {
-    ListEntry {
-        path: KeyPath::from_bytes(&facts.path),
-        size: facts.size,
-        tier: tier(facts.tier).unwrap_or_default(),
-        last_used: Some(stamp(facts.used_at_ns)),
-        sealed_at: facts.sealed_at_ns.map(stamp),
-        hits: facts.uses,
-        pin: pin(facts.policy.pin),
-    }
 }
 
 impl Operations for DaemonOperations {
@@ -279,31 +272,12 @@ impl Operations for DaemonOperations {
         })
     }
 
-    fn list(&self, query: &ListQuery) -> Result<List, ApiError> {
-        let limit = usize::try_from(query.limit()?).unwrap_or(usize::MAX);
-        let start: usize = match &query.cursor {
-            None => 0,
-            Some(cursor) => cursor.parse().map_err(|_| {
-                ApiError::new(ErrorCode::BadRequest, format!("`{cursor}` is no cursor of a listing"))
-                    .next_step("pass `next_cursor` of the page before, or none")
-            })?,
-        };
-        let path = bytes_of(&query.path)?;
-        let mut files = self.datapath.files_below(&path).map_err(|error| refusal(&query.path, &error))?;
-        match query.sort {
-            SortOrder::Heat => files.sort_by_key(|facts| std::cmp::Reverse(facts.heat)),
-            SortOrder::Name => files.sort_by(|a, b| a.path.cmp(&b.path)),
-            SortOrder::Size => files.sort_by_key(|facts| std::cmp::Reverse(facts.size)),
-            SortOrder::Age => files.sort_by_key(|facts| facts.sealed_at_ns),
-        }
-        let total = files.len();
-        let entries: Vec<ListEntry> = files.iter().skip(start).take(limit).map(entry_of).collect();
-        let next = start + entries.len();
-        Ok(List {
-            entries,
-            total: ObjectCount(total as u64),
-            next_cursor: (next < total).then(|| next.to_string()),
-        })
+    fn list(
+        &self,
+        query: &ListQuery,
+        tell: &mut dyn FnMut(ListPart) -> ControlFlow<()>,
+    ) -> Result<ListSummary, ApiError> {
+        super::list::list(&self.datapath, query, tell)
     }
 
     fn stat(&self, path: &KeyPath) -> Result<ObjectStat, ApiError> {

@@ -25,11 +25,12 @@ const LINES_MAX: usize = 64;
 /// How long an answer waits for its first line: a refusal that comes by then is told by the status of the reply.
 const FIRST_LINE: Duration = Duration::from_secs(1);
 
+const LISTS_MAX: usize = 8;
 const VERIFICATIONS_MAX: usize = 1;
 const DRAINS_MAX: usize = 2;
 
 /// Operations that take long, all kinds together.
-pub(super) const STREAMS_MAX: usize = VERIFICATIONS_MAX + DRAINS_MAX;
+pub(super) const STREAMS_MAX: usize = LISTS_MAX + VERIFICATIONS_MAX + DRAINS_MAX;
 
 /// Those of one kind that may go on at once.
 #[derive(Clone, Debug)]
@@ -53,6 +54,8 @@ impl Turn {
 /// The kinds of operations that take long.
 #[derive(Clone, Debug)]
 pub(super) struct Turns {
+    /// One that is read by a pager lasts as long as its reader does.
+    pub(super) list: Turn,
     /// Two would only slow each other and the mount.
     pub(super) verify: Turn,
     /// Disks are emptied one by one, or two at once.
@@ -62,6 +65,7 @@ pub(super) struct Turns {
 impl Turns {
     pub(super) fn new() -> Self {
         Self {
+            list: Turn::new(LISTS_MAX, "as many lists are being read as may be at once"),
             verify: Turn::new(VERIFICATIONS_MAX, "another verification is going on"),
             drain: Turn::new(DRAINS_MAX, "two other disks are being emptied"),
         }
@@ -80,6 +84,14 @@ impl Lines {
         match self.sender.try_send(Ok(line(&Event::<P, ()>::Progress(progress)))) {
             Err(mpsc::error::TrySendError::Closed(_)) => ControlFlow::Break(()),
             Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Tells a part of what was asked for, and waits for a reader that is slow.
+    pub(super) fn send<P: Serialize>(&self, part: P) -> ControlFlow<()> {
+        match self.sender.blocking_send(Ok(line(&Event::<P, ()>::Progress(part)))) {
+            Err(_) => ControlFlow::Break(()),
+            Ok(()) => ControlFlow::Continue(()),
         }
     }
 }

@@ -6,16 +6,16 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidefs_control_api::{
     AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, DrainRequest, DrainStatus,
-    EffectiveConfig, ErrorCode, EvictTarget, Evicted, KeyPath, List, ListEntry, ListQuery, ObjectStat,
-    PinRequest, Pinned, RemoveDiskRequest, Status, Verdict, VerifyProgress, VerifyRequest, VerifySummary,
-    Where, Why, routes,
+    EffectiveConfig, ErrorCode, EvictTarget, Evicted, KeyPath, ListEntry, ListPart, ListQuery, ListSummary,
+    ObjectStat, PinRequest, Pinned, RemoveDiskRequest, Status, Verdict, VerifyProgress, VerifyRequest,
+    VerifySummary, Where, Why, routes,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -26,6 +26,7 @@ use super::{ControlServer, Operations, StartError};
 struct FakeDaemon {
     verify_may_end: AtomicBool,
     verify_was_broken_off: AtomicBool,
+    list_was_broken_off_after: AtomicU64,
 }
 
 impl Operations for FakeDaemon {
@@ -33,9 +34,20 @@ impl Operations for FakeDaemon {
         Ok(Status { pid: 7, objects: ObjectCount(1), ..Status::default() })
     }
 
-    fn list(&self, query: &ListQuery) -> Result<List, ApiError> {
+    fn list(
+        &self,
+        query: &ListQuery,
+        tell: &mut dyn FnMut(ListPart) -> ControlFlow<()>,
+    ) -> Result<ListSummary, ApiError> {
         let entry = ListEntry { path: KeyPath::from_bytes(b"ns/key"), ..ListEntry::default() };
-        Ok(List { entries: vec![entry], total: ObjectCount(1), next_cursor: query.cursor.clone() })
+        let limit = query.limit.unwrap_or(u64::MAX);
+        for told in 0..limit {
+            if tell(ListPart { entries: vec![entry.clone()] }).is_break() {
+                self.list_was_broken_off_after.store(told, Ordering::SeqCst);
+                break;
+            }
+        }
+        Ok(ListSummary { total: ObjectCount(9) })
     }
 
     fn stat(&self, path: &KeyPath) -> Result<ObjectStat, ApiError> {
@@ -167,6 +179,17 @@ impl Fixture {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
+    /// The lines of an answer that is streamed.
+    fn lines(&self, method: &str, target: &str, body: &str) -> Vec<Value> {
+        let length = body.len();
+        // Of HTTP/1.0, so that they come as they are.
+        let head = format!("{method} {target} HTTP/1.0\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+        let reply = self.raw(format!("{head}{body}").as_bytes());
+        let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.0 200") && head.contains("application/x-ndjson"), "{head}");
+        body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
     fn json(&self, method: &str, target: &str, body: &str) -> (u16, Value) {
         let (status, body) = self.ask(method, target, body);
         (status, serde_json::from_str(&body).unwrap())
@@ -185,8 +208,10 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 fn every_route_answers_with_its_type() {
     let fixture = serve();
     assert_eq!(fixture.json("GET", routes::STATUS, "").1["pid"], 7);
-    let (_, list) = fixture.json("GET", "/v1/list?path=ns&sort=name&limit=5&cursor=c", "");
-    assert_eq!((&list["entries"][0]["path"], &list["next_cursor"]), (&json!("ns/key"), &json!("c")));
+    let list = fixture.lines("GET", "/v1/list?path=ns&sort=name&limit=2", "");
+    assert_eq!(list.len(), 3, "{list:?}");
+    assert_eq!((&list[0]["event"], &list[0]["entries"][0]["path"]), (&json!("progress"), &json!("ns/key")));
+    assert_eq!(list[2], json!({"event": "summary", "total": 9}));
     assert_eq!(fixture.json("GET", "/v1/stat?path=ns/key", "").1["size"], 5);
     assert_eq!(fixture.json("GET", "/v1/why?path=x%20y", "").1["path"], "x y");
     assert_eq!(
@@ -206,7 +231,8 @@ fn what_is_not_understood_is_refused_and_named() {
     for (method, target, body, status, named) in [
         ("GET", "/v1/list?srot=heat", "", 400, "srot"),
         ("GET", "/v1/list?sort=warmth", "", 400, "warmth"),
-        ("GET", "/v1/list?limit=0", "", 400, "limit"),
+        ("GET", "/v1/list?limit=few", "", 400, "invalid digit"),
+        ("GET", "/v1/list?cursor=c", "", 400, "cursor"),
         ("GET", "/v1/status?verbose=1", "", 400, "verbose"),
         ("GET", "/v1/stat", "", 400, "path"),
         ("GET", "/v1/stat?path=a/../b", "", 400, "`..`"),
@@ -275,12 +301,23 @@ fn a_panic_in_an_operation_costs_that_request_alone() {
 fn a_verification_streams_lines_and_ends_with_a_summary() {
     let fixture = serve();
     fixture.daemon.verify_may_end.store(true, Ordering::SeqCst);
-    let reply = fixture.raw(b"POST /v1/verify HTTP/1.0\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}");
-    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
-    assert!(head.starts_with("HTTP/1.0 200") && head.contains("application/x-ndjson"), "{head}");
-    let lines: Vec<Value> = body.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines = fixture.lines("POST", routes::VERIFY, "{}");
     assert_eq!(lines.first().unwrap()["event"], "progress");
     assert_eq!(lines.last().unwrap()["event"], "summary");
+}
+
+#[test]
+fn a_list_goes_at_the_pace_of_its_reader_and_ends_with_it() {
+    let fixture = serve();
+    let mut reader = fixture.connect();
+    reader.write_all(b"GET /v1/list HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    reader.read_exact(&mut [0; 64]).unwrap();
+    assert_eq!(fixture.ask("GET", routes::HEALTH, "").0, 200, "others are served meanwhile");
+    drop(reader);
+    let told = &fixture.daemon.list_was_broken_off_after;
+    wait_until("the break", || told.load(Ordering::SeqCst) > 0);
+    let told = told.load(Ordering::SeqCst);
+    assert!(told < 20_000, "{told} objects were told to nobody");
 }
 
 #[test]

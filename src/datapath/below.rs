@@ -7,6 +7,10 @@
 //!
 //! Threads: whoever asks goes through it. Who waits for the lock meanwhile gets it after each part.
 
+use std::cell::Cell;
+use std::cmp::Reverse;
+use std::ops::ControlFlow;
+
 use hashbrown::HashSet;
 use parking_lot::MutexGuard;
 use tidefs_engine::types::ByteCount;
@@ -91,6 +95,19 @@ impl Way {
     }
 }
 
+/// Order of a listing. Equal ones stand in the order of their inode numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Last to be evicted first.
+    Heat,
+    /// By path.
+    Name,
+    /// Largest first.
+    Size,
+    /// Oldest seal first.
+    Age,
+}
+
 /// What an operator's eviction did to one object.
 enum Judged {
     Gone(super::burial::Doomed),
@@ -115,39 +132,79 @@ impl Datapath {
     }
 
     /// Hands every file at and below `path` to `each`, under the lock and in parts; and what that made of each part to
-    /// `after`, when others may have the lock.
+    /// `after`, when others may have the lock, until that breaks it off.
     fn in_parts_below<T>(
         &self,
         path: &[u8],
         mut each: impl FnMut(&mut State, Slot) -> Option<T>,
-        after: impl FnMut(Vec<T>),
+        mut after: impl FnMut(Vec<T>) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         let top = {
             let state = self.lock();
             state.tree.by_path(path).map(|slot| state.tree.ino(slot)).ok_or(Error::NoObject)?
         };
         let mut way = Way::from(top);
+        let is_broken_off = Cell::new(false);
         let part = |state: &mut State| {
-            let files = way.next_below(&state.tree, top, PART)?;
+            let files = if is_broken_off.get() { None } else { way.next_below(&state.tree, top, PART) }?;
             Some(files.into_iter().filter_map(|slot| each(state, slot)).collect())
         };
-        self.in_parts(part, after);
+        self.in_parts(part, |made| is_broken_off.set(after(made).is_break()));
         Ok(())
     }
 
-    /// Facts of every visible file at and below `path`.
+    /// Hands the facts of every visible file at and below `path` to `each`, in `order`, until that breaks it off. Returns how
+    /// many files there were.
+    ///
+    /// The order is that of the moment at which they were met; the facts are those of when they are told. Until then only
+    /// inode numbers are kept, and while the order is made what it goes by. The lock is free while `each` runs, which may wait.
     ///
     /// # Errors
     /// [`Error::NoObject`].
-    pub fn files_below(&self, path: &[u8]) -> Result<Vec<NodeFacts>, Error> {
-        let facts = |state: &mut State, slot| {
-            let is_shown = state.object(slot).is_some_and(|object| object.phase != Phase::Writing);
-            is_shown.then(|| self.facts_of(state, slot))
+    pub fn list_below(
+        &self,
+        path: &[u8],
+        order: Order,
+        mut each: impl FnMut(NodeFacts) -> ControlFlow<()>,
+    ) -> Result<u64, Error> {
+        let files = match order {
+            Order::Heat => self.sorted_below(path, |state, slot| Reverse(state.last_touch(slot))),
+            Order::Name => self.sorted_below(path, |state, slot| state.tree.path(slot)),
+            Order::Size => self.sorted_below(path, |state, slot| Reverse(self.stat_of(state, slot).size)),
+            Order::Age => self.sorted_below(path, State::sealed_at_ns),
+        }?;
+        let is_below = |facts: &NodeFacts| {
+            let rest = facts.path.strip_prefix(path);
+            rest.is_some_and(|rest| path.is_empty() || rest.is_empty() || rest.starts_with(b"/"))
         };
+        for part in files.chunks(PART) {
+            let state = self.lock();
+            let shown =
+                part.iter().filter_map(|ino| state.tree.by_ino(*ino).filter(|&slot| state.is_shown(slot)));
+            let facts: Vec<NodeFacts> =
+                shown.map(|slot| self.facts_of(&state, slot)).filter(is_below).collect();
+            parking_lot::MutexGuard::unlock_fair(state);
+            if facts.into_iter().try_for_each(&mut each).is_break() {
+                break;
+            }
+        }
+        Ok(files.len() as u64)
+    }
+
+    /// Inode numbers of the visible files at and below `path`, in ascending order of what `key` says of each.
+    fn sorted_below<K: Ord>(&self, path: &[u8], key: impl Fn(&State, Slot) -> K) -> Result<Vec<Ino>, Error> {
         let mut files = Vec::new();
-        self.in_parts_below(path, facts, |part| files.extend(part))?;
-        keep_once(&mut files, |facts| facts.ino);
-        Ok(files)
+        let met =
+            |state: &mut State, slot| state.is_shown(slot).then(|| (state.tree.ino(slot), key(state, slot)));
+        self.in_parts_below(path, met, |part| {
+            files.extend(part);
+            ControlFlow::Continue(())
+        })?;
+        // Both sorts are stable: of one that was met twice the first stays, and equal ones stand by their numbers.
+        files.sort_by_key(|(ino, _)| *ino);
+        files.dedup_by_key(|(ino, _)| *ino);
+        files.sort_by(|(_, one), (_, other)| one.cmp(other));
+        Ok(files.into_iter().map(|(ino, _)| ino).collect())
     }
 
     /// Inode numbers of the sealed objects at and below `path`.
@@ -160,7 +217,10 @@ impl Datapath {
             is_sealed.then(|| state.tree.ino(slot))
         };
         let mut objects = Vec::new();
-        self.in_parts_below(path, sealed, |part| objects.extend(part))?;
+        self.in_parts_below(path, sealed, |part| {
+            objects.extend(part);
+            ControlFlow::Continue(())
+        })?;
         keep_once(&mut objects, |ino| *ino);
         Ok(objects)
     }
@@ -191,6 +251,7 @@ impl Datapath {
             bytes = doomed.iter().fold(bytes, |sum, gone| sum.saturating_add(footprint(gone.size)));
             self.count_evictions(&doomed);
             doomed.into_iter().for_each(|gone| self.bury(gone));
+            ControlFlow::Continue(())
         })?;
         keep_once(&mut stayed, |(ino, ..)| *ino);
         let stayed = stayed.into_iter().map(|(_, path, obstacle)| (path, obstacle)).collect();
@@ -199,6 +260,24 @@ impl Datapath {
 }
 
 impl State {
+    /// Whether everybody sees the file in `slot`, and by a name.
+    fn is_shown(&self, slot: Slot) -> bool {
+        let is_whole = self.object(slot).is_some_and(|object| object.phase != Phase::Writing);
+        is_whole && !self.tree.node(slot).is_detached()
+    }
+
+    /// Clock of the last use of the object in `slot`, comparable within a domain.
+    fn last_touch(&self, slot: Slot) -> Option<u64> {
+        let domain = self.domains.get(self.domain_of(slot));
+        domain.order.last_touch(super::domains::object_slot(slot))
+    }
+
+    /// When the object in `slot` was sealed; before all others if it is not.
+    fn sealed_at_ns(&self, slot: Slot) -> Option<i64> {
+        let object = self.object(slot).filter(|object| object.phase == Phase::Sealed)?;
+        Some(object.sealed_at_ns)
+    }
+
     /// Why the file in `slot` stays although an operator asks for its eviction.
     fn obstacle(&self, slot: Slot, force: bool) -> Option<Obstacle> {
         let object = self.object(slot)?;

@@ -88,8 +88,6 @@ pub struct NodeFacts {
     pub sealed_at_ns: Option<i64>,
     /// When it was last opened or set, in nanoseconds since 1970.
     pub used_at_ns: i64,
-    /// Clock of its last use, comparable within a domain; larger is more recent.
-    pub heat: Option<u64>,
     /// Times it was opened to read.
     pub uses: u64,
     /// Open handles.
@@ -271,7 +269,6 @@ impl Datapath {
         let stat = self.stat_of(state, slot);
         let object = state.object(slot);
         let sealed = object.filter(|object| object.phase == Phase::Sealed);
-        let domain = state.domains.get(state.domain_of(slot));
         NodeFacts {
             ino: stat.ino,
             path: state.tree.path(slot),
@@ -282,7 +279,6 @@ impl Datapath {
             checksum: None,
             sealed_at_ns: sealed.map(|object| object.sealed_at_ns),
             used_at_ns: stat.attributes.atime_ns,
-            heat: domain.order.last_touch(super::domains::object_slot(slot)),
             uses: object.map_or(0, |object| u64::from(object.uses)),
             references: object.map_or(0, |object| u64::from(object.readers() + object.writers())),
             policy: state.effective_policy(slot).record,

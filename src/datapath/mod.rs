@@ -87,6 +87,7 @@ use crate::tier::scratch::Scratch;
 use crate::tier::ssd::SsdTier;
 
 pub use attributes::AttributeChange;
+pub use below::Order;
 pub use domains::EvictionSettings;
 pub use elsewhere::{ClusterSide, MemberSide, News, Stream};
 pub use error::Error;

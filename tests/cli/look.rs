@@ -1,9 +1,11 @@
 //! `tidefs status`, `list` and `stat`.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
@@ -132,6 +134,39 @@ fn list_all_names_every_object_once() {
     let wanted: Vec<String> = (0..1500).map(|number| format!("ns/{number:04}")).collect();
     assert_eq!(names(&list), wanted);
     assert_eq!(names(&run_json(&mount, &["list"])).len(), 100, "the default limit");
+}
+
+#[test]
+fn list_all_names_what_stays_once_while_other_objects_come_and_go() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    // More than any part of an answer.
+    const STAY: usize = 12_000;
+    for number in 0..STAY {
+        fs::write(place.join(format!("k{number:05}")), b"x").expect("an object");
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let other = |number| place.join(format!("a{number}"));
+            while !is_over.load(Ordering::Relaxed) {
+                (0..200).for_each(|number| fs::write(other(number), b"y").expect("an object"));
+                (0..200).for_each(|number| fs::remove_file(other(number)).expect("unlink"));
+            }
+        });
+        for sort in ["--sort=name", "--sort=heat", "--sort=age"] {
+            let list = run_json(&mount, &["list", "--all", sort]);
+            let stayed: Vec<&str> =
+                names(&list).into_iter().filter(|name| name.starts_with("ns/k")).collect();
+            let once: HashSet<&str> = stayed.iter().copied().collect();
+            assert_eq!(
+                (stayed.len(), once.len()),
+                (STAY, STAY),
+                "{sort}: listed, and of them different ones"
+            );
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -130,9 +130,7 @@ pub(crate) fn admin_requests(bytes: &[u8]) {
     }
     let _ = serde_json::from_slice::<tidefs_control_api::VerifyRequest>(bytes);
     let _ = serde_urlencoded::from_bytes::<PathQuery>(bytes);
-    if let Ok(query) = serde_urlencoded::from_bytes::<ListQuery>(bytes) {
-        let _ = query.limit();
-    }
+    let _ = serde_urlencoded::from_bytes::<ListQuery>(bytes);
 }
 
 /// /proc/self/mountinfo.

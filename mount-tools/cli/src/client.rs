@@ -65,10 +65,7 @@ impl Client {
 
     /// The answer to `GET route?query`.
     pub(crate) fn get(&self, route: &str, query: &impl Serialize) -> Result<Value, CliError> {
-        let query =
-            serde_urlencoded::to_string(query).expect("a query is a flat struct of texts and numbers");
-        let target = if query.is_empty() { route.to_owned() } else { format!("{route}?{query}") };
-        self.within_deadline(self.ask(Method::GET, &target, Bytes::new()))
+        self.within_deadline(self.ask(Method::GET, &target(route, query), Bytes::new()))
     }
 
     /// The answer to `POST route` with `body`.
@@ -83,22 +80,54 @@ impl Client {
         body: &impl Serialize,
         mut progress: impl FnMut(P),
     ) -> Result<(S, Value), CliError> {
-        let mut last = None;
-        let asked = self.events(Method::POST, route, to_json(body), |event, value| {
+        let followed = self.until_last(Method::POST, route, to_json(body), |so_far, _| {
+            progress(so_far);
+            ControlFlow::Continue(())
+        });
+        followed?.ok_or_else(|| self.cut_off())
+    }
+
+    /// Hands each part of the answer to `GET route?query` to `part`, with its line as it came, until that breaks it off. The
+    /// last line, if it came to that.
+    pub(crate) fn get_parts<P: DeserializeOwned, S: DeserializeOwned>(
+        &self,
+        route: &str,
+        query: &impl Serialize,
+        part: impl FnMut(P, Value) -> ControlFlow<()>,
+    ) -> Result<Option<(S, Value)>, CliError> {
+        self.until_last(Method::GET, &target(route, query), Bytes::new(), part)
+    }
+
+    /// The last line of an answer, unless `part`, which is handed all before it, breaks it off.
+    fn until_last<P: DeserializeOwned, S: DeserializeOwned>(
+        &self,
+        method: Method,
+        target: &str,
+        body: Bytes,
+        mut part: impl FnMut(P, Value) -> ControlFlow<()>,
+    ) -> Result<Option<(S, Value)>, CliError> {
+        let (mut last, mut is_broken_off) = (None, false);
+        self.events(method, target, body, |event, value| {
             match event {
-                Event::Progress(so_far) => progress(so_far),
+                Event::Progress(next) => {
+                    let goes_on = part(next, value);
+                    is_broken_off = goes_on.is_break();
+                    return goes_on;
+                }
                 Event::Summary(summary) => last = Some(Ok((summary, value))),
                 Event::Error(error) => last = Some(Err(self.refused(error))),
                 Event::Other => {}
             }
             ControlFlow::Continue(())
-        });
-        asked?;
+        })?;
+        if is_broken_off {
+            return Ok(None);
+        }
         let (summary, mut value) = last.unwrap_or_else(|| Err(self.cut_off()))?;
         if let Some(fields) = value.as_object_mut() {
             fields.remove("event");
         }
-        Ok((summary, value))
+        Ok(Some((summary, value)))
     }
 
     /// Sends a request and hands each line of the answer to `event`, with the line as it came, until that breaks it off.
@@ -216,6 +245,11 @@ impl Client {
         CliError::new(Exit::Failed, format!("the answer of the daemon at {socket} is not usable: {error}"))
             .next_step("tools and daemon may be of different versions: compare `tidefs --version` and `tidefsd --version`")
     }
+}
+
+fn target(route: &str, query: &impl Serialize) -> String {
+    let query = serde_urlencoded::to_string(query).expect("a query is a flat struct of texts and numbers");
+    if query.is_empty() { route.to_owned() } else { format!("{route}?{query}") }
 }
 
 fn to_json(body: &impl Serialize) -> Bytes {

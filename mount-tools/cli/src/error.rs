@@ -5,6 +5,7 @@ use std::io;
 use std::process::ExitCode;
 
 use serde::Serialize;
+use serde_json::{Value, json};
 use tidefs_control_api::{ApiError, ErrorCode};
 
 /// Exit codes of `tidefs`. They are a promise: scripts branch on them.
@@ -63,6 +64,11 @@ impl CliError {
         }
     }
 
+    /// The failure for programs.
+    pub(crate) fn json(&self) -> Value {
+        json!({"code": self.code, "message": self.message, "next_step": self.next_step})
+    }
+
     /// The same failure with advice.
     pub(crate) fn next_step(mut self, next_step: impl Into<String>) -> Self {
         self.next_step = Some(next_step.into());
@@ -88,7 +94,7 @@ impl From<ApiError> for CliError {
             _ => Exit::Failed,
         };
         let code = serde_json::to_value(error.code).ok();
-        let code = code.as_ref().and_then(serde_json::Value::as_str).unwrap_or("internal").to_owned();
+        let code = code.as_ref().and_then(Value::as_str).unwrap_or("internal").to_owned();
         Self { exit, code, message: error.message, next_step: error.next_step }
     }
 }

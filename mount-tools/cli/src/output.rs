@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::io::{self, Write as _};
+use std::ops::ControlFlow;
 use std::time::{Duration, SystemTime};
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tidefs_control_api::Timestamp;
@@ -23,6 +24,11 @@ impl Output {
         Self { json }
     }
 
+    /// Whether programs read this.
+    pub(crate) const fn is_json(self) -> bool {
+        self.json
+    }
+
     /// Writes a result: `value` for programs, or the text of `human` for people.
     pub(crate) fn result(self, value: &Value, human: impl FnOnce() -> String) -> Result<(), CliError> {
         let mut text = if self.json {
@@ -33,14 +39,13 @@ impl Output {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
-        write_out(text.as_bytes())
+        write_out(text.as_bytes()).map(drop)
     }
 
     /// Tells a failure: on stderr for people, as the one JSON document on stdout for programs.
     pub(crate) fn error(self, error: &CliError) {
         if self.json {
-            let error = json!({"code": error.code, "message": error.message, "next_step": error.next_step});
-            let text = format!("{:#}\n", json!({ "error": error }));
+            let text = format!("{:#}\n", json!({ "error": error.json() }));
             // With stdout gone there is nowhere left to tell; the exit code still does.
             let _ = write_out(text.as_bytes());
         } else {
@@ -70,14 +75,13 @@ pub(crate) fn tell(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// Writes to stdout. A reader that has seen enough (`| head`) is no failure.
-fn write_out(bytes: &[u8]) -> Result<(), CliError> {
+/// Writes to stdout. A reader that has seen enough (`| head`) is no failure: `Break` says that nobody reads on.
+pub(crate) fn write_out(bytes: &[u8]) -> Result<ControlFlow<()>, CliError> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CliError::system("cannot write the result", &error))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(CliError::system("cannot write the result", &error)),
     }
 }
 
@@ -92,23 +96,52 @@ pub(crate) enum Column {
 
 /// A table without rules, as `ls -l` and `df` look.
 pub(crate) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(columns.iter().map(|column| match column {
-        Column::Left(name) | Column::Right(name) => *name,
-    }));
-    for row in rows {
-        table.add_row(row);
+    LongTable::new(columns).part(rows)
+}
+
+/// Such a table that is written part by part, each at least as wide as those before it.
+#[derive(Debug)]
+pub(crate) struct LongTable<'a> {
+    columns: &'a [Column],
+    /// Of the parts so far; none before the first, which has the header.
+    widths: Vec<u16>,
+}
+
+impl<'a> LongTable<'a> {
+    pub(crate) fn new(columns: &'a [Column]) -> Self {
+        Self { columns, widths: Vec::new() }
     }
-    let last = columns.len().saturating_sub(1);
-    for (index, column) in columns.iter().enumerate() {
-        let Some(settings) = table.column_mut(index) else { continue };
-        settings.set_padding((0, if index == last { 0 } else { 2 }));
-        if let Column::Right(_) = column {
-            settings.set_cell_alignment(CellAlignment::Right);
+
+    /// The next rows.
+    pub(crate) fn part(&mut self, rows: impl IntoIterator<Item = Vec<String>>) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        if self.widths.is_empty() {
+            table.set_header(self.columns.iter().map(|column| match column {
+                Column::Left(name) | Column::Right(name) => *name,
+            }));
         }
+        for row in rows {
+            table.add_row(row);
+        }
+        let last = self.columns.len().saturating_sub(1);
+        for (index, column) in self.columns.iter().enumerate() {
+            let Some(settings) = table.column_mut(index) else { continue };
+            let padding = if index == last { 0 } else { 2 };
+            settings.set_padding((0, padding));
+            if let Some(width) = self.widths.get(index) {
+                settings.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(width + padding)));
+            }
+            if let Column::Right(_) = column {
+                settings.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let before = std::mem::replace(&mut self.widths, table.column_max_content_widths());
+        for (width, before) in self.widths.iter_mut().zip(before) {
+            *width = before.max(*width);
+        }
+        table.trim_fmt() + "\n"
     }
-    table.trim_fmt() + "\n"
 }
 
 /// Lines of `name  value`, the values in one column. Pairs without a value are left out.
@@ -185,5 +218,17 @@ mod tests {
         let rows = [vec!["7".to_owned(), "a".to_owned()], vec!["12345".to_owned(), "long name".to_owned()]];
         let text = table(&[Column::Right("SIZE"), Column::Left("NAME")], rows);
         assert_eq!(text, " SIZE  NAME\n    7  a\n12345  long name\n");
+    }
+    #[test]
+    fn parts_of_a_long_table_have_one_header_and_keep_their_columns() {
+        let row = |size: &str, name: &str| vec![size.to_owned(), name.to_owned(), "x".to_owned()];
+        let columns = [Column::Right("SIZE"), Column::Left("NAME"), Column::Left("PIN")];
+        let mut table = LongTable::new(&columns);
+        let parts = [[row("7", "a long name")], [row("12345", "b")], [row("1", "c")]];
+        let text: String = parts.map(|rows| table.part(rows)).concat();
+        assert_eq!(
+            text,
+            "SIZE  NAME         PIN\n   7  a long name  x\n12345  b            x\n    1  c            x\n"
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
 
-use crate::{ApiError, ErrorCode, KeyPath, Timestamp};
+use crate::{ApiError, ErrorCode, Event, KeyPath, Timestamp};
 
 /// Query of [`crate::routes::STAT`] and [`crate::routes::WHY`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,7 +153,7 @@ impl<'de> Deserialize<'de> for ChecksumHex {
     }
 }
 
-/// Order of a list. Equal ones stand in the order of their names.
+/// Order of a list. Equal ones stand in the order of their inode numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SortOrder {
@@ -176,47 +176,37 @@ pub struct ListQuery {
     pub path: KeyPath,
     /// Order of the list.
     pub sort: SortOrder,
-    /// Objects in one answer: 1 to [`ListQuery::LIMIT_MAX`]. Absent: [`ListQuery::LIMIT_DEFAULT`].
+    /// Most objects to tell of, the first ones in the order. Absent: all.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit: Option<u32>,
-    /// [`List::next_cursor`] of the answer before.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cursor: Option<String>,
+    pub limit: Option<u64>,
 }
 
-impl ListQuery {
-    /// Objects in one answer if the query does not say.
-    pub const LIMIT_DEFAULT: u32 = 1000;
-    /// Largest number of objects in one answer.
-    pub const LIMIT_MAX: u32 = 10_000;
-
-    /// The number of objects to answer with.
-    ///
-    /// # Errors
-    /// [`ErrorCode::BadRequest`] if it is out of range.
-    pub fn limit(&self) -> Result<u32, ApiError> {
-        match self.limit.unwrap_or(Self::LIMIT_DEFAULT) {
-            limit @ 1..=Self::LIMIT_MAX => Ok(limit),
-            limit => Err(ApiError::new(ErrorCode::BadRequest, format!("limit {limit} is out of range"))
-                .next_step(format!("ask for 1 to {} objects and follow `next_cursor`", Self::LIMIT_MAX))),
-        }
-    }
-}
-
-/// Answer of [`crate::routes::LIST`].
+/// A part of the answer of [`crate::routes::LIST`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct List {
-    /// The objects, sealed and unsealed.
+pub struct ListPart {
+    /// The next objects, sealed and unsealed.
     pub entries: Vec<ListEntry>,
-    /// Objects that the query fits, this answer's and all others.
-    pub total: ObjectCount,
-    /// Where the next answer starts; absent at the end. Objects that come and go between two answers may be
-    /// left out or told twice.
-    pub next_cursor: Option<String>,
 }
 
-/// One line of a [`List`]; the fields are those of [`ObjectStat`].
+impl ListPart {
+    /// Largest number of objects in one part.
+    pub const ENTRIES_MAX: usize = 64;
+}
+
+/// The end of the answer of [`crate::routes::LIST`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListSummary {
+    /// Objects that there were when they were put in order, told of or not. What went or left the directory before its turn
+    /// was not told of.
+    pub total: ObjectCount,
+}
+
+/// One line of the answer of [`crate::routes::LIST`]. Every object that keeps its path meanwhile is in one part, once.
+pub type ListEvent = Event<ListPart, ListSummary>;
+
+/// One object of a list; the fields are those of [`ObjectStat`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ListEntry {
@@ -435,13 +425,6 @@ mod tests {
         let request = EvictRequest { pattern: Some("/mnt/kv/ns/*".to_owned()), ..EvictRequest::default() };
         let refused = request.target().unwrap_err();
         assert!(refused.message.contains("`/mnt/kv/ns/*`") && refused.next_step.is_some(), "{refused}");
-    }
-
-    #[test]
-    fn a_limit_is_bounded() {
-        let limit = |limit| ListQuery { limit, ..ListQuery::default() }.limit().ok();
-        assert_eq!(limit(None), Some(ListQuery::LIMIT_DEFAULT));
-        assert_eq!((limit(Some(0)), limit(Some(ListQuery::LIMIT_MAX + 1))), (None, None));
     }
 
     #[test]

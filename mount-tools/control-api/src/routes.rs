@@ -2,7 +2,7 @@
 
 /// `GET`: [`crate::Status`].
 pub const STATUS: &str = "/v1/status";
-/// `GET` with [`crate::ListQuery`]: [`crate::List`].
+/// `GET` with [`crate::ListQuery`]: one [`crate::ListEvent`] a line, the last one a summary or an error.
 pub const LIST: &str = "/v1/list";
 /// `GET` with [`crate::PathQuery`]: [`crate::ObjectStat`].
 pub const STAT: &str = "/v1/stat";

@@ -1,11 +1,12 @@
 //! Listings, verifications and evictions of directories with many objects: done in parts, between which others are served.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use tidefs::datapath::Datapath;
+use tidefs::datapath::{Datapath, NodeFacts, Order};
 use tidefs::namespace::Ino;
 
 use super::caller;
@@ -14,13 +15,23 @@ use super::meanwhile::{filled, meanwhile};
 /// Goes through everything below `ns`. Returns how many objects it met.
 type Through = fn(&Datapath) -> usize;
 
-const LIST: Through = |datapath| datapath.files_below(b"ns").expect("it is there").len();
+const LIST: Through = |datapath| listed(datapath, Order::Heat).len();
 const VERIFY: Through = |datapath| datapath.sealed_below(b"ns").expect("it is there").len();
 const EVICT: Through = |datapath| datapath.evict_below(b"ns", false).expect("it is there").stayed.len();
 const EVICT_ALL: Through = |datapath| {
     let evicted = datapath.evict_below(b"ns", true).expect("it is there");
     usize::try_from(evicted.objects).expect("few")
 };
+
+fn listed(datapath: &Datapath, order: Order) -> Vec<NodeFacts> {
+    let mut files = Vec::new();
+    let total = datapath.list_below(b"ns", order, |facts| {
+        files.push(facts);
+        ControlFlow::Continue(())
+    });
+    assert!(total.expect("it is there") >= files.len() as u64);
+    files
+}
 
 #[test]
 fn nobody_waits_for_what_goes_through_a_directory_longer_than_for_a_part_of_it() {
@@ -80,7 +91,7 @@ fn what_keeps_its_path_is_met_once_while_other_names_change() {
     thread::scope(|scope| {
         scope.spawn(move || rename_without_end(datapath, top, below, is_over));
         for _ in 0..50 {
-            let files = datapath.files_below(b"ns").expect("it is there");
+            let files = listed(datapath, Order::Name);
             let of_top = files.iter().filter_map(|facts| facts.path.strip_prefix(b"ns/k"));
             let stayed = of_top.filter(|index| index.last().is_some_and(|digit| digit % 2 == 0)).count();
             assert_eq!(stayed, 2000);
@@ -94,5 +105,29 @@ fn what_keeps_its_path_is_met_once_while_other_names_change() {
         is_over.store(true, Ordering::Relaxed);
     });
     datapath.evict_below(b"ns", false).expect("it is there");
-    assert!(datapath.files_below(b"ns").expect("it is there").is_empty());
+    assert!(listed(datapath, Order::Name).is_empty());
+}
+
+#[test]
+fn a_list_tells_of_what_keeps_its_path_once_though_others_go_and_come_while_it_is_read() {
+    for order in [Order::Heat, Order::Name, Order::Size, Order::Age] {
+        let (logic, top) = filled(2000);
+        let datapath = logic.datapath();
+        let mut told = Vec::new();
+        let listed = datapath.list_below(b"ns", order, |facts| {
+            // Those that are even stay; of the others one goes and one comes.
+            let index = told.len();
+            let gone = format!("k{}", index % 1000 * 2 + 1);
+            let _ = datapath.unlink(&caller(0), top, gone.as_bytes());
+            let come = format!("a{index}");
+            datapath.make_file(&caller(0), top, come.as_bytes(), 0o644).expect("an object");
+            told.push(facts.path);
+            ControlFlow::Continue(())
+        });
+        assert_eq!(listed.expect("it is there"), 2200, "{order:?}");
+        let even =
+            |path: &&Vec<u8>| path.strip_prefix(b"ns/k").is_some_and(|index| index[index.len() - 1] % 2 == 0);
+        assert_eq!(told.iter().filter(even).count(), 1000, "{order:?}");
+        assert_eq!(told.iter().collect::<HashSet<_>>().len(), told.len(), "{order:?}: told twice");
+    }
 }

@@ -64,9 +64,9 @@ fn a_look_up_ends_what_it_asks_for_and_leaves_the_rest_that_is_due() {
     let datapath = logic.datapath();
     let found = datapath.lookup(&caller(0), top, b"k0", Patience::None).expect("an answer");
     assert!(matches!(found, Lookup::Absent { .. }), "{found:?}");
-    assert_eq!(datapath.files_below(b"ns").expect("it is there").len(), 1099);
+    assert_eq!(datapath.sealed_below(b"ns").expect("it is there").len(), 1099);
     datapath.expire();
-    assert!(datapath.files_below(b"ns").expect("it is there").is_empty());
+    assert!(datapath.sealed_below(b"ns").expect("it is there").is_empty());
 }
 
 #[test]

@@ -29,6 +29,7 @@ pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError
     match command {
         Command::Verify(args) => return verify::run(&args, output),
         Command::Evict(args) => return evict::run(&args, output),
+        Command::List(args) => return list::run(&args, output),
         Command::Drain(args) => return drain::run(&args, output),
         Command::Bench(args) => return Ok(crate::bench::run(args)),
         Command::Status(args) => status::run(&args, output)?,
@@ -40,7 +41,6 @@ pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError
         Command::Catalog(CatalogCommand::Stats(args)) => cluster::catalog(&args, output)?,
         Command::Where(args) => cluster::locate(&args, output)?,
         Command::Cluster(ClusterCommand::Dev(args)) => cluster_dev::run(&args, output)?,
-        Command::List(args) => list::run(&args, output)?,
         Command::Stat(args) => object::stat(&args, output)?,
         Command::Why(args) => object::why(&args, output)?,
         Command::Pin(args) => pin::run(&args, output)?,

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 use tidefs_control_api::{
     ApiError, ChecksumHex, ConfigEntry, ConfigOrigin, Counters, EffectiveConfig, ErrorBody, ErrorCode,
-    Evicted, EvictionStatus, FuseStatus, KeyPath, List, ListEntry, MemoryStatus, NamespaceStatus, ObjectStat,
-    PackedStatus, Pin, Pinned, SkipReason, Skipped, Status, Tier, Timestamp, Verdict, VerifyEvent,
-    VerifyProgress, VerifySummary, Why,
+    Evicted, EvictionStatus, FuseStatus, KeyPath, ListEntry, ListEvent, ListPart, ListSummary, MemoryStatus,
+    NamespaceStatus, ObjectStat, PackedStatus, Pin, Pinned, SkipReason, Skipped, Status, Tier, Timestamp,
+    Verdict, VerifyEvent, VerifyProgress, VerifySummary, Why,
 };
 use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
 
@@ -94,10 +94,8 @@ fn json_shows_what_this_version_does_not_know() {
     assert_eq!(host.run("status --json").json(), json!({"pid": 7, "weather": "fine"}));
 }
 
-#[test]
-fn list_asks_for_the_order_and_the_limit_and_follows_the_cursor() {
-    let host = Host::new();
-    let entry = |name: &str| ListEntry {
+fn entry(name: &str) -> ListEntry {
+    ListEntry {
         path: KeyPath::from_bytes(name.as_bytes()),
         size: ByteCount::mib(5),
         hits: 3,
@@ -105,25 +103,53 @@ fn list_asks_for_the_order_and_the_limit_and_follows_the_cursor() {
         last_used: Some(time(9)),
         pin: Pin::Soft,
         tier: Tier::Memory,
-    };
-    let page = List {
-        entries: vec![entry("llama/a b.bin"), entry("llama/c.bin")],
-        total: ObjectCount(9),
-        next_cursor: Some("x&y".into()),
-    };
-    let daemon = FakeDaemon::serve(&host, &[("GET /v1/list", 200, value(&page))]);
-    let listed = host.run("list llama --sort=size --limit 4 --json");
+    }
+}
+
+#[test]
+fn list_asks_for_the_order_and_the_limit_and_joins_the_parts() {
+    let host = Host::new();
+    let part = |name| ListEvent::Progress(ListPart { entries: vec![entry(name)] });
+    let summary = ListEvent::Summary(ListSummary { total: ObjectCount(9) });
+    let lines = events(&[part("llama/a b.bin"), part("llama/c.bin"), summary]);
+    let daemon = FakeDaemon::serve_text(&host, [("GET /v1/list", 200, lines)]);
+    let listed = host.run("list llama --sort=size --limit 2 --json");
     assert_eq!(listed.code, 0, "{listed:?}");
-    assert_eq!(
-        daemon.asked(),
-        [
-            "GET /v1/list?path=llama&sort=size&limit=4",
-            "GET /v1/list?path=llama&sort=size&limit=2&cursor=x%26y"
-        ]
-    );
     insta::assert_json_snapshot!("list_json", listed.json());
     let human = host.run("ls MNT/llama --limit 2 --mount MNT");
     assert!(human.stdout.contains("llama/a b.bin") && human.stderr.contains("2 of 9"), "{human:?}");
+    assert_eq!(host.run("list --all").stderr, "");
+    assert_eq!(
+        daemon.asked(),
+        [
+            "GET /v1/list?path=llama&sort=size&limit=2",
+            "GET /v1/list?path=llama&sort=heat&limit=2",
+            "GET /v1/list?path=&sort=heat"
+        ]
+    );
+}
+
+#[test]
+fn a_list_of_nothing_is_a_document_and_a_header() {
+    let host = Host::new();
+    let lines = events(&[ListEvent::Summary(ListSummary::default())]);
+    let _daemon = FakeDaemon::serve_text(&host, [("GET /v1/list", 200, lines)]);
+    assert_eq!(host.run("list --json").json(), json!({"entries": [], "total": 0}));
+    assert!(host.run("list").stdout.starts_with("SIZE  TIER"));
+}
+
+#[test]
+fn a_list_that_is_cut_off_is_told_so_in_a_whole_document() {
+    let host = Host::new();
+    let lines = events(&[ListEvent::Progress(ListPart { entries: vec![entry("llama/a")] })]);
+    let _daemon = FakeDaemon::serve_text(&host, [("GET /v1/list", 200, lines)]);
+    let ended = host.run("list --all --json");
+    let (json, code) = (ended.json(), ended.code);
+    assert_eq!((code, &json["entries"][0]["path"]), (1, &json!("llama/a")), "{json}");
+    assert!(json["error"]["message"].to_string().contains("broke off"), "{json}");
+    let ended = host.run("list --all");
+    assert!(ended.code == 1 && ended.stdout.contains("llama/a"), "{ended:?}");
+    assert!(ended.stderr.contains("broke off"), "{ended:?}");
 }
 
 #[test]
@@ -206,7 +232,7 @@ fn pin_sends_strength_and_time() {
     assert_eq!(host.run("pin llama --soft --ttl 0s").code, 2);
 }
 
-fn events(events: &[VerifyEvent]) -> String {
+fn events(events: &[impl serde::Serialize]) -> String {
     events.iter().map(|event| serde_json::to_string(event).unwrap() + "\n").collect()
 }
 
