@@ -105,6 +105,7 @@ async fn drain(
     control.call(move |operations| operations.drain(&request)).await
 }
 
+/// Streams how much is evicted.
 async fn evict(
     State(control): State<Control>,
     _: Query<NoQuery>,
@@ -114,18 +115,14 @@ async fn evict(
     if let Some(path) = &request.path {
         check_path(path)?;
     }
-    let reply = control.call(move |operations| {
-        let evicted = operations.evict(&target, request.force)?;
-        info!(
-            ?target,
-            force = request.force,
-            objects = evicted.objects.0,
-            bytes = evicted.bytes.0,
-            "evicted"
-        );
+    let operations = Arc::clone(&control.operations);
+    let work = move |lines: &Lines| {
+        let force = request.force;
+        let evicted = operations.evict(&target, force, &mut |progress| lines.offer(progress))?;
+        info!(?target, force, objects = evicted.objects.0, bytes = evicted.bytes.0, "evicted");
         Ok(evicted)
-    });
-    reply.await
+    };
+    Ok(stream::answer(&control.turns.evict, work).await?)
 }
 
 async fn pin(State(control): State<Control>, _: Query<NoQuery>, Json(request): Json<PinRequest>) -> Reply {

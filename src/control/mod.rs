@@ -16,6 +16,7 @@ mod cluster;
 mod credentials;
 mod disks;
 mod drain;
+mod evict;
 mod facts;
 mod handlers;
 mod list;
@@ -32,8 +33,9 @@ use std::ops::ControlFlow;
 
 use tidefs_control_api::{
     AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, DrainRequest, DrainStatus,
-    EffectiveConfig, EvictTarget, Evicted, KeyPath, ListPart, ListQuery, ListSummary, ObjectStat, PinRequest,
-    Pinned, RemoveDiskRequest, Status, VerifyProgress, VerifyRequest, VerifySummary, Where, Why,
+    EffectiveConfig, EvictProgress, EvictTarget, Evicted, KeyPath, ListPart, ListQuery, ListSummary,
+    ObjectStat, PinRequest, Pinned, RemoveDiskRequest, Status, VerifyProgress, VerifyRequest, VerifySummary,
+    Where, Why,
 };
 
 pub use facts::{AddDisk, DaemonFacts, Joining};
@@ -42,7 +44,7 @@ pub use server::{ControlServer, StartError};
 
 /// What the admin API can ask of the daemon; one method a route.
 ///
-/// Methods block and are quick (well below the deadline of `handlers::DEADLINE`), but for [`Self::list`], [`Self::verify`] and
+/// Methods block and are quick (well below the deadline of `handlers::DEADLINE`), but for [`Self::list`], [`Self::evict`], [`Self::verify`] and
 /// [`Self::drain_disk`].
 /// Paths were checked: [`KeyPath::to_bytes`] does not fail on them. Errors carry the code that the caller sees;
 /// [`ApiError::no_object`] is the one for a key that is not here.
@@ -88,11 +90,16 @@ pub trait Operations: fmt::Debug + Send + Sync + 'static {
     /// The host is in no cluster, there is no such member, or it does not answer.
     fn drain(&self, request: &DrainRequest) -> Result<DrainStatus, ApiError>;
 
-    /// Evicts what `target` names, pinned objects only if `force`.
+    /// Evicts what `target` names, pinned objects only if `force`. `progress` as in [`Self::verify`].
     ///
     /// # Errors
     /// Nothing fits `target`; a glob that is not one. What stays although it fits is told in the answer.
-    fn evict(&self, target: &EvictTarget, force: bool) -> Result<Evicted, ApiError>;
+    fn evict(
+        &self,
+        target: &EvictTarget,
+        force: bool,
+        progress: &mut dyn FnMut(EvictProgress) -> ControlFlow<()>,
+    ) -> Result<Evicted, ApiError>;
 
     /// Pins or frees an object or directory. `request.validate()` does not fail.
     ///

@@ -1,28 +1,24 @@
 //! The admin API over the datapath: translates its facts into the API's types.
 
-use std::ffi::OsStr;
 use std::ops::ControlFlow;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use tidefs_control_api::{
     API_VERSION, AddDiskRequest, ApiError, ChecksumHex, Counters, DisksChanged, DrainDiskRequest,
-    DrainProgress, DrainRequest, DrainStatus, EffectiveConfig, ErrorCode, EvictTarget, Evicted,
-    EvictionStatus, FuseStatus, KeyPath, ListPart, ListQuery, ListSummary, MemoryStatus, NamespaceStatus,
-    ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned, RemoveDiskRequest, ScratchStatus,
-    SkipReason, Skipped, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifyRequest, VerifySummary,
-    Where, Why,
+    DrainProgress, DrainRequest, DrainStatus, EffectiveConfig, ErrorCode, EvictProgress, EvictTarget,
+    Evicted, EvictionStatus, FuseStatus, KeyPath, ListPart, ListQuery, ListSummary, MemoryStatus,
+    NamespaceStatus, ObjectKind, ObjectStat, PackedStatus, Pin, PinRequest, Pinned, RemoveDiskRequest,
+    ScratchStatus, Status, Tier, Timestamp, Verdict, VerifyProgress, VerifyRequest, VerifySummary, Where,
+    Why,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::Operations;
 use super::facts::{AddDisk, DaemonFacts, Joining};
 use crate::config::Effective;
-use crate::datapath::{
-    self, ClusterSide, Datapath, Error, Fate, Kind, Obstacle, OperatorEviction, Order, UNKNOWN_WRITERS,
-};
+use crate::datapath::{self, ClusterSide, Datapath, Error, Fate, Kind, UNKNOWN_WRITERS};
 use crate::namespace::time_of;
 use crate::telemetry;
 use crate::tier::memory;
@@ -83,29 +79,6 @@ impl DaemonOperations {
             ("metrics", Box::new(move || metrics.metrics().unwrap_or_else(|error| format!("# {error}\n")))),
             ("config", Box::new(move || json(config.config()))),
         ]
-    }
-
-    /// Evicts every file whose path below the mount fits a shell pattern.
-    fn evict_matching(&self, pattern: &str, force: bool) -> Result<OperatorEviction, ApiError> {
-        let glob = globset::Glob::new(pattern)
-            .map_err(|error| ApiError::new(ErrorCode::BadRequest, error.to_string()))?
-            .compile_matcher();
-        let mut fitting = Vec::new();
-        let listed = self.datapath.list_below(b"", Order::Name, |facts| {
-            fitting.extend(glob.is_match(OsStr::from_bytes(&facts.path)).then_some(facts.path));
-            ControlFlow::Continue(())
-        });
-        listed.map_err(|error| internal(&error))?;
-        let mut total = OperatorEviction::default();
-        for path in fitting {
-            // One that is gone meanwhile needs no eviction.
-            if let Ok(one) = self.datapath.evict_below(&path, force) {
-                total.objects += one.objects;
-                total.bytes = total.bytes.saturating_add(one.bytes);
-                total.stayed.extend(one.stayed);
-            }
-        }
-        Ok(total)
     }
 
     fn cluster_side(&self) -> Result<&ClusterSide, ApiError> {
@@ -344,37 +317,13 @@ impl Operations for DaemonOperations {
         Ok(Why::new(path.clone(), verdict))
     }
 
-    fn evict(&self, target: &EvictTarget, force: bool) -> Result<Evicted, ApiError> {
-        let mut missing_bytes = ByteCount::ZERO;
-        let outcome = match target {
-            EvictTarget::Path(path) => {
-                self.datapath.evict_below(&bytes_of(path)?, force).map_err(|error| refusal(path, &error))?
-            }
-            EvictTarget::Bytes(wanted) => {
-                let (objects, bytes) = self.datapath.evict_coldest(*wanted);
-                missing_bytes = wanted.saturating_sub(bytes);
-                OperatorEviction { objects, bytes, ..OperatorEviction::default() }
-            }
-            EvictTarget::Pattern(pattern) => self.evict_matching(pattern, force)?,
-        };
-        let skipped_objects = ObjectCount(outcome.stayed.len() as u64);
-        let skipped =
-            outcome.stayed.into_iter().take(Evicted::SKIPPED_LISTED_MAX).map(|(path, obstacle)| Skipped {
-                path: KeyPath::from_bytes(&path),
-                reason: match obstacle {
-                    Obstacle::Pinned => SkipReason::Pinned,
-                    Obstacle::Open => SkipReason::Referenced,
-                    Obstacle::Written => SkipReason::BeingWritten,
-                    Obstacle::Scratch => SkipReason::Scratch,
-                },
-            });
-        Ok(Evicted {
-            objects: ObjectCount(outcome.objects),
-            bytes: outcome.bytes,
-            missing_bytes,
-            skipped_objects,
-            skipped: skipped.collect(),
-        })
+    fn evict(
+        &self,
+        target: &EvictTarget,
+        force: bool,
+        progress: &mut dyn FnMut(EvictProgress) -> ControlFlow<()>,
+    ) -> Result<Evicted, ApiError> {
+        super::evict::evict(&self.datapath, target, force, progress)
     }
 
     fn pin(&self, request: &PinRequest) -> Result<Pinned, ApiError> {

@@ -1,6 +1,7 @@
 //! Answers that take long: the operation tells lines while it goes on, and ends when nobody reads them any more.
 //!
-//! Limits: [`Turns`] at once of each kind; who comes beyond is refused. [`LINES_MAX`] lines wait for a slow reader.
+//! Limits: [`Turns`] at once of each kind; who comes beyond waits for [`PATIENCE`] or not at all, and is refused.
+//! [`LINES_MAX`] lines wait for a slow reader.
 //! Threads: an operation has a blocking thread until its end; so many are left to quick ones that `status` never waits.
 
 use std::convert::Infallible;
@@ -16,7 +17,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::Frame;
 use serde::Serialize;
 use tidefs_control_api::{ApiError, ErrorCode, Event};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tracing::debug;
 
 /// Lines on their way to a slow reader.
@@ -25,24 +26,37 @@ const LINES_MAX: usize = 64;
 /// How long an answer waits for its first line: a refusal that comes by then is told by the status of the reply.
 const FIRST_LINE: Duration = Duration::from_secs(1);
 
+/// How long what may be over soon is waited for: most lists and evictions are of a few objects.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 const LISTS_MAX: usize = 8;
+const EVICTIONS_MAX: usize = 4;
 const VERIFICATIONS_MAX: usize = 1;
 const DRAINS_MAX: usize = 2;
 
 /// Operations that take long, all kinds together.
-pub(super) const STREAMS_MAX: usize = LISTS_MAX + VERIFICATIONS_MAX + DRAINS_MAX;
+pub(super) const STREAMS_MAX: usize = LISTS_MAX + EVICTIONS_MAX + VERIFICATIONS_MAX + DRAINS_MAX;
 
 /// Those of one kind that may go on at once.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
     permits: Arc<Semaphore>,
+    /// How long the next one waits for its turn before it is refused.
+    patience: Duration,
     /// What goes on already, for who is refused.
     busy: &'static str,
 }
 
 impl Turn {
-    fn new(max: usize, busy: &'static str) -> Self {
-        Self { permits: Arc::new(Semaphore::new(max)), busy }
+    fn new(max: usize, patience: Duration, busy: &'static str) -> Self {
+        Self { permits: Arc::new(Semaphore::new(max)), patience, busy }
+    }
+
+    /// `None` when it does not come in time.
+    async fn take(&self) -> Option<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.permits).acquire_owned();
+        // The semaphore is never closed.
+        tokio::time::timeout(self.patience, permit).await.ok()?.ok()
     }
 
     fn refusal(&self) -> ApiError {
@@ -56,6 +70,8 @@ impl Turn {
 pub(super) struct Turns {
     /// One that is read by a pager lasts as long as its reader does.
     pub(super) list: Turn,
+    /// More would wait for the same disks.
+    pub(super) evict: Turn,
     /// Two would only slow each other and the mount.
     pub(super) verify: Turn,
     /// Disks are emptied one by one, or two at once.
@@ -65,9 +81,10 @@ pub(super) struct Turns {
 impl Turns {
     pub(super) fn new() -> Self {
         Self {
-            list: Turn::new(LISTS_MAX, "as many lists are being read as may be at once"),
-            verify: Turn::new(VERIFICATIONS_MAX, "another verification is going on"),
-            drain: Turn::new(DRAINS_MAX, "two other disks are being emptied"),
+            list: Turn::new(LISTS_MAX, PATIENCE, "as many lists are being read as may be at once"),
+            evict: Turn::new(EVICTIONS_MAX, PATIENCE, "as many evictions are going on as may at once"),
+            verify: Turn::new(VERIFICATIONS_MAX, Duration::ZERO, "another verification is going on"),
+            drain: Turn::new(DRAINS_MAX, Duration::ZERO, "two other disks are being emptied"),
         }
     }
 }
@@ -104,7 +121,7 @@ pub(super) async fn answer<S: Serialize>(
     turn: &Turn,
     work: impl FnOnce(&Lines) -> Result<S, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let Ok(permit) = Arc::clone(&turn.permits).try_acquire_owned() else { return Err(turn.refusal()) };
+    let Some(permit) = turn.take().await else { return Err(turn.refusal()) };
     let (sender, mut receiver) = mpsc::channel(LINES_MAX);
     tokio::task::spawn_blocking(move || {
         let _permit = permit;

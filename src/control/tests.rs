@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidefs_control_api::{
     AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, DrainRequest, DrainStatus,
-    EffectiveConfig, ErrorCode, EvictTarget, Evicted, KeyPath, ListEntry, ListPart, ListQuery, ListSummary,
-    ObjectStat, PinRequest, Pinned, RemoveDiskRequest, Status, Verdict, VerifyProgress, VerifyRequest,
-    VerifySummary, Where, Why, routes,
+    EffectiveConfig, ErrorCode, EvictProgress, EvictTarget, Evicted, KeyPath, ListEntry, ListPart, ListQuery,
+    ListSummary, ObjectStat, PinRequest, Pinned, RemoveDiskRequest, Status, Verdict, VerifyProgress,
+    VerifyRequest, VerifySummary, Where, Why, routes,
 };
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -27,6 +27,7 @@ struct FakeDaemon {
     verify_may_end: AtomicBool,
     verify_was_broken_off: AtomicBool,
     list_was_broken_off_after: AtomicU64,
+    evictions_broken_off: AtomicU64,
 }
 
 impl Operations for FakeDaemon {
@@ -77,8 +78,21 @@ impl Operations for FakeDaemon {
         Ok(DrainStatus { member: request.member.clone(), phase: "idle".to_owned(), ..DrainStatus::default() })
     }
 
-    fn evict(&self, target: &EvictTarget, force: bool) -> Result<Evicted, ApiError> {
+    fn evict(
+        &self,
+        target: &EvictTarget,
+        force: bool,
+        progress: &mut dyn FnMut(EvictProgress) -> ControlFlow<()>,
+    ) -> Result<Evicted, ApiError> {
         match target {
+            // It goes on for ever.
+            EvictTarget::Bytes(ByteCount(u64::MAX)) => {
+                while progress(EvictProgress::default()).is_continue() {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                self.evictions_broken_off.fetch_add(1, Ordering::SeqCst);
+                Ok(Evicted::default())
+            }
             EvictTarget::Bytes(bytes) => {
                 Ok(Evicted { bytes: *bytes, objects: ObjectCount(u64::from(force)), ..Evicted::default() })
             }
@@ -215,8 +229,10 @@ fn every_route_answers_with_its_type() {
     assert_eq!(fixture.json("GET", "/v1/stat?path=ns/key", "").1["size"], 5);
     assert_eq!(fixture.json("GET", "/v1/why?path=x%20y", "").1["path"], "x y");
     assert_eq!(
-        fixture.json("POST", routes::EVICT, r#"{"bytes":4096,"force":true}"#),
-        (200, json!({"objects": 1, "bytes": 4096, "missing_bytes": 0, "skipped_objects": 0, "skipped": []}))
+        fixture.lines("POST", routes::EVICT, r#"{"bytes":4096,"force":true}"#),
+        [
+            json!({"event": "summary", "objects": 1, "bytes": 4096, "missing_bytes": 0, "skipped_objects": 0, "skipped": []})
+        ]
     );
     let (_, pinned) = fixture.json("POST", routes::PIN, r#"{"path":"ns/key","pin":"soft","ttl_s":60}"#);
     assert_eq!(pinned, json!({"path": "ns/key", "pin": "soft", "ttl_left_s": 60}));
@@ -248,6 +264,7 @@ fn what_is_not_understood_is_refused_and_named() {
         ("POST", "/v1/evict", "{\"pattern\":\"/mnt/kv/*\"}", 400, "no slash"),
         ("POST", "/v1/evict", "{\"path\":\"..\"}", 400, "`..`"),
         ("POST", "/v1/evict", "{\"pth\":\"a\"}", 400, "pth"),
+        ("POST", "/v1/evict", "{\"path\":\"ns/other\"}", 404, "ns/other"),
         ("POST", "/v1/evict", "\u{0}\u{1}", 400, "body"),
         ("POST", "/v1/verify", "{\"path\":\"a//b\"}", 400, "empty"),
     ] {
@@ -318,6 +335,28 @@ fn a_list_goes_at_the_pace_of_its_reader_and_ends_with_it() {
     wait_until("the break", || told.load(Ordering::SeqCst) > 0);
     let told = told.load(Ordering::SeqCst);
     assert!(told < 20_000, "{told} objects were told to nobody");
+}
+
+#[test]
+fn status_is_answered_while_as_many_evictions_go_on_as_may_and_each_ends_with_its_caller() {
+    let fixture = serve();
+    let body = format!("{{\"bytes\":{}}}", u64::MAX);
+    let request =
+        format!("POST /v1/evict HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let callers: Vec<UnixStream> = std::iter::repeat_with(|| fixture.connect()).take(20).collect();
+    for mut caller in &callers {
+        caller.write_all(request.as_bytes()).unwrap();
+    }
+    let mut first = &callers[0];
+    first.read_exact(&mut [0; 64]).unwrap();
+    let asked = Instant::now();
+    assert_eq!(fixture.json("GET", routes::STATUS, "").1["pid"], 7);
+    assert!(asked.elapsed() < Duration::from_secs(5), "status waits for evictions: {:?}", asked.elapsed());
+    drop(callers);
+    // Those that still waited for their turn left before it came, or ended at once.
+    wait_until("their end", || fixture.daemon.evictions_broken_off.load(Ordering::SeqCst) >= 4);
+    let evicted = fixture.lines("POST", routes::EVICT, r#"{"bytes":4096}"#);
+    assert_eq!(evicted[0]["bytes"], 4096, "the next one has its turn");
 }
 
 #[test]

@@ -13,10 +13,9 @@ use std::ops::ControlFlow;
 
 use hashbrown::HashSet;
 use parking_lot::MutexGuard;
-use tidefs_engine::types::ByteCount;
 
 use super::history::Ending;
-use super::inspect::{NodeFacts, Obstacle, OperatorEviction};
+use super::inspect::{EvictionProgress, NodeFacts, Obstacle, OperatorEviction};
 use super::room::footprint;
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::{Cookie, Ino, Slot, Tree};
@@ -112,6 +111,7 @@ pub enum Order {
 enum Judged {
     Gone(super::burial::Doomed),
     Stays(Ino, Vec<u8>, Obstacle),
+    Unmeant,
 }
 
 impl Datapath {
@@ -225,37 +225,59 @@ impl Datapath {
         Ok(objects)
     }
 
-    /// Evicts the object at `path`, or all below it: those that nobody uses or has pinned, or all with `force`.
+    /// Evicts the object at `path`, or of all below it those whose path `fits`: what nobody uses or has pinned, or all with
+    /// `force`. Tells `progress` after each part, until that breaks it off.
     ///
     /// # Errors
     /// [`Error::NoObject`].
-    pub fn evict_below(&self, path: &[u8], force: bool) -> Result<OperatorEviction, Error> {
+    pub fn evict_below(
+        &self,
+        path: &[u8],
+        fits: impl Fn(&[u8]) -> bool,
+        force: bool,
+        mut progress: impl FnMut(&EvictionProgress) -> ControlFlow<()>,
+    ) -> Result<OperatorEviction, Error> {
         let now_ns = self.now_ns();
         let evict = |state: &mut State, slot| {
             state.object(slot)?;
+            let path = state.tree.path(slot);
+            if !fits(&path) {
+                return Some(Judged::Unmeant);
+            }
             Some(match state.obstacle(slot, force) {
-                Some(obstacle) => Judged::Stays(state.tree.ino(slot), state.tree.path(slot), obstacle),
+                Some(obstacle) => Judged::Stays(state.tree.ino(slot), path, obstacle),
                 None => Judged::Gone(state.evict_object(slot, now_ns, Ending::EvictedByOperator)),
             })
         };
-        let (mut objects, mut bytes, mut stayed) = (0, ByteCount::ZERO, Vec::new());
+        let mut so_far = EvictionProgress { total: self.objects_below(path), ..EvictionProgress::default() };
+        let mut stayed = Vec::new();
         self.in_parts_below(path, evict, |part| {
             let mut doomed = Vec::new();
+            so_far.looked_at += part.len() as u64;
             for judged in part {
                 match judged {
                     Judged::Gone(gone) => doomed.push(gone),
                     Judged::Stays(ino, path, obstacle) => stayed.push((ino, path, obstacle)),
+                    Judged::Unmeant => {}
                 }
             }
-            objects += doomed.len() as u64;
-            bytes = doomed.iter().fold(bytes, |sum, gone| sum.saturating_add(footprint(gone.size)));
+            so_far.objects += doomed.len() as u64;
+            so_far.bytes =
+                doomed.iter().fold(so_far.bytes, |sum, gone| sum.saturating_add(footprint(gone.size)));
             self.count_evictions(&doomed);
             doomed.into_iter().for_each(|gone| self.bury(gone));
-            ControlFlow::Continue(())
+            progress(&so_far)
         })?;
         keep_once(&mut stayed, |(ino, ..)| *ino);
         let stayed = stayed.into_iter().map(|(_, path, obstacle)| (path, obstacle)).collect();
-        Ok(OperatorEviction { objects, bytes, stayed })
+        Ok(OperatorEviction { objects: so_far.objects, bytes: so_far.bytes, stayed })
+    }
+
+    /// Sealed objects at and below `path`, as they are counted.
+    fn objects_below(&self, path: &[u8]) -> u64 {
+        let state = self.lock();
+        let folder = state.tree.by_path(path).and_then(|slot| state.folders.get(slot));
+        folder.map_or(1, |folder| folder.objects.0)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Looking without touching: what the admin API and `.tidefs` show. Nothing here counts as a use.
 
+use std::ops::ControlFlow;
+
 use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
 
 use super::history::Ending;
@@ -113,6 +115,19 @@ pub enum Obstacle {
     Written,
     /// A slot file, which is no cached object.
     Scratch,
+}
+
+/// How far an operator's eviction is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EvictionProgress {
+    /// Objects that went.
+    pub objects: u64,
+    /// Bytes they occupied.
+    pub bytes: ByteCount,
+    /// Files that were looked at, when it goes through directories.
+    pub looked_at: u64,
+    /// Sealed objects that there were to look at when it began.
+    pub total: u64,
 }
 
 /// What an operator's eviction did.
@@ -397,9 +412,17 @@ impl Datapath {
         Ok(state.effective_policy(state.slot_of(ino)?).record.pin)
     }
 
-    /// Evicts the coldest objects until `bytes` are freed or nothing is left. Returns how many objects and bytes went.
-    pub fn evict_coldest(&self, bytes: ByteCount) -> (u64, ByteCount) {
-        self.evict_for_operator(bytes)
+    /// Evicts the coldest objects until `bytes` are freed or nothing is left. Tells `progress` on the way, until that breaks it
+    /// off.
+    pub fn evict_coldest(
+        &self,
+        bytes: ByteCount,
+        mut progress: impl FnMut(&EvictionProgress) -> ControlFlow<()>,
+    ) -> OperatorEviction {
+        let (objects, bytes) = self.evict_for_operator(bytes, |objects, bytes| {
+            progress(&EvictionProgress { objects, bytes, ..EvictionProgress::default() })
+        });
+        OperatorEviction { objects, bytes, stayed: Vec::new() }
     }
 
     /// The path of a live inode.

@@ -95,7 +95,7 @@ pub use fastpath::{
     AREA_MAX, BeginRequest, CREATES_MAX, FollowRequest, Followed, GetRequest, Located, REFERENCES_MAX,
     ReadyRequest, RetiredSegments, Run, SealRequest, Session,
 };
-pub use inspect::{Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
+pub use inspect::{EvictionProgress, Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::{Listed, Page, Paged};
 pub use loader::{Job, Loader, Need, Rest};
 pub use lookup::{Lookup, Patience};

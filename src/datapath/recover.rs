@@ -1,5 +1,6 @@
 //! After a restart: the tables are built again from what the memory tier holds.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
@@ -104,7 +105,8 @@ impl Datapath {
         // The cache may have been given less room than it had.
         let usage = self.tier.usage()?;
         if usage.used > usage.capacity {
-            self.evict_for_operator(usage.used.saturating_sub(usage.capacity));
+            let outgrown = usage.used.saturating_sub(usage.capacity);
+            self.evict_for_operator(outgrown, |_, _| ControlFlow::Continue(()));
             self.tier.retry_resize()?;
         }
         Ok(recovered)

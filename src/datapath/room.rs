@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -258,13 +259,20 @@ impl Datapath {
         }
     }
 
-    /// Evicts bytes or objects at an operator's word, as many at once as the disks take. Returns how many objects and bytes
-    /// went.
-    pub(super) fn evict_for_operator(&self, bytes: ByteCount) -> (u64, ByteCount) {
+    /// Evicts the coldest objects of so many bytes, as many at once as the disks take. Tells `progress` how many objects and
+    /// bytes went, until that breaks it off. Returns the same.
+    pub(super) fn evict_for_operator(
+        &self,
+        bytes: ByteCount,
+        mut progress: impl FnMut(u64, ByteCount) -> ControlFlow<()>,
+    ) -> (u64, ByteCount) {
         let mut evicted = (0, ByteCount::ZERO);
         let mut under_way = VecDeque::new();
         let mut last_went = self.clock.monotonic();
         while evicted.1 < bytes {
+            if progress(evicted.0, evicted.1).is_break() {
+                return evicted;
+            }
             let (size, leaving) = {
                 let mut state = self.lock();
                 let Some(victim) = state.victim_anywhere(Slot::ROOT) else { break };
@@ -290,7 +298,12 @@ impl Datapath {
             evicted = (evicted.0 + 1, evicted.1.saturating_add(footprint(size)));
             under_way.extend(self.see_off_and_tell(leaving));
         }
-        under_way.iter().for_each(|wait| self.wait_until_stored(wait));
+        for wait in &under_way {
+            if progress(evicted.0, evicted.1).is_break() {
+                break;
+            }
+            self.wait_until_stored(wait);
+        }
         evicted
     }
 

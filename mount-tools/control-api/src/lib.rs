@@ -67,8 +67,9 @@ pub use event::Event;
 pub use key_path::KeyPath;
 #[cfg(feature = "admin")]
 pub use object::{
-    ChecksumHex, EvictRequest, EvictTarget, Evicted, ListEntry, ListEvent, ListPart, ListQuery, ListSummary,
-    ObjectKind, ObjectStat, PathQuery, Pin, PinRequest, Pinned, SkipReason, Skipped, SortOrder, Tier,
+    ChecksumHex, EvictEvent, EvictProgress, EvictRequest, EvictTarget, Evicted, ListEntry, ListEvent,
+    ListPart, ListQuery, ListSummary, ObjectKind, ObjectStat, PathQuery, Pin, PinRequest, Pinned, SkipReason,
+    Skipped, SortOrder, Tier,
 };
 #[cfg(feature = "admin")]
 pub use ssd::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus};

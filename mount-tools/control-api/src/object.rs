@@ -304,7 +304,24 @@ pub struct Skipped {
     pub reason: SkipReason,
 }
 
-/// Answer of [`crate::routes::EVICT`].
+/// How far an eviction is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EvictProgress {
+    /// Objects evicted.
+    pub objects: ObjectCount,
+    /// Bytes of theirs.
+    pub bytes: ByteCount,
+    /// Files that were looked at; none for [`EvictTarget::Bytes`].
+    pub looked_at: ObjectCount,
+    /// Objects that there were to look at, as counted at the start.
+    pub total: ObjectCount,
+}
+
+/// One line of the answer of [`crate::routes::EVICT`]. Progress may be left out when the reader is slow.
+pub type EvictEvent = Event<EvictProgress, Evicted>;
+
+/// What an eviction did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Evicted {

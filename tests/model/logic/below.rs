@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use tidefs::datapath::{Datapath, NodeFacts, Order};
+use tidefs::datapath::{Datapath, EvictionProgress, NodeFacts, OperatorEviction, Order};
 use tidefs::namespace::Ino;
+use tidefs_engine::types::ByteCount;
 
 use super::caller;
 use super::meanwhile::{filled, meanwhile};
@@ -17,11 +18,13 @@ type Through = fn(&Datapath) -> usize;
 
 const LIST: Through = |datapath| listed(datapath, Order::Heat).len();
 const VERIFY: Through = |datapath| datapath.sealed_below(b"ns").expect("it is there").len();
-const EVICT: Through = |datapath| datapath.evict_below(b"ns", false).expect("it is there").stayed.len();
-const EVICT_ALL: Through = |datapath| {
-    let evicted = datapath.evict_below(b"ns", true).expect("it is there");
-    usize::try_from(evicted.objects).expect("few")
-};
+const EVICT: Through = |datapath| evict(datapath, false).stayed.len();
+const EVICT_ALL: Through = |datapath| usize::try_from(evict(datapath, true).objects).expect("few");
+
+fn evict(datapath: &Datapath, force: bool) -> OperatorEviction {
+    let to_the_end = |_: &EvictionProgress| ControlFlow::Continue(());
+    datapath.evict_below(b"ns", |_| true, force, to_the_end).expect("it is there")
+}
 
 fn listed(datapath: &Datapath, order: Order) -> Vec<NodeFacts> {
     let mut files = Vec::new();
@@ -104,7 +107,7 @@ fn what_keeps_its_path_is_met_once_while_other_names_change() {
         }
         is_over.store(true, Ordering::Relaxed);
     });
-    datapath.evict_below(b"ns", false).expect("it is there");
+    evict(datapath, false);
     assert!(listed(datapath, Order::Name).is_empty());
 }
 
@@ -130,4 +133,25 @@ fn a_list_tells_of_what_keeps_its_path_once_though_others_go_and_come_while_it_i
         assert_eq!(told.iter().filter(even).count(), 1000, "{order:?}");
         assert_eq!(told.iter().collect::<HashSet<_>>().len(), told.len(), "{order:?}: told twice");
     }
+}
+
+#[test]
+fn an_eviction_tells_how_far_it_is_after_each_part_and_ends_when_nobody_listens() {
+    let (logic, _) = filled(2000);
+    let datapath = logic.datapath();
+    let is_even = |path: &[u8]| path.last().is_some_and(|digit| digit % 2 == 0);
+    let mut told = Vec::new();
+    let evicted = datapath.evict_below(b"ns", is_even, false, |so_far| {
+        told.push(*so_far);
+        if so_far.looked_at < 1000 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    let evicted = evicted.expect("it is there");
+    let last = told.last().expect("it tells");
+    assert!(told.len() > 10 && told.iter().all(|so_far| so_far.total == 2200), "{told:?}");
+    assert!((1000..1100).contains(&last.looked_at), "{last:?}");
+    assert!(evicted.objects == last.objects && (400..600).contains(&last.objects), "{last:?}");
+    let left = listed(datapath, Order::Name);
+    assert_eq!(left.len() as u64, 2200 - evicted.objects);
+    let nothing = datapath.evict_coldest(ByteCount::mib(1), |_| ControlFlow::Break(()));
+    assert_eq!(nothing.objects, 0);
 }

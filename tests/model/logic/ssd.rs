@@ -1,5 +1,6 @@
 //! A disk below memory, for the logic without a kernel: what the session does for objects that are on it alone.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,14 +55,14 @@ impl Logic {
 
     /// Sends what is coldest to the disk until `bytes` left memory, or all that may.
     pub(crate) fn demote(&mut self, bytes: ByteCount) {
-        self.datapath().evict_coldest(bytes);
+        self.datapath().evict_coldest(bytes, |_| ControlFlow::Continue(()));
     }
 
     /// The same, to be done by another thread.
     pub(crate) fn demoter(&self) -> impl FnOnce(ByteCount) + Send + 'static {
         let datapath = Arc::clone(self.datapath());
         move |bytes| {
-            datapath.evict_coldest(bytes);
+            datapath.evict_coldest(bytes, |_| ControlFlow::Continue(()));
         }
     }
 

@@ -3,13 +3,19 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use tidefs_control_api::{EvictRequest, Evicted, KeyPath, SkipReason, routes};
+use indicatif::ProgressBar;
+use tidefs_control_api::{EvictProgress, EvictRequest, Evicted, KeyPath, SkipReason, routes};
 use tidefs_engine::types::ByteCount;
 
 use crate::args::EvictArgs;
 use crate::error::{CliError, Exit};
 use crate::locate;
 use crate::output::{Output, grouped};
+
+/// Of an eviction of so many bytes.
+const BYTES: &str = "{wide_bar} {binary_bytes}/{binary_total_bytes}, {msg}, {eta} left";
+/// Of one that goes through directories.
+const OBJECTS: &str = "{wide_bar} {human_pos}/{human_len} objects, {msg}, {eta} left";
 
 /// Exits with 1 if the object that was named stays. Of a directory or a pattern, some may stay.
 pub(crate) fn run(args: &EvictArgs, output: Output) -> Result<ExitCode, CliError> {
@@ -28,11 +34,23 @@ pub(crate) fn run(args: &EvictArgs, output: Output) -> Result<ExitCode, CliError
         (None, None) => locate::connect(&args.select)?,
     };
     request.bytes = args.what.bytes;
-    let value = client.post(routes::EVICT, &request)?;
-    let evicted: Evicted = client.read(value.clone())?;
+    let bar = output.progress_bar(if request.bytes.is_some() { BYTES } else { OBJECTS });
+    let followed = client.follow(routes::EVICT, &request, |progress| show(&bar, request.bytes, &progress));
+    bar.finish_and_clear();
+    let (evicted, value): (Evicted, _) = followed?;
     output.result(&value, || human(&evicted, args.force))?;
     let stays = request.path.is_some_and(|path| stays(&path, &evicted));
     Ok(if stays { Exit::Failed.into() } else { ExitCode::SUCCESS })
+}
+
+fn show(bar: &ProgressBar, wanted: Option<ByteCount>, progress: &EvictProgress) {
+    let (length, position) = match wanted {
+        Some(wanted) => (wanted.get(), progress.bytes.get()),
+        None => (progress.total.0, progress.looked_at.0),
+    };
+    bar.set_length(length.max(position));
+    bar.set_position(position);
+    bar.set_message(format!("{} evicted, {}", grouped(progress.objects.0), progress.bytes));
 }
 
 /// Whether `path` itself, and not something below it, was kept.

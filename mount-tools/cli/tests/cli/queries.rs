@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 use tidefs_control_api::{
     ApiError, ChecksumHex, ConfigEntry, ConfigOrigin, Counters, EffectiveConfig, ErrorBody, ErrorCode,
-    Evicted, EvictionStatus, FuseStatus, KeyPath, ListEntry, ListEvent, ListPart, ListSummary, MemoryStatus,
-    NamespaceStatus, ObjectStat, PackedStatus, Pin, Pinned, SkipReason, Skipped, Status, Tier, Timestamp,
-    Verdict, VerifyEvent, VerifyProgress, VerifySummary, Why,
+    EvictEvent, EvictProgress, Evicted, EvictionStatus, FuseStatus, KeyPath, ListEntry, ListEvent, ListPart,
+    ListSummary, MemoryStatus, NamespaceStatus, ObjectStat, PackedStatus, Pin, Pinned, SkipReason, Skipped,
+    Status, Tier, Timestamp, Verdict, VerifyEvent, VerifyProgress, VerifySummary, Why,
 };
 use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
 
@@ -198,7 +198,8 @@ fn evict_sends_exactly_what_was_named() {
         skipped_objects: ObjectCount(3),
         skipped: vec![Skipped { path: KeyPath::from_bytes(b"llama/p"), reason: SkipReason::Pinned }],
     };
-    let daemon = FakeDaemon::serve(&host, &[("POST /v1/evict", 200, value(&evicted))]);
+    let lines = events(&[EvictEvent::Progress(EvictProgress::default()), EvictEvent::Summary(evicted)]);
+    let daemon = FakeDaemon::serve_text(&host, [("POST /v1/evict", 200, lines)]);
     let stays = host.run("evict llama/p");
     assert_eq!(stays.code, 1, "the object that was named stays");
     insta::assert_snapshot!("evict_human", stays.stdout);

@@ -80,8 +80,8 @@ fn a_next_step_names_the_whole_path() {
 #[test]
 fn a_pattern_that_is_not_below_the_mount_is_refused() {
     let host = Host::new();
-    let evicted = json!({"objects": 1, "bytes": 5});
-    let daemon = FakeDaemon::serve(&host, &[("POST /v1/evict", 200, evicted)]);
+    let evicted = json!({"event": "summary", "objects": 1, "bytes": 5}).to_string() + "\n";
+    let daemon = FakeDaemon::serve_text(&host, [("POST /v1/evict", 200, evicted)]);
     assert_eq!(host.run("evict --mount MNT --pattern MNT/ns/*").code, 0);
     assert_eq!(daemon.asked(), [r#"POST /v1/evict {"pattern":"ns/*","force":false}"#]);
     for line in ["evict --mount MNT --pattern /nowhere/ns/*", "evict --pattern /nowhere/ns/*"] {
