@@ -100,12 +100,23 @@ fn a_mount_names_the_disk_that_is_missing_and_what_to_do() {
     let (disk, there) = (place.base.path().join("no-disk"), place.base.path().join("disk"));
     fs::create_dir(&there).expect("a directory");
     let dirs = format!(",ssd.dirs={}:{},ssd.capacity=64MiB,ssd.zone=8MiB", there.display(), disk.display());
-    let mounted = place.run(&["mount", argument(&place.point), "-o", &place.options(&dirs)]);
-    let mounted = mounted.success("tidefs mount");
-    let warned = &mounted.errors;
-    assert!(warned.contains(argument(&disk)) && warned.contains("attach it, or make"), "{warned}");
-    assert!(!warned.contains(&format!("{} ", there.display())), "{warned}");
-    place.works("a");
+    let options = place.options(&format!("{dirs},state_dir={}", place.state.display()));
+    let helper = helper_folder(&place).join("mount.tidefs");
+    let mut by_helper = Command::new(helper);
+    by_helper.args(["tidefs", argument(&place.point), "-o", &options]);
+    let mut by_command = Command::new(binary());
+    by_command.args(["mount", argument(&place.point), "-o", &options]);
+    for mut mount in [by_helper, by_command] {
+        let mounted = program::run(&mut mount, COMMAND).success("a mount");
+        let warned = &mounted.errors;
+        assert!(
+            warned.contains(argument(&disk)) && warned.contains("attach it, or make"),
+            "{mount:?}: {warned}"
+        );
+        assert!(!warned.contains(&format!("{} ", there.display())), "{warned}");
+        place.works("a");
+        place.run(&["umount", argument(&place.point)]).success("tidefs umount");
+    }
 }
 
 #[test]

@@ -16,8 +16,10 @@ use nix::unistd::Pid;
 use tidefs_control_api::instance::{Instance, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
 use tidefs_control_api::mounts::{self, MountTable};
+use tidefs_control_api::{Status, routes};
 use tidefs_engine::types::ByteCount;
 
+use crate::client::Client;
 use crate::ffi;
 
 /// What a daemon writes when its mount answers.
@@ -58,6 +60,31 @@ pub(crate) struct Started {
     pub(crate) instance: Instance,
     /// Whether it replaced the mount of a dead daemon.
     pub(crate) replaced_stale: bool,
+}
+
+impl Started {
+    /// Disks of the SSD tier that the mount does not find, and works without: none when it cannot be asked, since it is mounted
+    /// all the same. Waits for the daemon; not for who drives a runtime.
+    pub(crate) fn missing_disks(&self) -> Vec<String> {
+        let asked = Client::new(&self.instance.control_socket()).and_then(|client| {
+            client.get(routes::STATUS, &()).and_then(|value| client.read::<Status>(value))
+        });
+        let devices = asked.ok().and_then(|status| status.ssd).map(|tier| tier.devices).unwrap_or_default();
+        devices.into_iter().filter(|device| device.state == "missing").map(|device| device.path).collect()
+    }
+
+    /// What people are told of the mount on `dir` beside that it is there, a sentence each.
+    pub(crate) fn notes(&self, dir: &Path, missing_disks: &[String]) -> Vec<String> {
+        let dir = dir.display();
+        let replaced = self.replaced_stale.then(|| format!("replaced the mount of a dead daemon on {dir}"));
+        let missing = missing_disks.iter().map(|disk| {
+            format!(
+                "warning: the disk {disk} of the SSD tier is missing, and the mount works without it: attach it, or make \
+                 the directory, and mount {dir} again"
+            )
+        });
+        replaced.into_iter().chain(missing).collect()
+    }
 }
 
 /// Why there is no mount.

@@ -109,9 +109,8 @@ fn mount(args: HelperArgs) -> Result<(), (u8, String)> {
         return launch.check().map_err(failure);
     }
     let started = launch.start().map_err(failure)?;
-    if started.replaced_stale {
-        tell(format_args!("mount.tidefs: replaced the mount of a dead daemon on {}", launch.dir.display()));
-    }
+    let notes = started.notes(&launch.dir, &started.missing_disks());
+    notes.iter().for_each(|note| tell(format_args!("mount.tidefs: {note}")));
     if args.verbose {
         let log = started.instance.log();
         tell(format_args!("mount.tidefs: process {} serves it and logs to {}", started.pid, log.display()));

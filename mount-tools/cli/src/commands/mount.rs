@@ -3,11 +3,8 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tidefs_control_api::instance::Instance;
-use tidefs_control_api::{Status, routes};
 
 use crate::args::MountArgs;
-use crate::client::Client;
 use crate::error::{CliError, Exit};
 use crate::launch::{Launch, LaunchError};
 use crate::locate;
@@ -26,22 +23,14 @@ pub(crate) fn run(args: MountArgs, output: Output) -> Result<(), CliError> {
     };
     let started = launch.start().map_err(|error| failure(&error))?;
     let dir = launch.dir.display();
-    if started.replaced_stale {
-        output.note(&format!("replaced the mount of a dead daemon on {dir}"));
-    }
-    let disks = missing_disks(&started.instance);
-    for disk in &disks {
-        output.note(&format!(
-            "warning: the disk {disk} of the SSD tier is missing, and the mount works without it: attach it, or make the \
-             directory, and mount {dir} again"
-        ));
-    }
+    let missing_disks = started.missing_disks();
+    started.notes(&launch.dir, &missing_disks).iter().for_each(|note| output.note(note));
     let value = json!({
         "mount_point": launch.dir,
         "pid": started.pid,
         "log": started.instance.log(),
         "replaced_stale": started.replaced_stale,
-        "missing_disks": disks,
+        "missing_disks": missing_disks,
     });
     output.result(&value, || {
         format!(
@@ -50,14 +39,6 @@ pub(crate) fn run(args: MountArgs, output: Output) -> Result<(), CliError> {
             started.instance.log().display()
         )
     })
-}
-
-/// The disks of the SSD tier that the new mount does not find; none when it cannot be asked, since it is mounted all the same.
-fn missing_disks(instance: &Instance) -> Vec<String> {
-    let asked = Client::new(&instance.control_socket())
-        .and_then(|client| client.get(routes::STATUS, &()).and_then(|value| client.read::<Status>(value)));
-    let devices = asked.ok().and_then(|status| status.ssd).map(|tier| tier.devices).unwrap_or_default();
-    devices.into_iter().filter(|device| device.state == "missing").map(|device| device.path).collect()
 }
 
 fn failure(error: &LaunchError) -> CliError {
