@@ -1,8 +1,9 @@
 //! The command line of `tidefsd`.
 
+use std::io;
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use super::exit::ExitStatus;
 use super::options::Flag;
@@ -42,7 +43,20 @@ pub struct DaemonArgs {
     pub check_config: bool,
 }
 
+/// What `tidefs manpages` asks the daemon with, as its only argument: only the daemon knows its own options.
+pub const MAN_PAGE: &str = "--man-page";
+
 impl DaemonArgs {
+    /// The manual page of the daemon, for section 8.
+    ///
+    /// # Errors
+    /// None: it is written to memory.
+    pub fn man_page() -> io::Result<Vec<u8>> {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(Self::command()).section("8").render(&mut page)?;
+        Ok(page)
+    }
+
     /// The named flags that stand for settings.
     #[must_use]
     pub fn flags(&self) -> Vec<Flag> {
@@ -86,8 +100,6 @@ fn after_long_help() -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -102,6 +114,16 @@ mod tests {
             assert!(help.contains(setting.key), "{}", setting.key);
         }
         assert!(help.contains("Exit codes") && help.contains("Examples"));
+    }
+
+    #[test]
+    fn the_manual_page_names_every_option_and_setting() {
+        let page = String::from_utf8(DaemonArgs::man_page().unwrap()).unwrap().replace("\\-", "-");
+        let options = ["--capacity", "--config", "--check-config"];
+        for named in options.into_iter().chain(SETTINGS.iter().map(|setting| setting.key)) {
+            assert!(page.contains(named), "{named}");
+        }
+        assert!(page.starts_with(".ie") && page.contains(".TH tidefsd 8"), "{page}");
     }
 
     #[test]

@@ -45,7 +45,7 @@ mod value;
 #[cfg(test)]
 mod tests;
 
-pub use args::DaemonArgs;
+pub use args::{DaemonArgs, MAN_PAGE};
 pub use choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough, ZeroCopy};
 pub use cluster::{Addresses, Endpoints, Labels, OptionalAddress, OptionalFile, Transports, Word};
 pub use control_group::MemoryGroup;

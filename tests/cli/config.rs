@@ -1,11 +1,12 @@
-//! `tidefs config show`: every setting with its origin.
+//! `tidefs config show`: every setting with its origin; the manual page of the daemon.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::common::Mount;
-use super::tool::{json as run_json, text};
+use super::common::{Mount, program, wait};
+use super::tool::{argument, binary, json as run_json, text};
 
 fn entry<'a>(config: &'a Value, key: &str) -> Option<&'a Value> {
     let entries = config["entries"].as_array().expect("entries");
@@ -39,4 +40,14 @@ fn config_show_effective_names_each_value_and_its_origin() {
     // the same stands in the mount
     let inside = fs::read_to_string(mount.join(".tidefs/config")).expect("readable");
     assert!(inside.contains("96MiB") && inside.contains("s3fifo"), "{inside}");
+}
+
+#[test]
+fn the_daemon_has_a_manual_page_with_its_settings() {
+    let place = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(binary());
+    command.args(["manpages", argument(place.path())]);
+    program::run(&mut command, wait::HANG).success("tidefs manpages");
+    let page = fs::read_to_string(place.path().join("tidefsd.8")).expect("its page");
+    assert!(page.contains(".TH tidefsd 8") && page.contains("memory.capacity"), "{page}");
 }

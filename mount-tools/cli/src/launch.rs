@@ -185,8 +185,7 @@ impl Launch {
     }
 
     fn command(&self) -> Command {
-        let beside = beside_us();
-        let mut command = if beside.is_file() { Command::new(beside) } else { Command::new("tidefsd") };
+        let mut command = daemon_program();
         command.arg(&self.dir).current_dir("/");
         if let Some(capacity) = self.capacity {
             command.arg("--capacity").arg(capacity.get().to_string());
@@ -227,6 +226,12 @@ impl Launch {
 /// Where tidefsd is looked for first.
 fn beside_us() -> PathBuf {
     std::env::current_exe().unwrap_or_default().with_file_name("tidefsd")
+}
+
+/// tidefsd, as it is found.
+pub(crate) fn daemon_program() -> Command {
+    let beside = beside_us();
+    if beside.is_file() { Command::new(beside) } else { Command::new("tidefsd") }
 }
 
 fn not_started(command: &Command, source: io::Error) -> LaunchError {

@@ -7,9 +7,13 @@ use clap::{Command, CommandFactory as _};
 use serde_json::json;
 
 use crate::args::{Cli, CompletionsArgs, ManpagesArgs};
-use crate::error::CliError;
+use crate::error::{CliError, Exit};
+use crate::launch::daemon_program;
 use crate::mount_helper::HelperArgs;
 use crate::output::Output;
+
+/// What tidefsd prints its manual page for.
+const MAN_PAGE: &str = "--man-page";
 
 pub(crate) fn completions(args: &CompletionsArgs, output: Output) -> Result<(), CliError> {
     let mut script = Vec::new();
@@ -23,7 +27,9 @@ pub(crate) fn manpages(args: &ManpagesArgs, output: Output) -> Result<(), CliErr
         |error: io::Error| CliError::system(format!("cannot write to {}", args.dir.display()), &error);
     fs::create_dir_all(&args.dir).map_err(failed)?;
     let mut written = Vec::new();
-    for (name, page) in pages().map_err(failed)? {
+    let mut pages = pages().map_err(failed)?;
+    pages.push(("tidefsd.8".to_owned(), page_of_the_daemon()?));
+    for (name, page) in pages {
         let path = args.dir.join(name);
         fs::write(&path, page).map_err(failed)?;
         written.push(path);
@@ -32,7 +38,20 @@ pub(crate) fn manpages(args: &ManpagesArgs, output: Output) -> Result<(), CliErr
     output.result(&json!({ "written": written }), text)
 }
 
-/// Names and contents of all pages, one for each command.
+/// The page of tidefsd, which writes it itself: only it knows its options.
+fn page_of_the_daemon() -> Result<Vec<u8>, CliError> {
+    let missing = |what: String| {
+        CliError::new(Exit::Failed, format!("tidefsd does not give its manual page: {what}"))
+            .next_step("install tidefsd of the same version beside this program, or in PATH")
+    };
+    let output = daemon_program().arg(MAN_PAGE).output().map_err(|error| missing(error.to_string()))?;
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(missing(output.status.to_string())),
+    }
+}
+
+/// Names and contents of the other pages, one for each command.
 fn pages() -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut pages = Vec::new();
     let mut cli = Cli::command();

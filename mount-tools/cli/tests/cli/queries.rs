@@ -367,8 +367,14 @@ fn completions_and_manual_pages_are_made() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(host.run(&format!("completions {shell}")).stdout.contains("tidefs"), "{shell}");
     }
-    let ended = host.run("manpages man --json");
+    let program = host.install("tidefs", "test \"$*\" = --man-page && echo the page of tidefsd");
+    let ended = host.run_program(&program, "manpages man --json");
     assert_eq!(ended.code, 0, "{ended:?}");
+    let of_the_daemon = std::fs::read_to_string(host.path().join("man/tidefsd.8")).unwrap();
+    assert_eq!(of_the_daemon, "the page of tidefsd\n");
+    let older = host.install("tidefs", "exit 2");
+    let ended = host.run_program(&older, "manpages man");
+    assert!(ended.code == 1 && ended.stderr.contains("of the same version"), "{ended:?}");
     let page = std::fs::read_to_string(host.path().join("man/tidefs-evict.1")).unwrap();
     assert!(page.starts_with(".ie") || page.contains(".TH tidefs-evict 1"), "{page}");
 }
