@@ -21,6 +21,7 @@ use std::time::{Duration, SystemTime};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 use tidefs_control_api::lock::{InstanceLock, LockError};
 use tidefs_control_api::mounts::{self, MountTable};
+use tidefs_control_api::{ApiError, ErrorBody, ErrorCode};
 use tidefs_engine::time::SystemClock;
 use tidefs_engine::types::ByteCount;
 
@@ -56,6 +57,16 @@ impl Failure {
     fn new(status: ExitStatus, message: impl Display) -> Self {
         Self { status, message: message.to_string() }
     }
+
+    /// As the commands of `tidefs` tell theirs.
+    fn json(&self) -> String {
+        let code = match self.status {
+            ExitStatus::Configuration => ErrorCode::BadRequest,
+            _ => ErrorCode::Internal,
+        };
+        let body = ErrorBody { error: ApiError::new(code, self.message.clone()) };
+        serde_json::to_string_pretty(&body).expect("text has a JSON form")
+    }
 }
 
 /// Runs the daemon until it is told to stop. Returns its exit status; errors were told on stderr.
@@ -64,8 +75,11 @@ pub fn run(arguments: &DaemonArgs) -> ExitStatus {
     match serve(arguments) {
         Ok(()) => ExitStatus::Done,
         Err(failure) => {
-            // Nothing can be done about a closed stderr.
-            let _ = writeln!(io::stderr(), "tidefsd: {}", failure.message);
+            // Nothing can be done about a closed stdout or stderr.
+            let _ = match arguments.json {
+                true => writeln!(io::stdout(), "{}", failure.json()),
+                false => writeln!(io::stderr(), "tidefsd: {}", failure.message),
+            };
             failure.status
         }
     }
@@ -82,11 +96,11 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     let effective = Config::load(&Sources::of_process(arguments, mount_dir.clone(), host))
         .map_err(|errors| Failure::new(ExitStatus::Configuration, errors))?;
     if arguments.check_config {
-        println!(
-            "the configuration is sound: {} settings, instance {}",
-            effective.entries.len(),
-            effective.instance
-        );
+        let (settings, instance) = (effective.entries.len(), &effective.instance);
+        match arguments.json {
+            true => println!("{:#}", serde_json::json!({ "settings": settings, "instance": instance })),
+            false => println!("the configuration is sound: {settings} settings, instance {instance}"),
+        }
         return Ok(());
     }
     start_logging(&effective.config);

@@ -41,6 +41,10 @@ pub struct DaemonArgs {
     /// Check the configuration, tell every problem, and mount nothing.
     #[arg(long)]
     pub check_config: bool,
+
+    /// Print what the check finds as one JSON document.
+    #[arg(long, requires = "check_config")]
+    pub json: bool,
 }
 
 /// What `tidefs manpages` asks the daemon with, as its only argument: only the daemon knows its own options.
@@ -93,7 +97,7 @@ fn after_long_help() -> String {
          tidefsd /mnt/kv --capacity 64GiB\n  \
          tidefsd /mnt/kv -o capacity=64GiB,policy=lru,on_stop=discard\n  \
          TIDEFS_LOG_LEVEL=debug tidefsd /mnt/kv\n  \
-         tidefsd /mnt/kv --config kv.toml --check-config\n",
+         tidefsd /mnt/kv --config kv.toml --check-config --json\n",
     );
     text
 }
@@ -119,7 +123,7 @@ mod tests {
     #[test]
     fn the_manual_page_names_every_option_and_setting() {
         let page = String::from_utf8(DaemonArgs::man_page().unwrap()).unwrap().replace("\\-", "-");
-        let options = ["--capacity", "--config", "--check-config"];
+        let options = ["--capacity", "--config", "--check-config", "--json"];
         for named in options.into_iter().chain(SETTINGS.iter().map(|setting| setting.key)) {
             assert!(page.contains(named), "{named}");
         }

@@ -411,6 +411,7 @@ fn a_named_configuration_file_must_exist_and_stands_for_the_default_ones() {
         options: vec![format!("config={}", path.display())],
         config: None,
         check_config: false,
+        json: false,
     };
     let files = |args: &DaemonArgs| Sources::of_process(args, "/mnt/kv".into(), host(0)).files;
     assert_eq!(files(&args), [ConfigFile { path, text: Ok("memory.capacity = \"1GiB\"".to_owned()) }]);

@@ -1,4 +1,4 @@
-//! `tidefs config show`: every setting with its origin; the manual page of the daemon.
+//! `tidefs config show`: every setting with its origin; what `tidefsd --check-config` tells programs; its manual page.
 
 use std::fs;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::common::{Mount, program, wait};
-use super::tool::{argument, binary, json as run_json, text};
+use super::tool::{argument, binary, json as run_json, parse, text};
 
 fn entry<'a>(config: &'a Value, key: &str) -> Option<&'a Value> {
     let entries = config["entries"].as_array().expect("entries");
@@ -40,6 +40,25 @@ fn config_show_effective_names_each_value_and_its_origin() {
     // the same stands in the mount
     let inside = fs::read_to_string(mount.join(".tidefs/config")).expect("readable");
     assert!(inside.contains("96MiB") && inside.contains("s3fifo"), "{inside}");
+}
+
+#[test]
+fn a_check_of_the_configuration_is_told_to_programs_as_one_document() {
+    let place = tempfile::tempdir().expect("a directory");
+    let check = |option: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidefsd"));
+        command.arg(place.path()).args(["-o", option, "--check-config", "--json"]);
+        program::run(&mut command, wait::HANG)
+    };
+    let sound = check("capacity=1GiB").success("a sound configuration");
+    assert!(parse(&sound.output)["settings"].as_u64() > Some(20), "{sound:?}");
+    let wrong = check("capcity=1GiB,on_stop=maybe");
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+    let error = &parse(&wrong.output)["error"];
+    let message = error["message"].as_str().expect("a message");
+    assert_eq!(error["code"], json!("bad_request"), "{wrong:?}");
+    assert!(message.contains("capcity") && message.contains("maybe"), "{wrong:?}");
+    assert_eq!(wrong.errors, "");
 }
 
 #[test]

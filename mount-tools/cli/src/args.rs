@@ -130,7 +130,7 @@ impl Command {
             Self::Topology(args) => args.json,
             Self::Completions(args) => args.json,
             Self::Manpages(args) => args.json,
-            Self::Bench(_) => false,
+            Self::Bench(args) => args.wants_json(),
         }
     }
 }

@@ -25,7 +25,7 @@ use super::error::Error;
 use super::ffi::ReadMapping;
 use super::machine::Machine;
 use super::mount::{PrivateTmpfs, enter_private_namespace, make_directory};
-use super::report::{Report, Row, Target, Unit, write_json};
+use super::report::{Report, ResultArgs, Row, Target, Unit};
 use super::rpc::Rpc;
 use super::statistics::{Spread, paired_ratios};
 
@@ -62,9 +62,8 @@ pub(crate) struct FastpathArgs {
     /// Rounds of each case; the result is the median of the rounds.
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-    /// Also write the result to this file as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) result: ResultArgs,
     /// Exit with 3 when a target is missed.
     #[arg(long)]
     check: bool,
@@ -137,10 +136,7 @@ pub(super) fn run(args: &FastpathArgs) -> Result<bool, Error> {
             format!("{reused:.0} of {begun:.0} objects written got the segment of another one"),
         ],
     };
-    println!("{}", report.tables());
-    if let Some(path) = &args.json {
-        write_json(&report, path)?;
-    }
+    args.result.publish(&report, || report.tables() + "\n")?;
     Ok(!args.check || report.missed() == 0)
 }
 

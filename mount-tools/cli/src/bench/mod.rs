@@ -33,6 +33,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
+use crate::error::{CliError, Exit};
+
 /// Exit code of `--check` when everything ran and a target was missed.
 const EXIT_BELOW_TARGET: u8 = 3;
 
@@ -60,9 +62,27 @@ enum BenchCommand {
     Transfer(transfer::TransferArgs),
 }
 
+impl BenchArgs {
+    /// Whether the result is for a program.
+    pub(crate) fn wants_json(&self) -> bool {
+        let result = match &self.command {
+            BenchCommand::Local(args) => &args.result,
+            BenchCommand::Cluster(args) => &args.result,
+            BenchCommand::Fastpath(args) => &args.result,
+            BenchCommand::Replay(args) => &args.result,
+            BenchCommand::Ssd(args) => &args.result,
+            BenchCommand::Transfer(args) => &args.result,
+        };
+        result.is_for_programs()
+    }
+}
+
 /// Runs one bench. The exit code is 0 when it ran, 1 when it could not, and 3 when `--check` was given and a
 /// target was missed.
-pub(crate) fn run(args: BenchArgs) -> ExitCode {
+///
+/// # Errors
+/// It could not.
+pub(crate) fn run(args: BenchArgs) -> Result<ExitCode, CliError> {
     if cfg!(debug_assertions) {
         eprintln!("tidefs bench: this is a debug build, so its figures are worthless: build with --release");
     }
@@ -77,11 +97,8 @@ pub(crate) fn run(args: BenchArgs) -> ExitCode {
     });
     cleanup::let_signals_end();
     match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(EXIT_BELOW_TARGET),
-        Err(error) => {
-            eprintln!("tidefs bench: {}", error::with_causes(&error));
-            ExitCode::FAILURE
-        }
+        Ok(true) => Ok(ExitCode::SUCCESS),
+        Ok(false) => Ok(ExitCode::from(EXIT_BELOW_TARGET)),
+        Err(error) => Err(CliError::new(Exit::Failed, error::with_causes(&error))),
     }
 }

@@ -1,8 +1,9 @@
 //! The rows a bench ends with, as a table for people and as JSON for programs.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::{Args, ValueHint};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use tidefs_engine::types::ByteCount;
@@ -11,6 +12,7 @@ use super::affinity::Placement;
 use super::error::Error;
 use super::machine::Machine;
 use super::statistics::{Spread, paired_ratios};
+use crate::output::write_out;
 
 /// What a figure is measured in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -272,19 +274,52 @@ pub(crate) fn trimmed(table: &Table) -> String {
     table.to_string().lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
-/// Writes `report` to `path` as JSON.
-///
-/// # Errors
-/// When the file cannot be written.
-pub(crate) fn write_json(report: &impl Serialize, path: &Path) -> Result<(), Error> {
-    let mut text =
-        serde_json::to_string_pretty(report).expect("a report has string keys and finite numbers only");
-    text.push('\n');
-    fs::write(path, text).map_err(Error::file("write", path))
+/// Where the result goes, for all benches.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ResultArgs {
+    /// Print the result as one JSON document instead of tables; with FILE, print the tables and write it there
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = STDOUT, value_hint = ValueHint::FilePath)]
+    json: Option<PathBuf>,
+}
+
+/// What `--json` is without a file.
+const STDOUT: &str = "-";
+
+impl ResultArgs {
+    /// Whether programs read stdout.
+    pub(crate) fn is_for_programs(&self) -> bool {
+        self.json.as_deref() == Some(Path::new(STDOUT))
+    }
+
+    /// Prints `report`, as it is or by its `tables`, and writes it to the file that was asked for.
+    ///
+    /// # Errors
+    /// When that cannot be written.
+    pub(crate) fn publish(
+        &self,
+        report: &impl Serialize,
+        tables: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        let json = || {
+            let text = serde_json::to_string_pretty(report);
+            text.expect("a report has string keys and finite numbers only") + "\n"
+        };
+        let text = if self.is_for_programs() { json() } else { tables() };
+        // A reader who has seen enough still wants the file.
+        let _ = write_out(text.as_bytes()).map_err(|error| Error::Invalid(error.to_string()))?;
+        match &self.json {
+            Some(path) if !self.is_for_programs() => {
+                fs::write(path, json()).map_err(Error::file("write", path))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     fn row(ratio: Option<f64>, value: Option<f64>, target: Option<Target>) -> Row {
@@ -301,6 +336,28 @@ mod tests {
             memcpy_ratio: None,
             target,
         }
+    }
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        result: ResultArgs,
+    }
+
+    #[test]
+    fn a_result_without_a_file_is_for_programs_and_a_file_gets_it_beside_the_tables() {
+        let parse = |line: &str| Line::try_parse_from(line.split(' ')).unwrap().result;
+        for (line, is_for_programs) in
+            [("x", false), ("x --json", true), ("x --json -", true), ("x --json result.json", false)]
+        {
+            assert_eq!(parse(line).is_for_programs(), is_for_programs, "{line}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("result");
+        let to_a_file = parse(&format!("x --json {}", path.display()));
+        to_a_file.publish(&[7], || "seven".to_owned()).unwrap();
+        assert_eq!(fs::read_to_string(path).unwrap(), "[\n  7\n]\n");
+        parse("x --json").publish(&[7], || unreachable!("no tables for programs")).unwrap();
     }
 
     #[test]

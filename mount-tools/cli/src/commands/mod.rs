@@ -31,7 +31,7 @@ pub(crate) fn run(command: Command, output: Output) -> Result<ExitCode, CliError
         Command::Evict(args) => return evict::run(&args, output),
         Command::List(args) => return list::run(&args, output),
         Command::Drain(args) => return drain::run(&args, output),
-        Command::Bench(args) => return Ok(crate::bench::run(args)),
+        Command::Bench(args) => return crate::bench::run(args),
         Command::Status(args) => status::run(&args, output)?,
         Command::Tier(TierCommand::Status(args)) => tier::status(&args, output)?,
         Command::Tier(TierCommand::Add(args)) => disks::add(&args, output)?,

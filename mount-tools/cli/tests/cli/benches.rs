@@ -1,4 +1,4 @@
-//! What is left of a bench that is ended half-way.
+//! What a bench prints for programs, and what is left of one that is ended half-way.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -52,4 +52,16 @@ fn a_bench_that_a_signal_ends_leaves_no_directory_and_no_daemon() {
         assert!(is_empty(&temporary), "its directory stays after {signal}");
         assert!(host.notes().contains("stopped"), "it ends before its daemon: {}", host.notes());
     }
+}
+
+#[test]
+fn a_bench_that_cannot_run_says_so_in_the_form_that_is_asked_for() {
+    let host = Host::new();
+    let ended = host.run("bench replay missing --json");
+    let error = &ended.json()["error"];
+    assert_eq!((ended.code, &error["code"]), (1, &serde_json::json!("failed")), "{ended:?}");
+    assert!(error["message"].as_str().unwrap().contains("missing"), "{ended:?}");
+    let ended = host.run("bench replay missing");
+    assert_eq!((ended.code, ended.stdout.as_str()), (1, ""), "{ended:?}");
+    assert!(ended.stderr.contains("tidefs: ") && ended.stderr.contains("missing"), "{ended:?}");
 }

@@ -28,7 +28,7 @@ use super::error::Error;
 use super::local::progress_bar;
 use super::machine::{self, Machine};
 use super::mount::enter_private_namespace;
-use super::report::{Report, Row, write_json};
+use super::report::{Report, ResultArgs, Row};
 use super::transfer::EngineAlone;
 
 /// Arguments of `tidefs bench cluster`.
@@ -64,9 +64,8 @@ pub(crate) struct ClusterArgs {
     /// A short run to look at, not to quote: at most 3 rounds, smaller samples.
     #[arg(long)]
     quick: bool,
-    /// Also write the result to this file as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) result: ResultArgs,
     /// Exit with 3 when a target is missed.
     #[arg(long)]
     check: bool,
@@ -121,10 +120,7 @@ pub(super) fn run(args: &ClusterArgs) -> Result<bool, Error> {
     let mut notes = vec![format!("load of the machine at the end: {load}")];
     notes.extend(note);
     let report = Report { machine, subject, rounds, rows, notes };
-    println!("{}", report.tables());
-    if let Some(path) = &args.json {
-        write_json(&report, path)?;
-    }
+    args.result.publish(&report, || report.tables() + "\n")?;
     Ok(!args.check || report.missed() == 0)
 }
 

@@ -31,7 +31,7 @@ use super::daemon::{self, Daemon};
 use super::error::Error;
 use super::machine::Machine;
 use super::mount::{PrivateTmpfs, enter_private_namespace, make_directory};
-use super::report::{Report, Row, Target, Unit, write_json};
+use super::report::{Report, ResultArgs, Row, Target, Unit};
 use super::statistics::Spread;
 pub(in crate::bench) use object::write_object;
 
@@ -76,9 +76,8 @@ pub(crate) struct LocalArgs {
     /// Both tables (the default).
     #[arg(long, group = "placement")]
     both: bool,
-    /// Also write the result to this file as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) result: ResultArgs,
     /// A short run to look at, not to quote: smaller samples, at most 5 rounds, 50,000 packed objects.
     #[arg(long)]
     quick: bool,
@@ -233,10 +232,7 @@ pub(super) fn run(args: &LocalArgs) -> Result<bool, Error> {
         rows,
         notes,
     };
-    println!("{}", report.tables());
-    if let Some(path) = &args.json {
-        write_json(&report, path)?;
-    }
+    args.result.publish(&report, || report.tables() + "\n")?;
     Ok(!args.check || report.missed() == 0)
 }
 

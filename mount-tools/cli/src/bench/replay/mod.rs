@@ -33,7 +33,7 @@ use super::error::Error;
 use super::local::progress_bar;
 use super::machine::{self, Machine};
 use super::mount::{enter_private_namespace, make_directory};
-use super::report::{plain_table, trimmed, write_json};
+use super::report::{ResultArgs, plain_table, trimmed};
 
 pub(super) use self::trace::TraceError;
 
@@ -94,9 +94,8 @@ pub(crate) struct ReplayArgs {
     /// Exit with 3 when a hit ratio is below exact LRU or a hole rate is not below 0.5 %.
     #[arg(long)]
     check: bool,
-    /// Also write the result to this file as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) result: ResultArgs,
     /// The tidefsd to start. Default: the one beside this program.
     #[arg(long, value_name = "PATH")]
     daemon: Option<PathBuf>,
@@ -174,10 +173,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<bool, Error> {
         verified: args.verify,
         runs,
     };
-    println!("{}", report.table(args.mount.is_some()));
-    if let Some(path) = &args.json {
-        write_json(&report, path)?;
-    }
+    args.result.publish(&report, || report.table(args.mount.is_some()) + "\n")?;
     Ok(!args.check || report.runs.iter().all(|run| run.passes))
 }
 

@@ -31,7 +31,7 @@ use super::ffi::ReadMapping;
 use super::local::progress_bar;
 use super::machine::{self, Machine};
 use super::mount::{PrivateTmpfs, enter_private_namespace};
-use super::report::{Report, Row, Target, Unit, write_json};
+use super::report::{Report, ResultArgs, Row, Target, Unit};
 use super::statistics::{Spread, median_of, paired_ratios};
 
 /// Objects that are read in memory while others go to the disk.
@@ -71,9 +71,8 @@ pub(crate) struct SsdArgs {
     /// A short run to look at, not to quote: 3 rounds of smaller samples.
     #[arg(long)]
     quick: bool,
-    /// Also write the result to this file as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) result: ResultArgs,
     /// Exit with 3 when a target is missed.
     #[arg(long)]
     check: bool,
@@ -150,10 +149,7 @@ pub(super) fn run(args: &SsdArgs) -> Result<bool, Error> {
         rows,
         notes: notes.into_iter().collect(),
     };
-    println!("{}", report.tables());
-    if let Some(path) = &args.json {
-        write_json(&report, path)?;
-    }
+    args.result.publish(&report, || report.tables() + "\n")?;
     Ok(!args.check || report.missed() == 0)
 }
 

@@ -1,7 +1,5 @@
 //! The engine's own reads of one size, for benches that compare something above it with them.
 
-use std::path::PathBuf;
-
 use tidefs_engine::transport::Direction;
 use tidefs_engine::transport::tcp::ZeroCopy;
 use tidefs_engine::types::ByteCount;
@@ -9,6 +7,7 @@ use tidefs_engine::types::ByteCount;
 use super::drive::{self, Drive};
 use super::{Opening, Stand, TransferArgs, fabric};
 use crate::bench::error::Error;
+use crate::bench::report::ResultArgs;
 use crate::bench::statistics::percentile;
 
 /// An engine of this process, connected to one of another process.
@@ -40,7 +39,7 @@ impl EngineAlone {
             connect: Vec::new(),
             quick: false,
             check: false,
-            json: None::<PathBuf>,
+            result: ResultArgs::default(),
         };
         let stand = Stand::start(&runtime, &args, transport)?;
         Ok(Self { runtime, stand })

@@ -20,7 +20,6 @@ mod report;
 mod target;
 
 use std::cell::RefCell;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,7 +34,7 @@ use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId, RegionId};
 
 use super::error::Error;
 use super::machine::Machine;
-use super::report::{Target, write_json};
+use super::report::{ResultArgs, Target};
 use super::statistics::{Spread, paired_ratios, percentile};
 pub(in crate::bench) use alone::EngineAlone;
 use drive::Drive;
@@ -96,9 +95,8 @@ pub(crate) struct TransferArgs {
     /// Exit with 3 when a target value is missed.
     #[arg(long)]
     check: bool,
-    /// Also write the result to this file as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) result: ResultArgs,
 }
 
 /// How transports are opened, at both ends where this process starts the other one.
@@ -147,10 +145,7 @@ pub(crate) fn run(args: &TransferArgs) -> Result<bool, Error> {
     }
     progress.finish_and_clear();
     let report = Report { machine: Machine::here(), rounds: usize::from(rounds), rows };
-    print!("{}", report.text());
-    if let Some(path) = &args.json {
-        write_json(&report, path)?;
-    }
+    args.result.publish(&report, || report.text())?;
     Ok(!args.check || report.missed() == 0)
 }
 
