@@ -58,6 +58,9 @@ const LOOKUPS: [(usize, f64); 3] = [(1, 0.1e6), (32, 3e6), (511, 12e6)];
 
 /// Arguments of `tidefs bench fastpath`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  tidefs bench fastpath\n  tidefs bench fastpath --rounds 3 --json | jq '.rows[] | {case, value}'"
+)]
 pub(crate) struct FastpathArgs {
     /// Rounds of each case; the result is the median of the rounds.
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]

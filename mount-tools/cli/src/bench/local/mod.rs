@@ -54,6 +54,9 @@ const NAMESPACE: &str = "bench";
 
 /// Arguments of `tidefs bench local`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  tidefs bench local\n  tidefs bench local --quick --sizes 1MiB --pinned\n  tidefs bench local --mount /mnt/kv --json local.json"
+)]
 pub(crate) struct LocalArgs {
     /// A tidefs mount to measure. Default: the bench starts a daemon of its own and stops it.
     #[arg(long, value_name = "DIR")]

@@ -62,6 +62,9 @@ const TWO_TIERS_COST: f64 = 0.01;
 
 /// Arguments of `tidefs bench replay`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  tidefs bench replay trace.jsonl\n  tidefs bench replay trace.jsonl --mount /mnt/kv --verify\n  tidefs bench replay trace.jsonl --policy lru --capacity-objects 10000 --json"
+)]
 pub(crate) struct ReplayArgs {
     /// The trace: a JSON object a line with the list `hash_ids`, one id for each block in prefix order.
     #[arg(value_name = "TRACE")]

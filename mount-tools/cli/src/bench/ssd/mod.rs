@@ -49,6 +49,9 @@ const SMALL_ON_DISK: u64 = 2 * 4096;
 
 /// Arguments of `tidefs bench ssd`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  tidefs bench ssd\n  tidefs bench ssd --dir /mnt/nvme0 --quick\n  tidefs bench ssd --sizes 4MiB --depth 32 --json ssd.json"
+)]
 pub(crate) struct SsdArgs {
     /// A directory on the disk to measure.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
