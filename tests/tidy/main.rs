@@ -1,7 +1,7 @@
 //! Checks that the tree keeps the rules it set itself, by reading it.
 //!
 //! Shows: imports point one way; foreign types and `unsafe` stay in their rooms; the error table, the options and
-//! the tests that documents name exist; no link is dead. How: a small lexer over every file that git knows (or
+//! the tests that documents name exist; no link is dead; the README shows what its script does. How: a small lexer over every file that git knows (or
 //! would add), no build. Each check is a function from text to [`Problem`]s, so that beside the test of the tree
 //! stand tests that feed it bad text: a check that cannot fail is no check.
 //!
@@ -15,6 +15,7 @@ mod lexer;
 mod links;
 mod markdown;
 mod promises;
+mod transcript;
 mod tree;
 mod unsafe_code;
 
