@@ -184,11 +184,17 @@ fn a_flipped_bit_anywhere_is_a_miss_of_what_it_hits_and_never_a_wrong_byte() {
     let mut random = SmallRng::seed_from_u64(5);
     let whole = cut(&recorded, recorded.log.len(), &mut SmallRng::seed_from_u64(0));
     let written: Vec<usize> = (0..whole.len()).filter(|&at| whole[at] != 0).collect();
-    for round in 0..400 {
+    let is_of_zone = |at: &usize| &whole[*at..*at + 5] == b"TDSDZ";
+    let zones: Vec<usize> = (0..whole.len()).step_by(BLOCK).filter(is_of_zone).collect();
+    assert!(zones.len() > 2 && !recorded.deeds.removed.is_empty());
+    for round in 0..500 {
         let mut content = whole.clone();
-        // One in four hits a header, a footer or a superblock: the first bytes of a block.
-        let at = written[random.random_range(0..written.len())];
-        let at = if round % 4 == 0 { at / BLOCK * BLOCK + random.random_range(0..48) } else { at };
+        // Of four one hits the header of a zone, and one that, a footer or a superblock: the first bytes of a block.
+        let at = match round % 4 {
+            0 => zones[random.random_range(0..zones.len())] + random.random_range(0..48),
+            1 => written[random.random_range(0..written.len())] / BLOCK * BLOCK + random.random_range(0..48),
+            _ => written[random.random_range(0..written.len())],
+        };
         content[at] ^= 1 << random.random_range(0..8);
         let tier = tier_on(&[MemoryDisk::holding(content)], &recorded.config);
         let (found, _) = recover(&tier);
@@ -198,6 +204,8 @@ fn a_flipped_bit_anywhere_is_a_miss_of_what_it_hits_and_never_a_wrong_byte() {
             let read = tier.read(&key, Version(version), super::ByteCount(length));
             let expected = data(&key, version, usize::try_from(length).unwrap());
             assert!(read.is_err() || read == Ok(expected), "byte {at}: wrong bytes of {key:?}");
+            let is_removed = |(_, removed, upto): &(usize, Vec<u8>, u64)| *removed == key && *upto >= version;
+            assert!(!recorded.deeds.removed.iter().any(is_removed), "byte {at}: {key:?} {version} came back");
         }
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! Absent ─allocate─> Free ─header─> Open ─footer─> Closed ─reclaim─> Free
 //!                                     └──── an I/O error ────> Quarantined, until the next start
+//! at a start, without a header that is whole: Headless ─removals are read─> Quarantined
 //! ```
 //! Invariants
 //! - A zone in `Free` has a header on disk that is void, durably: no start finds records in it.
@@ -44,7 +45,9 @@ pub(super) enum ZoneState {
     Closed,
     /// Being emptied; nobody reads it any more.
     Reclaiming,
-    /// Gave an I/O error.
+    /// In use at the start, in a life that nobody can tell: its header is lost. It is given up when its removals are read.
+    Headless,
+    /// Gave an I/O error, or was headless.
     Quarantined,
 }
 
@@ -58,7 +61,7 @@ pub(super) struct FooterPlace {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Zone {
     pub(super) state: ZoneState,
-    /// Of its present life.
+    /// Of its present life; 0 when that is not known.
     pub(super) sequence: Order,
     pub(super) readers: u32,
     pub(super) footer: Option<FooterPlace>,
@@ -71,7 +74,11 @@ impl Zone {
     pub(super) fn is_in_use(&self) -> bool {
         matches!(
             self.state,
-            ZoneState::Open | ZoneState::Closed | ZoneState::Reclaiming | ZoneState::Quarantined
+            ZoneState::Open
+                | ZoneState::Closed
+                | ZoneState::Reclaiming
+                | ZoneState::Headless
+                | ZoneState::Quarantined
         )
     }
 
@@ -241,7 +248,7 @@ impl Device {
             ZoneState::Absent => takes_writes && !is_full,
             ZoneState::Free => takes_writes,
             ZoneState::Open | ZoneState::Closed | ZoneState::Reclaiming => true,
-            ZoneState::Quarantined => false,
+            ZoneState::Headless | ZoneState::Quarantined => false,
         };
         self.zones_in_capacity().iter().filter(is_usable).count() as u64 * u64::from(self.zone_blocks)
     }
@@ -367,8 +374,7 @@ impl Device {
     pub(super) fn end_giving_up(&self, zone: u32) {
         let mut zones = self.zones.lock();
         zones[zone as usize].sequence = Order::MAX;
-        // One whose header could not be read at the start is not known to have records.
-        let is_left = zones.iter().any(|zone| zone.is_given_up() && zone.sequence > 0);
+        let is_left = zones.iter().any(Zone::is_given_up);
         self.may_find_given_up.store(is_left, Ordering::Relaxed);
     }
 

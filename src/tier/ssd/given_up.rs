@@ -30,7 +30,7 @@ use super::recover::{fits, read_footer};
 use super::writer::Writer;
 
 /// How long it is looked for removals in a zone without a footer that can be read.
-const SALVAGE_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const SALVAGE_LIMIT: Duration = Duration::from_secs(10);
 /// Blocks that are read at once there.
 const SALVAGE_BLOCKS: u32 = 256;
 /// When it is tried again to write the removals of a zone elsewhere.
@@ -55,25 +55,28 @@ impl Shared {
         }
     }
 
-    /// What was removed in a zone, as far as it can still be read, perhaps among other entries.
-    pub(super) fn removals_left_in(&self, device: &Device, number: u32) -> Vec<FooterEntry> {
+    /// What was removed in a zone, as far as it can be read within `limit`, perhaps among other entries.
+    pub(super) fn removals_left_in(&self, device: &Device, number: u32, limit: Duration) -> Vec<FooterEntry> {
         let Some(zone) = device.zone(number) else { return Vec::new() };
         let footer = zone.footer.and_then(|FooterPlace { block, blocks }| {
             read_footer(device, number, zone.sequence, block, blocks, self.limit).ok()
         });
-        footer.unwrap_or_else(|| salvage_removals(device, number, zone.sequence, SALVAGE_LIMIT))
+        let life = (zone.sequence > 0).then_some(zone.sequence);
+        footer.unwrap_or_else(|| salvage_removals(device, number, life, limit))
     }
 }
 
 /// Finds the removals of a zone some of whose blocks cannot be read, and its records without data. Other records are passed
-/// over by their headers.
-fn salvage_removals(device: &Device, zone: u32, sequence: Order, limit: Duration) -> Vec<FooterEntry> {
+/// over by their headers. Of a zone whose life is not known those of all its lives are found, and no record.
+fn salvage_removals(device: &Device, zone: u32, life: Option<Order>, limit: Duration) -> Vec<FooterEntry> {
     let deadline = Instant::now() + limit;
     let mut found = Vec::new();
     let mut block = 1;
     // One block that cannot be read fails the read of many: they are read alone up to here.
     let mut alone_until = 0;
-    while block < device.zone_blocks {
+    // The last block is the trailer's alone.
+    let last = device.zone_blocks - 1;
+    while block < last {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             tracing::error!(
@@ -84,7 +87,7 @@ fn salvage_removals(device: &Device, zone: u32, sequence: Order, limit: Duration
             );
             break;
         }
-        let count = if block < alone_until { 1 } else { SALVAGE_BLOCKS.min(device.zone_blocks - block) };
+        let count = if block < alone_until { 1 } else { SALVAGE_BLOCKS.min(last - block) };
         let Ok(bytes) = read_blocks(&*device.disk, device.offset(zone, block), count.into(), left) else {
             if count == 1 {
                 block += 1;
@@ -99,7 +102,7 @@ fn salvage_removals(device: &Device, zone: u32, sequence: Order, limit: Duration
             let one = bytes.bytes().get(at..at + BLOCK).unwrap_or_default();
             let mut blocks = 1;
             if let Ok(RecordHeader { device: uuid, sequence: written, facts }) = decode(one) {
-                if uuid == device.uuid && written == sequence && fits(device, block, &facts) {
+                if uuid == device.uuid && life == Some(written) && fits(device, block, &facts) {
                     blocks = u32::try_from(facts.blocks()).unwrap_or(1);
                     if facts.length == ByteCount::ZERO {
                         found.push(FooterEntry::Object { block, facts });
@@ -107,7 +110,7 @@ fn salvage_removals(device: &Device, zone: u32, sequence: Order, limit: Duration
                 }
             } else if let Ok(TombstoneBlock { device: uuid, sequence: written, tombstones }) = decode(one)
                 && uuid == device.uuid
-                && written == sequence
+                && life.is_none_or(|life| life == written)
             {
                 found.push(FooterEntry::Tombstones(tombstones));
             }
@@ -141,7 +144,7 @@ impl Writer {
         let is_known = self.given_up.zones.iter().any(|(known, _)| *known == zone);
         let is_marked = self.device.zone(zone).is_some_and(|zone| zone.is_given_up());
         if is_marked && !is_known {
-            let entries = self.shared.removals_left_in(&self.device, zone);
+            let entries = self.shared.removals_left_in(&self.device, zone, SALVAGE_LIMIT);
             self.give_up(zone, &entries);
         }
     }

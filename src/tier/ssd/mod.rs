@@ -42,6 +42,7 @@ mod reclaim;
 mod recover;
 mod resume;
 mod shared;
+mod stations;
 mod status;
 mod surplus;
 mod work;
@@ -442,6 +443,8 @@ impl Drop for SsdTier {
 
 #[cfg(test)]
 mod change_tests;
+#[cfg(test)]
+mod comeback_tests;
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]

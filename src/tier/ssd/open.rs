@@ -19,7 +19,7 @@ use super::identity::{
 use super::index::ZONES_MAX;
 use super::io::{FileDisk, Io};
 use super::kept::Changes;
-use super::recover::read_zones;
+use super::stations::read_zones;
 
 /// Most disks of a pool: their number is a byte of a place.
 const DEVICES_MAX: usize = 255;

@@ -6,32 +6,36 @@
 //! Invariants
 //! - A record of a zone without a footer counts only when its data matches its checksum: a torn one loses itself alone.
 //! - What was removed stays removed, whichever of record and removal is read first; what was stored after that is there.
+//! - A zone that is lost, or of which nobody can tell its life, has its removals read block by block: they count whatever
+//!   the life is, since a record that was stored after one has a larger order.
+//!
+//! Limits: lost zones are read for `SALVAGE_ALL_LIMIT` together at most; removals behind that are lost, which is logged.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 use tidefs_engine::types::{ByteCount, Version};
 
-use super::device::{Device, FooterPlace, Zone, ZoneState, zone_offset};
-use super::disk::{Disk, Request, Ticket};
+use super::device::{Device, FooterPlace, Zone, ZoneState};
 use super::format::{
-    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, Tombstone,
-    TombstoneBlock, Trailer, Uuid, ZoneHeader, decode,
+    BLOCK, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, Tombstone, TombstoneBlock,
+    decode,
 };
-use super::identity::{START_LIMIT, read_blocks};
+use super::given_up::SALVAGE_LIMIT;
+use super::identity::read_blocks;
 use super::index::{Located, Place};
-use super::memory::{Buffer, Piece};
+use super::memory::Buffer;
 use super::naming::{NOBODY, Standing, Unnamed};
 use super::open_zone::write_footer;
 use super::{Shared, checksum_of};
 
-/// Zones whose first and last blocks are read at once.
-const ZONES_AT_ONCE: u32 = 256;
 /// Blocks that a scan reads at once.
 const SCAN_BLOCKS: u32 = 256;
+/// How long it is looked for removals in all zones together that are lost.
+const SALVAGE_ALL_LIMIT: Duration = Duration::from_secs(120);
 
 /// What a start found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,6 +139,7 @@ impl Shared {
         let mut summary = RecoverySummary::default();
         let mut known = self.known_zones();
         let mut lost = Vec::new();
+        let salvaged_until = Instant::now() + SALVAGE_ALL_LIMIT;
         let mut gathered = Gathered {
             is_early,
             early: Vec::new(),
@@ -158,7 +163,8 @@ impl Shared {
                     tracing::error!(device = device.name, zone = zone.zone, %error, "a zone is lost");
                     summary.lost_zones += 1;
                     // Its removals hide what stands in other zones, as far as they can still be read.
-                    let mut left = self.removals_left_in(&device, zone.zone);
+                    let limit = salvaged_until.saturating_duration_since(Instant::now()).min(SALVAGE_LIMIT);
+                    let mut left = self.removals_left_in(&device, zone.zone, limit);
                     left.retain(|entry| match entry {
                         FooterEntry::Tombstones(_) => true,
                         FooterEntry::Object { facts, .. } => facts.length == ByteCount::ZERO,
@@ -214,11 +220,12 @@ impl Shared {
         }
     }
 
-    /// The zones in use of all devices, those that were opened first first.
+    /// The zones in use of all devices, those that were opened first first, and before them those whose life is not known.
     fn known_zones(&self) -> Vec<Known> {
         let of_device = |device: &Arc<Device>| {
-            let is_closed = |(zone, _): &(Zone, u32)| zone.state == ZoneState::Closed;
-            let in_use = device.zones().into_iter().zip(0u32..).filter(is_closed);
+            let is_known =
+                |(zone, _): &(Zone, u32)| matches!(zone.state, ZoneState::Closed | ZoneState::Headless);
+            let in_use = device.zones().into_iter().zip(0u32..).filter(is_known);
             let known = in_use.map(|(zone, index)| Known {
                 sequence: zone.sequence,
                 device: usize::from(device.number),
@@ -243,7 +250,11 @@ impl Shared {
             return Ok(entries.clone());
         }
         let Known { sequence, zone, .. } = *known;
-        let footer = device.zone(zone).and_then(|zone| zone.footer);
+        let station = device.zone(zone).ok_or(io::ErrorKind::NotFound)?;
+        if station.state == ZoneState::Headless {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "its header is lost"));
+        }
+        let footer = station.footer;
         if let Some(FooterPlace { block, blocks }) = footer {
             match read_footer(device, zone, sequence, block, blocks, self.limit) {
                 Err(error) if may_scan => {
@@ -350,11 +361,13 @@ pub(super) fn scan_zone(device: &Device, zone: u32, sequence: Order, limit: Dura
     let mut end = 1;
     let mut window: Option<(u32, Arc<Buffer>)> = None;
     let mut block = 1;
-    while block < device.zone_blocks {
+    // The last block is the trailer's alone: one that cannot be read costs no record.
+    let last = device.zone_blocks - 1;
+    while block < last {
         let (start, bytes) = match window.take() {
             Some((start, bytes)) if block < start + SCAN_BLOCKS => (start, bytes),
             _ => {
-                let count = SCAN_BLOCKS.min(device.zone_blocks - block);
+                let count = SCAN_BLOCKS.min(last - block);
                 (block, read_blocks(&*device.disk, device.offset(zone, block), count.into(), limit)?)
             }
         };
@@ -399,62 +412,4 @@ fn is_whole(
     let offset = device.offset(zone, block + 1);
     let data = read_blocks(&*device.disk, offset, length.div_ceil(BLOCK) as u64, limit)?;
     Ok(checksum_of(&data.bytes()[..length]) == facts.checksum)
-}
-
-/// Finds out the stations of a disk's zones from their first and last blocks.
-///
-/// # Errors
-/// What the disk says of its length. A zone whose blocks cannot be read is quarantined.
-pub(super) fn read_zones(disk: &dyn Disk, uuid: Uuid, count: u32, zone_blocks: u32) -> io::Result<Vec<Zone>> {
-    let length = disk.length()?.get();
-    let mut zones = Vec::with_capacity(count as usize);
-    let mut first = 0;
-    while first < count {
-        let last = count.min(first + ZONES_AT_ONCE);
-        let started: Vec<Option<(Ticket, Arc<Buffer>)>> = (first..last)
-            .map(|zone| {
-                let start = zone_offset(zone, zone_blocks);
-                let end = zone_offset(zone + 1, zone_blocks);
-                (end <= length).then(|| start_reading(disk, start, end - BLOCK_BYTES)).flatten()
-            })
-            .collect();
-        for (zone, reading) in (first..last).zip(started) {
-            zones.push(match reading {
-                None => Zone::ABSENT,
-                Some((ticket, ends)) => match ticket.wait(START_LIMIT) {
-                    Ok(()) => station_of(uuid, zone, ends.bytes()),
-                    Err(error) => {
-                        tracing::error!(zone, %error, "a zone of the SSD tier cannot be read");
-                        Zone { state: ZoneState::Quarantined, ..Zone::ABSENT }
-                    }
-                },
-            });
-        }
-        first = last;
-    }
-    Ok(zones)
-}
-
-/// Starts reading the block at `start` and that at `end` into one buffer.
-fn start_reading(disk: &dyn Disk, start: u64, end: u64) -> Option<(Ticket, Arc<Buffer>)> {
-    let ends = Arc::new(Buffer::zeroed(2 * BLOCK));
-    let memory = super::memory::Memory::Buffer(Arc::clone(&ends));
-    let requests = vec![
-        Request::read(start, Piece::new(&memory, 0, BLOCK)?),
-        Request::read(end, Piece::new(&memory, BLOCK, BLOCK)?),
-    ];
-    Some((disk.submit(requests), ends))
-}
-
-/// The station of a zone, from its first and its last block.
-fn station_of(uuid: Uuid, zone: u32, ends: &[u8]) -> Zone {
-    let (head, tail) = ends.split_at(BLOCK);
-    let header =
-        decode::<ZoneHeader>(head).ok().filter(|header| header.device == uuid && header.zone == zone);
-    let Some(header) = header else { return Zone { state: ZoneState::Free, ..Zone::ABSENT } };
-    let trailer = decode::<Trailer>(tail)
-        .ok()
-        .filter(|trailer| trailer.device == uuid && trailer.sequence == header.sequence);
-    let footer = trailer.map(|trailer| FooterPlace { block: trailer.block, blocks: trailer.blocks });
-    Zone { state: ZoneState::Closed, sequence: header.sequence, footer, ..Zone::ABSENT }
 }

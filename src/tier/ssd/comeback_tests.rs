@@ -1,0 +1,123 @@
+//! Shows that what was removed does not come back where a disk lost what says so.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tidefs_engine::types::Version;
+
+use super::format::ZONES_START;
+use super::testing::*;
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const BLOCK: u64 = 4096;
+/// Bytes of a record of which three fit into a zone.
+const THIRD: usize = 15 * 4096;
+/// Where the header of the second zone stands, and its trailer.
+const HEADER: u64 = ZONES_START + ZONE.get();
+const TRAILER: u64 = HEADER + ZONE.get() - BLOCK;
+
+fn at(offset: u64) -> usize {
+    usize::try_from(offset).unwrap()
+}
+
+fn keys_of(tier: &SsdTier) -> Vec<String> {
+    recover(tier).0.into_iter().map(|(key, ..)| String::from_utf8(key).unwrap()).collect()
+}
+
+/// What a start finds on a disk, by key.
+fn found_on(content: Vec<u8>, config: &SsdConfig) -> Vec<String> {
+    keys_of(&tier_on(&[MemoryDisk::holding(content)], config))
+}
+
+/// A disk with `old`, `b` and `c` in its first zone, and `d` and the removal of `old` in the second, both closed.
+fn with_a_removal(config: &SsdConfig) -> Vec<u8> {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), config);
+    for key in ["old", "b", "c", "d"] {
+        assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+    }
+    tier.remove(b"old", Version(1));
+    drop(tier);
+    let content = disk.content.lock().clone();
+    assert_eq!(found_on(content.clone(), config), ["b", "c", "d"]);
+    content
+}
+
+/// A disk as a daemon leaves it that starts with it, writes what is left to do, and ends.
+fn after_a_life(disk: &Arc<MemoryDisk>, config: &SsdConfig) -> Vec<u8> {
+    let (tier, _) = running(std::slice::from_ref(disk), config);
+    assert!(tier.flush(LIMIT));
+    drop(tier);
+    disk.content.lock().clone()
+}
+
+#[test]
+fn a_flipped_bit_in_the_header_of_a_zone_costs_nothing() {
+    let config = config(1, 12);
+    let content = with_a_removal(&config);
+    // In what every header has, in the disk's identity, and in the sequence.
+    for byte in [1, 4, 20, 30, 44] {
+        let mut flipped = content.clone();
+        flipped[at(HEADER + byte)] ^= 4;
+        assert_eq!(found_on(flipped, &config), ["b", "c", "d"], "byte {byte}");
+    }
+}
+
+#[test]
+fn a_removal_outlives_the_header_of_its_zone() {
+    let config = config(1, 12);
+    let mut content = with_a_removal(&config);
+    content[at(HEADER)..at(HEADER + BLOCK)].fill(0x5a);
+    let without_trailer = [&content[..at(TRAILER)], &[0; 4096], &content[at(TRAILER + BLOCK)..]].concat();
+    for content in [content, without_trailer] {
+        // Whether the trailer is of the life that the header named, nobody can tell: `d` is lost.
+        assert_eq!(found_on(content.clone(), &config), ["b", "c"]);
+        // The writer does the rest: there is nothing to be read any more where the zone stood.
+        let mut after = after_a_life(&MemoryDisk::holding(content), &config);
+        assert_eq!(after[at(HEADER)..at(HEADER + BLOCK)], [0; 4096]);
+        after[at(HEADER)..at(HEADER + ZONE.get())].fill(0);
+        assert_eq!(found_on(after, &config), ["b", "c"]);
+    }
+}
+
+#[test]
+fn a_removal_outlives_an_end_of_its_zone_that_cannot_be_read() {
+    let config = config(1, 12);
+    let content = with_a_removal(&config);
+    for (bad, expected) in [(HEADER, vec!["b", "c"]), (TRAILER, vec!["b", "c", "d"])] {
+        let disk = MemoryDisk::holding(content.clone());
+        disk.bad_byte.store(bad, Ordering::Relaxed);
+        assert_eq!(keys_of(&tier_on(std::slice::from_ref(&disk), &config)), expected, "bad at {bad}");
+        assert_eq!(found_on(after_a_life(&disk, &config), &config), expected, "after a life, bad at {bad}");
+    }
+}
+
+/// The index knows nothing of a zone that cannot be read, and the next start may read it all the same.
+#[test]
+fn a_key_in_a_zone_that_cannot_be_read_stays_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = SsdConfig { intents: Some(directory.path().join("intents")), ..config(1, 12) };
+    let disk = MemoryDisk::holding(with_a_removal(&config));
+    disk.bad_byte.store(HEADER, Ordering::Relaxed);
+    // Without threads nothing is written, as by a daemon that is killed at once.
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    assert_eq!(keys_of(&tier), ["b", "c"]);
+    tier.remove(b"d", Version(1));
+    disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(keys_of(&tier_on(&[disk], &config)), ["b", "c"]);
+}
+
+#[test]
+fn a_device_that_held_something_else_before_has_free_zones() {
+    let config = config(1, 12);
+    let disk = MemoryDisk::new();
+    disk.is_device.store(true, Ordering::Relaxed);
+    let mut content = vec![0x5a; at(config.capacity.get())];
+    content[..at(ZONES_START)].fill(0);
+    *disk.content.lock() = content;
+    drop(running(std::slice::from_ref(&disk), &config));
+    let (tier, _) = running(&[disk], &config);
+    assert_eq!(tier.status().devices[0].quarantined_zones, 0);
+    assert_eq!(store(&tier, b"key", 1, THIRD), Stored::Yes);
+}
