@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use parking_lot::Mutex;
 use tidefs_engine::types::ByteCount;
 
@@ -23,12 +24,22 @@ const REMOVALS: &str = "ssd-removals";
 /// Disks that were added and removed, there too.
 const CHANGES: &str = "ssd-changes.json";
 
+/// How often the disks were used, in a directory that outlives a restart of the machine.
+const EPOCHS: &str = "ssd-epochs.json";
+
 /// Where slot files live: on the disks of the SSD tier unless the configuration says otherwise.
 pub(super) fn scratch_of(config: &Config) -> Arc<Scratch> {
     let directories = config.scratch.dir.paths().to_vec();
     let disks = config.ssd.dirs.paths();
     let is_on_disks = directories.iter().any(|home| disks.iter().any(|disk| home.parent() == Some(disk)));
     Scratch::new(directories, !is_on_disks, config.scratch.capacity)
+}
+
+/// The state directory of the mount, or another where that is lost with a restart of the machine.
+fn lasting_directory(effective: &Effective) -> &Path {
+    let state = &effective.state.directory;
+    let is_lost = statfs(state).is_ok_and(|stat| stat.filesystem_type() == TMPFS_MAGIC);
+    if is_lost { &effective.lasting } else { state }
 }
 
 fn config_of(effective: &Effective) -> SsdConfig {
@@ -47,6 +58,7 @@ fn config_of(effective: &Effective) -> SsdConfig {
         io_uring: config.io_uring,
         intents: Some(effective.state.directory.join(REMOVALS)),
         changes: Some(effective.state.directory.join(CHANGES)),
+        epochs: Some(lasting_directory(effective).join(EPOCHS)),
         limit: Duration::from_millis(config.deadline_ms),
     }
 }
@@ -60,6 +72,7 @@ pub(super) fn attach(
 ) -> Result<Option<Unnamed>, Failure> {
     let config = config_of(effective);
     if !config.has_places() {
+        SsdTier::pass_by(&config);
         return Ok(None);
     }
     let tier = SsdTier::open(&config).map_err(|error| {

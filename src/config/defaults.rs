@@ -32,8 +32,13 @@ pub(super) fn default_scratch_dirs(host: &Host, instance: &str, ssd: &PathList) 
     if !on_disks.paths().is_empty() {
         return on_disks;
     }
+    PathList::of(vec![lasting_dir(host, instance).join("scratch")])
+}
+
+/// Where what outlives a restart of the machine has its place.
+pub(super) fn lasting_dir(host: &Host, instance: &str) -> PathBuf {
     let base = if host.is_root() { PathBuf::from("/var/lib") } else { host.state_home.clone() };
-    PathList::of(vec![base.join("tidefs").join(instance).join("scratch")])
+    base.join("tidefs").join(instance)
 }
 
 /// A directory in each of the SSD tier's directories: block devices have none.

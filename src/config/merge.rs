@@ -1,9 +1,11 @@
 //! Merges what was written into one configuration, and keeps where each value came from.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::defaults::lasting_dir;
 use super::environment::read_environment;
 use super::error::{Cause, ConfigErrors, Problem};
 use super::file::read_file;
@@ -50,6 +52,9 @@ pub struct Effective {
     pub instance: String,
     /// Where the state of this mount is.
     pub state: StatePaths,
+    /// `/var/lib/tidefs/<instance>` as root, else `$XDG_STATE_HOME/tidefs/<instance>`: what outlives a restart of the machine is
+    /// kept there when the state directory does not. Need not exist.
+    pub lasting: PathBuf,
     /// Mount options that were understood and have no effect.
     pub ignored_options: Vec<IgnoredOption>,
 }
@@ -97,7 +102,9 @@ impl Config {
         validate(&config, &sources.host, &mount, &mut given);
         ConfigErrors::check(given.problems)?;
         let state = StatePaths::new(&config.runtime.state_dir, &mount.dir);
-        Ok(Effective { config, entries: given.entries, instance: mount.instance, state, ignored_options })
+        let lasting = lasting_dir(&sources.host, &mount.instance);
+        let (entries, instance) = (given.entries, mount.instance);
+        Ok(Effective { config, entries, instance, state, lasting, ignored_options })
     }
 }
 

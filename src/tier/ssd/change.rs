@@ -152,10 +152,12 @@ impl SsdTier {
             return Err(ChangeError::Unusable(Unusable::Foreign(reason)));
         }
         let number = shared.devices.next_number().ok_or(ChangeError::NoOther)?;
+        // Until it is one of the disks, and goes ahead with the others.
+        let epochs = shared.epochs.lock();
         let superblock = Superblock {
             device: draw_uuid()?,
             pool: shared.pool,
-            epoch: shared.growth.epoch,
+            epoch: epochs.of(shared.pool),
             zone_bytes: zone_bytes_for(capacity, shared.growth.zone_bytes),
         };
         let candidate = Candidate { name: name.clone(), disk, capacity: Some(capacity) };
@@ -163,6 +165,8 @@ impl SsdTier {
         shared.give_budget(&device);
         self.start_writer(&device)?;
         shared.devices.push(device);
+        epochs.store_or_warn();
+        drop(epochs);
         shared.unusable.lock().retain(|(place, _)| *place != name);
         tracing::info!(place = name, %capacity, "a disk was added to the SSD tier");
         Ok(())

@@ -121,3 +121,51 @@ fn a_device_that_held_something_else_before_has_free_zones() {
     assert_eq!(tier.status().devices[0].quarantined_zones, 0);
     assert_eq!(store(&tier, b"key", 1, THIRD), Stored::Yes);
 }
+
+fn with_epochs(disks: usize) -> (tempfile::TempDir, SsdConfig) {
+    let directory = tempfile::tempdir().unwrap();
+    let epochs = Some(directory.path().join("epochs.json"));
+    (directory, SsdConfig { epochs, ..config(disks, 12) })
+}
+
+#[test]
+fn a_disk_that_was_away_in_a_life_without_any_disk_is_emptied() {
+    let (_directory, config) = with_epochs(1);
+    let lives: [fn(&SsdConfig); 2] = [
+        |config| {
+            let tier = tier_on(&[], config);
+            recover(&tier);
+            tier.start(Arc::new(Told::default())).unwrap();
+            // Nobody knows where it stands.
+            tier.remove(b"key", Version(1));
+        },
+        SsdTier::pass_by,
+    ];
+    for life in lives {
+        let disk = MemoryDisk::new();
+        let (tier, _) = running(std::slice::from_ref(&disk), &config);
+        assert_eq!(store(&tier, b"key", 1, THIRD), Stored::Yes);
+        drop(tier);
+        assert_eq!(keys_of(&tier_on(std::slice::from_ref(&disk), &config)), ["key"]);
+        life(&config);
+        assert_eq!(keys_of(&tier_on(std::slice::from_ref(&disk), &config)), [""; 0]);
+    }
+}
+
+#[test]
+fn a_disk_that_is_added_while_others_are_away_belongs_to_their_pool_and_they_are_emptied() {
+    let (_directory, config) = with_epochs(1);
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let (tier, _) = running(&disks[..1], &config);
+    assert_eq!(store(&tier, b"key", 1, THIRD), Stored::Yes);
+    drop(tier);
+    let tier = tier_on(&[], &config);
+    recover(&tier);
+    tier.start(Arc::new(Told::default())).unwrap();
+    tier.add_disk("disk 1".to_owned(), Arc::clone(&disks[1]) as Arc<dyn disk::Disk>, config.capacity)
+        .unwrap();
+    assert_eq!(store(&tier, b"new", 2, THIRD), Stored::Yes);
+    drop(tier);
+    let config = SsdConfig { capacity: ByteCount(2 * config.capacity.get()), ..config };
+    assert_eq!(keys_of(&tier_on(&disks, &config)), ["new"]);
+}

@@ -24,6 +24,7 @@ mod device;
 mod devices;
 mod disk;
 mod endurance;
+mod epochs;
 mod format;
 mod given_up;
 mod identity;
@@ -61,6 +62,7 @@ use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 
 use self::device::Device;
+use self::epochs::Epochs;
 use self::format::BLOCK_BYTES;
 use self::index::Located;
 use self::memory::{Buffer, Memory};
@@ -163,6 +165,16 @@ impl SsdTier {
         Self::with_disks(config, Some(io), Vec::new(), Vec::new(), 0)
     }
 
+    /// Notes a life of the daemon in which no place is configured, nor was added: a disk of an earlier life that comes back
+    /// later was missing in it.
+    pub fn pass_by(config: &SsdConfig) {
+        let mut epochs = Epochs::load(config.epochs.as_deref());
+        if epochs.last_pool().is_some() {
+            epochs.pass_others(None);
+            epochs.store_or_warn();
+        }
+    }
+
     fn with_disks(
         config: &SsdConfig,
         io: Option<Arc<io::Io>>,
@@ -170,8 +182,10 @@ impl SsdTier {
         unusable: Vec<(String, Unusable)>,
         configured: usize,
     ) -> std_io::Result<Self> {
-        let assembled = assemble(candidates, unusable, (config.capacity, configured), config.zone_bytes)?;
-        let shared = Shared::new(assembled, config, io)?;
+        let mut epochs = Epochs::load(config.epochs.as_deref());
+        let room = (config.capacity, configured);
+        let assembled = assemble(candidates, unusable, room, config.zone_bytes, &mut epochs)?;
+        let shared = Shared::new(assembled, config, epochs, io)?;
         Ok(Self { shared: Arc::new(shared), threads: Mutex::default() })
     }
 

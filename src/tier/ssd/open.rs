@@ -11,6 +11,7 @@ use tidefs_engine::types::ByteCount;
 use super::admission::Budget;
 use super::device::Device;
 use super::disk::Disk;
+use super::epochs::Epochs;
 use super::format::{BLOCK_BYTES, Superblock, Uuid, ZONES_START};
 use super::identity::{
     Unusable, ZONE_BYTES_MIN, draw_uuid, open_file, read_superblock, write_superblock, write_superblocks,
@@ -43,6 +44,8 @@ pub struct SsdConfig {
     pub intents: Option<PathBuf>,
     /// A file for disks that are added and removed while the tier is used.
     pub changes: Option<PathBuf>,
+    /// A file for the epochs of pools that were used, which outlives a restart of the machine.
+    pub epochs: Option<PathBuf>,
     /// How long a request of a disk may take.
     pub limit: Duration,
 }
@@ -88,6 +91,7 @@ pub(super) struct Assembled {
 /// What a disk that is added while the tier is used has in common with the others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Growth {
+    /// At which this life began.
     pub(super) epoch: u64,
     pub(super) zone_bytes: ByteCount,
     /// What each place may hold, as configured.
@@ -157,7 +161,7 @@ fn is_device(place: &Path) -> bool {
     std::fs::metadata(place).is_ok_and(|metadata| !metadata.is_dir())
 }
 
-/// Finds out which of the candidates belong together, and takes them into use at a new epoch.
+/// Finds out which of the candidates belong together, and takes them into use at a new epoch, which `epochs` gets to know.
 ///
 /// # Errors
 /// When the system has no random numbers.
@@ -166,6 +170,7 @@ pub(super) fn assemble(
     mut unusable: Vec<(String, Unusable)>,
     (capacity, configured): (ByteCount, usize),
     zone_bytes: ByteCount,
+    epochs: &mut Epochs,
 ) -> io::Result<Assembled> {
     let part = ByteCount(capacity.get() / configured.max(1) as u64);
     let mut found = Vec::new();
@@ -176,9 +181,12 @@ pub(super) fn assemble(
         }
     }
     let first = found.iter().find_map(|(_, superblock)| superblock.as_ref());
-    let pool = first.map_or_else(draw_uuid, |first| Ok(first.pool))?;
-    let epochs = found.iter().filter_map(|(_, superblock)| superblock.as_ref());
-    let epoch = epochs.filter(|other| other.pool == pool).map(|other| other.epoch).max().unwrap_or(0);
+    // A life without a disk goes on with the pool that was used last.
+    let known = first.map(|first| first.pool).or(epochs.last_pool());
+    let pool = known.map_or_else(draw_uuid, Ok)?;
+    let of_pool = found.iter().filter_map(|(_, superblock)| superblock.as_ref());
+    let of_pool = of_pool.filter(|other| other.pool == pool).map(|other| other.epoch);
+    let epoch = of_pool.max().unwrap_or(0).max(epochs.of(pool));
     let mut devices = Vec::new();
     for (candidate, superblock) in found {
         let name = candidate.name.clone();
@@ -202,6 +210,12 @@ pub(super) fn assemble(
         }
     }
     let (devices, epoch) = begin_epoch(devices, epoch.saturating_add(1), &mut unusable);
+    epochs.reach(pool, epoch);
+    epochs.pass_others(Some(pool).filter(|_| !devices.is_empty()));
+    let epoch = epochs.of(pool);
+    if known.is_some() || !devices.is_empty() {
+        epochs.store_or_warn();
+    }
     for (place, reason) in &unusable {
         tracing::warn!(place, %reason, "a place of the SSD tier is not used");
     }

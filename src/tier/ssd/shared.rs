@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::admission::{Admission, Budget, Refused};
 use super::device::Device;
 use super::devices::Devices;
+use super::epochs::Epochs;
 use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, Order, RecordFacts, RecordHash, Tombstone, Uuid};
 use super::identity::Unusable;
 use super::index::{Index, Place, ZoneId};
@@ -55,6 +56,8 @@ pub(super) struct Shared {
     pub(super) configured: Vec<PathBuf>,
     /// What a disk that is added gets.
     pub(super) growth: Growth,
+    /// Guards the epoch of the pool, as it is on its disks, and the file that keeps it. Held while superblocks are written.
+    pub(super) epochs: Mutex<Epochs>,
     /// Guards on which disks a start found a record, where that were several: it was being moved when the daemon died.
     second_places: Mutex<HashMap<RecordHash, Vec<u8>>>,
     pub(super) index: Index,
@@ -85,7 +88,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(assembled: Assembled, config: &SsdConfig, io: Option<Arc<Io>>) -> std_io::Result<Self> {
+    pub(super) fn new(
+        assembled: Assembled,
+        config: &SsdConfig,
+        epochs: Epochs,
+        io: Option<Arc<Io>>,
+    ) -> std_io::Result<Self> {
         let Assembled { pool, devices, unusable, growth } = assembled;
         let (intents, left) = Intents::open(config.intents.as_deref())
             .map_err(|error| std_io::Error::new(error.kind(), format!("its file of removals: {error}")))?;
@@ -102,6 +110,7 @@ impl Shared {
             changes: config.changes.clone(),
             configured: config.places.clone(),
             growth,
+            epochs: Mutex::new(epochs),
             second_places: Mutex::default(),
             index: Index::new(),
             pending: Mutex::default(),

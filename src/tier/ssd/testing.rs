@@ -203,6 +203,7 @@ pub(super) fn config(disks: usize, zones: u64) -> SsdConfig {
         io_uring: false,
         intents: None,
         changes: None,
+        epochs: None,
         limit: Duration::from_secs(20),
     }
 }

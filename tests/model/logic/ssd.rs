@@ -32,6 +32,7 @@ impl Logic {
             io_uring: true,
             intents: Some(self.base.path().join("removals")),
             changes: None,
+            epochs: None,
             limit: Duration::from_secs(30),
         })
         .expect("the disk opens")
