@@ -8,7 +8,8 @@
 //! - A zone of a leaving disk is void on it before its records could be missed by a removal: other disks keep their
 //!   removals as long as a leaving one has a zone that was opened before them.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
-//! - A disk that is removed has no superblock any more: no start takes it for a disk of the pool.
+//! - A disk that is removed has no superblock any more, or [an old one](super::outdated): no start takes what it held for the
+//!   pool's.
 //!
 //! Limits: a disk that is added has the share of the budgets that the others have, until the next start.
 //! Threads: any that may wait; one change at a time.
@@ -217,17 +218,26 @@ impl SsdTier {
         self.join_writer(device.number);
         shared.drop_device(device.number);
         shared.devices.take(device.number);
-        shared.intents.settle_disk(device.number);
-        shared.note_removal(place);
         let void = write_blocks(&*device.disk, 0, &[0; 2 * BLOCK], shared.limit)
             .and_then(|()| flush(&*device.disk, shared.limit));
-        if let Err(error) = void {
-            tracing::warn!(place = name, %error, "a disk that was removed still says that it belongs to the pool");
-        } else if place.is_dir()
-            && let Err(error) = std::fs::remove_file(place.join(FILE_NAME))
-        {
-            tracing::warn!(place = name, %error, "the file of a disk that was removed stays");
+        let is_over = match void {
+            Ok(()) => {
+                if place.is_dir()
+                    && let Err(error) = std::fs::remove_file(place.join(FILE_NAME))
+                {
+                    tracing::warn!(place = name, %error, "the file of a disk that was removed stays");
+                }
+                true
+            }
+            Err(error) => {
+                tracing::warn!(place = name, %error, "a disk that was removed still says that it belongs to the pool");
+                shared.outdate(&device)
+            }
+        };
+        if is_over {
+            shared.intents.settle_disk(device.number);
         }
+        shared.note_removal(place);
         tracing::info!(place = name, objects = held, "a disk was removed from the SSD tier");
         Ok(())
     }

@@ -122,6 +122,11 @@ fn a_device_that_held_something_else_before_has_free_zones() {
     assert_eq!(store(&tier, b"key", 1, THIRD), Stored::Yes);
 }
 
+/// A tier on `disks`, each with its own file of removals as after a restart of the machine: an empty one.
+fn keys_after_a_reboot(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> Vec<String> {
+    keys_of(&tier_on(disks, &SsdConfig { intents: None, ..config.clone() }))
+}
+
 fn with_epochs(disks: usize) -> (tempfile::TempDir, SsdConfig) {
     let directory = tempfile::tempdir().unwrap();
     let epochs = Some(directory.path().join("epochs.json"));
@@ -168,4 +173,55 @@ fn a_disk_that_is_added_while_others_are_away_belongs_to_their_pool_and_they_are
     drop(tier);
     let config = SsdConfig { capacity: ByteCount(2 * config.capacity.get()), ..config };
     assert_eq!(keys_of(&tier_on(&disks, &config)), ["new"]);
+}
+
+/// Its removals stand in the file of the state directory alone, which a restart of the machine takes away.
+#[test]
+fn a_disk_that_could_not_note_removals_is_emptied_by_the_next_start() {
+    // Another disk goes ahead of it, or the file does.
+    for count in [2, 1] {
+        let (directory, config) = with_epochs(count);
+        let config = SsdConfig { intents: Some(directory.path().join("intents")), ..config };
+        let config = if count == 1 { config } else { SsdConfig { epochs: None, ..config } };
+        let disks: Vec<_> = (0..count).map(|_| MemoryDisk::new()).collect();
+        let (tier, _) = running(&disks, &config);
+        let keys: Vec<String> = (0..8).map(|number| format!("key {number}")).collect();
+        assert!(keys.iter().all(|key| store(&tier, key.as_bytes(), 1, 5000) == Stored::Yes));
+        let last = u8::try_from(count - 1).unwrap();
+        let is_on_last = |key: &String| tier.shared.disks_of(tier.shared.hash(key.as_bytes())) == [last];
+        let (lost, kept): (Vec<_>, Vec<_>) = keys.iter().cloned().partition(is_on_last);
+        assert!(!lost.is_empty());
+        let failing = &disks[count - 1];
+        failing.fails_writes.store(true, Ordering::Relaxed);
+        failing.fails_flushes.store(true, Ordering::Relaxed);
+        tier.remove(lost[0].as_bytes(), Version(1));
+        // It is told to fail after three attempts.
+        while tier.status().devices[count - 1].trouble.is_none() {
+            assert!(!tier.flush(LIMIT));
+        }
+        tier.flush(LIMIT);
+        drop(tier);
+        failing.fails_writes.store(false, Ordering::Relaxed);
+        failing.fails_flushes.store(false, Ordering::Relaxed);
+        assert_eq!(keys_after_a_reboot(&disks, &config), kept, "{count} disks");
+    }
+}
+
+#[test]
+fn a_disk_that_is_removed_and_takes_no_writes_is_emptied_when_it_comes_back() {
+    for count in [2, 1] {
+        let (_directory, config) = with_epochs(count);
+        let disks: Vec<_> = (0..count).map(|_| MemoryDisk::new()).collect();
+        let (tier, _) = running(&disks, &config);
+        for number in 0..8 {
+            assert_eq!(store(&tier, format!("key {number}").as_bytes(), 1, 5000), Stored::Yes);
+        }
+        disks[0].fails_writes.store(true, Ordering::Relaxed);
+        tier.remove_disk(std::path::Path::new("disk 0"), true).unwrap();
+        let kept = tier.records();
+        assert_eq!(kept == 0, count == 1);
+        drop(tier);
+        disks[0].fails_writes.store(false, Ordering::Relaxed);
+        assert_eq!(keys_after_a_reboot(&disks, &config).len(), kept, "{count} disks");
+    }
 }

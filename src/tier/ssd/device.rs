@@ -127,6 +127,8 @@ pub(super) struct Device {
     pub(super) admission: Mutex<Admission>,
     /// Whether it is being emptied, and takes no records.
     pub(super) is_leaving: AtomicBool,
+    /// Whether the next start gives up what it holds.
+    pub(super) is_outdated: AtomicBool,
     is_failing: AtomicBool,
     is_full: AtomicBool,
     is_short_of_zones: AtomicBool,
@@ -183,6 +185,7 @@ impl Device {
             work: Work::default(),
             admission: Mutex::new(Admission::closed()),
             is_leaving: AtomicBool::new(false),
+            is_outdated: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             is_short_of_zones: AtomicBool::new(false),

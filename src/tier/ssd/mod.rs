@@ -37,6 +37,7 @@ mod memory;
 mod naming;
 mod open;
 mod open_zone;
+mod outdated;
 mod queue;
 mod reading;
 mod reclaim;

@@ -189,8 +189,11 @@ impl Writer {
         false
     }
 
-    /// Removals that are not written any more.
+    /// Removals that are not written any more: the disk is not trusted by the next start.
     fn lose(&mut self, removals: &[Tombstone]) {
+        if self.shared.outdate(&self.device) {
+            return self.shared.intents.settle(self.device.number, removals);
+        }
         let counter = &self.shared.counters.lost_removals;
         if counter.fetch_add(removals.len() as u64, Ordering::Relaxed) == 0 {
             tracing::error!(

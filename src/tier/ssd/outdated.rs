@@ -1,0 +1,58 @@
+//! Disks that are not to be trusted by a later start: one that lost removals, or that was taken out and still says that it
+//! belongs to the pool.
+//!
+//! Its superblock stays as it is, since it takes no writes, and the rest of the pool goes ahead of it: the next start finds it
+//! behind, as one that was missing, and gives up what it holds.
+//!
+//! Threads: the disk's writer, or the one that takes it out; waits for the other disks.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tidefs_engine::types::ByteCount;
+
+use super::Shared;
+use super::device::Device;
+use super::format::{BLOCK_BYTES, Superblock};
+use super::identity::write_superblocks;
+
+impl Shared {
+    /// Has the next start give up what a disk holds. Returns false when there is neither another disk nor a file to say so.
+    pub(super) fn outdate(&self, device: &Device) -> bool {
+        if device.is_outdated.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut epochs = self.epochs.lock();
+        let epoch = epochs.of(self.pool).saturating_add(1);
+        let is_other =
+            |other: &Arc<Device>| other.number != device.number && !other.is_outdated.load(Ordering::Relaxed);
+        let others: Vec<Arc<Device>> = self.devices.all().into_iter().filter(is_other).collect();
+        let superblock = |other: &Arc<Device>| Superblock {
+            device: other.uuid,
+            pool: self.pool,
+            epoch,
+            zone_bytes: ByteCount(u64::from(other.zone_blocks) * BLOCK_BYTES),
+        };
+        let of: Vec<_> = others.iter().map(|other| (&*other.disk, superblock(other))).collect();
+        let mut is_noted = false;
+        for (other, outcome) in others.iter().zip(write_superblocks(&of)) {
+            match outcome {
+                Ok(()) => is_noted = true,
+                Err(error) => _ = other.count_write_error(&error),
+            }
+        }
+        epochs.reach(self.pool, epoch);
+        match epochs.store() {
+            Ok(is_kept) => is_noted |= is_kept,
+            Err(error) => tracing::error!(%error, "the file of epochs cannot be written"),
+        }
+        if is_noted {
+            device.is_outdated.store(true, Ordering::Relaxed);
+            tracing::error!(
+                device = device.name,
+                "removed keys could not be noted on a disk: what it holds is given up at the next start"
+            );
+        }
+        is_noted
+    }
+}
