@@ -225,3 +225,50 @@ fn a_disk_that_is_removed_and_takes_no_writes_is_emptied_when_it_comes_back() {
         assert_eq!(keys_after_a_reboot(&disks, &config).len(), kept, "{count} disks");
     }
 }
+
+/// A disk as a crash leaves it after `key` was written again, and before the zone from which it comes is void.
+fn with_a_key_in_two_zones(config: &SsdConfig) -> Arc<MemoryDisk> {
+    let disk = MemoryDisk::new();
+    disk.keeps_log.store(true, Ordering::Relaxed);
+    let (tier, _) = running(std::slice::from_ref(&disk), config);
+    assert_eq!(store(&tier, b"key", 1, THIRD), Stored::Yes);
+    let mut version = 2;
+    while tier.status().reclaimed_zones < 2 {
+        // So that it is written again.
+        let _ = tier.read(b"key", Version(1), ByteCount(THIRD as u64));
+        assert_eq!(store(&tier, format!("other {version}").as_bytes(), version, THIRD), Stored::Yes);
+        version += 1;
+    }
+    let mut content = vec![0; at(config.capacity.get())];
+    for logged in disk.log.lock().iter() {
+        let Logged::Write { offset, bytes } = logged else { continue };
+        if *offset == ZONES_START && bytes.iter().all(|&byte| byte == 0) {
+            break;
+        }
+        content[at(*offset)..][..bytes.len()].copy_from_slice(bytes);
+    }
+    MemoryDisk::holding(content)
+}
+
+#[test]
+fn a_key_that_a_crash_left_in_two_zones_stays_removed_when_one_is_given_up() {
+    let disk = with_a_key_in_two_zones(&config(1, 8));
+    // With room, so that no zone is taken back.
+    let config = config(1, 20);
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    let found = tier.shared.index.get(&tier.shared.hash(b"key")).unwrap();
+    let (zone, block) = (found.place.zone.zone(), found.place.block);
+    assert!(zone > 0, "it was not written again");
+    let data = tier.shared.devices.all()[0].offset(zone, block + 1);
+    disk.bad_byte.store(data, Ordering::Relaxed);
+    assert_eq!(tier.read(b"key", Version(1), ByteCount(THIRD as u64)), Err(Missed::Failed));
+    disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
+    // Until the zone is void, removals of what nobody knows are noted.
+    while tier.shared.devices.all()[0].may_find_given_up() {
+        assert!(tier.flush(LIMIT));
+    }
+    tier.remove(b"key", Version(1));
+    assert!(tier.flush(LIMIT));
+    let content = disk.content.lock().clone();
+    assert!(!found_on(content, &config).contains(&"key".to_owned()));
+}

@@ -209,22 +209,25 @@ impl Index {
     }
 
     /// Takes out everything that stands in `zone`.
-    pub(super) fn remove_zone(&self, zone: ZoneId) -> Vec<Located> {
+    pub(super) fn remove_zone(&self, zone: ZoneId) -> Vec<(RecordHash, Located)> {
         self.remove_all(|entry| entry.zone == zone)
     }
 
     /// Takes out everything that stands on a device, or on its way from there.
-    pub(super) fn remove_device(&self, device: u8) -> Vec<Located> {
+    pub(super) fn remove_device(&self, device: u8) -> Vec<(RecordHash, Located)> {
         self.remove_all(|entry| entry.zone.device() == usize::from(device))
     }
 
-    fn remove_all(&self, is_meant: impl Fn(&Entry) -> bool) -> Vec<Located> {
+    fn remove_all(&self, is_meant: impl Fn(&Entry) -> bool) -> Vec<(RecordHash, Located)> {
         let take = |shard: &Mutex<Shard>| {
             let mut shard = shard.lock();
-            shard.extract_if(|entry| is_meant(entry)).map(|entry| entry.located()).collect::<Vec<_>>()
+            shard
+                .extract_if(|entry| is_meant(entry))
+                .map(|entry| (entry.hash, entry.located()))
+                .collect::<Vec<_>>()
         };
-        let taken: Vec<Located> = self.shards.iter().flat_map(take).collect();
-        taken.iter().for_each(|located| self.count_out(located));
+        let taken: Vec<_> = self.shards.iter().flat_map(take).collect();
+        taken.iter().for_each(|(_, located)| self.count_out(located));
         taken
     }
 

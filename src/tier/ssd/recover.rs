@@ -282,7 +282,7 @@ impl Shared {
                     let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
                     let located = Located { version: facts.version, place, blocks, owner: NOBODY, heat: 0 };
                     gathered.note_record(facts);
-                    self.note_second_place(&facts.hash, device.number);
+                    self.note_second_place(&facts.hash, facts.version, device.number);
                     if let Some(found) = self.index.get(&facts.hash) {
                         gathered.note_two(facts, &found);
                         if self.is_surplus(found.place) || self.is_surplus(place) {

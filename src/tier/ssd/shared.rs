@@ -139,11 +139,12 @@ impl Shared {
         *device.admission.lock() = Admission::new(self.budget, self.started.elapsed());
     }
 
-    /// A start meets a record on a disk, perhaps on a second one.
-    pub(super) fn note_second_place(&self, hash: &RecordHash, device: u8) {
+    /// A start meets a record on a disk. There may be one on another, or the same one a second time: reclaim wrote it again,
+    /// and its old zone is not void.
+    pub(super) fn note_second_place(&self, hash: &RecordHash, version: Version, device: u8) {
         let Some(known) = self.index.get(hash) else { return };
         let before = u8::try_from(known.place.zone.device()).unwrap_or(device);
-        if before != device {
+        if before != device || known.version == version {
             let mut second = self.second_places.lock();
             second.entry(*hash).or_default().extend([before, device]);
         }
@@ -151,7 +152,12 @@ impl Shared {
 
     /// The disks on which a start found a record, where that were several.
     pub(super) fn second_places(&self, hash: &RecordHash) -> Vec<usize> {
-        self.second_places.lock().get(hash).into_iter().flatten().copied().map(usize::from).collect()
+        let second = self.second_places.lock();
+        let mut places: Vec<usize> =
+            second.get(hash).into_iter().flatten().copied().map(usize::from).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
     }
 
     pub(super) fn hash(&self, key: &[u8]) -> RecordHash {
@@ -355,7 +361,23 @@ impl Shared {
     /// Takes a record out of the index and tells its owner; what stands on disk goes with its zone.
     pub(super) fn drop_record(&self, hash: &RecordHash, is_meant: impl FnOnce(&Located) -> bool) {
         let dropped = self.index.remove_if(hash, is_meant);
-        self.tell_owner(dropped);
+        self.end_dropped(dropped.map(|dropped| (*hash, dropped)));
+    }
+
+    /// Records are not in the index any more. Where a start found a second one it may stand yet, and nobody would know of it.
+    fn end_dropped(&self, dropped: impl IntoIterator<Item = (RecordHash, Located)>) {
+        let dropped: Vec<_> = dropped.into_iter().collect();
+        {
+            let _pending = self.pending.lock();
+            for (hash, record) in &dropped {
+                for device in
+                    self.second_places(hash).into_iter().filter_map(|number| self.devices.get(number))
+                {
+                    self.bury(&device, *hash, record.version);
+                }
+            }
+        }
+        self.tell_owner(dropped.into_iter().map(|(_, record)| record));
     }
 
     /// Takes a record out for good: a start does not find it either.
@@ -374,12 +396,12 @@ impl Shared {
 
     /// Takes everything out that stands in a zone.
     pub(super) fn drop_zone(&self, zone: ZoneId) {
-        self.tell_owner(self.index.remove_zone(zone));
+        self.end_dropped(self.index.remove_zone(zone));
     }
 
     /// Takes everything out that stands on a disk.
     pub(super) fn drop_device(&self, number: u8) {
-        self.tell_owner(self.index.remove_device(number));
+        self.end_dropped(self.index.remove_device(number));
     }
 
     fn tell_owner(&self, dropped: impl IntoIterator<Item = Located>) {
