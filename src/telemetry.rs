@@ -103,7 +103,7 @@ counters! {
     ssd_promotions: "tidefs_ssd_promotions_total", "Objects brought back from the SSD tier.";
     ssd_promoted_bytes: "tidefs_ssd_promoted_bytes_total", "Bytes of objects brought back from the SSD tier.";
     ssd_promotion_misses: "tidefs_ssd_promotion_misses_total", "Objects that could not be brought back, which is a miss.";
-    ssd_prefetches: "tidefs_ssd_prefetches_total", "Objects brought back from the SSD tier ahead of their use.";
+    ssd_prefetches: "tidefs_ssd_prefetches_total", "Objects brought into memory ahead of their use, along a chain or because a client named them.";
     ssd_prefetches_useful: "tidefs_ssd_prefetches_useful_total", "Of these, those that were used then.";
     ssd_prefetches_wasted: "tidefs_ssd_prefetches_wasted_total", "Of these, those that left memory without.";
     ssd_too_slow: "tidefs_ssd_too_slow_total", "Opens told that there is nothing, because loading would have taken longer than computing.";

@@ -238,7 +238,7 @@ settings! {
             example: "32";
         }
 
-        /// Bytes that may be in memory, or on their way there, because they were brought back so and nobody used them yet.
+        /// Most bytes in memory, or on their way there, that were brought so, or by PREFETCH, and that nobody used yet.
         prefetch_max: ByteCount {
             default: default_part(memory.capacity, ByteCount::mib(8), ByteCount::gib(1)),
                 "`memory.capacity` / 16, within `8MiB` and `1GiB`";

@@ -54,6 +54,8 @@ struct Load {
     has_started: bool,
     /// Its bytes, when it was begun ahead of its use.
     ahead: Option<ByteCount>,
+    /// Whether a client named it.
+    is_named: bool,
 }
 
 #[derive(Default)]
@@ -83,6 +85,8 @@ enum Turn {
     Far,
     /// Nobody waits for it yet.
     Ahead,
+    /// Nor for this one, which a client named.
+    Named,
 }
 
 impl Lines {
@@ -111,7 +115,8 @@ impl Lines {
         {
             if self.begin(ino) {
                 self.running_ahead += 1;
-                return Some((ino, Turn::Ahead));
+                let is_named = self.loads.get(&ino).is_some_and(|load| load.is_named);
+                return Some((ino, if is_named { Turn::Named } else { Turn::Ahead }));
             }
         }
         None
@@ -208,14 +213,15 @@ impl Loader {
         job(false);
     }
 
-    /// Has an object loaded that nobody waits for. Returns false when it is being loaded already, or too many are.
-    pub(super) fn leave_ahead(&self, ino: Ino, size: ByteCount) -> bool {
+    /// Has an object loaded that nobody waits for; others leave memory for it only when a client named it. Returns false when it
+    /// is being loaded already, or too many are.
+    pub(super) fn leave_ahead(&self, ino: Ino, size: ByteCount, is_named: bool) -> bool {
         let mut lines = self.lines.lock();
         if lines.ahead.len() >= AHEAD_MAX || lines.is_closed {
             return false;
         }
         let Entry::Vacant(entry) = lines.loads.entry(ino) else { return false };
-        entry.insert(Load { ahead: Some(size), ..Load::default() });
+        entry.insert(Load { ahead: Some(size), is_named, ..Load::default() });
         lines.ahead.push_back(ino);
         self.arrived.notify_one();
         true
@@ -298,26 +304,28 @@ impl Datapath {
                     continue;
                 }
             };
-            if turn == Turn::Wanted && self.keeps_a_thread_from_the_disk(ino) {
-                if !self.loader.lines.lock().goes_far(ino) {
+            if matches!(turn, Turn::Wanted | Turn::Named) && self.keeps_a_thread_from_the_disk(ino) {
+                let mut lines = self.loader.lines.lock();
+                lines.running_ahead -= usize::from(turn == Turn::Named);
+                if !lines.goes_far(ino) {
                     continue;
                 }
                 turn = Turn::Far;
             }
-            let is_ahead = turn == Turn::Ahead;
+            let needs_free_room = turn == Turn::Ahead;
             // A miss is told by what waits for it.
-            let outcome = if is_ahead { self.promote_into_free_room(ino) } else { self.promote(ino) };
+            let outcome = if needs_free_room { self.promote_into_free_room(ino) } else { self.promote(ino) };
             let load = {
                 let mut lines = self.loader.lines.lock();
                 let load = lines.loads.remove(&ino).unwrap_or_default();
                 lines.count -= load.waiting.len() + load.at_start.len();
-                lines.running_ahead -= usize::from(is_ahead);
+                lines.running_ahead -= usize::from(matches!(turn, Turn::Ahead | Turn::Named));
                 lines.running_far -= usize::from(turn == Turn::Far);
                 load
             };
             let is_wanted = !load.waiting.is_empty() || !load.at_start.is_empty() || load.has_started;
             let outcome =
-                if is_ahead && is_wanted { outcome.or_else(|_| self.promote(ino)) } else { outcome };
+                if needs_free_room && is_wanted { outcome.or_else(|_| self.promote(ino)) } else { outcome };
             if let Some(size) = load.ahead {
                 self.ended_ahead(ino, size, outcome.is_ok(), is_wanted);
             }
@@ -341,8 +349,8 @@ mod tests {
     #[test]
     fn who_is_waited_for_comes_before_what_is_loaded_ahead_and_never_twice() {
         let loader = lines(4);
-        assert!(loader.leave_ahead(Ino(1), ByteCount(1)) && loader.leave_ahead(Ino(2), ByteCount(1)));
-        assert!(!loader.leave_ahead(Ino(1), ByteCount(1)), "it is in line already");
+        assert!((1..=2).all(|number| loader.leave_ahead(Ino(number), ByteCount(1), false)));
+        assert!(!loader.leave_ahead(Ino(1), ByteCount(1), false), "it is in line already");
         loader.leave(Ino(3), Box::new(|_| ()));
         loader.leave(Ino(2), Box::new(|_| ()));
         let mut lines = loader.lines.lock();
@@ -355,12 +363,24 @@ mod tests {
     #[test]
     fn half_of_the_threads_stay_for_those_who_wait() {
         let loader = lines(4);
-        assert!((1..=5).all(|number| loader.leave_ahead(Ino(number), ByteCount(1))));
+        assert!((1..=5).all(|number| loader.leave_ahead(Ino(number), ByteCount(1), number == 2)));
         let mut lines = loader.lines.lock();
         assert_eq!(
             (lines.take(), lines.take(), lines.take()),
-            (Some((Ino(1), Turn::Ahead)), Some((Ino(2), Turn::Ahead)), None)
+            (Some((Ino(1), Turn::Ahead)), Some((Ino(2), Turn::Named)), None)
         );
+    }
+
+    #[test]
+    fn what_clients_name_takes_no_place_of_those_who_wait() {
+        let loader = lines(4);
+        let named = |number: &u64| loader.leave_ahead(Ino(*number), ByteCount(1), true);
+        assert_eq!((1..10_000).filter(named).count(), AHEAD_MAX);
+        let told = std::sync::Arc::new(Mutex::new(None));
+        let rest = std::sync::Arc::clone(&told);
+        loader.leave(Ino(20_000), Box::new(move |is_back| *rest.lock() = Some(is_back)));
+        assert_eq!(*told.lock(), None, "it waits");
+        assert_eq!(loader.lines.lock().take(), Some((Ino(20_000), Turn::Wanted)));
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! Bringing objects back from SSD before anybody asks: those that a client names, and those that come next in the chain of
-//! one that is being loaded.
+//! Bringing objects into memory before anybody waits for them: those that a client names, and from SSD those that come next in
+//! the chain of one that is being loaded.
 //!
 //! What comes next is what the same client opened or created after it the last time. The first load of a chain starts
 //! `prefetch_objects` of its successors; each first use of one of them starts the next, so that the disk stays that far
 //! ahead of the reader.
 //!
 //! Invariants
-//! - A load ahead begins only when there is free room for it.
+//! - A load of a chain begins only when there is free room for it. For what a client names others leave memory.
 //! - What was loaded ahead and nobody used is bounded by `prefetch_max` bytes, those on their way included.
 //! - Each object that was loaded ahead is counted once: useful when somebody opens it, wasted when it leaves memory before.
 //!
@@ -71,6 +71,12 @@ impl State {
         self.object(slot).filter(is_away).map(|object| (self.tree.ino(slot), object.size))
     }
 
+    /// The object in `slot`, if it is below memory.
+    fn below(&self, slot: Slot) -> Option<(Ino, ByteCount)> {
+        let is_below = |object: &&Object| object.phase == Phase::Sealed && Datapath::is_away(&object.place);
+        self.object(slot).filter(is_below).map(|object| (self.tree.ino(slot), object.size))
+    }
+
     /// An object that was loaded ahead is used, or leaves memory without. Returns whether it was one.
     pub(super) fn settle_ahead(&mut self, slot: Slot, is_used: bool) -> bool {
         let was_ahead = |object: &&mut Object| object.marks.has(Marks::PREFETCHED);
@@ -85,16 +91,13 @@ impl State {
 }
 
 impl Datapath {
-    /// Has objects brought back from SSD ahead of their use, as far as the budget goes. Waits for nothing. Returns how
-    /// many are on their way; those that are in memory need none.
+    /// Has objects that a client names brought into memory ahead of their use, as far as the budget goes. Waits for nothing.
+    /// Returns how many are on their way; those that are in memory need none.
     pub fn prefetch(&self, inos: &[Ino]) -> usize {
-        if self.ssd.get().is_none() {
-            return 0;
-        }
         let mut state = self.lock();
-        let away = |ino: &Ino| state.on_ssd_alone(state.tree.by_ino(*ino)?);
-        let wanted: Vec<_> = inos.iter().filter_map(away).collect();
-        self.load_ahead(&mut state, wanted)
+        let below = |ino: &Ino| state.below(state.tree.by_ino(*ino)?);
+        let wanted: Vec<_> = inos.iter().filter_map(below).collect();
+        self.load_ahead(&mut state, wanted, true)
     }
 
     /// Somebody waits for an object: its successors are loaded meanwhile.
@@ -112,9 +115,14 @@ impl Datapath {
     pub(super) fn note_use(&self, state: &mut State, slot: Slot, before: Option<KeyHash>) {
         if self.ssd.get().is_some() {
             state.note_successor(before, slot);
-            if state.settle_ahead(slot, true) {
-                self.follow_chain(state, slot);
-            }
+        }
+        self.settle_used(state, slot);
+    }
+
+    /// An object is used: if it was loaded ahead the next of its chain are.
+    pub(super) fn settle_used(&self, state: &mut State, slot: Slot) {
+        if state.settle_ahead(slot, true) {
+            self.follow_chain(state, slot);
         }
     }
 
@@ -135,17 +143,17 @@ impl Datapath {
 
     fn follow_chain(&self, state: &mut State, slot: Slot) {
         let wanted = state.successors_on_ssd(slot, self.settings.prefetch_objects);
-        self.load_ahead(state, wanted);
+        self.load_ahead(state, wanted, false);
     }
 
-    fn load_ahead(&self, state: &mut State, wanted: Vec<(Ino, ByteCount)>) -> usize {
+    fn load_ahead(&self, state: &mut State, wanted: Vec<(Ino, ByteCount)>, are_named: bool) -> usize {
         let mut count = 0;
         for (ino, size) in wanted {
             let after = state.ahead.bytes.saturating_add(size.get());
             if after > self.settings.prefetch_max.get() {
                 break;
             }
-            if self.loader.leave_ahead(ino, size) {
+            if self.loader.leave_ahead(ino, size, are_named) {
                 state.ahead.bytes = after;
                 count += 1;
             }

@@ -300,10 +300,7 @@ fn carry_out(
                 put(entry(found).as_bytes());
                 below.extend(ino);
             });
-            for ino in below {
-                // What waits for it is nothing: its coming is all.
-                datapath.loader().leave(ino, Box::new(|_| ()));
-            }
+            datapath.prefetch(&below);
         }
         Body::GetInto(requests) => {
             let mut copies = Copies::default();

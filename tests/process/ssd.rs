@@ -304,11 +304,14 @@ fn what_a_client_prefetches_is_in_memory_and_nothing_else_is() {
     let tier = |number: u64| tier_of(&namespace.join(format!("object{number}")));
     assert!(until(HANG, || (3..=5).all(|number| tier(number) != "ssd")), "nothing was loaded");
     assert!((6..9).all(|number| tier(number) == "ssd"), "nobody asked for the others");
+    // Counted when a load has ended, a moment after its object is in memory.
+    assert!(until(HANG, || counter(&mount, "tidefs_ssd_prefetches_total") == 3), "they are not counted");
     for number in 3..=5 {
         let view = cache.get(format!("object{number}")).expect("get").expect("a hit");
         assert_eq!(view.is_mapped(), cache.is_fast());
         assert_same(&view, &content(number), "a prefetched object");
     }
+    assert_eq!(counter(&mount, "tidefs_ssd_prefetches_useful_total"), 3);
 }
 
 #[test]

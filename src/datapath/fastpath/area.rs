@@ -243,6 +243,7 @@ impl Datapath {
             return Err(Error::NotPermitted("reading it"));
         }
         state.touch(slot);
+        self.settle_used(&mut state, slot);
         let count = self.tier.read_packed(&extent, request.offset, buffer)?;
         self.telemetry.packed_read_bytes.add(count as u64);
         Ok((count, version, length))

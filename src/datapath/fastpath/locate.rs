@@ -334,6 +334,7 @@ impl Datapath {
         object.uses = object.uses.saturating_add(1);
         let is_shared = object.marks.has(Marks::SHARED);
         state.touch(slot);
+        self.settle_used(state, slot);
         state.tree.node_mut(slot).attributes.atime_ns = now_ns;
         if !is_shared {
             self.share(state, slot, segment);
