@@ -96,14 +96,19 @@ impl Admission {
         if !self.has_room(length, queued) {
             return Err(Refused::QueueFull);
         }
+        // The bucket holds a second. Nothing is taken out of one budget that the other refuses.
+        let rate = self.budget.bytes_per_second.map(ByteCount::get);
+        if rate.is_some_and(|rate| !self.bucket.has(length.get(), rate, rate, now)) {
+            return Err(Refused::OverRate);
+        }
         let day = self.endurance.as_mut();
         if day.is_some_and(|day| !day.admits(length.get(), written.saturating_add(queued), now)) {
             return Err(Refused::OverDay);
         }
-        // The bucket holds a second.
-        let rate = self.budget.bytes_per_second.map(ByteCount::get);
-        let is_within = rate.is_none_or(|rate| self.bucket.take(length.get(), rate, rate, now));
-        if is_within { Ok(()) } else { Err(Refused::OverRate) }
+        if let Some(rate) = rate {
+            self.bucket.take(length.get(), rate, rate, now);
+        }
+        Ok(())
     }
 
     /// The budget of the day, when there is one.
@@ -174,6 +179,22 @@ mod tests {
         }
         // Ten seconds at 10 MiB/s, and the bucket that was full at the start.
         assert!((100..=110).contains(&admitted), "{admitted}");
+    }
+
+    #[test]
+    fn what_the_rate_refuses_takes_nothing_of_the_day() {
+        let budget = Budget { bytes_per_day: Some(ByteCount::gib(13)), ..budget(Some(1)) };
+        let mut admission = Admission::new(budget, Duration::ZERO);
+        // So much in ten seconds that the day is tight: it gives 136 KiB a second, and a minute of these at once.
+        let written = 2 << 30;
+        let mut admit =
+            |length: ByteCount, ms: u64| admission.admit(length, 0, written, Duration::from_millis(ms));
+        assert_eq!(admit(MIB, 10_000), Ok(()));
+        assert_eq!(admit(MIB, 40_000), Ok(()));
+        for _ in 0..100 {
+            assert_eq!(admit(ByteCount::kib(512), 40_000), Err(Refused::OverRate));
+        }
+        assert_eq!(admit(MIB, 41_000), Ok(()));
     }
 
     #[test]
