@@ -45,6 +45,7 @@ impl Datapath {
             source: Source::Bytes(Vec::new()),
             durable: false,
             owner: slot.0,
+            uses: 0,
         };
         let weak = self.this.get().cloned().unwrap_or_default();
         let done = move |stored| {

@@ -38,6 +38,8 @@ pub(super) struct Lent {
     pub(super) record: ObjectRecord,
     pub(super) place: Place,
     pub(super) may_change: bool,
+    /// How often it was used after the first time, which is what it was made for.
+    pub(super) uses: u32,
     /// Whether it stays in memory: then its pages are not about to be free.
     pub(super) stays: bool,
     /// Whether the record that stands, or is on its way, says other things of it.
@@ -128,6 +130,7 @@ impl State {
             record: self.object_record(slot, directory, &name),
             place: object.place.clone(),
             may_change: object.marks.has(Marks::WRITABLE_MAPPING),
+            uses: u32::from(object.uses).saturating_sub(1),
             stays: true,
             was_stale: object.marks.has(Marks::ON_SSD) && object.marks.has(Marks::STALE_ON_SSD),
         };

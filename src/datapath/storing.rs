@@ -117,7 +117,8 @@ impl Datapath {
             let record = ObjectRecord { checksum, ..lent.record };
             let meta = record.encode().map_err(io::Error::other)?;
             let (version, length, owner) = (sent.version, lent.size, lent.slot.0);
-            Ok(Put { key: lent.key, meta, version, length, checksum, source, durable, owner })
+            let uses = lent.uses;
+            Ok(Put { key: lent.key, meta, version, length, checksum, source, durable, owner, uses })
         });
         let put = match put {
             Ok(put) => put,

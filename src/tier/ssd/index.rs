@@ -66,7 +66,7 @@ pub(super) struct Located {
     pub(super) blocks: u32,
     /// What the owner gave to find its object again.
     pub(super) owner: u32,
-    /// Uses since it was written, up to a few.
+    /// Uses since it was written, and those that it came with, up to a few.
     pub(super) heat: u32,
 }
 

@@ -125,6 +125,8 @@ pub struct Put {
     pub durable: bool,
     /// How the owner finds it again, for [`Owner::dropped`].
     pub owner: u32,
+    /// How often it was used more than one expects: reclaim writes it again for that, as for uses while it is on disk.
+    pub uses: u32,
 }
 
 /// The threads of a tier.
@@ -292,7 +294,7 @@ impl SsdTier {
     /// # Errors
     /// Why it is not stored; `done` is not called then.
     pub fn put(&self, put: Put, done: impl FnOnce(Stored) + Send + 'static) -> Result<(), Refused> {
-        let Put { key, meta, version, length, checksum, source, durable, owner } = put;
+        let Put { key, meta, version, length, checksum, source, durable, owner, uses } = put;
         let memory = match source {
             Source::Segment(mapping) => Memory::Segment(mapping),
             Source::Bytes(bytes) => Memory::Buffer(Arc::new(Buffer::holding(&bytes))),
@@ -307,6 +309,7 @@ impl SsdTier {
             memory,
             durable,
             origin: Origin::Owner(owner),
+            uses,
             done: Box::new(done),
         };
         self.shared.enqueue(append)
@@ -370,11 +373,6 @@ impl SsdTier {
         let bytes = usize::try_from(length.get()).map_err(|_| Missed::Corrupt)?;
         let memory = Memory::Buffer(Arc::new(Buffer::zeroed(bytes)));
         self.shared.load(&self.shared.hash(key), key, version, length, &memory).map(drop)
-    }
-
-    /// Counts a use of an object that is in memory too: reclaim keeps what is used.
-    pub fn touch(&self, key: &[u8]) {
-        self.shared.index.touch(&self.shared.hash(key));
     }
 
     /// Removes the versions of a key up to `version`, those that are on their way included. From its return on none of

@@ -58,6 +58,8 @@ pub(super) struct Append {
     pub(super) memory: Memory,
     pub(super) durable: bool,
     pub(super) origin: Origin,
+    /// Uses that it comes with.
+    pub(super) uses: u32,
     pub(super) done: Done,
 }
 

@@ -289,6 +289,7 @@ impl Shared {
             memory,
             durable: false,
             origin: Origin::Zone(nowhere),
+            uses: 0,
             done: super::queue::report_to(sender),
         };
         if !to.queue.push(Job::Append(append)) {

@@ -34,6 +34,19 @@ fn key(number: u64) -> [u8; 8] {
 }
 
 #[test]
+fn what_was_used_before_it_came_to_the_disk_outlives_what_was_not() {
+    let (tier, _) = running(&[MemoryDisk::new()], &config(1, 8));
+    assert_eq!(store_put(&tier, Put { uses: 1, ..put_of(b"used", 1, LENGTH) }), Ok(Stored::Yes));
+    assert_eq!(store(&tier, b"unused", 1, LENGTH), Stored::Yes);
+    let mut number = 0;
+    while tier.holds(b"unused").is_some() {
+        number += 1;
+        assert_eq!(store(&tier, &key(number), 1, LENGTH), Stored::Yes);
+    }
+    assert!(tier.holds(b"used").is_some(), "it went with the first zone");
+}
+
+#[test]
 fn nothing_is_written_where_a_record_stands_that_the_index_still_names() {
     let disks = [MemoryDisk::new()];
     let tier = tier_on(&disks, &config(1, 5));

@@ -88,6 +88,7 @@ impl Shared {
             memory: Memory::Buffer(Arc::new(Buffer::zeroed(0))),
             durable: false,
             origin: Origin::Zone(nowhere),
+            uses: 0,
             done: Box::new(|_| ()),
         }));
     }

@@ -262,6 +262,7 @@ pub(super) fn put_of(key: &[u8], version: u64, length: usize) -> Put {
         source: Source::Bytes(data(key, version, length)),
         durable: false,
         owner: u32::try_from(version).unwrap(),
+        uses: 0,
     }
 }
 

@@ -347,7 +347,7 @@ impl Writer {
 
     /// Tells the index and the owner how a record ended. `written`: where it stands, and its blocks.
     fn finish(&mut self, append: Append, written: Option<(Place, u32)>) {
-        let Append { hash, version, length, memory, durable, origin, done, .. } = append;
+        let Append { hash, version, length, memory, durable, origin, uses, done, .. } = append;
         // Its owner, who is told below, takes the segment back only when nobody else has it mapped.
         drop(memory);
         let stored = {
@@ -360,7 +360,7 @@ impl Writer {
                 (None, _) => Stored::Failed,
                 (Some(_), Origin::Owner(_)) if was_cancelled => Stored::Superseded,
                 (Some((place, blocks)), Origin::Owner(owner)) => {
-                    let located = Located { version, place, blocks, owner, heat: 0 };
+                    let located = Located { version, place, blocks, owner, heat: uses };
                     let older = self.shared.index.get(&hash).filter(|older| older.version < version);
                     if self.shared.index.put(hash, &located) {
                         // It is not to come back when this one is dropped.
