@@ -24,6 +24,9 @@ const REMOVALS: &str = "ssd-removals";
 /// Disks that were added and removed, there too.
 const CHANGES: &str = "ssd-changes.json";
 
+/// What was written of the budget of the day, there too.
+const DAYS: &str = "ssd-days.json";
+
 /// How often the disks were used, in a directory that outlives a restart of the machine.
 const EPOCHS: &str = "ssd-epochs.json";
 
@@ -59,6 +62,7 @@ fn config_of(effective: &Effective) -> SsdConfig {
         intents: Some(effective.state.directory.join(REMOVALS)),
         changes: Some(effective.state.directory.join(CHANGES)),
         epochs: Some(lasting_directory(effective).join(EPOCHS)),
+        days: Some(lasting_directory(effective).join(DAYS)),
         limit: Duration::from_millis(config.deadline_ms),
     }
 }

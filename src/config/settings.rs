@@ -193,7 +193,7 @@ settings! {
 
         /// Bytes a day that may be written, on all disks together, what is written again included; `0` is without limit.
         /// Nothing is held back while the day stays within it at the present rate; then what is left is spread over
-        /// what is left of the day. Days are counted from the daemon's start.
+        /// what is left of the day. Days are counted from the daemon's first start; a restart goes on with the day.
         write_bytes_per_day: ByteCount {
             default: ByteCount::ZERO; range: Range::any(); example: "10TiB";
         }

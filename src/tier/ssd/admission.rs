@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidefs_engine::types::ByteCount;
 
 use super::bucket::Bucket;
-use super::endurance::{DayStatus, Endurance};
+use super::endurance::{DayStatus, Earlier, Endurance};
 
 /// Rate that a disk is taken to have before it has shown one: a slow SSD.
 const RATE_AT_START: u64 = 200 << 20;
@@ -61,10 +61,10 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Full budgets at `now`.
-    pub(super) fn new(budget: Budget, now: Duration) -> Self {
+    /// Full budgets at `now`, but for what was used `earlier` of the day.
+    pub(super) fn new(budget: Budget, now: Duration, earlier: Earlier) -> Self {
         let bucket = Bucket::new(budget.bytes_per_second.unwrap_or_default().get(), now);
-        let endurance = budget.bytes_per_day.map(|per_day| Endurance::new(per_day, now));
+        let endurance = budget.bytes_per_day.map(|per_day| Endurance::new(per_day, now, earlier));
         Self { budget, bucket, endurance, rate: RATE_AT_START }
     }
 
@@ -78,7 +78,7 @@ impl Admission {
             queue,
             queue_bytes_max: ByteCount::ZERO,
         };
-        Self::new(budget, Duration::ZERO)
+        Self::new(budget, Duration::ZERO, Earlier::default())
     }
 
     /// Takes `length` bytes out of the budgets, if they allow it. `queued`: bytes that wait for the disk; `written`: all
@@ -114,6 +114,11 @@ impl Admission {
     /// The budget of the day, when there is one.
     pub(super) fn day(&self, written: u64, now: Duration) -> Option<DayStatus> {
         self.endurance.as_ref().map(|endurance| endurance.status(written, now))
+    }
+
+    /// What is used of the budget of the day, when there is one.
+    pub(super) fn used(&mut self, written: u64, now: Duration) -> Option<Earlier> {
+        self.endurance.as_mut().map(|endurance| endurance.used(written, now))
     }
 
     /// Whether the queue takes `length` bytes more. One record at least may be on its way, however slow the disk.
@@ -159,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_slow_disk_admits_less_and_never_nothing() {
-        let mut admission = Admission::new(budget(None), Duration::ZERO);
+        let mut admission = Admission::new(budget(None), Duration::ZERO, Earlier::default());
         assert_eq!(admission.admit(MIB, 18 << 20, 0, Duration::ZERO), Ok(()));
         assert_eq!(admission.admit(MIB, 20 << 20, 0, Duration::ZERO), Err(Refused::QueueFull));
         (0..100).for_each(|_| admission.measured(1 << 20, Duration::from_millis(100)));
@@ -172,7 +177,7 @@ mod tests {
 
     #[test]
     fn the_byte_rate_is_kept_over_time() {
-        let mut admission = Admission::new(budget(Some(10)), Duration::ZERO);
+        let mut admission = Admission::new(budget(Some(10)), Duration::ZERO, Earlier::default());
         let mut admitted = 0;
         for step in 0..10_000u64 {
             admitted += u64::from(admission.admit(MIB, 0, 0, Duration::from_millis(step)).is_ok());
@@ -184,7 +189,7 @@ mod tests {
     #[test]
     fn what_the_rate_refuses_takes_nothing_of_the_day() {
         let budget = Budget { bytes_per_day: Some(ByteCount::gib(13)), ..budget(Some(1)) };
-        let mut admission = Admission::new(budget, Duration::ZERO);
+        let mut admission = Admission::new(budget, Duration::ZERO, Earlier::default());
         // So much in ten seconds that the day is tight: it gives 136 KiB a second, and a minute of these at once.
         let written = 2 << 30;
         let mut admit =
@@ -199,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_record_larger_than_a_second_of_budget_passes_once_in_a_while() {
-        let mut admission = Admission::new(budget(Some(1)), Duration::ZERO);
+        let mut admission = Admission::new(budget(Some(1)), Duration::ZERO, Earlier::default());
         let large = ByteCount::mib(50);
         assert_eq!(admission.admit(large, 0, 0, Duration::ZERO), Ok(()));
         assert_eq!(admission.admit(large, 0, 0, Duration::from_millis(500)), Err(Refused::OverRate));

@@ -20,6 +20,7 @@ mod admission;
 mod bucket;
 mod change;
 mod choosing;
+mod days;
 mod device;
 mod devices;
 mod disk;
@@ -439,6 +440,7 @@ impl SsdTier {
             device.queue.close();
         }
         threads.writers.into_iter().for_each(|(_, thread)| join(thread));
+        self.shared.keep_days();
     }
 }
 

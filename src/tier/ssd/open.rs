@@ -44,6 +44,8 @@ pub struct SsdConfig {
     pub intents: Option<PathBuf>,
     /// A file for disks that are added and removed while the tier is used.
     pub changes: Option<PathBuf>,
+    /// A file for what was written of the budget of the day.
+    pub days: Option<PathBuf>,
     /// A file for the epochs of pools that were used, which outlives a restart of the machine.
     pub epochs: Option<PathBuf>,
     /// How long a request of a disk may take.

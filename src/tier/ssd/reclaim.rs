@@ -24,6 +24,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::Shared;
 use super::choosing::Choosing;
+use super::days::KEPT_EVERY;
 use super::device::{Device, FooterPlace, Zone};
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
 use super::identity::flush;
@@ -61,7 +62,12 @@ impl Shared {
     /// Keeps zones free until the tier stops.
     pub(super) fn reclaim_in_background(&self) {
         let mut choosing = Choosing::default();
+        let mut kept_at = Instant::now();
         while !self.is_stopping() {
+            if kept_at.elapsed() >= KEPT_EVERY {
+                kept_at = Instant::now();
+                self.keep_days();
+            }
             let mut has_progress = false;
             let is_named = self.is_named.load(Ordering::Relaxed);
             for device in &self.devices.all() {

@@ -13,6 +13,7 @@ use tidefs_engine::types::{ByteCount, Checksum, Version};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::admission::{Admission, Budget, Refused};
+use super::days::Days;
 use super::device::Device;
 use super::devices::Devices;
 use super::epochs::Epochs;
@@ -67,6 +68,9 @@ pub(super) struct Shared {
     pub(super) order: AtomicU64,
     /// A disk's part of the budgets.
     budget: Budget,
+    /// Where it is kept what was used of them today, and what earlier lives used.
+    pub(super) days: Option<PathBuf>,
+    pub(super) earlier_days: Days,
     pub(super) intents: Intents,
     left_intents: Mutex<Vec<(RecordHash, Version)>>,
     pub(super) owner: OnceLock<Arc<dyn Owner>>,
@@ -116,6 +120,8 @@ impl Shared {
             pending: Mutex::default(),
             order: AtomicU64::new(1),
             budget,
+            days: config.days.clone(),
+            earlier_days: Days::load(config.days.as_deref()),
             intents,
             left_intents: Mutex::new(left),
             owner: OnceLock::new(),
@@ -136,7 +142,13 @@ impl Shared {
 
     /// Gives a disk its part of the budgets.
     pub(super) fn give_budget(&self, device: &Device) {
-        *device.admission.lock() = Admission::new(self.budget, self.started.elapsed());
+        let earlier = self.earlier_days.of(&device.name).unwrap_or_default();
+        *device.admission.lock() = Admission::new(self.budget, self.uptime(), earlier);
+    }
+
+    /// Since the start of the tier.
+    pub(super) fn uptime(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// A start meets a record on a disk. There may be one on another, or the same one a second time: reclaim wrote it again,

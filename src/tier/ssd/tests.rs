@@ -295,6 +295,21 @@ fn a_disk_that_fails_every_write_gets_no_more_and_costs_only_hits() {
 }
 
 #[test]
+fn a_restart_goes_on_with_the_day_of_the_budget() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = MemoryDisk::new();
+    let mut config = SsdConfig { days: Some(directory.path().join("days")), ..config(1, 20) };
+    config.budget.bytes_per_day = Some(ByteCount::gib(1));
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    assert_eq!(store(&tier, b"key", 1, 40_000), Stored::Yes);
+    let day = |tier: &SsdTier| tier.status().devices[0].day.unwrap().written;
+    let before = day(&tier);
+    assert!(before > ByteCount(40_000));
+    drop(tier);
+    assert!(day(&running(&[disk], &config).0) >= before);
+}
+
+#[test]
 fn a_full_filesystem_makes_the_tier_smaller() {
     let disk = MemoryDisk::new();
     let config = config(1, 20);

@@ -33,6 +33,7 @@ impl Logic {
             intents: Some(self.base.path().join("removals")),
             changes: None,
             epochs: None,
+            days: None,
             limit: Duration::from_secs(30),
         })
         .expect("the disk opens")

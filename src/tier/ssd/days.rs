@@ -1,0 +1,87 @@
+//! How much of the day's budget each disk used, kept for the next start: a restart begins no new day.
+//!
+//! A file of JSON: by the name of the place, since when its day counts, in seconds since 1970, and the bytes written since. It
+//! is written every `KEPT_EVERY` and at the end; a daemon that is killed forgets what it wrote since. Without a budget of the
+//! day there is none.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::Shared;
+use super::endurance::{DAY, Earlier};
+
+/// How often it is written.
+pub(super) const KEPT_EVERY: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Day {
+    began_s: u64,
+    written: u64,
+}
+
+/// What earlier lives wrote, by the name of the place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Days(BTreeMap<String, Day>);
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+impl Days {
+    /// What an earlier life left; nothing when that cannot be read, which is said.
+    pub(super) fn load(path: Option<&Path>) -> Self {
+        let Some(path) = path else { return Self::default() };
+        let text = fs::read(path).and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other));
+        text.unwrap_or_else(|error| {
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::warn!(file = %path.display(), %error, "the day of ssd.write_bytes_per_day begins anew");
+            }
+            Self::default()
+        })
+    }
+
+    /// The day of a place, while it is not over.
+    pub(super) fn of(&self, name: &str) -> Option<Earlier> {
+        let day = self.0.get(name)?;
+        // A clock that was put back makes it a day that begins now.
+        let age = Duration::from_secs(now_s().saturating_sub(day.began_s));
+        (age < DAY).then_some(Earlier { age, written: day.written })
+    }
+
+    fn note(&mut self, name: &str, day: Earlier) {
+        let began_s = now_s().saturating_sub(day.age.as_secs());
+        self.0.insert(name.to_owned(), Day { began_s, written: day.written });
+    }
+}
+
+impl Shared {
+    /// Keeps how much of the day's budget is used.
+    pub(super) fn keep_days(&self) {
+        let Some(path) = &self.days else { return };
+        // Another disk may be away for a while.
+        let mut days = self.earlier_days.clone();
+        days.0.retain(|_, day| now_s().saturating_sub(day.began_s) < DAY.as_secs());
+        for device in self.devices.all() {
+            let written = device.work.written_bytes.load(Ordering::Relaxed);
+            let day = device.admission.lock().used(written, self.uptime());
+            day.into_iter().for_each(|day| days.note(&device.name, day));
+        }
+        if days == Days::default() {
+            return;
+        }
+        let next = path.with_extension("next");
+        let stored = serde_json::to_vec(&days)
+            .map_err(io::Error::other)
+            .and_then(|text| fs::write(&next, text))
+            .and_then(|()| fs::rename(&next, path));
+        if let Err(error) = stored {
+            tracing::warn!(file = %path.display(), %error, "a restart would begin a new day of ssd.write_bytes_per_day");
+        }
+    }
+}
