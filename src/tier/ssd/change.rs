@@ -8,8 +8,8 @@
 //! - A zone of a leaving disk is void on it before its records could be missed by a removal: other disks keep their
 //!   removals as long as a leaving one has a zone that was opened before them.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
-//! - A disk that is removed has no superblock any more, or [an old one](super::outdated): no start takes what it held for the
-//!   pool's.
+//! - A disk that is removed has no superblock any more, or [an old one](super::outdated): no start takes what it held
+//!   for the pool's.
 //!
 //! Limits: a disk that is added has the share of the budgets that the others have, until the next start.
 //! Threads: any that may wait; one change at a time.

@@ -1,8 +1,8 @@
 //! How much of the day's budget each disk used, kept for the next start: a restart begins no new day.
 //!
-//! A file of JSON: by the name of the place, since when its day counts, in seconds since 1970, and the bytes written since. It
-//! is written every `KEPT_EVERY` and at the end; a daemon that is killed forgets what it wrote since. Without a budget of the
-//! day there is none.
+//! A file of JSON: by the name of the place, since when its day counts, in seconds since 1970, and the bytes written
+//! since. It is written every `KEPT_EVERY` and at the end; a daemon that is killed forgets what it wrote since.
+//! Without a budget of the day there is none.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,8 @@
 //! How far the epochs of pools went, kept where a restart of the machine does not reach.
 //!
-//! A disk that is away in a life of its pool is behind the others, and is not trusted when it comes back. Where no other disk
-//! is there to go ahead, this file does: a life with none of a pool's disks, and one in which a disk lost removals, count here.
+//! A disk that is away in a life of its pool is behind the others, and is not trusted when it comes back. Where no
+//! other disk is there to go ahead, this file does: a life with none of a pool's disks, and one in which a disk lost
+//! removals, count here.
 //!
 //! A file of JSON: a list of `{"pool": .., "epoch": ..}`, that which was used last first.
 //!

@@ -169,8 +169,8 @@ impl SsdTier {
         Self::with_disks(config, Some(io), Vec::new(), Vec::new(), 0)
     }
 
-    /// Notes a life of the daemon in which no place is configured, nor was added: a disk of an earlier life that comes back
-    /// later was missing in it.
+    /// Notes a life of the daemon in which no place is configured, nor was added: a disk of an earlier life that comes
+    /// back later was missing in it.
     pub fn pass_by(config: &SsdConfig) {
         let mut epochs = Epochs::load(config.epochs.as_deref());
         if epochs.last_pool().is_some() {

@@ -163,7 +163,8 @@ fn is_device(place: &Path) -> bool {
     std::fs::metadata(place).is_ok_and(|metadata| !metadata.is_dir())
 }
 
-/// Finds out which of the candidates belong together, and takes them into use at a new epoch, which `epochs` gets to know.
+/// Finds out which of the candidates belong together, and takes them into use at a new epoch, which `epochs` gets to
+/// know.
 ///
 /// # Errors
 /// When the system has no random numbers.

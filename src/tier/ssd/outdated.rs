@@ -1,8 +1,8 @@
-//! Disks that are not to be trusted by a later start: one that lost removals, or that was taken out and still says that it
-//! belongs to the pool.
+//! Disks that are not to be trusted by a later start: one that lost removals, or that was taken out and still says
+//! that it belongs to the pool.
 //!
-//! Its superblock stays as it is, since it takes no writes, and the rest of the pool goes ahead of it: the next start finds it
-//! behind, as one that was missing, and gives up what it holds.
+//! Its superblock stays as it is, since it takes no writes, and the rest of the pool goes ahead of it: the next start
+//! finds it behind, as one that was missing, and gives up what it holds.
 //!
 //! Threads: the disk's writer, or the one that takes it out; waits for the other disks.
 
@@ -17,7 +17,8 @@ use super::format::{BLOCK_BYTES, Superblock};
 use super::identity::write_superblocks;
 
 impl Shared {
-    /// Has the next start give up what a disk holds. Returns false when there is neither another disk nor a file to say so.
+    /// Has the next start give up what a disk holds. Returns false when there is neither another disk nor a file to
+    /// say so.
     pub(super) fn outdate(&self, device: &Device) -> bool {
         if device.is_outdated.load(Ordering::Relaxed) {
             return true;

@@ -6,10 +6,11 @@
 //! Invariants
 //! - A record of a zone without a footer counts only when its data matches its checksum: a torn one loses itself alone.
 //! - What was removed stays removed, whichever of record and removal is read first; what was stored after that is there.
-//! - A zone that is lost, or of which nobody can tell its life, has its removals read block by block: they count whatever
-//!   the life is, since a record that was stored after one has a larger order.
+//! - A zone that is lost, or of which nobody can tell its life, has its removals read block by block: they count
+//!   whatever the life is, since a record that was stored after one has a larger order.
 //!
-//! Limits: lost zones are read for `SALVAGE_ALL_LIMIT` together at most; removals behind that are lost, which is logged.
+//! Limits: lost zones are read for `SALVAGE_ALL_LIMIT` together at most; removals behind that are lost, which is
+//! logged.
 
 use std::io;
 use std::sync::Arc;
@@ -220,7 +221,8 @@ impl Shared {
         }
     }
 
-    /// The zones in use of all devices, those that were opened first first, and before them those whose life is not known.
+    /// The zones in use of all devices, those that were opened first first, and before them those whose life is not
+    /// known.
     fn known_zones(&self) -> Vec<Known> {
         let of_device = |device: &Arc<Device>| {
             let is_known =

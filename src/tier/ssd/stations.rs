@@ -6,9 +6,9 @@
 //!   [headless](ZoneState::Headless), unless the life that it named can be told.
 //! - Nothing else of a headless zone counts: its trailer may be of an earlier life, whose records were dropped since.
 //!
-//! Limits: a damaged header is taken for that of a life when at most `FLIPPED_BITS_MAX` of its bits differ; those of two lives
-//! differ in their checksums. A block device may hold anything before a zone is first opened: a zone that names the disk
-//! neither in its trailer nor in its first record was never in use.
+//! Limits: a damaged header is taken for that of a life when at most `FLIPPED_BITS_MAX` of its bits differ; those of
+//! two lives differ in their checksums. A block device may hold anything before a zone is first opened: a zone that
+//! names the disk neither in its trailer nor in its first record was never in use.
 
 use std::io;
 use std::sync::Arc;
