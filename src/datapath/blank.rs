@@ -187,7 +187,7 @@ impl Datapath {
 
     fn allocate_blank(&self, size: ByteCount) -> Result<(SegmentId, File), Error> {
         // As any writer, it leaves the headroom to those that the kernel serves.
-        self.make_room(size.round_up_to_pages().saturating_add(self.settings.write_headroom), Slot::ROOT)?;
+        self.make_room_without_loss(size.round_up_to_pages().saturating_add(self.settings.write_headroom))?;
         let (segment, file) = self.tier.create_segment()?;
         let length = file.set_len(size.get()).map_err(Error::io("ftruncate of a segment"));
         match length.and_then(|()| self.reserve(&file, ByteCount::ZERO, size, Slot::ROOT)) {
