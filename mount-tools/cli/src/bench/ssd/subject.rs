@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tidefs_control_api::instance::StateDir;
-use tidefs_control_api::{EvictRequest, Evicted, KeyPath, Pin, PinRequest, SsdStatus, Status, routes};
+use tidefs_control_api::{
+    EvictProgress, EvictRequest, Evicted, KeyPath, Pin, PinRequest, SsdStatus, Status, routes,
+};
 use tidefs_engine::types::{ByteCount, PAGE};
 
 use crate::bench::buffer::Rotating;
@@ -19,9 +21,6 @@ use crate::bench::local::write_object;
 use crate::bench::mount::make_directory;
 use crate::client::Client;
 use crate::error::CliError;
-
-/// Most that one request to evict asks for: it must end before the daemon's deadline.
-const EVICTED_AT_ONCE: ByteCount = ByteCount::gib(2);
 
 /// Longest time that objects on disk are waited for to have their names.
 const NAMES_LIMIT: Duration = Duration::from_secs(600);
@@ -109,16 +108,11 @@ impl Subject {
     /// When it sends less.
     pub(super) fn evict(&self, bytes: ByteCount) -> Result<f64, Error> {
         let started = Instant::now();
-        let mut left = bytes;
-        while left > ByteCount::ZERO {
-            let part = left.min(EVICTED_AT_ONCE);
-            let request = EvictRequest { bytes: Some(part), ..EvictRequest::default() };
-            let value = self.client.post(routes::EVICT, &request).map_err(|error| told(&error))?;
-            let evicted: Evicted = self.client.read(value).map_err(|error| told(&error))?;
-            if evicted.bytes < part {
-                return Err(Error::Invalid(format!("{} of {part} could be evicted", evicted.bytes)));
-            }
-            left = left.saturating_sub(part);
+        let request = EvictRequest { bytes: Some(bytes), ..EvictRequest::default() };
+        let followed = self.client.follow(routes::EVICT, &request, |_: EvictProgress| ());
+        let (evicted, _): (Evicted, _) = followed.map_err(|error| told(&error))?;
+        if evicted.bytes < bytes {
+            return Err(Error::Invalid(format!("{} of {bytes} could be evicted", evicted.bytes)));
         }
         Ok(started.elapsed().as_secs_f64())
     }
