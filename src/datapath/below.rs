@@ -10,6 +10,7 @@
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 use parking_lot::MutexGuard;
@@ -22,6 +23,10 @@ use crate::namespace::{Cookie, Ino, Slot, Tree};
 
 /// Nodes that are gone through under the lock at once: about a tenth of a millisecond.
 pub(super) const PART: usize = 64;
+/// How long a processor is kept on the way: the kernel may have put a thread that answers requests on the same one, though
+/// another is idle, and let it wait there until all is gone through. Shorter turns would make the way far longer where all
+/// processors are busy.
+const TURN: Duration = Duration::from_millis(1);
 
 /// A way through a directory and all that is below.
 #[derive(Debug)]
@@ -122,11 +127,16 @@ impl Datapath {
         mut part: impl FnMut(&mut State) -> Option<T>,
         mut after: impl FnMut(T),
     ) {
+        let mut turn = Instant::now();
         loop {
             let mut state = self.lock();
             let Some(made) = part(&mut state) else { return };
             // Who waits comes first, or it would wait for many parts.
             MutexGuard::unlock_fair(state);
+            if turn.elapsed() >= TURN {
+                std::thread::yield_now();
+                turn = Instant::now();
+            }
             after(made);
         }
     }
