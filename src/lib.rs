@@ -11,5 +11,6 @@ pub mod datapath;
 mod ffi;
 pub mod fuse;
 pub mod namespace;
+mod replace;
 pub mod telemetry;
 pub mod tier;

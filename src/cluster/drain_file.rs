@@ -9,6 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::replace::replace;
+
 /// A drain that is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Unfinished {
@@ -48,11 +50,8 @@ impl Unfinished {
     /// Keeps it. What stands in the way is logged: it drains nevertheless.
     pub(super) fn store(self, file: Option<&Path>) {
         let Some(file) = file else { return };
-        let next = file.with_extension("next");
-        let stored = serde_json::to_vec(&self)
-            .map_err(io::Error::other)
-            .and_then(|text| fs::write(&next, text))
-            .and_then(|()| fs::rename(&next, file));
+        let text = serde_json::to_vec(&self).map_err(io::Error::other);
+        let stored = text.and_then(|text| replace(file, &text));
         if let Err(error) = stored {
             tracing::warn!(file = %file.display(), %error, "a restart of this member ends its drain");
         }

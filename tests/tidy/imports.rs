@@ -19,7 +19,7 @@ struct Layers {
 const DAEMON: Layers = Layers {
     folder: "src/",
     layers: &[
-        &["config", "error", "ffi", "telemetry"],
+        &["config", "error", "ffi", "replace", "telemetry"],
         &["namespace", "tier", "cluster"],
         &["locate"],
         &["datapath"],

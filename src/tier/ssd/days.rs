@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Shared;
 use super::endurance::{DAY, Earlier};
+use crate::replace::replace;
 
 /// How often it is written.
 pub(super) const KEPT_EVERY: Duration = Duration::from_secs(60);
@@ -75,11 +76,8 @@ impl Shared {
         if days == Days::default() {
             return;
         }
-        let next = path.with_extension("next");
-        let stored = serde_json::to_vec(&days)
-            .map_err(io::Error::other)
-            .and_then(|text| fs::write(&next, text))
-            .and_then(|()| fs::rename(&next, path));
+        let text = serde_json::to_vec(&days).map_err(io::Error::other);
+        let stored = text.and_then(|text| replace(path, &text));
         if let Err(error) = stored {
             tracing::warn!(file = %path.display(), %error, "a restart would begin a new day of ssd.write_bytes_per_day");
         }

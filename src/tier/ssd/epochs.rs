@@ -8,14 +8,15 @@
 //!
 //! Limits: `POOLS_MAX` pools; those that were not used for longest are forgotten.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::format::Uuid;
+use crate::replace::replace_durably;
 
 const POOLS_MAX: usize = 16;
 
@@ -79,13 +80,7 @@ impl Epochs {
         let Some(path) = &self.path else { return Ok(false) };
         let directory = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        let next = path.with_extension("next");
-        let mut options = File::options();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
-        file.write_all(&serde_json::to_vec(&self.reached)?)?;
-        file.sync_all()?;
-        fs::rename(&next, path)?;
-        File::open(directory)?.sync_all()?;
+        replace_durably(path, &serde_json::to_vec(&self.reached)?)?;
         Ok(true)
     }
 

@@ -7,7 +7,7 @@
 //! Limits: 32 bytes for each removal that waits; the file is emptied whenever none does, and written anew beyond a MiB, when
 //! most of it does not wait any more. For a disk that takes no writes removals wait until the next start, one for each key.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use tidefs_engine::types::Version;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::format::{RecordHash, Tombstone};
+use crate::replace::replace;
 
 const ENTRY_BYTES: usize = 32;
 /// Bytes of the file from which on it is written anew, when most of them say what is on disk by now.
@@ -111,15 +112,13 @@ impl Intents {
 impl Pending {
     /// Writes the file anew with what waits. Not before it is twice as long is it looked at again.
     fn rewrite(&mut self) {
-        let next = self.path.with_extension("next");
         let bytes: Vec<u8> =
             self.open.iter().flat_map(|((_, hash), version)| entry(*hash, *version)).collect();
-        let replace = || {
-            fs::write(&next, &bytes)?;
-            fs::rename(&next, &self.path)?;
+        let renew = || {
+            replace(&self.path, &bytes)?;
             open_file(&self.path)
         };
-        match replace() {
+        match renew() {
             Ok(file) => (self.file, self.bytes) = (file, bytes.len() as u64),
             Err(error) => tracing::warn!(%error, "the file of removals grows"),
         }
@@ -154,6 +153,8 @@ fn parse(bytes: &[u8]) -> Vec<(RecordHash, Version)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn removal(number: u8, version: u64) -> Tombstone {

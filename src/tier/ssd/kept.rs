@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::ByteCount;
 
+use crate::replace::replace;
+
 /// A disk that was added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Added {
@@ -81,17 +83,13 @@ impl Changes {
     /// nevertheless.
     pub(super) fn store(&self, file: Option<&Path>) {
         let Some(file) = file else { return };
-        let next = file.with_extension("next");
         let stored = if *self == Self::default() {
             fs::remove_file(file).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),
                 _ => Err(error),
             })
         } else {
-            serde_json::to_vec(self)
-                .map_err(io::Error::other)
-                .and_then(|text| fs::write(&next, text))
-                .and_then(|()| fs::rename(&next, file))
+            serde_json::to_vec(self).map_err(io::Error::other).and_then(|text| replace(file, &text))
         };
         if let Err(error) = stored {
             tracing::warn!(file = %file.display(), %error, "a change of the disks is forgotten at the next start");

@@ -1,11 +1,12 @@
 //! What is agreed on, in a file of the keeper's state directory: its next start goes on with it.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::Path;
 
 use crate::cluster::coordinator::embedded::Agreed;
 use crate::cluster::member::ClusterId;
+use crate::replace::replace_durably;
 
 /// What an earlier start kept; without a file a cluster that begins.
 ///
@@ -28,13 +29,7 @@ pub(super) fn load(file: &Path) -> io::Result<Agreed> {
 /// Of the file system; what was kept before is still there then.
 pub(super) fn store(file: &Path, agreed: &Agreed) -> io::Result<()> {
     let text = serde_json::to_vec_pretty(agreed).map_err(io::Error::other)?;
-    let next = file.with_extension("next");
-    let mut written = File::create(&next)?;
-    written.write_all(&text)?;
-    written.sync_all()?;
-    fs::rename(&next, file)?;
-    let directory = file.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    File::open(directory)?.sync_all()
+    replace_durably(file, &text)
 }
 
 #[cfg(test)]
