@@ -1,13 +1,12 @@
 //! What is done with everything below a directory, or with all that is due: in parts, with the lock let go after each, so that
 //! nobody waits for longer than a part takes, however many keys there are.
 //!
-//! Names may change while a way leads through a directory. What keeps its path all the time is met once. What comes, goes or gets another name while a
-//! way leads through its directory is met or not, and told of once at most; of a directory that is moved away from below
+//! Names may change while a way leads through a directory. What keeps its path all the time is met once. What comes, goes
+//! or gets another name meanwhile is met or not, and told of once at most; of a directory that is moved away from below
 //! nothing more is met.
 //!
 //! Threads: whoever asks goes through it. Who waits for the lock meanwhile gets it after each part.
 
-use std::cell::Cell;
 use std::cmp::Reverse;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -120,12 +119,20 @@ enum Judged {
 }
 
 impl Datapath {
-    /// Does `part` under the lock, again and again until it says `None`; and with what it made each time, `after`, when others
-    /// may have the lock.
-    pub(super) fn in_parts<T>(
+    /// Does `part` under the lock, again and again until it says `None`; and with what it made each time, `after`, when
+    /// others may have the lock.
+    pub(super) fn in_parts<T>(&self, part: impl FnMut(&mut State) -> Option<T>, mut after: impl FnMut(T)) {
+        self.in_parts_while(part, |made| {
+            after(made);
+            ControlFlow::Continue(())
+        });
+    }
+
+    /// The same, until `after` breaks it off.
+    fn in_parts_while<T>(
         &self,
         mut part: impl FnMut(&mut State) -> Option<T>,
-        mut after: impl FnMut(T),
+        mut after: impl FnMut(T) -> ControlFlow<()>,
     ) {
         let mut turn = Instant::now();
         loop {
@@ -137,7 +144,9 @@ impl Datapath {
                 std::thread::yield_now();
                 turn = Instant::now();
             }
-            after(made);
+            if after(made).is_break() {
+                return;
+            }
         }
     }
 
@@ -147,19 +156,18 @@ impl Datapath {
         &self,
         path: &[u8],
         mut each: impl FnMut(&mut State, Slot) -> Option<T>,
-        mut after: impl FnMut(Vec<T>) -> ControlFlow<()>,
+        after: impl FnMut(Vec<T>) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         let top = {
             let state = self.lock();
             state.tree.by_path(path).map(|slot| state.tree.ino(slot)).ok_or(Error::NoObject)?
         };
         let mut way = Way::from(top);
-        let is_broken_off = Cell::new(false);
         let part = |state: &mut State| {
-            let files = if is_broken_off.get() { None } else { way.next_below(&state.tree, top, PART) }?;
+            let files = way.next_below(&state.tree, top, PART)?;
             Some(files.into_iter().filter_map(|slot| each(state, slot)).collect())
         };
-        self.in_parts(part, |made| is_broken_off.set(after(made).is_break()));
+        self.in_parts_while(part, after);
         Ok(())
     }
 
@@ -187,17 +195,13 @@ impl Datapath {
             let rest = facts.path.strip_prefix(path);
             rest.is_some_and(|rest| path.is_empty() || rest.is_empty() || rest.starts_with(b"/"))
         };
-        for part in files.chunks(PART) {
-            let state = self.lock();
-            let shown =
-                part.iter().filter_map(|ino| state.tree.by_ino(*ino).filter(|&slot| state.is_shown(slot)));
-            let facts: Vec<NodeFacts> =
-                shown.map(|slot| self.facts_of(&state, slot)).filter(is_below).collect();
-            parking_lot::MutexGuard::unlock_fair(state);
-            if facts.into_iter().try_for_each(&mut each).is_break() {
-                break;
-            }
-        }
+        let mut parts = files.chunks(PART);
+        let part = |state: &mut State| {
+            let slots = parts.next()?.iter().filter_map(|ino| state.tree.by_ino(*ino));
+            let shown = slots.filter(|&slot| state.is_shown(slot));
+            Some(shown.map(|slot| self.facts_of(state, slot)).filter(is_below).collect::<Vec<_>>())
+        };
+        self.in_parts_while(part, |facts| facts.into_iter().try_for_each(&mut each));
         Ok(files.len() as u64)
     }
 
