@@ -312,4 +312,4 @@ fn take_batch(operations: &mut VecDeque<Operation>, batch: BatchId) -> Vec<Opera
 #[cfg(test)]
 // By its path, since `tests/interleavings` names this file by one.
 #[path = "lane/tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -1,49 +1,10 @@
 //! One way, told what becomes of it step by step.
 
-use std::collections::VecDeque;
-
 use super::*;
-use crate::topology::Topology;
-use crate::transport::{BatchId, BoxFuture, Capabilities, Endpoint, Operation, Rail, RailLoad};
-use crate::types::{Incarnation, MemberId, RailId};
+use crate::queue::lane::tests::idle as lane;
+use crate::types::{Incarnation, MemberId};
 
 const PEER: PeerId = PeerId { member: MemberId(1), incarnation: Incarnation(1) };
-
-/// Stands, and carries nothing.
-#[derive(Debug)]
-struct Still;
-
-impl Endpoint for Still {
-    fn post(&self, _: &mut VecDeque<Operation>) {}
-
-    fn cancel(&self, _: BatchId) {}
-
-    fn state(&self) -> EndpointState {
-        EndpointState::Ready
-    }
-
-    fn load(&self) -> Vec<RailLoad> {
-        Vec::new()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async {})
-    }
-}
-
-fn lane() -> Arc<Lane> {
-    let capabilities = Capabilities {
-        operation_bytes_max: ByteCount(4096),
-        slice_bytes: ByteCount(4096),
-        operations_max: 1,
-        is_local: true,
-        needs_target_cpu: false,
-        needs_local_registration: false,
-    };
-    let rail =
-        Rail { id: RailId(0), name: "test".into(), numa: None, pci_links: None, nominal_bytes_per_second: 0 };
-    Arc::new(Lane::new("test", capabilities, vec![rail], &Arc::new(Topology::default()), Arc::new(Still)))
-}
 
 fn begin(way: &Way, now: Duration) -> Attempt {
     match way.step(now, true) {
