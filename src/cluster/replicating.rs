@@ -198,8 +198,9 @@ impl Core {
     }
 
     /// Learns what a backup decided meanwhile, and answers for their shards again. While it is lost there is nobody who
-    /// could have decided anything that counts: it will tell when it is back. `fall`: of [`super::catalog::owner::Owner::fall_behind`]; what was
-    /// asked for before a later one does not tell what was decided since.
+    /// could have decided anything that counts: it will tell when it is back. `fall`: of
+    /// [`super::catalog::owner::Owner::fall_behind`]; what was asked for before a later one does not tell what was decided
+    /// since.
     pub(super) async fn catch_up(self: Arc<Self>, backup: MemberId, fall: u64) {
         loop {
             let deadline = self.in_background();

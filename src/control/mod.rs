@@ -9,7 +9,8 @@
 //! - The socket's folder has mode 0700, the socket 0600, before the first request is accepted.
 //!
 //! Limits: `server::CONNECTIONS_MAX` connections (further ones wait), `handlers::BODY_MAX` bytes of request,
-//! `handlers::DEADLINE` for an answer or the start of one that is streamed (`stream`), `server::HEADER_DEADLINE` for a request's head.
+//! `handlers::DEADLINE` for an answer or the start of one that is streamed (`stream`), `server::HEADER_DEADLINE` for a
+//! request's head.
 //! Threads: one, `control`, runs the runtime; operations run on its few blocking threads, never on it.
 
 mod cluster;
@@ -44,8 +45,8 @@ pub use server::{ControlServer, StartError};
 
 /// What the admin API can ask of the daemon; one method a route.
 ///
-/// Methods block and are quick (well below the deadline of `handlers::DEADLINE`), but for [`Self::list`], [`Self::evict`], [`Self::verify`] and
-/// [`Self::drain_disk`].
+/// Methods block and are quick (well below the deadline of `handlers::DEADLINE`), but for [`Self::list`],
+/// [`Self::evict`], [`Self::verify`] and [`Self::drain_disk`].
 /// Paths were checked: [`KeyPath::to_bytes`] does not fail on them. Errors carry the code that the caller sees;
 /// [`ApiError::no_object`] is the one for a key that is not here.
 pub trait Operations: fmt::Debug + Send + Sync + 'static {

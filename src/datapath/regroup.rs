@@ -10,8 +10,8 @@
 //!   `turn` is in that of `domain`, any other in that of `former`.
 //! - A domain lives as long as a directory uses it.
 //!
-//! Threads: whoever changes the policy goes through it, off those that answer the kernel, and is answered when it is done. Who finds nothing to evict below
-//! a quota meanwhile waits for that, since the objects may not be in its order yet.
+//! Threads: whoever changes the policy goes through it, off those that answer the kernel, and is answered when it is done.
+//! Who finds nothing to evict below a quota meanwhile waits for that, since the objects may not be in its order yet.
 
 use tidefs_engine::types::ByteCount;
 

@@ -1,9 +1,9 @@
 //! Checks that the tree keeps the rules it set itself, by reading it.
 //!
 //! Shows: imports point one way; foreign types and `unsafe` stay in their rooms; the error table, the options and
-//! the tests that documents name exist; no link is dead; the README shows what its script does. How: a small lexer over every file that git knows (or
-//! would add), no build. Each check is a function from text to [`Problem`]s, so that beside the test of the tree
-//! stand tests that feed it bad text: a check that cannot fail is no check.
+//! the tests that documents name exist; no link is dead; the README shows what its script does. How: a small lexer over
+//! every file that git knows (or would add), no build. Each check is a function from text to [`Problem`]s, so that beside
+//! the test of the tree stand tests that feed it bad text: a check that cannot fail is no check.
 //!
 //! A failure says file, line, rule and what to do. Where a rule must bend, a table beside it takes the exception
 //! with its reason; an exception that is no longer needed fails as well.

@@ -1,6 +1,6 @@
 //! Hours in little: processes that all move bytes between each other, by shared memory, by sockets and, where there is
-//! libfabric, by that, while operations fail, are lost and cancelled, and processes are stopped, killed and started again. Every byte is checked, and who
-//! lives through all of it neither grows nor keeps descriptors.
+//! libfabric, by that, while operations fail, are lost and cancelled, and processes are stopped, killed and started again.
+//! Every byte is checked, and who lives through all of it neither grows nor keeps descriptors.
 //!
 //! `TIDEFS_SOAK_SECONDS` says for how long; `packaging/dev.sh soak` runs it for ten minutes. `TIDEFS_SOAK_SEED` decides what
 //! happens.

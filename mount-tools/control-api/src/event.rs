@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ApiError;
 
-/// One line of such an answer. The last line is a [`Event::Summary`] or an [`Event::Error`]; an answer that ends otherwise was cut
-/// off. What goes wrong before anything was told is told by the status of the reply instead, with an [`crate::ErrorBody`].
+/// One line of such an answer. The last line is a [`Event::Summary`] or an [`Event::Error`]; an answer that ends otherwise
+/// was cut off. What goes wrong before anything was told is told by the status of the reply instead, with an
+/// [`crate::ErrorBody`].
 ///
 /// The daemon ends the work when its reader leaves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,8 @@ pub const WHY: &str = "/v1/why";
 pub const WHERE: &str = "/v1/where";
 /// `POST` of [`crate::DrainRequest`]: [`crate::DrainStatus`].
 pub const DRAIN: &str = "/v1/drain";
-/// `POST` of [`crate::EvictRequest`]: one [`crate::EvictEvent`] a line, the last one a summary or an error. It ends with its reader.
+/// `POST` of [`crate::EvictRequest`]: one [`crate::EvictEvent`] a line, the last one a summary or an error. It ends with
+/// its reader.
 pub const EVICT: &str = "/v1/evict";
 /// `POST` of [`crate::PinRequest`]: [`crate::Pinned`].
 pub const PIN: &str = "/v1/pin";
