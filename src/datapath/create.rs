@@ -190,6 +190,9 @@ impl Datapath {
                     Err(Error::Stale) => {}
                     Err(error) => return Err(error),
                     Ok(opened) => {
+                        drop(state);
+                        self.cut_slot_file(&opened, options)?;
+                        let mut state = self.lock();
                         state.tree.reference(target);
                         return Ok(Some((self.stat_of(&state, target), opened)));
                     }

@@ -83,6 +83,18 @@ impl Datapath {
     /// [`Error::Stale`] when the name must be looked up again: the object is gone, hidden, or the writer is to meet
     /// the new version that was begun for it. [`Error::IsDirectory`], [`Error::NothingEvictable`], [`Error::Io`].
     pub fn open(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
+        let opened = self.open_version(caller, ino, options)?;
+        self.cut_slot_file(&opened, options)?;
+        Ok(opened)
+    }
+
+    /// Whether [`open`](Self::open) may take long, and is not to be waited for by whoever answers the kernel.
+    #[must_use]
+    pub fn is_long_to_open(&self, ino: Ino, options: OpenOptions) -> bool {
+        self.is_long_to_check(ino) || (options.truncate && options.write && self.is_slot_file(ino))
+    }
+
+    fn open_version(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
         match self.verify_before_first_use(ino) {
             // That it is gone is found below.
             Ok(()) | Err(Error::Stale) => {}

@@ -16,7 +16,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use tidefs_engine::types::ByteCount;
 
 use super::write::SizeChange;
-use super::{Datapath, Error, Marks, Phase, Place, State};
+use super::{Datapath, Error, Marks, OpenOptions, Opened, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::scratch::{ScratchError, ScratchFile};
 
@@ -86,6 +86,26 @@ impl Datapath {
         Ok(())
     }
 
+    /// Cuts a slot file that was just opened to be cut to nothing: without the lock, since its disk may free blocks for
+    /// seconds. Where that fails it is closed again.
+    pub(super) fn cut_slot_file(&self, opened: &Opened, options: OpenOptions) -> Result<(), Error> {
+        if !options.truncate || !options.write {
+            return Ok(());
+        }
+        let Some(scratch) = self.lock().slot_file(opened.ino) else { return Ok(()) };
+        scratch.set_length(ByteCount::ZERO).map_err(scratch_error).inspect_err(|_| {
+            // It is closed as by close(2), or it would count as one whose writer was killed.
+            self.lock().count_flush(opened.handle);
+            self.release(opened.handle);
+        })
+    }
+
+    /// Whether `ino` is a slot file: what frees blocks of it may wait for a disk.
+    #[must_use]
+    pub fn is_slot_file(&self, ino: Ino) -> bool {
+        self.lock().slot_file(ino).is_some()
+    }
+
     /// Moves a file to disk that lost its name while somebody has it open for writing: it will never be an object.
     ///
     /// What stands in the way is no error of the unlink: the file then stays in memory, counted, until it is closed.
@@ -119,6 +139,13 @@ enum Movable {
 }
 
 impl State {
+    fn slot_file(&self, ino: Ino) -> Option<Arc<ScratchFile>> {
+        match &self.object(self.tree.by_ino(ino)?)?.place {
+            Place::Scratch(scratch) => Some(Arc::clone(scratch)),
+            Place::Solo(_) | Place::Packed(_) | Place::Ssd | Place::Remote => None,
+        }
+    }
+
     fn movable(&self, ino: Ino) -> Result<(Slot, Movable), Error> {
         let slot = self.tree.by_ino(ino).ok_or(Error::BadHandle)?;
         let object = self.object(slot).ok_or(Error::BadHandle)?;

@@ -237,7 +237,7 @@ impl Datapath {
 
     /// Whether the first use of an object begins with a check that is not for a thread which answers others.
     #[must_use]
-    pub fn is_long_to_check(&self, ino: Ino) -> bool {
+    pub(super) fn is_long_to_check(&self, ino: Ino) -> bool {
         self.has_unverified.load(Ordering::Relaxed)
             && self.lock().unverified(ino).is_some_and(|size| size >= LONG)
     }

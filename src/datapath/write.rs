@@ -347,13 +347,14 @@ impl Datapath {
         Ok(())
     }
 
-    /// Cuts a file that is being opened to nothing. Its pages go back at once.
+    /// Cuts a file that is being opened to nothing. Its pages go back at once; a slot file is left to
+    /// [`cut_slot_file`](Self::cut_slot_file), without the lock.
     pub(super) fn cut(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
         let Some(object) = state.object_mut(slot) else { return Err(Error::IsDirectory) };
         // What was refused, or written by somebody who died, is not there any more: it drops nothing of what comes now.
         (object.open_mut().refused, object.open_mut().writer_killed) = (None, None);
-        if let Place::Scratch(scratch) = &object.place {
-            return scratch.set_length(ByteCount::ZERO).map_err(scratch_error);
+        if object.is_slot_file() {
+            return Ok(());
         }
         let Some(file) = object.file().cloned() else { return Err(Error::Stale) };
         file.set_len(0).map_err(Error::io("ftruncate of a segment"))?;

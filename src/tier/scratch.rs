@@ -4,7 +4,9 @@
 //! disk's own namespace as soon as it is made, so a daemon that dies leaves nothing behind. Of several disks a new file
 //! goes to the one with most room; one that refuses is passed over.
 //!
-//! Threads: called from session threads; the count is one atomic.
+//! Threads: called from session threads; the count is one atomic. A thread of its own [closes](closer) what nobody uses.
+
+mod closer;
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,6 +18,8 @@ use std::sync::{Arc, OnceLock};
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::resource::{Resource, getrlimit};
 use tidefs_engine::types::ByteCount;
+
+use self::closer::{Closer, Closing};
 
 /// Why scratch space cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +77,7 @@ pub struct Scratch {
     /// How many may live: a part of the descriptors that the daemon may have, the others are for objects and clients.
     files_max: u64,
     next: AtomicU64,
+    closer: Closer,
 }
 
 /// A directory of scratch files.
@@ -82,11 +87,12 @@ struct Home {
     is_ready: OnceLock<()>,
 }
 
-/// One scratch file. Its blocks are given back when the value is dropped.
+/// One scratch file. Its blocks are given back soon after the value is dropped, which waits for no disk.
 #[derive(Debug)]
 pub struct ScratchFile {
     space: Arc<Scratch>,
-    file: Arc<File>,
+    /// There until it is dropped.
+    file: Option<Arc<File>>,
     /// Its directory, among those of the space.
     home: usize,
     charged: AtomicU64,
@@ -106,6 +112,7 @@ impl Scratch {
             files: AtomicU64::new(0),
             files_max: getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft / FILES_SHARE),
             next: AtomicU64::new(0),
+            closer: Closer::default(),
         })
     }
 
@@ -139,11 +146,7 @@ impl Scratch {
         let mut refusal = None;
         for number in self.homes_by_room() {
             match self.create_in(&self.homes[number]) {
-                Ok(file) => {
-                    self.files.fetch_add(1, Ordering::Relaxed);
-                    let (space, file) = (Arc::clone(self), Arc::new(file));
-                    return Ok(ScratchFile { space, file, home: number, charged: AtomicU64::new(0) });
-                }
+                Ok(file) => return Ok(self.count(file, number)),
                 Err(error) => {
                     if self.homes.len() > 1 {
                         tracing::warn!(%error, "a disk takes no scratch file");
@@ -153,6 +156,12 @@ impl Scratch {
             }
         }
         Err(refusal.unwrap_or_else(|| disk_error(Path::new(""), io::ErrorKind::NotFound.into())))
+    }
+
+    /// A file that was made in one of the homes.
+    fn count(self: &Arc<Self>, file: File, home: usize) -> ScratchFile {
+        self.files.fetch_add(1, Ordering::Relaxed);
+        ScratchFile { space: Arc::clone(self), file: Some(Arc::new(file)), home, charged: AtomicU64::new(0) }
     }
 
     /// The directories, that on the disk with most room first.
@@ -213,7 +222,7 @@ impl ScratchFile {
     /// The file itself, to read and to write inside what was [made room for](Self::grow).
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
-        &self.file
+        self.file.as_ref().expect("it is taken when the value is dropped, and not before")
     }
 
     /// Makes sure that `more` bytes may be written.
@@ -229,7 +238,7 @@ impl ScratchFile {
 
     /// Counts the blocks that the file really has now. Called after each change of them.
     pub fn recount(&self) {
-        let Ok(metadata) = self.file.metadata() else { return };
+        let Ok(metadata) = self.file().metadata() else { return };
         let now = metadata.blocks() * 512;
         let before = self.charged.swap(now, Ordering::Relaxed);
         if now >= before {
@@ -245,7 +254,7 @@ impl ScratchFile {
     /// [`ScratchError`], and then nothing was written.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<(), ScratchError> {
         self.admit(ByteCount(data.len() as u64))?;
-        self.file.write_all_at(data, offset).map_err(|source| self.disk(source))?;
+        self.file().write_all_at(data, offset).map_err(|source| self.disk(source))?;
         self.recount();
         Ok(())
     }
@@ -255,7 +264,7 @@ impl ScratchFile {
     /// # Errors
     /// [`ScratchError`].
     pub fn set_length(&self, length: ByteCount) -> Result<(), ScratchError> {
-        self.file.set_len(length.get()).map_err(|source| self.disk(source))?;
+        self.file().set_len(length.get()).map_err(|source| self.disk(source))?;
         self.recount();
         Ok(())
     }
@@ -288,7 +297,7 @@ impl ScratchFile {
         let as_offset = |value: u64| {
             i64::try_from(value).map_err(|_| self.disk(io::Error::from(io::ErrorKind::FileTooLarge)))
         };
-        fallocate(&*self.file, flags, as_offset(offset)?, as_offset(length.get())?)
+        fallocate(&**self.file(), flags, as_offset(offset)?, as_offset(length.get())?)
             .map_err(|errno| self.disk(errno.into()))?;
         self.recount();
         Ok(())
@@ -297,13 +306,19 @@ impl ScratchFile {
 
 impl Drop for ScratchFile {
     fn drop(&mut self) {
-        self.space.files.fetch_sub(1, Ordering::Relaxed);
-        self.space.used.fetch_sub(self.charged.load(Ordering::Relaxed), Ordering::Relaxed);
+        let Some(file) = self.file.take() else { return };
+        let (space, charged) = (Arc::clone(&self.space), self.charged.load(Ordering::Relaxed));
+        self.space.closer.close(Closing { space, file, charged });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -317,7 +332,32 @@ mod tests {
         assert!(space.used() >= ByteCount(65536));
         assert_eq!(fs::read_dir(directory.path().join("scratch")).unwrap().count(), 0);
         drop(file);
+        until_closed(&space);
         assert_eq!(space.used(), ByteCount::ZERO);
+    }
+
+    fn until_closed(space: &Scratch) {
+        while space.files() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn who_lets_go_of_a_file_does_not_wait_for_its_last_close() {
+        // The last close of a connection waits for its peer to take what was sent, as that of a file waits for a disk.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let linger = libc::linger { l_onoff: 1, l_linger: 30 };
+        nix::sys::socket::setsockopt(&sender, nix::sys::socket::sockopt::Linger, &linger).unwrap();
+        sender.set_nonblocking(true).unwrap();
+        while sender.write(&[1; 65536]).is_ok() {}
+
+        let space = Scratch::new(vec![], false, ByteCount::mib(1));
+        drop(space.count(File::from(OwnedFd::from(sender)), 0));
+        assert_eq!(space.files(), 1, "its close goes on");
+        std::io::copy(&mut peer, &mut std::io::sink()).unwrap();
+        until_closed(&space);
     }
 
     #[test]

@@ -3,10 +3,14 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::MsFlags;
+use nix::sys::signal::Signal;
+use nix::sys::statvfs::statvfs;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -37,6 +41,7 @@ in_both_modes!(
     writers_of_a_file_that_becomes_a_slot_file_lose_nothing,
     a_file_that_becomes_a_slot_file_is_the_same_to_all_who_open_it_later,
     a_slot_file_that_goes_leaves_what_others_may_evict,
+    cutting_a_slot_file_keeps_nobody_waiting_for_its_disk,
 );
 
 /// Larger than the memory of the mount.
@@ -439,4 +444,41 @@ fn a_slot_file_that_goes_leaves_what_others_may_evict(mode: Mode) {
         crate::fixture::publish_object(&kept.join(format!("k{seed}")), seed, MIB);
     }
     assert_eq!(sorted_names(&kept).len(), 48, "all have room: what is cold leaves");
+}
+
+fn cutting_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
+    // A disk that stands still when it is told to: another mount, whose daemon can be stopped.
+    let disk = Mount::start(&mode.options(&["capacity=64MiB", "scratch.capacity=1GiB"]));
+    let directory = format!("scratch.dir={}", disk.path().join("disk/scratch").display());
+    let (mount, kv) = kv_with(mode, &["fuse.threads=1", "scratch_min=4MiB", &directory]);
+    let path = kv.join("slots");
+    let file = create(&path);
+    file.set_len(8 << 20).expect("ftruncate");
+    file.write_all_at(&pattern::bytes(1, MIB), 4 << 20).expect("pwrite");
+    assert_eq!(get_xattr_text(&path, "user.tidefs.tier"), "scratch");
+
+    let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let cuts: [(&str, &(dyn Fn() + Sync)); 2] = [
+        ("punching a hole", &|| fallocate(&file, punch, 0, 6 << 20).expect("fallocate")),
+        ("ftruncate", &|| file.set_len(4096).expect("ftruncate")),
+    ];
+    for (what, cut) in cuts {
+        disk.signal(Signal::SIGSTOP);
+        thread::scope(|scope| {
+            let cutting = scope.spawn(cut);
+            let others = scope.spawn(|| {
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_millis(300) {
+                    statvfs(mount.path()).expect("statfs");
+                }
+            });
+            let are_answered = wait::until(wait::HANG, || others.is_finished());
+            let is_cut = cutting.is_finished();
+            disk.signal(Signal::SIGCONT);
+            assert!(are_answered, "{what} keeps others waiting");
+            assert!(!is_cut, "{what} does not wait for the disk: this shows nothing");
+        });
+    }
+    drop(File::create(&path).expect("open with O_TRUNC"));
+    assert_eq!(file.metadata().expect("stat").len(), 0);
 }

@@ -93,7 +93,8 @@ pub(in crate::fuse) fn setattr(
         });
         return;
     }
-    dispatcher.with_object(ino(number), move |is_here| {
+    let is_on_disk = change.size.is_some() && datapath.is_slot_file(ino(number));
+    let rest = move |is_here: bool| {
         if is_shared && !is_here {
             // Its attributes are those of its bytes, which are on other members and cannot be had.
             return reply_attr(&lifetimes, Err(Error::NoObject), "setattr", reply);
@@ -104,7 +105,13 @@ pub(in crate::fuse) fn setattr(
             _ => News::default(),
         };
         after_telling(&datapath, news, move || reply_attr(&lifetimes, outcome, "setattr", reply));
-    });
+    };
+    if is_on_disk {
+        // Its disk may free blocks for seconds.
+        dispatcher.at_leisure(move || rest(true));
+    } else {
+        dispatcher.with_object(ino(number), rest);
+    }
 }
 
 pub(in crate::fuse) fn statfs(dispatcher: &Dispatcher, number: INodeNo, reply: ReplyStatfs) {

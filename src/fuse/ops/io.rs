@@ -94,6 +94,12 @@ pub(in crate::fuse) fn fallocate(
         _ => return reply.error(Errno::EOPNOTSUPP),
     };
     let through = Some(HandleId(handle.0));
-    let outcome = dispatcher.datapath.change_size(&caller(request), ino(number), through, change);
-    reply_done(outcome, "fallocate", reply);
+    let (datapath, caller) = (Arc::clone(&dispatcher.datapath), caller(request));
+    let is_on_disk = datapath.is_slot_file(ino(number));
+    let rest = move || {
+        let outcome = datapath.change_size(&caller, ino(number), through, change);
+        reply_done(outcome, "fallocate", reply);
+    };
+    // Its disk may free blocks for seconds.
+    if is_on_disk { dispatcher.at_leisure(rest) } else { rest() }
 }

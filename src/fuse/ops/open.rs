@@ -63,7 +63,7 @@ pub(in crate::fuse) fn open(
     let (caller, options) = (caller(request), options(flags.0));
     let mut reply = reply;
     let need = if options.write { Need::Whole } else { Need::Start };
-    if datapath.is_long_to_check(ino(number)) {
+    if datapath.is_long_to_open(ino(number), options) {
         let (datapath, kernel) = (Arc::clone(datapath), Arc::clone(kernel));
         return dispatcher.at_leisure(move || {
             let left = open_object(&datapath, &kernel, &caller, ino(number), options, reply);
