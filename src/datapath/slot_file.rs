@@ -12,6 +12,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
 use parking_lot::{RwLock, RwLockReadGuard};
 use tidefs_engine::types::ByteCount;
 
@@ -101,9 +103,25 @@ impl Datapath {
     }
 
     /// Whether `ino` is a slot file: what frees blocks of it may wait for a disk.
-    #[must_use]
-    pub fn is_slot_file(&self, ino: Ino) -> bool {
+    pub(super) fn is_slot_file(&self, ino: Ino) -> bool {
         self.lock().slot_file(ino).is_some()
+    }
+
+    /// Whether changing the length or the pages of `ino` may wait for a disk, and is not for whoever answers the kernel.
+    #[must_use]
+    pub fn is_long_to_change(&self, ino: Ino, change: SizeChange) -> bool {
+        self.is_slot_file(ino) || self.would_move(ino, change.end())
+    }
+
+    /// The same of a write to `ino` that ends at `end`: it is long when it makes a slot file of it. What a slot file is told
+    /// to write is in the page cache of its disk at once.
+    #[must_use]
+    pub fn is_long_to_write(&self, ino: Ino, end: ByteCount) -> bool {
+        self.would_move(ino, end)
+    }
+
+    fn would_move(&self, ino: Ino, end: ByteCount) -> bool {
+        end >= self.settings.scratch_min && matches!(self.lock().movable(ino), Ok((_, Movable::From(_))))
     }
 
     /// Moves a file to disk that lost its name while somebody has it open for writing: it will never be an object.
@@ -163,21 +181,39 @@ fn length_of(file: &File) -> Result<u64, Error> {
     Ok(file.metadata().map_err(Error::io("stat of a segment"))?.len())
 }
 
-/// Copies all bytes of a segment; what is a hole there is written as zeros. Returns how many there are.
+/// Copies all bytes of a segment, and leaves its holes. Returns its length.
 fn copy(file: &File, scratch: &ScratchFile) -> Result<u64, Error> {
     let length = length_of(file)?;
     let mut buffer = vec![0; 1 << 20];
-    let mut offset = 0;
-    while offset < length {
-        let count = file.read_at(&mut buffer, offset).map_err(Error::io("read of a segment"))?;
-        if count == 0 {
-            break;
+    let mut end = 0;
+    while let Some(begin) = seek(file, end, Whence::SeekData)? {
+        // There is a hole at the end of each file.
+        end = seek(file, begin, Whence::SeekHole)?.unwrap_or(begin);
+        let mut offset = begin;
+        while offset < end {
+            let wanted = usize::try_from(end - offset).map_or(buffer.len(), |left| left.min(buffer.len()));
+            let count =
+                file.read_at(&mut buffer[..wanted], offset).map_err(Error::io("read of a segment"))?;
+            if count == 0 {
+                break; // cut meanwhile: the length says so
+            }
+            scratch.write_at(&buffer[..count], offset).map_err(scratch_error)?;
+            offset += count as u64;
         }
-        scratch.write_at(&buffer[..count], offset).map_err(scratch_error)?;
-        offset += count as u64;
     }
     scratch.set_length(ByteCount(length)).map_err(scratch_error)?;
     Ok(length)
+}
+
+/// Where the next bytes, or the next hole, of a file begin. `None` behind the last of them. Nothing else uses the offset of the
+/// file, which this moves.
+fn seek(file: &File, from: u64, whence: Whence) -> Result<Option<u64>, Error> {
+    let from = i64::try_from(from).map_err(|_| Error::TooLong)?;
+    match lseek(file, from, whence) {
+        Ok(at) => Ok(u64::try_from(at).ok()),
+        Err(Errno::ENXIO) => Ok(None),
+        Err(errno) => Err(Error::io("lseek in a segment")(errno.into())),
+    }
 }
 
 /// Changes the length or the pages of a slot file.

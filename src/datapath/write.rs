@@ -52,6 +52,17 @@ pub enum SizeChange {
     },
 }
 
+impl SizeChange {
+    /// Up to where the file is to have room afterwards.
+    pub(super) fn end(self) -> ByteCount {
+        match self {
+            Self::Set(length) => length,
+            Self::Allocate { offset, length, .. } => offset.saturating_add(length),
+            Self::Punch { .. } => ByteCount::ZERO,
+        }
+    }
+}
+
 enum Target {
     Segment { file: Arc<File>, reserved: ByteCount, directory: Slot, slot: Slot },
     Scratch(Arc<ScratchFile>),
@@ -263,11 +274,7 @@ impl Datapath {
     }
 
     fn change_open_size(&self, slot: Slot, change: SizeChange) -> Result<(), Error> {
-        let end = match change {
-            SizeChange::Set(length) => length,
-            SizeChange::Allocate { offset, length, .. } => offset.saturating_add(length),
-            SizeChange::Punch { .. } => ByteCount::ZERO,
-        };
+        let end = change.end();
         if end >= self.settings.scratch_min {
             let ino = self.lock().tree.ino(slot);
             self.become_scratch(ino)?;

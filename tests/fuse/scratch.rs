@@ -40,8 +40,9 @@ in_both_modes!(
     a_file_with_a_temporary_name_unlinked_while_it_is_written_stays_whole,
     writers_of_a_file_that_becomes_a_slot_file_lose_nothing,
     a_file_that_becomes_a_slot_file_is_the_same_to_all_who_open_it_later,
+    a_file_that_becomes_a_slot_file_keeps_its_holes,
     a_slot_file_that_goes_leaves_what_others_may_evict,
-    cutting_a_slot_file_keeps_nobody_waiting_for_its_disk,
+    changing_a_slot_file_keeps_nobody_waiting_for_its_disk,
 );
 
 /// Larger than the memory of the mount.
@@ -446,7 +447,7 @@ fn a_slot_file_that_goes_leaves_what_others_may_evict(mode: Mode) {
     assert_eq!(sorted_names(&kept).len(), 48, "all have room: what is cold leaves");
 }
 
-fn cutting_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
+fn changing_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
     // A disk that stands still when it is told to: another mount, whose daemon can be stopped.
     let disk = Mount::start(&mode.options(&["capacity=64MiB", "scratch.capacity=1GiB"]));
     let directory = format!("scratch.dir={}", disk.path().join("disk/scratch").display());
@@ -457,15 +458,18 @@ fn cutting_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
     file.write_all_at(&pattern::bytes(1, MIB), 4 << 20).expect("pwrite");
     assert_eq!(get_xattr_text(&path, "user.tidefs.tier"), "scratch");
 
+    let (grown, late) = (create(&kv.join("grown")), create(&kv.join("late")));
     let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    let cuts: [(&str, &(dyn Fn() + Sync)); 2] = [
+    let changes: [(&str, &(dyn Fn() + Sync)); 4] = [
         ("punching a hole", &|| fallocate(&file, punch, 0, 6 << 20).expect("fallocate")),
         ("ftruncate", &|| file.set_len(4096).expect("ftruncate")),
+        ("becoming one by a write", &|| grown.write_all_at(&[1; 4096], (4 << 20) - 4096).expect("pwrite")),
+        ("becoming one by ftruncate", &|| late.set_len(4 << 20).expect("ftruncate")),
     ];
-    for (what, cut) in cuts {
+    for (what, change) in changes {
         disk.signal(Signal::SIGSTOP);
         thread::scope(|scope| {
-            let cutting = scope.spawn(cut);
+            let changing = scope.spawn(change);
             let others = scope.spawn(|| {
                 let began = Instant::now();
                 while began.elapsed() < Duration::from_millis(300) {
@@ -473,12 +477,24 @@ fn cutting_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
                 }
             });
             let are_answered = wait::until(wait::HANG, || others.is_finished());
-            let is_cut = cutting.is_finished();
+            let is_changed = changing.is_finished();
             disk.signal(Signal::SIGCONT);
             assert!(are_answered, "{what} keeps others waiting");
-            assert!(!is_cut, "{what} does not wait for the disk: this shows nothing");
+            assert!(!is_changed, "{what} does not wait for the disk: this shows nothing");
         });
     }
     drop(File::create(&path).expect("open with O_TRUNC"));
     assert_eq!(file.metadata().expect("stat").len(), 0);
+}
+
+fn a_file_that_becomes_a_slot_file_keeps_its_holes(mode: Mode) {
+    let (mount, kv) = kv_with(mode, &["scratch_min=32MiB"]);
+    let file = create(&kv.join("slots"));
+    file.write_all_at(&pattern::bytes(1, 4096), 24 << 20).expect("pwrite");
+    file.set_len(1 << 30).expect("ftruncate beyond scratch_min");
+    assert_eq!(get_xattr_text(&kv.join("slots"), "user.tidefs.tier"), "scratch");
+    // The pages of memory are huge where they can be.
+    assert!(scratch_bytes(&mount) <= 4 << 20, "{} bytes on disk", scratch_bytes(&mount));
+    assert_same(&read_back(&file, 24 << 20, 4096), &pattern::bytes(1, 4096), "what was written");
+    assert_eq!(read_back(&file, 16 << 20, 4096), [0; 4096]);
 }

@@ -9,7 +9,7 @@ use fuser::{Errno, FileHandle, INodeNo, ReplyAttr, ReplyStatfs, Request, TimeOrN
 use tidefs_engine::types::{ByteCount, PAGE};
 
 use super::{Dispatcher, caller, fail};
-use crate::datapath::{AttributeChange, Error, HandleId, News, Stat};
+use crate::datapath::{AttributeChange, Error, HandleId, News, SizeChange, Stat};
 use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::dispatch::after_telling;
@@ -93,7 +93,8 @@ pub(in crate::fuse) fn setattr(
         });
         return;
     }
-    let is_on_disk = change.size.is_some() && datapath.is_slot_file(ino(number));
+    let is_long_to = |size| datapath.is_long_to_change(ino(number), SizeChange::Set(size));
+    let is_long = change.size.is_some_and(is_long_to);
     let rest = move |is_here: bool| {
         if is_shared && !is_here {
             // Its attributes are those of its bytes, which are on other members and cannot be had.
@@ -106,8 +107,7 @@ pub(in crate::fuse) fn setattr(
         };
         after_telling(&datapath, news, move || reply_attr(&lifetimes, outcome, "setattr", reply));
     };
-    if is_on_disk {
-        // Its disk may free blocks for seconds.
+    if is_long {
         dispatcher.at_leisure(move || rest(true));
     } else {
         dispatcher.with_object(ino(number), rest);

@@ -69,7 +69,18 @@ pub(in crate::fuse) fn write(
         // Its handles are numbers of their own.
         return reply.error(Errno::EINVAL);
     }
-    match dispatcher.datapath.write(HandleId(handle.0), offset, data) {
+    let datapath = &dispatcher.datapath;
+    let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
+    if datapath.is_long_to_write(ino(number), end) {
+        let (datapath, data) = (Arc::clone(datapath), data.to_vec());
+        dispatcher.at_leisure(move || write_here(&datapath, handle, offset, &data, reply));
+    } else {
+        write_here(datapath, handle, offset, data, reply);
+    }
+}
+
+fn write_here(datapath: &Datapath, handle: FileHandle, offset: u64, data: &[u8], reply: ReplyWrite) {
+    match datapath.write(HandleId(handle.0), offset, data) {
         Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
         Err(error) => reply.error(fail("write", &error)),
     }
@@ -95,11 +106,10 @@ pub(in crate::fuse) fn fallocate(
     };
     let through = Some(HandleId(handle.0));
     let (datapath, caller) = (Arc::clone(&dispatcher.datapath), caller(request));
-    let is_on_disk = datapath.is_slot_file(ino(number));
+    let is_long = datapath.is_long_to_change(ino(number), change);
     let rest = move || {
         let outcome = datapath.change_size(&caller, ino(number), through, change);
         reply_done(outcome, "fallocate", reply);
     };
-    // Its disk may free blocks for seconds.
-    if is_on_disk { dispatcher.at_leisure(rest) } else { rest() }
+    if is_long { dispatcher.at_leisure(rest) } else { rest() }
 }
