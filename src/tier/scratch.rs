@@ -77,7 +77,7 @@ pub struct Scratch {
     /// How many may live: a part of the descriptors that the daemon may have, the others are for objects and clients.
     files_max: u64,
     next: AtomicU64,
-    closer: Closer,
+    closer: Arc<Closer>,
 }
 
 /// A directory of scratch files.
@@ -112,7 +112,7 @@ impl Scratch {
             files: AtomicU64::new(0),
             files_max: getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft / FILES_SHARE),
             next: AtomicU64::new(0),
-            closer: Closer::default(),
+            closer: Arc::default(),
         })
     }
 
@@ -134,14 +134,15 @@ impl Scratch {
         self.capacity
     }
 
-    /// Makes an empty file.
+    /// Makes an empty file. Waits for files that are being closed when there are as many as may be.
     ///
     /// # Errors
     /// [`ScratchError::Disk`] when no directory can be made or written, [`ScratchError::DiskFull`], [`ScratchError::TooMany`].
     pub fn create(self: &Arc<Self>) -> Result<ScratchFile, ScratchError> {
-        let files = self.files();
-        if files >= self.files_max {
-            return Err(ScratchError::TooMany { files });
+        while self.files() >= self.files_max {
+            if !self.closer.help() {
+                return Err(ScratchError::TooMany { files: self.files() });
+            }
         }
         let mut refusal = None;
         for number in self.homes_by_room() {
@@ -214,6 +215,12 @@ fn disk_error(directory: &Path, source: io::Error) -> ScratchError {
     }
 }
 
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.closer.end();
+    }
+}
+
 impl ScratchFile {
     fn disk(&self, source: io::Error) -> ScratchError {
         disk_error(&self.space.homes[self.home].directory, source)
@@ -225,13 +232,16 @@ impl ScratchFile {
         self.file.as_ref().expect("it is taken when the value is dropped, and not before")
     }
 
-    /// Makes sure that `more` bytes may be written.
+    /// Makes sure that `more` bytes may be written. Waits for files that are being closed when there is no room without.
     ///
     /// # Errors
     /// [`ScratchError::Full`] when they would pass the capacity.
     pub fn admit(&self, more: ByteCount) -> Result<(), ScratchError> {
-        if self.space.used().saturating_add(more) > self.space.capacity {
-            return Err(ScratchError::Full { needed: more, capacity: self.space.capacity });
+        let space = &self.space;
+        while space.used().saturating_add(more) > space.capacity {
+            if more > space.capacity || !space.closer.help() {
+                return Err(ScratchError::Full { needed: more, capacity: space.capacity });
+            }
         }
         Ok(())
     }
@@ -342,22 +352,44 @@ mod tests {
         }
     }
 
-    #[test]
-    fn who_lets_go_of_a_file_does_not_wait_for_its_last_close() {
-        // The last close of a connection waits for its peer to take what was sent, as that of a file waits for a disk.
+    /// A file whose last close takes until what stands in the connection is read: it waits for its peer to take what was
+    /// sent, as that of a file waits for a disk.
+    fn slow_to_close(space: &Arc<Scratch>) -> (ScratchFile, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut peer, _) = listener.accept().unwrap();
+        let (peer, _) = listener.accept().unwrap();
         let linger = libc::linger { l_onoff: 1, l_linger: 30 };
         nix::sys::socket::setsockopt(&sender, nix::sys::socket::sockopt::Linger, &linger).unwrap();
         sender.set_nonblocking(true).unwrap();
         while sender.write(&[1; 65536]).is_ok() {}
+        (space.count(File::from(OwnedFd::from(sender)), 0), peer)
+    }
 
+    #[test]
+    fn who_lets_go_of_a_file_does_not_wait_for_its_last_close() {
         let space = Scratch::new(vec![], false, ByteCount::mib(1));
-        drop(space.count(File::from(OwnedFd::from(sender)), 0));
+        let (file, mut peer) = slow_to_close(&space);
+        drop(file);
         assert_eq!(space.files(), 1, "its close goes on");
-        std::io::copy(&mut peer, &mut std::io::sink()).unwrap();
+        io::copy(&mut peer, &mut io::sink()).unwrap();
         until_closed(&space);
+    }
+
+    #[test]
+    fn who_needs_the_room_of_a_file_that_is_being_closed_waits_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = Scratch::new(vec![directory.path().to_path_buf()], true, ByteCount::mib(1));
+        let (file, mut peer) = slow_to_close(&space);
+        let other = space.create().unwrap();
+        file.charged.store(1 << 20, Ordering::Relaxed);
+        space.used.store(1 << 20, Ordering::Relaxed);
+        assert!(matches!(other.write_at(&[1; 4096], 0), Err(ScratchError::Full { .. })), "nothing is closed");
+        drop(file);
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| other.write_at(&[1; 4096], 0));
+            io::copy(&mut peer, &mut io::sink()).unwrap();
+            writing.join().unwrap().expect("there is room once it is closed");
+        });
     }
 
     #[test]

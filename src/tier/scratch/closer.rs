@@ -2,12 +2,16 @@
 //! a disk busy with that for seconds. Whoever lets go of a file may be answering the kernel, or hold a lock.
 //!
 //! Threads: one, started for the first file that is closed.
-//! Bound: files that wait count as living ones, of which there are at most as many as descriptors for them.
+//! Bound: files that wait count as living ones, and their bytes as used. Who finds no room for another one
+//! [helps](Closer::help) until there is.
 
+use std::collections::VecDeque;
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::Scratch;
 
@@ -20,40 +24,98 @@ pub(super) struct Closing {
     pub(super) charged: u64,
 }
 
-/// The thread that closes them, by the way to it. `None` when it could not be started.
+/// The files that wait, and the thread that closes them.
 #[derive(Debug, Default)]
 pub(super) struct Closer {
-    thread: OnceLock<Option<mpsc::Sender<Closing>>>,
+    line: Mutex<Line>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    waiting: VecDeque<Closing>,
+    /// Files that are being closed now.
+    under_way: usize,
+    has_thread: bool,
+    is_over: bool,
 }
 
 impl Closer {
     /// Closes a file soon, or at once where there is no thread for it.
-    pub(super) fn close(&self, closing: Closing) {
-        let left = match self.thread.get_or_init(start) {
-            Some(sender) => sender.send(closing).err().map(|error| error.0),
-            None => Some(closing),
-        };
-        if let Some(closing) = left {
-            closing.carry_out();
+    pub(super) fn close(self: &Arc<Self>, closing: Closing) {
+        let mut line = self.line.lock();
+        line.waiting.push_back(closing);
+        if !line.has_thread {
+            line.has_thread = self.start();
+        }
+        let must_help = !line.has_thread;
+        drop(line);
+        if must_help {
+            self.help();
+        } else {
+            self.changed.notify_all();
         }
     }
-}
 
-/// Ends with the space: each file that waits keeps it alive.
-fn start() -> Option<mpsc::Sender<Closing>> {
-    let (sender, waiting) = mpsc::channel::<Closing>();
-    let thread = thread::Builder::new().name("scratch-close".to_owned());
-    let started = thread.spawn(move || waiting.into_iter().for_each(Closing::carry_out));
-    if let Err(error) = &started {
-        tracing::warn!(%error, "slot files are closed by whoever lets go of them, and others may wait for the disk");
+    /// Closes a file that waits, or waits for one that is being closed. Returns whether there was one.
+    pub(super) fn help(&self) -> bool {
+        let mut line = self.line.lock();
+        if line.waiting.is_empty() {
+            let is_there = line.under_way > 0;
+            if is_there {
+                self.changed.wait(&mut line);
+            }
+            return is_there;
+        }
+        drop(line);
+        self.close_one();
+        true
     }
-    started.ok().map(|_| sender)
-}
 
-impl Closing {
-    fn carry_out(self) {
-        drop(self.file);
-        self.space.used.fetch_sub(self.charged, Ordering::Relaxed);
-        self.space.files.fetch_sub(1, Ordering::Relaxed);
+    /// Ends the thread when nothing waits.
+    pub(super) fn end(&self) {
+        self.line.lock().is_over = true;
+        self.changed.notify_all();
+    }
+
+    fn start(self: &Arc<Self>) -> bool {
+        let this = Arc::clone(self);
+        let thread = thread::Builder::new().name("scratch-close".to_owned());
+        let started = thread.spawn(move || {
+            while this.wait_for_one() {
+                this.close_one()
+            }
+        });
+        if let Err(error) = &started {
+            tracing::warn!(%error, "slot files are closed by whoever lets go of them, and others may wait for the disk");
+        }
+        started.is_ok()
+    }
+
+    /// Whether there will be one to close.
+    fn wait_for_one(&self) -> bool {
+        let mut line = self.line.lock();
+        while line.waiting.is_empty() && !line.is_over {
+            self.changed.wait(&mut line);
+        }
+        !line.waiting.is_empty()
+    }
+
+    /// Closes the first that waits, if somebody else did not.
+    fn close_one(&self) {
+        let closing = {
+            let mut line = self.line.lock();
+            let Some(closing) = line.waiting.pop_front() else { return };
+            line.under_way += 1;
+            closing
+        };
+        let Closing { space, file, charged } = closing;
+        drop(file);
+        space.used.fetch_sub(charged, Ordering::Relaxed);
+        space.files.fetch_sub(1, Ordering::Relaxed);
+        self.line.lock().under_way -= 1;
+        self.changed.notify_all();
+        // The last user of the space may end the thread by this.
+        drop(space);
     }
 }
