@@ -10,6 +10,8 @@ pub mod control;
 pub mod datapath;
 mod ffi;
 pub mod fuse;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod namespace;
 mod replace;
 pub mod telemetry;

@@ -36,7 +36,8 @@ mod tests {
     macro_rules! targets {
         ($($name:ident: $seeds:path),* $(,)?) => {
             $(#[test] fn $name() {
-                replay(&replay::Target { name: stringify!($name), run: by_name(stringify!($name)), seeds: $seeds });
+                let (name, run) = (stringify!($name), by_name(stringify!($name)));
+                replay(&replay::Target { name, run, seeds: $seeds, mutants: replay::MUTANTS });
             })*
 
             #[test]

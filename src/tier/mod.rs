@@ -4,3 +4,7 @@ pub mod eviction;
 pub mod memory;
 pub mod scratch;
 pub mod ssd;
+
+/// Largest version, order or id that anything on disk or in an attribute may have. Nobody counts so far, and what is new counts
+/// on from what is there: from the last number on it would come before all of it.
+pub(crate) const NUMBER_MAX: u64 = u64::MAX / 2;

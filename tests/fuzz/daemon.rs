@@ -39,6 +39,7 @@ pub(crate) fn records(bytes: &[u8]) {
         if let Ok(record) = ObjectRecord::decode(bytes) {
             let again = record.encode().expect("what was read can be written");
             assert_eq!(ObjectRecord::decode(&again).as_ref(), Ok(&record));
+            assert!(record.version.0 < u64::MAX, "what is new has a later one");
         }
         if let Ok(record) = DirectoryRecord::decode(bytes) {
             let again = record.encode().expect("what was read can be written");

@@ -1,19 +1,20 @@
 //! What reads bytes from outside (from disk, from users, from programs) refuses them or takes them, and does nothing worse.
 //!
-//! Each target replays its corpus and mutates it, in the normal tests and without a fuzzer. The same targets, and those of
-//! the engine (`engine/src/fuzz.rs`), run under libFuzzer with a nightly toolchain:
+//! Each target replays its corpus and mutates it, in the normal tests and without a fuzzer. The same targets, those of
+//! what is on disk (`src/fuzz.rs`) and those of the engine (`engine/src/fuzz.rs`) run under libFuzzer with a nightly toolchain:
 //! `TIDEFS_FUZZ_TARGET=records cargo +nightly fuzz run --fuzz-dir tests/fuzz daemon tests/fuzz/corpus/records`.
 
 mod daemon;
 mod replay;
 
-use replay::{Target, replay};
+use replay::{MUTANTS, Target, replay};
 
 /// Every target has a test here.
 macro_rules! targets {
     ($($name:ident),* $(,)?) => {
         $(#[test] fn $name() {
-            replay(&Target { name: stringify!($name), run: daemon::$name, seeds: seeds::$name });
+            let (name, run, seeds) = (stringify!($name), daemon::$name, seeds::$name);
+            replay(&Target { name, run, seeds, mutants: MUTANTS });
         })*
 
         #[test]

@@ -14,10 +14,12 @@ pub(crate) struct Target {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&[u8]),
     pub(crate) seeds: fn() -> Vec<Vec<u8>>,
+    /// Mutants in a run of the tests.
+    pub(crate) mutants: usize,
 }
 
-/// Mutants of one target in a run of the tests.
-const MUTANTS: usize = 8_000;
+/// Mutants of a target that takes microseconds for one.
+pub(crate) const MUTANTS: usize = 8_000;
 /// Longest mutant.
 const LENGTH_MAX: usize = 64 << 10;
 
@@ -105,7 +107,7 @@ pub(crate) fn replay(target: &Target) {
     let mut random = Random(longer.map_or(1, |_| u64::try_from(clock.as_nanos() & 0xffff_ffff).unwrap()));
     let began = Instant::now();
     let mut done = 0;
-    while longer.map_or(done < MUTANTS, |longer| began.elapsed() < longer) {
+    while longer.map_or(done < target.mutants, |longer| began.elapsed() < longer) {
         let mut bytes = known[random.below(known.len())].clone();
         let other = &known[random.below(known.len())];
         random.mutate(&mut bytes, other);

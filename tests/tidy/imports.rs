@@ -25,6 +25,7 @@ const DAEMON: Layers = Layers {
         &["datapath"],
         &["fuse", "control"],
         &["app"],
+        &["fuzz"],
     ],
 };
 

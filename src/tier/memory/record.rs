@@ -12,6 +12,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, Checksum, DirectoryId, Version};
 
+use crate::tier::NUMBER_MAX;
+
 /// Most bytes of an encoded record: a name of 255 bytes and every field at its longest fit twice.
 pub const RECORD_BYTES_MAX: usize = 1024;
 
@@ -200,6 +202,7 @@ impl ObjectRecord {
 
     fn validate(&self) -> Result<(), RecordError> {
         validate_name(&self.name)?;
+        validate_number("version", self.version.0)?;
         self.policy.validate()
     }
 }
@@ -230,6 +233,7 @@ impl DirectoryRecord {
         if self.id != DirectoryId::ROOT || !self.name.is_empty() {
             validate_name(&self.name)?;
         }
+        validate_number("id", self.id.0)?;
         self.policy.validate()
     }
 }
@@ -260,6 +264,10 @@ fn validate_name(name: &[u8]) -> Result<(), RecordError> {
         && !matches!(name, b"." | b"..")
         && !name.iter().any(|byte| matches!(byte, 0 | b'/'));
     if valid { Ok(()) } else { Err(RecordError::Field { field: "name" }) }
+}
+
+fn validate_number(field: &'static str, number: u64) -> Result<(), RecordError> {
+    if number <= NUMBER_MAX { Ok(()) } else { Err(RecordError::Field { field }) }
 }
 
 /// How many `None` at the end of a body a format leaves out.

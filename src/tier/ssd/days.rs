@@ -38,13 +38,20 @@ impl Days {
     /// What an earlier life left; nothing when that cannot be read, which is said.
     pub(super) fn load(path: Option<&Path>) -> Self {
         let Some(path) = path else { return Self::default() };
-        let text = fs::read(path).and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other));
-        text.unwrap_or_else(|error| {
+        fs::read(path).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(file = %path.display(), %error, "the day of ssd.write_bytes_per_day begins anew");
             }
             Self::default()
         })
+    }
+
+    /// Reads the text of the file; arbitrary bytes are safe to pass.
+    ///
+    /// # Errors
+    /// When it is not such a text.
+    pub(super) fn parse(text: &[u8]) -> io::Result<Self> {
+        Ok(serde_json::from_slice(text)?)
     }
 
     /// The day of a place, while it is not over.

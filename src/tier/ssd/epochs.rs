@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::format::Uuid;
+use super::format::{EPOCH_MAX, Uuid};
 use crate::replace::replace_durably;
 
 const POOLS_MAX: usize = 16;
@@ -38,14 +38,28 @@ impl Epochs {
     /// What an earlier life left. Without a path nothing is kept.
     pub(super) fn load(path: Option<&Path>) -> Self {
         let Some(path) = path else { return Self::default() };
-        let text = fs::read(path).and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other));
-        let reached = text.unwrap_or_else(|error| {
+        let mut epochs = fs::read(path).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(file = %path.display(), %error, "it is not known which disks of the SSD tier were missing");
             }
-            Vec::new()
+            Self::default()
         });
-        Self { path: Some(path.to_owned()), reached }
+        epochs.path = Some(path.to_owned());
+        epochs
+    }
+
+    /// Reads the text of the file; arbitrary bytes are safe to pass.
+    ///
+    /// # Errors
+    /// `InvalidData` when it is not such a text, or names an epoch that none reaches: it could not grow.
+    pub(super) fn parse(text: &[u8]) -> io::Result<Self> {
+        let reached: Vec<Reached> = serde_json::from_slice(text)?;
+        if reached.iter().any(|reached| reached.epoch > EPOCH_MAX) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "an epoch that no pool reaches"));
+        }
+        let mut epochs = Self::default();
+        reached.iter().rev().for_each(|reached| epochs.reach(reached.pool, reached.epoch));
+        Ok(epochs)
     }
 
     /// The pool that was used last.
@@ -120,6 +134,9 @@ mod tests {
         assert_eq!((epochs.last_pool(), epochs.of(ONE)), (Some(ONE), 6));
         fs::write(&path, b"{").unwrap();
         assert_eq!(Epochs::load(Some(&path)).last_pool(), None);
+        // A pool at the last number would never go ahead of a disk that is missing.
+        fs::write(&path, serde_json::to_vec(&[Reached { pool: ONE, epoch: u64::MAX }]).unwrap()).unwrap();
+        assert_eq!(Epochs::load(Some(&path)).last_pool(), None);
         assert!(!Epochs::load(None).store().unwrap());
     }
 
@@ -131,5 +148,9 @@ mod tests {
             (epochs.of(Uuid([0; 16])), epochs.of(Uuid([39; 16])), epochs.reached.len()),
             (0, 1, POOLS_MAX)
         );
+        let many: Vec<Reached> =
+            (0..40).map(|number| Reached { pool: Uuid([number; 16]), epoch: 1 }).collect();
+        let epochs = Epochs::parse(&serde_json::to_vec(&many).unwrap()).unwrap();
+        assert_eq!((epochs.last_pool(), epochs.reached.len()), (Some(Uuid([0; 16])), POOLS_MAX));
     }
 }

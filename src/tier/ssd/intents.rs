@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tidefs_engine::types::Version;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::format::{RecordHash, Tombstone};
+use super::format::{NUMBER_MAX, RecordHash, Tombstone};
 use crate::replace::replace;
 
 const ENTRY_BYTES: usize = 32;
@@ -130,7 +130,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)
 }
 
-fn entry(hash: RecordHash, version: Version) -> [u8; ENTRY_BYTES] {
+pub(super) fn entry(hash: RecordHash, version: Version) -> [u8; ENTRY_BYTES] {
     let mut bytes = [0; ENTRY_BYTES];
     bytes[..16].copy_from_slice(&hash.0);
     bytes[16..24].copy_from_slice(&version.0.to_le_bytes());
@@ -140,13 +140,14 @@ fn entry(hash: RecordHash, version: Version) -> [u8; ENTRY_BYTES] {
 }
 
 /// Entries that are whole; arbitrary bytes are safe to pass.
-fn parse(bytes: &[u8]) -> Vec<(RecordHash, Version)> {
+pub(super) fn parse(bytes: &[u8]) -> Vec<(RecordHash, Version)> {
     let (entries, _) = bytes.as_chunks::<ENTRY_BYTES>();
     let parse_one = |bytes: &[u8; ENTRY_BYTES]| {
         let (hash, rest) = bytes.split_first_chunk::<16>()?;
         let (version, _) = rest.split_first_chunk::<8>()?;
         let found = (RecordHash(*hash), Version(u64::from_le_bytes(*version)));
-        (entry(found.0, found.1) == *bytes).then_some(found)
+        // One of a version that no record has could not be written to a disk.
+        (entry(found.0, found.1) == *bytes && found.1.0 <= NUMBER_MAX).then_some(found)
     };
     entries.iter().filter_map(parse_one).collect()
 }
@@ -208,5 +209,7 @@ mod tests {
         bytes[40] ^= 1;
         bytes.truncate(bytes.len() - 3);
         assert_eq!(parse(&bytes), [(RecordHash([1; 16]), Version(5))]);
+        // Nor does one that no daemon writes.
+        assert_eq!(parse(&entry(RecordHash([1; 16]), Version(u64::MAX))), []);
     }
 }

@@ -39,18 +39,20 @@ impl Changes {
     /// What an earlier daemon left; nothing when it left nothing, or what cannot be read, which is said.
     pub(super) fn load(file: Option<&Path>) -> Self {
         let Some(file) = file else { return Self::default() };
-        let text = match fs::read(file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Self::default(),
-            Err(error) => {
+        fs::read(file).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
+            if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(file = %file.display(), %error, "disks that were added or removed are not known any more");
-                return Self::default();
             }
-        };
-        serde_json::from_slice(&text).unwrap_or_else(|error| {
-            tracing::warn!(file = %file.display(), %error, "disks that were added or removed are not known any more");
             Self::default()
         })
+    }
+
+    /// Reads the text of the file; arbitrary bytes are safe to pass.
+    ///
+    /// # Errors
+    /// When it is not such a text.
+    pub(super) fn parse(text: &[u8]) -> io::Result<Self> {
+        Ok(serde_json::from_slice(text)?)
     }
 
     /// Notes a disk that was added.

@@ -196,7 +196,7 @@ impl Piece {
     }
 
     /// A copy of the bytes, for disks that live in memory.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzz"))]
     pub(super) fn copy_out(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.length];
         // SAFETY: the piece lies inside memory that `self` keeps mapped; nobody writes it while it is being written out.
@@ -205,7 +205,7 @@ impl Piece {
     }
 
     /// Fills the piece, for disks that live in memory. `bytes` is as long as the piece.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzz"))]
     pub(super) fn copy_in(&self, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.length);
         // SAFETY: as in `copy_out`; nobody looks at the bytes before the read's ticket is done.

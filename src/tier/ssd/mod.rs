@@ -27,6 +27,8 @@ mod disk;
 mod endurance;
 mod epochs;
 mod format;
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
 mod given_up;
 mod identity;
 mod index;
@@ -466,7 +468,8 @@ mod crash_tests;
 mod fault_tests;
 #[cfg(test)]
 mod reclaim_tests;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "the tests use more of it"))]
 mod testing;
 #[cfg(test)]
 mod tests;

@@ -367,7 +367,7 @@ pub(super) fn scan_zone(device: &Device, zone: u32, sequence: Order, limit: Dura
     let last = device.zone_blocks - 1;
     while block < last {
         let (start, bytes) = match window.take() {
-            Some((start, bytes)) if block < start + SCAN_BLOCKS => (start, bytes),
+            Some((start, bytes)) if block - start < SCAN_BLOCKS => (start, bytes),
             _ => {
                 let count = SCAN_BLOCKS.min(last - block);
                 (block, read_blocks(&*device.disk, device.offset(zone, block), count.into(), limit)?)

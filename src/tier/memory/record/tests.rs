@@ -56,6 +56,18 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
+fn a_record_from_which_on_counting_would_begin_anew_is_refused() {
+    let refused = object(b"name", u64::MAX, 1);
+    assert_eq!(refused.encode(), Err(RecordError::Field { field: "version" }));
+    let forged = super::encode(ObjectRecord::KIND, &refused, FORMAT).unwrap();
+    assert_eq!(ObjectRecord::decode(&forged), Err(RecordError::Field { field: "version" }));
+    assert!(object(b"name", NUMBER_MAX, 1).encode().is_ok());
+    let refused = directory(u64::MAX, b"name");
+    let forged = super::encode(DirectoryRecord::KIND, &refused, FORMAT).unwrap();
+    assert_eq!(DirectoryRecord::decode(&forged), Err(RecordError::Field { field: "id" }));
+}
+
+#[test]
 fn format_1_has_its_golden_bytes() {
     assert_eq!(hex(&object(b"block.bin", 42, 65536).encode().unwrap()), GOLDEN_OBJECT);
     assert_eq!(hex(&directory(12, b"ns").encode().unwrap()), GOLDEN_DIRECTORY);
@@ -102,7 +114,7 @@ const GOLDEN_DURABLE: &str = "544464020c01026e73ed830100050204000000010000000001
 
 #[test]
 fn the_longest_record_fits() {
-    let mut record = object(&[b'x'; NAME_BYTES_MAX], u64::MAX, u64::MAX);
+    let mut record = object(&[b'x'; NAME_BYTES_MAX], NUMBER_MAX, u64::MAX);
     record.parent = DirectoryId(u64::MAX);
     record.policy.eviction = Some("e".repeat(EVICTION_BYTES_MAX));
     let encoded = record.encode().unwrap();
@@ -188,7 +200,7 @@ proptest! {
     fn an_object_survives_the_round_trip(
         name in any_name(),
         policy in any_policy(),
-        numbers in any::<(u64, u64, u64, u32, u32, u32)>(),
+        numbers in (any::<u64>(), 0..=NUMBER_MAX, any::<u64>(), any::<u32>(), any::<u32>(), any::<u32>()),
         times in any::<(i64, i64, i64, i64)>(),
         checksum in option::of(any::<u64>().prop_map(Checksum)),
         predecessor in option::of(any::<u64>().prop_map(Version)),

@@ -16,6 +16,9 @@ const HEADER_BYTES: usize = 24;
 pub(in super::super) trait Frame: Serialize + DeserializeOwned {
     /// Which structure it is.
     const KIND: u8;
+
+    /// Whether a daemon may have written it.
+    fn is_sound(&self) -> bool;
 }
 
 /// Why bytes are not the frame that was looked for.
@@ -33,24 +36,33 @@ pub(in super::super) enum FormatError {
     /// The bytes changed since they were written.
     #[error("the checksum does not match")]
     Damaged,
-    /// The frame is whole, the body is not.
+    /// The frame is whole, the body is not, or says what no daemon writes.
     #[error("the body does not decode")]
     Body,
 }
 
-/// The bytes to write: whole blocks, zero behind the frame. `None` for a value that no disk can hold.
+/// The bytes to write: whole blocks, zero behind the frame. `None` for a value that no disk can hold, or that is not sound.
 pub(in super::super) fn encode<T: Frame>(value: &T) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; HEADER_BYTES];
-    bytes[..4].copy_from_slice(&MAGIC);
-    bytes[4] = T::KIND;
-    bytes[5] = FORMAT;
-    let mut bytes = postcard::to_extend(value, bytes).ok()?;
-    let length = u64::try_from(bytes.len() - HEADER_BYTES).ok()?;
-    bytes[LENGTH_AT..LENGTH_AT + 8].copy_from_slice(&length.to_le_bytes());
-    let checksum = checksum_of(&bytes);
-    bytes[CHECKSUM_AT..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
+    if !value.is_sound() {
+        return None;
+    }
+    let mut bytes = framed(T::KIND, &postcard::to_allocvec(value).ok()?);
     bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
     Some(bytes)
+}
+
+/// A frame of `kind` around any body.
+pub(in super::super) fn framed(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity((HEADER_BYTES + body.len()).next_multiple_of(BLOCK));
+    bytes.resize(HEADER_BYTES, 0);
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4] = kind;
+    bytes[5] = FORMAT;
+    bytes[LENGTH_AT..LENGTH_AT + 8].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    bytes.extend(body);
+    let checksum = checksum_of(&bytes);
+    bytes[CHECKSUM_AT..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
+    bytes
 }
 
 /// Reads what [`encode`] wrote from the start of `bytes`, which may be longer.
@@ -71,7 +83,7 @@ pub(in super::super) fn decode<T: Frame>(bytes: &[u8]) -> Result<T, FormatError>
         return Err(FormatError::Format(header[5]));
     }
     match postcard::take_from_bytes(&frame[HEADER_BYTES..]) {
-        Ok((value, [])) => Ok(value),
+        Ok((value, [])) if T::is_sound(&value) => Ok(value),
         _ => Err(FormatError::Body),
     }
 }
@@ -93,24 +105,4 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
-}
-
-#[cfg(test)]
-pub(super) mod tests_support {
-    //! Frames around bodies that no daemon wrote.
-
-    use super::{CHECKSUM_AT, FORMAT, HEADER_BYTES, LENGTH_AT, MAGIC, checksum_of};
-
-    /// A frame of `kind` with a right checksum around any body.
-    pub(in super::super) fn framed(kind: u8, body: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![0; HEADER_BYTES];
-        bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4] = kind;
-        bytes[5] = FORMAT;
-        bytes[LENGTH_AT..LENGTH_AT + 8].copy_from_slice(&(body.len() as u64).to_le_bytes());
-        bytes.extend(body);
-        let checksum = checksum_of(&bytes);
-        bytes[CHECKSUM_AT..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
-        bytes
-    }
 }

@@ -5,14 +5,20 @@
 //! Invariants
 //! - What [`encode`] returns, [`decode`] reads back equal, and with any byte changed refuses.
 //! - Format 1 never changes; its golden bytes are in the tests. Another layout is another format number.
+//! - What a frame says is in bounds: whoever counts on from it does not come to the end of a number.
 //! - A frame names its device, and those inside a zone the zone's sequence, so that what an earlier life of a zone or of
 //!   a disk left is never taken for what is there now.
 
+mod entries;
 mod frame;
 
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, Checksum, Version};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+#[cfg(any(test, feature = "fuzz"))]
+pub(super) use self::frame::framed;
+pub(super) use crate::tier::NUMBER_MAX;
 
 pub(super) use self::frame::{FormatError, Frame, decode, encode, frame_blocks};
 
@@ -29,7 +35,12 @@ pub const META_BYTES_MAX: usize = 2048;
 /// Tombstones of one block: 30 bytes each at most, beside a frame and a device id of less than 128.
 pub(super) const TOMBSTONES_MAX: usize = 96;
 
+/// Largest epoch that counts: one for each start.
+pub(super) const EPOCH_MAX: u64 = 1 << 30;
+
 const _: () = assert!(KEY_BYTES_MAX + META_BYTES_MAX + 256 <= BLOCK);
+// The orders of a life begin at the epoch times 2^32.
+const _: () = assert!((EPOCH_MAX + 1) << 32 < NUMBER_MAX);
 const _: () = assert!(TOMBSTONES_MAX * 36 + 128 <= BLOCK);
 
 /// A 128-bit identity that is drawn at random.
@@ -146,6 +157,7 @@ pub(super) enum FooterEntry {
 pub(super) struct Footer {
     pub(super) device: Uuid,
     pub(super) sequence: Order,
+    #[serde(deserialize_with = "entries::sound")]
     pub(super) entries: Vec<FooterEntry>,
 }
 
@@ -162,24 +174,73 @@ pub(super) struct Trailer {
 
 impl Frame for Superblock {
     const KIND: u8 = b'S';
+
+    fn is_sound(&self) -> bool {
+        self.epoch <= EPOCH_MAX
+    }
 }
 impl Frame for ZoneHeader {
     const KIND: u8 = b'Z';
+
+    fn is_sound(&self) -> bool {
+        is_sequence(self.sequence)
+    }
 }
 impl Frame for RecordHeader {
     const KIND: u8 = b'R';
+
+    fn is_sound(&self) -> bool {
+        is_sequence(self.sequence) && self.facts.is_sound()
+    }
 }
 impl Frame for TombstoneBlock {
     const KIND: u8 = b'T';
+
+    fn is_sound(&self) -> bool {
+        is_sequence(self.sequence) && are_sound(&self.tombstones)
+    }
 }
 impl Frame for Footer {
     const KIND: u8 = b'F';
+
+    fn is_sound(&self) -> bool {
+        is_sequence(self.sequence) && self.entries.iter().all(FooterEntry::is_sound)
+    }
 }
 impl Frame for Trailer {
     const KIND: u8 = b'E';
+
+    fn is_sound(&self) -> bool {
+        is_sequence(self.sequence)
+    }
+}
+
+/// Whether a zone can have been opened at this order.
+fn is_sequence(sequence: Order) -> bool {
+    (1..=NUMBER_MAX).contains(&sequence)
+}
+
+/// Whether these can be the removals of one block.
+fn are_sound(tombstones: &[Tombstone]) -> bool {
+    (1..=TOMBSTONES_MAX).contains(&tombstones.len())
+        && tombstones.iter().all(|one| one.order <= NUMBER_MAX && one.version.0 <= NUMBER_MAX)
+}
+
+impl FooterEntry {
+    fn is_sound(&self) -> bool {
+        match self {
+            Self::Object { facts, .. } => facts.is_sound(),
+            Self::Tombstones(tombstones) => are_sound(tombstones),
+        }
+    }
 }
 
 impl RecordFacts {
+    fn is_sound(&self) -> bool {
+        let is_counted = self.order <= NUMBER_MAX && self.version.0 <= NUMBER_MAX;
+        is_counted && self.key.len() <= KEY_BYTES_MAX && self.meta.len() <= META_BYTES_MAX
+    }
+
     /// Blocks of the record: its header and its data.
     pub(super) fn blocks(&self) -> u64 {
         1 + self.length.get().div_ceil(BLOCK_BYTES)

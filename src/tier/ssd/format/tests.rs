@@ -62,19 +62,20 @@ fn format_1_has_its_golden_bytes() {
 #[test]
 fn the_largest_record_fits_into_one_block() {
     let mut largest = facts(&[1; KEY_BYTES_MAX], &[2; META_BYTES_MAX]);
-    largest.order = u64::MAX;
-    largest.version = Version(u64::MAX);
+    largest.order = NUMBER_MAX;
+    largest.version = Version(NUMBER_MAX);
     largest.length = ByteCount(u64::MAX);
     let footer_bytes = largest.footer_bytes();
     let entry = FooterEntry::Object { block: u32::MAX, facts: largest.clone() };
     assert!(postcard::to_allocvec(&entry).unwrap().len() <= footer_bytes);
-    let header = RecordHeader { device: DEVICE, sequence: u64::MAX, facts: largest };
+    let header = RecordHeader { device: DEVICE, sequence: NUMBER_MAX, facts: largest };
     assert_eq!(encode(&header).unwrap().len(), BLOCK);
-    let tombstone = Tombstone { order: u64::MAX, hash: RecordHash([255; 16]), version: Version(u64::MAX) };
+    let tombstone =
+        Tombstone { order: NUMBER_MAX, hash: RecordHash([255; 16]), version: Version(NUMBER_MAX) };
     let full = vec![tombstone; TOMBSTONES_MAX];
     let entry = FooterEntry::Tombstones(full.clone());
     assert!(postcard::to_allocvec(&entry).unwrap().len() <= tombstone_footer_bytes(TOMBSTONES_MAX));
-    let block = TombstoneBlock { device: DEVICE, sequence: u64::MAX, tombstones: full };
+    let block = TombstoneBlock { device: DEVICE, sequence: NUMBER_MAX, tombstones: full };
     assert_eq!(encode(&block).unwrap().len(), BLOCK);
 }
 
@@ -86,6 +87,40 @@ fn one_kind_is_not_taken_for_another_and_a_later_format_is_named() {
     assert_eq!(decode::<ZoneHeader>(&bytes[..20]), Err(FormatError::Short));
     bytes[5] = 2;
     assert_eq!(decode::<ZoneHeader>(&bytes), Err(FormatError::Damaged));
+}
+
+#[test]
+fn what_no_daemon_writes_is_refused_with_the_right_checksum_too() {
+    fn refused<T: Frame + std::fmt::Debug>(value: &T) {
+        let body = postcard::to_allocvec(value).unwrap();
+        let read = decode::<T>(&framed(T::KIND, &body));
+        assert!(matches!(read, Err(FormatError::Body)), "{read:?}");
+        assert!(encode(value).is_none());
+    }
+    let header = |sequence, facts| RecordHeader { device: DEVICE, sequence, facts };
+    // From these numbers on counting would begin anew, below everything that is there.
+    refused(&header(77, RecordFacts { order: NUMBER_MAX + 1, ..facts(b"key", b"") }));
+    refused(&header(77, RecordFacts { version: Version(u64::MAX), ..facts(b"key", b"") }));
+    refused(&header(u64::MAX, facts(b"key", b"")));
+    refused(&ZoneHeader { device: DEVICE, zone: 3, sequence: u64::MAX });
+    refused(&Trailer { device: DEVICE, sequence: u64::MAX, block: 1, blocks: 1 });
+    refused(&Superblock {
+        device: DEVICE,
+        pool: DEVICE,
+        epoch: EPOCH_MAX + 1,
+        zone_bytes: ByteCount::mib(256),
+    });
+    let tombstone = Tombstone { order: 5, hash: RecordHash([1; 16]), version: Version(u64::MAX) };
+    refused(&TombstoneBlock { device: DEVICE, sequence: 77, tombstones: vec![tombstone] });
+    // It stands for a life that is not known.
+    refused(&ZoneHeader { device: DEVICE, zone: 3, sequence: 0 });
+    // Whoever writes one refuses a longer one.
+    refused(&header(77, facts(&[1; KEY_BYTES_MAX + 1], b"")));
+    let long = FooterEntry::Object { block: 1, facts: facts(b"key", &[1; META_BYTES_MAX + 1]) };
+    refused(&Footer { device: DEVICE, sequence: 77, entries: vec![long] });
+    // A footer of these takes fifty times its bytes in memory.
+    let empty = vec![FooterEntry::Tombstones(Vec::new()); 1000];
+    refused(&Footer { device: DEVICE, sequence: 77, entries: empty });
 }
 
 #[test]
@@ -114,9 +149,12 @@ proptest! {
         // With a right checksum, so that the body's parser meets the bytes.
         #[derive(serde::Serialize, serde::Deserialize)]
         struct Raw(u8);
-        impl Frame for Raw { const KIND: u8 = b'?'; }
+        impl Frame for Raw {
+            const KIND: u8 = b'?';
+            fn is_sound(&self) -> bool { true }
+        }
         let kind = [b'F', b'R', b'T', b'E'][kind];
-        let bytes = super::frame::tests_support::framed(kind, &body);
+        let bytes = framed(kind, &body);
         let _ = decode::<Footer>(&bytes);
         let _ = decode::<RecordHeader>(&bytes);
         let _ = decode::<TombstoneBlock>(&bytes);
@@ -125,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_is_read_back(key in vec(any::<u8>(), 0..64), meta in vec(any::<u8>(), 0..128), numbers in any::<[u64; 3]>()) {
+    fn what_is_written_is_read_back(key in vec(any::<u8>(), 0..64), meta in vec(any::<u8>(), 0..128), numbers in [1..=NUMBER_MAX, 1..=NUMBER_MAX, 1..=NUMBER_MAX]) {
         let mut facts = facts(&key, &meta);
         (facts.order, facts.version, facts.length) = (numbers[0], Version(numbers[1]), ByteCount(numbers[2]));
         let record = RecordHeader { device: DEVICE, sequence: numbers[2], facts };
