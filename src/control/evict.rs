@@ -60,9 +60,7 @@ pub(super) fn evict(
 }
 
 fn evicted(outcome: OperatorEviction, missing_bytes: ByteCount) -> Evicted {
-    let skipped_objects = ObjectCount(outcome.stayed.len() as u64);
-    let first = outcome.stayed.into_iter().take(Evicted::SKIPPED_LISTED_MAX);
-    let skipped = first.map(|(path, obstacle)| Skipped {
+    let skipped = outcome.named.into_iter().map(|(path, obstacle)| Skipped {
         path: KeyPath::from_bytes(&path),
         reason: match obstacle {
             Obstacle::Pinned => SkipReason::Pinned,
@@ -75,7 +73,7 @@ fn evicted(outcome: OperatorEviction, missing_bytes: ByteCount) -> Evicted {
         objects: ObjectCount(outcome.objects),
         bytes: outcome.bytes,
         missing_bytes,
-        skipped_objects,
+        skipped_objects: ObjectCount(outcome.stayed),
         skipped: skipped.collect(),
     }
 }

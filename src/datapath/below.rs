@@ -15,7 +15,7 @@ use hashbrown::HashSet;
 use parking_lot::MutexGuard;
 
 use super::history::Ending;
-use super::inspect::{EvictionProgress, NodeFacts, Obstacle, OperatorEviction};
+use super::inspect::{EvictionProgress, NodeFacts, Obstacle, OperatorEviction, STAYED_NAMED_MAX};
 use super::room::footprint;
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::{Cookie, Ino, Slot, Tree};
@@ -264,14 +264,20 @@ impl Datapath {
             })
         };
         let mut so_far = EvictionProgress { total: self.objects_below(path), ..EvictionProgress::default() };
-        let mut stayed = Vec::new();
+        // Of all that stay the number is kept, of few the name.
+        let (mut stayed, mut named) = (HashSet::new(), Vec::new());
         self.in_parts_below(path, evict, |part| {
             let mut doomed = Vec::new();
             so_far.looked_at += part.len() as u64;
             for judged in part {
                 match judged {
                     Judged::Gone(gone) => doomed.push(gone),
-                    Judged::Stays(ino, path, obstacle) => stayed.push((ino, path, obstacle)),
+                    Judged::Stays(ino, path, obstacle) => {
+                        // What was moved ahead meanwhile is met twice.
+                        if stayed.insert(ino) && named.len() < STAYED_NAMED_MAX {
+                            named.push((path, obstacle));
+                        }
+                    }
                     Judged::Unmeant => {}
                 }
             }
@@ -282,9 +288,8 @@ impl Datapath {
             doomed.into_iter().for_each(|gone| self.bury(gone));
             progress(&so_far)
         })?;
-        keep_once(&mut stayed, |(ino, ..)| *ino);
-        let stayed = stayed.into_iter().map(|(_, path, obstacle)| (path, obstacle)).collect();
-        Ok(OperatorEviction { objects: so_far.objects, bytes: so_far.bytes, stayed })
+        let stayed = stayed.len() as u64;
+        Ok(OperatorEviction { objects: so_far.objects, bytes: so_far.bytes, stayed, named })
     }
 
     /// Sealed objects at and below `path`, as they are counted.

@@ -137,9 +137,14 @@ pub struct OperatorEviction {
     pub objects: u64,
     /// Bytes they occupied.
     pub bytes: ByteCount,
-    /// Paths of those that stayed, and why.
-    pub stayed: Vec<(Vec<u8>, Obstacle)>,
+    /// Objects that stayed.
+    pub stayed: u64,
+    /// Paths of the first of those, 100 at most, and why they did.
+    pub named: Vec<(Vec<u8>, Obstacle)>,
 }
+
+/// So many of the objects that an eviction leaves are named.
+pub(super) const STAYED_NAMED_MAX: usize = tidefs_control_api::Evicted::SKIPPED_LISTED_MAX;
 
 /// What became of a key.
 #[derive(Debug, PartialEq, Eq)]
@@ -422,7 +427,7 @@ impl Datapath {
         let (objects, bytes) = self.evict_for_operator(bytes, |objects, bytes| {
             progress(&EvictionProgress { objects, bytes, ..EvictionProgress::default() })
         });
-        OperatorEviction { objects, bytes, stayed: Vec::new() }
+        OperatorEviction { objects, bytes, ..OperatorEviction::default() }
     }
 
     /// The path of a live inode.

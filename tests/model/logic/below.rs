@@ -18,7 +18,7 @@ type Through = fn(&Datapath) -> usize;
 
 const LIST: Through = |datapath| listed(datapath, Order::Heat).len();
 const VERIFY: Through = |datapath| datapath.sealed_below(b"ns").expect("it is there").len();
-const EVICT: Through = |datapath| evict(datapath, false).stayed.len();
+const EVICT: Through = |datapath| usize::try_from(evict(datapath, false).stayed).expect("few");
 const EVICT_ALL: Through = |datapath| usize::try_from(evict(datapath, true).objects).expect("few");
 
 fn evict(datapath: &Datapath, force: bool) -> OperatorEviction {
@@ -83,6 +83,18 @@ fn rename_without_end(datapath: &Arc<Datapath>, top: Ino, below: Ino, is_over: &
         to_and_fro((top, b"below"), (Ino::ROOT, b"away"));
         index = (index + 1) % 2000;
     }
+}
+
+#[test]
+fn an_eviction_counts_what_stays_and_names_the_first_of_it() {
+    let (logic, top) = filled(1000);
+    let datapath = logic.datapath();
+    datapath.set_attribute(top, b"user.tidefs.pin", b"hard", None).expect("a pin");
+    let evicted = evict(datapath, false);
+    assert_eq!((evicted.stayed, evicted.named.len()), (1100, 100));
+    let names: HashSet<&Vec<u8>> = evicted.named.iter().map(|(path, _)| path).collect();
+    assert_eq!(names.len(), 100, "none twice");
+    assert_eq!(evict(datapath, true).stayed, 0);
 }
 
 #[test]
