@@ -9,10 +9,11 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tidefs_engine::types::Version;
+use tidefs_engine::types::{SegmentId, Version};
 
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
+use crate::tier::memory::MemoryError;
 
 /// How long a version waits for a thread that was sent to open it: it comes back within its system call, unless it dies.
 pub(super) const EXPECTED_FOR_MS: u64 = 10_000;
@@ -278,16 +279,23 @@ impl Datapath {
         if let Place::Solo(segment) = object.place
             && object.file().is_none()
         {
-            let file = self.tier.open_segment(segment).map_err(|_| Error::Stale)?;
+            let file = self.segment_file(segment)?;
             object.open_mut().file = Some(Arc::new(file));
         }
         Ok(())
     }
 
+    /// The file of a segment. One that is gone is another object's by now; that the system refuses to open it, for want of
+    /// descriptors perhaps, says nothing of the object.
+    fn segment_file(&self, segment: SegmentId) -> Result<File, Error> {
+        let of = |error: MemoryError| if error.is_gone() { Error::Stale } else { error.into() };
+        self.tier.open_segment(segment).map_err(of)
+    }
+
     /// The backing file of `ino`, for the kernel to serve it from.
     ///
     /// # Errors
-    /// [`Error::Stale`] when there is none any more; [`Error::Unsupported`] for packed objects.
+    /// [`Error::Stale`] when there is none any more; [`Error::Unsupported`] for packed objects; [`Error::Io`].
     pub fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Error> {
         let state = self.lock();
         self.backing_file_of(&state, state.slot_of(ino)?)
@@ -300,7 +308,7 @@ impl Datapath {
             return Ok(Arc::clone(file));
         }
         match &object.place {
-            Place::Solo(segment) => Ok(Arc::new(self.tier.open_segment(*segment).map_err(|_| Error::Stale)?)),
+            Place::Solo(segment) => Ok(Arc::new(self.segment_file(*segment)?)),
             Place::Scratch(scratch) => Ok(Arc::clone(scratch.file())),
             Place::Packed(_) => Err(Error::Unsupported("packed objects have no backing file")),
             Place::Ssd | Place::Remote => Err(Error::Stale),
