@@ -9,7 +9,7 @@
 //! read while it arrives, keeps a thread for as long as its transfer takes, and loads from the disk go on by the others.
 //!
 //! A request that waits for a disk otherwise, or takes long for another reason, is a *job*: it is done by the same threads,
-//! before loads.
+//! before loads, and by at most half of them: however many change a policy of all that is below a directory, loads have threads.
 //!
 //! Limits: at most `WAITING_MAX` requests wait; further ones are done at once, and find a miss. At most `AHEAD_MAX` objects
 //! wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit.
@@ -71,9 +71,16 @@ struct Lines {
     /// Requests that wait.
     count: usize,
     threads: usize,
+    running_jobs: usize,
     running_ahead: usize,
     running_far: usize,
     is_closed: bool,
+}
+
+/// What a thread is to do.
+enum Next {
+    Job(Job),
+    Load(Ino, Turn),
 }
 
 /// What a thread is to load.
@@ -92,6 +99,17 @@ enum Turn {
 impl Lines {
     fn half(&self) -> usize {
         self.threads.div_ceil(2)
+    }
+
+    /// What is next for a thread that has nothing to do.
+    fn next(&mut self) -> Option<Next> {
+        if self.running_jobs < self.half()
+            && let Some(job) = self.jobs.pop_front()
+        {
+            self.running_jobs += 1;
+            return Some(Next::Job(job));
+        }
+        self.take().map(|(ino, turn)| Next::Load(ino, turn))
     }
 
     /// The next object to load.
@@ -285,12 +303,10 @@ impl Datapath {
             let next = {
                 let mut lines = self.loader.lines.lock();
                 loop {
-                    if let Some(job) = lines.jobs.pop_front() {
-                        break Err(job);
+                    if let Some(next) = lines.next() {
+                        break next;
                     }
-                    if let Some(next) = lines.take() {
-                        break Ok(next);
-                    }
+                    // What is left is done by those that run a job now.
                     if lines.is_closed {
                         return;
                     }
@@ -298,9 +314,10 @@ impl Datapath {
                 }
             };
             let (ino, mut turn) = match next {
-                Ok(next) => next,
-                Err(job) => {
+                Next::Load(ino, turn) => (ino, turn),
+                Next::Job(job) => {
                     job(true);
+                    self.loader.lines.lock().running_jobs -= 1;
                     continue;
                 }
             };
@@ -358,6 +375,28 @@ mod tests {
         assert_eq!(lines.take(), Some((Ino(2), Turn::Wanted)), "somebody waits for it now");
         assert_eq!(lines.take(), Some((Ino(1), Turn::Ahead)));
         assert_eq!(lines.take(), None);
+    }
+
+    #[test]
+    fn half_of_the_threads_stay_for_loads_while_jobs_take_long() {
+        let loader = lines(4);
+        (0..4).for_each(|_| loader.leave_job(Box::new(|_| ())));
+        loader.leave(Ino(1), Box::new(|_| ()));
+        let mut lines = loader.lines.lock();
+        let is_job = |next: Option<Next>| matches!(next, Some(Next::Job(_)));
+        assert!(is_job(lines.next()) && is_job(lines.next()));
+        assert!(
+            matches!(lines.next(), Some(Next::Load(Ino(1), Turn::Wanted))),
+            "who waits for a load is forgotten"
+        );
+        assert!(lines.next().is_none(), "the other jobs have their turn when one of these has ended");
+        lines.running_jobs -= 1;
+        assert!(is_job(lines.next()));
+        drop(lines);
+        // With memory alone there is one thread.
+        let loader = self::lines(1);
+        loader.leave_job(Box::new(|_| ()));
+        assert!(is_job(loader.lines.lock().next()));
     }
 
     #[test]
