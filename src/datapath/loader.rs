@@ -245,6 +245,11 @@ impl Loader {
         true
     }
 
+    /// Whether an object is on its way, or in line for that.
+    pub(super) fn is_loading(&self, ino: Ino) -> bool {
+        self.lines.lock().loads.contains_key(&ino)
+    }
+
     /// Threads that load.
     #[must_use]
     pub fn threads(&self) -> usize {

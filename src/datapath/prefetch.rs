@@ -91,12 +91,13 @@ impl State {
 }
 
 impl Datapath {
-    /// Has objects that a client names brought into memory ahead of their use, as far as the budget goes. Waits for nothing.
-    /// Returns how many are on their way; those that are in memory need none.
+    /// Has objects that a client names brought into memory ahead of their use, as far as the budget goes, but for those that are
+    /// faster computed again. Waits for nothing. Returns how many are on their way; those that are in memory need none.
     pub fn prefetch(&self, inos: &[Ino]) -> usize {
         let mut state = self.lock();
         let below = |ino: &Ino| state.below(state.tree.by_ino(*ino)?);
-        let wanted: Vec<_> = inos.iter().filter_map(below).collect();
+        let is_wanted = |(ino, _): &(Ino, ByteCount)| !self.is_predicted_faster_computed(&state, *ino);
+        let wanted: Vec<_> = inos.iter().filter_map(below).filter(is_wanted).collect();
         self.load_ahead(&mut state, wanted, true)
     }
 

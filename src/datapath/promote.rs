@@ -93,25 +93,28 @@ impl Datapath {
     }
 
     /// Whether computing an object again takes less time than bringing it back, as far as its namespace says how long that
-    /// takes. A few are brought back nevertheless, so that what is known of the disk stays true.
+    /// takes. A few are brought back nevertheless, so that what is known of the disk stays true; and what is on its way is.
     #[must_use]
     pub fn is_faster_computed(&self, ino: Ino) -> bool {
-        let Some(ssd) = self.ssd.get() else { return false };
-        let state = self.lock();
-        let rate = state.tree.by_ino(ino).and_then(|slot| {
-            let rate = state.effective_policy(slot).record.recompute_bytes_per_second;
-            rate.map(ByteCount::get).filter(|rate| *rate > 0)
-        });
-        let (Some(rate), Some(wanted)) = (rate, self.wanted(&state, ino)) else { return false };
-        drop(state);
-        let Some(load) = ssd.predicted_load(&wanted.key, wanted.size) else { return false };
-        let computing = Duration::from_secs_f64(wanted.size.get() as f64 / rate as f64);
-        let is_faster =
-            load > computing && !self.slow_loads.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRIED_ANYWAY);
+        let is_faster = self.is_predicted_faster_computed(&self.lock(), ino)
+            && !self.loader.is_loading(ino)
+            && !self.slow_loads.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRIED_ANYWAY);
         if is_faster {
             self.telemetry.ssd_too_slow.increment();
         }
         is_faster
+    }
+
+    /// The same, as far as the disk has shown how fast it is.
+    pub(super) fn is_predicted_faster_computed(&self, state: &State, ino: Ino) -> bool {
+        let Some(ssd) = self.ssd.get() else { return false };
+        let rate = state.tree.by_ino(ino).and_then(|slot| {
+            let rate = state.effective_policy(slot).record.recompute_bytes_per_second;
+            rate.map(ByteCount::get).filter(|rate| *rate > 0)
+        });
+        let (Some(rate), Some(wanted)) = (rate, self.wanted(state, ino)) else { return false };
+        let Some(load) = ssd.predicted_load(&wanted.key, wanted.size) else { return false };
+        load > Duration::from_secs_f64(wanted.size.get() as f64 / rate as f64)
     }
 
     fn wanted(&self, state: &State, ino: Ino) -> Option<Wanted> {

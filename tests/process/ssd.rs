@@ -315,6 +315,32 @@ fn what_a_client_prefetches_is_in_memory_and_nothing_else_is() {
 }
 
 #[test]
+fn cold_objects_that_are_asked_for_together_are_loaded_side_by_side() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let disk = disk();
+    let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=0", "ssd.prefetch_max=32MiB"]);
+    let namespace = mount.namespace("kv");
+    write_and_evict_chain(&mount, &namespace, 16);
+    let cache = tidefs_client::Cache::open(&namespace).expect("open");
+    let prefetched = || counter(&mount, "tidefs_ssd_prefetches_total");
+    let view = cache.get("object9").expect("get").expect("a hit");
+    assert_same(&view, &content(9), "one alone");
+    assert_eq!(prefetched(), 0, "there is nothing to bring beside it");
+    let keys: Vec<String> = (0..8).map(|number| format!("object{number}")).chain(["none".into()]).collect();
+    let mut views = cache.lookup_many(&keys).expect("a batch");
+    assert!(views.pop().expect("one for each key").is_none());
+    for (view, number) in views.into_iter().zip(0..) {
+        assert_same(&view.expect("a hit"), &content(number), "one of many");
+    }
+    // All were in line before the first of them was opened, which makes none a second time.
+    assert_eq!(prefetched(), 8);
+    assert_eq!(counter(&mount, "tidefs_ssd_promotions_total"), 9);
+    assert!((10..16).all(|number| tier_of(&namespace.join(format!("object{number}"))) == "ssd"));
+}
+
+#[test]
 fn a_verification_of_the_disk_finds_the_damaged_record_and_keeps_to_its_rate() {
     let disk = disk();
     let mount = mount_on(MODE, disk.path(), &["ssd.prefetch_objects=0"]);
@@ -353,6 +379,13 @@ fn what_is_faster_computed_than_loaded_is_a_miss_at_once_where_the_namespace_say
     let refused = (4..8).filter(|number| open(*number).is_err()).count();
     assert!(refused >= 3, "{refused} of 4 opens were refused, one is tried");
     assert!(counter(&mount, "tidefs_ssd_too_slow_total") >= 3);
+    // Nor ahead of its use: many that are asked for together are misses as each of them is.
+    let cache = tidefs_client::Cache::open(&namespace).expect("open");
+    let keys: Vec<String> = (8..20).map(|number| format!("object{number}")).collect();
+    let found = cache.lookup_many(&keys).expect("a batch").into_iter().flatten().count();
+    assert!(found <= 2, "{found} of 12 were loaded, one of 16 is tried");
+    cache.prefetch(&keys).expect("a hint");
+    assert_eq!(counter(&mount, "tidefs_ssd_prefetches_total"), 0);
     set_xattr(&namespace, "user.tidefs.recompute_bytes_per_second", b"1").expect("setxattr");
     assert_same(
         &fs::read(namespace.join("object7")).expect("read"),

@@ -23,8 +23,10 @@ pub(crate) fn names_of<K: AsRef<[u8]>>(keys: &[K]) -> Result<Vec<Name<'_>>, Erro
 pub(crate) enum Answer {
     View(View),
     Absent,
-    /// Its file can tell, or bring it.
+    /// Its file can tell.
     ByFile,
+    /// It is below memory, and its file brings it.
+    Loadable,
 }
 
 /// Finds the objects of all keys and maps them.
@@ -41,6 +43,7 @@ pub(crate) fn look_up(session: &Arc<Session>, keys: &[Name<'_>]) -> Result<Vec<A
             answers.push(match entry.status() {
                 Status::Ok => map(session, entry, mapped, reference),
                 Status::Absent => Answer::Absent,
+                Status::Loadable => Answer::Loadable,
                 Status::CopyOnly => {
                     small.push(Small { index, length: entry.length.get(), version: entry.version.get() });
                     Answer::ByFile

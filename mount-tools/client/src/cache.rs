@@ -71,7 +71,8 @@ impl Cache {
         Ok(self.lookup_many(&[key])?.pop().flatten())
     }
 
-    /// The bytes of many objects; `None` is a miss.
+    /// The bytes of many objects; `None` is a miss. Those that are below memory are brought into it side by side, as by
+    /// [`Cache::prefetch`].
     ///
     /// # Errors
     /// As [`Cache::get`], of any of them.
@@ -95,7 +96,7 @@ impl Cache {
         let known = answers.into_iter().map(|answer| match answer {
             Answer::View(view) => Some(Some(view)),
             Answer::Absent => Some(None),
-            Answer::ByFile => None,
+            Answer::ByFile | Answer::Loadable => None,
         });
         let Some(views) = known.collect::<Option<Vec<_>>>() else { return Ok(None) };
         self.counters.count(views.iter().flatten());
@@ -118,7 +119,7 @@ impl Cache {
                     return Ok(Some(view.len()));
                 }
                 Some(Answer::Absent) => return Ok(None),
-                Some(Answer::ByFile) | None => {}
+                Some(Answer::ByFile | Answer::Loadable) | None => {}
             }
         }
         file::read_into(&file::path_of(&self.directory, key), target)

@@ -76,7 +76,7 @@ impl Cache {
                 // The daemon has waited, if it had room for one more who waits.
                 Answer::Absent if asked.elapsed() >= pause && !left.is_zero() => continue,
                 Answer::Absent => {}
-                Answer::ByFile => {
+                Answer::ByFile | Answer::Loadable => {
                     if let Some(view) = self.get(key)? {
                         return Ok(Some(view.part(range)));
                     }

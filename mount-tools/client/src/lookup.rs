@@ -9,6 +9,11 @@ use crate::kept::Moment;
 use crate::session::Session;
 use crate::{Cache, Error, View, file};
 
+/// Objects below memory that are asked for ahead of the one that is read, and how often that is done anew: what the daemon
+/// loads ahead is bounded, and grows by what is read.
+const AHEAD: usize = 256;
+const ASKED_EVERY: usize = 64;
+
 impl Cache {
     /// Views of all names.
     pub(crate) fn find_all(&self, names: &[Name<'_>]) -> Result<Vec<Option<View>>, Error> {
@@ -30,10 +35,22 @@ impl Cache {
             Err(Error::Io { .. } | Error::BadKey) => names.iter().map(|_| Answer::ByFile).collect(),
             Err(error) => return Err(error),
         };
+        let loadable: Vec<Name<'_>> = answers
+            .iter()
+            .zip(names)
+            .filter(|(answer, _)| matches!(answer, Answer::Loadable))
+            .map(|(_, name)| *name)
+            .collect();
+        let mut loaded = 0;
         let whole = answers.into_iter().zip(names).map(|(answer, name)| match answer {
             Answer::View(view) => Ok(Some(view)),
             Answer::Absent => Ok(None),
             Answer::ByFile => self.read(name),
+            Answer::Loadable => {
+                ask_ahead(session, &loadable[loaded..], loaded);
+                loaded += 1;
+                self.read(name)
+            }
         });
         whole.collect()
     }
@@ -72,7 +89,7 @@ impl Cache {
         if let Some(moment) = moment {
             let found = missing.iter().zip(&mut answers).filter_map(|(name, answer)| match answer {
                 Answer::View(view) => Some((*name, view)),
-                Answer::Absent | Answer::ByFile => None,
+                Answer::Absent | Answer::ByFile | Answer::Loadable => None,
             });
             self.kept.keep(moment, found);
         }
@@ -101,5 +118,13 @@ impl Cache {
     pub fn keep(&self, bytes: usize) -> Result<bool, Error> {
         let Some(session) = &self.session else { return Ok(false) };
         self.kept.set_limit(session, bytes).map_err(Error::io("map the names clock"))
+    }
+}
+
+/// Before an object is read that is below memory, the first of `left`: has those behind it loaded meanwhile.
+fn ask_ahead(session: &Session, left: &[Name<'_>], loaded: usize) {
+    if left.len() > 1 && loaded.is_multiple_of(ASKED_EVERY) {
+        // A hint: without it one is loaded after the other.
+        let _ = batch::prefetch(session, &left[..left.len().min(AHEAD)]);
     }
 }
