@@ -1,7 +1,9 @@
 //! The SSD tier as operators see it: in `status`, in `tidefs tier status`, and as metrics of each disk.
 
+use std::collections::BTreeMap;
+
 use tidefs_control_api::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus};
-use tidefs_engine::types::ObjectCount;
+use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use crate::telemetry::{Family, Value};
 use crate::tier::ssd::{self, SsdTier, Unusable};
@@ -20,6 +22,10 @@ fn state(trouble: Option<&Unusable>) -> &'static str {
     }
 }
 
+fn by_name(bytes: Vec<(&'static str, ByteCount)>) -> BTreeMap<String, ByteCount> {
+    bytes.into_iter().map(|(reason, bytes)| (reason.to_owned(), bytes)).collect()
+}
+
 fn device(device: ssd::DeviceStatus) -> SsdDeviceStatus {
     SsdDeviceStatus {
         state: state(device.trouble.as_ref()).to_owned(),
@@ -35,8 +41,11 @@ fn device(device: ssd::DeviceStatus) -> SsdDeviceStatus {
         queued: device.queued,
         write_rate: device.write_rate,
         written: device.written,
+        written_for: by_name(device.written_for),
+        stored: device.stored,
         reinserted: device.reinserted,
         read: device.read,
+        read_for: by_name(device.read_for),
         read_errors: device.read_errors,
         write_errors: device.write_errors,
         day: device.day.map(|day| DayBudget {
@@ -90,7 +99,7 @@ pub(super) fn warnings(status: &SsdStatus) -> Vec<String> {
 type OfDevice = (&'static str, &'static str, fn(&ssd::DeviceStatus) -> Value);
 
 /// What is told of each disk.
-const OF_DEVICES: [OfDevice; 12] = [
+const OF_DEVICES: [OfDevice; 13] = [
     ("tidefs_ssd_ready", "1 while the disk is in order.", |device| {
         Value::Gauge(u64::from(device.trouble.is_none()))
     }),
@@ -100,6 +109,12 @@ const OF_DEVICES: [OfDevice; 12] = [
     ("tidefs_ssd_allocated_bytes", "Real bytes on the disk.", |device| Value::Gauge(device.allocated.get())),
     ("tidefs_ssd_queued_bytes", "Bytes that wait to be written.", |device| Value::Gauge(device.queued.get())),
     ("tidefs_ssd_written_bytes_total", "Bytes written.", |device| Value::Counter(device.written.get())),
+    (
+        "tidefs_ssd_stored_bytes_total",
+        "Bytes of the objects that were written, without headers and padding: bytes written, divided by these, are the write \
+         amplification.",
+        |device| Value::Counter(device.stored.get()),
+    ),
     ("tidefs_ssd_reinserted_bytes_total", "Bytes written again by reclaim.", |device| {
         Value::Counter(device.reinserted.get())
     }),
@@ -115,6 +130,25 @@ const OF_DEVICES: [OfDevice; 12] = [
     ("tidefs_ssd_quarantined_zones", "Zones given up after an I/O error.", |device| {
         Value::Gauge(device.quarantined_zones)
     }),
+];
+
+/// Name, help and values of a metric of each disk and reason.
+type ByReason = (&'static str, &'static str, fn(&ssd::DeviceStatus) -> &[(&'static str, ByteCount)]);
+
+/// What is told of each disk by reason.
+const BY_REASON: [ByReason; 2] = [
+    (
+        "tidefs_ssd_written_by_reason_bytes_total",
+        "Bytes written for `objects`, `again` by reclaim or from a disk that is emptied, for `removals`, and for `structures`: \
+         headers and footers.",
+        |device| &device.written_for,
+    ),
+    (
+        "tidefs_ssd_read_by_reason_bytes_total",
+        "Bytes read for `use`, `ahead` of it, to `check` them, to write them `again`, and for `structures`, of a start for the \
+         most part.",
+        |device| &device.read_for,
+    ),
 ];
 
 /// The tier's metrics.
@@ -160,6 +194,14 @@ pub(super) fn metrics(status: &ssd::SsdStatus) -> Vec<Family> {
     families.extend(OF_DEVICES.map(|(name, help, value)| {
         let values = status.devices.iter().map(|device| (device.name.clone(), value(device)));
         Family::labelled(name, help, "device", values)
+    }));
+    families.extend(BY_REASON.map(|(name, help, by_reason)| {
+        let of = |device: &ssd::DeviceStatus| {
+            let labels = |reason: &str| vec![("device", device.name.clone()), ("reason", reason.to_owned())];
+            let by_reason = by_reason(device).iter();
+            by_reason.map(|(reason, bytes)| (labels(reason), Value::Counter(bytes.get()))).collect::<Vec<_>>()
+        };
+        Family { name, help, series: status.devices.iter().flat_map(of).collect() }
     }));
     families
 }

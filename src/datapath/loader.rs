@@ -25,6 +25,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::Datapath;
 use crate::namespace::Ino;
+use crate::tier::ssd::ReadFor;
 
 const WAITING_MAX: usize = 4096;
 const AHEAD_MAX: usize = 1024;
@@ -336,7 +337,11 @@ impl Datapath {
             }
             let needs_free_room = turn == Turn::Ahead;
             // A miss is told by what waits for it.
-            let outcome = if needs_free_room { self.promote_into_free_room(ino) } else { self.promote(ino) };
+            let outcome = match turn {
+                Turn::Ahead => self.promote_into_free_room(ino),
+                Turn::Named => self.promote_for(ino, ReadFor::Ahead),
+                Turn::Wanted | Turn::Far => self.promote(ino),
+            };
             let load = {
                 let mut lines = self.loader.lines.lock();
                 let load = lines.loads.remove(&ino).unwrap_or_default();

@@ -24,6 +24,7 @@ use super::recent::Recent;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::telemetry::Telemetry;
+use crate::tier::ssd::ReadFor;
 
 /// What is known of chains and of what was loaded ahead.
 #[derive(Debug)]
@@ -169,7 +170,7 @@ impl Datapath {
         let running = self.loading_ahead.fetch_add(size.get(), Ordering::Relaxed).saturating_add(size.get());
         let needed = self.settings.write_headroom.saturating_add(ByteCount(running));
         let outcome = match self.tier.usage() {
-            Ok(usage) if usage.free >= needed => self.promote(ino),
+            Ok(usage) if usage.free >= needed => self.promote_for(ino, ReadFor::Ahead),
             Ok(_) => Err(Error::NothingEvictable { needed }),
             Err(error) => Err(error.into()),
         };

@@ -22,7 +22,7 @@ use crate::cluster::{Arrival, Fetch, Fetched, Whole};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::checksum_bytes;
-use crate::tier::ssd::{Missed, SsdTier};
+use crate::tier::ssd::{Missed, ReadFor, SsdTier};
 
 /// How long a load waits for room that is on its way.
 const ROOM_WAIT: Duration = Duration::from_millis(200);
@@ -41,6 +41,7 @@ struct Wanted {
     size: ByteCount,
     directory: Slot,
     is_small: bool,
+    reason: ReadFor,
 }
 
 /// An object that is in memory. What nobody has to wait for is done when this is dropped, after those who waited for the object
@@ -130,6 +131,7 @@ impl Datapath {
             size: object.size,
             directory,
             is_small: object.size < self.settings.packed_max,
+            reason: ReadFor::Use,
         })
     }
 
@@ -138,8 +140,14 @@ impl Datapath {
     /// # Errors
     /// [`Error::NoObject`] when it cannot be had: a miss.
     pub fn promote(&self, ino: Ino) -> Result<Promoted<'_>, Error> {
+        self.promote_for(ino, ReadFor::Use)
+    }
+
+    /// The same, counted for another reason.
+    pub(super) fn promote_for(&self, ino: Ino, reason: ReadFor) -> Result<Promoted<'_>, Error> {
         let mut promoted = Promoted { datapath: self, arrived: None, fetched: None };
         let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(promoted) };
+        let wanted = Wanted { reason, ..wanted };
         self.wait_for_lent_room(wanted.size);
         let outcome = self.make_room_in_quota(wanted.size, wanted.directory).and_then(|()| {
             if wanted.is_small {
@@ -219,7 +227,7 @@ impl Datapath {
         }
         let ssd = self.ssd.get().ok_or(Error::NoObject)?;
         let data = ssd
-            .read(&wanted.key, wanted.version, wanted.size)
+            .read_for(&wanted.key, wanted.version, wanted.size, wanted.reason)
             .map_err(|missed| self.missed(ino, wanted, missed))?;
         let checksum = checksum_bytes(&data);
         Ok((data, checksum))
@@ -241,7 +249,7 @@ impl Datapath {
                 Ok((Checksum(fetched.checksum), Some(fetched)))
             }
             Source::Ssd(ssd) => ssd
-                .load(&wanted.key, wanted.version, wanted.size, &Arc::new(mapping))
+                .load(&wanted.key, wanted.version, wanted.size, &Arc::new(mapping), wanted.reason)
                 .map(|checksum| (checksum, None))
                 .map_err(|missed| self.missed(ino, wanted, missed)),
         }

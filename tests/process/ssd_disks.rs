@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::common::Mount;
 use super::common::pattern::{assert_same, bytes};
+use super::common::wait::{HANG, until};
+use super::common::{Mount, kernel};
 
 const OBJECTS: u64 = 20;
 
@@ -30,11 +31,12 @@ fn mount_on(disk: &Path) -> Mount {
 }
 
 fn write_and_evict(mount: &Mount, namespace: &Path, numbers: std::ops::Range<u64>) {
-    for number in numbers {
-        let path = namespace.join(format!("object{number}"));
-        fs::write(path.with_extension("tmp"), content(number)).expect("write");
-        fs::rename(path.with_extension("tmp"), &path).expect("rename");
+    let path = |number: u64| namespace.join(format!("object{number}"));
+    for number in numbers.clone() {
+        fs::write(path(number).with_extension("tmp"), content(number)).expect("write");
+        fs::rename(path(number).with_extension("tmp"), path(number)).expect("rename");
     }
+    mount.wait_until_closed(numbers.map(path));
     let evicted = mount.control("POST", "/v1/evict", Some(r#"{"bytes":67108864}"#));
     assert_eq!(evicted.status, 200, "{}", evicted.text());
 }
@@ -63,6 +65,62 @@ fn who_unlinks_the_oldest_until_statfs_moves_stops_while_most_is_still_there() {
         fs::remove_file(namespace.join(format!("object{}", left.remove(0)))).expect("unlink");
     }
     assert!(left.len() as u64 >= OBJECTS / 3, "{} of {OBJECTS} objects are left", left.len());
+}
+
+/// The number after `name` among the metrics.
+fn metric(mount: &Mount, name: &str) -> u64 {
+    let text = mount.control_get("/v1/metrics").text();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.and_then(|value| value.trim().parse().ok()).expect("the metric")
+}
+
+#[test]
+fn the_bytes_of_a_disk_are_told_by_what_they_were_for_and_make_its_write_amplification() {
+    let disk = disk();
+    let mut mount = mount_on(disk.path());
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace, 0..8);
+    let object = |number: u64| namespace.join(format!("object{number}"));
+    let bytes_of = |number: u64| content(number).len() as u64;
+    let status = |mount: &Mount| mount.control_get("/v1/status").json()["ssd"]["devices"][0].clone();
+    let number = |value: &serde_json::Value| value.as_u64().expect("a number");
+    assert_same(&fs::read(object(1)).expect("read"), &content(1), "an object on disk");
+    fs::remove_file(object(2)).expect("unlink");
+    let verified = mount.control("POST", "/v1/verify", Some(r#"{"tier":"ssd"}"#));
+    assert_eq!(verified.status, 200, "{}", verified.text());
+    if kernel::has_fast_path() {
+        let cache = tidefs_client::Cache::open(&namespace).expect("open");
+        cache.prefetch(&["object3"]).expect("a hint never fails");
+    }
+    let ahead = if kernel::has_fast_path() { bytes_of(3) } else { 0 };
+    let is_told = || {
+        let device = status(&mount);
+        number(&device["read_for"]["ahead"]) >= ahead && number(&device["written_for"]["removals"]) > 0
+    };
+    assert!(until(HANG, is_told), "{}", status(&mount));
+    let device = status(&mount);
+    let of = |what: &str, reason: &str| number(&device[what][reason]);
+    // Headers and padding are less than two blocks of each object.
+    let stored: u64 = (0..8).map(bytes_of).sum();
+    assert_eq!(number(&device["stored"]), stored);
+    assert!((stored..=stored + 10 * 8192).contains(&of("written_for", "objects")), "{device}");
+    assert!((bytes_of(1)..bytes_of(1) + 8192).contains(&of("read_for", "use")), "{device}");
+    assert!((ahead..=ahead + 8192).contains(&of("read_for", "ahead")), "{device}");
+    assert!(of("read_for", "check") >= 7 << 20, "all that stands there is compared: {device}");
+    assert!(of("written_for", "structures") > 0 && of("written_for", "again") == 0, "{device}");
+    for (total, by_reason) in [("written", "written_for"), ("read", "read_for")] {
+        let sum: u64 = device[by_reason].as_object().expect("a map").values().map(number).sum();
+        assert_eq!(sum, number(&device[total]), "{device}");
+        for reason in device[by_reason].as_object().expect("a map").keys() {
+            let labels = format!("{{device=\"{}\",reason=\"{reason}\"}}", disk.path().display());
+            let name = format!("tidefs_ssd_{total}_by_reason_bytes_total{labels}");
+            assert_eq!(metric(&mount, &name), of(by_reason, reason), "{name}");
+        }
+    }
+    let amplification = number(&device["written"]) as f64 / number(&device["stored"]) as f64;
+    assert!((1.0..1.1).contains(&amplification), "{amplification}");
+    mount.restart();
+    assert!(number(&status(&mount)["read_for"]["structures"]) > 0, "a start reads what is there");
 }
 
 /// Path and state of each disk.

@@ -1,5 +1,7 @@
 //! The SSD tier of one daemon.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::{ByteCount, ObjectCount};
 
@@ -79,10 +81,16 @@ pub struct SsdDeviceStatus {
     pub write_rate: ByteCount,
     /// Bytes written since the start, headers and what was written again included.
     pub written: ByteCount,
-    /// Of these, what was written again when its zone was taken back.
+    /// The same by reason: `objects`, `again`, `removals`, and `structures`, which are headers and footers.
+    pub written_for: BTreeMap<String, ByteCount>,
+    /// Of the objects that were written, their bytes without headers and padding.
+    pub stored: ByteCount,
+    /// Of what was written, that which was written again: its zone was taken back, or another disk emptied.
     pub reinserted: ByteCount,
     /// Bytes read since the start.
     pub read: ByteCount,
+    /// The same by reason: `use`, `ahead` of it, `check`, `again`, and `structures`.
+    pub read_for: BTreeMap<String, ByteCount>,
     /// Failed reads.
     pub read_errors: u64,
     /// Failed writes.
@@ -90,6 +98,14 @@ pub struct SsdDeviceStatus {
     /// Its part of the budget of bytes a day, when there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub day: Option<DayBudget>,
+}
+
+impl SsdDeviceStatus {
+    /// Bytes written for each byte that was stored; `None` before the first.
+    #[must_use]
+    pub fn write_amplification(&self) -> Option<f64> {
+        (self.stored > ByteCount::ZERO).then(|| self.written.get() as f64 / self.stored.get() as f64)
+    }
 }
 
 /// Bytes a day of one disk. Days are counted from the daemon's start.

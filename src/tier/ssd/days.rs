@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -76,7 +75,7 @@ impl Shared {
         let mut days = self.earlier_days.clone();
         days.0.retain(|_, day| now_s().saturating_sub(day.began_s) < DAY.as_secs());
         for device in self.devices.all() {
-            let written = device.work.written_bytes.load(Ordering::Relaxed);
+            let written = device.work.written.total();
             let day = device.admission.lock().used(written, self.uptime());
             day.into_iter().for_each(|day| days.note(&device.name, day));
         }

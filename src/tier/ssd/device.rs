@@ -23,6 +23,7 @@ use super::format::{BLOCK_BYTES, Order, Uuid, ZONES_START};
 use super::identity::{Unusable, flush, write_blocks};
 use super::index::ZoneId;
 use super::queue::{Queue, Retain};
+use super::reasons::WrittenFor;
 use super::work::Work;
 
 /// After so many failed writes in a row a disk gets no more.
@@ -454,7 +455,7 @@ impl Device {
         }
         match write_blocks(&*self.disk, UNUSED, &[0], limit).and_then(|()| flush(&*self.disk, limit)) {
             Ok(()) => {
-                self.count_written(BLOCK_BYTES);
+                self.count_written(WrittenFor::Structures, BLOCK_BYTES);
                 true
             }
             Err(error) => {
@@ -465,9 +466,9 @@ impl Device {
     }
 
     /// A write of the device went well.
-    pub(super) fn count_written(&self, bytes: u64) {
+    pub(super) fn count_written(&self, reason: WrittenFor, bytes: u64) {
         self.work.write_errors_in_a_row.store(0, Ordering::Relaxed);
-        self.work.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.work.written.add(reason, bytes);
     }
 
     /// Whether it gets no more writes.

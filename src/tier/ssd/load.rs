@@ -16,6 +16,7 @@ use super::format::{BLOCK, RecordFacts, RecordHash, RecordHeader, decode};
 use super::index::{Located, Place};
 use super::memory::{Buffer, Memory};
 use super::reading::Reading;
+use super::reasons::ReadFor;
 
 /// How often a load looks again for a record that reclaim moves.
 const MOVES_MAX: u32 = 200;
@@ -37,16 +38,16 @@ impl Shared {
     /// Fills the start of `memory` with the data of a record of `length` bytes.
     pub(super) fn load(
         &self,
-        hash: &RecordHash,
-        key: &[u8],
+        (hash, key): (&RecordHash, &[u8]),
         version: Version,
         length: ByteCount,
         memory: &Memory,
+        reason: ReadFor,
     ) -> Result<RecordFacts, Missed> {
         for _ in 0..MOVES_MAX {
             let located =
                 self.index.get(hash).filter(|located| located.version == version).ok_or(Missed::Absent)?;
-            let outcome = self.load_from(located.place, length, memory);
+            let outcome = self.load_from(located.place, length, memory, reason);
             let now = self.index.get(hash);
             let stands = now.is_some_and(|now| (now.place, now.version) == (located.place, version));
             match outcome {
@@ -89,6 +90,7 @@ impl Shared {
         place: Place,
         length: ByteCount,
         memory: &Memory,
+        reason: ReadFor,
     ) -> Result<RecordFacts, Missed> {
         let device = self.devices.get(place.zone.device()).ok_or(Missed::Absent)?;
         let zone = place.zone.zone();
@@ -117,7 +119,7 @@ impl Shared {
             }
         };
         device.work.read_times.observe(started.elapsed());
-        device.work.read_bytes.fetch_add((padded + BLOCK) as u64, Ordering::Relaxed);
+        device.work.read.add(reason, (padded + BLOCK) as u64);
         let RecordHeader { device: uuid, sequence: written, facts } =
             decode(header.bytes()).map_err(|_| Missed::Corrupt)?;
         let is_ours = uuid == device.uuid && Some(written) == sequence && facts.length == length;

@@ -43,6 +43,7 @@ mod open_zone;
 mod outdated;
 mod queue;
 mod reading;
+mod reasons;
 mod reclaim;
 mod recover;
 mod resume;
@@ -84,6 +85,7 @@ pub use self::load::Missed;
 pub use self::naming::{FoundRecord, Standing, Unnamed};
 pub use self::open::SsdConfig;
 pub use self::queue::Stored;
+pub use self::reasons::{ReadFor, WrittenFor};
 pub use self::recover::{Indexed, RecoverySummary};
 pub use self::status::{DeviceStatus, SsdSpace, SsdStatus};
 
@@ -330,7 +332,8 @@ impl SsdTier {
         self.shared.is_writing()
     }
 
-    /// Fills the start of `target` with the object, which is `length` bytes long. Waits for the disk.
+    /// Fills the start of `target` with the object, which is `length` bytes long, counted as read for `reason`. Waits for the
+    /// disk.
     ///
     /// # Errors
     /// Why it is a miss; then the bytes of `target` mean nothing.
@@ -340,10 +343,11 @@ impl SsdTier {
         version: Version,
         length: ByteCount,
         target: &Arc<Mapping>,
+        reason: ReadFor,
     ) -> Result<Checksum, Missed> {
         let memory = Memory::Segment(Arc::clone(target));
         let hash = self.shared.hash(key);
-        let facts = self.shared.load(&hash, key, version, length, &memory)?;
+        let facts = self.shared.load((&hash, key), version, length, &memory, reason)?;
         self.shared.index.touch(&hash);
         Ok(facts.checksum)
     }
@@ -355,15 +359,21 @@ impl SsdTier {
         self.shared.devices.get(found.place.zone.device())?.work.predicted_load(length.get())
     }
 
-    /// Reads an object into memory of its own. Waits for the disk.
+    /// Reads an object into memory of its own, counted as read for `reason`. Waits for the disk.
     ///
     /// # Errors
     /// Why it is a miss.
-    pub fn read(&self, key: &[u8], version: Version, length: ByteCount) -> Result<Vec<u8>, Missed> {
+    pub fn read_for(
+        &self,
+        key: &[u8],
+        version: Version,
+        length: ByteCount,
+        reason: ReadFor,
+    ) -> Result<Vec<u8>, Missed> {
         let bytes = usize::try_from(length.get()).map_err(|_| Missed::Corrupt)?;
         let memory = Memory::Buffer(Arc::new(Buffer::zeroed(bytes)));
         let hash = self.shared.hash(key);
-        self.shared.load(&hash, key, version, length, &memory)?;
+        self.shared.load((&hash, key), version, length, &memory, reason)?;
         self.shared.index.touch(&hash);
         Ok(memory.prefix(bytes).unwrap_or_default().to_vec())
     }
@@ -375,7 +385,8 @@ impl SsdTier {
     pub fn check(&self, key: &[u8], version: Version, length: ByteCount) -> Result<(), Missed> {
         let bytes = usize::try_from(length.get()).map_err(|_| Missed::Corrupt)?;
         let memory = Memory::Buffer(Arc::new(Buffer::zeroed(bytes)));
-        self.shared.load(&self.shared.hash(key), key, version, length, &memory).map(drop)
+        let hash = self.shared.hash(key);
+        self.shared.load((&hash, key), version, length, &memory, ReadFor::Check).map(drop)
     }
 
     /// Removes the versions of a key up to `version`, those that are on their way included. From its return on none of

@@ -22,6 +22,7 @@ use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHea
 use super::identity::read_blocks;
 use super::index::Place;
 use super::load::Missed;
+use super::reasons::ReadFor;
 use super::recover::Known;
 
 /// Stands for the owner of a record that nobody was told of yet.
@@ -163,7 +164,7 @@ impl Shared {
                 Missed::Failed
             },
         )?;
-        device.work.read_bytes.fetch_add(BLOCK_BYTES, Ordering::Relaxed);
+        device.work.read.add(ReadFor::Structures, BLOCK_BYTES);
         let RecordHeader { device: uuid, sequence: written, facts } =
             decode(bytes.bytes()).map_err(|_| Missed::Corrupt)?;
         let is_meant =

@@ -14,9 +14,12 @@ use std::time::{Duration, Instant};
 
 use super::device::{Device, FooterPlace, ZoneState};
 use super::disk::Request;
-use super::format::{BLOCK, Footer, FooterEntry, Frame, Order, Trailer, ZoneHeader, encode, frame_blocks};
+use super::format::{
+    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Frame, Order, Trailer, ZoneHeader, encode, frame_blocks,
+};
 use super::identity::{flush, write_blocks};
 use super::memory::{Buffer, Memory, Piece};
+use super::reasons::WrittenFor;
 use super::writer::Writer;
 
 /// How long a record waits for reclaim to free a zone.
@@ -104,6 +107,7 @@ impl Writer {
             self.give_up(zone, &[]);
             return Err(error);
         }
+        self.device.work.written.add(WrittenFor::Structures, BLOCK_BYTES);
         self.open = Some(OpenZone { zone, sequence, next_block: 1, entries: Vec::new(), footer_bytes: 0 });
         Ok(true)
     }
@@ -172,6 +176,7 @@ pub(super) fn write_footer(
     let requests = request(block, &footer).into_iter().chain(request(last, &trailer)).collect();
     flush(&*device.disk, limit)?;
     device.disk.submit(requests).wait(limit)?;
+    device.work.written.add(WrittenFor::Structures, footer.len() as u64 + BLOCK_BYTES);
     Ok(FooterPlace { block, blocks })
 }
 
@@ -197,6 +202,7 @@ impl Device {
     /// What the disk says.
     pub(super) fn void_zone(&self, zone: u32, limit: Duration) -> io::Result<()> {
         write_blocks(&*self.disk, self.offset(zone, 0), &[0; BLOCK], limit)?;
+        self.work.written.add(WrittenFor::Structures, BLOCK_BYTES);
         flush(&*self.disk, limit)
     }
 }

@@ -31,6 +31,7 @@ use super::identity::flush;
 use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Retain, Stored};
+use super::reasons::ReadFor;
 use super::recover::{read_footer, scan_zone};
 
 /// Zones that are kept free ahead of the writer.
@@ -260,9 +261,7 @@ impl Shared {
 
     /// Leaves a record of this disk to be written to it again. `None` when it cannot be read.
     fn reinsert(&self, device: &Device, place: Place, facts: &RecordFacts) -> Option<Receiver<Stored>> {
-        let receiver = self.rewrite(device, device, place, facts)?;
-        device.work.reinserted_bytes.fetch_add(facts.blocks() * BLOCK_BYTES, Ordering::Relaxed);
-        Some(receiver)
+        self.rewrite(device, device, place, facts)
     }
 
     /// Reads a record of one disk and leaves it to be written to another, or to the same one. `None` when that cannot be.
@@ -275,7 +274,7 @@ impl Shared {
     ) -> Option<Receiver<Stored>> {
         let length = usize::try_from(facts.length.get()).ok()?;
         let memory = Memory::Buffer(Arc::new(Buffer::zeroed(length)));
-        let read = self.load_from(place, facts.length, &memory).ok()?;
+        let read = self.load_from(place, facts.length, &memory, ReadFor::Again).ok()?;
         if read != *facts {
             return None;
         }

@@ -22,8 +22,8 @@ use tidefs_engine::types::{ByteCount, Version};
 
 use super::device::{Device, FooterPlace, Zone, ZoneState};
 use super::format::{
-    BLOCK, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, Tombstone, TombstoneBlock,
-    decode,
+    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, Tombstone,
+    TombstoneBlock, decode,
 };
 use super::given_up::SALVAGE_LIMIT;
 use super::identity::read_blocks;
@@ -31,6 +31,7 @@ use super::index::{Located, Place};
 use super::memory::Buffer;
 use super::naming::{NOBODY, Standing, Unnamed};
 use super::open_zone::write_footer;
+use super::reasons::ReadFor;
 use super::{Shared, checksum_of};
 
 /// Blocks that a scan reads at once.
@@ -327,7 +328,7 @@ pub(super) fn read_footer(
     if block.checked_add(blocks).is_none_or(|end| end >= device.zone_blocks) {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let bytes = read_blocks(&*device.disk, device.offset(zone, block), u64::from(blocks), limit)?;
+    let bytes = read_structures(device, device.offset(zone, block), u64::from(blocks), limit)?;
     let footer = decode::<Footer>(bytes.bytes())
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
     let is_inside = |entry: &FooterEntry| match entry {
@@ -340,6 +341,13 @@ pub(super) fn read_footer(
     } else {
         Err(io::ErrorKind::InvalidData.into())
     }
+}
+
+/// Reads what says what is in a zone.
+fn read_structures(device: &Device, offset: u64, blocks: u64, limit: Duration) -> io::Result<Arc<Buffer>> {
+    let bytes = read_blocks(&*device.disk, offset, blocks, limit)?;
+    device.work.read.add(ReadFor::Structures, blocks * BLOCK_BYTES);
+    Ok(bytes)
 }
 
 pub(super) fn fits(device: &Device, block: u32, facts: &RecordFacts) -> bool {
@@ -370,7 +378,7 @@ pub(super) fn scan_zone(device: &Device, zone: u32, sequence: Order, limit: Dura
             Some((start, bytes)) if block - start < SCAN_BLOCKS => (start, bytes),
             _ => {
                 let count = SCAN_BLOCKS.min(last - block);
-                (block, read_blocks(&*device.disk, device.offset(zone, block), count.into(), limit)?)
+                (block, read_structures(device, device.offset(zone, block), count.into(), limit)?)
             }
         };
         let at = (block - start) as usize * BLOCK;
@@ -412,6 +420,6 @@ fn is_whole(
         return Ok(checksum_of(&[]) == facts.checksum);
     }
     let offset = device.offset(zone, block + 1);
-    let data = read_blocks(&*device.disk, offset, length.div_ceil(BLOCK) as u64, limit)?;
+    let data = read_structures(device, offset, length.div_ceil(BLOCK) as u64, limit)?;
     Ok(checksum_of(&data.bytes()[..length]) == facts.checksum)
 }

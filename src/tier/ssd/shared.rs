@@ -255,7 +255,7 @@ impl Shared {
         if !append.durable && append.length > ByteCount::ZERO {
             let now = self.started.elapsed();
             let queued = device.queue.bytes();
-            let written = device.work.written_bytes.load(Ordering::Relaxed);
+            let written = device.work.written.total();
             let mut admission = device.admission.lock();
             admission.admit(append.length, queued, written, now)?;
         }
@@ -279,8 +279,7 @@ impl Shared {
 
     /// The disk that has least to do, of those that take records.
     pub(super) fn least_busy(&self) -> Option<Arc<Device>> {
-        let load =
-            |device: &Arc<Device>| (device.queue.bytes(), device.work.written_bytes.load(Ordering::Relaxed));
+        let load = |device: &Arc<Device>| (device.queue.bytes(), device.work.written.total());
         let takes = |device: &Arc<Device>| !device.is_failing() && !device.is_leaving();
         self.devices.all().into_iter().filter(takes).min_by_key(load)
     }
@@ -433,7 +432,7 @@ impl Shared {
         let devices = self.devices.all();
         let in_use = devices.iter().map(|device| {
             let admission = device.admission.lock();
-            let written = device.work.written_bytes.load(Ordering::Relaxed);
+            let written = device.work.written.total();
             let day = admission.day(written, self.started.elapsed());
             DeviceStatus::of(device, admission.rate(), day)
         });

@@ -8,6 +8,7 @@ use super::device::{Device, ZoneState};
 use super::endurance::DayStatus;
 use super::format::{BLOCK_BYTES, Uuid};
 use super::identity::Unusable;
+use super::reasons::WrittenFor;
 use crate::telemetry::Distribution;
 
 /// Counts of a pool since its start.
@@ -49,12 +50,18 @@ pub struct DeviceStatus {
     pub queued: ByteCount,
     /// Bytes a second that it has shown.
     pub write_rate: ByteCount,
-    /// Bytes written, headers and what was written again included.
+    /// Bytes written, headers, footers and what was written again included.
     pub written: ByteCount,
-    /// Of these, what reclaim wrote again.
+    /// The same by reason ([`WrittenFor`]); nothing of a place that is not used.
+    pub written_for: Vec<(&'static str, ByteCount)>,
+    /// Data of the objects that it was given, without headers and padding.
+    pub stored: ByteCount,
+    /// Of what was written, that which was written again.
     pub reinserted: ByteCount,
     /// Bytes read.
     pub read: ByteCount,
+    /// The same by reason ([`super::ReadFor`]); nothing of a place that is not used.
+    pub read_for: Vec<(&'static str, ByteCount)>,
     /// Failed reads.
     pub read_errors: u64,
     /// Failed writes.
@@ -143,8 +150,11 @@ impl DeviceStatus {
             queued: ByteCount::ZERO,
             write_rate: ByteCount::ZERO,
             written: ByteCount::ZERO,
+            written_for: Vec::new(),
+            stored: ByteCount::ZERO,
             reinserted: ByteCount::ZERO,
             read: ByteCount::ZERO,
+            read_for: Vec::new(),
             read_errors: 0,
             write_errors: 0,
             read_times: Distribution::default(),
@@ -160,6 +170,8 @@ impl DeviceStatus {
         let count =
             |wanted: &[ZoneState]| zones.iter().filter(|zone| wanted.contains(&zone.state)).count() as u64;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (written_for, read_for) = (device.work.written.by_reason(), device.work.read.by_reason());
+        let sum = |parts: &[(&str, ByteCount)]| ByteCount(parts.iter().map(|(_, bytes)| bytes.get()).sum());
         Self {
             name: device.name.clone(),
             trouble: device.trouble(),
@@ -172,9 +184,12 @@ impl DeviceStatus {
             quarantined_zones: count(&[ZoneState::Quarantined]),
             queued: ByteCount(device.queue.bytes()),
             write_rate,
-            written: ByteCount(get(&device.work.written_bytes)),
-            reinserted: ByteCount(get(&device.work.reinserted_bytes)),
-            read: ByteCount(get(&device.work.read_bytes)),
+            written: sum(&written_for),
+            written_for,
+            stored: ByteCount(get(&device.work.stored_bytes)),
+            reinserted: ByteCount(device.work.written.of(WrittenFor::Again)),
+            read: sum(&read_for),
+            read_for,
             read_errors: get(&device.work.read_errors),
             write_errors: get(&device.work.write_errors),
             read_times: device.work.read_times.distribution(),

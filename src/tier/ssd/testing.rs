@@ -10,7 +10,7 @@ use tidefs_engine::types::{ByteCount, Version};
 
 use super::disk::{Disk, Request, Ticket};
 use super::open::Candidate;
-use super::{Budget, Indexed, Owner, Put, RecoverySummary, Source, SsdConfig, SsdTier};
+use super::{Budget, Indexed, Missed, Owner, Put, ReadFor, RecoverySummary, Source, SsdConfig, SsdTier};
 
 /// One thing that a disk was asked, in order.
 #[derive(Clone, Debug)]
@@ -158,6 +158,13 @@ impl Disk for MemoryDisk {
 
     fn allocated(&self) -> io::Result<ByteCount> {
         self.length()
+    }
+}
+
+impl SsdTier {
+    /// Reads an object that somebody waits for.
+    pub(super) fn read(&self, key: &[u8], version: Version, length: ByteCount) -> Result<Vec<u8>, Missed> {
+        self.read_for(key, version, length, ReadFor::Use)
     }
 }
 

@@ -469,10 +469,10 @@ fn a_segment_goes_to_disk_and_back_into_another() {
     let put = Put { source: Source::Segment(source), ..put_of(b"key", 1, 10_000) };
     assert_eq!(store_put(&tier, put), Ok(Stored::Yes));
     let target = segment(10_000);
-    let checksum = tier.load(b"key", Version(1), ByteCount(10_000), &target).unwrap();
+    let checksum = tier.load(b"key", Version(1), ByteCount(10_000), &target, ReadFor::Use).unwrap();
     assert_eq!(target.slice(0, 10_000).unwrap(), data(b"key", 1, 10_000));
     assert_eq!(checksum, checksum_of(&data(b"key", 1, 10_000)));
-    assert_eq!(tier.load(b"key", Version(2), ByteCount(10_000), &target), Err(Missed::Absent));
+    assert_eq!(tier.load(b"key", Version(2), ByteCount(10_000), &target, ReadFor::Use), Err(Missed::Absent));
 }
 
 #[test]

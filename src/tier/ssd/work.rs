@@ -4,14 +4,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::reading::Ending;
+use super::reasons::{Read, Written};
 use crate::telemetry::Histogram;
 
 /// What a device did since the start.
 #[derive(Debug, Default)]
 pub(super) struct Work {
-    pub(super) written_bytes: AtomicU64,
-    pub(super) reinserted_bytes: AtomicU64,
-    pub(super) read_bytes: AtomicU64,
+    pub(super) written: Written,
+    pub(super) read: Read,
+    /// Data of the objects that it was given, without headers and padding.
+    pub(super) stored_bytes: AtomicU64,
     pub(super) read_errors: AtomicU64,
     pub(super) write_errors: AtomicU64,
     /// Bytes that are being loaded.

@@ -28,6 +28,7 @@ use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Piece};
 use super::open_zone::{Last, OpenZone};
 use super::queue::{Append, Done, Job, Next, Origin, Retain, Stored};
+use super::reasons::WrittenFor;
 use super::{Shared, checksum_of};
 
 /// Bytes under way at once.
@@ -304,7 +305,14 @@ impl Writer {
         self.last_end = now;
         match outcome {
             Ok(()) => {
-                self.device.count_written(facts.blocks() * BLOCK_BYTES);
+                let reason = match append.origin {
+                    Origin::Owner(_) => WrittenFor::Objects,
+                    Origin::Zone(_) => WrittenFor::Again,
+                };
+                self.device.count_written(reason, facts.blocks() * BLOCK_BYTES);
+                if reason == WrittenFor::Objects {
+                    self.device.work.stored_bytes.fetch_add(bytes, Ordering::Relaxed);
+                }
                 self.device.work.write_times.observe(now.saturating_duration_since(started));
                 self.shared.measured(&self.device, bytes, now.saturating_duration_since(busy_since));
                 // The zone is gone when another record of it failed, or could not be loaded.
@@ -429,7 +437,7 @@ impl Writer {
         open.next_block += 1;
         open.footer_bytes += footer_bytes;
         open.entries.push(FooterEntry::Object { block: to.block, facts: header.facts });
-        self.device.count_written(BLOCK_BYTES);
+        self.device.count_written(WrittenFor::Again, BLOCK_BYTES);
         let _pending = self.shared.pending.lock();
         self.move_in_index(hash, version, (from, to));
         true
@@ -468,7 +476,7 @@ impl Writer {
                     open.next_block += 1;
                     open.footer_bytes += footer_bytes;
                     open.entries.push(FooterEntry::Tombstones(block.tombstones));
-                    self.device.count_written(BLOCK_BYTES);
+                    self.device.count_written(WrittenFor::Removals, BLOCK_BYTES);
                     return true;
                 }
                 Err(error) => {

@@ -1,6 +1,10 @@
 //! `tidefs tier status`.
 
+use std::collections::BTreeMap;
+
 use tidefs_control_api::{DayBudget, NamingProgress, SsdDeviceStatus, SsdStatus, Status, routes};
+
+use tidefs_engine::types::ByteCount;
 
 use super::disks::TierStatusArgs;
 use crate::error::CliError;
@@ -41,6 +45,7 @@ fn human(status: &Status) -> String {
     if let Some(tier) = &status.ssd {
         text += "\n";
         text += &devices(tier);
+        text.extend(tier.devices.iter().filter_map(bytes_by_reason));
         text.extend(tier.devices.iter().filter_map(day));
     }
     text
@@ -61,6 +66,18 @@ pub(super) fn ssd(tier: &SsdStatus) -> String {
         grouped(tier.dropped_objects),
         grouped(tier.corrupt_records)
     )
+}
+
+/// What the bytes of a disk were written and read for, in one line.
+fn bytes_by_reason(device: &SsdDeviceStatus) -> Option<String> {
+    let list = |by_reason: &BTreeMap<String, ByteCount>| {
+        let some = by_reason.iter().filter(|(_, bytes)| **bytes > ByteCount::ZERO);
+        some.map(|(reason, bytes)| format!("{reason} {bytes}")).collect::<Vec<_>>().join(", ")
+    };
+    let (written, read) = (list(&device.written_for), list(&device.read_for));
+    let told = [("written", written), ("read", read)].into_iter().filter(|(_, list)| !list.is_empty());
+    let told: Vec<String> = told.map(|(what, list)| format!("{what} for {list}")).collect();
+    (!told.is_empty()).then(|| format!("{}: {}\n", device.path, told.join("; ")))
 }
 
 /// What a disk wrote of its budget of the day, in one line.
@@ -84,6 +101,7 @@ fn devices(tier: &SsdStatus) -> String {
             device.queued.to_string(),
             device.written.to_string(),
             device.reinserted.to_string(),
+            device.write_amplification().map_or_else(|| "-".to_owned(), |factor| format!("{factor:.2}")),
             device.read.to_string(),
             grouped(device.read_errors + device.write_errors),
         ]
@@ -98,9 +116,34 @@ fn devices(tier: &SsdStatus) -> String {
             Column::Right("QUEUED"),
             Column::Right("WRITTEN"),
             Column::Right("AGAIN"),
+            Column::Right("W-AMP"),
             Column::Right("READ"),
             Column::Right("ERRORS"),
         ],
         rows,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_told_with_what_its_bytes_were_for() {
+        let bytes = |reason: &str, bytes| (reason.to_owned(), bytes);
+        let device = SsdDeviceStatus {
+            path: "/mnt/a".to_owned(),
+            written: ByteCount::mib(15),
+            stored: ByteCount::mib(10),
+            written_for: [bytes("objects", ByteCount::mib(12)), bytes("again", ByteCount::mib(3))].into(),
+            read_for: [bytes("use", ByteCount::mib(1)), bytes("ahead", ByteCount::ZERO)].into(),
+            ..SsdDeviceStatus::default()
+        };
+        let line = bytes_by_reason(&device);
+        let expected = "/mnt/a: written for again 3.0 MiB, objects 12.0 MiB; read for use 1.0 MiB\n";
+        assert_eq!(line.as_deref(), Some(expected));
+        assert_eq!(bytes_by_reason(&SsdDeviceStatus::default()), None);
+        let table = devices(&SsdStatus { devices: vec![device], ..SsdStatus::default() });
+        assert!(table.contains("W-AMP") && table.contains(" 1.50 "), "{table}");
+    }
 }
