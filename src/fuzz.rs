@@ -1,7 +1,7 @@
 //! What reads bytes of a disk or of a file that an earlier daemon left, as functions for fuzzing: each may refuse them, and may
 //! not panic, hang or take memory that was only announced. See tests/fuzz at the root of the checkout.
 
-use crate::tier::ssd;
+use crate::tier::{memory, ssd};
 
 /// A name, and what reads the bytes.
 pub type Target = (&'static str, fn(&[u8]));
@@ -11,6 +11,7 @@ pub const TARGETS: &[Target] = &[
     ("ssd_frames", ssd::fuzz::frames),
     ("ssd_disk", ssd::fuzz::disk),
     ("ssd_state_files", ssd::fuzz::state_files),
+    ("packed_blocks", memory::fuzz::blocks),
 ];
 
 #[cfg(test)]
@@ -47,5 +48,6 @@ mod tests {
         // Each is a start.
         ssd_disk: ssd::fuzz::disk_seeds, replay::MUTANTS / 8;
         ssd_state_files: ssd::fuzz::state_file_seeds, replay::MUTANTS;
+        packed_blocks: memory::fuzz::block_seeds, replay::MUTANTS;
     );
 }

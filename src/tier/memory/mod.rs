@@ -46,6 +46,8 @@ pub use self::checksum::{checksum_bytes, checksum_file};
 pub use self::clock::NamesClock;
 pub use self::error::MemoryError;
 pub use self::open::{HugePages, MemoryConfig, MemoryReport};
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use self::packed::fuzz;
 pub use self::packed::{PACKED_MAX, PackedExtent, PackedUsage};
 pub use self::record::{
     DECORATED, DirectoryRecord, NAME_BYTES_MAX, ObjectRecord, Pin, PolicyRecord, RECORD_BYTES_MAX,

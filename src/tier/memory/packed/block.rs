@@ -13,6 +13,9 @@
 //! ```
 //! Little-endian throughout. A free or pending block has a valid mark; what follows it means nothing.
 
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) mod fuzz;
+
 use tidefs_engine::types::Version;
 
 use super::super::record::{ObjectRecord, RECORD_BYTES_MAX, RecordError};
@@ -198,7 +201,7 @@ mod tests {
     use super::super::super::record::tests::object;
     use super::*;
 
-    fn bytes_of(record: &ObjectRecord, generation: u16) -> (BlockHeader, Vec<u8>) {
+    pub(super) fn bytes_of(record: &ObjectRecord, generation: u16) -> (BlockHeader, Vec<u8>) {
         let encoded = record.encode().unwrap();
         let length = usize::try_from(record.size.get()).unwrap();
         let (header, head) = BlockHeader::new(record.version, generation, &encoded, length);

@@ -31,6 +31,8 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, ObjectCount};
 
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) use self::block::fuzz;
 use self::block::{Block, BlockHeader, HEADER_BYTES, State, UNIT};
 use self::heap::Heap;
 pub(super) use self::recover::PackedRecovery;
