@@ -23,7 +23,7 @@ use super::ssd::object_key;
 use super::{Datapath, Error, State};
 use crate::namespace::{Directory, Ino, Name, Slot};
 use crate::tier::memory::ObjectRecord;
-use crate::tier::ssd::{RecoverySummary, SsdTier, Standing, Unnamed};
+use crate::tier::ssd::{FoundRecord, RecoverySummary, SsdTier, Standing, Unnamed};
 
 /// How often what waits for all names looks whether it should end.
 const LOOK: Duration = Duration::from_millis(20);
@@ -104,7 +104,8 @@ impl State {
         if !tier.stands(standing) {
             return;
         }
-        let record = ObjectRecord::decode(&standing.record.meta).ok();
+        let is_its_own = |record: &ObjectRecord| is_record_of(standing, record);
+        let record = ObjectRecord::decode(&standing.record.meta).ok().filter(is_its_own);
         let is_known = |record: &ObjectRecord| naming.slots.contains_key(&record.parent);
         if naming.has_lost_zones && record.as_ref().is_some_and(|record| !is_known(record)) {
             // A later start may be able to read what its directory is.
@@ -125,6 +126,12 @@ impl State {
             None => tier.remove(&standing.record.key, standing.record.version),
         }
     }
+}
+
+/// Whether what is kept beside a record is of its object: by another name it would not be found.
+fn is_record_of(standing: &Standing, record: &ObjectRecord) -> bool {
+    let FoundRecord { key, version, length, .. } = &standing.record;
+    (record.version, record.size) == (*version, *length) && object_key(record.parent, &record.name) == *key
 }
 
 impl Datapath {

@@ -10,7 +10,7 @@ use tidefs_engine::types::{DirectoryId, Version};
 
 use super::burial::Doomed;
 use super::naming::Naming;
-use super::ssd::{SsdOwner, is_directory_key};
+use super::ssd::{SsdOwner, directory_key, is_directory_key};
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot, permissions};
 use crate::tier::eviction::Departure;
@@ -71,11 +71,12 @@ impl Datapath {
     ) -> HashMap<DirectoryId, Slot> {
         let mut slots = state.directory_slots();
         let decode = |standing: Standing| {
-            let record = DirectoryRecord::decode(&standing.record.meta);
-            if record.is_err() {
+            let is_its_own = |record: &DirectoryRecord| directory_key(record.id) == standing.record.key;
+            let record = DirectoryRecord::decode(&standing.record.meta).ok().filter(is_its_own);
+            if record.is_none() {
                 tier.remove(&standing.record.key, standing.record.version);
             }
-            Some((record.ok()?, standing))
+            Some((record?, standing))
         };
         let found: Vec<(DirectoryRecord, Standing)> = found.into_iter().filter_map(decode).collect();
         let is_new = |(record, _): &&(DirectoryRecord, Standing)| !slots.contains_key(&record.id);
@@ -110,8 +111,7 @@ impl State {
 
     fn directories_not_on(&self, tier: &SsdTier) -> Vec<Slot> {
         let slots = self.directory_slots();
-        let is_missing =
-            |(id, _): &(DirectoryId, Slot)| tier.holds(&super::ssd::directory_key(*id)).is_none();
+        let is_missing = |(id, _): &(DirectoryId, Slot)| tier.holds(&directory_key(*id)).is_none();
         slots.into_iter().filter(is_missing).map(|(_, slot)| slot).collect()
     }
 

@@ -11,7 +11,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::{Logic, Setup, caller};
 
-const SETUP: Setup = Setup {
+pub(super) const SETUP: Setup = Setup {
     capacity: ByteCount::mib(512),
     packed_max: ByteCount::kib(4),
     write_headroom: ByteCount::ZERO,

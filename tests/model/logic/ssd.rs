@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use nix::mount::{MntFlags, umount2};
 use tidefs::namespace::Ino;
-use tidefs::tier::ssd::{Budget, SsdConfig, SsdTier};
-use tidefs_engine::types::ByteCount;
+use tidefs::tier::memory::{DirectoryRecord, ObjectRecord, PolicyRecord};
+use tidefs::tier::ssd::{Budget, Owner, Put, Source, SsdConfig, SsdTier};
+use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::Logic;
-use crate::system::{Space, WATCHER};
+use crate::setup::Setup;
+use crate::system::{Space, System, WATCHER};
 
 /// Disk space below memory: more than the objects of a test.
 const SSD_CAPACITY: ByteCount = ByteCount::mib(96);
@@ -92,4 +94,86 @@ impl Logic {
             let _ = self.datapath().promote(ino);
         }
     }
+}
+
+/// Whose records nobody knows.
+#[derive(Debug)]
+struct Nobody;
+
+impl Owner for Nobody {
+    fn dropped(&self, _number: u32, _version: Version) {}
+
+    fn has_elsewhere(&self, _number: u32, _version: Version) -> bool {
+        false
+    }
+
+    fn must_stay(&self, _key: &[u8]) -> bool {
+        false
+    }
+}
+
+fn record(name: &str, version: u64, size: u64) -> ObjectRecord {
+    ObjectRecord {
+        parent: DirectoryId::ROOT,
+        name: name.into(),
+        version: Version(version),
+        size: ByteCount(size),
+        checksum: None,
+        mode: 0o100_644,
+        uid: 0,
+        gid: 0,
+        mtime_ns: 1,
+        atime_ns: 1,
+        ctime_ns: 1,
+        sealed_at_ns: 1,
+        predecessor: None,
+        policy: PolicyRecord::default(),
+    }
+}
+
+#[test]
+fn a_record_on_disk_whose_name_version_or_size_is_anothers_gets_no_name() {
+    let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
+    logic.datapath = None;
+    let tier = logic.open_ssd();
+    let mut unnamed = tier.index(&|_| false).unnamed;
+    while tier.next_unnamed(&mut unnamed).is_some() {}
+    tier.start(Arc::new(Nobody)).expect("threads");
+    let put = |key: &[&[u8]], meta, data: &[u8]| {
+        let (length, source) = (ByteCount(data.len() as u64), Source::Bytes(data.to_vec()));
+        let (key, version) = (key.concat(), Version(5));
+        let put =
+            Put { key, meta, version, length, checksum: None, source, durable: true, owner: 1, uses: 0 };
+        tier.put(put, |_| ()).expect("it is taken");
+    };
+    // Each is kept as the object `a` of version 5 with three bytes, or the like.
+    let beside = [
+        ("a", record("another", 5, 3)),
+        ("b", record("b", 6, 3)),
+        ("c", record("c", 5, 4)),
+        ("right", record("right", 5, 3)),
+    ];
+    for (name, record) in beside {
+        let key: [&[u8]; 3] = [b"o", &DirectoryId::ROOT.0.to_le_bytes(), name.as_bytes()];
+        put(&key, record.encode().expect("a record"), b"abc");
+    }
+    let directory = DirectoryRecord {
+        id: DirectoryId(77),
+        parent: DirectoryId::ROOT,
+        name: b"directory".to_vec(),
+        mode: 0o40_755,
+        uid: 0,
+        gid: 0,
+        mtime_ns: 1,
+        ctime_ns: 1,
+        policy: PolicyRecord::default(),
+    };
+    put(&[b"d", &78_u64.to_le_bytes()], directory.encode().expect("a record"), b"");
+    assert!(tier.flush(Duration::from_secs(30)));
+    drop(tier);
+    logic.start();
+    assert_eq!(logic.list(WATCHER, "").expect("the top"), ["right"]);
+    let right = logic.resolve(WATCHER, "right").expect("it is there");
+    logic.load(right);
+    assert_eq!(logic.tier_of("right"), "packed");
 }
