@@ -48,6 +48,8 @@ struct LentRegion {
     engine: Engine,
     runtime: Handle,
     id: RegionId,
+    /// Whether the reader has said that it is done with it.
+    is_given_back: bool,
     /// Dropped when no peer touches the bytes any more.
     lent: Option<Lent>,
 }
@@ -55,8 +57,13 @@ struct LentRegion {
 impl Drop for LentRegion {
     fn drop(&mut self) {
         let (engine, id, lent) = (self.engine.clone(), self.id, self.lent.take());
+        let is_given_back = self.is_given_back;
         self.runtime.spawn(async move {
-            engine.unregister(id).await;
+            if is_given_back {
+                engine.unregister_unused(id).await;
+            } else {
+                engine.unregister(id).await;
+            }
             drop(lent);
         });
     }
@@ -66,7 +73,6 @@ impl Drop for LentRegion {
 struct Loan {
     reader: PeerId,
     until: Duration,
-    #[expect(dead_code, reason = "held for its drop")]
     region: LentRegion,
 }
 
@@ -151,9 +157,11 @@ impl Core {
         }
         let region = Region::of_file(file, length, Access::Read).map_err(|error| error.to_string())?;
         let id = engine.register(&Arc::new(region)).map_err(|error| error.to_string())?;
-        let region =
-            LentRegion { engine: engine.clone(), runtime: self.runtime.clone(), id, lent: Some(lent) };
-        let Some(descriptor) = engine.describe(id) else { return Err("the region is gone".to_owned()) };
+        let (engine, runtime) = (engine.clone(), self.runtime.clone());
+        let region = LentRegion { engine, runtime, id, is_given_back: false, lent: Some(lent) };
+        let Some(descriptor) = region.engine.describe(id) else {
+            return Err("the region is gone".to_owned());
+        };
         let loan = self.loans.next.fetch_add(1, Ordering::Relaxed) + 1;
         let time = Duration::from_millis(u64::from(for_ms)).min(self.config.timings.loan);
         let until = self.now() + time + self.config.timings.tick;
@@ -185,6 +193,8 @@ impl Core {
             }
         }
         drop(loans);
+        // Its operations have ended before it says so.
+        ended.iter_mut().for_each(|loan: &mut Loan| loan.region.is_given_back = true);
         drop(ended);
     }
 

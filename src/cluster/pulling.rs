@@ -50,7 +50,8 @@ impl Drop for Registered {
     fn drop(&mut self) {
         let Some(engine) = self.core.engine.clone() else { return };
         let id = self.id;
-        self.core.runtime.spawn(async move { engine.unregister(id).await });
+        // No peer was told of it.
+        self.core.runtime.spawn(async move { engine.unregister_unused(id).await });
     }
 }
 

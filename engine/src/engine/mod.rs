@@ -223,7 +223,13 @@ impl Engine {
     /// Withdraws a region. Resolves when no peer touches its memory any more; requests of this process that are under
     /// way keep it mapped by themselves. Unknown ids are ignored.
     pub async fn unregister(&self, region: RegionId) {
-        self.inner.regions.unregister(&self.inner.transports, region).await;
+        self.inner.regions.unregister(&self.inner.transports, region, true).await;
+    }
+
+    /// As [`Self::unregister`], of a region that no peer uses: none was told of it, or each has said that it is done with
+    /// it. Where a transport can make sure of that only by breaking connections, it breaks none.
+    pub async fn unregister_unused(&self, region: RegionId) {
+        self.inner.regions.unregister(&self.inner.transports, region, false).await;
     }
 
     /// Describes a registered region to peers, which may [`Self::import`] it and save a round trip.

@@ -84,13 +84,17 @@ impl Regions {
         }
     }
 
-    /// Withdraws a region. Resolves when no peer touches its memory any more.
-    pub(super) async fn unregister(&self, transports: &[Arc<dyn Transport>], id: RegionId) {
+    /// Withdraws a region, which peers may use or not. Resolves when no peer touches its memory any more.
+    pub(super) async fn unregister(&self, transports: &[Arc<dyn Transport>], id: RegionId, is_in_use: bool) {
         if self.registered.write().remove(&id).is_none() {
             return;
         }
         for transport in transports {
-            transport.unregister(id).await;
+            if is_in_use {
+                transport.unregister(id).await;
+            } else {
+                transport.unregister_unused(id).await;
+            }
         }
     }
 

@@ -160,6 +160,12 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// a peer touches its memory any more. Unknown ids are ignored.
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()>;
 
+    /// As [`Self::unregister`], of a region that no peer uses: none was told of it, or each has said that it is done with
+    /// it. Costs nobody anything where to make sure of that would.
+    fn unregister_unused(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.unregister(id)
+    }
+
     /// Connects to `peer`, whose engine offers this transport too. Called once at a time for each peer and link: what comes of a
     /// call from before the link was lost is closed.
     ///

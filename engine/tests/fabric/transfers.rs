@@ -60,6 +60,7 @@ on_each_provider!(
     both_ends_may_move_bytes_at_once,
     what_the_peer_does_not_allow_is_refused_here,
     a_withdrawn_region_is_out_of_reach_and_another_takes_its_place,
+    memory_that_nobody_uses_is_let_go_and_nobody_notices,
     a_closed_endpoint_ends_what_it_has_and_takes_no_more,
     a_cancelled_batch_ends_and_others_go_on,
     an_idle_transport_uses_no_processor,
@@ -178,6 +179,21 @@ fn a_withdrawn_region_is_out_of_reach_and_another_takes_its_place(pair: &Pair) {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(local.bytes(0, length), fresh.bytes(0, length));
+}
+
+/// Each object that one member lends to another is memory that comes and goes.
+fn memory_that_nobody_uses_is_let_go_and_nobody_notices(pair: &Pair) {
+    let local = Memory::new(&pair.near, 1, MIB, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, MIB, Access::ReadWrite);
+    let other = Memory::new(&pair.far, 3, MIB, Access::ReadWrite);
+    let length = up_to(pair, MIB / 2);
+    let reads = side_by_side(Direction::Read, 2, length);
+    assert_eq!(Run::start(&pair.endpoint, &local, &other, &reads, PATIENCE).wait(), [Ok(()), Ok(())]);
+    let reading = Run::start(&pair.endpoint, &local, &remote, &reads, PATIENCE);
+    block_on(pair.far.unregister_unused(other.id));
+    assert_eq!(reading.wait(), [Ok(()), Ok(())]);
+    assert_eq!(Run::start(&pair.endpoint, &local, &remote, &reads, PATIENCE).wait(), [Ok(()), Ok(())]);
+    assert_eq!(pair.endpoint.state(), EndpointState::Ready);
 }
 
 /// A known limit: on verbs a refused key breaks the queue pair between two ends, and libfabric does not make it anew for

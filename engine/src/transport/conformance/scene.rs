@@ -20,13 +20,16 @@ pub(crate) struct Pair {
     pub(crate) stall: Option<Box<dyn Fn(bool) + Send>>,
     /// Whether the operations of a peer that was forgotten are refused. False for a fabric whose keys are not per peer.
     pub(crate) forget_takes_back: bool,
+    /// Whether an operation on a region that is gone is told so. False for a fabric that ends the connection instead: then
+    /// the engine asks the peer.
+    pub(crate) names_what_is_gone: bool,
 }
 
 impl Pair {
     /// A pair without a way to hold operations back.
     pub(crate) fn new(a: Arc<dyn Transport>, b: Arc<dyn Transport>) -> Self {
         let side = |number, transport| Side { peer: peer(number), transport };
-        Self { a: side(1, a), b: side(2, b), stall: None, forget_takes_back: true }
+        Self { a: side(1, a), b: side(2, b), stall: None, forget_takes_back: true, names_what_is_gone: true }
     }
 }
 

@@ -126,6 +126,11 @@ impl Transport for ChecksumTransport {
         self.inner.unregister(id)
     }
 
+    fn unregister_unused(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.regions.lock().remove(&id);
+        self.inner.unregister_unused(id)
+    }
+
     fn connect<'a>(
         &'a self,
         peer: PeerId,

@@ -81,6 +81,10 @@ impl<W: Wrap> Transport for Layer<W> {
         self.inner.unregister(id)
     }
 
+    fn unregister_unused(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.inner.unregister_unused(id)
+    }
+
     fn connect<'a>(
         &'a self,
         peer: PeerId,

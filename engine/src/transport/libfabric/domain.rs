@@ -29,7 +29,7 @@ use super::NAME;
 use super::credit::{Credits, portions};
 use super::endpoint::Connection;
 use super::job::{Flight, Job, Settings, error_of};
-use super::nic::ffi::{Failure, Nic};
+use super::nic::ffi::{Failure, Nic, Withdrawn};
 use super::port::ffi::{Completion, Order, Port, Posted, Registration};
 use super::progress::Command;
 use super::registered::Registered;
@@ -39,6 +39,7 @@ use crate::transport::{Direction, Rate};
 use crate::types::{PeerId, RegionId};
 
 mod life;
+mod memory;
 mod silence;
 
 use life::Grave;
@@ -71,6 +72,10 @@ pub(super) struct Domain {
     regions: HashMap<RegionId, Registered>,
     /// Regions whose registrations went with an endpoint that they were bound to, to be registered with the next one.
     unbound: Vec<(RegionId, Arc<Region>)>,
+    /// Memory that peers may still touch through endpoints that are not closed.
+    withdrawn: Vec<Withdrawn>,
+    /// Whether anybody was told of the endpoint's address, or has told its own, since it was opened.
+    has_met_peers: bool,
     /// Where bytes go that are read to confirm a write.
     scratch: Option<(MemorySlice, Arc<Registration>)>,
     known: HashMap<Vec<u8>, Known>,
@@ -117,6 +122,8 @@ impl Domain {
             awake_since: Instant::now(),
             regions: HashMap::new(),
             unbound: Vec::new(),
+            withdrawn: Vec::new(),
+            has_met_peers: false,
             scratch: None,
             known: HashMap::new(),
             refusing: HashSet::new(),
@@ -180,13 +187,7 @@ impl Domain {
             Command::Register(id, region, reply) => {
                 let _ = reply.send(self.register(id, &region));
             }
-            Command::Unregister(id, done) => {
-                self.unbound.retain(|(unbound, _)| *unbound != id);
-                self.keys.lock().remove(&id);
-                if let Some(registered) = self.regions.remove(&id) {
-                    registered.withdraw_then(done);
-                }
-            }
+            Command::Unregister(id, is_in_use, done) => self.unregister(id, is_in_use, done),
             Command::Insert(peer, address, connection, reply) => {
                 let _ = reply.send(self.insert(peer, address, connection));
             }
@@ -200,18 +201,6 @@ impl Domain {
             }
             Command::Close(_) => self.close(),
         }
-    }
-
-    fn register(&mut self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u64>, Error> {
-        let port = self.port.as_ref().ok_or_else(|| Error::transport(NAME, "the NIC is not open"))?;
-        let longest = self.settings.registration_bytes_max;
-        let registered = Registered::new(port, region, longest, &mut self.next_key)?;
-        let keys = registered.keys();
-        if self.nic.binds_memory() {
-            self.keys.lock().insert(id, keys.clone());
-        }
-        self.regions.insert(id, registered);
-        Ok(keys)
     }
 
     fn insert(
@@ -239,6 +228,7 @@ impl Domain {
         };
         known.holders.insert(peer);
         let slot = known.slot;
+        self.has_met_peers = true;
         self.connections.retain(|connection| connection.strong_count() > 0);
         self.connections.extend(connection.as_ref().map(Arc::downgrade));
         Ok(slot)
@@ -287,6 +277,7 @@ impl Domain {
             }
             self.sweep();
         }
+        self.drain();
         has_worked
     }
 

@@ -15,6 +15,8 @@
 //! segment once and needs no such cache, so the process is to be started with [`REGISTRATION_CACHE`]; `open` warns where
 //! it is not. It is not set here: the environment of a process with several threads cannot be changed safely.
 //!
+//! Where the processor stands in for the NIC, memory that peers may use is withdrawn by closing the endpoint, see `domain`.
+//!
 //! A NIC that refuses long registrations gets several for a region ([`FabricConfig::registration_bytes_max`]): every
 //! rail registers all of it, in pieces, and an operation across a boundary is several to the NIC and one to its caller.
 //!
@@ -274,6 +276,22 @@ impl Fabric {
         self.nics.iter().map(|nic| nic.name.lock().clone()).collect()
     }
 
+    /// Asks all NICs at once, and resolves when each has done it.
+    fn each_nic(&self, command: impl Fn(oneshot::Sender<()>) -> Command) -> BoxFuture<'static, ()> {
+        let ask = |nic: &NicHandle| {
+            let (done, is_done) = oneshot::channel();
+            nic.progress.send(command(done));
+            is_done
+        };
+        let waits: Vec<_> = self.nics.iter().map(ask).collect();
+        Box::pin(async move {
+            for is_done in waits {
+                // Nothing is ever sent: the sender is dropped when it is done.
+                let _ = is_done.await;
+            }
+        })
+    }
+
     /// Asks each NIC to learn the address of the peer's rail that it talks to.
     fn introduce(
         &self,
@@ -374,18 +392,11 @@ impl Transport for Fabric {
     }
 
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
-        let ask = |nic: &NicHandle| {
-            let (done, is_done) = oneshot::channel();
-            nic.progress.send(Command::Unregister(id, done));
-            is_done
-        };
-        let waits: Vec<_> = self.nics.iter().map(ask).collect();
-        Box::pin(async move {
-            for is_done in waits {
-                // Nothing is ever sent: the sender is dropped when it is done.
-                let _ = is_done.await;
-            }
-        })
+        self.each_nic(|done| Command::Unregister(id, true, done))
+    }
+
+    fn unregister_unused(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.each_nic(|done| Command::Unregister(id, false, done))
     }
 
     fn connect<'a>(
@@ -464,17 +475,7 @@ impl Transport for Fabric {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        let ask = |nic: &NicHandle| {
-            let (done, is_done) = oneshot::channel();
-            nic.progress.send(Command::Close(done));
-            is_done
-        };
-        let waits: Vec<_> = self.nics.iter().map(ask).collect();
-        Box::pin(async move {
-            for is_done in waits {
-                let _ = is_done.await;
-            }
-        })
+        self.each_nic(Command::Close)
     }
 }
 

@@ -45,8 +45,8 @@ const IDLE_MS: u16 = 500;
 pub(super) enum Command {
     /// Makes a region reachable.
     Register(RegionId, Arc<Region>, mpsc::SyncSender<Result<Vec<u64>, Error>>),
-    /// Withdraws it; the sender is dropped when that is done.
-    Unregister(RegionId, oneshot::Sender<()>),
+    /// Withdraws it, while peers may use it or not; the sender is dropped when that is done.
+    Unregister(RegionId, bool, oneshot::Sender<()>),
     /// Learns a peer's address. With a connection, its operations end when the address is lost.
     Insert(PeerId, Vec<u8>, Option<Arc<Connection>>, oneshot::Sender<Result<u64, Error>>),
     /// Forgets a peer's addresses and ends its operations.

@@ -92,10 +92,11 @@ impl Registered {
         self.parts.get(found).filter(|_| index(last) == index(local.offset()))
     }
 
-    /// Lets it go. `done` is dropped when nobody can touch it any more.
-    pub(super) fn withdraw_then(self, done: oneshot::Sender<()>) {
+    /// Lets it go. `done` is dropped when nobody can touch it any more. `is_in_use`: peers may have operations under way in
+    /// it.
+    pub(super) fn withdraw_then(self, done: oneshot::Sender<()>, is_in_use: bool) {
         let done = Arc::new(done);
-        self.parts.iter().for_each(|part| part.notify_withdrawn(Arc::clone(&done)));
+        self.parts.iter().for_each(|part| part.notify_withdrawn(Arc::clone(&done), is_in_use));
     }
 
     /// Takes everybody's right to it at once, and returns the region.

@@ -42,6 +42,16 @@ pub(super) struct Facts {
     pub(super) pci: Option<String>,
 }
 
+impl Facts {
+    /// Whether the processor of this host does what peers ask of its memory. It looks a key up when an operation begins, so
+    /// what has begun goes on when the key is gone; a NIC that has keys of its own stops at once. So it is with EFA but
+    /// for its direct path, on NICs that cannot write.
+    pub(super) fn is_emulated(&self) -> bool {
+        let is_direct = self.provider != "efa" || self.fabric == "efa-direct";
+        self.mr_mode & fi::FI_MR_PROV_KEY == 0 || !is_direct
+    }
+}
+
 /// Providers that move bytes with the processor. The engine's own sockets and shared memory are faster, so these are
 /// used only when named.
 const SOFTWARE: &[&str] = &["tcp", "net", "sockets", "udp", "shm", "sm2", "lnx"];
@@ -130,6 +140,15 @@ mod tests {
             offer("efa", "efa", "rdmap2-rdm"),
         ];
         assert_eq!(choose(&offers, &ANY), [2, 1]);
+    }
+
+    #[test]
+    fn what_has_no_keys_of_its_own_is_done_by_the_processor() {
+        let hardware = |offer: Facts| Facts { mr_mode: fi::FI_MR_PROV_KEY, ..offer };
+        assert!(offer("tcp;ofi_rxm", "a", "eth0").is_emulated());
+        assert!(!hardware(offer("verbs;ofi_rxm", "b", "mlx5_0")).is_emulated());
+        assert!(hardware(offer("efa", "efa", "rdmap1-rdm")).is_emulated());
+        assert!(!hardware(offer("efa", "efa-direct", "rdmap1-rdm")).is_emulated());
     }
 
     #[test]

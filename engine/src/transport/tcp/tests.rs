@@ -98,7 +98,7 @@ fn pair_with(config: TcpConfig) -> Pair {
         }
     });
     let (a, b) = (Side { peer: a, transport: near }, Side { peer: b, transport: far });
-    Pair { a, b, stall: Some(stall), forget_takes_back: true }
+    Pair { a, b, stall: Some(stall), forget_takes_back: true, names_what_is_gone: true }
 }
 
 conformance!(plain, || super::pair_with(super::TcpConfig::default()));

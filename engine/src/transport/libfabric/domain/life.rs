@@ -92,6 +92,7 @@ impl Domain {
         self.refusing.clear();
         self.heard.clear();
         self.blocked.clear();
+        self.has_met_peers = false;
         self.in_flight_bytes = 0;
         self.is_blocked = false;
         self.free = (0..self.settings.slots).rev().collect();
@@ -143,6 +144,11 @@ impl Domain {
         }
         self.regions.clear();
         self.unbound.clear();
+        self.withdrawn.extend(self.nic.take_withdrawn());
+        if !self.graves.is_empty() {
+            self.withdrawn.iter_mut().for_each(|withdrawn| std::mem::forget(withdrawn.region.take()));
+        }
+        self.withdrawn.clear();
         for Grave { port, flights } in self.graves.drain(..) {
             // What it may touch is leaked with it.
             drop(port);

@@ -13,8 +13,11 @@ use std::sync::Arc;
 
 use libfabric_sys as fi;
 use libfabric_sys::{Library, call};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use super::super::select::{Facts, Wish};
+use crate::memory::Region;
 
 /// A call that failed: which, and what the library or the provider said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,9 +159,21 @@ impl Offer {
     }
 }
 
+/// Memory that was withdrawn while peers might have operations under way in it, and who waits until they have not.
+#[expect(dead_code, reason = "held for its drop")]
+pub(in super::super) struct Withdrawn {
+    pub(in super::super) region: Option<Arc<Region>>,
+    /// Dropped, which says it, after the endpoint was closed over which they go.
+    pub(in super::super) waiting: Vec<Arc<oneshot::Sender<()>>>,
+}
+
 /// A NIC, opened: the fabric and the domain of an offer.
 pub(in super::super) struct Nic {
     offer: Offer,
+    mr_mode: i32,
+    is_emulated: bool,
+    /// What the owner of the endpoint has not seen yet. Held for moments, by one thread.
+    withdrawn: Mutex<Vec<Withdrawn>>,
     pub(in super::super) fabric: *mut fi::fid_fabric,
     pub(in super::super) domain: *mut fi::fid_domain,
 }
@@ -171,7 +186,15 @@ unsafe impl Sync for Nic {}
 impl Nic {
     pub(in super::super) fn open(offer: Offer) -> Result<Arc<Self>, Failure> {
         let library = offer.library;
-        let mut nic = Self { offer, fabric: ptr::null_mut(), domain: ptr::null_mut() };
+        let facts = offer.facts();
+        let mut nic = Self {
+            offer,
+            mr_mode: facts.mr_mode,
+            is_emulated: facts.is_emulated(),
+            withdrawn: Mutex::default(),
+            fabric: ptr::null_mut(),
+            domain: ptr::null_mut(),
+        };
         // SAFETY: the attributes belong to the offer, which `nic` owns.
         let status = unsafe { library.fabric((*nic.offer.info).fabric_attr, &mut nic.fabric) };
         check(library, "fi_fabric", status)?;
@@ -191,7 +214,22 @@ impl Nic {
 
     /// Whether memory is registered with the endpoint, so that it must be registered again with each new one.
     pub(in super::super) fn binds_memory(&self) -> bool {
-        self.facts().mr_mode & fi::FI_MR_ENDPOINT != 0
+        self.mr_mode & fi::FI_MR_ENDPOINT != 0
+    }
+
+    /// See [`Facts::is_emulated`].
+    pub(in super::super) fn is_emulated(&self) -> bool {
+        self.is_emulated
+    }
+
+    /// Keeps memory that was withdrawn for the owner of the endpoint.
+    pub(in super::super) fn keep(&self, withdrawn: Withdrawn) {
+        self.withdrawn.lock().push(withdrawn);
+    }
+
+    /// What was kept since the last call.
+    pub(in super::super) fn take_withdrawn(&self) -> Vec<Withdrawn> {
+        std::mem::take(&mut *self.withdrawn.lock())
     }
 
     /// The offer that the NIC was opened from, for what is opened from it in turn.

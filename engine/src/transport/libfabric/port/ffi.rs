@@ -12,12 +12,14 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use libfabric_sys as fi;
 use libfabric_sys::call;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
-use super::super::nic::ffi::{Failure, Nic, check, text_of};
+use super::super::nic::ffi::{Failure, Nic, Withdrawn, check, text_of};
 use crate::memory::{Access, MemorySlice, Region};
 use crate::transport::Direction;
 
@@ -28,8 +30,10 @@ pub(in super::super) struct Registration {
     key: u64,
     region: Option<Arc<Region>>,
     nic: Arc<Nic>,
+    /// Whether peers may have operations under way when it is withdrawn.
+    is_in_use: AtomicBool,
     /// Dropped last: whoever waits for these learns that the memory is safe.
-    withdrawn: parking_lot::Mutex<Vec<Arc<tokio::sync::oneshot::Sender<()>>>>,
+    withdrawn: Mutex<Vec<Arc<oneshot::Sender<()>>>>,
 }
 
 // SAFETY: used by the thread that owns the domain, see the module page.
@@ -80,7 +84,8 @@ impl Registration {
             key: fi::FI_KEY_NOTAVAIL,
             region: Some(Arc::clone(region)),
             nic: Arc::clone(nic),
-            withdrawn: parking_lot::Mutex::default(),
+            is_in_use: AtomicBool::new(false),
+            withdrawn: Mutex::default(),
         };
         if nic.binds_memory() {
             // SAFETY: both objects are open and of one domain.
@@ -100,8 +105,10 @@ impl Registration {
         self.key
     }
 
-    /// `sender` is let go when nobody can touch the memory through this registration any more.
-    pub(in super::super) fn notify_withdrawn(&self, sender: Arc<tokio::sync::oneshot::Sender<()>>) {
+    /// `sender` is let go when nobody can touch the memory through this registration any more. `is_in_use`: peers may
+    /// have operations under way in it.
+    pub(in super::super) fn notify_withdrawn(&self, sender: Arc<oneshot::Sender<()>>, is_in_use: bool) {
+        self.is_in_use.store(is_in_use, Ordering::Relaxed);
         self.withdrawn.lock().push(sender);
     }
 
@@ -137,6 +144,9 @@ impl Drop for Registration {
         if !self.withdraw() {
             tracing::warn!("memory stays registered, and mapped");
             std::mem::forget(self.region.take());
+        } else if *self.is_in_use.get_mut() && self.nic.is_emulated() {
+            let (region, waiting) = (self.region.take(), std::mem::take(self.withdrawn.get_mut()));
+            self.nic.keep(Withdrawn { region, waiting });
         }
     }
 }

@@ -1,0 +1,54 @@
+//! Memory that is registered with a NIC, and how it is let go.
+//!
+//! A NIC that has keys of its own touches nothing any more when a registration is closed. Where the processor stands in for
+//! it ([`Nic::is_emulated`]), what peers have begun goes on: the endpoint is closed under it then, and opened again, which
+//! costs all who use it a connection. Memory that nobody uses is let go without that.
+//!
+//! [`Nic::is_emulated`]: super::Nic::is_emulated
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::super::NAME;
+use super::super::registered::Registered;
+use super::Domain;
+use crate::error::Error;
+use crate::memory::Region;
+use crate::types::RegionId;
+
+impl Domain {
+    pub(super) fn register(&mut self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u64>, Error> {
+        let port = self.port.as_ref().ok_or_else(|| Error::transport(NAME, "the NIC is not open"))?;
+        let longest = self.settings.registration_bytes_max;
+        let registered = Registered::new(port, region, longest, &mut self.next_key)?;
+        let keys = registered.keys();
+        if self.nic.binds_memory() {
+            self.keys.lock().insert(id, keys.clone());
+        }
+        self.regions.insert(id, registered);
+        Ok(keys)
+    }
+
+    /// Withdraws a region, and drops `done` when nobody touches it any more. `is_in_use`: peers may have operations under
+    /// way in it.
+    pub(super) fn unregister(&mut self, id: RegionId, is_in_use: bool, done: oneshot::Sender<()>) {
+        self.unbound.retain(|(unbound, _)| *unbound != id);
+        self.keys.lock().remove(&id);
+        if let Some(registered) = self.regions.remove(&id) {
+            registered.withdraw_then(done, is_in_use);
+        }
+    }
+
+    /// Sees to it that nobody touches what was withdrawn, and lets it go then: all that has gathered, at once.
+    pub(super) fn drain(&mut self) {
+        let withdrawn = self.nic.take_withdrawn();
+        if !withdrawn.is_empty() && self.has_met_peers {
+            self.reopen("peers may have operations under way in memory that was withdrawn");
+        }
+        self.withdrawn.extend(withdrawn);
+        if self.graves.is_empty() {
+            self.withdrawn.clear();
+        }
+    }
+}
