@@ -17,6 +17,8 @@ use crate::types::{ByteCount, PeerId};
 
 /// Attempts after which a slice is tried again at once.
 const RETRIES_AT_ONCE: u32 = 3;
+/// Attempts after which a region that its owner describes, and that a transport does not find there, counts as gone.
+const REGION_ATTEMPTS_MAX: u32 = 3;
 /// Pause before the next one; then twice as long each time, up to the longest.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -74,6 +76,8 @@ impl Inner {
         let has_chance = match error {
             // Memory or a wire that changes bytes does so again.
             Error::Corrupt { .. } => attempts < self.config.corrupt_attempts_max,
+            // Its owner may have given it another key since it was described: it is asked.
+            Error::NoSuchRegion { .. } => attempts < REGION_ATTEMPTS_MAX,
             _ => error.is_retryable(),
         };
         has_chance && Instant::now() < deadline && !self.is_closed.load(Ordering::Acquire)
@@ -133,6 +137,8 @@ impl Inner {
             | Error::TooLarge { .. } => self.not_tried(place.peer, lane),
             Error::TransportFailed { .. } => {
                 tracing::warn!(peer = %place.peer, transport = lane.transport(), %error, "a slice came back");
+                // A fabric may say no more of a key that is not known any more: its owner is asked before the next attempt.
+                self.peer(place.peer).forget_region(place.region);
                 self.with_way(place.peer, lane, |_, way| way.failed(self.now()));
             }
             _ => {}

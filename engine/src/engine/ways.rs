@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Inner;
-use super::descriptor::{Bytes, Describe, Described, Exchanged};
+use super::descriptor::{Bytes, Describe, Described, Exchanged, RegionDescriptor};
 use super::flight::Flight;
 use super::messages::{DESCRIBE, EXCHANGE};
 use super::peer::{Attempt, Peer, RemoteRegion, Step, Way};
@@ -98,6 +98,8 @@ impl Inner {
                     tracing::warn!(peer = %peer.id, transport = name, state = ?lane.endpoint().state(),
                         "a connection failed; another transport is used until it is back");
                     self.close_lane(lane);
+                    // An endpoint that was opened again has other keys.
+                    peer.forget_regions();
                     return Ok(Found::Again);
                 }
             }
@@ -143,22 +145,28 @@ impl Inner {
         id: RegionId,
         deadline: Instant,
     ) -> Result<Arc<RemoteRegion>, Error> {
-        if peer.region(id).is_none() {
-            self.describe_regions(peer, &[id], deadline).await?;
+        if let Some(region) = peer.region(id) {
+            return Ok(region);
         }
-        peer.region(id).ok_or(Error::NoSuchRegion { region: id })
+        // Not looked up again: an operation that fails meanwhile has it forgotten.
+        let described = self.describe_regions(peer, &[id], deadline).await?;
+        described.into_iter().next().ok_or(Error::NoSuchRegion { region: id })
     }
 
-    async fn describe_regions(&self, peer: &Peer, ids: &[RegionId], deadline: Instant) -> Result<(), Error> {
+    /// Asks `peer` for its regions `ids`, and takes note of those that it has, which are returned.
+    async fn describe_regions(
+        &self,
+        peer: &Peer,
+        ids: &[RegionId],
+        deadline: Instant,
+    ) -> Result<Vec<Arc<RemoteRegion>>, Error> {
         let link = self.link(peer, deadline).await?;
         let answer = link.call(DESCRIBE, Describe { regions: ids.to_vec() }.to_bytes(), deadline).await?;
         let described = Described::from_bytes(&answer)?;
-        for region in described.regions.into_iter().flatten() {
-            if ids.contains(&region.id) {
-                peer.remember(region.id, RemoteRegion::new(region, &self.transports));
-            }
-        }
-        Ok(())
+        let asked = described.regions.into_iter().flatten().filter(|region| ids.contains(&region.id));
+        let remember =
+            |region: RegionDescriptor| peer.remember(region.id, RemoteRegion::new(region, &self.transports));
+        Ok(asked.map(remember).collect())
     }
 
     /// Opens the way for the requests `indices` of `flight`, all to one peer, and posts them.

@@ -15,7 +15,8 @@ use tidefs_engine::types::{ByteCount, PeerId, RegionId};
 use tokio::runtime::Runtime;
 
 use crate::harness::{
-    PATIENCE, alone, expect_no_violation, memory_max, open_strict, open_with, peer, silence, strict_config,
+    PATIENCE, alone, bound, config, expect_no_violation, memory_max, open_strict, open_with, peer, silence,
+    strict_config,
 };
 
 const LENGTH: u64 = 1 << 20;
@@ -82,13 +83,68 @@ fn local_memory_that_the_nic_refuses_goes_another_way() {
     expect_no_violation();
 }
 
+/// A provider over sockets ends the connection for a key that it does not know, and says no more. Who asks for a region that
+/// is gone is told so all the same, and the connection is made again for the others.
+#[test]
+fn a_region_that_is_gone_is_named_where_the_fabric_only_ends_the_connection() {
+    // A peer whose endpoint was opened again is silent until its new address is asked for.
+    let config = FabricConfig { silence: Duration::from_secs(1), ..config() };
+    let (Some(near), Some(far)) = (open_with(&config), open_with(&config)) else { return };
+    let runtime = Runtime::new().unwrap();
+    let (here, there) = (End::with(&runtime, near, false), End::with(&runtime, far, false));
+    for is_in_use in [true, false] {
+        assert_eq!(read_all(&runtime, &here, &there), Ok(()));
+        let id = there.engine.register(&there.region).unwrap();
+        let other = RemotePlace { peer: there.id, region: id, offset: 0 };
+        let request = Request { remote: other, ..here.read(&there) };
+        let read = || {
+            let until = Instant::now() + PATIENCE / 4;
+            here.engine.submit(Batch::new(vec![request], until)).wait().into_result()
+        };
+        assert_eq!(read(), Ok(()));
+        if is_in_use {
+            runtime.block_on(there.engine.unregister(id));
+        } else {
+            runtime.block_on(there.engine.unregister_unused(id));
+        }
+        assert_eq!(read(), Err(Error::NoSuchRegion { region: id }));
+    }
+    assert_eq!(read_all(&runtime, &here, &there), Ok(()));
+    runtime.block_on(async { tokio::join!(here.engine.close(), there.engine.close()) });
+}
+
+/// Where memory is registered with the endpoint, a NIC whose endpoint is opened again gives its regions other keys: peers that
+/// know the old ones ask once more, and go on.
+#[test]
+fn a_peer_asks_again_for_keys_that_have_changed() {
+    let _alone = alone();
+    bound(true);
+    let (Some(near), Some(far)) = (open_strict(), open_strict()) else { return };
+    let runtime = Runtime::new().unwrap();
+    let (here, there) = (End::with(&runtime, near, false), End::with(&runtime, far, false));
+    assert_eq!(read_all(&runtime, &here, &there), Ok(()));
+    assert_eq!(read_all(&runtime, &there, &here), Ok(()));
+    // Reads that do not end cost `there` its endpoints.
+    silence(true);
+    let late = Batch::new(vec![there.read(&here)], Instant::now() + Duration::from_millis(300));
+    assert!(there.engine.submit(late).wait().into_result().is_err());
+    silence(false);
+    for (from, to) in [(&here, &there), (&there, &here)] {
+        assert_eq!(read_all(&runtime, from, to), Ok(()));
+    }
+    runtime.block_on(async { tokio::join!(here.engine.close(), there.engine.close()) });
+    drop((here, there));
+    bound(false);
+    expect_no_violation();
+}
+
 /// The fabric lets connections be made, and nothing gets through: a transfer goes by sockets long before its deadline,
 /// the next ones at once, and more and more time passes before the fabric is tried again.
 #[test]
 fn a_fabric_that_swallows_everything_costs_a_moment_and_no_deadline() {
     let _alone = alone();
-    let config = || FabricConfig { silence: Duration::from_millis(300), ..strict_config() };
-    let (Some(near), Some(far)) = (open_with(&config()), open_with(&config())) else { return };
+    let config = FabricConfig { silence: Duration::from_millis(300), ..strict_config() };
+    let (Some(near), Some(far)) = (open_with(&config), open_with(&config)) else { return };
     let runtime = Runtime::new().unwrap();
     let (here, there) = (End::start(&runtime, near), End::start(&runtime, far));
     assert!(there.region.write_at(LENGTH - 5, b"whole"));
