@@ -89,6 +89,14 @@ pub extern "C" fn strict_bound(is_bound: i32) {
     world().is_bound = is_bound != 0;
 }
 
+/// Whether memory that is registered from now on (`is_reusing` not 0) gets the lowest key that is free, so that keys of withdrawn
+/// memory come again; else none comes twice.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_reuse(is_reusing: i32) {
+    world().is_reusing = is_reusing != 0;
+}
+
 /// Whether endpoints refuse to be closed (`is_stuck` not 0).
 // SAFETY: the name is unique to this library.
 #[unsafe(no_mangle)]

@@ -206,8 +206,7 @@ unsafe extern "C" fn regattr(
         return -fi::FI_ENOMEM;
     }
     let id = world.new_id();
-    // 32 bits, as EFA's keys; never twice.
-    let key = (id as u64) << 12 | world.random(1 << 12) as u64;
+    let key = world.new_key(domain, id);
     let memory = Memory {
         domain,
         start: range.iov_base as usize,

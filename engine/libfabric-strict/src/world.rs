@@ -102,6 +102,8 @@ pub(crate) struct World {
     pub(crate) memory_max: usize,
     /// Whether memory is registered with the endpoint.
     pub(crate) is_bound: bool,
+    /// Whether keys of withdrawn memory come again.
+    pub(crate) is_reusing: bool,
     /// Whether endpoints refuse to be closed.
     pub(crate) is_stuck: bool,
     /// Whether queues have a descriptor that cannot be waited for, and how often somebody wanted to.
@@ -129,6 +131,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     is_fragile: false,
     memory_max: 0,
     is_bound: false,
+    is_reusing: false,
     is_stuck: false,
     is_mute: false,
     asked: 0,
@@ -156,6 +159,17 @@ impl World {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         usize::try_from(self.random % (bound.max(1) as u64)).unwrap_or(0)
+    }
+
+    /// A key for memory `id` of a domain, of 32 bits as those of EFA: never one that was there before, or the lowest that is
+    /// free.
+    pub(crate) fn new_key(&mut self, domain: usize, id: usize) -> u64 {
+        if !self.is_reusing {
+            return (id as u64) << 12 | self.random(1 << 12) as u64;
+        }
+        let is_free =
+            |key: &u64| !self.memories.values().any(|memory| memory.domain == domain && memory.key == *key);
+        (1..).find(is_free).unwrap_or_default()
     }
 
     /// Notes a broken rule; returns what the call answers.

@@ -114,6 +114,13 @@ pub(crate) fn bound(is_bound: bool) {
     set(i32::from(is_bound));
 }
 
+/// Whether the strict provider gives keys of withdrawn memory again from now on.
+pub(crate) fn reusing(is_reusing: bool) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_reuse")) };
+    set(i32::from(is_reusing));
+}
+
 /// Whether endpoints of the strict provider refuse to be closed.
 pub(crate) fn stuck(is_stuck: bool) {
     // SAFETY: the signature of the provider's function.

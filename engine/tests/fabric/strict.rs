@@ -7,10 +7,11 @@ use tidefs_engine::error::Error;
 use tidefs_engine::memory::Access;
 use tidefs_engine::transport::libfabric::FabricConfig;
 use tidefs_engine::transport::{Direction, EndpointState, Transport};
+use tidefs_engine::types::RegionId;
 
 use crate::harness::{
     Memory, PATIENCE, Pair, Run, alone, announce, asked, block_on, bound, connect, dead, expect_no_violation,
-    fragile, halt, in_pieces, mute, open_strict, peer, refusals, silence, strict_config, stuck,
+    fragile, halt, in_pieces, mute, open_strict, peer, refusals, reusing, silence, strict_config, stuck,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -153,6 +154,29 @@ fn a_withdrawn_region_is_told_from_a_broken_connection() {
     expect_no_violation();
 }
 
+/// A NIC may give memory the key that other memory had before. By the key of what was withdrawn, nobody reaches it.
+#[test]
+fn a_key_that_peers_may_still_know_is_not_that_of_other_memory() {
+    let _alone = alone();
+    reusing(true);
+    let Some(pair) = Pair::open_strict() else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    block_on(pair.far.unregister(remote.id));
+    // At the same address, so that nothing but the key tells them apart.
+    let key = pair.far.register(RegionId(3), &remote.region).unwrap().into();
+    let other = Memory { id: RegionId(3), key, ..remote.clone() };
+    other.fill(6);
+    let gone = Err(Error::NoSuchRegion { region: remote.id });
+    let results = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait();
+    assert_eq!(results, [gone.clone(), gone.clone(), gone]);
+    assert_eq!(local.bytes(0, 12_288), vec![0; 12_288]);
+    assert_eq!(Run::start(&pair.endpoint, &local, &other, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    reusing(false);
+    drop(pair);
+    expect_no_violation();
+}
+
 #[test]
 fn a_way_that_a_refused_key_broke_is_built_again() {
     let _alone = alone();
@@ -201,6 +225,13 @@ fn memory_that_is_bound_to_an_endpoint_outlives_it() {
 #[test]
 fn memory_of_several_registrations_that_is_bound_to_an_endpoint_outlives_it() {
     bound_memory_outlives_its_endpoint(&in_pieces(strict_config()), 3 << 20);
+}
+
+#[test]
+fn keys_of_memory_that_is_bound_to_an_endpoint_do_not_come_again_with_the_next() {
+    reusing(true);
+    bound_memory_outlives_its_endpoint(&strict_config(), 1 << 20);
+    reusing(false);
 }
 
 fn bound_memory_outlives_its_endpoint(config: &FabricConfig, length: u64) {

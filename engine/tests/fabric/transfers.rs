@@ -6,7 +6,7 @@ use tidefs_engine::error::Error;
 use tidefs_engine::memory::Access;
 use tidefs_engine::transport::{Direction, EndpointState, Transport};
 
-use crate::harness::{Memory, PATIENCE, Pair, Piece, Run, block_on, config, connect, pattern};
+use crate::harness::{Memory, PATIENCE, Pair, Piece, Run, block_on, config, connect, open, pattern};
 
 const MIB: u64 = 1 << 20;
 
@@ -268,6 +268,16 @@ fn an_idle_transport_uses_no_processor(pair: &Pair) {
     };
     let ticks: Vec<u64> = (0..5).map(|_| in_a_second()).collect();
     assert!(ticks.iter().any(|ticks| *ticks <= 5), "ticks of 10 ms in each of five seconds: {ticks:?}");
+}
+
+/// A peer may know the address and the keys of a process that has ended, and another one has that address now.
+#[test]
+fn a_process_gives_other_keys_than_the_one_before_it() {
+    let key = || Some(Memory::new(&*open()?, 1, 4096, Access::ReadWrite).key);
+    let (Some(before), Some(after)) = (key(), key()) else { return };
+    // Nothing else of it differs, since offsets stand for addresses.
+    assert!(is_verbs() || before[4..20] == after[4..20]);
+    assert_ne!(before[20..], after[20..]);
 }
 
 #[test]

@@ -29,6 +29,7 @@ use super::NAME;
 use super::credit::{Credits, portions};
 use super::endpoint::Connection;
 use super::job::{Flight, Job, Settings, error_of};
+use super::keys::Keys;
 use super::nic::ffi::{Failure, Nic, Withdrawn};
 use super::port::ffi::{Completion, Order, Port, Posted, Registration};
 use super::progress::Command;
@@ -92,7 +93,7 @@ pub(super) struct Domain {
     rate: Rate,
     in_flight_bytes: u64,
     last_end: Instant,
-    next_key: u64,
+    fresh_keys: Keys,
     settings: Settings,
     /// Our address, as peers get it; changes when the endpoint is opened again.
     name: Arc<parking_lot::Mutex<Vec<u8>>>,
@@ -109,6 +110,12 @@ impl Domain {
         name: Arc<parking_lot::Mutex<Vec<u8>>>,
         keys: Arc<parking_lot::Mutex<HashMap<RegionId, Vec<u64>>>>,
     ) -> Result<(Self, Option<u64>), Failure> {
+        let no_random = |error: getrandom::Error| Failure {
+            call: "getrandom",
+            code: error.raw_os_error().unwrap_or(fi::FI_EOTHER),
+            text: error.to_string(),
+        };
+        let random = getrandom::u64().map_err(no_random)?;
         let mut domain = Self {
             port: None,
             graves: Vec::new(),
@@ -134,7 +141,7 @@ impl Domain {
             rate: Rate::default(),
             in_flight_bytes: 0,
             last_end: Instant::now(),
-            next_key: 1,
+            fresh_keys: Keys::new(nic.facts().key_bytes, random),
             settings,
             name,
             keys,
@@ -143,12 +150,6 @@ impl Domain {
         domain.open_port()?;
         let operation_bytes_max = domain.port.as_ref().and_then(Port::operation_bytes_max);
         Ok((domain, operation_bytes_max))
-    }
-
-    /// A key that no registration of this NIC has had.
-    fn unused_key(&mut self) -> u64 {
-        self.next_key += 1;
-        self.next_key
     }
 
     /// Whether anything is under way.

@@ -30,6 +30,7 @@ mod endpoint;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
 mod job;
+mod keys;
 mod nic {
     //! NICs, and the library's offers of them.
     pub(super) mod ffi;

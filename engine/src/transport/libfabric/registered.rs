@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::NAME;
+use super::keys::Keys;
 use super::port::ffi::{Port, Registration};
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
@@ -58,12 +59,12 @@ pub(super) struct Registered {
 }
 
 impl Registered {
-    /// Registers `region` with `port`. `last_key` is the last key that was asked for, and goes up.
+    /// Registers `region` with `port`, by fresh `keys`.
     pub(super) fn new(
         port: &Port,
         region: &Arc<Region>,
         longest: Option<ByteCount>,
-        last_key: &mut u64,
+        keys: &mut Keys,
     ) -> Result<Self, Error> {
         let chunk_bytes = chunk_bytes(region, longest)?;
         let length = region.length().get();
@@ -71,8 +72,7 @@ impl Registered {
         let part = |index: u64| {
             let from = chunk_bytes.map_or(0, |chunk| index * chunk);
             let to = chunk_bytes.map_or(length, |chunk| length.min(from + chunk));
-            *last_key += 1;
-            Registration::new(port, region, from..to, *last_key).map(Arc::new)
+            keys.register(port, region, from..to).map(Arc::new)
         };
         let parts: Result<Vec<_>, _> = (0..count).map(part).collect();
         let parts = parts.map_err(|failure| Error::transport(NAME, failure.to_string()))?;

@@ -31,6 +31,8 @@ pub(super) struct Facts {
     /// Our address, in that format.
     pub(super) source: Vec<u8>,
     pub(super) mr_mode: i32,
+    /// Length of a key.
+    pub(super) key_bytes: usize,
     /// Operations that an endpoint holds at once.
     pub(super) tx_size: usize,
     pub(super) message_bytes_max: u64,

@@ -9,7 +9,7 @@ use super::super::NAME;
 use super::super::credit::Credits;
 use super::super::job::{Flight, Job};
 use super::super::nic::ffi::Failure;
-use super::super::port::ffi::{Port, Registration};
+use super::super::port::ffi::Port;
 use super::{Domain, SWEEP};
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice, PageKind, Region};
@@ -33,7 +33,7 @@ impl Domain {
                 code: error.raw_os_error().unwrap_or(fi::FI_ENOMEM),
                 text: error.to_string(),
             })?);
-            let registration = Arc::new(Registration::new(&port, &region, 0..4096, self.unused_key())?);
+            let registration = Arc::new(self.fresh_keys.register(&port, &region, 0..4096)?);
             let byte = MemorySlice::new(&region, RegionId(u64::MAX), 0, ByteCount(1));
             self.scratch = byte.ok().map(|byte| (byte, registration));
         }
@@ -75,6 +75,7 @@ impl Domain {
         }
         self.keys.lock().clear();
         for (id, registered) in self.regions.drain() {
+            self.fresh_keys.retire(registered.keys());
             self.unbound.push((id, registered.withdraw()));
         }
         if let Some((_, registration)) = &self.scratch {

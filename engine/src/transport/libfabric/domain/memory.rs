@@ -21,7 +21,7 @@ impl Domain {
     pub(super) fn register(&mut self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u64>, Error> {
         let port = self.port.as_ref().ok_or_else(|| Error::transport(NAME, "the NIC is not open"))?;
         let longest = self.settings.registration_bytes_max;
-        let registered = Registered::new(port, region, longest, &mut self.next_key)?;
+        let registered = Registered::new(port, region, longest, &mut self.fresh_keys)?;
         let keys = registered.keys();
         if self.nic.binds_memory() {
             self.keys.lock().insert(id, keys.clone());
@@ -36,6 +36,9 @@ impl Domain {
         self.unbound.retain(|(unbound, _)| *unbound != id);
         self.keys.lock().remove(&id);
         if let Some(registered) = self.regions.remove(&id) {
+            if is_in_use {
+                self.fresh_keys.retire(registered.keys());
+            }
             registered.withdraw_then(done, is_in_use);
         }
     }

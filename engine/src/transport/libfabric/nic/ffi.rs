@@ -143,6 +143,7 @@ impl Offer {
                     std::slice::from_raw_parts(source, info.src_addrlen).to_vec()
                 },
                 mr_mode: domain.mr_mode,
+                key_bytes: domain.mr_key_size,
                 tx_size: (*info.tx_attr).size,
                 message_bytes_max: (*info.ep_attr).max_msg_size as u64,
                 is_target_progress_manual: domain.data_progress == fi::FI_PROGRESS_MANUAL,
