@@ -147,6 +147,20 @@ pub extern "C" fn strict_dead(is_dead: i32) {
     world().is_dead = is_dead != 0;
 }
 
+/// Whether operations that the second NIC is given end with an error from now on (`is_failing` not 0), each alone.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_failing(is_failing: i32) {
+    world().is_failing = is_failing != 0;
+}
+
+/// How many operations ended so since the last call.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_failures() -> usize {
+    std::mem::take(&mut world().failures)
+}
+
 /// Longest memory that is registered from now on, as on a NIC whose table of pages is full; 0 for any.
 // SAFETY: the name is unique to this library.
 #[unsafe(no_mangle)]

@@ -113,10 +113,15 @@ unsafe extern "C" fn domain(
         let attr = info.as_ref().and_then(|info| info.domain_attr.as_ref());
         attr.is_some_and(|attr| CStr::from_ptr(attr.name) == c"strict1")
     };
-    if world().is_dead && is_second() {
+    let is_second = is_second();
+    let mut world = world();
+    if world.is_dead && is_second {
         return -fi::FI_EIO;
     }
-    let number = world().new_id();
+    let number = world.new_id();
+    if is_second {
+        world.second.insert(number);
+    }
     let object =
         fid_domain { fid: head(fi::FI_CLASS_DOMAIN), ops: table(&TABLES.domain), mr: table(&TABLES.mr) };
     // SAFETY: the caller gives a place for the answer.

@@ -1,6 +1,6 @@
 //! The network: endpoints, registered memory, operations in flight, and the rules.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -118,6 +118,10 @@ pub(crate) struct World {
     pub(crate) halted_until: Option<Instant>,
     /// Whether the second NIC cannot be opened.
     pub(crate) is_dead: bool,
+    /// Domains of the second NIC, whether operations over them fail, and how many have.
+    pub(crate) second: BTreeSet<usize>,
+    pub(crate) is_failing: bool,
+    pub(crate) failures: usize,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
@@ -139,6 +143,9 @@ static WORLD: Mutex<World> = Mutex::new(World {
     refusals: 0,
     halted_until: None,
     is_dead: false,
+    second: BTreeSet::new(),
+    is_failing: false,
+    failures: 0,
 });
 
 /// The one network of this process.
@@ -248,7 +255,7 @@ impl World {
     fn complete(&mut self, id: usize, index: usize) {
         let Some(endpoint) = self.endpoints.get_mut(&id) else { return };
         let transfer = endpoint.in_flight.swap_remove(index);
-        let (av, cq) = (endpoint.av, endpoint.cq);
+        let (av, cq, domain) = (endpoint.av, endpoint.cq, endpoint.domain);
         let target =
             self.vectors.get(&av).and_then(|slots| *slots.get(usize::try_from(transfer.slot).ok()?)?);
         let is_silent =
@@ -259,7 +266,10 @@ impl World {
             }
             return;
         }
+        let is_failing = self.is_failing && self.second.contains(&domain);
+        self.failures += usize::from(is_failing);
         let error = match target {
+            _ if is_failing => fi::FI_EIO,
             None => self.violation("an operation on an address that was not inserted, or was removed"),
             Some(target) => self.apply(id, target, &transfer),
         };

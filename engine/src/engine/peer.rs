@@ -1,7 +1,8 @@
 //! Another process: its link, one way to it for each transport, and what is known of its regions.
 //!
 //! The ways stand in the order of the engine's transports, the best first. A way that fails is out for a time that grows
-//! ([`CoolDown`]); the next one carries what it would have carried.
+//! ([`CoolDown`]); the next one carries what it would have carried. So is a rail that ends connections ([`Rails`]), while the
+//! others of its transport go on.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,6 +19,7 @@ use super::descriptor::RegionDescriptor;
 use crate::error::Error;
 use crate::plan::cool_down::CoolDown;
 use crate::queue::Lane;
+use crate::queue::rails::Rails;
 use crate::request::RemotePlace;
 use crate::transport::{Direction, EndpointState, Transport};
 use crate::types::{ByteCount, PeerId, RegionId};
@@ -108,6 +110,8 @@ impl WayState {
 #[derive(Debug)]
 pub(super) struct Way {
     state: Mutex<WayState>,
+    /// Rails that were in trouble, whatever connection it was.
+    pub(super) rails: Arc<Rails>,
     /// Whether the cool-down has anything to forget, so that success costs no lock.
     is_troubled: AtomicBool,
 }
@@ -135,7 +139,7 @@ impl Way {
             attempt: Attempt::default(),
             not_offered: None,
         };
-        Self { state: Mutex::new(state), is_troubled: AtomicBool::new(false) }
+        Self { state: Mutex::new(state), rails: Arc::default(), is_troubled: AtomicBool::new(false) }
     }
 
     /// The lane, when it is ready and nothing speaks against it.
@@ -167,6 +171,9 @@ impl Way {
                 *connection = Connection::None;
                 cool_down.failed(now);
                 self.is_troubled.store(true, Ordering::Relaxed);
+                if let Some(rail) = lane.endpoint().failed_rail() {
+                    self.rails.failed(rail);
+                }
                 Step::Failed(lane)
             }
             Connection::None if !may_connect => Step::Wait,
@@ -255,6 +262,7 @@ impl Way {
         let mut state = self.state.lock();
         state.cool_down.succeeded();
         self.is_troubled.store(false, Ordering::Relaxed);
+        self.rails.forget();
         let at_rest = state.at_rest();
         match std::mem::replace(&mut state.connection, at_rest) {
             Connection::Ready(lane) => Some(lane),

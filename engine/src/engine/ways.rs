@@ -314,7 +314,9 @@ impl Connecting {
         let connected = tokio::time::timeout_at(deadline.into(), transport.connect(peer, &exchange)).await;
         let connected = connected.unwrap_or(Err(Error::DeadlinePassed)).map(|endpoint| {
             let host = engine.host.get_or_init(|| Arc::new(Topology::of_this_host()));
-            Arc::new(Lane::new(name, transport.capabilities(), transport.rails(), host, endpoint))
+            let rails = transport.rails();
+            let lane = Lane::new(name, transport.capabilities(), rails, host, endpoint);
+            Arc::new(lane.with_health(&self.peer.ways[self.index].rails))
         });
         if let Err(error) = &connected {
             engine.metrics.connects_failed_total.add(1);

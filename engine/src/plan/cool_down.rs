@@ -60,6 +60,12 @@ impl CoolDown {
         self.is_trial = false;
     }
 
+    /// Failures since the last success, each after the time of the one before.
+    #[must_use]
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
     /// Time that is left at `now`; zero when it may be used or tried.
     #[must_use]
     pub fn remaining(&self, now: Duration) -> Duration {

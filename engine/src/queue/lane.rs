@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::memory::MemorySlice;
 use crate::plan::route::{self, RailView, Rate};
+use crate::queue::rails::Rails;
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 use crate::topology::Topology;
 use crate::transport::{BatchId, Capabilities, Endpoint, Operation, Rail, RailLoad};
@@ -70,6 +71,8 @@ pub struct Lane {
     turns: AtomicUsize,
     /// What the plan knows of each rail.
     rails: Mutex<Vec<RailState>>,
+    /// Which of them were in trouble, on this connection or an earlier one.
+    health: Arc<Rails>,
     /// Whether there are several.
     has_choice: bool,
     /// How far the rails are from which memory; `None` where it makes no difference.
@@ -87,6 +90,10 @@ pub struct RailStatus {
     pub waiting_bytes: u64,
     /// Measured rate; 0 before the first operation.
     pub bytes_per_second: u64,
+    /// How often it has ended the connection without a success between.
+    pub failures: u32,
+    /// Milliseconds for which it is left out because of that; 0 when it is used, or to be tried.
+    pub out_ms: u64,
 }
 
 impl Lane {
@@ -115,9 +122,16 @@ impl Lane {
             waiting: Mutex::default(),
             turns: AtomicUsize::new(0),
             rails,
+            health: Arc::default(),
             has_choice,
             places,
         }
+    }
+
+    /// The same lane, which leaves out the rails that `health` names and tells it of those that work.
+    #[must_use]
+    pub fn with_health(self, health: &Arc<Rails>) -> Self {
+        Self { health: Arc::clone(health), ..self }
     }
 
     /// Name of its transport.
@@ -164,8 +178,15 @@ impl Lane {
                 pci_links: state.rail.pci_links.unwrap_or_default(),
                 credits: credits(state),
             };
-            let mut views: Vec<_> = rails.iter().map(view).collect();
-            route::choose(&mut views, length).unwrap_or_default()
+            let out = self.health.out();
+            let in_use = rails.iter().filter(|state| !out.contains(&state.rail.id));
+            let mut views: Vec<_> = in_use.map(view).collect();
+            if views.is_empty() {
+                views = rails.iter().map(view).collect();
+            }
+            let chosen = route::choose(&mut views, length).unwrap_or_default();
+            self.health.chosen(chosen);
+            chosen
         };
         if let Some(state) = rails.iter_mut().find(|state| state.rail.id == chosen) {
             state.waiting_bytes += length;
@@ -204,6 +225,7 @@ impl Lane {
         state.waiting_bytes = state.waiting_bytes.saturating_sub(length);
         state.operations = state.operations.saturating_sub(1);
         if moved {
+            self.health.succeeded(rail);
             // While others are under way, an operation has the rail from the end of the one before it.
             let now = Instant::now();
             let alone = now.saturating_duration_since(began.max(state.last_end));
@@ -288,11 +310,16 @@ impl Lane {
     /// What its rails are doing.
     #[must_use]
     pub fn rails(&self) -> Vec<RailStatus> {
-        let status = |state: &RailState| RailStatus {
-            name: state.rail.name.clone(),
-            operations: state.operations,
-            waiting_bytes: state.waiting_bytes,
-            bytes_per_second: state.rate.bytes_per_second(),
+        let status = |state: &RailState| {
+            let (failures, out) = self.health.trouble(state.rail.id);
+            RailStatus {
+                name: state.rail.name.clone(),
+                operations: state.operations,
+                waiting_bytes: state.waiting_bytes,
+                bytes_per_second: state.rate.bytes_per_second(),
+                failures,
+                out_ms: u64::try_from(out.as_millis()).unwrap_or(u64::MAX),
+            }
         };
         self.rails.lock().iter().map(status).collect()
     }

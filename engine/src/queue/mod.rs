@@ -1,9 +1,10 @@
-//! What is under way: operations that wait for room ([`lane`]), and the ends of submissions ([`transfer`]).
+//! What is under way: operations that wait for room ([`lane`]), the rails that they go by ([`rails`]), and the ends of submissions ([`transfer`]).
 //!
 //! Threads: posted from any thread, completed from the transports' threads; no lock is held while a transport is called,
 //! because a transport may complete operations from inside the call.
 
 pub mod lane;
+pub mod rails;
 pub mod transfer;
 
 pub use lane::{Lane, Priority};

@@ -217,6 +217,11 @@ pub trait Endpoint: Send + Sync + fmt::Debug {
     /// Whether it carries operations.
     fn state(&self) -> EndpointState;
 
+    /// The rail because of which a failed endpoint has failed, where it was one.
+    fn failed_rail(&self) -> Option<RailId> {
+        None
+    }
+
     /// The work on the operations of `batch`, which are posted, for a thread that blocks until they end. `None` where
     /// there is nothing that such a thread could do.
     fn progress(&self, batch: BatchId) -> Option<Arc<dyn Progress>> {

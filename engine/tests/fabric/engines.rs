@@ -15,8 +15,8 @@ use tidefs_engine::types::{ByteCount, PeerId, RegionId};
 use tokio::runtime::Runtime;
 
 use crate::harness::{
-    PATIENCE, alone, bound, config, expect_no_violation, memory_max, open_strict, open_with, peer, silence,
-    strict_config,
+    PATIENCE, alone, bound, config, expect_no_violation, failing, failures, memory_max, open_strict,
+    open_with, peer, silence, strict_config,
 };
 
 const LENGTH: u64 = 1 << 20;
@@ -135,6 +135,34 @@ fn a_peer_asks_again_for_keys_that_have_changed() {
     runtime.block_on(async { tokio::join!(here.engine.close(), there.engine.close()) });
     drop((here, there));
     bound(false);
+    expect_no_violation();
+}
+
+/// One of two NICs fails whatever it is given. The other carries all, and that one is tried after 100 ms, 200, 400, 800 and
+/// 1600, not whenever the connection is made again.
+#[test]
+fn a_rail_that_fails_again_and_again_is_left_out_for_longer_each_time() {
+    let _alone = alone();
+    let (Some(near), Some(far)) = (open_strict(), open_strict()) else { return };
+    let runtime = Runtime::new().unwrap();
+    let (here, there) = (End::with(&runtime, near, false), End::with(&runtime, far, false));
+    assert_eq!(read_all(&runtime, &here, &there), Ok(()));
+    failing(true);
+    failures();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(3) {
+        assert_eq!(read_all(&runtime, &here, &there), Ok(()));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let failed = failures();
+    failing(false);
+    let rails = here.engine.status().peers[0].ways[0].rails.clone();
+    assert!(rails[0].failures == 0 && rails[0].out_ms == 0, "{rails:?}");
+    assert!((3..=6).contains(&rails[1].failures) && rails[1].out_ms > 0, "{rails:?}");
+    // At the first, there are as many as a NIC holds; then one for each trial.
+    assert!((1..=4 + 5).contains(&failed), "{failed} operations have failed in 3 s");
+    runtime.block_on(async { tokio::join!(here.engine.close(), there.engine.close()) });
+    drop((here, there));
     expect_no_violation();
 }
 

@@ -170,6 +170,20 @@ pub(crate) fn dead(is_dead: bool) {
     set(i32::from(is_dead));
 }
 
+/// Whether operations over the second NIC of the strict provider fail from now on.
+pub(crate) fn failing(is_failing: bool) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_failing")) };
+    set(i32::from(is_failing));
+}
+
+/// How many have failed since the last call.
+pub(crate) fn failures() -> usize {
+    // SAFETY: the signature of the provider's function.
+    let take: extern "C" fn() -> usize = unsafe { std::mem::transmute(strict_symbol(c"strict_failures")) };
+    take()
+}
+
 /// Longest memory that the strict provider registers from now on; 0 for any.
 pub(crate) fn memory_max(bytes: usize) {
     // SAFETY: the signature of the provider's function.

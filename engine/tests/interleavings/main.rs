@@ -17,7 +17,7 @@ mod transfers;
 mod words;
 
 // What the files below name in the engine.
-use tidefs_engine::{error, memory, plan, topology, transport, types};
+use tidefs_engine::{error, memory, plan, queue, topology, transport, types};
 
 #[path = "../../src/queue/lane.rs"]
 #[expect(

@@ -25,7 +25,7 @@ use crate::transport::{
     BatchId, BoxFuture, Capabilities, Endpoint, EndpointState, Exchange, Operation, Rail, RailLoad, Ticket,
     Transport, ZeroCopyStatus,
 };
-use crate::types::{ByteCount, PeerId, RegionId};
+use crate::types::{ByteCount, PeerId, RailId, RegionId};
 
 /// First byte of a request that is for the transport below.
 const BELOW: u8 = 0;
@@ -313,6 +313,10 @@ impl Endpoint for ChecksumEndpoint {
 
     fn state(&self) -> EndpointState {
         self.inner.state()
+    }
+
+    fn failed_rail(&self) -> Option<RailId> {
+        self.inner.failed_rail()
     }
 
     fn operation_bytes_max(&self) -> ByteCount {

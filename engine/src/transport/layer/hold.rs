@@ -378,6 +378,10 @@ impl Endpoint for HoldEndpoint {
         self.0.state()
     }
 
+    fn failed_rail(&self) -> Option<RailId> {
+        self.0.inner.failed_rail()
+    }
+
     fn operation_bytes_max(&self) -> ByteCount {
         self.0.inner.operation_bytes_max()
     }

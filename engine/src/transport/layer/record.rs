@@ -126,6 +126,10 @@ impl Endpoint for RecordEndpoint {
         self.inner.state()
     }
 
+    fn failed_rail(&self) -> Option<RailId> {
+        self.inner.failed_rail()
+    }
+
     fn operation_bytes_max(&self) -> ByteCount {
         self.inner.operation_bytes_max()
     }

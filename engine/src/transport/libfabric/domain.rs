@@ -53,6 +53,8 @@ struct Known {
 
 /// Deadlines are looked at this often while anything is under way.
 const SWEEP: Duration = Duration::from_millis(5);
+/// Why an endpoint is closed that has an operation for too long.
+const LATE: &str = "an operation did not end in time";
 /// Operations that are started before the provider is polled again.
 const PORTION: usize = 32;
 /// One NIC.
@@ -333,7 +335,7 @@ impl Domain {
                 let error = error_of(&failure, &flight.job);
                 let peer = flight.job.connection.peer;
                 if matches!(error, Error::TransportFailed { .. }) {
-                    flight.job.connection.fail(&error);
+                    flight.job.connection.fail_on(flight.job.rail, &error);
                     // On verbs a refused key leaves the queue pair in error, and all that follows is flushed.
                     self.is_broken |= failure.code == fi::FI_ECANCELED && self.refusing.contains(&peer);
                 } else {
@@ -456,7 +458,7 @@ impl Domain {
                 self.credits.give_back();
                 let error = error_of(&failure, &job);
                 if matches!(error, Error::TransportFailed { .. }) {
-                    job.connection.fail(&error);
+                    job.connection.fail_on(job.rail, &error);
                 }
                 job.complete(Err(error));
                 None
@@ -473,8 +475,13 @@ impl Domain {
             self.give_up(&Error::DeadlinePassed, |job| job.operation.deadline <= now);
             self.leave_silent_peers(now);
             let is_stuck = |flight: &Flight| flight.given_up.as_ref().is_some_and(|(_, until)| *until <= now);
-            if self.flights.iter().flatten().any(is_stuck) {
-                self.reopen("an operation did not end in time");
+            let stuck: Vec<&Flight> =
+                self.flights.iter().flatten().filter(|flight| is_stuck(flight)).collect();
+            for Job { connection, rail, .. } in stuck.iter().map(|flight| &flight.job) {
+                connection.fail_on(*rail, &Error::transport(NAME, LATE));
+            }
+            if !stuck.is_empty() {
+                self.reopen(LATE);
             }
         }
         let in_use: HashSet<u64> = self.flights.iter().flatten().map(|flight| flight.job.peer).collect();

@@ -19,11 +19,16 @@ use crate::memory::Access;
 use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
 use crate::types::{ByteCount, PeerId, RailId};
 
+/// No rail has this number.
+const NO_RAIL: usize = usize::MAX;
+
 /// What the threads of the NICs and the owner of an endpoint share.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: PeerId,
     state: Mutex<EndpointState>,
+    /// Of those that this was made over, the one that ended it; [`NO_RAIL`] where none alone did. Set before the state.
+    failed_rail: AtomicUsize,
     /// Operations taken and not ended, over all rails. At most `operations_max`, and the parts of the last.
     operations: AtomicUsize,
     /// Wakes those who wait for `operations` to be 0.
@@ -42,6 +47,7 @@ impl Connection {
         Self {
             peer,
             state: Mutex::new(EndpointState::Ready),
+            failed_rail: AtomicUsize::new(NO_RAIL),
             operations: AtomicUsize::new(0),
             ended: Notify::new(),
             loads: (0..rails).map(|_| Load::default()).collect(),
@@ -64,6 +70,15 @@ impl Connection {
     /// It takes nothing more. The first cause stays.
     pub(super) fn fail(&self, error: &Error) {
         self.end(EndpointState::Failed(error.clone()));
+    }
+
+    /// The same, because of one rail.
+    pub(super) fn fail_on(&self, rail: usize, error: &Error) {
+        let mut state = self.state.lock();
+        if *state == EndpointState::Ready {
+            self.failed_rail.store(rail, Ordering::Relaxed);
+            *state = EndpointState::Failed(error.clone());
+        }
     }
 
     fn end(&self, end: EndpointState) {
@@ -204,6 +219,11 @@ impl Endpoint for FabricEndpoint {
 
     fn state(&self) -> EndpointState {
         self.connection.state()
+    }
+
+    fn failed_rail(&self) -> Option<RailId> {
+        let rail = self.connection.failed_rail.load(Ordering::Relaxed);
+        u16::try_from(rail).ok().map(RailId)
     }
 
     fn load(&self) -> Vec<RailLoad> {

@@ -51,12 +51,13 @@ impl Domain {
             since.is_some_and(|&since| since.max(self.awake_since) + self.settings.silence <= now)
         };
         let silent = self.flights.iter().flatten().filter(is_silent).map(|flight| &flight.job);
-        let silent: Vec<Arc<Connection>> = silent
+        let silent: Vec<(Arc<Connection>, usize)> = silent
             .chain(self.waiting.iter().filter(is_shut_out))
-            .map(|job| Arc::clone(&job.connection))
+            .map(|job| (Arc::clone(&job.connection), job.rail))
             .collect();
-        for connection in silent {
-            connection.fail(&Error::transport(NAME, format!("nothing is heard of {}", connection.peer)));
+        for (connection, rail) in silent {
+            let error = Error::transport(NAME, format!("nothing is heard of {}", connection.peer));
+            connection.fail_on(rail, &error);
             // Another NIC may have found a cause before.
             if let Err(error) = connection.check() {
                 self.give_up(&error, |job| Arc::ptr_eq(&job.connection, &connection));
