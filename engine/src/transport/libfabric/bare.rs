@@ -16,7 +16,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use super::nic::ffi::{Failure, Nic};
-use super::port::ffi::{Completion, Order, Port, Posted, Registration};
+use super::port::ffi::{Completion, Order, Port, Posted};
+use super::registration::ffi::Registration;
 use super::{FabricConfig, NAME, offers};
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};

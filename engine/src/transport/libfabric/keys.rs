@@ -13,7 +13,8 @@ use std::sync::Arc;
 use libfabric_sys as fi;
 
 use super::nic::ffi::Failure;
-use super::port::ffi::{Port, Registration};
+use super::port::ffi::Port;
+use super::registration::ffi::Registration;
 use crate::memory::Region;
 
 /// Withdrawn keys that are remembered. What was given back by those who knew it is not among them.

@@ -36,11 +36,15 @@ mod nic {
     pub(super) mod ffi;
 }
 mod port {
-    //! The endpoint of a NIC, and memory registered with it.
+    //! The endpoint of a NIC.
     pub(super) mod ffi;
 }
 mod progress;
 mod registered;
+mod registration {
+    //! Memory registered with a NIC.
+    pub(super) mod ffi;
+}
 mod select;
 mod split;
 #[cfg(test)]

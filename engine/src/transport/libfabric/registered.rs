@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 
 use super::NAME;
 use super::keys::Keys;
-use super::port::ffi::{Port, Registration};
+use super::port::ffi::Port;
+use super::registration::ffi::Registration;
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
 use crate::types::ByteCount;
