@@ -104,6 +104,13 @@ pub extern "C" fn strict_stuck(is_stuck: i32) {
     world().is_stuck = is_stuck != 0;
 }
 
+/// Whether registered memory refuses to be closed (`is_held` not 0).
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_held(is_held: i32) {
+    world().is_held = is_held != 0;
+}
+
 /// Whether queues that are opened from now on (`is_mute` not 0) have a descriptor, and say of it that it cannot be
 /// waited for.
 // SAFETY: the name is unique to this library.

@@ -109,19 +109,16 @@ unsafe extern "C" fn domain(
     _context: *mut c_void,
 ) -> c_int {
     // SAFETY: an offer that is named is one of ours, whose name is a text.
-    let is_second = || unsafe {
+    let is_second = unsafe {
         let attr = info.as_ref().and_then(|info| info.domain_attr.as_ref());
         attr.is_some_and(|attr| CStr::from_ptr(attr.name) == c"strict1")
     };
-    let is_second = is_second();
     let mut world = world();
     if world.is_dead && is_second {
         return -fi::FI_EIO;
     }
     let number = world.new_id();
-    if is_second {
-        world.second.insert(number);
-    }
+    world.second.extend(is_second.then_some(number));
     let object =
         fid_domain { fid: head(fi::FI_CLASS_DOMAIN), ops: table(&TABLES.domain), mr: table(&TABLES.mr) };
     // SAFETY: the caller gives a place for the answer.
@@ -265,7 +262,9 @@ unsafe extern "C" fn close(object: *mut fid) -> c_int {
                 drop(Box::from_raw(object.cast::<Numbered<fid_ep>>()));
             }
             fi::FI_CLASS_MR => {
-                world().withdraw(number(object.cast::<fid_mr>()));
+                if !world().withdraw(number(object.cast::<fid_mr>())) {
+                    return -fi::FI_EBUSY;
+                }
                 drop(Box::from_raw(object.cast::<Numbered<fid_mr>>()));
             }
             _ => return -fi::FI_EINVAL,

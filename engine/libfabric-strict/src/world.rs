@@ -106,6 +106,8 @@ pub(crate) struct World {
     pub(crate) is_reusing: bool,
     /// Whether endpoints refuse to be closed.
     pub(crate) is_stuck: bool,
+    /// Whether registered memory does.
+    pub(crate) is_held: bool,
     /// Whether queues have a descriptor that cannot be waited for, and how often somebody wanted to.
     pub(crate) is_mute: bool,
     pub(crate) asked: usize,
@@ -137,6 +139,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     is_bound: false,
     is_reusing: false,
     is_stuck: false,
+    is_held: false,
     is_mute: false,
     asked: 0,
     announced: None,
@@ -315,8 +318,11 @@ impl World {
         0
     }
 
-    /// Withdraws memory.
-    pub(crate) fn withdraw(&mut self, number: usize) {
+    /// Withdraws memory, unless it refuses.
+    pub(crate) fn withdraw(&mut self, number: usize) -> bool {
+        if self.is_held {
+            return false;
+        }
         let is_used = self
             .endpoints
             .values()
@@ -331,6 +337,7 @@ impl World {
         for endpoint in self.endpoints.values_mut().filter(|_| is_bound) {
             endpoint.in_flight.retain(|transfer| transfer.descriptor != number);
         }
+        true
     }
 }
 

@@ -128,6 +128,13 @@ pub(crate) fn stuck(is_stuck: bool) {
     set(i32::from(is_stuck));
 }
 
+/// Whether registered memory of the strict provider refuses to be closed.
+pub(crate) fn held(is_held: bool) {
+    // SAFETY: the signature of the provider's function.
+    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_held")) };
+    set(i32::from(is_held));
+}
+
 /// Whether queues of the strict provider have a descriptor that cannot be waited for.
 pub(crate) fn mute(is_mute: bool) {
     // SAFETY: the signature of the provider's function.

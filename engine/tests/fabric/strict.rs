@@ -11,7 +11,8 @@ use tidefs_engine::types::RegionId;
 
 use crate::harness::{
     Memory, PATIENCE, Pair, Run, alone, announce, asked, block_on, bound, connect, dead, expect_no_violation,
-    fragile, halt, in_pieces, mute, open_strict, peer, refusals, reusing, silence, strict_config, stuck,
+    fragile, halt, held, in_pieces, mute, open_strict, peer, refusals, reusing, silence, strict_config,
+    stuck,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -287,6 +288,36 @@ fn operations_do_not_end_before_their_endpoint_is_closed() {
     assert!(results.iter().all(|result| *result == Err(Error::DeadlinePassed)), "{results:?}");
     silence(false);
     assert_eq!(Run::start(&again, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    drop(pair);
+    expect_no_violation();
+}
+
+/// A NIC may still write to memory whose registration the library does not close, so it is not given back before. Who closes
+/// the transport does not wait for that.
+#[test]
+fn memory_is_not_given_back_before_its_registration_is_closed() {
+    let _alone = alone();
+    let Some(pair) = Pair::open_strict() else { return };
+    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
+    let memory = |id| Memory::new(&pair.far, id, 1 << 20, Access::ReadWrite);
+    let (kept, first, second) = (memory(2), memory(3), memory(4));
+    held(true);
+    let unregister = |id| {
+        let far = Arc::clone(&pair.far);
+        std::thread::spawn(move || block_on(far.unregister(id)))
+    };
+    let waiter = unregister(first.id);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!waiter.is_finished(), "the NIC may still write");
+    assert_eq!(Run::start(&pair.endpoint, &local, &kept, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    held(false);
+    waiter.join().unwrap();
+    held(true);
+    let waiter = unregister(second.id);
+    std::thread::sleep(Duration::from_millis(50));
+    block_on(pair.far.close());
+    waiter.join().unwrap();
+    held(false);
     drop(pair);
     expect_no_violation();
 }

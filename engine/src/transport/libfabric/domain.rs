@@ -54,8 +54,6 @@ struct Known {
 
 /// Deadlines are looked at this often while anything is under way.
 const SWEEP: Duration = Duration::from_millis(5);
-/// Why an endpoint is closed that has an operation for too long.
-const LATE: &str = "an operation did not end in time";
 /// Operations that are started before the provider is polled again.
 const PORTION: usize = 32;
 /// One NIC.
@@ -157,7 +155,8 @@ impl Domain {
 
     /// Whether anything is under way.
     pub(super) fn is_busy(&self) -> bool {
-        self.free.len() < self.settings.slots || !self.waiting.is_empty() || !self.graves.is_empty()
+        let has_jobs = self.free.len() < self.settings.slots || !self.waiting.is_empty();
+        has_jobs || !self.graves.is_empty() || self.nic.has_stuck()
     }
 
     /// Operations that may start beside those that are under way or wait.
@@ -472,18 +471,11 @@ impl Domain {
     fn sweep(&mut self) {
         let now = Instant::now();
         self.visit_graves();
+        drop(self.nic.take_stuck());
         if self.is_busy() {
             self.give_up(&Error::DeadlinePassed, |job| job.operation.deadline <= now);
             self.leave_silent_peers(now);
-            let is_stuck = |flight: &Flight| flight.given_up.as_ref().is_some_and(|(_, until)| *until <= now);
-            let stuck: Vec<&Flight> =
-                self.flights.iter().flatten().filter(|flight| is_stuck(flight)).collect();
-            for Job { connection, rail, .. } in stuck.iter().map(|flight| &flight.job) {
-                connection.fail_on(*rail, &Error::transport(NAME, LATE));
-            }
-            if !stuck.is_empty() {
-                self.reopen(LATE);
-            }
+            self.leave_stuck_operations(now);
         }
         let in_use: HashSet<u64> = self.flights.iter().flatten().map(|flight| flight.job.peer).collect();
         let Some(port) = self.port.as_mut() else { return };

@@ -10,6 +10,7 @@ use super::super::credit::Credits;
 use super::super::job::{Flight, Job};
 use super::super::nic::ffi::Failure;
 use super::super::port::ffi::Port;
+use super::super::registration::ffi::Registration;
 use super::{Domain, SWEEP};
 use crate::error::Error;
 use crate::memory::{Access, MemorySlice, PageKind, Region};
@@ -145,6 +146,9 @@ impl Domain {
         }
         self.regions.clear();
         self.unbound.clear();
+        // The endpoint is closed that may have kept it.
+        drop(self.nic.take_stuck());
+        self.nic.take_stuck().into_iter().for_each(Registration::abandon);
         self.withdrawn.extend(self.nic.take_withdrawn());
         if !self.graves.is_empty() {
             self.withdrawn.iter_mut().for_each(|withdrawn| std::mem::forget(withdrawn.region.take()));

@@ -14,6 +14,8 @@ use crate::error::Error;
 const PATIENCE: u32 = 4;
 /// Bytes per second that are assumed before any were carried, where the NIC claims nothing.
 const ASSUMED_RATE: u64 = 100 << 20;
+/// Why an endpoint is closed that has an operation for too long.
+const LATE: &str = "an operation did not end in time";
 
 impl Domain {
     /// An operation has left the NIC.
@@ -36,6 +38,18 @@ impl Domain {
         let rate = rates.into_iter().find(|&rate| rate > 0).unwrap_or(1);
         let millis = self.in_flight_bytes.saturating_mul(1000) / rate;
         self.settings.silence.max(Duration::from_millis(millis).saturating_mul(PATIENCE))
+    }
+
+    /// Opens the endpoint again when something that was given up does not end.
+    pub(super) fn leave_stuck_operations(&mut self, now: Instant) {
+        let is_stuck = |flight: &&Flight| flight.given_up.as_ref().is_some_and(|(_, until)| *until <= now);
+        let stuck = self.flights.iter().flatten().filter(is_stuck).map(|flight| &flight.job);
+        let stuck: Vec<&Job> = stuck.collect();
+        let error = Error::transport(NAME, LATE);
+        stuck.iter().for_each(|job| job.connection.fail_on(job.rail, &error));
+        if !stuck.is_empty() {
+            self.reopen(LATE);
+        }
     }
 
     /// Fails the connections on which nothing has moved for too long, and what is under way on them.

@@ -16,6 +16,7 @@ use libfabric_sys::{Library, call};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::super::registration::ffi::Registration;
 use super::super::select::{Facts, Wish};
 use crate::memory::Region;
 
@@ -175,6 +176,8 @@ pub(in super::super) struct Nic {
     is_emulated: bool,
     /// What the owner of the endpoint has not seen yet. Held for moments, by one thread.
     withdrawn: Mutex<Vec<Withdrawn>>,
+    /// What the library did not close when nobody here needed it any more. As above; they hold the NIC in turn.
+    stuck: Mutex<Vec<Registration>>,
     pub(in super::super) fabric: *mut fi::fid_fabric,
     pub(in super::super) domain: *mut fi::fid_domain,
 }
@@ -193,6 +196,7 @@ impl Nic {
             mr_mode: facts.mr_mode,
             is_emulated: facts.is_emulated(),
             withdrawn: Mutex::default(),
+            stuck: Mutex::default(),
             fabric: ptr::null_mut(),
             domain: ptr::null_mut(),
         };
@@ -231,6 +235,21 @@ impl Nic {
     /// What was kept since the last call.
     pub(in super::super) fn take_withdrawn(&self) -> Vec<Withdrawn> {
         std::mem::take(&mut *self.withdrawn.lock())
+    }
+
+    /// Keeps memory that the library did not close.
+    pub(in super::super) fn keep_stuck(&self, registration: Registration) {
+        self.stuck.lock().push(registration);
+    }
+
+    /// Whether there is such memory.
+    pub(in super::super) fn has_stuck(&self) -> bool {
+        !self.stuck.lock().is_empty()
+    }
+
+    /// Such memory, of which each tries again to be closed when it is dropped.
+    pub(in super::super) fn take_stuck(&self) -> Vec<Registration> {
+        std::mem::take(&mut *self.stuck.lock())
     }
 
     /// The offer that the NIC was opened from, for what is opened from it in turn.

@@ -139,11 +139,26 @@ impl Registration {
     }
 }
 
+impl Registration {
+    /// Leaves it registered, and mapped, for ever. Who waits is told that it is over.
+    pub(in super::super) fn abandon(mut self) {
+        tracing::warn!("memory stays registered, and mapped");
+        self.withdrawn.get_mut().clear();
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
         if !self.withdraw() {
-            tracing::warn!("memory stays registered, and mapped");
-            std::mem::forget(self.region.take());
+            self.nic.keep_stuck(Self {
+                mr: AtomicPtr::new(std::mem::replace(self.mr.get_mut(), ptr::null_mut())),
+                key: self.key,
+                region: self.region.take(),
+                nic: Arc::clone(&self.nic),
+                is_in_use: AtomicBool::new(*self.is_in_use.get_mut()),
+                withdrawn: Mutex::new(std::mem::take(self.withdrawn.get_mut())),
+            });
         } else if *self.is_in_use.get_mut() && self.nic.is_emulated() {
             let (region, waiting) = (self.region.take(), std::mem::take(self.withdrawn.get_mut()));
             self.nic.keep(Withdrawn { region, waiting });
