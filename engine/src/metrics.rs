@@ -59,6 +59,8 @@ counters!(
     connects_failed_total,
     /// Connections of a transport that failed while they were used.
     endpoints_failed_total,
+    /// Of these, those that one NIC has ended, which is left out for a while.
+    rails_failed_total,
     /// NICs that libfabric offers and that could not be opened.
     nics_left_out_total,
     /// Sends of tcp that left their bytes where they lie.

@@ -94,8 +94,10 @@ impl Inner {
                 }
                 Step::Impossible(error) => refusal = Some(error),
                 Step::Failed(lane) => {
+                    let rail = lane.endpoint().failed_rail().map(|rail| rail.0);
                     self.metrics.endpoints_failed_total.add(1);
-                    tracing::warn!(peer = %peer.id, transport = name, state = ?lane.endpoint().state(),
+                    self.metrics.rails_failed_total.add(u64::from(rail.is_some()));
+                    tracing::warn!(peer = %peer.id, transport = name, rail, state = ?lane.endpoint().state(),
                         "a connection failed; another transport is used until it is back");
                     self.close_lane(lane);
                     // An endpoint that was opened again has other keys.

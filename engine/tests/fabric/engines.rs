@@ -159,6 +159,7 @@ fn a_rail_that_fails_again_and_again_is_left_out_for_longer_each_time() {
     let rails = here.engine.status().peers[0].ways[0].rails.clone();
     assert!(rails[0].failures == 0 && rails[0].out_ms == 0, "{rails:?}");
     assert!((3..=6).contains(&rails[1].failures) && rails[1].out_ms > 0, "{rails:?}");
+    assert_eq!(here.engine.metrics().rails_failed_total.get(), u64::from(rails[1].failures));
     // At the first, there are as many as a NIC holds; then one for each trial.
     assert!((1..=4 + 5).contains(&failed), "{failed} operations have failed in 3 s");
     runtime.block_on(async { tokio::join!(here.engine.close(), there.engine.close()) });
