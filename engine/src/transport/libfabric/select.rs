@@ -7,6 +7,8 @@ use std::net::IpAddr;
 
 use libfabric_sys as fi;
 
+use crate::memory::Access;
+
 /// What is asked of the library.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
@@ -45,12 +47,12 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// Whether the processor of this host does what peers ask of its memory. It looks a key up when an operation begins, so
-    /// what has begun goes on when the key is gone; a NIC that has keys of its own stops at once. So it is with EFA but
-    /// for its direct path, on NICs that cannot write.
-    pub(super) fn is_emulated(&self) -> bool {
+    /// Whether the processor of this host does what peers may do with memory of this `access`. It looks a key up when an
+    /// operation begins, so what has begun goes on when the key is gone; a NIC that has keys of its own stops at once. EFA,
+    /// but for its direct path, writes so on NICs that can only read.
+    pub(super) fn is_emulated(&self, access: Access) -> bool {
         let is_direct = self.provider != "efa" || self.fabric == "efa-direct";
-        self.mr_mode & fi::FI_MR_PROV_KEY == 0 || !is_direct
+        self.mr_mode & fi::FI_MR_PROV_KEY == 0 || (access == Access::ReadWrite && !is_direct)
     }
 }
 
@@ -147,10 +149,12 @@ mod tests {
     #[test]
     fn what_has_no_keys_of_its_own_is_done_by_the_processor() {
         let hardware = |offer: Facts| Facts { mr_mode: fi::FI_MR_PROV_KEY, ..offer };
-        assert!(offer("tcp;ofi_rxm", "a", "eth0").is_emulated());
-        assert!(!hardware(offer("verbs;ofi_rxm", "b", "mlx5_0")).is_emulated());
-        assert!(hardware(offer("efa", "efa", "rdmap1-rdm")).is_emulated());
-        assert!(!hardware(offer("efa", "efa-direct", "rdmap1-rdm")).is_emulated());
+        let emulated =
+            |facts: Facts| [Access::Read, Access::ReadWrite].map(|access| facts.is_emulated(access));
+        assert_eq!(emulated(offer("tcp;ofi_rxm", "a", "eth0")), [true, true]);
+        assert_eq!(emulated(hardware(offer("verbs;ofi_rxm", "b", "mlx5_0"))), [false, false]);
+        assert_eq!(emulated(hardware(offer("efa", "efa", "rdmap1-rdm"))), [false, true]);
+        assert_eq!(emulated(hardware(offer("efa", "efa-direct", "rdmap1-rdm"))), [false, false]);
     }
 
     #[test]

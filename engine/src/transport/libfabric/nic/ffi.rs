@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::super::registration::ffi::Registration;
 use super::super::select::{Facts, Wish};
-use crate::memory::Region;
+use crate::memory::{Access, Region};
 
 /// A call that failed: which, and what the library or the provider said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,7 +173,8 @@ pub(in super::super) struct Withdrawn {
 pub(in super::super) struct Nic {
     offer: Offer,
     mr_mode: i32,
-    is_emulated: bool,
+    /// Of memory that peers may only read, and of memory that they may write.
+    is_emulated: [bool; 2],
     /// What the owner of the endpoint has not seen yet. Held for moments, by one thread.
     withdrawn: Mutex<Vec<Withdrawn>>,
     /// What the library did not close when nobody here needed it any more. As above; they hold the NIC in turn.
@@ -194,7 +195,7 @@ impl Nic {
         let mut nic = Self {
             offer,
             mr_mode: facts.mr_mode,
-            is_emulated: facts.is_emulated(),
+            is_emulated: [Access::Read, Access::ReadWrite].map(|access| facts.is_emulated(access)),
             withdrawn: Mutex::default(),
             stuck: Mutex::default(),
             fabric: ptr::null_mut(),
@@ -223,8 +224,8 @@ impl Nic {
     }
 
     /// See [`Facts::is_emulated`].
-    pub(in super::super) fn is_emulated(&self) -> bool {
-        self.is_emulated
+    pub(in super::super) fn is_emulated(&self, access: Access) -> bool {
+        self.is_emulated[usize::from(access == Access::ReadWrite)]
     }
 
     /// Keeps memory that was withdrawn for the owner of the endpoint.

@@ -159,8 +159,11 @@ impl Drop for Registration {
                 is_in_use: AtomicBool::new(*self.is_in_use.get_mut()),
                 withdrawn: Mutex::new(std::mem::take(self.withdrawn.get_mut())),
             });
-        } else if *self.is_in_use.get_mut() && self.nic.is_emulated() {
-            let (region, waiting) = (self.region.take(), std::mem::take(self.withdrawn.get_mut()));
+        } else if let Some(region) = self.region.take()
+            && *self.is_in_use.get_mut()
+            && self.nic.is_emulated(region.access())
+        {
+            let (region, waiting) = (Some(region), std::mem::take(self.withdrawn.get_mut()));
             self.nic.keep(Withdrawn { region, waiting });
         }
     }
