@@ -66,7 +66,7 @@ on_each_provider!(
     an_idle_transport_uses_no_processor,
 );
 
-fn is_verbs() -> bool {
+pub(crate) fn is_verbs() -> bool {
     config().provider.is_some_and(|provider| provider.starts_with("verbs"))
 }
 
@@ -273,10 +273,14 @@ fn an_idle_transport_uses_no_processor(pair: &Pair) {
 /// A peer may know the address and the keys of a process that has ended, and another one has that address now.
 #[test]
 fn a_process_gives_other_keys_than_the_one_before_it() {
+    if is_verbs() {
+        println!("skipped: the NIC has keys of its own");
+        return;
+    }
     let key = || Some(Memory::new(&*open()?, 1, 4096, Access::ReadWrite).key);
     let (Some(before), Some(after)) = (key(), key()) else { return };
     // Nothing else of it differs, since offsets stand for addresses.
-    assert!(is_verbs() || before[4..20] == after[4..20]);
+    assert_eq!(before[4..20], after[4..20]);
     assert_ne!(before[20..], after[20..]);
 }
 
