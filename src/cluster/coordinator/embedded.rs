@@ -39,6 +39,11 @@ impl Agreed {
             changes: 0,
         }
     }
+
+    /// Whether more changes can be counted than a cluster ever sees. What a coordinator kept always has room for them.
+    pub(super) fn can_go_on(&self) -> bool {
+        self.changes < u64::MAX / 2
+    }
 }
 
 /// State that all handles of one embedded coordinator share.

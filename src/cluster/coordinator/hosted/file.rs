@@ -14,7 +14,13 @@ use crate::replace::replace_durably;
 /// When the file cannot be read, or is not ours: a cluster with members is not to be forgotten for that.
 pub(super) fn load(file: &Path) -> io::Result<Agreed> {
     match fs::read(file) {
-        Ok(text) => serde_json::from_slice(&text).map_err(io::Error::other),
+        Ok(text) => {
+            let agreed: Agreed = serde_json::from_slice(&text).map_err(io::Error::other)?;
+            if !agreed.can_go_on() {
+                return Err(io::Error::other("its number of changes is one that no coordinator writes"));
+            }
+            Ok(agreed)
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let drawn = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
             Ok(Agreed::new(ClusterId(drawn)))
@@ -45,6 +51,11 @@ mod tests {
         store(&file, &new).unwrap();
         assert_eq!(load(&file).unwrap(), new);
         fs::write(&file, "{}").unwrap();
+        load(&file).unwrap_err();
+        let forged = serde_json::to_string(&new)
+            .unwrap()
+            .replace("\"changes\":0", &format!("\"changes\":{}", u64::MAX));
+        fs::write(&file, forged).unwrap();
         load(&file).unwrap_err();
     }
 }
