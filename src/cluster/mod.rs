@@ -23,6 +23,7 @@ mod lending;
 mod letting_go;
 mod listing;
 pub mod member;
+mod moving;
 pub mod node;
 pub mod object;
 mod peers;

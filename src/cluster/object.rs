@@ -275,6 +275,10 @@ pub trait Holder: Send + Sync + fmt::Debug {
     /// Places of all that other members may not have, the hottest first, and their bytes.
     fn hottest(&self) -> (Vec<u64>, ByteCount);
 
+    /// Tells ([`super::Cluster::hold`]) where up to `max` of the copies lie that went from memory to a disk here, or came
+    /// back, since they were told last. Returns how many those are.
+    fn tell_moved(&self, max: usize) -> usize;
+
     /// What lies in such a place, if it is still something that others may not have.
     fn holding_at(&self, place: u64) -> Option<Holding>;
 

@@ -44,6 +44,7 @@ counters! {
     owed: "tidefs_cluster_owed_total", "Of these, those that could not be told at once.";
     withdrawals: "tidefs_cluster_withdrawals_total", "Names that were withdrawn here.";
     let_go_lost: "tidefs_cluster_let_go_lost_total", "Copies that are gone, and of which the catalog is not told again, because too many are.";
+    copies_moved: "tidefs_cluster_copies_moved_total", "Copies here of which the catalog was told that they went to a disk or came back.";
     inherited: "tidefs_cluster_inherited_total", "Copies here that became the ones to rely on, since the others were let go of or lost.";
     announced: "tidefs_cluster_announced_total", "Things that were announced because shards moved.";
     refused: "tidefs_cluster_refused_total", "Of these, those that are not valid any more.";

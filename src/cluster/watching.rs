@@ -391,6 +391,7 @@ impl Core {
             self.drop_stale().await;
             self.tell_removals_again();
             self.tell_let_go_again();
+            self.tell_moves().await;
             for shard in shards.by_ref().take(LOOKED_THROUGH) {
                 let heirs = self.owner.lock().find_heirs(shard);
                 heirs.into_iter().for_each(|(member, revocation)| drop(self.tell(member, revocation)));

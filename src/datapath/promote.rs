@@ -325,6 +325,8 @@ impl Datapath {
             // What is only shown neither expires nor is pinned here.
             state.renew_expiry(slot);
             state.watch_pin(slot);
+        } else {
+            state.note_moved(slot);
         }
         state.arrive(slot);
     }

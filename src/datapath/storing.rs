@@ -233,6 +233,7 @@ impl Datapath {
             object.marks.set(Marks::UNVERIFIED, false);
             object.settle();
         }
+        state.note_moved(slot);
         Doomed::bytes_only(place, size, ino)
     }
 }

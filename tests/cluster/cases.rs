@@ -65,10 +65,24 @@ impl OnDisk {
     }
 }
 
-/// Another host, which has room for a part of it, reads all that is there, every byte compared.
+/// Another host, which has room for a part of it, reads all that is there, every byte compared. The catalog knows what is on the
+/// disk, and what came back from it.
 #[test]
 fn what_is_on_the_disk_of_another_host_is_read_whole() {
     let written = OnDisk::new();
+    let lies = |number: u64, medium: &str| {
+        let copies = written.hosts.copies(1, &format!("whole-0/{number}"));
+        copies.get("host-0").is_some_and(|found| found == medium)
+    };
+    let mut first = None;
+    let is_any_told = || {
+        first = written.there.iter().copied().find(|&number| lies(number, "ssd"));
+        first.is_some()
+    };
+    assert!(wait::until(wait::HANG, is_any_told), "nobody is told that something is on the disk");
+    let first = first.expect("it was found");
+    assert!(fs::read(written.path(1, first)).expect("it is there") == bytes(first));
+    assert!(wait::until(wait::HANG, || lies(first, "memory")), "nobody is told that it came back");
     for &number in &written.there {
         let found = fs::read(written.path(1, number));
         let facts = || {

@@ -1,8 +1,11 @@
 //! Copies that leave first, and the one that is left, over real sockets.
 
+use tidefs_engine::types::MemberId;
+
 use super::host::{Host, Seen};
 use super::members::{in_a_cluster_of, soon, until, until_answered, wall};
-use crate::cluster::Medium;
+use super::memory::Object;
+use crate::cluster::{Medium, Stamp};
 
 async fn mediums(host: &Host, path: &str) -> Vec<Medium> {
     match host.look_up(path, soon()).await {
@@ -65,5 +68,43 @@ fn copies_that_leave_first_count_when_the_member_with_the_others_is_lost() {
         for number in 0..200 {
             until_mediums(&hosts[2], &format!("kv/{number}"), &[Medium::Memory]).await;
         }
+    });
+}
+
+#[test]
+fn a_copy_that_went_to_a_disk_is_asked_for_after_those_in_memory_until_it_is_back() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
+        assert!(hosts[1].read_and_keep("kv/a", soon()).await.is_some());
+        until_mediums(&hosts[2], "kv/a", &[Medium::Memory, Medium::Soft]).await;
+        hosts[0].move_to_ssd("kv/a", true);
+        let best = async || match hosts[2].look_up("kv/a", soon()).await {
+            Seen::Elsewhere(_, copies, _) => {
+                let copy = copies.iter().find(|copy| copy.member == MemberId(1)).map(|copy| copy.medium);
+                (copy, hosts[2].cluster.core.rank(&copies)[0])
+            }
+            seen => panic!("{seen:?}"),
+        };
+        let is_second = async || best().await == (Some(Medium::Ssd), MemberId(2));
+        until_answered("it is on a disk", is_second).await;
+        hosts[0].move_to_ssd("kv/a", false);
+        until_answered("it is back", async || best().await.0 == Some(Medium::Memory)).await;
+    });
+}
+
+#[test]
+fn of_many_copies_that_go_to_a_disk_at_once_some_are_told_at_a_time_and_all_in_the_end() {
+    const COPIES: u64 = 10_000;
+    in_a_cluster_of(2, |_, hosts| async move {
+        let object =
+            Object { stamp: Stamp(7), bytes: [1].into(), is_directory: false, is_soft: false, replicas: 1 };
+        let name = |number: u64| format!("kv/{number}");
+        let objects = (0..COPIES).map(|number| (name(number).into_bytes(), object.clone()));
+        hosts[0].memory.state.lock().objects.extend(objects);
+        (0..COPIES).for_each(|number| hosts[0].move_to_ssd(&name(number), true));
+        let told = || hosts[0].cluster.counters().copies_moved.get();
+        until("some are told", || told() > 0).await;
+        assert!(told() < COPIES, "all at once");
+        until("all are told", || told() == COPIES).await;
     });
 }

@@ -9,7 +9,8 @@ use tidefs_engine::memory::{Access, PageKind, Region};
 use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::{Handle, Runtime};
 
-use super::host::{Host, Memory, Remembered, Seen};
+use super::host::{Host, Seen};
+use super::memory::{Memory, Remembered};
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::shards::{KeyId, Owners};
 use crate::cluster::*;
@@ -217,7 +218,7 @@ fn an_evicted_object_is_found_no_more_and_a_copy_of_it_is() {
         let published = hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap();
         hosts[1].memory.state.lock().objects.insert(
             b"kv/a".to_vec(),
-            super::host::Object {
+            super::memory::Object {
                 stamp: published.stamp,
                 bytes: (*b"bytes").into(),
                 is_directory: false,

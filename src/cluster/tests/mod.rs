@@ -5,6 +5,7 @@ mod history;
 mod host;
 mod late;
 mod members;
+mod memory;
 mod network;
 mod placing;
 mod removals;

@@ -285,7 +285,7 @@ fn a_copy_that_was_let_go_of_while_nobody_could_be_told_is_found_no_more_when_th
             Seen::Elsewhere(stamp, ..) | Seen::Here(stamp) => stamp,
             other => panic!("{other:?}"),
         };
-        let object = super::host::Object {
+        let object = super::memory::Object {
             stamp,
             bytes: b"kv/0"[..].into(),
             is_directory: false,

@@ -23,7 +23,8 @@ use tokio::runtime::Handle;
 use tokio::time::sleep;
 
 use super::history::History;
-use super::host::{Host, Memory, Remembered};
+use super::host::Host;
+use super::memory::{Memory, Remembered};
 use super::network::{End, Network, SILENCE};
 use crate::cluster::carrier::Carrier;
 use crate::cluster::catalog::wire::Known;

@@ -8,8 +8,9 @@ use tidefs_engine::types::{Incarnation, MemberId};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::host::{Host, Memory, Seen};
+use super::host::{Host, Seen};
 use super::members::{config, runtime, settled, soon, until, until_answered, wall};
+use super::memory::Memory;
 use crate::cluster::catalog::owner::Role;
 use crate::cluster::catalog::wire::{Known, Revocation};
 use crate::cluster::coordinator::embedded::Embedded;
@@ -272,7 +273,7 @@ fn a_view_that_there_cannot_be_is_not_waited_for() {
         assert_eq!(core.counters.views_refused.get(), 1);
         for name in names() {
             assert_eq!(hosts[0].look_up(&name, soon()).await, Seen::Absent);
-            assert_eq!(hosts[0].remembers(&name), Some(super::host::Remembered::Absent), "{name}");
+            assert_eq!(hosts[0].remembers(&name), Some(super::memory::Remembered::Absent), "{name}");
             hosts[1].write(&name, b"bytes", wall(), soon()).await.unwrap();
             assert!(hosts[0].look_up(&name, soon()).await.is_present(), "{name}");
         }

@@ -65,18 +65,22 @@ impl State {
 }
 
 impl Datapath {
+    /// What this host holds in `slot`, unless it has a temporary name: nobody else hears of that.
+    pub(super) fn told_holding(&self, state: &State, slot: Slot) -> Option<Holding> {
+        let is_temporary = || state.object(slot).is_some() && self.is_temporary(&state.tree.name(slot));
+        state.holding(slot).filter(|_| !is_temporary())
+    }
+
     /// Everything that other members may not have, the hottest first, and its bytes.
     pub(super) fn hottest(&self) -> (Vec<u64>, ByteCount) {
         let state = self.lock();
         let mut bytes = ByteCount::ZERO;
         let mut found: Vec<(i64, Slot)> = Vec::new();
         for (slot, node) in state.tree.slots_from(Slot(0)) {
-            let Some(holding) = state.holding(slot).filter(|holding| holding.medium.is_hard()) else {
+            let Some(holding) = self.told_holding(&state, slot).filter(|holding| holding.medium.is_hard())
+            else {
                 continue;
             };
-            if state.object(slot).is_some() && self.is_temporary(&state.tree.name(slot)) {
-                continue;
-            }
             if let Facts::File(facts) = holding.facts {
                 bytes = bytes.saturating_add(facts.size);
             }
@@ -90,7 +94,7 @@ impl Datapath {
     pub(super) fn holding_at(&self, place: u64) -> Option<Holding> {
         let state = self.lock();
         let slot = Slot(u32::try_from(place).ok()?);
-        state.holding(slot).filter(|holding| holding.medium.is_hard())
+        self.told_holding(&state, slot).filter(|holding| holding.medium.is_hard())
     }
 
     /// Fetches what `from` wants to be here too, and keeps it as long as what was written here.

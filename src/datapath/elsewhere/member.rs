@@ -143,6 +143,10 @@ impl Holder for MemberSide {
         self.datapath.upgrade().map(|datapath| datapath.hottest()).unwrap_or_default()
     }
 
+    fn tell_moved(&self, max: usize) -> usize {
+        self.datapath.upgrade().map(|datapath| datapath.tell_moved(max)).unwrap_or_default()
+    }
+
     fn holding_at(&self, place: u64) -> Option<Holding> {
         self.datapath.upgrade()?.holding_at(place)
     }
@@ -417,19 +421,13 @@ impl Datapath {
         let mut found = Vec::new();
         let first = u32::try_from(after).unwrap_or(u32::MAX);
         let mut next = first;
-        for (slot, node) in state.tree.slots_from(Slot(first)).take(SCANNED_MAX) {
+        for (slot, _) in state.tree.slots_from(Slot(first)).take(SCANNED_MAX) {
             if found.len() >= max {
                 return (found, Some(u64::from(next)));
             }
             next = slot.0.saturating_add(1);
-            if state.object(slot).is_some()
-                && !node.is_detached()
-                && self.is_temporary(&state.tree.name(slot))
-            {
-                continue;
-            }
-            let holding = state.holding(slot).filter(|holding| is_wanted(KeyId::of(&holding.path).shard()));
-            found.extend(holding);
+            let holding = self.told_holding(&state, slot);
+            found.extend(holding.filter(|holding| is_wanted(KeyId::of(&holding.path).shard())));
         }
         let has_more = state.tree.slots_from(Slot(next)).next().is_some();
         (found, has_more.then_some(u64::from(next)))

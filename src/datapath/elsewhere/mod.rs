@@ -16,6 +16,7 @@ mod asking;
 mod fetch;
 mod keep;
 mod member;
+mod moved;
 mod soft;
 mod stream;
 mod tell;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use lru::LruCache;
 use tidefs_engine::types::ByteCount;
 use tokio::runtime::Handle;
@@ -132,6 +133,8 @@ pub(super) struct Elsewhere {
     met: LruCache<KeyId, u16>,
     /// Reads after which a soft copy stays longer than those that were read less.
     soft_after: u16,
+    /// Copies that went to a disk or came back, of which other members have not heard.
+    moved: HashSet<Slot>,
     /// Heads of the chains of objects that were sealed or are kept here, by inode.
     heads: LruCache<Ino, KeyId>,
     /// Hears of what leaves this host. It takes that without waiting.
@@ -155,6 +158,7 @@ impl Default for Elsewhere {
             soft_bytes: 0,
             met: LruCache::new(soft::MET_MAX),
             soft_after: 2,
+            moved: HashSet::new(),
             heads: LruCache::new(HEADS_MAX),
             cluster: None,
             agreed: agreed::Agreed::default(),
