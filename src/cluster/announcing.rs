@@ -10,7 +10,7 @@ use tidefs_engine::types::MemberId;
 use tokio::sync::Notify;
 
 use super::catalog::wire::{Change, Outcome};
-use super::core::Core;
+use super::core::{Core, Seen};
 use super::object::{Holder, Holding, Stamp};
 use super::shards::{KeyId, Owners, Shard};
 
@@ -40,6 +40,16 @@ struct State {
     doubted: BTreeMap<(MemberId, Shard), Duration>,
 }
 
+/// What is to be announced now.
+#[derive(Debug)]
+struct Due {
+    view: u64,
+    members: Vec<MemberId>,
+    wanted: BTreeMap<MemberId, BTreeSet<Shard>>,
+    /// Who was not told in this view that all was announced to it.
+    untold: Vec<MemberId>,
+}
+
 impl Plan {
     pub(super) fn add(&self, member: MemberId, shard: Shard) {
         self.state.lock().shards.entry(member).or_default().insert(shard);
@@ -50,6 +60,36 @@ impl Plan {
         if let Some(backup) = owners.backup {
             self.add(backup, shard);
         }
+    }
+
+    /// Plans what a new view moves, and has that view count by `begin`: who looks at what is due sees both, or neither.
+    pub(super) fn add_all(&self, moved: &BTreeMap<MemberId, Vec<Shard>>, begin: impl FnOnce()) {
+        let mut state = self.state.lock();
+        for (&member, shards) in moved {
+            state.shards.entry(member).or_default().extend(shards);
+        }
+        begin();
+    }
+
+    /// Takes what is to be announced in the view that counts, `seen`. What was planned for who is not in it is dropped.
+    fn take_due(
+        &self,
+        seen: impl FnOnce() -> Arc<Seen>,
+        is_asked: impl Fn(MemberId) -> bool,
+        is_suspect: impl Fn(MemberId) -> bool,
+    ) -> Due {
+        let mut state = self.state.lock();
+        let seen = seen();
+        let view = seen.view.number;
+        let all = seen.view.members().iter().map(|member| member.id);
+        let members: Vec<MemberId> = all.filter(|&member| is_asked(member)).collect();
+        state.shards.retain(|member, shards| members.contains(member) && !shards.is_empty());
+        let wanted: BTreeMap<MemberId, BTreeSet<Shard>> =
+            state.shards.extract_if(.., |&member, _| !is_suspect(member)).collect();
+        let is_untold =
+            |member: &MemberId| state.told.get(member).copied().unwrap_or(0) < view && !is_suspect(*member);
+        let untold = members.iter().copied().filter(is_untold).collect();
+        Due { view, members, wanted, untold }
     }
 
     /// A publish of something in `shard` failed: it is announced, and its copies are looked for then.
@@ -109,33 +149,13 @@ impl Core {
         loop {
             let tick = self.config.timings.tick;
             let _ = tokio::time::timeout(tick, self.plan.wake.notified()).await;
-            let seen = self.seen();
-            if seen.is_alone || self.has_left() {
+            if self.seen().is_alone || self.has_left() {
                 continue;
             }
-            let view = seen.view.number;
             // What this member served others serve while it is out.
-            let is_asked = |member: &MemberId| *member != self.me.member || !self.is_out();
-            let members: Vec<MemberId> =
-                seen.view.members().iter().map(|member| member.id).filter(is_asked).collect();
-            let (wanted, untold) = {
-                let mut state = self.plan.state.lock();
-                state.shards.retain(|member, shards| members.contains(member) && !shards.is_empty());
-                let wanted: BTreeMap<MemberId, BTreeSet<Shard>> = state
-                    .shards
-                    .iter()
-                    .filter(|(member, _)| !self.is_suspect(**member))
-                    .map(|(member, shards)| (*member, shards.clone()))
-                    .collect();
-                for member in wanted.keys() {
-                    state.shards.remove(member);
-                }
-                let is_untold = |member: &MemberId| {
-                    state.told.get(member).copied().unwrap_or(0) < view && !self.is_suspect(*member)
-                };
-                let untold: Vec<MemberId> = members.iter().copied().filter(is_untold).collect();
-                (wanted, untold)
-            };
+            let is_asked = |member: MemberId| member != self.me.member || !self.is_out();
+            let due = self.plan.take_due(|| self.seen(), is_asked, |member| self.is_suspect(member));
+            let Due { view, members, wanted, untold } = due;
             if wanted.is_empty() && untold.is_empty() {
                 continue;
             }
@@ -268,5 +288,39 @@ impl Core {
         since.map_or(0, |since| {
             u64::try_from(self.now().saturating_sub(since).as_millis()).unwrap_or(u64::MAX)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::cluster::member::View;
+    use crate::cluster::member::testing::member;
+    use crate::cluster::shards::ShardMap;
+
+    #[test]
+    fn what_is_planned_with_a_view_is_not_dropped_by_who_looks_before_that_view_counts() {
+        let seen = |number: u64| {
+            let view = View::new(number, (1..=number).map(|id| member(id, 8)).collect());
+            let map = Arc::new(ShardMap::new(&view));
+            Arc::new(Seen { view, map, is_alone: false })
+        };
+        let (plan, counts, is_planned) = (Plan::default(), Mutex::new(seen(1)), Notify::new());
+        let shard = Shard::with_number(7).unwrap();
+        let due = thread::scope(|scope| {
+            scope.spawn(|| {
+                plan.add_all(&BTreeMap::from([(MemberId(2), vec![shard])]), || {
+                    is_planned.notify_one();
+                    thread::sleep(Duration::from_millis(50));
+                    *counts.lock() = seen(2);
+                });
+            });
+            tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(is_planned.notified());
+            plan.take_due(|| Arc::clone(&counts.lock()), |_| true, |_| false)
+        });
+        assert_eq!((due.view, due.untold), (2, vec![MemberId(1), MemberId(2)]));
+        assert_eq!(due.wanted, BTreeMap::from([(MemberId(2), BTreeSet::from([shard]))]));
     }
 }

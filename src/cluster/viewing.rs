@@ -148,13 +148,8 @@ impl Core {
                 if is_alone { (Vec::new(), BTreeSet::new()) } else { (moves.gained.clone(), members) };
             owner.set_map(Arc::clone(&map), &gained, awaited);
         }
-        if !is_alone {
-            // Planned before the view counts, or it would be told that all is announced.
-            for (member, shards) in &moves.announced {
-                shards.iter().for_each(|&shard| self.plan.add(*member, shard));
-            }
-        }
-        *self.seen.write() = new;
+        let announced = if is_alone { BTreeMap::new() } else { moves.announced };
+        self.plan.add_all(&announced, || *self.seen.write() = new);
         self.note_move();
         tracing::info!(
             view = view.number,
