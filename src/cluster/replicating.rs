@@ -100,14 +100,17 @@ impl Core {
                 }
             }
         }
-        is_stranger |= !self.owner.lock().learn_rest(word, now);
+        is_stranger |= !self.owner.lock().learn_rest(from.member, word, now);
         let deadline = self.within(self.config.timings.background / 2);
         let view = self.seen().view.number;
         Answer::Later(Box::pin(async move {
             Self::settle(waits, deadline).await;
-            // One of the two does not know the latest view: it is told again, by then to whom it concerns.
+            // One of the two does not know the latest view, or has just heard of it: it is told again, by then to whom it
+            // concerns.
             if is_stranger {
-                return Err(format!("this member does not serve all of these keys in view {view}"));
+                return Err(format!(
+                    "this member does not serve all of these keys in view {view}, or is to hear them again"
+                ));
             }
             Ok(Done {}.encode())
         }))

@@ -87,12 +87,13 @@ impl Owner {
         }
     }
 
-    /// Takes what a word says beside its keys. Returns whether it serves all shards of which it is told that it knows all now.
-    pub fn learn_rest(&mut self, word: &Replicate, now: Duration) -> bool {
-        let mut serves_all = true;
+    /// Takes what a word of `from` says beside its keys. Returns whether it knows all now of the shards of which it is told so;
+    /// if not it is to be told once more.
+    pub fn learn_rest(&mut self, from: MemberId, word: &Replicate, now: Duration) -> bool {
+        let mut knows_all = true;
         for shard in word.complete.iter().filter_map(|&number| Shard::with_number(number)) {
-            if !self.has_to_know(shard, word.view) {
-                serves_all = false;
+            if !self.has_to_know(shard, word.view) || !self.is_told_whole(shard, from) {
+                knows_all = false;
                 continue;
             }
             self.incomplete[usize::from(shard.number())] = false;
@@ -108,6 +109,6 @@ impl Owner {
         if let Some(age) = word.horizon_age_ms {
             self.table.tombstones_mut().raise_horizon(now.saturating_sub(Duration::from_millis(age)));
         }
-        serves_all
+        knows_all
     }
 }

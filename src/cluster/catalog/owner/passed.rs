@@ -1,6 +1,10 @@
 //! Shards that others answer for though the view that says so has not come here: who is not heard by the coordinator goes on
 //! with an old view, and must not answer by it.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidefs_engine::types::MemberId;
+
 use super::super::wire::Answered;
 use super::{Owner, Role};
 use crate::cluster::shards::{SHARDS, Shard};
@@ -14,11 +18,18 @@ pub(super) struct Passed {
     claimed: Box<[u64]>,
     /// The latest of all of them.
     latest: u64,
+    /// Shards that were forgotten and not told whole since, with those that were asked to tell all of it once more.
+    forgotten: BTreeMap<Shard, BTreeSet<MemberId>>,
 }
 
 impl Default for Passed {
     fn default() -> Self {
-        Self { is_out: false, claimed: vec![0; usize::from(SHARDS)].into(), latest: 0 }
+        Self {
+            is_out: false,
+            claimed: vec![0; usize::from(SHARDS)].into(),
+            latest: 0,
+            forgotten: BTreeMap::new(),
+        }
     }
 }
 
@@ -69,7 +80,20 @@ impl Owner {
     /// Others may have decided about `shards` meanwhile: what stood there does not count any more, and is learned anew.
     /// Removals do.
     pub fn forget_passed(&mut self, shards: impl Iterator<Item = Shard>) {
-        shards.for_each(|shard| self.table.forget_shard(shard));
+        for shard in shards {
+            self.table.forget_shard(shard);
+            self.passed.forgotten.insert(shard, BTreeSet::new());
+        }
+    }
+
+    /// Whether all is known of `shard` when `from` says that it has told all. What it told before the shard was forgotten is
+    /// forgotten, too: who says so first since then may mean that, and tells all of it once more.
+    pub(super) fn is_told_whole(&mut self, shard: Shard, from: MemberId) -> bool {
+        let is_whole = self.passed.forgotten.get_mut(&shard).is_none_or(|asked| !asked.insert(from));
+        if is_whole {
+            self.passed.forgotten.remove(&shard);
+        }
+        is_whole
     }
 
     /// Whether others may have found another backup for what this one knows as one. It learns what it is told, and answers

@@ -177,7 +177,7 @@ fn a_word_about_keys_that_others_serve_is_learned_by_nobody_and_said_to_be_so() 
     assert_eq!(owner.table.tombstones().through(other), None);
     let one = word(&[mine]);
     assert!(!owner.learn(MemberId(2), &one, &one.keys, NOW).is_stranger);
-    assert!(!owner.learn_rest(&one, NOW));
+    assert!(!owner.learn_rest(MemberId(2), &one, NOW));
 }
 
 #[test]
@@ -192,4 +192,35 @@ fn what_was_asked_of_a_backup_before_it_was_lost_again_does_not_make_its_primary
     assert!(!answers(&mut owner), "what the backup decided since is not learned");
     owner.catch_up(backup, later);
     assert!(answers(&mut owner));
+}
+
+#[test]
+fn who_was_passed_over_does_not_know_all_by_what_it_was_told_before_it_forgot_it() {
+    let (mut owner, path) = owner();
+    let (key, shard) = (KeyId::of(&path), KeyId::of(&path).shard());
+    // Others served the shard in view 2, of which this one heard nothing but that.
+    owner.note_claim(std::iter::once(shard), 2);
+    let copies = vec![Copy { member: MemberId(3), medium: Medium::Memory }];
+    let present = Known::Present { stamp: Stamp(10), facts: facts_of(10), copies };
+    let word = |keys: Vec<(u128, Known)>, complete| Replicate {
+        view: 3,
+        is_decided: false,
+        keys,
+        complete,
+        horizon_age_ms: None,
+        away_ms: Vec::new(),
+    };
+    let (keys, whole) = (word(vec![(key.0, present)], Vec::new()), word(Vec::new(), vec![shard.number()]));
+    let all = BTreeSet::from([MemberId(2), MemberId(3)]);
+    assert!(!owner.learn(MemberId(2), &keys, &keys.keys, NOW).is_stranger);
+    // Between the keys and the end of them it hears of view 3, in which it serves the shard again.
+    owner.forget_passed(std::iter::once(shard));
+    let map = ShardMap::new(&View::new(3, (1..=3).map(|id| member(id, 8)).collect()));
+    owner.set_map(Arc::new(map), &[shard], all);
+    assert!(!owner.learn_rest(MemberId(2), &whole, NOW), "it is to be told once more");
+    assert_eq!(owner.find(start(3, 1), &path), Answered::Incomplete);
+    assert!(!owner.learn(MemberId(2), &keys, &keys.keys, NOW).is_stranger);
+    assert!(owner.learn_rest(MemberId(2), &whole, NOW));
+    assert!(matches!(owner.find(start(3, 1), &path), Answered::Present { .. }));
+    assert!(owner.learn_rest(MemberId(2), &whole, NOW));
 }
