@@ -23,6 +23,7 @@ usage: packaging/dev.sh COMMAND
   soak [SECONDS]             transfers between processes under faults for 600 s, or so many: every byte is checked,
                              and memory and descriptors must not grow. `test` has a quarter of a minute of it.
   soak ssd [SECONDS]         the same for a mount with an SSD tier, for 1200 s or so many.
+  soak cluster [SECONDS]     the same for hosts of a cluster that others join, leave and crash in, for 1200 s or so many.
   deps                       install what `run` and `test` need beside a Rust toolchain, and say why.
   help                       this text.
 
@@ -453,7 +454,7 @@ command_test() {
 
 command_soak() {
     local seconds=${1:-600}
-    if [[ ${1:-} == ssd ]]; then seconds=${2:-1200}; fi
+    if [[ ${1:-} == ssd || ${1:-} == cluster ]]; then seconds=${2:-1200}; fi
     [[ $seconds =~ ^[0-9]+$ ]] || die "\`$seconds\` is not a number of seconds."
     cd "$root"
     ensure_rust
@@ -461,6 +462,12 @@ command_soak() {
         run_test_programs_as_root
         TIDEFS_TEST_SECONDS=$seconds cargo test --locked -p tidefs --test process -- \
             --exact ssd_soak::days_of_work_on_both_tiers_keep_every_byte_and_grow_nothing --nocapture
+        return
+    fi
+    if [[ ${1:-} == cluster ]]; then
+        run_test_programs_as_root
+        TIDEFS_TEST_SECONDS=$seconds cargo test --locked -p tidefs --test cluster -- \
+            --exact churn::hosts_that_come_crash_and_leave_cost_those_that_stay_nothing --nocapture
         return
     fi
     # Not by nextest, which ends what takes too long.

@@ -7,6 +7,7 @@ mod common;
 
 mod batches;
 mod cases;
+mod churn;
 mod coordination;
 mod copies;
 mod directories;

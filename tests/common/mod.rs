@@ -24,6 +24,7 @@
 pub(crate) mod control;
 pub(crate) mod etcd;
 pub(crate) mod faulty_disk;
+pub(crate) mod growth;
 pub(crate) mod kernel;
 pub(crate) mod modes;
 pub(crate) mod mount;

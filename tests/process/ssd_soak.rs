@@ -12,15 +12,13 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::common::Mount;
+use super::common::growth::{self, Held};
 use super::common::pattern::{object, verify_object};
 use super::common::wait::{HANG, until};
 
 const WORKERS: u64 = 4;
 /// Names of each worker: all together are 384 objects of 600 KiB on average.
 const NAMES: u64 = 96;
-/// What tables and the allocator may keep beyond what they had after the first quarter.
-const GROWTH_MAX: u64 = 24 << 20;
-const DESCRIPTORS_MAX: usize = 24;
 
 fn length_of_run() -> Duration {
     let told = std::env::var("TIDEFS_TEST_SECONDS").ok().and_then(|text| text.parse().ok());
@@ -85,14 +83,6 @@ fn work(namespace: &Path, worker: u64, deeds: &Deeds, is_over: &AtomicBool) {
     }
 }
 
-/// Anonymous memory and descriptors of the daemon.
-fn held(mount: &Mount) -> (u64, usize) {
-    let status = fs::read_to_string(format!("/proc/{}/status", mount.pid())).expect("status of the daemon");
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a line of it");
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
-    (kib << 10, fs::read_dir(format!("/proc/{}/fd", mount.pid())).expect("descriptors").count())
-}
-
 #[test]
 fn days_of_work_on_both_tiers_keep_every_byte_and_grow_nothing() {
     let disk = tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory");
@@ -110,7 +100,7 @@ fn days_of_work_on_both_tiers_keep_every_byte_and_grow_nothing() {
         }
         while began.elapsed() < length {
             std::thread::sleep(length / 64);
-            samples.push(held(&mount));
+            samples.push(Held::by(&mount));
         }
         // A slow machine takes longer to fill the disk once.
         let reclaimed =
@@ -118,26 +108,13 @@ fn days_of_work_on_both_tiers_keep_every_byte_and_grow_nothing() {
         until(4 * HANG, reclaimed);
         is_over.store(true, Ordering::Relaxed);
     });
-    let quarter = samples.len() / 4;
-    let most = |samples: &[(u64, usize)]| {
-        let memory = samples.iter().map(|(memory, _)| *memory).max().unwrap_or_default();
-        (memory, samples.iter().map(|(_, descriptors)| *descriptors).max().unwrap_or_default())
-    };
-    let (before, after) = (most(&samples[..2 * quarter]), most(&samples[samples.len() - quarter..]));
     let status = mount.control_get("/v1/status").json();
     let ssd = &status["ssd"];
     println!(
-        "{length:?}: {deeds:?}; memory {} -> {} MiB, descriptors {} -> {}; {} zones taken back, {} written, {} read",
-        before.0 >> 20,
-        after.0 >> 20,
-        before.1,
-        after.1,
-        ssd["reclaimed_zones"],
-        ssd["devices"][0]["written"],
-        ssd["devices"][0]["read"]
+        "{length:?}: {deeds:?}; {} zones taken back, {} written, {} read",
+        ssd["reclaimed_zones"], ssd["devices"][0]["written"], ssd["devices"][0]["read"]
     );
-    assert!(after.0 <= before.0 + GROWTH_MAX, "memory grew from {} to {} bytes", before.0, after.0);
-    assert!(after.1 <= before.1 + DESCRIPTORS_MAX, "descriptors grew from {} to {}", before.1, after.1);
+    growth::expect_none(&samples);
     assert!(ssd["reclaimed_zones"].as_u64().expect("a number") > 0, "no zone was taken back: {ssd}");
     for what in ["corrupt_records", "lost_removals"] {
         assert_eq!(ssd[what], 0, "{what}: {ssd}");
