@@ -147,3 +147,8 @@ pub(crate) fn publish(path: &Path, bytes: &[u8]) {
 pub(crate) fn object(seed: u64, length: usize) -> Vec<u8> {
     pattern::object(seed, length)
 }
+
+/// Whether tests are to take the time that a real bad day takes.
+pub(crate) fn is_long() -> bool {
+    std::env::var_os("TIDEFS_TEST_LONG").is_some()
+}

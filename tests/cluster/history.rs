@@ -2,7 +2,8 @@
 //!
 //! A key is a register that may lose its value at any time (a cache), but never shows one that was replaced or removed
 //! before the look began. What is certain of an operation is that it took effect between its call and its return, unless it
-//! took as long as members are waited for, or failed: then it may take effect at any time after its call.
+//! took as long as members are waited for, or failed: then it may take effect at any time after its call. What hosts did while
+//! they were parted from each other nobody heard of before they met again.
 
 use std::fmt;
 use std::fs;
@@ -17,13 +18,17 @@ use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::common::etcd::Etcd;
 use crate::common::{pattern, wait};
 use crate::fixture::Hosts;
+use crate::way::{Way, free_port};
 
 /// Keys that all programs fight for.
 const KEYS: usize = 6;
 /// Programs on each host.
 const PROGRAMS: usize = 2;
+/// How long what hosts are still to be told when they have met again takes to be told.
+const HEARING: Duration = Duration::from_secs(1);
 /// A call of at least this length may have given up waiting for a member (`cluster.patience_ms` is 2000).
 const CERTAIN: Duration = Duration::from_millis(1800);
 
@@ -54,8 +59,32 @@ impl fmt::Debug for Event {
     }
 }
 
+/// A time in which some hosts did not reach others, to the moment at which all had heard of all again.
+#[derive(Clone, Copy, Debug)]
+struct Parting {
+    from: Duration,
+    until: Duration,
+}
+
+impl Parting {
+    /// Whether who looked, or who did `origin`, need not have heard of `end`.
+    fn explains(&self, read: &Event, origin: &Event, end: &Event) -> bool {
+        let is_during = |event: &Event| event.start < self.until && self.from < event.end;
+        let is_apart = || origin.host != end.host && is_during(origin);
+        is_during(end) && (read.start < self.until || is_apart())
+    }
+}
+
+/// What was done and seen, and when hosts were parted meanwhile.
+#[derive(Default)]
+struct History {
+    events: Vec<Event>,
+    partings: Vec<Parting>,
+}
+
 /// The looks of a history that nothing explains, with what contradicts them.
-fn contradictions(history: &[Event], may_lose: bool) -> Vec<String> {
+fn contradictions(history: &History, may_lose: bool) -> Vec<String> {
+    let History { events: history, partings } = history;
     let mut found = Vec::new();
     let mut changes = vec![Vec::new(); KEYS];
     for event in history.iter().filter(|event| !matches!(event.did, Did::Read(_))) {
@@ -74,7 +103,8 @@ fn contradictions(history: &[Event], may_lose: bool) -> Vec<String> {
             }
             let ends_it = of_key().find(|event| {
                 let is_between = origin.end < event.start && event.end < read.start;
-                is_between && event.is_certain && origin.is_certain
+                let is_heard = || !partings.iter().any(|parting| parting.explains(read, origin, event));
+                is_between && event.is_certain && origin.is_certain && is_heard()
             });
             if let Some(end) = ends_it {
                 let around = around(history, read);
@@ -118,7 +148,7 @@ struct Programs {
     epoch: Instant,
     seeds: AtomicU64,
     is_over: AtomicBool,
-    history: Mutex<Vec<Event>>,
+    history: Mutex<History>,
 }
 
 impl Programs {
@@ -127,18 +157,26 @@ impl Programs {
             epoch: Instant::now(),
             seeds: AtomicU64::new(1),
             is_over: AtomicBool::new(false),
-            history: Mutex::new(Vec::new()),
+            history: Mutex::default(),
         }
     }
 
     fn count(&self) -> usize {
-        self.history.lock().expect("nobody panics with it").len()
+        self.history.lock().expect("nobody panics with it").events.len()
     }
 
     /// Waits until so much more was done and seen.
     fn wait_for(&self, more: usize) {
         let wanted = self.count() + more;
         assert!(wait::until(wait::HANG, || self.count() >= wanted), "the programs stand still");
+    }
+
+    /// Parts hosts while `parted` runs, which returns when all have heard of all again.
+    fn part(&self, parted: impl FnOnce()) {
+        let from = self.epoch.elapsed();
+        parted();
+        let parting = Parting { from, until: self.epoch.elapsed() };
+        self.history.lock().expect("nobody panics with it").partings.push(parting);
     }
 
     /// One program on a host, until the run is over.
@@ -164,7 +202,7 @@ impl Programs {
             // What failed may have happened all the same. An unlink that found nothing ended nothing.
             let is_certain = is_done && end - start < CERTAIN;
             let event = Event { key, host, did, start, end, is_certain };
-            self.history.lock().expect("nobody panics with it").push(event);
+            self.history.lock().expect("nobody panics with it").events.push(event);
             thread::sleep(Duration::from_millis(random.random_range(0..4)));
         }
     }
@@ -197,7 +235,7 @@ impl Drop for Over<'_> {
 }
 
 /// Has programs on all hosts work while `disturb` runs. Returns what they did and saw.
-fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) -> Vec<Event> {
+fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) -> History {
     let programs = Programs::new();
     let folders: Vec<PathBuf> = hosts.mounts.iter().map(|mount| mount.join("whole-0")).collect();
     thread::scope(|scope| {
@@ -215,29 +253,30 @@ fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) ->
     programs.history.into_inner().expect("nobody panicked with it")
 }
 
-/// Seconds of a run.
+/// Time of a run.
 fn length() -> Duration {
     let seconds =
         std::env::var("TIDEFS_TEST_SECONDS").map_or(8, |text| text.parse().expect("a number of seconds"));
     Duration::from_secs(seconds)
 }
 
-/// Of so many events one may be unexplained while hosts are killed and paused: who is not waited for shows what was until it
+/// Of so many events one may be unexplained while hosts are disturbed: who is not waited for shows what was until it
 /// hears of what is. `TIDEFS_TEST_STRICT=1` allows none.
 const EVENTS_FOR_ONE: usize = 1000;
 
 #[track_caller]
-fn expect_explained(hosts: &Hosts, history: &[Event], may_lose: bool) {
-    let values = history.iter().filter(|event| matches!(event.did, Did::Read(Some(_)))).count();
+fn expect_explained(hosts: &Hosts, history: &History, may_lose: bool) {
+    let events = history.events.len();
+    let values = history.events.iter().filter(|event| matches!(event.did, Did::Read(Some(_)))).count();
     assert!(values > 100, "only {values} looks saw a value");
     let found = contradictions(history, may_lose);
     let is_strict = std::env::var_os("TIDEFS_TEST_STRICT").is_some();
-    let allowed = if is_strict || !may_lose { 0 } else { history.len() / EVENTS_FOR_ONE };
+    let allowed = if is_strict || !may_lose { 0 } else { events / EVENTS_FOR_ONE };
     let first = found[..found.len().min(10)].join("\n");
     let untold: Vec<u64> =
         (0..hosts.mounts.len()).map(|host| hosts.metric(host, "tidefs_cluster_owed_total")).collect();
     let count = found.len();
-    assert!(count <= allowed, "{count} of {} events, {untold:?} not told at once:\n{first}", history.len());
+    assert!(count <= allowed, "{count} of {events} events, {untold:?} not told at once:\n{first}");
 }
 
 #[test]
@@ -250,26 +289,66 @@ fn looks_on_all_hosts_are_explained_by_what_all_hosts_did() {
     expect_explained(&hosts, &history, false);
 }
 
-#[test]
-fn looks_are_explained_while_hosts_are_killed_and_paused() {
-    let mut hosts = Hosts::start(3, &["on_stop=keep", "cluster.patience_ms=2000"]);
-    let history = history_of(&mut hosts, |hosts, programs| {
-        let over = Instant::now() + length();
-        let mut random = StdRng::seed_from_u64(7);
+/// Bad days of hosts that are run for a while: one is stopped, killed, or parted from etcd; or hosts are parted from each other.
+fn disturb(hosts: &mut Hosts, programs: &Programs, (to_hosts, to_etcd): (&[Way], &[Way])) {
+    let over = Instant::now() + length();
+    let mut random = StdRng::seed_from_u64(7);
+    for kind in (0..4).cycle() {
         // As many looks for each disturbance on a slow machine as on a fast one.
-        while Instant::now() < over || programs.count() < 4 * EVENTS_FOR_ONE {
-            programs.wait_for(EVENTS_FOR_ONE / 2);
-            let index = random.random_range(0..hosts.mounts.len());
-            if random.random_bool(0.5) {
+        if Instant::now() >= over && programs.count() >= 4 * EVENTS_FOR_ONE {
+            return;
+        }
+        programs.wait_for(EVENTS_FOR_ONE / 2);
+        let index = random.random_range(0..hosts.mounts.len());
+        let time = Duration::from_millis(random.random_range(100..2500));
+        match kind {
+            0 => {
                 hosts.mounts[index].signal(Signal::SIGSTOP);
-                thread::sleep(Duration::from_millis(random.random_range(100..2500)));
+                thread::sleep(time);
                 hosts.mounts[index].signal(Signal::SIGCONT);
-            } else {
+            }
+            1 => {
                 hosts.mounts[index].kill9();
                 hosts.mounts[index].start_daemon();
             }
+            2 => {
+                to_etcd[index].close();
+                thread::sleep(time);
+                to_etcd[index].open();
+            }
+            // All from all, or one is not reached and its connections break.
+            _ => programs.part(|| {
+                let parted = if random.random_bool(0.5) { to_hosts } else { &to_hosts[index..=index] };
+                parted.iter().for_each(Way::close);
+                thread::sleep(time);
+                parted.iter().for_each(Way::open);
+                let have_met = || (0..hosts.mounts.len()).all(|host| hosts.has_met(host, hosts.mounts.len()));
+                assert!(wait::until(2 * wait::HANG, have_met), "they do not meet again");
+                thread::sleep(HEARING);
+            }),
         }
-    });
+    }
+}
+
+#[test]
+fn looks_are_explained_while_hosts_are_killed_paused_and_parted() {
+    let etcd = Etcd::start();
+    let to_etcd = [(); 3].map(|()| Way::to(etcd.port()));
+    let ports = [(); 3].map(|()| free_port());
+    let to_hosts = ports.map(Way::to);
+    let mut hosts = Hosts { mounts: Vec::new(), etcd: Some(etcd) };
+    for ((port, to_host), to_etcd) in ports.iter().zip(&to_hosts).zip(&to_etcd) {
+        hosts.add(&[
+            &format!("cluster.listen=127.0.0.1:{port}"),
+            &format!("cluster.advertise=127.0.0.1:{}", to_host.port),
+            &format!("cluster.etcd=http://127.0.0.1:{}", to_etcd.port),
+            "cluster.transports=tcp",
+            "on_stop=keep",
+            "cluster.patience_ms=2000",
+        ]);
+    }
+    hosts.wait_until_whole();
+    let history = history_of(&mut hosts, |hosts, programs| disturb(hosts, programs, (&to_hosts, &to_etcd)));
     expect_explained(&hosts, &history, true);
 }
 
@@ -285,12 +364,26 @@ fn a_look_that_nothing_explains_is_found() {
         is_certain: true,
     };
     let written = event(Did::Publish(1), 1, 2);
-    let count = |events: &[Event], may_lose| contradictions(events, may_lose).len();
+    let parted = |events: &[Event], from: u64, until: u64| {
+        let partings = vec![Parting { from: at(from), until: at(until) }];
+        contradictions(&History { events: events.to_vec(), partings }, true).len()
+    };
+    let count = |events: &[Event], may_lose| {
+        let history = History { events: events.to_vec(), partings: Vec::new() };
+        contradictions(&history, may_lose).len()
+    };
     assert_eq!(count(&[written, event(Did::Read(Some(1)), 3, 4)], false), 0);
     assert_eq!(count(&[written, event(Did::Read(Some(9)), 3, 4)], true), 1, "a value of nobody");
     assert_eq!(count(&[event(Did::Publish(1), 5, 6), event(Did::Read(Some(1)), 3, 4)], true), 1, "too early");
     let stale = [written, event(Did::Publish(2), 3, 4), event(Did::Read(Some(1)), 5, 6)];
     assert_eq!(count(&stale, true), 1, "a value that was replaced");
+    assert_eq!(parted(&stale, 3, 6), 0, "nobody heard of it");
+    assert_eq!(parted(&stale, 3, 5), 1, "everybody had heard of it");
+    let mut apart = stale;
+    apart[1].host = 1;
+    assert_eq!(parted(&apart, 1, 5), 0, "two hosts that did not hear of each other");
+    assert_eq!(parted(&stale, 1, 5), 1, "one host knows what it did itself");
+    assert_eq!(parted(&stale, 1, 3), 1, "it was done when all heard of all again");
     let back = [written, event(Did::Unlink, 3, 4), event(Did::Read(Some(1)), 5, 6)];
     assert_eq!(count(&back, true), 1, "a value that was removed");
     let unsure = Event { is_certain: false, ..event(Did::Unlink, 3, 4) };

@@ -3,12 +3,14 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
+use crate::common::sys::set_xattr;
 use crate::common::{Mount, wait};
-use crate::fixture::{Hosts, object, publish};
+use crate::fixture::{Hosts, is_long, object, publish};
 
 #[test]
 fn an_object_of_a_host_that_died_is_a_miss_and_nothing_else_is() {
@@ -66,21 +68,37 @@ fn a_key_that_was_deleted_while_its_holder_was_away_stays_deleted() {
     }
 }
 
+/// For longer than a lease, or 10 minutes. Who joins meanwhile, and what would change policy, waits and says so.
 #[test]
 fn while_etcd_is_away_reads_and_writes_go_on() {
-    let mut hosts = Hosts::start(2, &[]);
+    let mut hosts = Hosts::start(2, &["cluster.patience_ms=2000"]);
     hosts.etcd().stop();
-    for number in 0..20_u64 {
-        let name = format!("whole-0/{number}");
-        publish(&hosts.mounts[0].join(&name), &object(number, 60_000));
-        assert_eq!(fs::read(hosts.mounts[1].join(&name)).expect("it is there"), object(number, 60_000));
+    let back = Instant::now() + if is_long() { Duration::from_secs(600) } else { Duration::from_secs(12) };
+    hosts.add(&["cluster.patience_ms=2000"]);
+    let refused = set_xattr(&hosts.mounts[1].join("whole-0"), "user.tidefs.quota", b"64MiB");
+    assert_eq!(refused, Err(Errno::ETIMEDOUT));
+    let waits = hosts.mounts[2].control_get("/v1/status").text();
+    assert!(waits.contains("has not joined its cluster yet"), "{waits}");
+    let is_told = || hosts.mounts[0].control_get("/v1/status").text().contains("the coordinator is away");
+    assert!(wait::until(wait::HANG, is_told), "nobody is told that etcd is away");
+    let mut written = 0_u64;
+    while written < 20 || Instant::now() < back {
+        let (writer, reader) = if written.is_multiple_of(2) { (0, 1) } else { (1, 0) };
+        let name = format!("whole-0/{}", written % 100);
+        publish(&hosts.mounts[writer].join(&name), &object(written, 60_000));
+        assert_eq!(fs::read(hosts.mounts[reader].join(&name)).expect("it is there"), object(written, 60_000));
+        written += 1;
+        thread::sleep(Duration::from_millis(100));
     }
-    thread::sleep(Duration::from_secs(12));
-    publish(&hosts.mounts[1].join("whole-0/late"), &object(7, 60_000));
-    assert_eq!(fs::read(hosts.mounts[0].join("whole-0/late")).expect("it is there"), object(7, 60_000));
+    assert_eq!(hosts.members(0), 2, "nobody comes or goes");
     hosts.etcd().start_again();
     publish(&hosts.mounts[1].join("whole-0/later"), &object(8, 60_000));
     assert_eq!(fs::read(hosts.mounts[0].join("whole-0/later")).expect("it is there"), object(8, 60_000));
+    let have_met = || (0..3).all(|host| hosts.has_met(host, 3));
+    assert!(wait::until(3 * wait::HANG, have_met), "who waited does not join");
+    let is_set = || set_xattr(&hosts.mounts[1].join("whole-0"), "user.tidefs.quota", b"64MiB").is_ok();
+    assert!(wait::until(wait::HANG, is_set), "policy does not change");
+    assert_eq!(fs::read(hosts.mounts[2].join("whole-0/later")).expect("it is there"), object(8, 60_000));
 }
 
 #[test]
@@ -120,21 +138,37 @@ fn a_host_that_starts_while_etcd_is_away_serves_alone_and_joins_when_it_is_back(
     assert!(wait::until(Duration::from_secs(20), || !there.exists()), "what was removed alone lives on");
 }
 
+/// For as long as others wait for it, or 30 seconds, in which its lease ends.
 #[test]
 fn a_host_that_stood_still_for_a_while_has_lost_nothing() {
     let hosts = Hosts::start(2, &["cluster.grace_s=60", "cluster.patience_ms=2000"]);
-    publish(&hosts.mounts[0].join("whole-0/key"), &object(4, 100_000));
+    let name = |number: u64| format!("whole-0/{number}");
+    for number in 0..20 {
+        publish(&hosts.mounts[0].join(name(number)), &object(number, 100_000));
+    }
     hosts.mounts[0].signal(Signal::SIGSTOP);
+    let goes_on = Instant::now() + if is_long() { Duration::from_secs(30) } else { Duration::ZERO };
     // Others go on meanwhile: what it holds is a miss at the most, and within the time that a fetch may take.
-    let other = hosts.mounts[1].join("whole-1/mine");
+    let there = hosts.mounts[1].path().to_owned();
     let done = wait::within(Duration::from_secs(40), move || {
-        publish(&other, &object(5, 100_000));
-        fs::read(&other).is_ok_and(|found| found == object(5, 100_000))
+        publish(&there.join("whole-1/mine"), &object(5, 100_000));
+        // It may be a miss already.
+        let is_removed = fs::remove_file(there.join(name(19))).is_ok();
+        assert_eq!(fs::read(there.join("whole-1/mine")).expect("its own"), object(5, 100_000));
+        is_removed
     });
+    thread::sleep(goes_on.saturating_duration_since(Instant::now()));
     hosts.mounts[0].signal(Signal::SIGCONT);
-    assert_eq!(done, Some(true), "a write waited for a host that stands still");
-    let there = hosts.mounts[1].join("whole-0/key");
-    assert!(wait::until(Duration::from_secs(20), || fs::read(&there)
-        .is_ok_and(|found| found == object(4, 100_000))));
+    let is_removed = done.expect("a write waited for a host that stands still");
+    for number in 0..19 {
+        let there = hosts.mounts[1].join(name(number));
+        let is_right = || fs::read(&there).is_ok_and(|found| found == object(number, 100_000));
+        assert!(wait::until(wait::HANG, is_right), "{number} is lost");
+    }
     hosts.wait_until_whole();
+    for mount in &hosts.mounts {
+        assert_eq!(fs::read(mount.join("whole-1/mine")).expect("it is there"), object(5, 100_000));
+        let is_gone = || !mount.join(name(19)).exists();
+        assert!(!is_removed || wait::until(wait::HANG, is_gone), "what was removed is back");
+    }
 }
