@@ -20,19 +20,19 @@ const SEEN: Duration = Duration::from_secs(10);
 const DIRECTORY: &str = "bench";
 
 /// What is started.
-pub(super) struct Start<'a> {
-    pub(super) hosts: u16,
-    pub(super) capacity: ByteCount,
-    pub(super) transport: &'a str,
-    pub(super) options: &'a [String],
+pub(in crate::bench) struct Start<'a> {
+    pub(in crate::bench) hosts: u16,
+    pub(in crate::bench) capacity: ByteCount,
+    pub(in crate::bench) transport: &'a str,
+    pub(in crate::bench) options: &'a [String],
 }
 
 /// Running daemons, which end with this value.
-pub(super) struct Hosts {
+pub(in crate::bench) struct Hosts {
     process: Child,
     _program: Program,
     /// The bench's directory on each mount.
-    pub(super) directories: Vec<PathBuf>,
+    pub(in crate::bench) directories: Vec<PathBuf>,
     daemons: Vec<Pid>,
     // Removed last.
     _folder: Directory,
@@ -43,7 +43,7 @@ impl Hosts {
     ///
     /// # Errors
     /// When one of them does not start; what it said is on stderr.
-    pub(super) fn start(start: &Start) -> Result<Self, Error> {
+    pub(in crate::bench) fn start(start: &Start) -> Result<Self, Error> {
         let folder = Directory::new("tidefs-bench-cluster-")
             .map_err(Error::system("make a directory for the mounts"))?;
         let program = std::env::current_exe().map_err(Error::system("find this program"))?;
@@ -81,7 +81,7 @@ impl Hosts {
     ///
     /// # Errors
     /// When there is no such host, or it has ended.
-    pub(super) fn kill(&self, host: usize) -> Result<(), Error> {
+    pub(in crate::bench) fn kill(&self, host: usize) -> Result<(), Error> {
         let daemon =
             self.daemons.get(host).ok_or_else(|| Error::Invalid(format!("there is no host {host}")))?;
         kill(*daemon, Signal::SIGKILL).map_err(Error::system("kill the daemon of a host"))

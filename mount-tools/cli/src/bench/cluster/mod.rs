@@ -11,7 +11,7 @@
 //!
 //! Limits: needs root and etcd. All hosts are on this machine and share its processors with the readers.
 
-mod hosts;
+pub(super) mod hosts;
 mod loss;
 mod names;
 mod reads;

@@ -61,7 +61,10 @@ impl Outcome {
 /// A client with its buffers.
 #[derive(Debug)]
 pub(super) struct Client {
-    directory: PathBuf,
+    /// One for each host: they serve the requests in turn.
+    directories: Vec<PathBuf>,
+    /// Whose turn it is.
+    turn: usize,
     kind: ClientKind,
     verify: bool,
     content: Vec<u8>,
@@ -70,11 +73,13 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// A client of objects of `size` bytes below `directory`. With `verify` it checks each byte it reads.
-    pub(super) fn new(directory: &Path, kind: ClientKind, size: usize, verify: bool) -> Self {
+    /// A client of objects of `size` bytes below each of `directories`, which show the same. With `verify` it checks each byte
+    /// it reads.
+    pub(super) fn new(directories: &[impl AsRef<Path>], kind: ClientKind, size: usize, verify: bool) -> Self {
         let holes = (kind == ClientKind::Batch).then_some(0);
         Self {
-            directory: directory.to_owned(),
+            directories: directories.iter().map(|directory| directory.as_ref().to_owned()).collect(),
+            turn: 0,
             kind,
             verify,
             content: vec![0; size],
@@ -95,6 +100,7 @@ impl Client {
         let start = Instant::now();
         for request in requests {
             self.serve(request)?;
+            self.turn = (self.turn + 1) % self.directories.len();
             after_each();
         }
         self.outcome.wall = start.elapsed();
@@ -172,7 +178,7 @@ impl Client {
     }
 
     fn path(&self, block: u64) -> PathBuf {
-        self.directory.join(format!("{block:016x}"))
+        self.directories[self.turn].join(format!("{block:016x}"))
     }
 }
 
@@ -231,7 +237,8 @@ mod tests {
     fn without_eviction_either_client_hits_as_often_as_an_endless_cache() {
         for kind in [ClientKind::Batch, ClientKind::Step] {
             let directory = TempDir::new().unwrap();
-            let outcome = Client::new(directory.path(), kind, 100, true).replay(&requests(), || ()).unwrap();
+            let outcome =
+                Client::new(&[directory.path()], kind, 100, true).replay(&requests(), || ()).unwrap();
             assert_eq!((outcome.lookups, outcome.hits, outcome.writes), (12, 6, 6));
             assert_eq!(outcome.hit_ratio(), lru_hit_ratio(&requests(), NonZeroUsize::new(100).unwrap()));
             assert_eq!(count_objects(directory.path()).unwrap(), 6);
@@ -239,13 +246,24 @@ mod tests {
     }
 
     #[test]
+    fn requests_are_served_by_the_hosts_in_turn() {
+        let hosts = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+        let directories = hosts.each_ref().map(TempDir::path);
+        let outcome =
+            Client::new(&directories, ClientKind::Batch, 100, true).replay(&requests(), || ()).unwrap();
+        // The third request finds what the first one wrote; the second one finds nothing, for these hosts share nothing.
+        assert_eq!((outcome.hits, outcome.writes), (4, 8));
+        assert_eq!(directories.map(|directory| count_objects(directory).unwrap()), [5, 3]);
+    }
+
+    #[test]
     fn a_block_behind_an_absent_one_is_a_hole_for_a_client_that_probes_all() {
         for (kind, holes) in [(ClientKind::Batch, Some(2)), (ClientKind::Step, None)] {
             let directory = TempDir::new().unwrap();
             let request = [Request { blocks: vec![1, 2, 3, 4] }];
-            Client::new(directory.path(), kind, 16, false).replay(&request, || ()).unwrap();
+            Client::new(&[directory.path()], kind, 16, false).replay(&request, || ()).unwrap();
             fs::remove_file(directory.path().join(format!("{:016x}", 2))).unwrap();
-            let outcome = Client::new(directory.path(), kind, 16, false).replay(&request, || ()).unwrap();
+            let outcome = Client::new(&[directory.path()], kind, 16, false).replay(&request, || ()).unwrap();
             assert_eq!((outcome.hits, outcome.writes, outcome.holes), (1, 3, holes));
         }
     }
@@ -254,12 +272,12 @@ mod tests {
     fn a_wrong_byte_is_found_and_named() {
         let directory = TempDir::new().unwrap();
         let request = [Request { blocks: vec![7] }];
-        Client::new(directory.path(), ClientKind::Step, 64, true).replay(&request, || ()).unwrap();
+        Client::new(&[directory.path()], ClientKind::Step, 64, true).replay(&request, || ()).unwrap();
         let path = directory.path().join(format!("{:016x}", 7));
         let mut bytes = fs::read(&path).unwrap();
         bytes[33] ^= 1;
         fs::write(&path, bytes).unwrap();
-        let error = Client::new(directory.path(), ClientKind::Step, 64, true).replay(&request, || ());
+        let error = Client::new(&[directory.path()], ClientKind::Step, 64, true).replay(&request, || ());
         assert!(matches!(error, Err(Error::WrongBytes { offset: 33, .. })), "{error:?}");
     }
 
@@ -268,7 +286,7 @@ mod tests {
         let directory = TempDir::new().unwrap();
         fs::write(directory.path().join(format!("{:016x}", 7)), b"short").unwrap();
         let request = [Request { blocks: vec![7] }];
-        let error = Client::new(directory.path(), ClientKind::Batch, 64, false).replay(&request, || ());
+        let error = Client::new(&[directory.path()], ClientKind::Batch, 64, false).replay(&request, || ());
         assert!(matches!(error, Err(Error::Short { moved: 5, expected: 64, .. })), "{error:?}");
     }
 }

@@ -16,7 +16,7 @@ mod trace;
 
 use std::fs::File;
 use std::io::BufReader;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -28,6 +28,7 @@ use tidefs_engine::types::ByteCount;
 use self::client::{Client, ClientKind, Outcome, count_objects};
 use self::trace::{Request, read_trace};
 use super::cleanup::Directory;
+use super::cluster::hosts::{Hosts, Start};
 use super::daemon::{self, Daemon};
 use super::error::Error;
 use super::local::progress_bar;
@@ -57,13 +58,13 @@ const RECORD_HEADER: ByteCount = ByteCount::kib(4);
 /// Zones of the disk, and how many of them hold no records: the open one, and those that are kept free for writers.
 const ZONES: u64 = 64;
 const EMPTY_ZONES: u64 = 4;
-/// How much less than one tier of as many objects two may hit.
-const TWO_TIERS_COST: f64 = 0.01;
+/// How much less than one tier of as many objects two may hit, and hosts of one cluster less than one host.
+const PARTS_COST: f64 = 0.01;
 
 /// Arguments of `tidefs bench replay`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  tidefs bench replay trace.jsonl\n  tidefs bench replay trace.jsonl --mount /mnt/kv --verify\n  tidefs bench replay trace.jsonl --policy lru --capacity-objects 10000 --json"
+    after_help = "Examples:\n  tidefs bench replay trace.jsonl\n  tidefs bench replay trace.jsonl --mount /mnt/kv --verify\n  tidefs bench replay trace.jsonl --policy lru --capacity-objects 10000 --json\n  tidefs bench replay trace.jsonl --policy leaf_bonus --hosts 3"
 )]
 pub(crate) struct ReplayArgs {
     /// The trace: a JSON object a line with the list `hash_ids`, one id for each block in prefix order.
@@ -82,6 +83,13 @@ pub(crate) struct ReplayArgs {
     /// A directory on that disk.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     ssd_dir: PathBuf,
+    /// Hosts of one cluster on this machine: each capacity is replayed on one host, and on so many that share it and serve
+    /// the requests in turn. Needs etcd.
+    #[arg(long, value_name = "N", conflicts_with_all = ["mount", "ssd_objects", "daemon"])]
+    hosts: Option<NonZeroU16>,
+    /// How the hosts reach each other.
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    transport: String,
     /// Size of an object.
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     object_size: ByteCount,
@@ -114,6 +122,8 @@ struct Run {
     capacity_objects: usize,
     /// Objects that fit the disk, on top of that.
     ssd_objects: Option<usize>,
+    /// Hosts that share the capacity.
+    hosts: u16,
     client: ClientKind,
     #[serde(flatten)]
     outcome: Outcome,
@@ -156,14 +166,20 @@ pub(super) fn run(args: &ReplayArgs) -> Result<bool, Error> {
         let policies: &[String] =
             if args.mount.is_some() { &["as mounted".to_owned()] } else { &args.policy };
         for policy in policies {
-            let tiers = |memory, ssd| Tiers { memory, ssd };
+            let tiers = |memory, ssd| Tiers { memory, ssd, hosts: NonZeroU16::MIN };
             let one = replay_once(args, &requests, tiers(*capacity, None), policy, lru_hit_ratio)?;
             let hit_ratio = one.hit_ratio;
             runs.push(one);
             if let Some(ssd) = args.ssd_objects {
                 let two = replay_once(args, &requests, tiers(*memory, Some(ssd)), policy, lru_hit_ratio)?;
-                let passes = two.hit_ratio >= hit_ratio - TWO_TIERS_COST;
+                let passes = two.hit_ratio >= hit_ratio - PARTS_COST;
                 runs.push(Run { passes, ..two });
+            }
+            if let Some(hosts) = args.hosts {
+                let tiers = Tiers { hosts, ..tiers(*capacity, None) };
+                let many = replay_once(args, &requests, tiers, policy, lru_hit_ratio)?;
+                let passes = many.hit_ratio >= hit_ratio - PARTS_COST;
+                runs.push(Run { passes, ..many });
             }
         }
     }
@@ -206,6 +222,42 @@ fn load(path: &Path) -> Result<Vec<Request>, Error> {
 struct Tiers {
     memory: NonZeroUsize,
     ssd: Option<NonZeroUsize>,
+    /// Hosts that share the memory.
+    hosts: NonZeroU16,
+}
+
+/// What serves the requests of a replay, until this is dropped.
+enum Served {
+    Given(PathBuf),
+    Daemon(Daemon),
+    Hosts(Hosts),
+}
+
+impl Served {
+    fn mounts(&self) -> Vec<&Path> {
+        match self {
+            Self::Given(mount) => vec![mount],
+            Self::Daemon(daemon) => vec![daemon.mount()],
+            Self::Hosts(hosts) => {
+                hosts.directories.iter().filter_map(|directory| directory.parent()).collect()
+            }
+        }
+    }
+
+    /// A directory on each mount, which all show the same, and in which nothing is yet. `name`: of one that has to be made.
+    fn directories(&self, name: &str) -> Result<Vec<PathBuf>, Error> {
+        match self {
+            Self::Given(mount) => Ok(vec![make_directory(mount, name)?]),
+            Self::Daemon(daemon) => Ok(vec![make_directory(daemon.mount(), name)?]),
+            Self::Hosts(hosts) => Ok(hosts.directories.clone()),
+        }
+    }
+
+    /// The sum of a counter, if every mount has it.
+    fn metric(&self, name: &str) -> Result<Option<f64>, Error> {
+        let values = self.mounts().into_iter().map(|mount| daemon::metric(mount, name));
+        Ok(values.collect::<Result<Vec<_>, _>>()?.into_iter().sum())
+    }
 }
 
 fn replay_once(
@@ -223,25 +275,25 @@ fn replay_once(
     // Removed after the daemon, which is the later of the two.
     let disk = tiers.ssd.map(|_| Directory::new_in("tidefs-bench-", &args.ssd_dir)).transpose();
     let disk = disk.map_err(Error::file("make a directory in", &args.ssd_dir))?;
-    let daemon = match &args.mount {
-        Some(_) => None,
-        None => Some(start_daemon(args, tiers, disk.as_ref().map(Directory::path), policy)?),
+    let served = match &args.mount {
+        Some(mount) => Served::Given(mount.clone()),
+        None => start(args, tiers, disk.as_ref().map(Directory::path), policy)?,
     };
-    let root = daemon.as_ref().map_or(args.mount.as_deref(), |daemon| Some(daemon.mount()));
-    let root = root.expect("either a mount was given or a daemon was started");
     // A name of its own, so that a mount that is given starts as empty as one that is made.
-    let directory = make_directory(root, &format!("replay-{}-{capacity_objects}", std::process::id()))?;
+    let directories = served.directories(&format!("replay-{}-{capacity_objects}", std::process::id()))?;
     let progress = progress_bar(requests.len() as u64);
     progress.set_message(format!("{policy}, {capacity_objects} objects"));
-    let evicted_before = daemon::metric(root, EVICTED)?;
-    let client = Client::new(&directory, args.client, size, args.verify);
+    let evicted_before = served.metric(EVICTED)?;
+    let client = Client::new(&directories, args.client, size, args.verify);
     let outcome = client.replay(requests, || progress.inc(1));
     progress.finish_and_clear();
     let outcome = outcome?;
-    let evicted = evicted_before.zip(daemon::metric(root, EVICTED)?).map(|(before, after)| after - before);
-    let objects_at_end = count_objects(&directory)?;
-    if daemon.is_none() {
-        std::fs::remove_dir_all(&directory).map_err(Error::file("remove", &directory))?;
+    let evicted = evicted_before.zip(served.metric(EVICTED)?).map(|(before, after)| after - before);
+    // What one of them lists is what all have, each once.
+    let directory = &directories[0];
+    let objects_at_end = count_objects(directory)?;
+    if matches!(served, Served::Given(_)) {
+        std::fs::remove_dir_all(directory).map_err(Error::file("remove", directory))?;
     }
     let passes =
         outcome.hit_ratio() >= lru_hit_ratio && outcome.hole_rate().is_none_or(|rate| rate < HOLE_RATE_MAX);
@@ -249,6 +301,7 @@ fn replay_once(
         policy: policy.to_owned(),
         capacity_objects: capacity_objects.get(),
         ssd_objects: tiers.ssd.map(NonZeroUsize::get),
+        hosts: tiers.hosts.get(),
         client: args.client,
         hit_ratio: outcome.hit_ratio(),
         lru_hit_ratio,
@@ -270,10 +323,11 @@ fn whole(count: f64) -> u64 {
     count.max(0.0) as u64
 }
 
-/// Starts a daemon in which exactly as many objects fit.
-fn start_daemon(args: &ReplayArgs, tiers: Tiers, disk: Option<&Path>, policy: &str) -> Result<Daemon, Error> {
+/// Starts a daemon in which exactly as many objects fit, or hosts that share them.
+fn start(args: &ReplayArgs, tiers: Tiers, disk: Option<&Path>, policy: &str) -> Result<Served, Error> {
     let size = args.object_size.round_up_to_pages();
-    let bytes = size.get().saturating_mul(tiers.memory.get() as u64);
+    let hosts = usize::from(tiers.hosts.get());
+    let bytes = size.get().saturating_mul(tiers.memory.get().div_ceil(hosts) as u64);
     let mut capacity = ByteCount(bytes).saturating_add(HEADROOM);
     let mut own = vec![format!("memory.write_headroom={}", HEADROOM.get()), format!("policy={policy}")];
     if let (Some(disk), Some(objects)) = (disk, tiers.ssd) {
@@ -288,12 +342,17 @@ fn start_daemon(args: &ReplayArgs, tiers: Tiers, disk: Option<&Path>, policy: &s
         capacity = capacity.saturating_add(FREE_AHEAD);
     }
     let available = machine::meminfo("MemAvailable");
-    if available < capacity {
+    let needed = ByteCount(capacity.get().saturating_mul(hosts as u64));
+    if available < needed {
         let advice = "give a smaller --object-size or --capacity-objects";
-        return Err(Error::Memory { what: "this replay", needed: capacity, available, advice });
+        return Err(Error::Memory { what: "this replay", needed, available, advice });
     }
     let options: Vec<_> = own.into_iter().chain(args.options.iter().cloned()).collect();
-    Daemon::start(&daemon::binary(args.daemon.as_deref())?, capacity, &options)
+    if tiers.hosts > NonZeroU16::MIN {
+        let (hosts, transport) = (tiers.hosts.get(), &*args.transport);
+        return Hosts::start(&Start { hosts, capacity, transport, options: &options }).map(Served::Hosts);
+    }
+    Daemon::start(&daemon::binary(args.daemon.as_deref())?, capacity, &options).map(Served::Daemon)
 }
 
 impl ReplayReport {
@@ -316,10 +375,11 @@ impl ReplayReport {
             let percent = |rate: f64| format!("{:.2} %", rate * 100.0);
             table.add_row(vec![
                 run.policy.clone(),
-                run.ssd_objects.map_or_else(
-                    || run.capacity_objects.to_string(),
-                    |ssd| format!("{} + {ssd} on SSD", run.capacity_objects),
-                ),
+                match (run.ssd_objects, run.hosts) {
+                    (Some(ssd), _) => format!("{} + {ssd} on SSD", run.capacity_objects),
+                    (None, 1) => run.capacity_objects.to_string(),
+                    (None, hosts) => format!("{} on {hosts} hosts", run.capacity_objects),
+                },
                 format!("{:.4}", run.hit_ratio),
                 format!("{:.4}", run.lru_hit_ratio),
                 format!("{:+.4}", run.hit_ratio - run.lru_hit_ratio),
