@@ -1,6 +1,8 @@
 //! Members of one cluster in one process.
 
 mod copies;
+mod deaf;
+mod faults;
 mod history;
 mod host;
 mod late;

@@ -1,13 +1,13 @@
 //! A cluster in virtual time, over a network that is made up: clients write, remove, look up, read and evict while members
-//! are parted, killed, started again and stopped, one after the other. One seed decides everything; it is printed when
-//! something is wrong.
+//! drain, and are parted, killed, started again, stopped or lost by the coordinator, of which they may not hear, one after the
+//! other ([`super::faults`]). One seed decides everything; it is printed when something is wrong.
 //!
 //! What holds, at any time: every call ends by its deadline; bytes are of the name that was read, and were written once.
-//! Until the first fault every look-up says what is. After the last one, when all have had time to settle: what was removed
-//! last stays removed, on every host; what is found is what was written last, or later without success; what is remembered
-//! is true; the owners of a shard agree, know of every object that is held, and name nobody who is gone; nobody owes anybody
-//! anything; of what is held one copy is one to rely on, and not one that leaves first; what is to be held twice is, unless a
-//! copy was let go of.
+//! Until the first fault every look-up says what is, while members drain, too; a drain ends, with a crash in it, too. After the
+//! last fault, when all have had time to settle: what was removed last stays removed, on every host; what is found is what
+//! was written last, or later without success; what is remembered is true; the owners of a shard agree, know of every object
+//! that is held, and name nobody who is gone; nobody owes anybody anything; of what is held one copy is one to rely on, and
+//! not one that leaves first; what is to be held twice is, unless a copy was let go of.
 //!
 //! 40 seeds, or 1,000 when CI=true; `TIDEFS_SIMULATION_SEEDS` says how many, `TIDEFS_SIMULATION_SEED` which one.
 
@@ -22,6 +22,7 @@ use tidefs_engine::types::{MemberId, PeerId};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
+use super::deaf::Deaf;
 use super::history::History;
 use super::host::Host;
 use super::memory::{Memory, Remembered};
@@ -40,25 +41,28 @@ const CLIENTS: u64 = 4;
 const OPERATIONS: u64 = 40;
 const DEADLINE: Duration = Duration::from_secs(2);
 
-struct World {
-    network: Arc<Network>,
+pub(super) struct World {
+    pub(super) network: Arc<Network>,
     coordinator: Embedded,
-    handles: Mutex<BTreeMap<u64, Arc<Embedded>>>,
-    hosts: Mutex<BTreeMap<u64, Host>>,
-    names: Vec<tokio::sync::Mutex<History>>,
+    pub(super) handles: Mutex<BTreeMap<u64, Arc<Deaf>>>,
+    /// Those on which clients work.
+    pub(super) hosts: Mutex<BTreeMap<u64, Host>>,
+    pub(super) names: Vec<tokio::sync::Mutex<History>>,
     rng: Mutex<Rng>,
     began: tokio::time::Instant,
     /// Set with the first fault: from then on look-ups may miss.
-    is_faulty: std::sync::atomic::AtomicBool,
+    pub(super) is_faulty: std::sync::atomic::AtomicBool,
+    /// Where members keep that they drain.
+    files: tempfile::TempDir,
     log: Mutex<Vec<String>>,
 }
 
 impl World {
-    fn below(&self, bound: u64) -> u64 {
+    pub(super) fn below(&self, bound: u64) -> u64 {
         self.rng.lock().below(bound)
     }
 
-    fn say(&self, text: String) {
+    pub(super) fn say(&self, text: String) {
         let at = self.began.elapsed().as_millis();
         self.log.lock().push(format!("{at:>7} {text}"));
     }
@@ -67,17 +71,18 @@ impl World {
         Stamp(1_000_000 + u64::try_from(self.began.elapsed().as_nanos()).unwrap())
     }
 
-    fn deadline(&self) -> Instant {
+    pub(super) fn deadline(&self) -> Instant {
         tokio::time::Instant::now().into_std() + DEADLINE
     }
 
-    async fn start(&self, id: u64, memory: Arc<Memory>) {
+    pub(super) async fn start(&self, id: u64, memory: Arc<Memory>) {
         let mut config = ClusterConfig::new(MemberId(id), &format!("host-{id}"));
         config.timings.silence = SILENCE;
         config.timings.reconnect = Duration::from_millis(200);
         config.timings.tick = Duration::from_millis(100);
         config.timings.grace = Duration::from_secs(20);
-        let handle = Arc::new(self.coordinator.another());
+        config.drain_file = Some(self.files.path().join(format!("{id}.json")));
+        let handle = Deaf::new(self.coordinator.another());
         let begun = handle.begin(MemberId(id), self.deadline()).await.unwrap();
         let me = PeerId { member: MemberId(id), incarnation: begun.incarnation };
         let end = End { me, network: Arc::clone(&self.network) };
@@ -110,7 +115,7 @@ impl World {
         hosts.iter().nth(at).map(|(&id, host)| (id, host.clone()))
     }
 
-    fn is_faulty(&self) -> bool {
+    pub(super) fn is_faulty(&self) -> bool {
         self.is_faulty.load(std::sync::atomic::Ordering::Relaxed)
     }
 
@@ -173,91 +178,6 @@ impl World {
         let took = began.elapsed();
         // Reads are two calls, each with the rest of the time.
         assert!(took <= DEADLINE + Duration::from_millis(50), "an operation took {took:?}");
-    }
-
-    fn peers(&self) -> Vec<(u64, PeerId)> {
-        self.hosts.lock().iter().map(|(&id, host)| (id, host.cluster.core.me)).collect()
-    }
-
-    fn begin_fault(&self, text: String) {
-        self.is_faulty.store(true, std::sync::atomic::Ordering::Relaxed);
-        self.say(text);
-    }
-
-    /// One bad thing, and its end.
-    async fn break_something(&self) {
-        let peers = self.peers();
-        let pick = |bound: usize| usize::try_from(self.below(bound as u64)).unwrap();
-        let (id, peer) = peers[pick(peers.len())];
-        let time = Duration::from_millis(200 + self.below(15_000));
-        match self.below(5) {
-            4 if peers.len() > 2 => {
-                self.begin_fault(format!("{id} leaves for ever"));
-                let host = self.hosts.lock().remove(&id).unwrap();
-                self.handles.lock().remove(&id);
-                host.cluster.leave(self.deadline()).await.unwrap();
-                sleep(time / 1000).await;
-                self.network.kill(peer);
-                host.cluster.close().await;
-                for name in &self.names {
-                    let mut history = name.lock().await;
-                    (history.may_be_missing, history.may_be_short) = (true, true);
-                }
-            }
-            0 => {
-                let (other_id, other) = peers[pick(peers.len())];
-                if other == peer {
-                    return;
-                }
-                self.begin_fault(format!("{id} and {other_id} are parted for {time:?}"));
-                self.network.part(peer, other);
-                sleep(time).await;
-                self.network.join(peer, other);
-                self.say(format!("{id} and {other_id} are joined"));
-            }
-            1 => {
-                self.begin_fault(format!("{id} is stopped for {time:?}"));
-                let host = self.hosts.lock().remove(&id).unwrap();
-                let others: Vec<PeerId> =
-                    peers.iter().map(|&(_, other)| other).filter(|&other| other != peer).collect();
-                for &other in &others {
-                    self.network.part(peer, other);
-                }
-                sleep(time).await;
-                host.cluster.core.stood_still(time);
-                for &other in &others {
-                    self.network.join(peer, other);
-                }
-                self.hosts.lock().insert(id, host);
-                self.say(format!("{id} goes on"));
-            }
-            _ => {
-                let forgets = self.below(3) == 0;
-                let is_noticed = self.below(2) == 0;
-                self.begin_fault(format!(
-                    "{id} is killed for {time:?}, lease ends: {is_noticed}, memory lost: {forgets}"
-                ));
-                // Whoever is in the middle of something with it goes on until its call ends.
-                let host = self.hosts.lock().remove(&id).unwrap();
-                self.network.kill(peer);
-                host.cluster.close().await;
-                let handle = self.handles.lock().remove(&id).unwrap();
-                sleep(time / 2).await;
-                if is_noticed {
-                    handle.leave(self.deadline()).await.unwrap();
-                }
-                sleep(time / 2).await;
-                let memory = if forgets { Arc::default() } else { Arc::clone(&host.memory) };
-                memory.state.lock().answers.clear();
-                self.start(id, memory).await;
-                self.say(format!("{id} is back"));
-                if forgets {
-                    for name in &self.names {
-                        name.lock().await.may_be_missing = true;
-                    }
-                }
-            }
-        }
     }
 
     fn is_settled(&self) -> bool {
@@ -405,6 +325,7 @@ async fn run(seed: u64) -> Arc<World> {
         rng: Mutex::new(rng),
         began: tokio::time::Instant::now(),
         is_faulty: false.into(),
+        files: tempfile::tempdir().unwrap(),
         log: Mutex::default(),
     });
     LAST.set(Some(Arc::clone(&world)));

@@ -1,92 +1,22 @@
 //! Members that do not hear what the coordinator says, or that it has lost, while the others reach them: over real sockets.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tidefs_engine::types::{Incarnation, MemberId};
+use tidefs_engine::types::Incarnation;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
 
+use super::deaf::Deaf;
 use super::host::{Host, Seen};
 use super::members::{config, runtime, settled, soon, until, until_answered, wall};
 use super::memory::Memory;
 use crate::cluster::catalog::owner::Role;
 use crate::cluster::catalog::wire::{Known, Revocation};
 use crate::cluster::coordinator::embedded::Embedded;
-use crate::cluster::coordinator::{Asked, Coordinator, NamespaceChange, Namespaces, Reachability, Start};
+use crate::cluster::coordinator::{Coordinator, Reachability};
 use crate::cluster::shards::KeyId;
 use crate::cluster::*;
-
-/// A coordinator that a member does not hear while it is deaf. What the member asks is done.
-#[derive(Debug)]
-struct Deaf {
-    inner: Embedded,
-    views: watch::Sender<View>,
-    is_deaf: AtomicBool,
-}
-
-impl Deaf {
-    fn new(inner: Embedded) -> Arc<Self> {
-        let views = watch::Sender::new(View::default());
-        let deaf = Arc::new(Self { inner, views, is_deaf: AtomicBool::new(false) });
-        let told = Arc::downgrade(&deaf);
-        tokio::spawn(async move {
-            while let Some(deaf) = told.upgrade() {
-                let view = deaf.inner.views().borrow().clone();
-                if !deaf.is_deaf.load(Ordering::Relaxed) && view.number > deaf.views.borrow().number {
-                    deaf.views.send_replace(view);
-                }
-                drop(deaf);
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-        });
-        deaf
-    }
-
-    fn set_deaf(&self, is_deaf: bool) {
-        self.is_deaf.store(is_deaf, Ordering::Relaxed);
-    }
-}
-
-impl Coordinator for Deaf {
-    fn begin(&self, member: MemberId, deadline: std::time::Instant) -> Asked<'_, Start> {
-        self.inner.begin(member, deadline)
-    }
-
-    fn register(&self, member: Member, deadline: std::time::Instant) -> Asked<'_, ()> {
-        self.inner.register(member, deadline)
-    }
-
-    fn leave(&self, deadline: std::time::Instant) -> Asked<'_, ()> {
-        self.inner.leave(deadline)
-    }
-
-    fn views(&self) -> watch::Receiver<View> {
-        self.views.subscribe()
-    }
-
-    fn namespaces(&self) -> watch::Receiver<Namespaces> {
-        self.inner.namespaces()
-    }
-
-    fn change_namespace(
-        &self,
-        name: &str,
-        change: NamespaceChange,
-        deadline: std::time::Instant,
-    ) -> Asked<'_, u64> {
-        self.inner.change_namespace(name, change, deadline)
-    }
-
-    fn remove_namespace(&self, name: &str, deadline: std::time::Instant) -> Asked<'_, u64> {
-        self.inner.remove_namespace(name, deadline)
-    }
-
-    fn reachability(&self) -> Reachability {
-        self.inner.reachability()
-    }
-}
 
 /// Three members with coordinators that can be deaf, and lost members are forgotten after so long.
 async fn three(grace: Duration) -> (Embedded, Vec<Arc<Deaf>>, Vec<Host>) {
@@ -157,6 +87,11 @@ fn lost_and_found(hears: bool) {
         }
         deaf[0].set_deaf(false);
         deaf[0].inner.register(member, soon()).await.unwrap();
+        let latest = deaf[0].inner.views().borrow().number;
+        until("all know that it is back", || {
+            hosts.iter().all(|host| host.cluster.core.seen().view.number == latest)
+        })
+        .await;
         settled(&hosts).await;
         for name in names() {
             for host in &hosts {
