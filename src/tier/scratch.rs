@@ -4,7 +4,7 @@
 //! disk's own namespace as soon as it is made, so a daemon that dies leaves nothing behind. Of several disks a new file
 //! goes to the one with most room; one that refuses is passed over.
 //!
-//! Threads: called from session threads; the count is one atomic. A thread of its own [closes](closer) what nobody uses.
+//! Threads: called from session threads; the count is one atomic. A thread of its own closes what nobody uses.
 
 mod closer;
 
