@@ -20,34 +20,15 @@ mod replay;
 
 #[cfg(test)]
 mod tests {
-    use super::replay::{self, replay};
+    use super::replay::{self, replayed};
     use super::*;
 
-    fn by_name(name: &str) -> fn(&[u8]) {
-        TARGETS.iter().find(|(known, _)| *known == name).unwrap().1
-    }
-
-    /// Every target has a test here.
-    macro_rules! targets {
-        ($($name:ident: $seeds:path, $mutants:expr;)*) => {
-            $(#[test] fn $name() {
-                let (name, run) = (stringify!($name), by_name(stringify!($name)));
-                replay(&replay::Target { name, run, seeds: $seeds, mutants: $mutants });
-            })*
-
-            #[test]
-            fn every_target_is_replayed() {
-                let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
-                assert_eq!(names, [$(stringify!($name)),*]);
-            }
-        };
-    }
-
-    targets!(
-        ssd_frames: ssd::fuzz::frame_seeds, replay::MUTANTS;
+    replayed!(
+        TARGETS =>
+        ssd_frames: ssd::fuzz::frame_seeds;
         // Each is a start.
         ssd_disk: ssd::fuzz::disk_seeds, replay::MUTANTS / 8;
-        ssd_state_files: ssd::fuzz::state_file_seeds, replay::MUTANTS;
-        packed_blocks: memory::fuzz::block_seeds, replay::MUTANTS;
+        ssd_state_files: ssd::fuzz::state_file_seeds;
+        packed_blocks: memory::fuzz::block_seeds;
     );
 }

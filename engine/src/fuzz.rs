@@ -25,38 +25,19 @@ mod replay;
 
 #[cfg(test)]
 mod tests {
-    use super::replay::{self, replay};
+    use super::replay::{self, replayed};
     use super::*;
 
-    fn by_name(name: &str) -> fn(&[u8]) {
-        TARGETS.iter().find(|(known, _)| *known == name).unwrap().1
-    }
-
-    /// Every target has a test here.
-    macro_rules! targets {
-        ($($name:ident: $seeds:path),* $(,)?) => {
-            $(#[test] fn $name() {
-                let (name, run) = (stringify!($name), by_name(stringify!($name)));
-                replay(&replay::Target { name, run, seeds: $seeds, mutants: replay::MUTANTS });
-            })*
-
-            #[test]
-            fn every_target_is_replayed() {
-                let names: Vec<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
-                assert_eq!(names, [$(stringify!($name)),*]);
-            }
-        };
-    }
-
-    targets!(
-        link_frames: link::fuzz::frame_seeds,
-        link_greeting: link::fuzz::greeting_seeds,
-        link_identity: link::fuzz::identity_seeds,
-        engine_descriptors: engine::fuzz::descriptor_seeds,
-        engine_questions: engine::fuzz::question_seeds,
-        tcp_frames: transport::tcp::fuzz::frame_seeds,
-        tcp_grants: transport::tcp::fuzz::grant_seeds,
-        shm_packets: transport::shm::fuzz::packet_seeds,
-        libfabric_messages: transport::libfabric::fuzz::message_seeds,
+    replayed!(
+        TARGETS =>
+        link_frames: link::fuzz::frame_seeds;
+        link_greeting: link::fuzz::greeting_seeds;
+        link_identity: link::fuzz::identity_seeds;
+        engine_descriptors: engine::fuzz::descriptor_seeds;
+        engine_questions: engine::fuzz::question_seeds;
+        tcp_frames: transport::tcp::fuzz::frame_seeds;
+        tcp_grants: transport::tcp::fuzz::grant_seeds;
+        shm_packets: transport::shm::fuzz::packet_seeds;
+        libfabric_messages: transport::libfabric::fuzz::message_seeds;
     );
 }

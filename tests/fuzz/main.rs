@@ -7,35 +7,20 @@
 mod daemon;
 mod replay;
 
-use replay::{MUTANTS, Target, replay};
+use replay::replayed;
 
-/// Every target has a test here.
-macro_rules! targets {
-    ($($name:ident),* $(,)?) => {
-        $(#[test] fn $name() {
-            let (name, run, seeds) = (stringify!($name), daemon::$name, seeds::$name);
-            replay(&Target { name, run, seeds, mutants: MUTANTS });
-        })*
-
-        #[test]
-        fn every_target_is_replayed() {
-            let names: Vec<&str> = daemon::TARGETS.iter().map(|(name, _)| *name).collect();
-            assert_eq!(names, [$(stringify!($name)),*]);
-        }
-    };
-}
-
-targets!(
-    records,
-    mount_options,
-    config_file,
-    environment,
-    name_patterns,
-    key_paths,
-    admin_requests,
-    mount_table,
-    fast_path_requests,
-    catalog_messages
+replayed!(
+    daemon::TARGETS =>
+    records: seeds::records;
+    mount_options: seeds::mount_options;
+    config_file: seeds::config_file;
+    environment: seeds::environment;
+    name_patterns: seeds::name_patterns;
+    key_paths: seeds::key_paths;
+    admin_requests: seeds::admin_requests;
+    mount_table: seeds::mount_table;
+    fast_path_requests: seeds::fast_path_requests;
+    catalog_messages: seeds::catalog_messages;
 );
 
 mod seeds {

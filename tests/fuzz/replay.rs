@@ -116,3 +116,25 @@ pub(crate) fn replay(target: &Target) {
     }
     println!("{}: {} known, {done} mutants", target.name, known.len());
 }
+
+/// A test of each of a list of targets, with its seeds and, where that is not [`MUTANTS`], how many mutants a run has; and one
+/// that none of the list is left out. This module is `replay` where it is used.
+macro_rules! replayed {
+    ($targets:expr => $($name:ident: $seeds:path $(, $mutants:expr)?;)*) => {
+        $(#[test]
+        fn $name() {
+            let name = stringify!($name);
+            let run = $targets.iter().find(|(known, _)| *known == name).expect("a target of that name").1;
+            let mutants = [$($mutants,)? replay::MUTANTS][0];
+            replay::replay(&replay::Target { name, run, seeds: $seeds, mutants });
+        })*
+
+        #[test]
+        fn every_target_is_replayed() {
+            let names: Vec<&str> = $targets.iter().map(|(name, _)| *name).collect();
+            assert_eq!(names, [$(stringify!($name)),*]);
+        }
+    };
+}
+
+pub(crate) use replayed;
