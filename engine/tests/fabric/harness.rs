@@ -93,74 +93,75 @@ fn strict_symbol(name: &CStr) -> *mut c_void {
     symbol
 }
 
+/// Calls a function of the strict provider that takes whether something is so from now on.
+fn turn(name: &CStr, is_on: bool) {
+    // SAFETY: the signature of the functions that this is called for.
+    let function: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(name)) };
+    function(i32::from(is_on));
+}
+
+/// Calls one that takes a number.
+fn set(name: &CStr, number: usize) {
+    // SAFETY: the signature of the functions that this is called for.
+    let function: extern "C" fn(usize) = unsafe { std::mem::transmute(strict_symbol(name)) };
+    function(number);
+}
+
+/// Calls one that answers how often something happened since the last call.
+fn take(name: &CStr) -> usize {
+    // SAFETY: the signature of the functions that this is called for.
+    let function: extern "C" fn() -> usize = unsafe { std::mem::transmute(strict_symbol(name)) };
+    function()
+}
+
 /// Makes every endpoint of the strict provider swallow what is sent to it, or answer again.
 pub(crate) fn silence(is_silent: bool) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_silence")) };
-    set(i32::from(is_silent));
+    turn(c"strict_silence", is_silent);
 }
 
 /// Makes a refused key break the way to its target, or not any more.
 pub(crate) fn fragile(is_fragile: bool) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_fragile")) };
-    set(i32::from(is_fragile));
+    turn(c"strict_fragile", is_fragile);
 }
 
 /// Whether the strict provider registers memory with the endpoints that are opened from now on.
 pub(crate) fn bound(is_bound: bool) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_bound")) };
-    set(i32::from(is_bound));
+    turn(c"strict_bound", is_bound);
 }
 
 /// Whether the strict provider gives keys of withdrawn memory again from now on.
 pub(crate) fn reusing(is_reusing: bool) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_reuse")) };
-    set(i32::from(is_reusing));
+    turn(c"strict_reuse", is_reusing);
 }
 
 /// Whether endpoints of the strict provider refuse to be closed.
 pub(crate) fn stuck(is_stuck: bool) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_stuck")) };
-    set(i32::from(is_stuck));
+    turn(c"strict_stuck", is_stuck);
 }
 
 /// Whether registered memory of the strict provider refuses to be closed.
 pub(crate) fn held(is_held: bool) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_held")) };
-    set(i32::from(is_held));
+    turn(c"strict_held", is_held);
 }
 
 /// Whether queues of the strict provider have a descriptor that cannot be waited for.
 pub(crate) fn mute(is_mute: bool) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_mute")) };
-    set(i32::from(is_mute));
+    turn(c"strict_mute", is_mute);
 }
 
 /// How often somebody wanted to wait for such a descriptor since the last call.
 pub(crate) fn asked() -> usize {
-    // SAFETY: the signature of the provider's function.
-    let take: extern "C" fn() -> usize = unsafe { std::mem::transmute(strict_symbol(c"strict_asked")) };
-    take()
+    take(c"strict_asked")
 }
 
 /// Operations that endpoints of the strict provider say they hold; 0 for as many as they do.
 pub(crate) fn announce(operations: usize) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(usize) = unsafe { std::mem::transmute(strict_symbol(c"strict_announce")) };
-    set(operations);
+    set(c"strict_announce", operations);
 }
 
 /// How many operations were refused for want of room since the last call.
 pub(crate) fn refusals() -> usize {
-    // SAFETY: the signature of the provider's function.
-    let take: extern "C" fn() -> usize = unsafe { std::mem::transmute(strict_symbol(c"strict_refusals")) };
-    take()
+    take(c"strict_refusals")
 }
 
 /// Halts whoever reads a queue of the strict provider for so long from now on.
@@ -172,30 +173,22 @@ pub(crate) fn halt(time: Duration) {
 
 /// Whether the second NIC of the strict provider cannot be opened from now on.
 pub(crate) fn dead(is_dead: bool) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_dead")) };
-    set(i32::from(is_dead));
+    turn(c"strict_dead", is_dead);
 }
 
 /// Whether operations over the second NIC of the strict provider fail from now on.
 pub(crate) fn failing(is_failing: bool) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(i32) = unsafe { std::mem::transmute(strict_symbol(c"strict_failing")) };
-    set(i32::from(is_failing));
+    turn(c"strict_failing", is_failing);
 }
 
 /// How many have failed since the last call.
 pub(crate) fn failures() -> usize {
-    // SAFETY: the signature of the provider's function.
-    let take: extern "C" fn() -> usize = unsafe { std::mem::transmute(strict_symbol(c"strict_failures")) };
-    take()
+    take(c"strict_failures")
 }
 
 /// Longest memory that the strict provider registers from now on; 0 for any.
 pub(crate) fn memory_max(bytes: usize) {
-    // SAFETY: the signature of the provider's function.
-    let set: extern "C" fn(usize) = unsafe { std::mem::transmute(strict_symbol(c"strict_memory_max")) };
-    set(bytes);
+    set(c"strict_memory_max", bytes);
 }
 
 /// What rules of the strict provider were broken since the last call.
@@ -371,6 +364,12 @@ impl Pair {
     pub(crate) fn of(near: Arc<Fabric>, far: Arc<Fabric>) -> Self {
         let endpoint = connect(&near, &far);
         Self { near, far, endpoint }
+    }
+
+    /// Memory of `length` bytes at each end, region 1 at the near one and region 2 at the far one.
+    pub(crate) fn memory(&self, length: u64) -> (Memory, Memory) {
+        let memory = |end, id| Memory::new(end, id, length, Access::ReadWrite);
+        (memory(&self.near, 1), memory(&self.far, 2))
     }
 }
 

@@ -97,8 +97,7 @@ fn a_region_that_is_too_long_for_one_registration_takes_several() {
 fn a_region_of_several_registrations_is_withdrawn_whole() {
     let _alone = alone();
     let Some(pair) = Pair::with(&in_pieces(strict_config())) else { return };
-    let local = Memory::new(&pair.near, 1, 4 * PIECE, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 4 * PIECE, Access::ReadWrite);
+    let (local, remote) = pair.memory(4 * PIECE);
     let reads: Vec<Piece> =
         (0..8).map(|index| (Direction::Read, index * PIECE / 2, index * PIECE / 2, 4096)).collect();
     let read = |within| Run::start(&pair.endpoint, &local, &remote, &reads, within).wait();

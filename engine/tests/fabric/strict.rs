@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tidefs_engine::error::Error;
 use tidefs_engine::memory::Access;
 use tidefs_engine::transport::libfabric::FabricConfig;
-use tidefs_engine::transport::{Direction, EndpointState, Transport};
+use tidefs_engine::transport::{Direction, Endpoint, EndpointState, Transport};
 use tidefs_engine::types::RegionId;
 
 use crate::harness::{
@@ -17,6 +17,26 @@ use crate::harness::{
 
 const READ: [(Direction, u64, u64, u64); 3] =
     [(Direction::Read, 0, 0, 4096), (Direction::Read, 4096, 0, 4096), (Direction::Read, 8192, 0, 4096)];
+/// What [`READ`] comes to when all goes well.
+const DONE: [Result<(), Error>; 3] = [Ok(()), Ok(()), Ok(())];
+
+/// Two ends, and memory of one MiB at each.
+fn open() -> Option<(Pair, Memory, Memory)> {
+    let pair = Pair::open_strict()?;
+    let (local, remote) = pair.memory(1 << 20);
+    Some((pair, local, remote))
+}
+
+/// Begins [`READ`].
+fn read(endpoint: &Arc<dyn Endpoint>, local: &Memory, remote: &Memory) -> Run {
+    Run::start(endpoint, local, remote, &READ, PATIENCE)
+}
+
+/// Closes `ends`, and looks what rules were broken.
+fn close<T>(ends: T) {
+    drop(ends);
+    expect_no_violation();
+}
 
 #[test]
 fn both_nics_are_rails() {
@@ -39,11 +59,9 @@ fn a_nic_that_cannot_be_opened_is_left_out_and_the_other_is_used() {
     dead(false);
     let names: Vec<String> = pair.near.rails().into_iter().map(|rail| rail.name).collect();
     assert_eq!((names, pair.near.left_out()), (vec!["strict0".to_owned()], 1));
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
-    assert_eq!(Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
-    drop(pair);
-    expect_no_violation();
+    let (local, remote) = pair.memory(1 << 20);
+    assert_eq!(read(&pair.endpoint, &local, &remote).wait(), DONE);
+    close(pair);
 }
 
 /// The machine stands still for longer than a peer may be silent, with operations under way: those that had ended are read
@@ -54,8 +72,7 @@ fn who_stood_still_itself_takes_no_peer_for_silent() {
     const READS: [(Direction, u64, u64, u64); 8] = [(Direction::Read, 0, 0, 4096); 8];
     let _alone = alone();
     let Some(pair) = Pair::with(&FabricConfig { silence: SILENCE, ..strict_config() }) else { return };
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let (local, remote) = pair.memory(1 << 20);
     for round in 0..5 {
         silence(true);
         let run = Run::start(&pair.endpoint, &local, &remote, &READS, PATIENCE);
@@ -66,16 +83,13 @@ fn who_stood_still_itself_takes_no_peer_for_silent() {
         assert!(results.iter().all(Result::is_ok), "round {round}: {results:?}");
         assert_eq!(pair.endpoint.state(), EndpointState::Ready, "round {round}");
     }
-    drop(pair);
-    expect_no_violation();
+    close(pair);
 }
 
 #[test]
 fn a_peer_that_answers_no_more_costs_a_deadline_and_a_new_connection() {
     let _alone = alone();
-    let Some(pair) = Pair::open_strict() else { return };
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let Some((pair, local, remote)) = open() else { return };
     remote.fill(6);
     silence(true);
     let began = Instant::now();
@@ -89,25 +103,21 @@ fn a_peer_that_answers_no_more_costs_a_deadline_and_a_new_connection() {
     // Nothing of the old operations arrives later: their memory is safe.
     assert_eq!(local.bytes(0, 12_288), vec![0; 12_288]);
     let again = connect(&pair.near, &pair.far);
-    assert_eq!(Run::start(&again, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(read(&again, &local, &remote).wait(), DONE);
     assert_eq!(local.bytes(8192, 4096), remote.bytes(0, 4096));
-    drop(pair);
-    expect_no_violation();
+    close(pair);
 }
 
 #[test]
 fn a_cancelled_operation_that_does_not_end_is_ended_by_force() {
     let _alone = alone();
-    let Some(pair) = Pair::open_strict() else { return };
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let Some((pair, local, remote)) = open() else { return };
     silence(true);
-    let run = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE);
+    let run = read(&pair.endpoint, &local, &remote);
     pair.endpoint.cancel(run.batch);
     assert!(run.wait().iter().all(|result| *result == Err(Error::Cancelled)));
     silence(false);
-    drop(pair);
-    expect_no_violation();
+    close(pair);
 }
 
 #[test]
@@ -116,29 +126,25 @@ fn a_peer_that_is_closed_fails_its_operations_and_nobody_elses() {
     let Some(pair) = Pair::open_strict() else { return };
     let Some(other) = open_strict() else { return };
     let survivor = connect(&pair.near, &other);
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let (local, remote) = pair.memory(1 << 20);
     let elsewhere = Memory::new(&other, 2, 1 << 20, Access::ReadWrite);
     block_on(pair.far.close());
-    let dead = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE);
-    let alive = Run::start(&survivor, &local, &elsewhere, &READ, PATIENCE);
+    let dead = read(&pair.endpoint, &local, &remote);
+    let alive = read(&survivor, &local, &elsewhere);
     assert!(dead.wait().iter().all(|result| matches!(result, Err(Error::TransportFailed { .. }))));
-    assert_eq!(alive.wait(), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(alive.wait(), DONE);
     assert!(matches!(pair.endpoint.state(), EndpointState::Failed(_)));
     assert_eq!(survivor.state(), EndpointState::Ready);
     pair.near.forget(peer(2));
-    drop((pair, other));
-    expect_no_violation();
+    close((pair, other));
 }
 
 #[test]
 fn a_withdrawn_region_is_told_from_a_broken_connection() {
     let _alone = alone();
-    let Some(pair) = Pair::open_strict() else { return };
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let Some((pair, local, remote)) = open() else { return };
     block_on(pair.far.unregister(remote.id));
-    let results = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait();
+    let results = read(&pair.endpoint, &local, &remote).wait();
     assert!(
         results.iter().all(|result| *result == Err(Error::NoSuchRegion { region: remote.id })),
         "{results:?}"
@@ -147,12 +153,8 @@ fn a_withdrawn_region_is_told_from_a_broken_connection() {
     // Memory that is registered again has another key: the old one stays dead.
     let renewed = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
     assert_ne!(renewed.key, remote.key);
-    assert_eq!(
-        Run::start(&pair.endpoint, &local, &renewed, &READ, PATIENCE).wait(),
-        [Ok(()), Ok(()), Ok(())]
-    );
-    drop(pair);
-    expect_no_violation();
+    assert_eq!(read(&pair.endpoint, &local, &renewed).wait(), DONE);
+    close(pair);
 }
 
 /// A NIC may give memory the key that other memory had before. By the key of what was withdrawn, nobody reaches it.
@@ -160,22 +162,19 @@ fn a_withdrawn_region_is_told_from_a_broken_connection() {
 fn a_key_that_peers_may_still_know_is_not_that_of_other_memory() {
     let _alone = alone();
     reusing(true);
-    let Some(pair) = Pair::open_strict() else { return };
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let Some((pair, local, remote)) = open() else { return };
     block_on(pair.far.unregister(remote.id));
     // At the same address, so that nothing but the key tells them apart.
     let key = pair.far.register(RegionId(3), &remote.region).unwrap().into();
     let other = Memory { id: RegionId(3), key, ..remote.clone() };
     other.fill(6);
     let gone = Err(Error::NoSuchRegion { region: remote.id });
-    let results = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait();
+    let results = read(&pair.endpoint, &local, &remote).wait();
     assert_eq!(results, [gone.clone(), gone.clone(), gone]);
     assert_eq!(local.bytes(0, 12_288), vec![0; 12_288]);
-    assert_eq!(Run::start(&pair.endpoint, &local, &other, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(read(&pair.endpoint, &local, &other).wait(), DONE);
     reusing(false);
-    drop(pair);
-    expect_no_violation();
+    close(pair);
 }
 
 #[test]
@@ -183,37 +182,32 @@ fn a_way_that_a_refused_key_broke_is_built_again() {
     let _alone = alone();
     let Some(pair) = Pair::open_strict() else { return };
     fragile(true);
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let (local, remote) = pair.memory(1 << 20);
     block_on(pair.far.unregister(remote.id));
-    let refused = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait();
+    let refused = read(&pair.endpoint, &local, &remote).wait();
     assert!(refused.contains(&Err(Error::NoSuchRegion { region: remote.id })), "{refused:?}");
     let renewed = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
     // Each NIC has a way of its own: what is posted to a broken one is lost, and may be tried again.
     let read = || {
         let endpoint = connect(&pair.near, &pair.far);
-        Run::start(&endpoint, &local, &renewed, &READ, PATIENCE).wait()
+        read(&endpoint, &local, &renewed).wait()
     };
     let results: Vec<_> = (0..=pair.near.rails().len()).map(|_| read()).collect();
-    assert_eq!(results.last(), Some(&vec![Ok(()), Ok(()), Ok(())]), "{results:?}");
+    assert_eq!(results.last(), Some(&DONE.to_vec()), "{results:?}");
     fragile(false);
-    drop(pair);
-    expect_no_violation();
+    close(pair);
 }
 
 #[test]
 fn closing_the_transport_ends_what_is_under_way() {
     let _alone = alone();
-    let Some(pair) = Pair::open_strict() else { return };
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let Some((pair, local, remote)) = open() else { return };
     silence(true);
-    let run = Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE);
+    let run = read(&pair.endpoint, &local, &remote);
     block_on(Arc::clone(&pair.near).close());
     assert!(run.wait().iter().all(|result| *result == Err(Error::Closed)));
     silence(false);
-    drop(pair);
-    expect_no_violation();
+    close(pair);
 }
 
 /// Where memory is registered with the endpoint, a NIC whose endpoint is opened again registers all of it anew: its own
@@ -239,8 +233,7 @@ fn bound_memory_outlives_its_endpoint(config: &FabricConfig, length: u64) {
     let _alone = alone();
     bound(true);
     let Some(pair) = Pair::with(config) else { return };
-    let local = Memory::new(&pair.near, 1, length, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, length, Access::ReadWrite);
+    let (local, remote) = pair.memory(length);
     let gone = Memory::new(&pair.near, 3, 1 << 20, Access::ReadWrite);
     remote.fill(6);
     let first = pair.near.renewed_key(local.id, &local.key).unwrap();
@@ -251,16 +244,16 @@ fn bound_memory_outlives_its_endpoint(config: &FabricConfig, length: u64) {
     assert!(results.iter().all(|result| *result == Err(Error::DeadlinePassed)), "{results:?}");
     silence(false);
     let again = connect(&pair.near, &pair.far);
-    assert_eq!(Run::start(&again, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(read(&again, &local, &remote).wait(), DONE);
     assert_eq!(local.bytes(8192, 4096), remote.bytes(0, 4096));
     let renewed = pair.near.renewed_key(local.id, &local.key).unwrap();
     assert_ne!(renewed[..], local.key[..]);
     assert_eq!(pair.near.renewed_key(gone.id, &gone.key), None);
     let back = connect(&pair.far, &pair.near);
-    let stale = Run::start(&back, &remote, &local, &READ, PATIENCE).wait();
+    let stale = read(&back, &remote, &local).wait();
     assert!(stale.contains(&Err(Error::NoSuchRegion { region: local.id })), "{stale:?}");
     let local = Memory { key: renewed.into(), ..local };
-    assert_eq!(Run::start(&back, &remote, &local, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(read(&back, &remote, &local).wait(), DONE);
     drop(pair);
     bound(false);
     expect_no_violation();
@@ -271,9 +264,7 @@ fn bound_memory_outlives_its_endpoint(config: &FabricConfig, length: u64) {
 #[test]
 fn operations_do_not_end_before_their_endpoint_is_closed() {
     let _alone = alone();
-    let Some(pair) = Pair::open_strict() else { return };
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
+    let Some((pair, local, remote)) = open() else { return };
     remote.fill(6);
     silence(true);
     stuck(true);
@@ -287,9 +278,8 @@ fn operations_do_not_end_before_their_endpoint_is_closed() {
     let results = waiter.join().unwrap();
     assert!(results.iter().all(|result| *result == Err(Error::DeadlinePassed)), "{results:?}");
     silence(false);
-    assert_eq!(Run::start(&again, &local, &remote, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
-    drop(pair);
-    expect_no_violation();
+    assert_eq!(read(&again, &local, &remote).wait(), DONE);
+    close(pair);
 }
 
 /// A NIC may still write to memory whose registration the library does not close, so it is not given back before. Who closes
@@ -309,7 +299,7 @@ fn memory_is_not_given_back_before_its_registration_is_closed() {
     let waiter = unregister(first.id);
     std::thread::sleep(Duration::from_millis(200));
     assert!(!waiter.is_finished(), "the NIC may still write");
-    assert_eq!(Run::start(&pair.endpoint, &local, &kept, &READ, PATIENCE).wait(), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(read(&pair.endpoint, &local, &kept).wait(), DONE);
     held(false);
     waiter.join().unwrap();
     held(true);
@@ -318,8 +308,7 @@ fn memory_is_not_given_back_before_its_registration_is_closed() {
     block_on(pair.far.close());
     waiter.join().unwrap();
     held(false);
-    drop(pair);
-    expect_no_violation();
+    close(pair);
 }
 
 /// A provider that gives a descriptor and then says that it cannot be waited for is asked once for each queue, and
@@ -329,17 +318,14 @@ fn a_queue_that_cannot_be_waited_for_is_polled() {
     let _alone = alone();
     mute(true);
     asked();
-    let Some(pair) = Pair::open_strict() else { return };
-    let local = Memory::new(&pair.near, 1, 1 << 20, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 1 << 20, Access::ReadWrite);
-    let read = || Run::start(&pair.endpoint, &local, &remote, &READ, PATIENCE).wait();
-    assert_eq!(read(), [Ok(()), Ok(()), Ok(())]);
+    let Some((pair, local, remote)) = open() else { return };
+    let read = || read(&pair.endpoint, &local, &remote).wait();
+    assert_eq!(read(), DONE);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(read(), [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(read(), DONE);
     assert!(asked() <= 4, "two NICs at each end");
     mute(false);
-    drop(pair);
-    expect_no_violation();
+    close(pair);
 }
 
 /// A NIC that says it holds eight operations and holds four is soon given four, however many peers want more: few
@@ -368,6 +354,5 @@ fn a_nic_is_given_as_many_operations_as_it_takes() {
     let all = COUNT * far.len() as u64;
     assert!(refused < all, "{refused} refusals for {all} operations");
     announce(0);
-    drop((near, far));
-    expect_no_violation();
+    close((near, far));
 }

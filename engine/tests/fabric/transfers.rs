@@ -81,8 +81,7 @@ fn side_by_side(direction: Direction, count: u64, length: u64) -> Vec<Piece> {
 }
 
 fn reads_and_writes_move_exactly_their_bytes(pair: &Pair) {
-    let local = Memory::new(&pair.near, 1, 16 * MIB, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 16 * MIB, Access::ReadWrite);
+    let (local, remote) = pair.memory(16 * MIB);
     let longest = up_to(pair, 4 * MIB);
     remote.fill(7);
     for length in [1, 63, 4096, up_to(pair, 65_537), longest] {
@@ -106,8 +105,7 @@ fn reads_and_writes_move_exactly_their_bytes(pair: &Pair) {
 }
 
 fn many_operations_end_each_with_its_own_bytes(pair: &Pair) {
-    let local = Memory::new(&pair.near, 1, 16 * MIB, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 16 * MIB, Access::ReadWrite);
+    let (local, remote) = pair.memory(16 * MIB);
     local.fill(1);
     let writes = side_by_side(Direction::Write, 512, 32 << 10);
     let results = Run::start(&pair.endpoint, &local, &remote, &writes, PATIENCE).wait();
@@ -155,8 +153,7 @@ fn what_the_peer_does_not_allow_is_refused_here(pair: &Pair) {
 }
 
 fn a_withdrawn_region_is_out_of_reach_and_another_takes_its_place(pair: &Pair) {
-    let local = Memory::new(&pair.near, 1, MIB, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, MIB, Access::ReadWrite);
+    let (local, remote) = pair.memory(MIB);
     let length = up_to(pair, MIB / 2);
     let read = [(Direction::Read, 0, 0, length)];
     assert_eq!(Run::start(&pair.endpoint, &local, &remote, &read, PATIENCE).wait(), [Ok(())]);
@@ -183,8 +180,7 @@ fn a_withdrawn_region_is_out_of_reach_and_another_takes_its_place(pair: &Pair) {
 
 /// Each object that one member lends to another is memory that comes and goes.
 fn memory_that_nobody_uses_is_let_go_and_nobody_notices(pair: &Pair) {
-    let local = Memory::new(&pair.near, 1, MIB, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, MIB, Access::ReadWrite);
+    let (local, remote) = pair.memory(MIB);
     let other = Memory::new(&pair.far, 3, MIB, Access::ReadWrite);
     let length = up_to(pair, MIB / 2);
     let reads = side_by_side(Direction::Read, 2, length);
@@ -204,15 +200,13 @@ fn known_limit_of_verbs(result: &Result<(), Error>) {
     assert!(cause.contains("Flushed"), "{cause}");
     println!("known limit: {cause}");
     let Some(pair) = Pair::open() else { panic!("it was there") };
-    let local = Memory::new(&pair.near, 1, MIB, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, MIB, Access::ReadWrite);
+    let (local, remote) = pair.memory(MIB);
     let read = [(Direction::Read, 0, 0, 4096)];
     assert_eq!(Run::start(&pair.endpoint, &local, &remote, &read, PATIENCE).wait(), [Ok(())]);
 }
 
 fn a_closed_endpoint_ends_what_it_has_and_takes_no_more(pair: &Pair) {
-    let local = Memory::new(&pair.near, 1, 16 * MIB, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 16 * MIB, Access::ReadWrite);
+    let (local, remote) = pair.memory(16 * MIB);
     let run = Run::start(
         &pair.endpoint,
         &local,
@@ -232,8 +226,7 @@ fn a_closed_endpoint_ends_what_it_has_and_takes_no_more(pair: &Pair) {
 }
 
 fn a_cancelled_batch_ends_and_others_go_on(pair: &Pair) {
-    let local = Memory::new(&pair.near, 1, 16 * MIB, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 16 * MIB, Access::ReadWrite);
+    let (local, remote) = pair.memory(16 * MIB);
     let pieces = side_by_side(Direction::Read, 32, up_to(pair, 256 << 10));
     let given_up = Run::start(&pair.endpoint, &local, &remote, &pieces, PATIENCE);
     let kept = Run::start(&pair.endpoint, &local, &remote, &pieces, PATIENCE);
@@ -250,8 +243,7 @@ fn an_idle_transport_uses_no_processor(pair: &Pair) {
         );
         return;
     }
-    let local = Memory::new(&pair.near, 1, 4096, Access::ReadWrite);
-    let remote = Memory::new(&pair.far, 2, 4096, Access::ReadWrite);
+    let (local, remote) = pair.memory(4096);
     let read = [(Direction::Read, 0, 0, 8)];
     assert_eq!(Run::start(&pair.endpoint, &local, &remote, &read, PATIENCE).wait(), [Ok(())]);
     let used = || {
