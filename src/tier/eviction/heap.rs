@@ -122,10 +122,17 @@ impl SlotHeap {
 }
 
 /// Reserves room for `more` elements in steps of an eighth: doubling would waste up to half of the table.
-pub(super) fn grow_gently<T>(table: &mut Vec<T>, more: usize) {
+fn grow_gently<T>(table: &mut Vec<T>, more: usize) {
     if table.capacity() - table.len() < more {
         table.reserve_exact(more.max(table.len() / 8).max(64));
     }
+}
+
+/// Lets a table of nodes reach to `slot`, with `vacant` ones.
+pub(super) fn reach<N: Copy>(nodes: &mut Vec<N>, slot: u32, vacant: N) {
+    let missing = (index(slot) + 1).saturating_sub(nodes.len());
+    grow_gently(nodes, missing);
+    nodes.resize(nodes.len() + missing, vacant);
 }
 
 /// A slot as an index into a table.

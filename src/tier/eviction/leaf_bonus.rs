@@ -36,7 +36,7 @@ use tidefs_engine::types::KeyHash;
 use self::newcomers::Newcomers;
 use self::node::{Capacity, HITS_LIMIT, Node};
 use super::ghost::{Fingerprint, Ghost};
-use super::heap::{SlotHeap, grow_gently, index};
+use super::heap::{SlotHeap, index, reach};
 use super::{Departure, Eviction, ObjectSlot, RetentionClass};
 
 /// What can be tuned; the defaults are measured by the replay test.
@@ -238,9 +238,7 @@ impl Eviction for LeafBonus {
         class: RetentionClass,
     ) {
         self.remove(object, Departure::Gone);
-        let missing = (index(object.0) + 1).saturating_sub(self.nodes.len());
-        grow_gently(&mut self.nodes, missing);
-        self.nodes.resize(self.nodes.len() + missing, Node::VACANT);
+        reach(&mut self.nodes, object.0, Node::VACANT);
 
         let fingerprint = Fingerprint::of(key);
         let hits = self.ghost.take(fingerprint).map_or(0, |hits| hits.saturating_add(1).min(HITS_LIMIT));

@@ -18,7 +18,7 @@
 use tidefs_engine::types::KeyHash;
 
 use super::ghost::{Fingerprint, Ghost};
-use super::heap::{ABSENT, HeapNode, SlotHeap, grow_gently, index};
+use super::heap::{ABSENT, HeapNode, SlotHeap, index, reach};
 use super::{Departure, Eviction, ObjectSlot, RetentionClass};
 
 /// Bits of [`Node::rank`] below the class.
@@ -143,9 +143,7 @@ impl Queues {
     }
 
     fn insert(&mut self, slot: u32, fingerprint: Fingerprint, class: RetentionClass, queue: Queue) {
-        let missing = (index(slot) + 1).saturating_sub(self.nodes.len());
-        grow_gently(&mut self.nodes, missing);
-        self.nodes.resize(self.nodes.len() + missing, Node::default());
+        reach(&mut self.nodes, slot, Node::default());
         self.clock += 1;
         self.entries += 1;
         self.len += 1;
