@@ -26,7 +26,7 @@ pub(super) struct Counters {
 }
 
 /// One place of the tier.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatus {
     /// Directory or device.
     pub name: String,
@@ -137,30 +137,7 @@ impl DeviceStatus {
     /// A place that is not used.
     #[must_use]
     pub fn unusable(name: &str, reason: &Unusable) -> Self {
-        Self {
-            name: name.to_owned(),
-            trouble: Some(reason.clone()),
-            uuid: None,
-            capacity: ByteCount::ZERO,
-            allocated: ByteCount::ZERO,
-            zone_bytes: ByteCount::ZERO,
-            free_zones: 0,
-            used_zones: 0,
-            quarantined_zones: 0,
-            queued: ByteCount::ZERO,
-            write_rate: ByteCount::ZERO,
-            written: ByteCount::ZERO,
-            written_for: Vec::new(),
-            stored: ByteCount::ZERO,
-            reinserted: ByteCount::ZERO,
-            read: ByteCount::ZERO,
-            read_for: Vec::new(),
-            read_errors: 0,
-            write_errors: 0,
-            read_times: Distribution::default(),
-            write_times: Distribution::default(),
-            day: None,
-        }
+        Self { name: name.to_owned(), trouble: Some(reason.clone()), ..Self::default() }
     }
 
     /// A disk in use.
