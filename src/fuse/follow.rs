@@ -4,7 +4,7 @@
 //! most `WAITING_MAX` wait, further ones are answered at once, as if their time were over.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use fuser::{Errno, ReplyIoctl};
@@ -13,12 +13,12 @@ use tidefs_engine::types::{ByteCount, FileOffset};
 use zerocopy::IntoBytes;
 
 use super::ioctl::{entry, scope_of};
+use super::waiter::next_round;
 use crate::datapath::{Datapath, FollowRequest, Followed, Session};
 use crate::namespace::Ino;
 
 const WAIT_MAX: Duration = Duration::from_millis(200);
 const WAITING_MAX: usize = 1024;
-const ROUND: Duration = Duration::from_millis(1);
 
 /// One wait with its reply.
 #[derive(Debug)]
@@ -107,19 +107,8 @@ fn answer(datapath: &Datapath, session: &Session, result: Option<(Entry, u64)>, 
 /// Answers waits until every [`Follower`] is gone.
 pub(super) fn run(datapath: &Datapath, arrivals: &Receiver<Waiting>) {
     let mut waiting: Vec<Waiting> = Vec::new();
-    loop {
-        let arrived = if waiting.is_empty() {
-            arrivals.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            datapath.wait_for_release(ROUND);
-            arrivals.try_recv().map_err(|_| RecvTimeoutError::Timeout)
-        };
-        match arrived {
-            Ok(one) => waiting.push(one),
-            Err(RecvTimeoutError::Disconnected) => return,
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        waiting.extend(arrivals.try_iter());
+    while let Some(arrived) = next_round(datapath, arrivals, waiting.is_empty()) {
+        waiting.extend(arrived);
         let now = Instant::now();
         let mut still = Vec::with_capacity(waiting.len());
         for one in waiting.drain(..) {

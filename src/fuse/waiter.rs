@@ -4,7 +4,7 @@
 //! further ones are answered at once.
 
 use std::fmt;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use crate::datapath::{CLOSE_WAIT, Datapath};
@@ -45,22 +45,27 @@ impl Waiter {
     }
 }
 
+/// What was left to wait, when it is time to look at all that wait: at once if `is_idle`, when none does, and something is
+/// left; else after a release, or a millisecond. `None` when nobody is there any more to leave something.
+pub(super) fn next_round<T>(
+    datapath: &Datapath,
+    arrivals: &Receiver<T>,
+    is_idle: bool,
+) -> Option<impl Iterator<Item = T>> {
+    let first = if is_idle {
+        Some(arrivals.recv().ok()?)
+    } else {
+        datapath.wait_for_release(ROUND);
+        None
+    };
+    Some(first.into_iter().chain(arrivals.try_iter()))
+}
+
 /// Answers waiting requests until every [`Waiter`] is gone.
 pub(super) fn run(datapath: &Datapath, arrivals: &Receiver<Box<dyn Waiting>>) {
     let mut waiting: Vec<(Instant, Box<dyn Waiting>)> = Vec::new();
-    loop {
-        let arrived = if waiting.is_empty() {
-            arrivals.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        } else {
-            datapath.wait_for_release(ROUND);
-            arrivals.try_recv().map_err(|_| RecvTimeoutError::Timeout)
-        };
-        match arrived {
-            Ok(arrived) => waiting.push((Instant::now() + CLOSE_WAIT, arrived)),
-            Err(RecvTimeoutError::Disconnected) => return,
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        waiting.extend(arrivals.try_iter().map(|arrived| (Instant::now() + CLOSE_WAIT, arrived)));
+    while let Some(arrived) = next_round(datapath, arrivals, waiting.is_empty()) {
+        waiting.extend(arrived.map(|arrived| (Instant::now() + CLOSE_WAIT, arrived)));
         let mut still = Vec::new();
         for (deadline, one) in waiting.drain(..) {
             let is_late = Instant::now() >= deadline;
