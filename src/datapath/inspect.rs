@@ -6,7 +6,7 @@ use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version}
 
 use super::history::Ending;
 use super::{Datapath, Error, Kind, Object, Phase, Place, State, key_hash};
-use crate::namespace::{Ino, Slot};
+use crate::namespace::{Ino, Slot, split_path};
 use crate::tier::memory::{MemoryReport, MemoryUsage, PackedUsage, Pin, PolicyRecord};
 
 /// The cache at a glance.
@@ -334,10 +334,7 @@ impl Datapath {
                 None => Fate::Present { tier: "directory" },
             };
         }
-        let (directory, name) = match path.iter().rposition(|&byte| byte == b'/') {
-            Some(slash) => (&path[..slash], &path[slash + 1..]),
-            None => (&path[..0], path),
-        };
+        let (directory, name) = split_path(path);
         let ending = state
             .tree
             .by_path(directory)

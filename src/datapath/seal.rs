@@ -8,7 +8,7 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, DirectoryId};
+use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash};
 
 use super::release::Afterwards;
 use super::room::footprint;
@@ -162,16 +162,7 @@ impl Datapath {
         let size = ByteCount(metadata.len());
         let version = state.take_version();
         let key = super::key_hash(directory, name.as_bytes());
-        let now = self.clock.monotonic();
-        let thread = thread.or_else(|| state.writer_thread(slot));
-        let predecessor = thread
-            .and_then(|thread| {
-                let before = self.note_created(state, (thread, key), slot, now);
-                before.filter(|_| state.chains.walks(thread) || state.chains.was_probed(key))
-            })
-            .and_then(|key| state.recent.get(key))
-            .and_then(|ino| state.tree.by_ino(ino))
-            .filter(|&other| other != slot);
+        let predecessor = self.note_predecessor(state, slot, key, thread);
         let predecessor_version =
             predecessor.and_then(|slot| state.object(slot)).map(|object| object.version);
         let now_ns = self.now_ns();
@@ -240,6 +231,24 @@ impl Datapath {
             state.update_hold(slot);
         }
         Ok(())
+    }
+
+    /// Notes for the chains that the file in `slot` becomes the object of `key`. Returns the one that its writer made
+    /// before it, if the two are of one chain and that one is still known.
+    fn note_predecessor(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        key: KeyHash,
+        thread: Option<u32>,
+    ) -> Option<Slot> {
+        let thread = thread.or_else(|| state.writer_thread(slot))?;
+        let before = self.note_created(state, (thread, key), slot, self.clock.monotonic())?;
+        if !state.chains.walks(thread) && !state.chains.was_probed(key) {
+            return None;
+        }
+        let ino = state.recent.get(before)?;
+        state.tree.by_ino(ino).filter(|&other| other != slot)
     }
 
     /// The last writer of a sealed object is gone: its bytes are final. `as_sealed`: the backing file at the seal, when

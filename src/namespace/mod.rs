@@ -15,4 +15,4 @@ pub use node::{
     Attributes, Body, Ino, NAME_LENGTH_MAX, Name, NameError, Node, Slot, nanos_of, permissions, time_of,
 };
 pub use processes::{ProcessId, Processes, ThreadId, WriterFate, supplementary_groups, writer_fate};
-pub use tree::{Tree, TreeError};
+pub use tree::{Tree, TreeError, split_path};

@@ -27,6 +27,15 @@ enum Entry<F> {
     Free { generation: u32 },
 }
 
+/// A path as the directory, empty for the one that it begins at, and the name there.
+#[must_use]
+pub fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&path[..0], path),
+    }
+}
+
 /// All inodes of the mount. `F` is what a file is.
 pub struct Tree<F> {
     entries: Vec<Entry<F>>,

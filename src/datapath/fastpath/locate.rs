@@ -8,7 +8,7 @@ use super::{LOCKED_AT_ONCE, Located, Session};
 use crate::datapath::rights::{Credentials, Right};
 use crate::datapath::room::footprint;
 use crate::datapath::{Caller, Datapath, Marks, Object, Phase, Place, State, key_hash};
-use crate::namespace::{Ino, Name, Slot};
+use crate::namespace::{Ino, Name, Slot, split_path};
 
 /// Bytes of the longest path, with its end, that the kernel takes (path_resolution(7)).
 const PATH_MAX: usize = libc::PATH_MAX.unsigned_abs() as usize;
@@ -49,10 +49,7 @@ impl<'s, 'n> Walk<'s, 'n> {
 
     /// The directory that `name` stands in, and its name there.
     pub(super) fn split(&mut self, state: &State, name: &'n [u8]) -> (Result<Within, Located>, &'n [u8]) {
-        let (path, leaf) = match name.iter().rposition(|&byte| byte == b'/') {
-            Some(at) => (&name[..at], &name[at + 1..]),
-            None => (&name[..0], name),
-        };
+        let (path, leaf) = split_path(name);
         if leaf.is_empty() || leaf == b"." || leaf == b".." {
             return (Err(Located::Invalid), leaf);
         }
