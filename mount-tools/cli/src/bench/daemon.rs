@@ -14,6 +14,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tidefs_control_api::Status;
@@ -29,6 +30,33 @@ const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 /// Lines of the daemon's stderr in an error message.
 const LOG_LINES: usize = 20;
+
+/// How a bench starts its daemons.
+#[derive(Debug, Args)]
+pub(crate) struct DaemonArgs {
+    /// The tidefsd to start. Default: the one beside this program.
+    #[arg(long, value_name = "PATH")]
+    daemon: Option<PathBuf>,
+    /// Mount options for the daemons that the bench starts.
+    #[arg(short = 'o', value_name = "KEY=VALUE", value_delimiter = ',')]
+    pub(crate) options: Vec<String>,
+}
+
+impl DaemonArgs {
+    /// The tidefsd that was given, else the one beside this program.
+    ///
+    /// # Errors
+    /// When this program does not know its own path.
+    pub(crate) fn binary(&self) -> Result<PathBuf, Error> {
+        match &self.daemon {
+            Some(path) => Ok(path.clone()),
+            None => {
+                let own = std::env::current_exe().map_err(Error::system("find the path of this program"))?;
+                Ok(own.with_file_name("tidefsd"))
+            }
+        }
+    }
+}
 
 /// A running daemon that this bench started.
 #[derive(Debug)]
@@ -175,20 +203,6 @@ fn lines_of(child: &mut Child) -> mpsc::Receiver<String> {
         }
     });
     lines
-}
-
-/// The tidefsd that belongs to this program: the one given, else the one beside it.
-///
-/// # Errors
-/// When this program does not know its own path.
-pub(crate) fn binary(given: Option<&Path>) -> Result<PathBuf, Error> {
-    match given {
-        Some(path) => Ok(path.to_owned()),
-        None => {
-            let own = std::env::current_exe().map_err(Error::system("find the path of this program"))?;
-            Ok(own.with_file_name("tidefsd"))
-        }
-    }
 }
 
 /// The sum of the series of metric `name` on the mount `mount`, `None` when the mount does not have it.

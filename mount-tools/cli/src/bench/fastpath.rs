@@ -14,13 +14,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use nix::unistd::geteuid;
 use tidefs_client::Cache;
 use tidefs_engine::types::ByteCount;
 
 use super::affinity::{PinnedDaemons, Placement, allowed_cpus, place_this_thread};
 use super::buffer::Rotating;
-use super::daemon::{self, Daemon};
+use super::daemon::{self, Daemon, DaemonArgs};
 use super::error::Error;
 use super::ffi::ReadMapping;
 use super::machine::Machine;
@@ -70,12 +69,8 @@ pub(crate) struct FastpathArgs {
     /// Exit with 3 when a target is missed.
     #[arg(long)]
     check: bool,
-    /// The tidefsd to start. Default: the one beside this program.
-    #[arg(long, value_name = "PATH")]
-    daemon: Option<PathBuf>,
-    /// Mount options for the daemons that the bench starts.
-    #[arg(short = 'o', value_name = "KEY=VALUE", value_delimiter = ',')]
-    options: Vec<String>,
+    #[command(flatten)]
+    daemons: DaemonArgs,
 }
 
 /// Seconds of one sample, and bytes or keys that it moved.
@@ -103,14 +98,11 @@ impl Sample {
 /// # Errors
 /// Without root, or when an operation fails.
 pub(super) fn run(args: &FastpathArgs) -> Result<bool, Error> {
-    if !geteuid().is_root() {
-        return Err(Error::NeedsRoot);
-    }
     let machine = Machine::here();
     enter_private_namespace()?;
-    let binary = daemon::binary(args.daemon.as_deref())?;
-    let roomy = Daemon::start(&binary, ROOMY, &args.options)?;
-    let full = Daemon::start(&binary, FULL, &args.options)?;
+    let binary = args.daemons.binary()?;
+    let roomy = Daemon::start(&binary, ROOMY, &args.daemons.options)?;
+    let full = Daemon::start(&binary, FULL, &args.daemons.options)?;
     let tmpfs = PrivateTmpfs::mount(ROOMY)?;
     let cpus = allowed_cpus()?;
     place_this_thread(&cpus[..1])?;

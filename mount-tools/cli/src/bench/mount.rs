@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
+use nix::unistd::geteuid;
 use tidefs_engine::types::ByteCount;
 
 use super::cleanup::Directory;
@@ -16,8 +17,11 @@ use super::error::Error;
 /// that waits for signals.
 ///
 /// # Errors
-/// Without the right to (`CAP_SYS_ADMIN`).
+/// [`Error::NeedsRoot`], and where root has not the right to (`CAP_SYS_ADMIN`).
 pub(crate) fn enter_private_namespace() -> Result<(), Error> {
+    if !geteuid().is_root() {
+        return Err(Error::NeedsRoot);
+    }
     unshare(CloneFlags::CLONE_NEWNS).map_err(Error::system("enter a private mount namespace"))?;
     let flags = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)

@@ -20,7 +20,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use nix::unistd::geteuid;
 use tidefs_engine::types::ByteCount;
 
 use self::hosts::{Hosts, Start, enter_shaped_network};
@@ -91,9 +90,6 @@ struct Bench {
 /// # Errors
 /// Without root or etcd, and when a daemon does not start or does not give what another one wrote.
 pub(super) fn run(args: &ClusterArgs) -> Result<bool, Error> {
-    if !geteuid().is_root() {
-        return Err(Error::NeedsRoot);
-    }
     let machine = Machine::here();
     enter_private_namespace()?;
     if let Some(rate) = &args.netns {

@@ -23,11 +23,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::{Pid, geteuid};
+use nix::unistd::Pid;
 use tidefs_engine::types::{ByteCount, PAGE};
 
 use super::affinity::{PinnedDaemons, Placement, allowed_cpus, place_this_thread};
-use super::daemon::{self, Daemon};
+use super::daemon::{self, Daemon, DaemonArgs};
 use super::error::Error;
 use super::machine::Machine;
 use super::mount::{PrivateTmpfs, enter_private_namespace, make_directory};
@@ -93,12 +93,8 @@ pub(crate) struct LocalArgs {
     /// Only the packed part: memory for each small object, listing, restart.
     #[arg(long, conflicts_with_all = ["mount", "self_check"])]
     packed_only: bool,
-    /// The tidefsd to start. Default: the one beside this program.
-    #[arg(long, value_name = "PATH")]
-    daemon: Option<PathBuf>,
-    /// Mount options for the daemons that the bench starts.
-    #[arg(short = 'o', value_name = "KEY=VALUE", value_delimiter = ',')]
-    options: Vec<String>,
+    #[command(flatten)]
+    daemons: DaemonArgs,
     /// Measure a second tmpfs instead of a mount: every ratio must come out near 1, or the method is wrong.
     #[arg(long, hide = true, conflicts_with = "mount")]
     self_check: bool,
@@ -184,10 +180,10 @@ impl Subject {
             let left_out = "the full cache, the mode without passthrough and the packed objects";
             notes.push(format!("--mount: {left_out} are left out, they need daemons of their own"));
         } else {
-            let binary = daemon::binary(args.daemon.as_deref())?;
+            let binary = args.daemons.binary()?;
             let start = |capacity, more: &[&str]| {
                 let more = more.iter().map(|option| (*option).to_owned());
-                let options: Vec<_> = args.options.iter().cloned().chain(more).collect();
+                let options: Vec<_> = args.daemons.options.iter().cloned().chain(more).collect();
                 Daemon::start(&binary, capacity, &options)
             };
             let daemon = start(ROOMY, &[])?;
@@ -211,9 +207,6 @@ impl Subject {
 /// # Errors
 /// Without root, without a mount that works, or when an operation on either side fails.
 pub(super) fn run(args: &LocalArgs) -> Result<bool, Error> {
-    if !geteuid().is_root() {
-        return Err(Error::NeedsRoot);
-    }
     let machine = Machine::here();
     enter_private_namespace()?;
     let mut notes = Vec::new();
@@ -224,8 +217,8 @@ pub(super) fn run(args: &LocalArgs) -> Result<bool, Error> {
     }
     if args.mount.is_none() && !args.self_check && args.packed_objects > 0 {
         let objects = if args.quick { args.packed_objects.min(50_000) } else { args.packed_objects };
-        let binary = daemon::binary(args.daemon.as_deref())?;
-        rows.extend(packed::measure(&binary, &args.options, objects)?);
+        let binary = args.daemons.binary()?;
+        rows.extend(packed::measure(&binary, &args.daemons.options, objects)?);
     }
     let name = if args.self_check { "a second tmpfs" } else { "a tidefs mount" };
     let report = Report {

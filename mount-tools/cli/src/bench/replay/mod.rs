@@ -29,7 +29,7 @@ use self::client::{Client, ClientKind, Outcome, count_objects};
 use self::trace::{Request, read_trace};
 use super::cleanup::Directory;
 use super::cluster::hosts::{Hosts, Start};
-use super::daemon::{self, Daemon};
+use super::daemon::{self, Daemon, DaemonArgs};
 use super::error::Error;
 use super::local::progress_bar;
 use super::machine::{self, Machine};
@@ -107,12 +107,8 @@ pub(crate) struct ReplayArgs {
     check: bool,
     #[command(flatten)]
     pub(super) result: ResultArgs,
-    /// The tidefsd to start. Default: the one beside this program.
-    #[arg(long, value_name = "PATH")]
-    daemon: Option<PathBuf>,
-    /// Further mount options for the daemons that the bench starts.
-    #[arg(short = 'o', value_name = "KEY=VALUE", value_delimiter = ',')]
-    options: Vec<String>,
+    #[command(flatten)]
+    daemons: DaemonArgs,
 }
 
 /// One replay and its yardstick.
@@ -347,12 +343,12 @@ fn start(args: &ReplayArgs, tiers: Tiers, disk: Option<&Path>, policy: &str) -> 
         let advice = "give a smaller --object-size or --capacity-objects";
         return Err(Error::Memory { what: "this replay", needed, available, advice });
     }
-    let options: Vec<_> = own.into_iter().chain(args.options.iter().cloned()).collect();
+    let options: Vec<_> = own.into_iter().chain(args.daemons.options.iter().cloned()).collect();
     if tiers.hosts > NonZeroU16::MIN {
         let (hosts, transport) = (tiers.hosts.get(), &*args.transport);
         return Hosts::start(&Start { hosts, capacity, transport, options: &options }).map(Served::Hosts);
     }
-    Daemon::start(&daemon::binary(args.daemon.as_deref())?, capacity, &options).map(Served::Daemon)
+    Daemon::start(&args.daemons.binary()?, capacity, &options).map(Served::Daemon)
 }
 
 impl ReplayReport {

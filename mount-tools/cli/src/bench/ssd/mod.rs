@@ -18,14 +18,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use indicatif::ProgressBar;
-use nix::unistd::geteuid;
 use tidefs_engine::types::ByteCount;
 
 use self::fio::{Fio, Pattern};
 use self::subject::{Subject, objects_of, open_all, read_whole, remove_all};
 use super::buffer::Rotating;
 use super::cleanup::Directory;
-use super::daemon::{self, Daemon};
+use super::daemon::{Daemon, DaemonArgs};
 use super::error::Error;
 use super::ffi::ReadMapping;
 use super::local::progress_bar;
@@ -79,12 +78,8 @@ pub(crate) struct SsdArgs {
     /// Exit with 3 when a target is missed.
     #[arg(long)]
     check: bool,
-    /// The tidefsd to start. Default: the one beside this program.
-    #[arg(long, value_name = "PATH")]
-    daemon: Option<PathBuf>,
-    /// Mount options for the daemon that the bench starts.
-    #[arg(short = 'o', value_name = "KEY=VALUE", value_delimiter = ',')]
-    options: Vec<String>,
+    #[command(flatten)]
+    daemons: DaemonArgs,
 }
 
 /// How the daemon is started.
@@ -115,9 +110,6 @@ struct Bench {
 /// # Errors
 /// Without root or fio, without a mount that works, and when the disk does not take or give back an object.
 pub(super) fn run(args: &SsdArgs) -> Result<bool, Error> {
-    if !geteuid().is_root() {
-        return Err(Error::NeedsRoot);
-    }
     let machine = Machine::here();
     enter_private_namespace()?;
     let fail = || Error::file("make a directory in", &args.dir);
@@ -173,7 +165,7 @@ impl Bench {
             // What is opened is to be cold.
             "ssd.prefetch_objects=0".to_owned(),
         ];
-        let options: Vec<_> = options.into_iter().chain(args.options.iter().cloned()).collect();
+        let options: Vec<_> = options.into_iter().chain(args.daemons.options.iter().cloned()).collect();
         // What a round writes fits beside what it loads, and nothing is sent ahead of the clock.
         let small = u64::from(args.small_objects) * SMALL.get();
         let capacity = ByteCount(sample.get() * 4 + small + small / 2 + ByteCount::gib(1).get());
@@ -182,7 +174,7 @@ impl Bench {
             let advice = "give a smaller --sample";
             return Err(Error::Memory { what: "this bench", needed: capacity, available, advice });
         }
-        let launch = Launch { binary: daemon::binary(args.daemon.as_deref())?, capacity, options };
+        let launch = Launch { binary: args.daemons.binary()?, capacity, options };
         let daemon = Daemon::start(&launch.binary, launch.capacity, &launch.options)?;
         let buffers = ByteCount(largest.get() * u64::from(args.depth).max(WRITE_DEPTH as u64));
         Ok(Self {
