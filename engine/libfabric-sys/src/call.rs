@@ -143,20 +143,6 @@ pub unsafe fn fi_read(
     through!(ep.rma, read(ep, target, length, desc, peer, address, key, context))
 }
 
-/// fi_write(3).
-pub unsafe fn fi_write(
-    ep: *mut fid_ep,
-    source: *const c_void,
-    length: usize,
-    desc: *mut c_void,
-    peer: fi_addr_t,
-    address: u64,
-    key: u64,
-    context: *mut c_void,
-) -> ssize_t {
-    through!(ep.rma, write(ep, source, length, desc, peer, address, key, context))
-}
-
 /// fi_writemsg(3).
 pub unsafe fn fi_writemsg(ep: *mut fid_ep, message: &fi_msg_rma, flags: u64) -> ssize_t {
     through!(ep.rma, writemsg(ep, message, flags))
