@@ -158,6 +158,22 @@ impl Header {
     }
 }
 
+/// A header of `kind` for `length` bytes, for tests to which nothing else matters.
+#[cfg(test)]
+pub(super) fn header(kind: Kind, length: u64) -> Header {
+    Header {
+        kind,
+        reason: None,
+        is_checked: false,
+        operation: 1,
+        region: RegionId(1),
+        registration: 1,
+        offset: 0,
+        length,
+        checksum: 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -322,7 +322,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
 
-    use super::super::frame::Kind;
+    use super::super::frame::{Kind, header};
     use super::*;
     use crate::memory::{Access, PageKind, Region};
     use crate::types::{ByteCount, RegionId};
@@ -339,7 +339,7 @@ mod tests {
         let slice = MemorySlice::new(&region, RegionId(1), 0, length).unwrap();
         let metrics = Arc::default();
         let mut outbox = Outbox::new(Sends::on(&metrics));
-        outbox.push(Outgoing::new(&header(length.get()), Payload::Memory(slice, None)));
+        outbox.push(Outgoing::new(&header(Kind::Data, length.get()), Payload::Memory(slice, None)));
         let asked = RefCell::new(Vec::new());
         let send = |_: &TcpStream, sources: &[Source<'_>], how| {
             asked.borrow_mut().push((sources[0].length(), how));
@@ -364,20 +364,6 @@ mod tests {
         assert!(!outbox.sends().is_open());
     }
 
-    fn header(length: u64) -> Header {
-        Header {
-            kind: Kind::Data,
-            reason: None,
-            is_checked: false,
-            operation: 1,
-            region: RegionId(1),
-            registration: 1,
-            offset: 0,
-            length,
-            checksum: 0,
-        }
-    }
-
     /// A frame is given up when `sent` bytes of it are on the wire: what follows them is copied, and no more.
     #[test]
     fn what_is_finished_from_a_copy_is_copied_from_where_it_stopped() {
@@ -387,7 +373,7 @@ mod tests {
         for sent in [1, HEADER_BYTES, HEADER_BYTES + 1, HEADER_BYTES + 60_000] {
             let slice = MemorySlice::new(&region, RegionId(1), 0, ByteCount(LENGTH)).unwrap();
             let mut outbox = Outbox { sent, ..Outbox::default() };
-            outbox.push(Outgoing::new(&header(LENGTH), Payload::Memory(slice, None)));
+            outbox.push(Outgoing::new(&header(Kind::Data, LENGTH), Payload::Memory(slice, None)));
             outbox.give_up(|_| true);
             let frame = &outbox.frames[0];
             assert_eq!(frame.length(), HEADER_BYTES + bytes.len());

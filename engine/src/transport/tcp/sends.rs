@@ -323,7 +323,7 @@ impl Sends {
 
 #[cfg(test)]
 mod tests {
-    use super::super::frame::{Header, Kind};
+    use super::super::frame::{Header, Kind, header};
     use super::super::registry::Registry;
     use super::*;
     use crate::memory::{Access, PageKind, Region};
@@ -372,17 +372,7 @@ mod tests {
         let withdraw = |sends: &mut Sends, number: u64| {
             let id = RegionId(number);
             let registration = registry.register(id, &region).unwrap();
-            let header = Header {
-                kind: Kind::Read,
-                reason: None,
-                is_checked: false,
-                operation: number,
-                region: id,
-                registration,
-                offset: 0,
-                length: 4096,
-                checksum: 0,
-            };
+            let header = Header { operation: number, region: id, registration, ..header(Kind::Read, 4096) };
             let (slice, lease) = registry.lease(&header).unwrap();
             let last = sends.sent();
             sends.pin(last, number, Payload::Memory(slice, Some(lease)));

@@ -273,8 +273,8 @@ impl Handler for Requests {
 
 #[cfg(test)]
 mod tests {
+    use super::super::frame::header;
     use super::*;
-    use crate::types::RegionId;
 
     #[test]
     fn a_request_that_is_longer_than_was_granted_ends_the_connection() {
@@ -285,19 +285,8 @@ mod tests {
             refusal: None,
         };
         for kind in [Kind::Read, Kind::Write] {
-            let header = |length| Header {
-                kind,
-                reason: None,
-                is_checked: true,
-                operation: 1,
-                region: RegionId(1),
-                registration: 1,
-                offset: 0,
-                length,
-                checksum: 0,
-            };
-            assert!(requests.begun(header(4096)).is_ok());
-            assert!(matches!(requests.begun(header(4097)), Err(Error::Protocol { .. })));
+            assert!(requests.begun(header(kind, 4096)).is_ok());
+            assert!(matches!(requests.begun(header(kind, 4097)), Err(Error::Protocol { .. })));
         }
     }
 }
