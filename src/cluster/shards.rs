@@ -118,36 +118,15 @@ fn owners(members: &[Member], shard: Shard) -> Option<Owners> {
     Some(Owners { primary: primary.id, backup: backup.map(|member| member.id) })
 }
 
-/// Hosts for `count` replicas of what belongs to the chain that begins with `head`, the first one first.
-///
-/// Distinct hosts always; distinct racks as far as there are. Fewer members than `count` give fewer hosts. All objects of
-/// a chain have the same hosts, so that a host that is lost takes whole chains with it and no holes into all.
-#[must_use]
-pub fn replica_hosts(view: &View, head: KeyId, count: usize) -> Vec<MemberId> {
-    // Not the shard's number: the owner of a shard is not to hold all bytes of its keys.
-    let item = u64::try_from(head.0 & u128::from(u64::MAX)).unwrap_or(u64::MAX);
-    let mut ranked: Vec<(Cost, &Member)> =
-        view.members().iter().map(|member| (cost(member, item), member)).collect();
-    ranked.sort_by_key(|&(cost, _)| cost);
-    let mut hosts: Vec<&Member> = Vec::with_capacity(count.min(ranked.len()));
-    for wants_new_rack in [true, false] {
-        for &(_, member) in &ranked {
-            if hosts.len() == count {
-                break;
-            }
-            let is_taken = hosts.iter().any(|host| host.id == member.id);
-            let is_near = member.rack().is_some() && hosts.iter().any(|host| host.rack() == member.rack());
-            let is_wanted = !(wants_new_rack && is_near);
-            if is_wanted && !is_taken {
-                hosts.push(member);
-            }
-        }
-    }
-    hosts.into_iter().map(|member| member.id).collect()
+/// What hosts draw for, of a chain. Not its shard's number: the owner of a shard is not to hold all bytes of its keys.
+fn replica_item(head: KeyId) -> u64 {
+    u64::try_from(head.0 & u128::from(u64::MAX)).unwrap_or(u64::MAX)
 }
 
 /// The host for one replica more of what belongs to the chain that begins with `head` and is on `held` already: the first
 /// of those that `is_candidate`, in a rack where there is none if there is such a one.
+///
+/// All objects of a chain get the same hosts, so that a host that is lost takes whole chains with it and no holes into all.
 #[must_use]
 pub fn replica_target(
     view: &View,
@@ -155,7 +134,7 @@ pub fn replica_target(
     held: &[MemberId],
     is_candidate: impl Fn(MemberId) -> bool,
 ) -> Option<MemberId> {
-    let item = u64::try_from(head.0 & u128::from(u64::MAX)).unwrap_or(u64::MAX);
+    let item = replica_item(head);
     let racks: Vec<&str> = held.iter().filter_map(|&id| view.member(id)).filter_map(Member::rack).collect();
     let candidates =
         || view.members().iter().filter(|member| !held.contains(&member.id) && is_candidate(member.id));
@@ -227,6 +206,41 @@ mod tests {
         }
     }
 
+    /// Hosts for `count` replicas of what belongs to a chain, found one by one, as it is done.
+    fn hosts_one_by_one(view: &View, head: KeyId, count: usize) -> Vec<MemberId> {
+        let mut held = Vec::new();
+        while held.len() < count
+            && let Some(next) = replica_target(view, head, &held, |_| true)
+        {
+            held.push(next);
+        }
+        held
+    }
+
+    /// The same in one go: distinct hosts always, distinct racks as far as there are.
+    fn hosts_at_once(view: &View, head: KeyId, count: usize) -> Vec<MemberId> {
+        let item = replica_item(head);
+        let mut ranked: Vec<(Cost, &Member)> =
+            view.members().iter().map(|member| (cost(member, item), member)).collect();
+        ranked.sort_by_key(|&(cost, _)| cost);
+        let mut hosts: Vec<&Member> = Vec::with_capacity(count.min(ranked.len()));
+        for wants_new_rack in [true, false] {
+            for &(_, member) in &ranked {
+                if hosts.len() == count {
+                    break;
+                }
+                let is_taken = hosts.iter().any(|host| host.id == member.id);
+                let is_near =
+                    member.rack().is_some() && hosts.iter().any(|host| host.rack() == member.rack());
+                let is_wanted = !(wants_new_rack && is_near);
+                if is_wanted && !is_taken {
+                    hosts.push(member);
+                }
+            }
+        }
+        hosts.into_iter().map(|member| member.id).collect()
+    }
+
     proptest! {
         #[test]
         fn replicas_are_on_distinct_hosts_and_on_as_many_racks_as_there_are(
@@ -243,7 +257,7 @@ mod tests {
                 })
                 .collect();
             let view = view(members);
-            let hosts = replica_hosts(&view, KeyId(key), count);
+            let hosts = hosts_one_by_one(&view, KeyId(key), count);
             prop_assert_eq!(hosts.len(), count.min(view.members().len()));
             let distinct: std::collections::BTreeSet<_> = hosts.iter().collect();
             prop_assert_eq!(distinct.len(), hosts.len());
@@ -269,18 +283,16 @@ mod tests {
                 None => member(id, 8),
             };
             let view = view(racks.iter().zip(1..).map(in_its_rack).collect());
-            let mut held = Vec::new();
-            while held.len() < count && let Some(next) = replica_target(&view, KeyId(key), &held, |_| true) {
-                held.push(next);
-            }
-            prop_assert_eq!(held, replica_hosts(&view, KeyId(key), count));
+            let head = KeyId(key);
+            prop_assert_eq!(hosts_one_by_one(&view, head, count), hosts_at_once(&view, head, count));
         }
 
         #[test]
         fn a_host_that_is_lost_changes_only_the_chains_that_it_held(key: u128, lost in 1_u64..=6) {
             let all = view((1..=6).map(|id| member(id, 8)).collect());
             let rest = view((1..=6).filter(|&id| id != lost).map(|id| member(id, 8)).collect());
-            let (before, after) = (replica_hosts(&all, KeyId(key), 2), replica_hosts(&rest, KeyId(key), 2));
+            let hosts = |view| hosts_one_by_one(view, KeyId(key), 2);
+            let (before, after) = (hosts(&all), hosts(&rest));
             if before.contains(&MemberId(lost)) {
                 prop_assert!(before.iter().filter(|&&id| id != MemberId(lost)).all(|id| after.contains(id)));
             } else {
