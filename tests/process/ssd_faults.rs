@@ -2,7 +2,7 @@
 //! serves on.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -60,6 +60,15 @@ fn write_and_evict(mount: &Mount, namespace: &Path) {
     assert!(records >= OBJECTS, "{records} records");
 }
 
+/// A faulty disk that holds the objects, faultless so far, its mount, and where they are.
+fn faulty_disk_with_objects() -> (FaultyDisk, Mount, PathBuf) {
+    let disk = FaultyDisk::new();
+    let mount = mount_on_faulty(&disk);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    (disk, mount, namespace)
+}
+
 fn device(mount: &Mount) -> serde_json::Value {
     mount.control_get("/v1/status").json()["ssd"]["devices"][0].clone()
 }
@@ -104,10 +113,7 @@ fn serves(mount: &Mount, namespace: &Path) {
 
 #[test]
 fn a_block_that_cannot_be_read_costs_its_zone_and_nothing_else() {
-    let disk = FaultyDisk::new();
-    let mount = mount_on_faulty(&disk);
-    let namespace = mount.namespace("kv");
-    write_and_evict(&mount, &namespace);
+    let (disk, mount, namespace) = faulty_disk_with_objects();
     // In the middle of the first zone, which begins at 1 MiB.
     disk.set(|faults| faults.bad = 4 << 20..(4 << 20) + 4096);
     let left = found(&namespace, 0..OBJECTS);
@@ -120,10 +126,7 @@ fn a_block_that_cannot_be_read_costs_its_zone_and_nothing_else() {
 
 #[test]
 fn a_disk_whose_writes_fail_gets_no_more_and_what_it_holds_is_read() {
-    let disk = FaultyDisk::new();
-    let mount = mount_on_faulty(&disk);
-    let namespace = mount.namespace("kv");
-    write_and_evict(&mount, &namespace);
+    let (disk, mount, namespace) = faulty_disk_with_objects();
     disk.set(|faults| faults.write_error = Some(libc::EIO));
     serves(&mount, &namespace);
     evict(&mount);
@@ -136,10 +139,7 @@ fn a_disk_whose_writes_fail_gets_no_more_and_what_it_holds_is_read() {
 
 #[test]
 fn a_disk_that_turns_read_only_says_so_and_what_it_holds_is_read() {
-    let disk = FaultyDisk::new();
-    let mount = mount_on_faulty(&disk);
-    let namespace = mount.namespace("kv");
-    write_and_evict(&mount, &namespace);
+    let (disk, mount, namespace) = faulty_disk_with_objects();
     disk.set(|faults| faults.write_error = Some(libc::EROFS));
     serves(&mount, &namespace);
     evict(&mount);
@@ -151,10 +151,7 @@ fn a_disk_that_turns_read_only_says_so_and_what_it_holds_is_read() {
 
 #[test]
 fn a_disk_that_fills_up_is_used_as_far_as_it_goes() {
-    let disk = FaultyDisk::new();
-    let mount = mount_on_faulty(&disk);
-    let namespace = mount.namespace("kv");
-    write_and_evict(&mount, &namespace);
+    let (disk, mount, namespace) = faulty_disk_with_objects();
     // Somebody else took what was left of it.
     disk.set(|faults| faults.room = 48 << 20);
     for number in 100..160 {
