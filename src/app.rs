@@ -289,35 +289,50 @@ struct Daemon {
     effective: Arc<Effective>,
 }
 
+/// The memory tier with what an earlier daemon left in it, and the flows over it.
+fn open_datapath(effective: &Effective, telemetry: &Arc<Telemetry>) -> Result<Arc<Datapath>, Failure> {
+    let config = &effective.config;
+    memory_groups::warn_of_own_limit(config.memory.capacity);
+    let tier = MemoryTier::open(&MemoryConfig {
+        directory: effective.state.memory.clone(),
+        capacity: config.memory.capacity,
+        huge_pages: match config.memory.huge_pages {
+            HugePagesChoice::Auto => HugePages::Auto,
+            HugePagesChoice::Never => HugePages::Never,
+        },
+    })
+    .map_err(|error| Failure::new(ExitStatus::Environment, error))?;
+    let scratch = ssd::scratch_of(config);
+    let clock = Arc::new(SystemClock::default());
+    let datapath = Datapath::new(tier, scratch, clock, settings_of(config), Arc::clone(telemetry));
+    let datapath = Arc::new(datapath);
+    let recovered = datapath.recover().map_err(|error| Failure::new(ExitStatus::Failed, error))?;
+    if recovered.objects + recovered.removed + recovered.corrupt > 0 {
+        tracing::info!(
+            objects = recovered.objects,
+            bytes = %recovered.bytes,
+            directories = recovered.directories,
+            removed = recovered.removed,
+            corrupt = recovered.corrupt,
+            "took over what an earlier daemon sealed"
+        );
+    }
+    Ok(datapath)
+}
+
+fn mount_failure(error: MountError) -> Failure {
+    let status = match error {
+        MountError::NoDevice { .. } | MountError::NoPassthrough { .. } => ExitStatus::Environment,
+        MountError::Refused { .. } => ExitStatus::MountPoint,
+        MountError::Handshake { .. } | MountError::Thread(_) => ExitStatus::Failed,
+    };
+    Failure::new(status, error)
+}
+
 impl Daemon {
     fn start(effective: Effective, mount_dir: &Path) -> Result<Self, Failure> {
-        let config = &effective.config;
-        memory_groups::warn_of_own_limit(config.memory.capacity);
-        let tier = MemoryTier::open(&MemoryConfig {
-            directory: effective.state.memory.clone(),
-            capacity: config.memory.capacity,
-            huge_pages: match config.memory.huge_pages {
-                HugePagesChoice::Auto => HugePages::Auto,
-                HugePagesChoice::Never => HugePages::Never,
-            },
-        })
-        .map_err(|error| Failure::new(ExitStatus::Environment, error))?;
         let telemetry = Arc::new(Telemetry::default());
-        let scratch = ssd::scratch_of(config);
-        let clock = Arc::new(SystemClock::default());
-        let datapath =
-            Arc::new(Datapath::new(tier, scratch, clock, settings_of(config), Arc::clone(&telemetry)));
-        let recovered = datapath.recover().map_err(|error| Failure::new(ExitStatus::Failed, error))?;
-        if recovered.objects + recovered.removed + recovered.corrupt > 0 {
-            tracing::info!(
-                objects = recovered.objects,
-                bytes = %recovered.bytes,
-                directories = recovered.directories,
-                removed = recovered.removed,
-                corrupt = recovered.corrupt,
-                "took over what an earlier daemon sealed"
-            );
-        }
+        let datapath = open_datapath(&effective, &telemetry)?;
         let unnamed = ssd::attach(&datapath, &effective, || StopSignal.is_set())?;
         let membership = cluster::join(&datapath, &effective)?;
         let effective = Arc::new(effective);
@@ -336,14 +351,7 @@ impl Daemon {
         let start = || {
             clear_stale_mount(mount_dir)?;
             let settings = session_settings(&effective.config, mount_dir);
-            Session::start(&datapath, Arc::new(files), &settings, &telemetry).map_err(|error| {
-                let status = match error {
-                    MountError::NoDevice { .. } | MountError::NoPassthrough { .. } => ExitStatus::Environment,
-                    MountError::Refused { .. } => ExitStatus::MountPoint,
-                    MountError::Handshake { .. } | MountError::Thread(_) => ExitStatus::Failed,
-                };
-                Failure::new(status, error)
-            })
+            Session::start(&datapath, Arc::new(files), &settings, &telemetry).map_err(mount_failure)
         };
         let session = start().inspect_err(|_| {
             if effective.config.runtime.on_stop == OnStop::Discard {
