@@ -2,6 +2,10 @@
 //!
 //! Hot path: one lock, no system call, unless the name stands for a file that is being written.
 
+use std::time::Duration;
+
+use tidefs_engine::types::DirectoryId;
+
 use super::expiry::Ended;
 use super::resent::Sent;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Stat, State, key_hash};
@@ -163,8 +167,6 @@ impl Datapath {
     ) -> Result<Lookup, Error> {
         let name = Name::new(name)?;
         let now = self.clock.monotonic();
-        // A writer's look-up before it creates or renames its file: no block of a chain, and no miss if absent.
-        let is_temporary = self.is_temporary(&name);
         let mut state = self.lock();
         if state.resent.contains(&Sent::of(caller, Some(&name))) {
             drop(state);
@@ -177,26 +179,7 @@ impl Datapath {
         let parent = state.slot_of(parent)?;
         let directory = state.directory_id(parent)?;
         let Some(child) = state.tree.child(parent, name.as_bytes()) else {
-            if state.is_unnamed(directory, name.as_bytes()) {
-                let is_patient = patience >= Patience::Members;
-                return Ok(if is_patient { Lookup::Name } else { Lookup::Absent { cacheable: false } });
-            }
-            self.fast.absences.note(key_hash(directory, name.as_bytes()));
-            if is_temporary {
-                state.resent.pop(&Sent::of(caller, Some(&name)));
-                return Ok(Lookup::Absent { cacheable: true });
-            }
-            let has_members = state.has_members();
-            let is_certain = !has_members || state.is_absent_everywhere(parent, name.as_bytes());
-            if !is_certain && patience >= Patience::Members {
-                return Ok(Lookup::Ask);
-            }
-            // Who was sent here to open another version finds none: that open is over.
-            state.resent.pop(&Sent::of(caller, Some(&name)));
-            state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
-            self.note_miss(&mut state, caller, parent, key_hash(directory, name.as_bytes()));
-            let is_revocable = !has_members || self.can_tell_names();
-            return Ok(Lookup::Absent { cacheable: is_certain && is_revocable });
+            return Ok(self.look_elsewhere(&mut state, caller, (parent, directory), &name, patience, now));
         };
         let now_ns = self.now_ns();
         if state.is_due(child, now_ns) {
@@ -229,13 +212,47 @@ impl Datapath {
             self.telemetry.misses.increment();
             return Ok(Lookup::Absent { cacheable: false });
         };
-        if !is_temporary && state.object(slot).is_some() {
+        if state.object(slot).is_some() && !self.is_temporary(&name) {
             state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
         }
         state.tree.reference(slot);
         let stat = self.stat_of(&state, slot);
         self.note_found(&mut state, caller, &name, stat.ino);
         Ok(Lookup::Found { stat, cacheable: state.is_cacheable(slot) })
+    }
+
+    /// What is answered for a name that stands for nothing here.
+    fn look_elsewhere(
+        &self,
+        state: &mut State,
+        caller: &Caller,
+        (parent, directory): (Slot, DirectoryId),
+        name: &Name,
+        patience: Patience,
+        now: Duration,
+    ) -> Lookup {
+        if state.is_unnamed(directory, name.as_bytes()) {
+            let is_patient = patience >= Patience::Members;
+            return if is_patient { Lookup::Name } else { Lookup::Absent { cacheable: false } };
+        }
+        let key = key_hash(directory, name.as_bytes());
+        self.fast.absences.note(key);
+        if self.is_temporary(name) {
+            // A writer's look-up before it creates or renames its file: no block of a chain, and no miss.
+            state.resent.pop(&Sent::of(caller, Some(name)));
+            return Lookup::Absent { cacheable: true };
+        }
+        let has_members = state.has_members();
+        let is_certain = !has_members || state.is_absent_everywhere(parent, name.as_bytes());
+        if !is_certain && patience >= Patience::Members {
+            return Lookup::Ask;
+        }
+        // Who was sent here to open another version finds none: that open is over.
+        state.resent.pop(&Sent::of(caller, Some(name)));
+        state.chains.probed(caller.thread.0, key, now);
+        self.note_miss(state, caller, parent, key);
+        let is_revocable = !has_members || self.can_tell_names();
+        Lookup::Absent { cacheable: is_certain && is_revocable }
     }
 
     /// Waits until some writer's last handle is released, or `limit` passes. Returns whether one was.

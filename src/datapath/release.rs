@@ -196,9 +196,6 @@ impl Datapath {
         if handle.options.write && writers == 0 {
             match object.phase {
                 Phase::Writing if killed.is_some() || refused.is_some() || !whole => {
-                    self.telemetry.discarded_writes.increment();
-                    let key = state.key_of(slot);
-                    afterwards.doomed.push(state.discard_writing(slot));
                     let ending = match (killed, refused) {
                         (Some(process), _) => Some(Ending::WriterKilled { process: process.0 }),
                         (None, Some(Refusal::OverQuota { directory, quota })) => {
@@ -207,9 +204,7 @@ impl Datapath {
                         (None, Some(Refusal::NoRoom)) => Some(Ending::NoRoom),
                         (None, None) => None,
                     };
-                    if let (Some(key), Some(ending)) = (key, ending) {
-                        state.history.note(key, self.now_ns(), ending);
-                    }
+                    self.drop_unfinished(state, slot, ending, afterwards);
                 }
                 Phase::Writing if is_expected => {}
                 Phase::Writing => self.end_writing(state, slot, afterwards),
@@ -223,6 +218,22 @@ impl Datapath {
         }
         state.recharge(slot);
         self.settle_closed(state, slot, afterwards);
+    }
+
+    /// A file is dropped that its writers did not finish. `ending`: what is remembered of that.
+    fn drop_unfinished(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        ending: Option<Ending>,
+        afterwards: &mut Afterwards,
+    ) {
+        self.telemetry.discarded_writes.increment();
+        let key = state.key_of(slot);
+        afterwards.doomed.push(state.discard_writing(slot));
+        if let (Some(key), Some(ending)) = (key, ending) {
+            state.history.note(key, self.now_ns(), ending);
+        }
     }
 
     /// The last writer left a file that was never renamed: it is sealed, or parked when its name is temporary.
