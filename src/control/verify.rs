@@ -10,6 +10,7 @@ use tidefs_engine::types::{ByteCount, ObjectCount};
 
 use super::operations::{bytes_of, refusal};
 use crate::datapath::{self, Datapath};
+use crate::namespace::Ino;
 
 /// How often a verification reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -55,15 +56,7 @@ pub(super) fn verify(
             }
             Ok(datapath::Verdict::Skipped) | Err(_) => {
                 seen.passed_by.0 += 1;
-                let tier = datapath.path_of_ino(ino).and_then(|path| datapath.facts(&path));
-                let count = match (is_on_disk, tier.map(|facts| facts.tier)) {
-                    (false, Some("ssd")) => &mut summary.only_on_disk,
-                    (true, Some("memory" | "packed")) => &mut summary.only_in_memory,
-                    (_, Some("remote")) => &mut summary.only_elsewhere,
-                    // Evicted or rewritten since the list was made.
-                    _ => &mut summary.gone,
-                };
-                count.0 += 1;
+                count_passed_by(datapath, ino, is_on_disk, &mut summary);
             }
         }
         // When so many bytes may have been read.
@@ -88,4 +81,17 @@ pub(super) fn verify(
     summary.corrupt = seen.corrupt;
     summary.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(summary)
+}
+
+/// Counts an object that was not read by where it is instead. `is_on_disk`: those on disks are verified, else those in memory.
+fn count_passed_by(datapath: &Datapath, ino: Ino, is_on_disk: bool, summary: &mut VerifySummary) {
+    let facts = datapath.path_of_ino(ino).and_then(|path| datapath.facts(&path));
+    let count = match (is_on_disk, facts.map(|facts| facts.tier)) {
+        (false, Some("ssd")) => &mut summary.only_on_disk,
+        (true, Some("memory" | "packed")) => &mut summary.only_in_memory,
+        (_, Some("remote")) => &mut summary.only_elsewhere,
+        // Evicted or rewritten since the list was made.
+        _ => &mut summary.gone,
+    };
+    count.0 += 1;
 }
