@@ -12,15 +12,7 @@ use super::system::{Change, Open, System};
 mod pages;
 mod quota;
 
-const SETUP: Setup = Setup {
-    capacity: ByteCount::mib(1),
-    packed_max: ByteCount::kib(4),
-    write_headroom: ByteCount::ZERO,
-    scratch_min: ByteCount::mib(1),
-    policy: "lru",
-    forgets_at_once: false,
-    has_ssd: false,
-};
+const SETUP: Setup = Setup::of(ByteCount::mib(1));
 
 const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };
 const WRITE: Open = Open { write: true, read: false, ..READ };

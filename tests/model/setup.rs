@@ -30,6 +30,19 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// A plain one: memory alone, no file that is a slot file before it fills the cache.
+    pub(crate) const fn of(capacity: ByteCount) -> Self {
+        Self {
+            capacity,
+            packed_max: ByteCount::kib(4),
+            write_headroom: ByteCount::ZERO,
+            scratch_min: capacity,
+            policy: "lru",
+            forgets_at_once: false,
+            has_ssd: false,
+        }
+    }
+
     /// What a daemon is told of it that begins now.
     pub(crate) fn settings(&self, clock: &dyn Clock) -> Settings {
         Settings {

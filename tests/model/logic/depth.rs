@@ -8,15 +8,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::{Logic, Setup, caller};
 
-const SETUP: Setup = Setup {
-    capacity: ByteCount::mib(64),
-    packed_max: ByteCount::kib(4),
-    write_headroom: ByteCount::ZERO,
-    scratch_min: ByteCount::mib(64),
-    policy: "lru",
-    forgets_at_once: false,
-    has_ssd: false,
-};
+const SETUP: Setup = Setup::of(ByteCount::mib(64));
 
 /// The shortest of many renames of an object there and back.
 fn rename_time(datapath: &Datapath, directory: Ino) -> Duration {

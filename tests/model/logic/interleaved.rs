@@ -226,15 +226,7 @@ fn many() -> ProptestConfig {
 }
 
 fn setup(packed_max: ByteCount, forgets_at_once: bool) -> Setup {
-    Setup {
-        capacity: ByteCount::mib(1),
-        packed_max,
-        write_headroom: ByteCount::ZERO,
-        scratch_min: ByteCount::mib(1),
-        policy: "lru",
-        forgets_at_once,
-        has_ssd: false,
-    }
+    Setup { packed_max, forgets_at_once, ..Setup::of(ByteCount::mib(1)) }
 }
 
 const CREATE: Open = Open { read: false, write: true, create: true, exclusive: false, truncate: false };

@@ -11,15 +11,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::{Logic, Setup, caller};
 
-pub(super) const SETUP: Setup = Setup {
-    capacity: ByteCount::mib(512),
-    packed_max: ByteCount::kib(4),
-    write_headroom: ByteCount::ZERO,
-    scratch_min: ByteCount::mib(512),
-    policy: "lru",
-    forgets_at_once: false,
-    has_ssd: false,
-};
+pub(super) const SETUP: Setup = Setup::of(ByteCount::mib(512));
 
 /// A directory `ns` with `count` empty objects, and one below it with a tenth of them.
 pub(super) fn filled(count: usize) -> (Logic, Ino) {

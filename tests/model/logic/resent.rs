@@ -22,15 +22,7 @@ fn publish(logic: &mut Logic, who: usize, seed: u64) {
 /// The kernel asks for an inode that it looked up a moment ago, under which a reader has an older version open.
 #[test]
 fn a_reader_keeps_its_bytes_when_a_writer_comes_late_to_a_version_that_was_replaced() {
-    let mut logic = Logic::new(Setup {
-        capacity: ByteCount::mib(1),
-        packed_max: ByteCount::kib(4),
-        write_headroom: ByteCount::ZERO,
-        scratch_min: ByteCount::mib(1),
-        policy: "lru",
-        forgets_at_once: false,
-        has_ssd: false,
-    });
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
     publish(&mut logic, 0, 1);
     let ino = logic.resolve(2, "k").expect("it is there");
     let reader = logic.open(1, "k", READ).expect("open");
