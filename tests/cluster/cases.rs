@@ -46,12 +46,26 @@ impl OnDisk {
         assert!(written.hosts.metric(0, "tidefs_ssd_demotions_total") > 0, "nothing went to disk");
         // What its disk could not take in time was dropped; what is there is more than memory holds.
         written.there = (0..WRITTEN).filter(|&number| written.path(0, number).exists()).collect();
-        assert!(written.there.len() > 20, "{:?}", written.there);
+        assert!(written.there.len() > 20, "{:?}: {:?}", written.there, written.facts());
         written
     }
 
     fn path(&self, host: usize, number: u64) -> PathBuf {
         self.hosts.mounts[host].join(format!("whole-0/{number}"))
+    }
+
+    /// What the host with the disk did with its objects, for the message of a failure.
+    fn facts(&self) -> Vec<(&'static str, u64)> {
+        [
+            "evictions",
+            "ssd_demotions",
+            "ssd_promotions",
+            "ssd_promotion_misses",
+            "ssd_refusals",
+            "surprise_growth_bytes",
+        ]
+        .map(|name| (name, self.hosts.metric(0, &format!("tidefs_{name}_total"))))
+        .to_vec()
     }
 
     /// What leaves memory for want of room at once is dropped: the host with the disk gets the time to write it, until there
@@ -85,19 +99,8 @@ fn what_is_on_the_disk_of_another_host_is_read_whole() {
     assert!(wait::until(wait::HANG, || lies(first, "memory")), "nobody is told that it came back");
     for &number in &written.there {
         let found = fs::read(written.path(1, number));
-        let facts = || {
-            [
-                "evictions",
-                "ssd_demotions",
-                "ssd_promotions",
-                "ssd_promotion_misses",
-                "ssd_refusals",
-                "surprise_growth_bytes",
-            ]
-            .map(|name| (name, written.hosts.metric(0, &format!("tidefs_{name}_total"))))
-        };
-        let found =
-            found.unwrap_or_else(|error| panic!("{number} is on the other host: {error}; {:?}", facts()));
+        let found = found
+            .unwrap_or_else(|error| panic!("{number} is on the other host: {error}; {:?}", written.facts()));
         assert!(found == bytes(number), "{number}");
         written.wait_for_room();
     }
