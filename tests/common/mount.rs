@@ -264,8 +264,12 @@ impl Mount {
     /// Kills the daemon as a crash would. The mount point stays, dead: do not touch it from the test's own thread.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.daemon.take().expect("the daemon runs");
-        let died = end_by_force(&mut child, &self.point);
-        assert!(died, "the killed daemon does not die: its clients wait for answers that never come");
+        let left = end_by_force(&mut child, &self.point);
+        assert!(
+            left.is_none(),
+            "the killed daemon does not die, and its clients wait: {}",
+            left.unwrap_or_default()
+        );
     }
 
     /// Stops the daemon if it runs, checking that it ends well, and starts it again on the same state.
@@ -311,8 +315,10 @@ impl Mount {
             },
             Some(status) => Err(format!("the daemon ended with {status} on SIGTERM")),
             None => {
-                let died = end_by_force(&mut child, &self.point);
-                let wedged = if died { "" } else { " (and did not die before its connection was aborted)" };
+                let left = end_by_force(&mut child, &self.point);
+                let wedged =
+                    left.map(|left| format!(", and did not die before its connection was aborted: {left}"));
+                let wedged = wedged.unwrap_or_default();
                 Err(format!("the daemon did not end within {STOP:?} of SIGTERM and was killed{wedged}"))
             }
         }
@@ -402,18 +408,31 @@ fn command_line(point: &Path, state: &Path, options: &[&str]) -> Vec<OsString> {
     arguments
 }
 
-/// Kills a daemon and waits for its end. False when that took an abort of its connection to the kernel.
+/// Kills a daemon and waits for its end. What its threads do, if that takes an abort of its connection to the kernel.
 ///
 /// A thread of a daemon that waits in the kernel for a lock that one of its own clients holds cannot be killed, and
 /// keeps the connection open; a forced unmount aborts the connection, and all wake up.
-fn end_by_force(child: &mut Child, point: &Path) -> bool {
+fn end_by_force(child: &mut Child, point: &Path) -> Option<String> {
     let _ = child.kill();
     if wait_for(child, wait::HANG).is_some() {
-        return true;
+        return None;
     }
+    let left = threads_left(child.id());
     let _ = umount2(point, MntFlags::MNT_FORCE);
     let _ = wait_for(child, wait::HANG);
-    false
+    Some(left)
+}
+
+/// The threads that a process still has, and where each of them waits in the kernel.
+fn threads_left(pid: u32) -> String {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let described = tasks.map(|task| {
+        let fact = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let state =
+            fact("status").lines().find(|line| line.starts_with("State:")).unwrap_or_default().to_owned();
+        format!("\n{} {state} in {}\n{}", fact("comm").trim(), fact("wchan"), fact("stack"))
+    });
+    described.collect()
 }
 
 /// Waits for the end of a child, at most until `deadline`.
