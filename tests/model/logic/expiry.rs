@@ -27,34 +27,43 @@ fn is_unpinned(datapath: &Datapath, path: &[u8]) -> bool {
     datapath.facts(path).expect("it is there").policy.pin.is_none()
 }
 
+/// Says of a path whether what was due there has ended.
+type HasEnded = fn(&Datapath, &[u8]) -> bool;
+
+/// Whether somebody else is served while 20,000 objects that got `policy` fall due: who sees that the first one has ended and
+/// then that the last one has not.
+fn serves_others(policy: &str, value: &str, has_ended: HasEnded) -> bool {
+    let (logic, _) = due(20_000, policy, value);
+    let datapath = logic.datapath();
+    let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
+    let was_served = thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut was_served = false;
+            while !is_over.load(Ordering::Relaxed) {
+                was_served |= has_ended(datapath, b"ns/k0") && !has_ended(datapath, b"ns/below/k1999");
+                looks.fetch_add(1, Ordering::Relaxed);
+            }
+            was_served
+        });
+        // It is looking when it begins.
+        while looks.load(Ordering::Relaxed) < 10 {
+            thread::yield_now();
+        }
+        datapath.expire();
+        is_over.store(true, Ordering::Relaxed);
+        other.join().expect("the other thread")
+    });
+    assert!(has_ended(datapath, b"ns/k0") && has_ended(datapath, b"ns/below/k1999"), "{policy}");
+    was_served
+}
+
 #[test]
 fn others_are_served_while_what_falls_due_at_once_is_ended() {
-    // Who sees that the first one has ended and then that the last one has not was served in between.
-    type Seen = fn(&Datapath, &[u8]) -> bool;
-    let cases: [(&str, &str, Seen); 2] = [("ttl", "1", has_expired), ("pin", "soft:1s", is_unpinned)];
+    let cases: [(&str, &str, HasEnded); 2] = [("ttl", "1", has_expired), ("pin", "soft:1s", is_unpinned)];
     for (policy, value, has_ended) in cases {
-        let (logic, _) = due(20_000, policy, value);
-        let datapath = logic.datapath();
-        let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
-        let was_served = thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                let mut was_served = false;
-                while !is_over.load(Ordering::Relaxed) {
-                    was_served |= has_ended(datapath, b"ns/k0") && !has_ended(datapath, b"ns/below/k1999");
-                    looks.fetch_add(1, Ordering::Relaxed);
-                }
-                was_served
-            });
-            // It is looking when it begins.
-            while looks.load(Ordering::Relaxed) < 10 {
-                thread::yield_now();
-            }
-            datapath.expire();
-            is_over.store(true, Ordering::Relaxed);
-            other.join().expect("the other thread")
-        });
-        assert!(has_ended(datapath, b"ns/k0") && has_ended(datapath, b"ns/below/k1999"), "{policy}");
-        assert!(was_served, "others wait for all of it: {policy}");
+        // Where others use the processors it may be given none meanwhile, which says nothing.
+        let is_served = (0..5).any(|_| serves_others(policy, value, has_ended));
+        assert!(is_served, "others wait for all of it: {policy}");
     }
 }
 
