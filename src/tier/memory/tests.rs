@@ -47,17 +47,6 @@ fn the_tmpfs_is_private_sized_and_its_page_size_is_probed() {
 }
 
 #[test]
-fn usage_costs_little() {
-    let place = Workplace::new();
-    let tier = place.open(CAPACITY);
-    let start = Instant::now();
-    for _ in 0..10_000 {
-        tier.usage().unwrap();
-    }
-    println!("usage: {} ns", start.elapsed().as_nanos() / 10_000);
-}
-
-#[test]
 fn a_capacity_without_room_is_refused_and_names_the_minimum() {
     let place = Workplace::new();
     let error = MemoryTier::open(&place.config(ByteCount::kib(64))).unwrap_err();
