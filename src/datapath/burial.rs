@@ -53,7 +53,7 @@ impl Datapath {
     pub(super) fn bury(&self, doomed: Doomed) {
         if let Some(kernel) = self.kernel.get() {
             if doomed.kernel_knows {
-                kernel.forget_attributes(doomed.ino);
+                kernel.forget_attributes_now(doomed.ino);
             }
             if !doomed.is_open {
                 kernel.release_backing(doomed.ino);

@@ -5,9 +5,10 @@
 //! and the client for it. So a name that stands for something else is told through its old inode: with its attributes
 //! forgotten the next stat or open asks us, is told ESTALE, and looks the name up again.
 //!
-//! Messages go through a queue to a thread that serves no requests, but for the rare one that must have arrived before a
-//! request is answered. Backing files are closed at once: that waits for
-//! nothing.
+//! That an object left is told by whoever saw it off, as is the rare thing that must have arrived before a request is answered: a
+//! message about attributes waits for nothing, and costs less than to wake another thread. What is said under the lock of the
+//! tables, and what drops inodes, goes through a queue to a thread that serves no requests. Backing files are closed at once: that
+//! waits for nothing either.
 //!
 //! Limits: an inode waits at most once in each queue, so nothing is ever dropped and the queues are bounded by the
 //! number of inodes that the kernel holds.
