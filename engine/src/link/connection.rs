@@ -118,12 +118,6 @@ impl Link {
         self.remote
     }
 
-    /// Where the peer listens, as it sees itself.
-    #[must_use]
-    pub fn listens(&self) -> &[SocketAddr] {
-        &self.identity.addresses
-    }
-
     /// Whether this end dialled.
     #[must_use]
     pub fn is_dialled(&self) -> bool {

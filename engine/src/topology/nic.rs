@@ -36,16 +36,6 @@ pub struct Nic {
     pub is_up: Option<bool>,
 }
 
-impl Nic {
-    /// Links between the two devices by way of the nearest bridge that both hang below; `None` when there is none, or the
-    /// way of one is not known.
-    #[must_use]
-    pub fn pci_links_to(&self, other_path: &[String]) -> Option<usize> {
-        let common = self.pci_path.iter().zip(other_path).take_while(|(one, other)| one == other).count();
-        (common > 0).then(|| self.pci_path.len() + other_path.len() - 2 * common)
-    }
-}
-
 pub(super) fn read_all(root: &Path) -> Vec<Nic> {
     let net = root.join("class/net");
     let infiniband = root.join("class/infiniband");

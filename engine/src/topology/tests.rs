@@ -123,17 +123,6 @@ fn the_best_nic_is_up_then_near_then_fast() {
 }
 
 #[test]
-fn links_between_devices_are_counted_by_their_nearest_bridge() {
-    let folder = host();
-    let topology = Topology::read(folder.path());
-    let (far1, mlx5) = (nic(&topology, "far1"), nic(&topology, "mlx5_0"));
-    assert_eq!(far1.pci_links_to(&mlx5.pci_path), Some(2));
-    assert_eq!(far1.pci_links_to(&far1.pci_path), Some(0));
-    assert_eq!(nic(&topology, "near0").pci_links_to(&mlx5.pci_path), None);
-    assert_eq!(nic(&topology, "veth").pci_links_to(&mlx5.pci_path), None);
-}
-
-#[test]
 fn what_is_missing_or_makes_no_sense_is_left_out() {
     assert_eq!(Topology::read(Path::new("/nonexistent")), Topology::default());
     let folder = host();
