@@ -31,6 +31,7 @@ mod endpoint;
 pub(crate) mod fuzz;
 mod job;
 mod keys;
+mod meeting;
 mod nic {
     //! NICs, and the library's offers of them.
     pub(super) mod ffi;
@@ -56,7 +57,6 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::Duration;
 
 use libfabric_sys as fi;
 use libfabric_sys::Library;
@@ -70,12 +70,12 @@ use crate::transport::{BoxFuture, Capabilities, Endpoint, Exchange, Rail, Transp
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
 pub use config::FabricConfig;
 use domain::Domain;
-use endpoint::{Connection, FabricEndpoint};
 use job::Settings;
+use meeting::Acquaintance;
 use nic::ffi::{Nic, Offer};
 use progress::{Command, Progress};
 use select::{Facts, Wish};
-use wire::{Greeting, KEYS_MAX, KEYS_NAME, Key, RAILS_MAX, has_several_registrations};
+use wire::{KEYS_MAX, KEYS_NAME, Key, RAILS_MAX, has_several_registrations};
 
 const NAME: &str = "libfabric";
 
@@ -85,9 +85,6 @@ const OPERATION_BYTES_MAX: u64 = 64 << 20;
 const SLICE_BYTES: u64 = 1 << 20;
 /// Most operations of one connection; more only wait in the same queue.
 const OPERATIONS_MAX: usize = 128;
-/// How often a peer is asked whether it knows our addresses, and the pause between.
-const GREETINGS_MAX: usize = 200;
-const GREETING_PAUSE: Duration = Duration::from_millis(5);
 
 /// Variable and value that turn libfabric's cache of registrations off, see fi_mr(3).
 pub const REGISTRATION_CACHE: (&str, &str) = ("FI_MR_CACHE_MAX_COUNT", "0");
@@ -98,13 +95,6 @@ struct NicHandle {
     name: Arc<Mutex<Vec<u8>>>,
     /// Keys of the regions, where they change with the NIC's endpoint.
     keys: Arc<Mutex<HashMap<RegionId, Vec<u64>>>>,
-}
-
-/// What a peer told us of itself, and the answers of the NICs that were to learn it.
-struct Acquaintance {
-    addresses: Vec<Vec<u8>>,
-    own: Vec<Vec<u8>>,
-    pending: Vec<oneshot::Receiver<Result<u64, Error>>>,
 }
 
 /// The transport over libfabric.
@@ -277,10 +267,6 @@ impl Fabric {
         }
     }
 
-    fn own_addresses(&self) -> Vec<Vec<u8>> {
-        self.nics.iter().map(|nic| nic.name.lock().clone()).collect()
-    }
-
     /// Asks all NICs at once, and resolves when each has done it.
     fn each_nic(&self, command: impl Fn(oneshot::Sender<()>) -> Command) -> BoxFuture<'static, ()> {
         let ask = |nic: &NicHandle| {
@@ -295,48 +281,6 @@ impl Fabric {
                 let _ = is_done.await;
             }
         })
-    }
-
-    /// Asks each NIC to learn the address of the peer's rail that it talks to.
-    fn introduce(
-        &self,
-        peer: PeerId,
-        addresses: &[Vec<u8>],
-        connection: Option<&Arc<Connection>>,
-    ) -> Vec<oneshot::Receiver<Result<u64, Error>>> {
-        // Each of our NICs posts to one rail of the peer, and each rail of the peer posts to one of our NICs.
-        let count = self.nics.len().max(if connection.is_some() { 0 } else { addresses.len() });
-        let insert = |index: usize| {
-            let (reply, answer) = oneshot::channel();
-            let address = addresses[index % addresses.len()].clone();
-            let command = Command::Insert(peer, address, connection.cloned(), reply);
-            self.nics[index % self.nics.len()].progress.send(command);
-            answer
-        };
-        (0..count).map(insert).collect()
-    }
-
-    fn check_greeting(&self, greeting: &Greeting) -> Result<(), Error> {
-        if greeting.provider == self.provider {
-            return Ok(());
-        }
-        let looked_for = format!("provider {} at the peer, as here", self.provider);
-        Err(unavailable(looked_for, format!("it uses {}", greeting.provider)))
-    }
-
-    /// Tells the peer `addresses`, which are ours, until it knows them. Returns what it told us.
-    async fn greet(&self, addresses: &[Vec<u8>], exchange: &dyn Exchange) -> Result<Greeting, Error> {
-        let (provider, addresses) = (self.provider.clone(), addresses.to_vec());
-        let own = Greeting { is_ready: true, provider, addresses };
-        for _ in 0..GREETINGS_MAX {
-            let reply = Greeting::decode(&exchange.ask(own.encode()).await?)?;
-            self.check_greeting(&reply)?;
-            if reply.is_ready {
-                return Ok(reply);
-            }
-            tokio::time::sleep(GREETING_PAUSE).await;
-        }
-        Err(Error::transport(NAME, "the peer's NICs do not take our addresses"))
     }
 }
 
@@ -409,67 +353,11 @@ impl Transport for Fabric {
         peer: PeerId,
         exchange: &'a dyn Exchange,
     ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
-        Box::pin(async move {
-            let mut own = self.own_addresses();
-            let (greeting, connection, rails) = loop {
-                let greeting = self.greet(&own, exchange).await?;
-                let connection = Arc::new(Connection::new(peer, self.nics.len()));
-                let mut rails = Vec::with_capacity(self.nics.len());
-                let answers = self.introduce(peer, &greeting.addresses, Some(&connection));
-                for (nic, answer) in self.nics.iter().zip(answers) {
-                    let slot = answer.await.unwrap_or(Err(Error::Closed))?;
-                    rails.push((Arc::clone(&nic.progress), slot));
-                }
-                // An endpoint that was opened again meanwhile has another address than the peer knows; one that is
-                // opened again from now on fails the connection.
-                let now = self.own_addresses();
-                if now == own {
-                    break (greeting, connection, rails);
-                }
-                own = now;
-            };
-            let operations_max = self.capabilities.operations_max;
-            let peer_rails = greeting.addresses.len();
-            let longest = self.registration_bytes_max;
-            let endpoint = FabricEndpoint::new(connection, rails, peer_rails, operations_max, longest);
-            Ok(Arc::new(endpoint) as Arc<dyn Endpoint>)
-        })
+        Box::pin(async move { Ok(Arc::new(self.meet(peer, exchange).await?) as Arc<dyn Endpoint>) })
     }
 
     fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
-        let greeting = Greeting::decode(request)?;
-        self.check_greeting(&greeting)?;
-        let own = self.own_addresses();
-        let mut acquaintances = self.acquaintances.lock();
-        let is_known = acquaintances
-            .get(&peer)
-            .is_some_and(|known| known.addresses == greeting.addresses && known.own == own);
-        if !is_known {
-            let pending = self.introduce(peer, &greeting.addresses, None);
-            let known = Acquaintance { addresses: greeting.addresses, own: own.clone(), pending };
-            acquaintances.insert(peer, known);
-        }
-        let mut refused = None;
-        if let Some(known) = acquaintances.get_mut(&peer) {
-            known.pending.retain_mut(|answer| match answer.try_recv() {
-                Ok(Ok(_)) => false,
-                Ok(Err(error)) => {
-                    refused = Some(error);
-                    false
-                }
-                Err(oneshot::error::TryRecvError::Empty) => true,
-                Err(oneshot::error::TryRecvError::Closed) => {
-                    refused = Some(Error::Closed);
-                    false
-                }
-            });
-        }
-        if let Some(error) = refused {
-            acquaintances.remove(&peer);
-            return Err(error);
-        }
-        let is_ready = acquaintances.get(&peer).is_some_and(|known| known.pending.is_empty());
-        Ok(Greeting { is_ready, provider: self.provider.clone(), addresses: own }.encode())
+        self.answer_greeting(peer, request)
     }
 
     fn forget(&self, peer: PeerId) {
