@@ -100,6 +100,23 @@ pub enum Error {
         /// What the hardware, the library or the kernel said.
         cause: Arc<str>,
     },
+    /// The NICs of a transport translate too few pages for one more region.
+    #[error(
+        "transport `{transport}` has no room for a region of {need} pages of {page_bytes} bytes: its NICs have {left} of \
+         {budget} left; use larger pages (hugetlb), register less at a time, or let each NIC translate more"
+    )]
+    OverBudget {
+        /// Name of the transport.
+        transport: &'static str,
+        /// Pages of the region.
+        need: u64,
+        /// Pages that all NICs together have left.
+        left: u64,
+        /// Pages of all NICs together.
+        budget: u64,
+        /// Size of a page of the region in bytes.
+        page_bytes: u64,
+    },
     /// What arrived is not what was sent.
     #[error("the bytes that arrived have checksum {found:016x}, those that were sent {wanted:016x}")]
     Corrupt {
@@ -178,6 +195,7 @@ impl Error {
             | Self::Unproven { .. }
             | Self::VersionMismatch { .. }
             | Self::NoSuchRegion { .. }
+            | Self::OverBudget { .. }
             | Self::OutOfRange { .. }
             | Self::ReadOnly { .. }
             | Self::Unavailable { .. }

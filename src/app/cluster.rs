@@ -247,6 +247,7 @@ fn transport_options(settings: &ClusterSettings) -> TransportOptions {
     options.layers.is_checked = settings.transfer_check;
     let longest = settings.registration_max;
     options.libfabric.registration_bytes_max = (longest > ByteCount::ZERO).then_some(longest);
+    options.libfabric.pages_max = (settings.registration_pages > 0).then_some(settings.registration_pages);
     options
 }
 

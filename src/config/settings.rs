@@ -364,23 +364,22 @@ settings! {
 
         /// Bytes a second that this host moves to and from others at most, by each of its transports. `0` is no limit. Lower
         /// it where the network is shared.
-        transfer_rate: ByteCount {
-            default: ByteCount::ZERO; range: Range::any(); example: "2GiB";
-        }
+        transfer_rate: ByteCount { default: ByteCount::ZERO; range: Range::any(); example: "2GiB"; }
 
         /// Whether both ends compare checksums after each transfer, beside the one that each object has: for a fabric that is
         /// not trusted. It reads all bytes twice more. The same on all members, or they read nothing from each other.
-        transfer_check: bool {
-            default: false; range: Range::any(); example: "true";
-        }
+        transfer_check: bool { default: false; range: Range::any(); example: "true"; }
 
         /// Longest piece in which NICs of libfabric register a segment, of at most 16 pieces. `0` is no limit.
         registration_max: ByteCount { default: ByteCount::ZERO; range: Range::any(); example: "64GiB"; }
 
+        /// Pages that each NIC of libfabric translates at a time, for NICs that get slow or refuse beyond so many. A segment
+        /// that has no place at each NIC is shared out among them, and goes by another transport when all are full. `0` is
+        /// no limit.
+        registration_pages: u64 { default: 0; range: Range::any(); example: "2097152"; }
+
         /// Milliseconds that a look-up, a rename, a close or an unlink waits for other members.
-        patience_ms: u64 {
-            default: 2000; range: Range::between(10, 600_000); example: "500";
-        }
+        patience_ms: u64 { default: 2000; range: Range::between(10, 600_000); example: "500"; }
 
         /// Milliseconds that an open waits for the bytes of an object of another member; then it is a miss. Larger ones than
         /// `cluster.fetch_whole_max` may take so long for each part of that size.

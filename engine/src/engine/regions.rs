@@ -67,6 +67,11 @@ impl Regions {
                     keys.push((transport.name(), key));
                     holders.add(place);
                 }
+                Err(error @ Error::OverBudget { .. }) => {
+                    // It is so for a while, region by region; the transport says when that begins.
+                    tracing::debug!(transport = transport.name(), region = %id, %error, "left out");
+                    refusal = Some(error);
+                }
                 Err(error) => {
                     tracing::warn!(transport = transport.name(), region = %id, length = %region.length(), %error,
                         "a region cannot be reached by this transport");

@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
+use nix::unistd::{SysconfVar, sysconf};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::Mapping;
@@ -145,6 +147,15 @@ impl Region {
         self.base
     }
 
+    /// Size of its pages in bytes, as a NIC counts them: that of hugetlb pages, or of the kernel's smallest.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.file.as_ref().and_then(|file| huge_page_bytes(file)).unwrap_or_else(|| {
+            let smallest = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+            smallest.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(4096)
+        })
+    }
+
     /// Copies bytes out. Returns false, and copies nothing, when the range leaves the region.
     pub fn read_at(&self, offset: u64, target: &mut [u8]) -> bool {
         let Some(start) = self.start_of(offset, target.len()) else { return false };
@@ -175,6 +186,12 @@ impl Region {
         let end = offset.checked_add(u64::try_from(length).ok()?)?;
         (end <= self.length.get()).then(|| usize::try_from(offset).ok()).flatten()
     }
+}
+
+/// Size of the pages of a hugetlb file in bytes; `None` for other files.
+fn huge_page_bytes(file: &File) -> Option<u64> {
+    let found = fstatfs(file).ok().filter(|found| found.filesystem_type() == HUGETLBFS_MAGIC)?;
+    u64::try_from(found.block_size()).ok()
 }
 
 fn to_usize(length: ByteCount) -> io::Result<usize> {
@@ -313,6 +330,17 @@ mod tests {
                 region_length: ByteCount(8192),
             };
             assert_eq!(slice(offset, length).map(|_| ()), Err(wanted));
+        }
+    }
+
+    #[test]
+    fn hugetlb_memory_has_huge_pages_and_other_memory_base_pages() {
+        assert!([4096, 16_384, 65_536].contains(&region(4096).page_bytes()));
+        // Without a pool of huge pages it can be made, but not mapped.
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB;
+        match memfd_create(c"tidefs-test", flags) {
+            Ok(huge) => assert_eq!(huge_page_bytes(&File::from(huge)), Some(2 << 20)),
+            Err(error) => eprintln!("skipped: this kernel has no hugetlb memory: {error}"),
         }
     }
 

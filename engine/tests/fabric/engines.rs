@@ -272,11 +272,37 @@ fn read_all(runtime: &Runtime, here: &End, there: &End) -> Result<(), Error> {
 /// that knows them reads it by the fabric, which is the only way here.
 #[test]
 fn an_older_engine_reads_a_region_of_several_registrations_another_way() {
+    read_by_older_and_newer(&FabricConfig {
+        registration_bytes_max: Some(ByteCount(LENGTH / 4)),
+        ..strict_config()
+    });
+}
+
+#[test]
+fn an_older_engine_reads_a_region_that_is_shared_out_another_way() {
+    read_by_older_and_newer(&FabricConfig { pages_max: Some(LENGTH / 4096 - 100), ..strict_config() });
+}
+
+/// A region that has no place at the NICs is reached by way of sockets, from both ends.
+#[test]
+fn a_region_over_the_budget_goes_another_way() {
     let _alone = alone();
-    let pieces = FabricConfig { registration_bytes_max: Some(ByteCount(LENGTH / 4)), ..strict_config() };
+    let small = FabricConfig { pages_max: Some(LENGTH / 4096 / 4), ..strict_config() };
+    let (Some(near), Some(far)) = (open_with(&small), open_strict()) else { return };
+    let runtime = Runtime::new().unwrap();
+    let (here, there) = (End::with(&runtime, near, true), End::with(&runtime, far, true));
+    assert_eq!(read_all(&runtime, &here, &there), Ok(()));
+    assert_eq!(read_all(&runtime, &there, &here), Ok(()));
+    runtime.block_on(async { tokio::join!(here.engine.close(), there.engine.close()) });
+    drop((here, there));
+    expect_no_violation();
+}
+
+fn read_by_older_and_newer(config: &FabricConfig) {
+    let _alone = alone();
     let runtime = Runtime::new().unwrap();
     for has_sockets in [true, false] {
-        let (Some(fabric), Some(far), Some(near)) = (open_strict(), open_with(&pieces), open_with(&pieces))
+        let (Some(fabric), Some(far), Some(near)) = (open_strict(), open_with(config), open_with(config))
         else {
             return;
         };

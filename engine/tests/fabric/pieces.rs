@@ -16,7 +16,7 @@ use crate::harness::{
 const ODD: u64 = 60_001;
 
 /// All bytes, by operations of which some cross a boundary here, some there, and some both.
-fn all_bytes_arrive(pair: &Pair) {
+pub(crate) fn all_bytes_arrive(pair: &Pair) {
     let local = Memory::new(&pair.near, 1, 4 * PIECE + 4096, Access::ReadWrite);
     let remote = Memory::new(&pair.far, 2, 3 * PIECE + 5000, Access::ReadWrite);
     let length = remote.region.length().get() - ODD;

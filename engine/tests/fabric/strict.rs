@@ -9,6 +9,7 @@ use tidefs_engine::transport::libfabric::FabricConfig;
 use tidefs_engine::transport::{Direction, Endpoint, EndpointState, Transport};
 use tidefs_engine::types::RegionId;
 
+use crate::budget::with_pages;
 use crate::harness::{
     Memory, PATIENCE, Pair, Run, alone, announce, asked, block_on, bound, connect, dead, expect_no_violation,
     fragile, halt, held, in_pieces, mute, open_strict, peer, refusals, reusing, silence, strict_config,
@@ -220,6 +221,11 @@ fn memory_that_is_bound_to_an_endpoint_outlives_it() {
 #[test]
 fn memory_of_several_registrations_that_is_bound_to_an_endpoint_outlives_it() {
     bound_memory_outlives_its_endpoint(&in_pieces(strict_config()), 3 << 20);
+}
+
+#[test]
+fn memory_that_is_shared_out_and_bound_to_an_endpoint_outlives_it() {
+    bound_memory_outlives_its_endpoint(&with_pages(strict_config()), 3 << 20);
 }
 
 #[test]

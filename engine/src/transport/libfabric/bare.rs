@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::nic::ffi::{Failure, Nic};
 use super::port::ffi::{Completion, Order, Port, Posted};
+use super::registered::Portion;
 use super::registration::ffi::Registration;
 use super::{FabricConfig, NAME, offers};
 use crate::error::Error;
@@ -85,7 +86,8 @@ impl Bare {
         let offer = offer.ok_or_else(|| super::unavailable("a NIC", "there is none"))?;
         let nic = Nic::open(offer).map_err(|failure| failed(&failure))?;
         let port = Port::open(&nic, depth.max(1), wish.write_flags).map_err(|failure| failed(&failure))?;
-        let registration = Registration::new(&port, region, 0..region.length().get(), KEY)
+        let portion = Portion::whole(region);
+        let registration = Registration::new(&port, &portion, 0..region.length().get(), KEY)
             .map_err(|failure| failed(&failure))?;
         let has_addresses = nic.facts().mr_mode & fi::FI_MR_VIRT_ADDR != 0;
         let base = if has_addresses { region.base() as u64 } else { 0 };

@@ -24,6 +24,10 @@ pub struct FabricConfig {
     /// Longest registration. A longer region takes several side by side at each NIC, at most 16, and only peers that
     /// know of such regions reach it this way. For NICs that refuse long ones. Default: no limit, one for each region.
     pub registration_bytes_max: Option<ByteCount>,
+    /// Pages that each NIC translates. A region that does not fit beside the others is shared out among the NICs, or at
+    /// fewer of them, and only peers that know of such regions reach it this way; where all together have too few pages
+    /// left, it is refused. For NICs that get slow, or refuse, beyond so many. Default: no limit.
+    pub pages_max: Option<u64>,
 }
 
 impl Default for FabricConfig {
@@ -36,6 +40,7 @@ impl Default for FabricConfig {
             settle: Duration::from_secs(2),
             silence: Duration::from_secs(1),
             registration_bytes_max: None,
+            pages_max: None,
         }
     }
 }

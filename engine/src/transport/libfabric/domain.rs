@@ -33,10 +33,10 @@ use super::keys::Keys;
 use super::nic::ffi::{Failure, Nic, Withdrawn};
 use super::port::ffi::{Completion, Order, Port, Posted};
 use super::progress::Command;
-use super::registered::Registered;
+use super::registered::{Portion, Registered};
 use super::registration::ffi::Registration;
 use crate::error::Error;
-use crate::memory::{MemorySlice, Region};
+use crate::memory::MemorySlice;
 use crate::transport::{Direction, Rate};
 use crate::types::{PeerId, RegionId};
 
@@ -73,7 +73,7 @@ pub(super) struct Domain {
     awake_since: Instant,
     regions: HashMap<RegionId, Registered>,
     /// Regions whose registrations went with an endpoint that they were bound to, to be registered with the next one.
-    unbound: Vec<(RegionId, Arc<Region>)>,
+    unbound: Vec<(RegionId, Portion)>,
     /// Memory that peers may still touch through endpoints that are not closed.
     withdrawn: Vec<Withdrawn>,
     /// Whether anybody was told of the endpoint's address, or has told its own, since it was opened.
@@ -187,8 +187,8 @@ impl Domain {
     /// Does what another thread asked.
     pub(super) fn execute(&mut self, command: Command) {
         match command {
-            Command::Register(id, region, reply) => {
-                let _ = reply.send(self.register(id, &region));
+            Command::Register(id, portion, reply) => {
+                let _ = reply.send(self.register(id, portion));
             }
             Command::Unregister(id, is_in_use, done) => self.unregister(id, is_in_use, done),
             Command::Insert(peer, address, connection, reply) => {

@@ -10,12 +10,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::job::Job;
+use super::layout::{Layout, Layouts};
 use super::progress::{Command, Progress};
 use super::registered::chunk_bytes;
 use super::split::split;
 use super::wire::Key;
 use crate::error::Error;
-use crate::memory::Access;
+use crate::memory::{Access, MemorySlice};
 use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
 use crate::types::{ByteCount, PeerId, RailId};
 
@@ -118,13 +119,34 @@ impl Connection {
 /// The connection of this transport to one peer.
 pub(super) struct FabricEndpoint {
     connection: Arc<Connection>,
-    /// The NICs, and the peer's address in the vector of each.
-    rails: Vec<(Arc<Progress>, u64)>,
-    /// Rails of the peer: our rail `i` talks to the peer's rail `i % peer_rails`.
+    /// The NICs, and for each rail of the peer its place in the vector of that NIC, where it was introduced.
+    rails: Vec<(Arc<Progress>, Vec<Option<u64>>)>,
+    /// Rails of the peer: our rail `i` talks to the peer's rail `i % peer_rails`, where it has the choice.
     peer_rails: usize,
     operations_max: usize,
-    /// Longest registration of this host.
-    registration_bytes_max: Option<ByteCount>,
+    memories: Memories,
+}
+
+/// Where this host's regions are registered.
+#[derive(Debug)]
+pub(super) struct Memories {
+    /// Longest registration.
+    pub(super) registration_bytes_max: Option<ByteCount>,
+    /// Regions of which each rail has a part, where there may be some.
+    pub(super) divided: Option<Arc<Layouts>>,
+}
+
+impl Memories {
+    /// The layout of the region of `memory`, where each rail has a part of it.
+    fn divided(&self, memory: &MemorySlice) -> Option<Arc<Layout>> {
+        self.divided.as_ref()?.read().get(&memory.id()).cloned()
+    }
+
+    /// The same where every rail has all of it.
+    fn everywhere(&self, memory: &MemorySlice) -> Layout {
+        // A region that takes too many registrations has none, which its NIC says.
+        Layout::Everywhere(chunk_bytes(memory.region(), self.registration_bytes_max).ok().flatten())
+    }
 }
 
 impl fmt::Debug for FabricEndpoint {
@@ -136,12 +158,12 @@ impl fmt::Debug for FabricEndpoint {
 impl FabricEndpoint {
     pub(super) fn new(
         connection: Arc<Connection>,
-        rails: Vec<(Arc<Progress>, u64)>,
+        rails: Vec<(Arc<Progress>, Vec<Option<u64>>)>,
         peer_rails: usize,
         operations_max: usize,
-        registration_bytes_max: Option<ByteCount>,
+        memories: Memories,
     ) -> Self {
-        Self { connection, rails, peer_rails, operations_max, registration_bytes_max }
+        Self { connection, rails, peer_rails, operations_max, memories }
     }
 }
 
@@ -167,22 +189,39 @@ fn check(operation: &Operation) -> Result<Key, Error> {
 impl FabricEndpoint {
     /// Makes the jobs of an operation: one, but for an operation that a registration at either end does not hold whole.
     fn prepare(&self, operation: Operation, key: &Key, jobs: &mut [Vec<Job>]) {
-        let rail = usize::from(operation.rail.0) % self.rails.len();
-        // A region that takes too many registrations has none, which its NIC says.
-        let local_chunk = chunk_bytes(operation.local.region(), self.registration_bytes_max).ok().flatten();
-        if local_chunk.is_none() && key.chunk_bytes.is_none() {
-            return self.start(rail, operation, key, jobs);
+        let divided = self.memories.divided(&operation.local);
+        let everywhere = self.memories.everywhere(&operation.local);
+        let here = divided.as_deref().unwrap_or(&everywhere);
+        if here.is_one() && key.layout.is_one() {
+            return self.start(here, operation, key, jobs);
         }
-        for part in split(operation, local_chunk, key.chunk_bytes) {
-            self.start(rail, part, key, jobs);
+        for part in split(operation, here, &key.layout) {
+            self.start(here, part, key, jobs);
         }
     }
 
-    fn start(&self, rail: usize, operation: Operation, key: &Key, jobs: &mut [Vec<Job>]) {
-        match key.place(rail % self.peer_rails, operation.remote.offset) {
+    /// The rail that an operation goes by, the peer's rail, and that one's place in the vector: the rails that have the bytes,
+    /// else those that were wished for. `None` where those were not introduced to each other.
+    fn rails_for(&self, here: &Layout, operation: &Operation, key: &Key) -> Option<(usize, usize, u64)> {
+        let rail_of =
+            |layout: &Layout, offset| layout.part_at(offset).map(|(_, part)| usize::from(part.rail.0));
+        let near = rail_of(here, operation.local.offset());
+        let far = rail_of(&key.layout, operation.remote.offset);
+        let rail = near.unwrap_or_else(|| usize::from(operation.rail.0) % self.rails.len());
+        let other = far.unwrap_or(rail % self.peer_rails);
+        let slot = (*self.rails.get(rail)?.1.get(other)?)?;
+        Some((rail, other, slot))
+    }
+
+    fn start(&self, here: &Layout, operation: Operation, key: &Key, jobs: &mut [Vec<Job>]) {
+        let Some((rail, other, peer)) = self.rails_for(here, &operation, key) else {
+            let error = Error::protocol("memory at a rail that the peer has not introduced");
+            return operation.complete(Err(error));
+        };
+        match key.place(other, operation.remote.offset) {
             Ok((address, key)) => {
                 self.connection.started(rail, operation.local.length() as u64);
-                let (connection, peer) = (Arc::clone(&self.connection), self.rails[rail].1);
+                let connection = Arc::clone(&self.connection);
                 jobs[rail].push(Job { connection, peer, rail, address, key, operation });
             }
             Err(error) => operation.complete(Err(error)),
@@ -227,7 +266,7 @@ impl Endpoint for FabricEndpoint {
     }
 
     fn load(&self) -> Vec<RailLoad> {
-        let load = |((rail, load), (progress, _)): ((usize, &Load), &(Arc<Progress>, u64))| RailLoad {
+        let load = |((rail, load), (progress, _)): ((usize, &Load), &(Arc<Progress>, Vec<_>))| RailLoad {
             rail: RailId(u16::try_from(rail).unwrap_or(u16::MAX)),
             operations: load.operations.load(Ordering::Relaxed),
             bytes: load.bytes.load(Ordering::Relaxed),

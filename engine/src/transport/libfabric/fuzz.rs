@@ -18,10 +18,17 @@ pub(crate) fn messages(bytes: &[u8]) {
 
 #[cfg(test)]
 pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
+    use super::layout::{Layout, Part};
+    use crate::types::RailId;
+
     let addresses = vec![vec![1; 16], vec![2; 28]];
-    let greeting = Greeting { is_ready: true, provider: "efa".to_owned(), addresses };
+    let greeting = Greeting { is_ready: true, is_divided: true, provider: "efa".to_owned(), addresses };
     let access = crate::memory::Access::Read;
-    let key = Key { access, base: 4096, length: 1 << 30, chunk_bytes: None, keys: vec![1, u64::MAX] };
-    let keys = Key { base: 0, chunk_bytes: Some(1 << 29), keys: vec![1, 2, 3, u64::MAX], ..key.clone() };
-    vec![greeting.encode(), key.encode(), keys.encode()]
+    let layout = Layout::Everywhere(None);
+    let key = Key { access, base: 4096, length: 1 << 30, layout, keys: vec![1, u64::MAX] };
+    let layout = Layout::Everywhere(Some(1 << 29));
+    let keys = Key { base: 0, layout, keys: vec![1, 2, 3, u64::MAX], ..key.clone() };
+    let part = |rail, from| Part { rail: RailId(rail), from, bytes: 1 << 29 };
+    let parts = Key { layout: Layout::Divided(vec![part(1, 0), part(0, 1 << 29)]), ..key.clone() };
+    vec![greeting.encode(), key.encode(), keys.encode(), parts.encode()]
 }

@@ -10,7 +10,6 @@ use super::endpoint::Connection;
 use super::nic::ffi::Failure;
 use crate::error::Error;
 use crate::transport::Operation;
-use crate::types::ByteCount;
 
 /// How a NIC is used.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +24,6 @@ pub(super) struct Settings {
     pub(super) silence: Duration,
     /// Rate that the NIC claims, in bytes per second; 0 where unknown.
     pub(super) bytes_per_second: u64,
-    /// Longest registration; longer regions take several.
-    pub(super) registration_bytes_max: Option<ByteCount>,
 }
 
 /// An operation in the provider's terms.

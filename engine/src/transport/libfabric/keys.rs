@@ -8,14 +8,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 
 use libfabric_sys as fi;
 
 use super::nic::ffi::Failure;
 use super::port::ffi::Port;
+use super::registered::Portion;
 use super::registration::ffi::Registration;
-use crate::memory::Region;
 
 /// Withdrawn keys that are remembered. What was given back by those who knew it is not among them.
 const RETIRED_MAX: usize = 4096;
@@ -35,17 +34,17 @@ impl Keys {
         Self { last: first_key(key_bytes, random), retired: VecDeque::new() }
     }
 
-    /// Registers the bytes `range` of `region` with `port`, by a key that no peer knows.
+    /// Registers the bytes `range` of a region with `port`, by a key that no peer knows.
     pub(super) fn register(
         &mut self,
         port: &Port,
-        region: &Arc<Region>,
+        portion: &Portion,
         range: Range<u64>,
     ) -> Result<Registration, Failure> {
         let mut aside = Vec::new();
         while aside.len() < ATTEMPTS_MAX {
             self.last += 1;
-            let registration = Registration::new(port, region, range.clone(), self.last)?;
+            let registration = Registration::new(port, portion, range.clone(), self.last)?;
             if !self.retired.contains(&registration.key()) {
                 return Ok(registration);
             }

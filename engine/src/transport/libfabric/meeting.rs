@@ -2,14 +2,15 @@
 //!
 //! Invariants
 //! - Whoever is told that the peer is ready is known there: to each rail that may get operations of ours.
-//! - Rail `i` of this host talks to rail `i` of the peer, modulo their number.
+//! - Rail `i` of this host talks to rail `i` of the peer, modulo their number. Where one of the two shares regions out among its
+//!   rails, each rail talks to every rail: a byte may be at one alone.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::endpoint::{Connection, FabricEndpoint};
+use super::endpoint::{Connection, FabricEndpoint, Memories};
 use super::progress::Command;
 use super::wire::Greeting;
 use super::{Fabric, NAME, unavailable};
@@ -24,8 +25,17 @@ const GREETING_PAUSE: Duration = Duration::from_millis(5);
 /// What a peer told us of itself, and the answers of the NICs that were to learn it.
 pub(super) struct Acquaintance {
     addresses: Vec<Vec<u8>>,
+    is_divided: bool,
     own: Vec<Vec<u8>>,
     pending: Vec<oneshot::Receiver<Result<u64, Error>>>,
+}
+
+/// Which of our rails talks to which of the peer's: one each, so that no rail of ours goes without.
+fn pairs(own: usize, theirs: usize, all: bool) -> Vec<(usize, usize)> {
+    if all {
+        return (0..own).flat_map(|rail| (0..theirs).map(move |other| (rail, other))).collect();
+    }
+    (0..own).map(|rail| (rail, rail % theirs)).collect()
 }
 
 impl Fabric {
@@ -33,23 +43,26 @@ impl Fabric {
         self.nics.iter().map(|nic| nic.name.lock().clone()).collect()
     }
 
-    /// Asks each NIC to learn the address of the peer's rail that it talks to.
+    /// Whether regions of this end may be shared out.
+    fn is_divided(&self) -> bool {
+        self.pages.is_some()
+    }
+
+    /// Asks the NIC of each pair to learn the address of the peer's rail that it talks to.
     fn introduce(
         &self,
         peer: PeerId,
         addresses: &[Vec<u8>],
+        pairs: &[(usize, usize)],
         connection: Option<&Arc<Connection>>,
     ) -> Vec<oneshot::Receiver<Result<u64, Error>>> {
-        // Each of our NICs posts to one rail of the peer, and each rail of the peer posts to one of our NICs.
-        let count = self.nics.len().max(if connection.is_some() { 0 } else { addresses.len() });
-        let insert = |index: usize| {
+        let insert = |&(rail, other): &(usize, usize)| {
             let (reply, answer) = oneshot::channel();
-            let address = addresses[index % addresses.len()].clone();
-            let command = Command::Insert(peer, address, connection.cloned(), reply);
-            self.nics[index % self.nics.len()].progress.send(command);
+            let command = Command::Insert(peer, addresses[other].clone(), connection.cloned(), reply);
+            self.nics[rail].progress.send(command);
             answer
         };
-        (0..count).map(insert).collect()
+        pairs.iter().map(insert).collect()
     }
 
     fn check_greeting(&self, greeting: &Greeting) -> Result<(), Error> {
@@ -63,7 +76,7 @@ impl Fabric {
     /// Tells the peer `addresses`, which are ours, until it knows them. Returns what it told us.
     async fn greet(&self, addresses: &[Vec<u8>], exchange: &dyn Exchange) -> Result<Greeting, Error> {
         let (provider, addresses) = (self.provider.clone(), addresses.to_vec());
-        let own = Greeting { is_ready: true, provider, addresses };
+        let own = Greeting { is_ready: true, is_divided: self.is_divided(), provider, addresses };
         for _ in 0..GREETINGS_MAX {
             let reply = Greeting::decode(&exchange.ask(own.encode()).await?)?;
             self.check_greeting(&reply)?;
@@ -81,11 +94,14 @@ impl Fabric {
         let (greeting, connection, rails) = loop {
             let greeting = self.greet(&own, exchange).await?;
             let connection = Arc::new(Connection::new(peer, self.nics.len()));
-            let mut rails = Vec::with_capacity(self.nics.len());
-            let answers = self.introduce(peer, &greeting.addresses, Some(&connection));
-            for (nic, answer) in self.nics.iter().zip(answers) {
-                let slot = answer.await.unwrap_or(Err(Error::Closed))?;
-                rails.push((Arc::clone(&nic.progress), slot));
+            let all = self.is_divided() || greeting.is_divided;
+            let pairs = pairs(self.nics.len(), greeting.addresses.len(), all);
+            let answers = self.introduce(peer, &greeting.addresses, &pairs, Some(&connection));
+            let none = vec![None; greeting.addresses.len()];
+            let mut rails: Vec<_> =
+                self.nics.iter().map(|nic| (Arc::clone(&nic.progress), none.clone())).collect();
+            for ((rail, other), answer) in pairs.into_iter().zip(answers) {
+                rails[rail].1[other] = Some(answer.await.unwrap_or(Err(Error::Closed))?);
             }
             // An endpoint that was opened again meanwhile has another address than the peer knows; one that is
             // opened again from now on fails the connection.
@@ -95,25 +111,32 @@ impl Fabric {
             }
             own = now;
         };
-        let operations_max = self.capabilities.operations_max;
         let peer_rails = greeting.addresses.len();
-        let longest = self.registration_bytes_max;
-        Ok(FabricEndpoint::new(connection, rails, peer_rails, operations_max, longest))
+        let memories = Memories {
+            registration_bytes_max: self.registration_bytes_max,
+            divided: self.pages.is_some().then(|| Arc::clone(&self.divided)),
+        };
+        Ok(FabricEndpoint::new(connection, rails, peer_rails, self.capabilities.operations_max, memories))
     }
 
     /// Answers a peer that connects: ready when all NICs know the addresses that it may use.
     pub(super) fn answer_greeting(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
         let greeting = Greeting::decode(request)?;
         self.check_greeting(&greeting)?;
+        let Greeting { addresses, is_divided, .. } = greeting;
         let own = self.own_addresses();
         let mut acquaintances = self.acquaintances.lock();
-        let is_known = acquaintances
-            .get(&peer)
-            .is_some_and(|known| known.addresses == greeting.addresses && known.own == own);
+        let is_known = acquaintances.get(&peer).is_some_and(|known| {
+            known.addresses == addresses && known.is_divided == is_divided && known.own == own
+        });
         if !is_known {
-            let pending = self.introduce(peer, &greeting.addresses, None);
-            let known = Acquaintance { addresses: greeting.addresses, own: own.clone(), pending };
-            acquaintances.insert(peer, known);
+            let all = self.is_divided() || is_divided;
+            // Each of our NICs posts to one rail of the peer, and each rail of the peer posts to one of our NICs.
+            let (ours, theirs) = (self.nics.len(), addresses.len());
+            let mut pairs = pairs(ours, theirs, all);
+            pairs.extend((ours..theirs).filter(|_| !all).map(|other| (other % ours, other)));
+            let pending = self.introduce(peer, &addresses, &pairs, None);
+            acquaintances.insert(peer, Acquaintance { addresses, is_divided, own: own.clone(), pending });
         }
         let mut refused = None;
         if let Some(known) = acquaintances.get_mut(&peer) {
@@ -135,6 +158,7 @@ impl Fabric {
             return Err(error);
         }
         let is_ready = acquaintances.get(&peer).is_some_and(|known| known.pending.is_empty());
-        Ok(Greeting { is_ready, provider: self.provider.clone(), addresses: own }.encode())
+        let (provider, is_divided) = (self.provider.clone(), self.is_divided());
+        Ok(Greeting { is_ready, is_divided, provider, addresses: own }.encode())
     }
 }

@@ -20,9 +20,14 @@
 //! A NIC that refuses long registrations gets several for a region ([`FabricConfig::registration_bytes_max`]): every
 //! rail registers all of it, in pieces, and an operation across a boundary is several to the NIC and one to its caller.
 //!
-//! Limits: 29 NICs; one provider at a time; host memory only; 252 keys for a region, over its registrations and NICs.
+//! NICs that translate no more than so many pages ([`FabricConfig::pages_max`]) share a region out that has no place at each of
+//! them. Its bytes go by the rails that have them: which rail the caller wished for decides only where both ends leave a choice.
+//!
+//! Limits: 29 NICs; one provider at a time; host memory only; 252 keys for a region, over its registrations and NICs, or 112
+//! parts of one that is shared out.
 
 pub mod bare;
+mod budget;
 mod config;
 mod credit;
 mod domain;
@@ -31,6 +36,7 @@ mod endpoint;
 pub(crate) mod fuzz;
 mod job;
 mod keys;
+mod layout;
 mod meeting;
 mod nic {
     //! NICs, and the library's offers of them.
@@ -47,6 +53,7 @@ mod registration {
     pub(super) mod ffi;
 }
 mod select;
+mod shares;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -68,14 +75,18 @@ use crate::memory::Region;
 use crate::topology::{SYSFS, Topology, links_of_pci, node_of_pci, processors_beside};
 use crate::transport::{BoxFuture, Capabilities, Endpoint, Exchange, Rail, Transport};
 use crate::types::{ByteCount, PeerId, RailId, RegionId};
+use budget::Wanted;
 pub use config::FabricConfig;
 use domain::Domain;
 use job::Settings;
+use layout::{Layout, Layouts};
 use meeting::Acquaintance;
 use nic::ffi::{Nic, Offer};
 use progress::{Command, Progress};
+use registered::Portion;
 use select::{Facts, Wish};
-use wire::{KEYS_MAX, KEYS_NAME, Key, RAILS_MAX, has_several_registrations};
+use shares::{Pages, Taken};
+use wire::{KEYS_MAX, KEYS_NAME, Key, PARTS_MAX, PARTS_NAME, RAILS_MAX};
 
 const NAME: &str = "libfabric";
 
@@ -105,6 +116,10 @@ pub struct Fabric {
     provider: String,
     uses_addresses: bool,
     registration_bytes_max: Option<ByteCount>,
+    /// The pages that the NICs have left, where that has a limit.
+    pages: Option<Arc<Pages>>,
+    /// Regions of which each NIC has a part.
+    divided: Arc<Layouts>,
     left_out: usize,
     /// Peers that greeted us. Held for moments only; never across a call of a NIC's thread.
     acquaintances: Mutex<HashMap<PeerId, Acquaintance>>,
@@ -185,6 +200,8 @@ impl Fabric {
             provider: String::new(),
             uses_addresses: false,
             registration_bytes_max: config.registration_bytes_max,
+            pages: None,
+            divided: Arc::default(),
             left_out: 0,
             acquaintances: Mutex::default(),
         };
@@ -200,6 +217,7 @@ impl Fabric {
         if let Some(error) = refusal.filter(|_| fabric.nics.is_empty()) {
             return Err(error);
         }
+        fabric.pages = config.pages_max.map(|most| Pages::new(most, fabric.nics.len()));
         fabric.warn_of_cache();
         let longest = fabric.capabilities.operation_bytes_max;
         fabric.capabilities.slice_bytes = fabric.capabilities.slice_bytes.min(longest);
@@ -226,7 +244,6 @@ impl Fabric {
             settle: config.settle,
             silence: config.silence,
             bytes_per_second: facts.bytes_per_second,
-            registration_bytes_max: config.registration_bytes_max,
         };
         let (name, keys) = (Arc::new(Mutex::default()), Arc::new(Mutex::default()));
         let (domain, rma_bytes_max) = Domain::open(nic, settings, Arc::clone(&name), Arc::clone(&keys))
@@ -282,6 +299,51 @@ impl Fabric {
             }
         })
     }
+
+    /// Which rail is to have which bytes of `region`, whose pages were `taken` where they are counted.
+    fn layout_of(&self, region: &Region, taken: Option<&Taken>) -> Result<Layout, Error> {
+        match taken.and_then(|taken| taken.parts.clone()) {
+            Some(parts) => {
+                let longest = self.registration_bytes_max.map(ByteCount::get);
+                shares::layout(parts, longest, region.page_bytes(), PARTS_MAX)
+            }
+            None => registered::chunk_bytes(region, self.registration_bytes_max).map(Layout::Everywhere),
+        }
+    }
+
+    /// Registers `region` with each NIC that has a part of it. Returns the keys in the order in which peers get them.
+    fn register_parts(
+        &self,
+        id: RegionId,
+        region: &Arc<Region>,
+        layout: &Layout,
+        taken: Option<&Taken>,
+    ) -> Result<Vec<u64>, Error> {
+        let length = region.length().get();
+        let ask = |(rail, nic): (&Rail, &NicHandle)| {
+            let ranges = layout.ranges(rail.id, length);
+            let share = taken.and_then(|taken| taken.share(rail.id));
+            (!ranges.is_empty()).then(|| {
+                let (reply, answer) = mpsc::sync_channel(1);
+                let portion = Portion { region: Arc::clone(region), ranges, share };
+                nic.progress.send(Command::Register(id, portion, reply));
+                (rail.id, answer)
+            })
+        };
+        let answers: Vec<_> = self.rails.iter().zip(&self.nics).filter_map(ask).collect();
+        let keys: Result<HashMap<RailId, Vec<u64>>, Error> = answers
+            .into_iter()
+            .map(|(rail, answer)| answer.recv().unwrap_or(Err(Error::Closed)).map(|keys| (rail, keys)))
+            .collect();
+        let keys = keys?;
+        let count: usize = keys.values().map(Vec::len).sum();
+        if count > KEYS_MAX {
+            return Err(Error::transport(NAME, format!("{count} keys of one region, of at most {KEYS_MAX}")));
+        }
+        let rails = self.rails.iter().map(|rail| rail.id);
+        let keys = layout.collect_keys(rails, |rail| keys.get(&rail).cloned());
+        keys.ok_or_else(|| Error::transport(NAME, "a NIC gave too few keys"))
+    }
 }
 
 impl Transport for Fabric {
@@ -298,26 +360,21 @@ impl Transport for Fabric {
     }
 
     fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
-        let chunk_bytes = registered::chunk_bytes(region, self.registration_bytes_max)?;
-        let ask = |nic: &NicHandle| {
-            let (reply, answer) = mpsc::sync_channel(1);
-            nic.progress.send(Command::Register(id, Arc::clone(region), reply));
-            answer
-        };
-        let answers: Vec<_> = self.nics.iter().map(ask).collect();
-        let keys: Result<Vec<Vec<u64>>, Error> =
-            answers.into_iter().map(|answer| answer.recv().unwrap_or(Err(Error::Closed))).collect();
-        let keys = keys.map(|keys| keys.concat()).and_then(|keys| match keys.len() {
-            0..=KEYS_MAX => Ok(keys),
-            count => {
-                Err(Error::transport(NAME, format!("{count} keys of one region, of at most {KEYS_MAX}")))
+        let taken = match &self.pages {
+            Some(pages) => {
+                Some(pages.take(Wanted { bytes: region.length().get(), page_bytes: region.page_bytes() })?)
             }
-        });
-        match keys {
+            None => None,
+        };
+        let layout = self.layout_of(region, taken.as_ref())?;
+        match self.register_parts(id, region, &layout, taken.as_ref()) {
             Ok(keys) => {
                 let base = if self.uses_addresses { region.base() as u64 } else { 0 };
                 let (access, length) = (region.access(), region.length().get());
-                Ok(Key { access, base, length, chunk_bytes, keys }.encode())
+                if let Layout::Divided(_) = &layout {
+                    self.divided.write().insert(id, Arc::new(layout.clone()));
+                }
+                Ok(Key { access, base, length, layout, keys }.encode())
             }
             Err(error) => {
                 drop(self.unregister(id));
@@ -327,24 +384,27 @@ impl Transport for Fabric {
     }
 
     fn key_name(&self, key: &[u8]) -> &'static str {
-        if has_several_registrations(key) { KEYS_NAME } else { NAME }
+        wire::name_of(key).unwrap_or(NAME)
     }
 
     fn more_key_names(&self) -> &'static [&'static str] {
-        &[KEYS_NAME]
+        &[KEYS_NAME, PARTS_NAME]
     }
 
     fn renewed_key(&self, id: RegionId, first: &[u8]) -> Option<Vec<u8>> {
-        let keys = self.nics.iter().map(|nic| nic.keys.lock().get(&id).cloned());
-        let keys = keys.collect::<Option<Vec<_>>>()?.concat();
-        Some(Key { keys, ..Key::decode(first).ok()? }.encode())
+        let key = Key::decode(first).ok()?;
+        let rails = self.rails.iter().map(|rail| rail.id);
+        let of_rail = |rail: RailId| self.nics[usize::from(rail.0)].keys.lock().get(&id).cloned();
+        Some(Key { keys: key.layout.collect_keys(rails, of_rail)?, ..key }.encode())
     }
 
     fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.divided.write().remove(&id);
         self.each_nic(|done| Command::Unregister(id, true, done))
     }
 
     fn unregister_unused(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.divided.write().remove(&id);
         self.each_nic(|done| Command::Unregister(id, false, done))
     }
 

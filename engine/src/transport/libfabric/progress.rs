@@ -20,8 +20,8 @@ use tokio::sync::oneshot;
 use super::domain::Domain;
 use super::endpoint::Connection;
 use super::job::Job;
+use super::registered::Portion;
 use crate::error::Error;
-use crate::memory::Region;
 use crate::topology::stay_on;
 use crate::transport::BatchId;
 use crate::types::{PeerId, RegionId};
@@ -43,8 +43,8 @@ const IDLE_MS: u16 = 500;
 
 /// What the thread is asked to do.
 pub(super) enum Command {
-    /// Makes a region reachable.
-    Register(RegionId, Arc<Region>, mpsc::SyncSender<Result<Vec<u64>, Error>>),
+    /// Makes what it says of a region reachable.
+    Register(RegionId, Portion, mpsc::SyncSender<Result<Vec<u64>, Error>>),
     /// Withdraws it, while peers may use it or not; the sender is dropped when that is done.
     Unregister(RegionId, bool, oneshot::Sender<()>),
     /// Learns a peer's address. With a connection, its operations end when the address is lost.

@@ -1,10 +1,11 @@
 //! A region as one NIC has it: one registration, or several side by side where it is longer than one may be.
 //!
 //! Invariants
-//! - The registrations cover the region, in order, each as long as the first but for the last; where the boundaries are
-//!   follows from the region's length and the configuration alone.
-//! - It is registered whole or not at all.
+//! - Where every rail has all of a region, its registrations are each as long as the first but for the last; where the
+//!   boundaries are follows from the region's length and the configuration alone.
+//! - What this NIC is to have of it is registered whole or not at all.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -13,6 +14,7 @@ use super::NAME;
 use super::keys::Keys;
 use super::port::ffi::Port;
 use super::registration::ffi::Registration;
+use super::shares::Share;
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
 use crate::types::ByteCount;
@@ -52,32 +54,38 @@ fn distance(bytes: u64, longest: u64, page: u64) -> Option<Option<u64>> {
     (count <= REGISTRATIONS_MAX).then(|| Some(pages.div_ceil(count) * page))
 }
 
-/// A registered region.
+/// What one NIC is to register of a region.
+#[derive(Clone)]
+pub(super) struct Portion {
+    pub(super) region: Arc<Region>,
+    /// In order; not empty.
+    pub(super) ranges: Vec<Range<u64>>,
+    /// The pages that it takes, where they are counted.
+    pub(super) share: Option<Arc<Share>>,
+}
+
+impl Portion {
+    /// All of it, in one registration.
+    pub(super) fn whole(region: &Arc<Region>) -> Self {
+        let range = 0..region.length().get();
+        Self { region: Arc::clone(region), ranges: std::iter::once(range).collect(), share: None }
+    }
+}
+
+/// A registered region, or what this NIC has of it.
 pub(super) struct Registered {
-    region: Arc<Region>,
-    chunk_bytes: Option<u64>,
+    portion: Portion,
+    /// One for each range.
     parts: Vec<Arc<Registration>>,
 }
 
 impl Registered {
-    /// Registers `region` with `port`, by fresh `keys`.
-    pub(super) fn new(
-        port: &Port,
-        region: &Arc<Region>,
-        longest: Option<ByteCount>,
-        keys: &mut Keys,
-    ) -> Result<Self, Error> {
-        let chunk_bytes = chunk_bytes(region, longest)?;
-        let length = region.length().get();
-        let count = chunk_bytes.map_or(1, |chunk| length.div_ceil(chunk));
-        let part = |index: u64| {
-            let from = chunk_bytes.map_or(0, |chunk| index * chunk);
-            let to = chunk_bytes.map_or(length, |chunk| length.min(from + chunk));
-            keys.register(port, region, from..to).map(Arc::new)
-        };
-        let parts: Result<Vec<_>, _> = (0..count).map(part).collect();
+    /// Registers `portion` with `port`, by fresh `keys`.
+    pub(super) fn new(port: &Port, portion: Portion, keys: &mut Keys) -> Result<Self, Error> {
+        let part = |range: &Range<u64>| keys.register(port, &portion, range.clone()).map(Arc::new);
+        let parts: Result<Vec<_>, _> = portion.ranges.iter().map(part).collect();
         let parts = parts.map_err(|failure| Error::transport(NAME, failure.to_string()))?;
-        Ok(Self { region: Arc::clone(region), chunk_bytes, parts })
+        Ok(Self { portion, parts })
     }
 
     /// What peers name it by, in order.
@@ -85,12 +93,12 @@ impl Registered {
         self.parts.iter().map(|part| part.key()).collect()
     }
 
-    /// The registration that holds all of `local`, a slice of this region; `None` when a boundary lies inside.
+    /// The registration that holds all of `local`, a slice of this region; `None` when a boundary lies inside, or another
+    /// NIC has it.
     pub(super) fn holding(&self, local: &MemorySlice) -> Option<&Arc<Registration>> {
-        let last = local.offset() + (local.length() as u64).max(1) - 1;
-        let index = |offset: u64| self.chunk_bytes.map_or(0, |chunk| offset / chunk);
-        let found = usize::try_from(index(local.offset())).ok()?;
-        self.parts.get(found).filter(|_| index(last) == index(local.offset()))
+        let (from, to) = (local.offset(), local.offset() + local.length() as u64);
+        let index = self.portion.ranges.partition_point(|range| range.start <= from).checked_sub(1)?;
+        self.parts.get(index).filter(|_| to <= self.portion.ranges[index].end)
     }
 
     /// Lets it go. `done` is dropped when nobody can touch it any more. `is_in_use`: peers may have operations under way in
@@ -100,12 +108,12 @@ impl Registered {
         self.parts.iter().for_each(|part| part.notify_withdrawn(Arc::clone(&done), is_in_use));
     }
 
-    /// Takes everybody's right to it at once, and returns the region.
-    pub(super) fn withdraw(self) -> Arc<Region> {
+    /// Takes everybody's right to it at once, and returns what it was.
+    pub(super) fn withdraw(self) -> Portion {
         self.parts.iter().for_each(|part| {
             part.withdraw();
         });
-        self.region
+        self.portion
     }
 }
 

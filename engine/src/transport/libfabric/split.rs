@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::layout::Layout;
 use crate::error::Error;
 use crate::transport::{Operation, RemoteSlice, Ticket, TicketSink};
 
@@ -44,14 +45,9 @@ impl TicketSink for Whole {
     }
 }
 
-/// Cuts `operation` where a registration ends at either end, of which there is one each `local_chunk` and
-/// `remote_chunk` bytes of the regions. One that crosses no boundary comes back as it is.
-pub(super) fn split(
-    operation: Operation,
-    local_chunk: Option<u64>,
-    remote_chunk: Option<u64>,
-) -> Vec<Operation> {
-    let ends = [(operation.local.offset(), local_chunk), (operation.remote.offset, remote_chunk)];
+/// Cuts `operation` where a registration ends at either end. One that crosses no boundary comes back as it is.
+pub(super) fn split(operation: Operation, here: &Layout, there: &Layout) -> Vec<Operation> {
+    let ends = [(operation.local.offset(), here), (operation.remote.offset, there)];
     let ranges = cut(operation.local.length() as u64, ends);
     if ranges.len() < 2 {
         return vec![operation];
@@ -73,17 +69,13 @@ pub(super) fn split(
     (0..).zip(&ranges).map(part).collect()
 }
 
-/// The ranges of `length` bytes between boundaries, of which each end, that starts at an offset, may have one at each
-/// multiple of so many bytes.
-fn cut(length: u64, ends: [(u64, Option<u64>); 2]) -> Vec<Range<u64>> {
+/// The ranges of `length` bytes between boundaries of both ends, each from an offset of its region on.
+fn cut(length: u64, ends: [(u64, &Layout); 2]) -> Vec<Range<u64>> {
     let mut ranges = Vec::new();
     let mut from = 0;
     while from < length {
-        let to_boundary = |(offset, chunk): (u64, Option<u64>)| {
-            let chunk = chunk.filter(|&chunk| chunk > 0)?;
-            Some(chunk - offset.saturating_add(from) % chunk)
-        };
-        let nearest = ends.into_iter().filter_map(to_boundary).min().unwrap_or(u64::MAX);
+        let to_boundary = |(offset, layout): (u64, &Layout)| layout.to_boundary(offset.saturating_add(from));
+        let nearest = ends.into_iter().map(to_boundary).min().unwrap_or(u64::MAX);
         let to = from + nearest.min(length - from);
         ranges.push(from..to);
         from = to;
@@ -122,7 +114,7 @@ mod tests {
         let seen = Arc::new(Seen::default());
         let (whole, region) = operation(&seen, 4000, 100, 9000);
         let batch = whole.ticket.batch();
-        let parts = split(whole, Some(8192), Some(4096));
+        let parts = split(whole, &Layout::Everywhere(Some(8192)), &Layout::Everywhere(Some(4096)));
         let places: Vec<_> =
             parts.iter().map(|part| (part.local.offset(), part.remote.offset, part.local.length())).collect();
         assert_eq!(places, [(4000, 100, 3996), (7996, 4096, 196), (8192, 4292, 3900), (12_092, 8192, 908)]);
@@ -143,7 +135,8 @@ mod tests {
             chunks in (proptest::option::of(500_u64..20_000), proptest::option::of(500_u64..20_000)),
         ) {
             let ends = [(u64::from(offsets[0]), chunks.0), (u64::from(offsets[1]), chunks.1)];
-            let ranges = cut(length, ends);
+            let layouts = ends.map(|(_, chunk)| Layout::Everywhere(chunk));
+            let ranges = cut(length, [(ends[0].0, &layouts[0]), (ends[1].0, &layouts[1])]);
             let mut at = 0;
             for range in &ranges {
                 prop_assert!(range.start == at && range.end > at);
@@ -162,16 +155,19 @@ mod tests {
     fn what_crosses_no_boundary_stays_what_it_is() {
         let seen = Arc::new(Seen::default());
         for (local, remote) in [(None, None), (Some(8192), Some(4096)), (Some(4096), None)] {
-            let parts = split(operation(&seen, 4096, 8192, 4096).0, local, remote);
+            let (local, remote) = (Layout::Everywhere(local), Layout::Everywhere(remote));
+            let parts = split(operation(&seen, 4096, 8192, 4096).0, &local, &remote);
             assert_eq!((parts.len(), parts[0].ticket.index(), parts[0].local.length()), (1, 9, 4096));
         }
-        assert_eq!(split(operation(&seen, 4096, 4096, 0).0, Some(4096), Some(4096)).len(), 1);
+        let pieces = Layout::Everywhere(Some(4096));
+        assert_eq!(split(operation(&seen, 4096, 4096, 0).0, &pieces, &pieces).len(), 1);
     }
 
     #[test]
     fn parts_that_are_dropped_end_their_operation() {
         let seen = Arc::new(Seen::default());
-        drop(split(operation(&seen, 0, 0, 8192).0, Some(4096), None));
+        let (here, there) = (Layout::Everywhere(Some(4096)), Layout::Everywhere(None));
+        drop(split(operation(&seen, 0, 0, 8192).0, &here, &there));
         assert_eq!(*seen.0.lock(), [(9, Err(Error::Closed))]);
     }
 }

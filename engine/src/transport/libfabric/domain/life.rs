@@ -10,6 +10,7 @@ use super::super::credit::Credits;
 use super::super::job::{Flight, Job};
 use super::super::nic::ffi::Failure;
 use super::super::port::ffi::Port;
+use super::super::registered::Portion;
 use super::super::registration::ffi::Registration;
 use super::{Domain, SWEEP};
 use crate::error::Error;
@@ -34,7 +35,8 @@ impl Domain {
                 code: error.raw_os_error().unwrap_or(fi::FI_ENOMEM),
                 text: error.to_string(),
             })?);
-            let registration = Arc::new(self.fresh_keys.register(&port, &region, 0..4096)?);
+            let registration =
+                Arc::new(self.fresh_keys.register(&port, &Portion::whole(&region), 0..4096)?);
             let byte = MemorySlice::new(&region, RegionId(u64::MAX), 0, ByteCount(1));
             self.scratch = byte.ok().map(|byte| (byte, registration));
         }
@@ -45,10 +47,10 @@ impl Domain {
 
     /// Registers what was registered with the endpoint before this one.
     pub(super) fn bind_again(&mut self) {
-        for (id, region) in std::mem::take(&mut self.unbound) {
-            if let Err(error) = self.register(id, &region) {
+        for (id, portion) in std::mem::take(&mut self.unbound) {
+            if let Err(error) = self.register(id, portion.clone()) {
                 tracing::warn!(region = %id, %error, "a region is not reachable through a NIC for now");
-                self.unbound.push((id, region));
+                self.unbound.push((id, portion));
             }
         }
     }

@@ -6,22 +6,18 @@
 //!
 //! [`Nic::is_emulated`]: super::Nic::is_emulated
 
-use std::sync::Arc;
-
 use tokio::sync::oneshot;
 
 use super::super::NAME;
-use super::super::registered::Registered;
+use super::super::registered::{Portion, Registered};
 use super::Domain;
 use crate::error::Error;
-use crate::memory::Region;
 use crate::types::RegionId;
 
 impl Domain {
-    pub(super) fn register(&mut self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u64>, Error> {
+    pub(super) fn register(&mut self, id: RegionId, portion: Portion) -> Result<Vec<u64>, Error> {
         let port = self.port.as_ref().ok_or_else(|| Error::transport(NAME, "the NIC is not open"))?;
-        let longest = self.settings.registration_bytes_max;
-        let registered = Registered::new(port, region, longest, &mut self.fresh_keys)?;
+        let registered = Registered::new(port, portion, &mut self.fresh_keys)?;
         let keys = registered.keys();
         if self.nic.binds_memory() {
             self.keys.lock().insert(id, keys.clone());

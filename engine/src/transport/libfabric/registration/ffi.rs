@@ -20,6 +20,8 @@ use tokio::sync::oneshot;
 
 use super::super::nic::ffi::{Failure, Nic, Withdrawn, check};
 use super::super::port::ffi::Port;
+use super::super::registered::Portion;
+use super::super::shares::Share;
 use crate::memory::{Access, Region};
 
 /// Memory that the NIC may touch. Its drop withdraws it, and with that everybody's right to it.
@@ -28,6 +30,8 @@ pub(in super::super) struct Registration {
     mr: AtomicPtr<fi::fid_mr>,
     key: u64,
     region: Option<Arc<Region>>,
+    /// Pages that are taken until it is closed.
+    share: Option<Arc<Share>>,
     nic: Arc<Nic>,
     /// Whether peers may have operations under way when it is withdrawn.
     is_in_use: AtomicBool,
@@ -41,17 +45,18 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers the bytes `range` of `region` under `wanted_key`, which is unique in the domain; the provider may
+    /// Registers the bytes `range` of the region of `portion` under `wanted_key`, which is unique in the domain; the provider may
     /// choose another.
     ///
     /// # Panics
     /// When the range leaves the region.
     pub(in super::super) fn new(
         port: &Port,
-        region: &Arc<Region>,
+        portion: &Portion,
         range: Range<u64>,
         wanted_key: u64,
     ) -> Result<Self, Failure> {
+        let region = &portion.region;
         let nic = &port.nic;
         let library = nic.library();
         assert!(range.start <= range.end && range.end <= region.length().get(), "{range:?} of {region:?}");
@@ -82,6 +87,7 @@ impl Registration {
             mr: AtomicPtr::new(mr),
             key: fi::FI_KEY_NOTAVAIL,
             region: Some(Arc::clone(region)),
+            share: portion.share.clone(),
             nic: Arc::clone(nic),
             is_in_use: AtomicBool::new(false),
             withdrawn: Mutex::default(),
@@ -155,6 +161,7 @@ impl Drop for Registration {
                 mr: AtomicPtr::new(std::mem::replace(self.mr.get_mut(), ptr::null_mut())),
                 key: self.key,
                 region: self.region.take(),
+                share: self.share.take(),
                 nic: Arc::clone(&self.nic),
                 is_in_use: AtomicBool::new(*self.is_in_use.get_mut()),
                 withdrawn: Mutex::new(std::mem::take(self.withdrawn.get_mut())),

@@ -6,18 +6,18 @@ use proptest::prelude::*;
 proptest! {
     #[test]
     fn what_is_encoded_is_decoded(
-        is_ready: bool, provider in "[a-z;_]{0,40}",
+        (is_ready, is_divided) in any::<(bool, bool)>(), provider in "[a-z;_]{0,40}",
         addresses in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..=64), 1..=RAILS_MAX),
         base: u64, length: u64, is_writable: bool,
         keys in proptest::collection::vec(any::<u64>(), 1..=RAILS_MAX),
     ) {
-        let greeting = Greeting { is_ready, provider, addresses };
+        let greeting = Greeting { is_ready, is_divided: is_ready && is_divided, provider, addresses };
         prop_assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
         let access = if is_writable { Access::ReadWrite } else { Access::Read };
         let length = length.min(u64::MAX - base);
-        let key = Key { access, base, length, chunk_bytes: None, keys };
+        let key = Key { access, base, length, layout: Layout::Everywhere(None), keys };
         let bytes = key.encode();
-        prop_assert!(bytes.len() <= 256 && !has_several_registrations(&bytes));
+        prop_assert!(bytes.len() <= 256 && name_of(&bytes).is_none());
         prop_assert_eq!(Key::decode(&bytes), Ok(key));
     }
 
@@ -32,9 +32,9 @@ proptest! {
         prop_assume!(count >= 2);
         let base = if has_addresses { 1 << 45 } else { 0 };
         let keys = (0..rails as u64 * count).map(|index| index * 3).collect();
-        let key = Key { access: Access::Read, base, length, chunk_bytes: Some(chunk), keys };
+        let key = Key { access: Access::Read, base, length, layout: Layout::Everywhere(Some(chunk)), keys };
         let bytes = key.encode();
-        prop_assert!(bytes.len() <= KEY_BYTES_MAX && has_several_registrations(&bytes));
+        prop_assert!(bytes.len() <= KEY_BYTES_MAX && name_of(&bytes) == Some(KEYS_NAME));
         prop_assert_eq!(Key::decode(&bytes), Ok(key.clone()));
         let offset = at % length;
         for rail in 0..rails {
@@ -45,6 +45,39 @@ proptest! {
         prop_assert!(key.place(rails, 0).is_err());
         // An operation of no bytes at the end.
         prop_assert!(key.place(rails - 1, length).is_ok());
+        for cut in 0..bytes.len() {
+            prop_assert!(Key::decode(&bytes[..cut]).is_err(), "{}", cut);
+        }
+    }
+
+    #[test]
+    fn keys_of_parts_are_decoded_and_each_byte_has_one_rail(
+        has_addresses: bool, at in any::<u64>(),
+        parts in proptest::collection::vec((0..RAILS_MAX, 1_u64..1 << 40), 1..=PARTS_MAX),
+    ) {
+        let mut length = 0;
+        let part = |&(rail, bytes): &(usize, u64)| {
+            let part = Part { rail: RailId(u16::try_from(rail).unwrap()), from: length, bytes };
+            length += bytes;
+            part
+        };
+        let parts: Vec<Part> = parts.iter().map(part).collect();
+        let keys = (0..parts.len() as u64).map(|index| index << 30).collect();
+        let (base, layout) = (if has_addresses { 1 << 45 } else { 0 }, Layout::Divided(parts.clone()));
+        let key = Key { access: Access::Read, base, length, layout, keys };
+        let bytes = key.encode();
+        prop_assert!(bytes.len() <= KEY_BYTES_MAX && name_of(&bytes) == Some(PARTS_NAME));
+        prop_assert_eq!(Key::decode(&bytes), Ok(key.clone()));
+        let offset = at % length;
+        let index = parts.iter().position(|part| (part.from..part.from + part.bytes).contains(&offset)).unwrap();
+        let address = if has_addresses { base + offset } else { offset - parts[index].from };
+        for rail in 0..RAILS_MAX {
+            let has_it = rail == usize::from(parts[index].rail.0);
+            let place = has_it.then_some((address, (index as u64) << 30));
+            prop_assert_eq!(key.place(rail, offset).ok(), place);
+        }
+        let last = parts[parts.len() - 1];
+        prop_assert!(key.place(usize::from(last.rail.0), length).is_ok(), "no bytes at the end");
         for cut in 0..bytes.len() {
             prop_assert!(Key::decode(&bytes[..cut]).is_err(), "{}", cut);
         }
@@ -83,25 +116,67 @@ proptest! {
         let _ = Greeting::decode(&bytes);
         let _ = Key::decode(&bytes);
         let _ = Greeting::decode(&[MAGIC, bytes.as_slice()].concat());
-        for version in [KEY_VERSION, KEYS_VERSION] {
+        for version in [KEY_VERSION, KEYS_VERSION, PARTS_VERSION] {
             let _ = Key::decode(&[&[version][..], bytes.as_slice()].concat());
         }
     }
 }
 
 #[test]
-fn both_versions_of_a_key_are_these_bytes() {
-    let one = Key { access: Access::Read, base: 0x10, length: 5, chunk_bytes: None, keys: vec![7, 8] };
+fn each_version_of_a_key_is_these_bytes() {
+    let layout = Layout::Everywhere(None);
+    let one = Key { access: Access::Read, base: 0x10, length: 5, layout, keys: vec![7, 8] };
     let golden =
         [&[1, 0, 4, 2, 0x10, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..], &[7, 0, 0, 0, 8, 0, 0, 0]];
     assert_eq!(one.encode(), golden.concat());
-    let several = Key { access: Access::ReadWrite, chunk_bytes: Some(3), keys: vec![7, 1 << 32], ..one };
+    let layout = Layout::Everywhere(Some(3));
+    let several = Key { access: Access::ReadWrite, layout, keys: vec![7, 1 << 32], ..one.clone() };
     let golden = [
         &[2, 1, 8, 1, 0x10, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0][..],
         &[7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0],
     ];
     assert_eq!(several.encode(), golden.concat());
     assert_eq!(Key::decode(&golden.concat()), Ok(several));
+    let part = |rail, from, bytes| Part { rail: RailId(rail), from, bytes };
+    let parts = Key { layout: Layout::Divided(vec![part(1, 0, 3), part(0, 3, 2)]), ..one };
+    let golden = [
+        &[3, 0, 4, 2, 0x10, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 2][..],
+        &[1, 3, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0],
+    ];
+    assert_eq!(parts.encode(), golden.concat());
+    assert_eq!(Key::decode(&golden.concat()), Ok(parts));
+}
+
+#[test]
+fn an_older_engine_takes_no_peer_for_ready_that_is_not() {
+    let greeting = |is_ready| Greeting {
+        is_ready,
+        is_divided: true,
+        provider: "efa".to_owned(),
+        addresses: vec![vec![1]],
+    };
+    let byte = |is_ready| greeting(is_ready).encode()[MAGIC.len()];
+    assert_eq!((byte(false), byte(true)), (0, 3));
+}
+
+#[test]
+fn parts_that_cannot_be_are_refused() {
+    let refused = |length: u64, rails: u8, parts: &[(u8, u64)]| {
+        let mut bytes = [&[3, 0, 4, rails][..], &[0, length].map(u64::to_le_bytes).concat()].concat();
+        bytes.push(u8::try_from(parts.len()).unwrap());
+        for (rail, part) in parts {
+            bytes.extend([&[*rail][..], &part.to_le_bytes(), &[0; 4]].concat());
+        }
+        Key::decode(&bytes).unwrap_err().to_string()
+    };
+    assert!(refused(10, 2, &[]).contains("0 parts"));
+    assert!(refused(10, 2, &[(0, 1); PARTS_MAX + 1]).contains("113 parts of one region, of 1 to 112"));
+    assert!(refused(10, 2, &[(0, 5), (2, 5)]).contains("at rail 2 of 2"));
+    assert!(refused(10, 2, &[(1, 5), (0, 0), (0, 5)]).contains("a part of 0 bytes"));
+    assert!(refused(10, 2, &[(1, 5), (0, 6)]).contains("a part of 6 bytes"));
+    assert!(refused(10, 2, &[(1, 5), (0, u64::MAX)]).contains("a part of 18446744073709551615 bytes"));
+    assert!(refused(10, 2, &[(1, 5), (0, 4)]).contains("parts of 9 bytes in all, of 10"));
+    assert!(refused(10, 3, &[(1, 5), (0, 5)]).contains("parts of 10 bytes"));
 }
 
 #[test]
@@ -124,7 +199,8 @@ fn registrations_that_cannot_be_are_refused() {
 #[test]
 fn memory_that_goes_on_beyond_the_last_address_is_refused() {
     let key = |base, length| {
-        let key = Key { access: Access::Read, base, length, chunk_bytes: None, keys: vec![1] };
+        let layout = Layout::Everywhere(None);
+        let key = Key { access: Access::Read, base, length, layout, keys: vec![1] };
         Key::decode(&key.encode())
     };
     assert!(key(u64::MAX - 4096, 4096).is_ok());
@@ -134,7 +210,12 @@ fn memory_that_goes_on_beyond_the_last_address_is_refused() {
 
 #[test]
 fn a_cut_message_is_refused() {
-    let whole = Greeting { is_ready: true, provider: "efa".to_owned(), addresses: vec![vec![1, 2, 3]] };
+    let whole = Greeting {
+        is_ready: true,
+        is_divided: true,
+        provider: "efa".to_owned(),
+        addresses: vec![vec![1, 2, 3]],
+    };
     let bytes = whole.encode();
     for length in 0..bytes.len() {
         assert!(Greeting::decode(&bytes[..length]).is_err(), "{length}");
