@@ -296,6 +296,12 @@ impl Engine {
         self.inner.links.link(peer).ok_or_else(gone)?.notify(channel, body)
     }
 
+    /// Keeps nothing of `peer`, and of earlier incarnations of it, unless it is connected or something is under way to it.
+    /// One that connects later, or is [connected to](Self::connect), is known again.
+    pub fn forget(&self, peer: PeerId) {
+        self.inner.forget(peer);
+    }
+
     /// Counters since the start.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {

@@ -274,6 +274,15 @@ impl Inner {
         }
     }
 
+    /// Forgets a peer and its predecessors, as far as nobody uses them.
+    pub(super) fn forget(&self, peer: PeerId) {
+        let is_it = |id: &PeerId| id.member == peer.member && id.incarnation <= peer.incarnation;
+        // Whoever uses one got it from this table, so nobody can begin to while it is held.
+        self.peers
+            .write()
+            .retain(|id, known| !is_it(id) || Arc::strong_count(known) > 1 || self.links.link(*id).is_some());
+    }
+
     /// The link to a peer is gone: all that hung on it ends.
     pub(super) fn lose(&self, id: PeerId) {
         self.members.lock().retain(|_, descriptor| descriptor.id != id);

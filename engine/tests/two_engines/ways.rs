@@ -227,3 +227,36 @@ fn a_transport_that_connects_while_the_link_is_lost_is_told_to_forget_the_peer_a
     mood.go_on.notify_one();
     until(&|| mood.forgotten.load(Ordering::Relaxed) == 2);
 }
+
+#[test]
+fn a_peer_that_went_is_forgotten_once_nothing_holds_it_and_known_again_when_it_is_back() {
+    by_each_transport(|runtime, transports| {
+        let here = end(runtime, transports);
+        let known = || here.engine.status().peers.len();
+        let id = |incarnation| PeerId { member: MemberId(1 << 32), incarnation: Incarnation(incarnation) };
+        let read = |there: &End| {
+            let batch = Batch::new(vec![here.request(there, Direction::Read, 0, 0, 4096)], soon());
+            here.engine.submit(batch).wait().into_result()
+        };
+        for incarnation in 1..4 {
+            let there = start(runtime, id(incarnation), "127.0.0.1:0", transports, Access::ReadWrite);
+            assert!(there.region.write_at(0, &bytes(3, 4096)));
+            here.connect(runtime, &there);
+            read(&there).unwrap();
+            here.engine.forget(there.id);
+            assert_eq!(known(), 1, "it is connected");
+            read(&there).unwrap();
+            runtime.block_on(there.engine.close());
+            until(&|| !here.engine.status().peers[0].is_linked);
+            here.engine.forget(id(incarnation - 1));
+            assert_eq!(known(), 1, "that was an earlier one");
+            // What ends with the link may hold it for a moment.
+            until(&|| {
+                here.engine.forget(there.id);
+                known() == 0
+            });
+            assert!(read(&there).is_err());
+            here.engine.forget(there.id);
+        }
+    });
+}
