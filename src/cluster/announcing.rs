@@ -84,6 +84,8 @@ impl Plan {
         let all = seen.view.members().iter().map(|member| member.id);
         let members: Vec<MemberId> = all.filter(|&member| is_asked(member)).collect();
         state.shards.retain(|member, shards| members.contains(member) && !shards.is_empty());
+        // Who is in it again by a later one is told again anyway.
+        state.told.retain(|member, _| members.contains(member));
         let wanted: BTreeMap<MemberId, BTreeSet<Shard>> =
             state.shards.extract_if(.., |&member, _| !is_suspect(member)).collect();
         let is_untold =
@@ -119,6 +121,12 @@ impl Plan {
     /// Whether everything was announced once, to all, since this member was started.
     pub(super) fn was_done(&self) -> bool {
         self.state.lock().was_done
+    }
+
+    /// Members of which it is known when they were told last.
+    #[cfg(test)]
+    pub(super) fn told(&self) -> usize {
+        self.state.lock().told.len()
     }
 
     /// Shards that wait to be announced.

@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use parking_lot::Mutex;
@@ -32,18 +31,25 @@ struct Queued<T, R> {
     done: oneshot::Sender<R>,
 }
 
+/// What waits and what is under way.
+struct State<T, R> {
+    queue: VecDeque<Queued<T, R>>,
+    /// Messages that were cut and are not answered.
+    under_way: usize,
+    is_closed: bool,
+}
+
 /// Items on their way to one member, and who waits for what becomes of them.
 pub(super) struct Batcher<T, R> {
     /// Held for a push and for a cut.
-    queue: Mutex<VecDeque<Queued<T, R>>>,
+    state: Mutex<State<T, R>>,
     wake: Notify,
     limit: usize,
-    is_closed: AtomicBool,
 }
 
 impl<T, R> fmt::Debug for Batcher<T, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batcher").field("queued", &self.queue.lock().len()).finish_non_exhaustive()
+        f.debug_struct("Batcher").field("queued", &self.state.lock().queue.len()).finish_non_exhaustive()
     }
 }
 
@@ -52,47 +58,75 @@ pub(super) type Sender<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Option<V
 
 impl<T: Item, R: Send + 'static> Batcher<T, R> {
     pub(super) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self {
-            queue: Mutex::default(),
-            wake: Notify::new(),
-            limit,
-            is_closed: AtomicBool::new(false),
-        })
+        let state = State { queue: VecDeque::new(), under_way: 0, is_closed: false };
+        Arc::new(Self { state: Mutex::new(state), wake: Notify::new(), limit })
     }
 
     /// Queues `item`. What becomes of it comes over the channel, which ends without when it was not sent or not answered.
-    /// `None`, and nothing queued, when the queue is full.
+    /// `None`, and nothing queued, when the queue is full or closed.
     pub(super) fn push(&self, item: T) -> Option<oneshot::Receiver<R>> {
         let (done, receiver) = oneshot::channel();
         {
-            let mut queue = self.queue.lock();
-            if queue.len() >= self.limit {
+            let mut state = self.state.lock();
+            if state.is_closed || state.queue.len() >= self.limit {
                 return None;
             }
-            queue.push_back(Queued { item, done });
+            state.queue.push_back(Queued { item, done });
         }
         self.wake.notify_one();
         Some(receiver)
     }
 
-    fn cut(&self) -> Vec<Queued<T, R>> {
-        let mut queue = self.queue.lock();
+    /// What the next message has, if there is anything; `None` when it is closed.
+    fn cut(&self) -> Option<Vec<Queued<T, R>>> {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return None;
+        }
         let (mut count, mut bytes) = (0, 0);
-        for queued in queue.iter().take(ITEMS_MAX) {
+        for queued in state.queue.iter().take(ITEMS_MAX) {
             bytes += queued.item.weight();
             if count > 0 && bytes > MESSAGE_BYTES {
                 break;
             }
             count += 1;
         }
-        queue.drain(..count).collect()
+        state.under_way += usize::from(count > 0);
+        Some(state.queue.drain(..count).collect())
     }
 
-    /// Nothing is sent any more. What is queued is given up.
-    pub(super) fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
-        self.queue.lock().clear();
+    /// Whether nothing waits, and no message is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        state.queue.is_empty() && state.under_way == 0
+    }
+
+    /// Closes it, if it is idle. Returns whether it was.
+    pub(super) fn close_if_idle(&self) -> bool {
+        {
+            let mut state = self.state.lock();
+            if !state.queue.is_empty() || state.under_way > 0 {
+                return false;
+            }
+            state.is_closed = true;
+        }
         self.wake.notify_one();
+        true
+    }
+
+    /// Nothing is taken or sent any more. What is queued is given up.
+    pub(super) fn close(&self) {
+        let given_up = {
+            let mut state = self.state.lock();
+            state.is_closed = true;
+            std::mem::take(&mut state.queue)
+        };
+        self.wake.notify_one();
+        drop(given_up);
+    }
+
+    fn note_answered(&self) {
+        self.state.lock().under_way -= 1;
     }
 
     /// Sends what is queued, until it is closed.
@@ -101,10 +135,7 @@ impl<T: Item, R: Send + 'static> Batcher<T, R> {
         loop {
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             let cut = loop {
-                let cut = self.cut();
-                if self.is_closed.load(Ordering::Acquire) {
-                    return;
-                }
+                let Some(cut) = self.cut() else { return };
                 if !cut.is_empty() {
                     break cut;
                 }
@@ -113,7 +144,9 @@ impl<T: Item, R: Send + 'static> Batcher<T, R> {
             let (items, waiting): (Vec<T>, Vec<_>) =
                 cut.into_iter().map(|queued| (queued.item, queued.done)).unzip();
             let mut under_way = send(items);
+            let batcher = Arc::clone(&self);
             let tell = move |answers: Option<Vec<R>>| {
+                batcher.note_answered();
                 for (done, answer) in waiting.into_iter().zip(answers.into_iter().flatten()) {
                     // Who has given up does not listen.
                     let _ = done.send(answer);
@@ -194,6 +227,33 @@ mod tests {
             })));
             assert!(first.await.is_err() && second.await.is_err());
             assert_eq!(*lengths.lock(), [1, 1], "a heavy item travels alone");
+        });
+    }
+
+    #[test]
+    fn it_is_closed_by_who_lets_it_go_only_while_nothing_waits_and_nothing_is_under_way() {
+        runtime().block_on(async {
+            let batcher = Batcher::<usize, usize>::new(10);
+            let gate = Arc::new(Semaphore::new(0));
+            let waiting = batcher.push(1).unwrap();
+            assert!(!batcher.is_idle() && !batcher.close_if_idle(), "it waits");
+            let opens = Arc::clone(&gate);
+            let running = tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
+                let opens = Arc::clone(&opens);
+                Box::pin(async move {
+                    let _permit = opens.acquire().await;
+                    Some(items)
+                })
+            })));
+            while !batcher.state.lock().queue.is_empty() {
+                tokio::task::yield_now().await;
+            }
+            assert!(!batcher.is_idle() && !batcher.close_if_idle(), "it is under way");
+            gate.add_permits(1);
+            assert_eq!(waiting.await, Ok(1));
+            assert!(batcher.is_idle() && batcher.close_if_idle());
+            assert!(batcher.push(2).is_none(), "it takes nothing any more");
+            running.await.unwrap();
         });
     }
 }

@@ -28,6 +28,11 @@ pub(super) trait Carrier: Send + Sync + fmt::Debug {
     /// Makes the connection, if there is none.
     fn connect(&self, peer: PeerDescriptor, deadline: Instant) -> BoxFuture<'static, Result<(), Error>>;
 
+    /// Keeps nothing of a peer, and of its earlier starts, that is not connected and to which nothing is under way.
+    fn forget(&self, peer: PeerId) {
+        let _ = peer;
+    }
+
     /// Ends all connections.
     fn close(&self) -> BoxFuture<'static, ()>;
 }
@@ -53,6 +58,10 @@ impl Carrier for Engine {
     fn connect(&self, peer: PeerDescriptor, deadline: Instant) -> BoxFuture<'static, Result<(), Error>> {
         let engine = self.clone();
         Box::pin(async move { Engine::connect(&engine, &peer, deadline).await })
+    }
+
+    fn forget(&self, peer: PeerId) {
+        Engine::forget(self, peer);
     }
 
     fn close(&self) -> BoxFuture<'static, ()> {

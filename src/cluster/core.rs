@@ -31,6 +31,7 @@ use super::changing::{Publishing, Unsettled};
 use super::coordinator::Coordinator;
 use super::copying::Copying;
 use super::draining::Draining;
+use super::gone::AllGone;
 use super::lending::Loans;
 use super::letting_go::LetGo;
 use super::member::{ClusterId, View};
@@ -87,6 +88,8 @@ pub(super) struct Core {
     /// The catalog that this member serves. Held for the keys of one message, in slices.
     pub(super) owner: Mutex<Owner>,
     pub(super) peers: Mutex<Peers>,
+    /// Taken inside the lock of the peers.
+    pub(super) gone: Mutex<AllGone>,
     /// For each shard, how often something about it was revoked here.
     revoked: Box<[AtomicU64]>,
     /// Before this view nothing may be remembered.
@@ -160,6 +163,7 @@ impl Core {
             seen: RwLock::new(Arc::new(Seen { view, map, is_alone: true })),
             owner: Mutex::new(Owner::new(me.member, tombstones, watches)),
             peers: Mutex::new(BTreeMap::new()),
+            gone: Mutex::default(),
             revoked: (0..SHARDS).map(|_| AtomicU64::new(0)).collect(),
             needed_view: AtomicU64::new(0),
             publishing: Mutex::default(),

@@ -25,6 +25,7 @@ use super::copying::{Copied, Wish};
 use super::core::Core;
 use super::drain_file::Unfinished;
 use super::error::ClusterError;
+use super::gone::Gone;
 use super::object::{Facts, Holding, Stamp};
 use super::shards::{KeyId, replica_target};
 
@@ -69,6 +70,13 @@ impl Core {
         is_superseded || self.draining.state.lock().report.phase == DrainPhase::Left
     }
 
+    /// Whether `member` said that it leaves, and was not started again since.
+    fn said_farewell(&self, member: MemberId) -> bool {
+        let (peers, gone) = (self.peers.lock(), self.gone.lock());
+        let is_peer = peers.get(&member).is_some_and(|peer| peer.has_left);
+        is_peer || gone.get(&member).is_some_and(Gone::has_left)
+    }
+
     /// Whether what `member` holds goes with it, as far as this member, which drains itself, has heard.
     pub(super) fn drains_too(&self, member: MemberId) -> bool {
         self.draining.state.lock().others.contains(&member)
@@ -111,7 +119,7 @@ impl Core {
         match self.call(member, DRAIN, body, self.in_background()).await {
             Ok(answer) => Ok(DrainReport::decode(&answer)?),
             // It said that it leaves, and may be gone for good by now.
-            Err(_) if self.peers.lock().get(&member).is_some_and(|peer| peer.has_left) => {
+            Err(_) if self.said_farewell(member) => {
                 Ok(DrainReport { phase: DrainPhase::Left, ..DrainReport::default() })
             }
             Err(tidefs_engine::error::Error::Refused { cause }) => {

@@ -176,11 +176,13 @@ impl Core {
     }
 
     /// Whether the connection to `reader` has ended, or a later start of it was met.
-    fn is_gone(&self, reader: PeerId) -> bool {
-        self.peers.lock().get(&reader.member).is_some_and(|peer| {
+    pub(super) fn is_gone(&self, reader: PeerId) -> bool {
+        let (peers, gone) = (self.peers.lock(), self.gone.lock());
+        let has_ended = peers.get(&reader.member).is_some_and(|peer| {
             let is_later = peer.id.incarnation > reader.incarnation;
             is_later || (peer.id == reader && matches!(peer.link, Link::Down(_)))
-        })
+        });
+        has_ended || gone.get(&reader.member).is_some_and(|gone| gone.id().incarnation >= reader.incarnation)
     }
 
     /// The reader gives back what it was lent.

@@ -355,8 +355,8 @@ impl Cluster {
     /// This member and all others that it has met and not forgotten.
     #[must_use]
     pub fn met(&self) -> Vec<MemberId> {
-        let peers = self.core.peers.lock();
-        peers.keys().copied().chain([self.core.me.member]).collect()
+        let (peers, gone) = (self.core.peers.lock(), self.core.gone.lock());
+        peers.keys().chain(gone.keys()).copied().chain([self.core.me.member]).collect()
     }
 
     /// Has `member` leave with nothing lost, or tells how far that is.

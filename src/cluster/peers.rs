@@ -179,7 +179,7 @@ impl Peer {
     }
 }
 
-/// All that were ever met.
+/// All that were met and are not gone.
 pub(super) type Peers = BTreeMap<MemberId, Peer>;
 
 #[cfg(test)]

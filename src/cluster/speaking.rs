@@ -37,6 +37,12 @@ impl Speaking {
         Self { carrier, ours, others: RwLock::default() }
     }
 
+    /// Members of which it is known what they speak.
+    #[cfg(test)]
+    pub(super) fn others(&self) -> usize {
+        self.others.read().len()
+    }
+
     /// Takes note of what the members speak. Who left is spoken to as before.
     pub(super) fn meet(&self, view: &View) {
         let mut others = self.others.write();
@@ -96,6 +102,17 @@ impl Speaking {
         deadline: Instant,
     ) -> BoxFuture<'static, Result<(), Error>> {
         self.carrier.connect(peer, deadline)
+    }
+
+    /// Nothing is under way to `peer`, and it is not expected back.
+    pub(super) fn let_go(&self, peer: PeerId) {
+        self.carrier.forget(peer);
+    }
+
+    /// It is spoken to as any other when it is met again.
+    pub(super) fn forget(&self, peer: PeerId) {
+        self.others.write().remove(&peer.member);
+        self.carrier.forget(peer);
     }
 
     pub(super) fn close(&self) -> BoxFuture<'static, ()> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use tidefs_engine::engine::PeerDescriptor;
 use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::{Semaphore, watch};
 
@@ -214,6 +215,7 @@ impl Core {
             }
         }
         for member in view.members().iter().filter(|member| member.id != self.me.member) {
+            self.bring_back(&mut peers, member.id, |_| true);
             match peers.get_mut(&member.id) {
                 Some(peer) => {
                     if peer.id != member.engine.id {
@@ -236,17 +238,18 @@ impl Core {
                     }
                 }
                 None => {
-                    peers.insert(member.id, self.meet(member));
+                    peers.insert(member.id, self.meet(&member.engine));
                 }
             }
         }
     }
 
-    fn meet(self: &Arc<Self>, member: &Member) -> Peer {
+    /// A peer that was never reached, with the tasks that see to it.
+    pub(super) fn meet(self: &Arc<Self>, descriptor: &PeerDescriptor) -> Peer {
         let limit = self.config.limits.queued;
         let peer = Peer {
-            id: member.engine.id,
-            descriptor: member.engine.clone(),
+            id: descriptor.id,
+            descriptor: descriptor.clone(),
             is_registered: true,
             link: Link::Connecting(self.now()),
             is_slow: false,
@@ -266,7 +269,7 @@ impl Core {
             read_rate: 0.0,
             reads_under_way: 0,
         };
-        let id = member.id;
+        let id = descriptor.id.member;
         let core = Arc::downgrade(self);
         let sender = core.clone();
         self.spawn(Arc::clone(&peer.changes).run(Box::new(move |items| {
@@ -283,7 +286,7 @@ impl Core {
             let core = sender.upgrade();
             Box::pin(async move { core?.send_dirty(id, items).await })
         })));
-        self.spawn(Arc::clone(self).keep_connected(id));
+        self.spawn(Arc::clone(self).keep_connected(id, Arc::clone(&peer.changes)));
         peer
     }
 

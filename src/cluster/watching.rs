@@ -9,7 +9,11 @@ use tidefs_engine::link::Channel;
 use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 use tokio::time::sleep;
 
-use super::catalog::wire::{AGREED, CATCH_UP, KEEP, LEND, LIST, Message, REVOKE, Revocation, Revoke};
+use super::batcher::Batcher;
+use super::catalog::wire::{
+    AGREED, CATCH_UP, KEEP, LEND, LIST, Message, Outcome, REVOKE, Revocation, Revoke,
+};
+use super::changing::Sent;
 use super::core::{Core, host_slept};
 use super::peers::{Link, Owed, Peer};
 use super::revoking::messages_of;
@@ -35,13 +39,20 @@ fn is_quick(channel: Channel) -> bool {
 }
 
 impl Core {
-    /// Keeps a connection to a member, for as long as it is in the view or its entries are kept.
-    pub(super) async fn keep_connected(self: Arc<Self>, member: MemberId) {
+    /// Keeps a connection to a member, for as long as the peer with these `changes` stands for it.
+    pub(super) async fn keep_connected(
+        self: Arc<Self>,
+        member: MemberId,
+        changes: Arc<Batcher<Sent, Outcome>>,
+    ) {
         let mut pause = FIRST_PAUSE;
         loop {
             let (descriptor, is_wanted) = match self.peers.lock().get(&member) {
-                Some(peer) => (peer.descriptor.clone(), peer.is_registered && peer.link != Link::Up),
-                None => return,
+                Some(peer) if Arc::ptr_eq(&peer.changes, &changes) => {
+                    (peer.descriptor.clone(), peer.is_registered && peer.link != Link::Up)
+                }
+                // It is gone, or was, and another one sees to that.
+                _ => return,
             };
             if is_wanted {
                 let deadline = self.within(self.config.timings.silence);
@@ -81,6 +92,7 @@ impl Core {
     pub(super) fn link_up(self: &Arc<Self>, peer: PeerId) {
         let (is_back, was_dropped) = {
             let mut peers = self.peers.lock();
+            self.bring_back(&mut peers, peer.member, |gone| gone.id() == peer);
             let Some(known) = peers.get_mut(&peer.member).filter(|known| known.id == peer) else { return };
             if known.link == Link::Up {
                 return;
@@ -368,7 +380,7 @@ impl Core {
             self.expire_loans(now);
             let patience = self.first_patience();
             let (mut slow, mut owing, mut gone) = (Vec::new(), Vec::new(), Vec::new());
-            self.forget_strangers(now);
+            self.let_members_go(now);
             for (&member, peer) in self.peers.lock().iter_mut() {
                 if peer.is_slow && peer.link == Link::Up {
                     slow.push(member);
@@ -378,6 +390,8 @@ impl Core {
                 let is_over = peer.lost_at.is_some_and(|at| now.saturating_sub(at) > timings.grace);
                 if is_over && !peer.is_dropped && !peer.is_only_unregistered() {
                     peer.is_dropped = true;
+                    // Which it is told when it is back.
+                    peer.owed = Owed::all();
                     gone.push(peer.id);
                 }
             }
@@ -396,24 +410,6 @@ impl Core {
                 let heirs = self.owner.lock().find_heirs(shard);
                 heirs.into_iter().for_each(|(member, revocation)| drop(self.tell(member, revocation)));
             }
-        }
-    }
-
-    /// Forgets members that left so long ago that nothing about them counts any more.
-    fn forget_strangers(&self, now: Duration) {
-        // Longer than removals are remembered: then it is not believed anyway.
-        let time = self.config.timings.tombstones + self.config.timings.grace;
-        let is_over = |peer: &mut Peer| {
-            let is_long_ago = peer.lost_at.is_some_and(|at| now.saturating_sub(at) > time);
-            !peer.is_registered && peer.is_dropped && is_long_ago
-        };
-        let forgotten: Vec<(MemberId, Peer)> =
-            self.peers.lock().extract_if(.., |_, peer| is_over(peer)).collect();
-        for (member, peer) in forgotten {
-            peer.changes.close();
-            peer.revocations.close();
-            peer.dirty.close();
-            self.owner.lock().forget_member(member);
         }
     }
 

@@ -157,6 +157,14 @@ impl Slots {
         }
     }
 
+    /// Numbers in use, and what is kept beside them, of members other than `me`.
+    #[cfg(test)]
+    pub(super) fn kept_of_others(&self, me: MemberId) -> usize {
+        let members = self.latest.keys().chain(self.gone.keys()).chain(self.heard.keys());
+        let numbers = self.peers.iter().flatten().map(|peer| &peer.member);
+        members.chain(numbers).filter(|&&member| member != me).count() + self.leaving.len()
+    }
+
     /// Nobody speaks of that member any more.
     pub fn forget_for_ever(&mut self, member: MemberId) {
         self.gone.remove(&member);

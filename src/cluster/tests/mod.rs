@@ -3,6 +3,7 @@
 mod copies;
 mod deaf;
 mod faults;
+mod gone;
 mod history;
 mod host;
 mod late;

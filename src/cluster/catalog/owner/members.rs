@@ -99,6 +99,16 @@ impl Owner {
         self.give_up_on(member);
     }
 
+    /// Facts and numbers of members other than this one that are kept.
+    #[cfg(test)]
+    pub(crate) fn kept_of_others(&self) -> usize {
+        let is_other = |member: &&MemberId| **member != self.me;
+        let times = self.contacts.keys().chain(self.away.keys()).chain(self.announced.keys());
+        let sets = self.suspects.iter().chain(&self.awaited).chain(&self.settled).chain(self.behind.keys());
+        let starts = self.seen.keys().map(|peer| &peer.member);
+        times.chain(sets).chain(starts).filter(is_other).count() + self.slots.kept_of_others(self.me)
+    }
+
     /// `member` was told all that changed while it was lost.
     pub fn note_back(&mut self, member: MemberId) {
         self.away.remove(&member);

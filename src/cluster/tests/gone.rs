@@ -1,0 +1,229 @@
+//! Members that go and do not come back, thousands of them, each with a name of its own; and one that does.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tidefs_engine::engine::PeerDescriptor;
+use tidefs_engine::error::Error;
+use tidefs_engine::types::{Incarnation, MemberId, PeerId};
+use tokio::runtime::Handle;
+use tokio::time::sleep;
+
+use super::host::Host;
+use super::memory::{Memory, Remembered};
+use super::network::{End, Network, SILENCE};
+use crate::cluster::carrier::Carrier;
+use crate::cluster::catalog::wire::{Find, Revocation};
+use crate::cluster::coordinator::Coordinator;
+use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::core::{Core, Ingredients};
+use crate::cluster::member::testing;
+use crate::cluster::*;
+
+pub(super) const GRACE: Duration = Duration::from_secs(20);
+const NAMES: u64 = 1000;
+/// Members that are there at once.
+const AT_ONCE: u64 = 10;
+
+pub(super) fn soon() -> std::time::Instant {
+    tokio::time::Instant::now().into_std() + Duration::from_secs(2)
+}
+
+/// A member over a network that is made up, which does not follow the coordinator's views by itself.
+async fn core_of(
+    id: u64,
+    network: &Arc<Network>,
+    coordinator: Arc<dyn Coordinator>,
+    memory: &Arc<Memory>,
+) -> Arc<Core> {
+    let mut config = ClusterConfig::new(MemberId(id), &format!("host-{id}"));
+    config.timings.silence = SILENCE;
+    config.timings.grace = GRACE;
+    let begun = coordinator.begin(MemberId(id), soon()).await.unwrap();
+    let me = PeerId { member: MemberId(id), incarnation: begun.incarnation };
+    let holder: Weak<dyn Holder> = Arc::<Memory>::downgrade(memory);
+    let core = Core::new(Ingredients {
+        me,
+        cluster: begun.cluster,
+        config,
+        runtime: Handle::current(),
+        coordinator,
+        holder,
+        carrier: Arc::new(End { me, network: Arc::clone(network) }) as Arc<dyn Carrier>,
+        engine: None,
+    });
+    network.add(&core);
+    core
+}
+
+/// A member over a network that is made up, with a handle of its own to the coordinator.
+pub(super) async fn start_with(id: u64, network: &Arc<Network>, handle: Arc<dyn Coordinator>) -> Host {
+    let memory = Arc::new(Memory::default());
+    let core = core_of(id, network, handle, &memory).await;
+    let descriptor =
+        PeerDescriptor { id: core.me, addresses: vec![([127, 0, 0, 1], 1).into()], transports: Vec::new() };
+    let cluster = Cluster::join(core, descriptor, soon()).await.unwrap();
+    memory.belongs_to(&cluster);
+    Host { cluster, memory }
+}
+
+async fn start(id: u64, network: &Arc<Network>, coordinator: &Embedded) -> Host {
+    start_with(id, network, Arc::new(coordinator.another())).await
+}
+
+/// Tasks that have not ended.
+fn tasks_of(core: &Core) -> usize {
+    let mut tasks = core.tasks.lock();
+    while tasks.try_join_next().is_some() {}
+    tasks.len()
+}
+
+pub(super) fn in_virtual_time<F: Future<Output = ()>>(fact: F) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(fact);
+}
+
+#[test]
+fn a_thousand_names_that_do_not_come_back_are_no_peers_and_are_forgotten_in_the_end() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let host = start(1, &network, &coordinator).await;
+        let core = &host.cluster.core;
+        let me = core.seen().view.member(core.me.member).unwrap().clone();
+        let mut number = core.seen().view.number;
+        let mut adopt = |others: Vec<Member>| {
+            number += 1;
+            core.adopt_view(View::new(number, others.into_iter().chain([me.clone()]).collect()));
+        };
+        for first in (2..2 + NAMES).step_by(usize::try_from(AT_ONCE).unwrap()) {
+            let mut guests: Vec<Member> = (first..first + AT_ONCE).map(|id| testing::member(id, 1)).collect();
+            // Which speak another version of the protocol.
+            guests.iter_mut().for_each(|guest| guest.protocol.newest += 1);
+            adopt(guests.clone());
+            for guest in &guests {
+                core.link_up(guest.engine.id);
+                let asked =
+                    Find { view: core.seen().view.number, paths: vec![format!("kv/{first}").into_bytes()] };
+                drop(core.answer_find(guest.engine.id, &asked));
+            }
+            sleep(Duration::from_secs(1)).await;
+            for guest in &guests {
+                core.link_down(guest.engine.id, &Error::Closed);
+            }
+            adopt(Vec::new());
+            // What they are told, while they are not there, is remembered for a while.
+            for guest in &guests {
+                let revocation = Revocation::Appeared { path: vec![7; 100] };
+                drop(core.tell(guest.id, revocation));
+            }
+        }
+        let time = core.config.timings;
+        sleep(GRACE + time.background + 4 * time.tick).await;
+        assert_eq!(core.peers.lock().len(), 0, "queues and tasks of who is gone");
+        assert!(tasks_of(core) < 20, "{} tasks", tasks_of(core));
+        assert_eq!(core.plan.told(), 1, "it tells itself alone");
+        sleep(time.tombstones + time.background).await;
+        assert_eq!(core.gone.lock().len(), 0, "what is kept of who is gone");
+        assert_eq!(core.carrier.others(), 0, "what they speak");
+        assert_eq!(core.owner.lock().kept_of_others(), 0, "what the catalog keeps of them");
+        host.cluster.close().await;
+    });
+}
+
+#[test]
+fn who_comes_back_after_it_went_knows_what_was_told_meanwhile_and_is_believed() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(2), Embedded::new(ClusterId(7)));
+        let (one, two) = (start(1, &network, &coordinator).await, start(2, &network, &coordinator).await);
+        sleep(Duration::from_secs(3)).await;
+        let names: Vec<String> = (0..40).map(|number| format!("kv/{number}")).collect();
+        two.write("kv/held", b"held", Stamp(1), soon()).await.unwrap();
+        for name in &names {
+            two.look_up(name, soon()).await;
+        }
+        assert!(names.iter().any(|name| two.remembers(name) == Some(Remembered::Absent)));
+        // Only the coordinator is back before the network is, or the other way round.
+        for is_met_first in [true, false] {
+            let member = one.cluster.core.seen().view.member(MemberId(2)).unwrap().clone();
+            let (first, second) = (one.cluster.core.me, two.cluster.core.me);
+            network.part(first, second);
+            two.cluster.core.coordinator.leave(soon()).await.unwrap();
+            sleep(SILENCE + 2 * GRACE).await;
+            assert_eq!(one.cluster.core.peers.lock().len(), 0, "it is no peer any more");
+            assert_eq!(one.cluster.met(), [MemberId(2), MemberId(1)]);
+            for name in &names {
+                one.write(name, b"bytes", Stamp(2), soon()).await.unwrap();
+            }
+            if is_met_first {
+                two.cluster.core.coordinator.register(member.clone(), soon()).await.unwrap();
+                sleep(Duration::from_secs(1)).await;
+                network.join(first, second);
+            } else {
+                network.join(first, second);
+                sleep(Duration::from_secs(1)).await;
+                two.cluster.core.coordinator.register(member.clone(), soon()).await.unwrap();
+            }
+            sleep(Duration::from_secs(20)).await;
+            for name in &names {
+                assert!(two.look_up(name, soon()).await.is_present(), "{name}");
+            }
+            assert_eq!(one.read("kv/held", soon()).await.as_deref(), Some(&b"held"[..]));
+            assert_eq!(one.cluster.core.gone.lock().len(), 0);
+            for name in &names {
+                one.unlink(name, Stamp(3), soon()).await.unwrap();
+                two.look_up(name, soon()).await;
+            }
+        }
+        one.cluster.close().await;
+        two.cluster.close().await;
+    });
+}
+
+#[test]
+fn a_start_with_the_name_of_who_is_gone_is_met_as_any_other() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(3), Embedded::new(ClusterId(7)));
+        let one = start(1, &network, &coordinator).await;
+        for _ in 0..3 {
+            let two = start(2, &network, &coordinator).await;
+            sleep(Duration::from_secs(3)).await;
+            two.write("kv/a", b"bytes", Stamp(5), soon()).await.unwrap();
+            assert_eq!(one.read("kv/a", soon()).await.as_deref(), Some(&b"bytes"[..]));
+            assert_eq!(two.look_up("kv/b", soon()).await, super::host::Seen::Absent);
+            one.write("kv/b", b"other", Stamp(6), soon()).await.unwrap();
+            assert!(two.look_up("kv/b", soon()).await.is_present(), "it was told");
+            one.unlink("kv/b", Stamp(7), soon()).await.unwrap();
+            two.cluster.core.coordinator.leave(soon()).await.unwrap();
+            network.kill(two.cluster.core.me);
+            two.cluster.close().await;
+            sleep(2 * GRACE).await;
+            assert_eq!((one.cluster.core.peers.lock().len(), one.cluster.core.gone.lock().len()), (0, 1));
+        }
+        assert!(tasks_of(&one.cluster.core) < 20);
+        one.cluster.close().await;
+    });
+}
+
+#[test]
+fn who_is_gone_is_lent_nothing_and_has_left_if_it_said_so() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(4), Embedded::new(ClusterId(7)));
+        let one = start(1, &network, &coordinator).await;
+        let two = start(2, &network, &coordinator).await;
+        sleep(Duration::from_secs(3)).await;
+        let start = two.cluster.core.me;
+        two.cluster.leave(soon()).await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        network.kill(start);
+        two.cluster.close().await;
+        sleep(2 * GRACE).await;
+        let core = &one.cluster.core;
+        assert_eq!(core.peers.lock().len(), 0);
+        assert!(core.is_gone(start));
+        assert!(!core.is_gone(PeerId { incarnation: Incarnation(start.incarnation.0 + 1), ..start }));
+        let report = core.drain(MemberId(2), DrainOrder::Ask).await.unwrap();
+        assert_eq!(report.phase, DrainPhase::Left);
+        one.cluster.close().await;
+    });
+}
