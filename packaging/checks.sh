@@ -25,9 +25,11 @@ check_licences() {
 
 check_docs() {
     export RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings"
+    local documented=(--no-deps --document-private-items --locked)
     # The library of the daemon, the program of the CLI and the library for C are all called tidefs, and so would be
-    # their pages: one after the other, and the daemon's last, so that its pages stay.
-    cargo doc -p tidefs-cli --no-deps --document-private-items --locked
-    cargo doc -p tidefs-client-c --no-deps --document-private-items --locked
-    cargo doc --workspace --exclude tidefs-cli --exclude tidefs-client-c --no-deps --document-private-items --locked
+    # their pages: one after the other, and the daemon's last, so that its pages stay. Of the whole workspace as far as can
+    # be, or dependencies are checked again with other features.
+    cargo doc --workspace --bin tidefs "${documented[@]}"
+    cargo doc --workspace --exclude tidefs --lib "${documented[@]}"
+    cargo doc --workspace "${documented[@]}"
 }
