@@ -1,5 +1,6 @@
 //! What a disk writes and reads bytes for.
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidefs_engine::types::ByteCount;
@@ -53,45 +54,84 @@ impl ReadFor {
     ];
 }
 
-/// Bytes written since the start.
-#[derive(Debug, Default)]
-pub(super) struct Written([AtomicU64; WrittenFor::ALL.len()]);
+/// What bytes move for.
+pub(super) trait Reason: Copy + 'static {
+    /// Each with its name.
+    const EACH: &'static [(Self, &'static str)];
 
-impl Written {
+    /// Its place among them.
+    fn place(self) -> usize;
+}
+
+impl Reason for WrittenFor {
+    const EACH: &'static [(Self, &'static str)] = &Self::ALL;
+
+    fn place(self) -> usize {
+        self as usize
+    }
+}
+
+impl Reason for ReadFor {
+    const EACH: &'static [(Self, &'static str)] = &Self::ALL;
+
+    fn place(self) -> usize {
+        self as usize
+    }
+}
+
+/// Bytes since the start, by what they moved for.
+#[derive(Debug)]
+pub(super) struct ByReason<R> {
+    bytes: Box<[AtomicU64]>,
+    reasons: PhantomData<R>,
+}
+
+impl<R: Reason> Default for ByReason<R> {
+    fn default() -> Self {
+        Self { bytes: R::EACH.iter().map(|_| AtomicU64::new(0)).collect(), reasons: PhantomData }
+    }
+}
+
+impl<R: Reason> ByReason<R> {
     /// Counts bytes.
-    pub(super) fn add(&self, reason: WrittenFor, bytes: u64) {
-        self.0[reason as usize].fetch_add(bytes, Ordering::Relaxed);
+    pub(super) fn add(&self, reason: R, bytes: u64) {
+        self.bytes[reason.place()].fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// All of them.
     pub(super) fn total(&self) -> u64 {
-        self.0.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
+        self.bytes.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
     }
 
     /// Those of one reason.
-    pub(super) fn of(&self, reason: WrittenFor) -> u64 {
-        self.0[reason as usize].load(Ordering::Relaxed)
+    pub(super) fn of(&self, reason: R) -> u64 {
+        self.bytes[reason.place()].load(Ordering::Relaxed)
     }
 
     /// Each reason's.
     pub(super) fn by_reason(&self) -> Vec<(&'static str, ByteCount)> {
-        WrittenFor::ALL.iter().map(|(reason, name)| (*name, ByteCount(self.of(*reason)))).collect()
+        R::EACH.iter().map(|&(reason, name)| (name, ByteCount(self.of(reason)))).collect()
     }
 }
 
-/// Bytes read since the start.
-#[derive(Debug, Default)]
-pub(super) struct Read([AtomicU64; ReadFor::ALL.len()]);
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Read {
-    /// Counts bytes.
-    pub(super) fn add(&self, reason: ReadFor, bytes: u64) {
-        self.0[reason as usize].fetch_add(bytes, Ordering::Relaxed);
+    fn each_has_a_place_of_its_own<R: Reason + PartialEq>() {
+        let counted = ByReason::<R>::default();
+        for (bytes, &(reason, name)) in (1..).zip(R::EACH) {
+            counted.add(reason, bytes);
+            assert_eq!(counted.of(reason), bytes, "{name}");
+        }
+        let each: Vec<u64> = counted.by_reason().into_iter().map(|(_, bytes)| bytes.get()).collect();
+        assert_eq!(each, (1..=each.len() as u64).collect::<Vec<_>>());
+        assert_eq!(counted.total(), each.iter().sum::<u64>());
     }
 
-    /// Each reason's.
-    pub(super) fn by_reason(&self) -> Vec<(&'static str, ByteCount)> {
-        let of = |reason: ReadFor| ByteCount(self.0[reason as usize].load(Ordering::Relaxed));
-        ReadFor::ALL.iter().map(|(reason, name)| (*name, of(*reason))).collect()
+    #[test]
+    fn bytes_are_counted_for_the_reason_that_is_given() {
+        each_has_a_place_of_its_own::<WrittenFor>();
+        each_has_a_place_of_its_own::<ReadFor>();
     }
 }

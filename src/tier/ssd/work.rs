@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::reading::Ending;
-use super::reasons::{Read, Written};
+use super::reasons::{ByReason, ReadFor, WrittenFor};
 use crate::telemetry::Histogram;
 
 /// What a device did since the start.
 #[derive(Debug, Default)]
 pub(super) struct Work {
-    pub(super) written: Written,
-    pub(super) read: Read,
+    pub(super) written: ByReason<WrittenFor>,
+    pub(super) read: ByReason<ReadFor>,
     /// Data of the objects that it was given, without headers and padding.
     pub(super) stored_bytes: AtomicU64,
     pub(super) read_errors: AtomicU64,
