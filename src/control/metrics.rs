@@ -31,6 +31,11 @@ pub(super) fn families(datapath: &Datapath) -> Result<Vec<Family>, Error> {
         ("tidefs_eviction_memory_bytes", "Heap bytes of the eviction orders.", overview.policy_memory as u64),
     ];
     families.extend(gauges.map(|(name, help, value)| Family::gauge(name, help, value)));
+    families.push(Family::counter(
+        "tidefs_scratch_closed_without_thread_total",
+        "Scratch files closed by whoever let go of them, which may have waited for the disk, for want of a thread.",
+        overview.scratch_closed_without_thread,
+    ));
     if datapath.is_in_cluster() {
         let (name, help) =
             ("tidefs_cluster_joined", "Whether this host takes part in its cluster: 1 when it does.");

@@ -34,6 +34,8 @@ pub struct Overview {
     pub scratch_used: ByteCount,
     /// Most scratch bytes.
     pub scratch_capacity: ByteCount,
+    /// Scratch files that had no thread to close them.
+    pub scratch_closed_without_thread: u64,
     /// Copies of what other members hold, and their bytes.
     pub soft: (u64, u64),
     /// The default eviction policy.
@@ -266,6 +268,7 @@ impl Datapath {
             scratch_files: self.scratch.files(),
             scratch_used: self.scratch.used(),
             scratch_capacity: self.scratch.capacity(),
+            scratch_closed_without_thread: self.scratch.closed_without_thread(),
             soft: state.soft_copies(),
             policy: state.domains.get(state.domains.root()).order.name(),
             policy_memory: state.domains.iter().map(|(_, domain)| domain.order.memory_bytes()).sum(),

@@ -128,6 +128,12 @@ impl Scratch {
         self.files.load(Ordering::Relaxed)
     }
 
+    /// Files that were closed by whoever let go of them, for want of a thread, and may have waited for the disk.
+    #[must_use]
+    pub fn closed_without_thread(&self) -> u64 {
+        self.closer.without_thread()
+    }
+
     /// Most bytes that may be in use.
     #[must_use]
     pub fn capacity(&self) -> ByteCount {

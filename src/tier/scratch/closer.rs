@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -38,6 +39,22 @@ struct Line {
     under_way: usize,
     has_thread: bool,
     is_over: bool,
+    /// Files for which there was no thread.
+    without_thread: u64,
+}
+
+impl Line {
+    /// Says so the first time: there will be one for each file.
+    fn count_without_thread(&mut self, error: &io::Error) {
+        if self.without_thread == 0 {
+            tracing::warn!(
+                %error,
+                "no thread can be started to close slot files: whoever lets go of one closes it, and may wait for the disk; \
+                 allow the daemon more threads (TasksMax, ulimit -u)"
+            );
+        }
+        self.without_thread += 1;
+    }
 }
 
 impl Closer {
@@ -46,7 +63,10 @@ impl Closer {
         let mut line = self.line.lock();
         line.waiting.push_back(closing);
         if !line.has_thread {
-            line.has_thread = self.start();
+            match self.start() {
+                Ok(()) => line.has_thread = true,
+                Err(error) => line.count_without_thread(&error),
+            }
         }
         let must_help = !line.has_thread;
         drop(line);
@@ -78,7 +98,7 @@ impl Closer {
         self.changed.notify_all();
     }
 
-    fn start(self: &Arc<Self>) -> bool {
+    fn start(self: &Arc<Self>) -> io::Result<()> {
         let this = Arc::clone(self);
         let thread = thread::Builder::new().name("scratch-close".to_owned());
         let started = thread.spawn(move || {
@@ -86,10 +106,12 @@ impl Closer {
                 this.close_one()
             }
         });
-        if let Err(error) = &started {
-            tracing::warn!(%error, "slot files are closed by whoever lets go of them, and others may wait for the disk");
-        }
-        started.is_ok()
+        started.map(drop)
+    }
+
+    /// Files that were closed by whoever let go of them, for want of a thread.
+    pub(super) fn without_thread(&self) -> u64 {
+        self.line.lock().without_thread
     }
 
     /// Whether there will be one to close.
