@@ -14,6 +14,7 @@ use crate::common::pattern;
 use crate::common::sys::{
     Mapping, checksum_of, get_xattr, get_xattr_text, list_xattr, remove_xattr, set_xattr,
 };
+use crate::common::wait::{HANG, until};
 use crate::fixture::{kv, publish_object};
 
 in_both_modes!(
@@ -252,7 +253,9 @@ fn attributes_of_programs_are_set_while_a_small_object_is_open(mode: Mode) {
     let (_mount, kv) = kv(mode);
     let (key, object) = (kv.join("key"), pattern::object(1, 5000));
     crate::fixture::publish(&key, &object);
-    assert_eq!(get_xattr_text(&key, "user.tidefs.tier"), "packed");
+    // The daemon hears of a close a moment after it has returned.
+    let is_packed = || get_xattr_text(&key, "user.tidefs.tier") == "packed";
+    assert!(until(HANG, is_packed), "{}", get_xattr_text(&key, "user.tidefs.tier"));
     let reader = File::open(&key).expect("open");
     let mapping = Mapping::shared(&reader, object.len()).expect("mmap");
     assert_eq!(mapping.read(0, 100), object[..100]);
