@@ -54,38 +54,3 @@ pub(crate) fn expect_none(samples: &[Held]) {
     let most = before.descriptors + DESCRIPTOR_GROWTH_MAX;
     assert!(after.descriptors <= most, "descriptors grew: {before:?}, then {after:?}");
 }
-
-/// Steps of a run below which the noise of single samples says more than what each step costs.
-const STEPS_MIN: usize = 32;
-
-/// Fails when each step of a run leaves more than `bytes_max` of memory behind, by what was held in the middle of either half
-/// after the first quarter, in which tables grow to their size. Prints what was held, and what each step left.
-#[track_caller]
-pub(crate) fn expect_none_by_step(samples: &[Held], bytes_max: u64) {
-    let Some((first, last)) = samples.first().zip(samples.last()) else { return };
-    let steady = &samples[samples.len() / 4..];
-    let (before, after) = steady.split_at(steady.len() / 2);
-    let steps = (before.len() + after.len()) / 2;
-    let growth = median(after).saturating_sub(median(before));
-    let by_step = growth / u64::try_from(steps.max(1)).unwrap_or(u64::MAX);
-    println!(
-        "memory {:.1} MiB in the beginning, {:.1} in the middle, {:.1} in the end; {by_step} bytes more for each of {steps} steps",
-        mib(first.memory),
-        mib(samples[samples.len() / 2].memory),
-        mib(last.memory),
-    );
-    if samples.len() >= STEPS_MIN {
-        assert!(by_step <= bytes_max, "each step leaves {by_step} bytes behind, {bytes_max} are allowed");
-    }
-}
-
-fn median(samples: &[Held]) -> u64 {
-    let mut memory: Vec<u64> = samples.iter().map(|held| held.memory).collect();
-    memory.sort_unstable();
-    memory.get(memory.len() / 2).copied().unwrap_or_default()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a number to read")]
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
-}
