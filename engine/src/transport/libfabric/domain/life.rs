@@ -1,7 +1,7 @@
 //! How the endpoint of a NIC is opened, closed, and opened again, with the memory that is registered with it.
 
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use libfabric_sys as fi;
 
@@ -135,13 +135,29 @@ impl Domain {
         over.into_iter().for_each(|(job, error)| job.complete(Err(error)));
     }
 
+    /// Starts no more, and lets what is in flight end until `until`. Closing an endpoint under it is allowed, but the
+    /// library's `ofi_rxm` (1.17) now and then takes the process with it.
+    fn let_end(&mut self, until: Instant) {
+        self.give_up(&Error::Closed, |_| true);
+        let mut ended = Vec::new();
+        while self.flights.iter().any(Option::is_some) && Instant::now() < until {
+            let Some(port) = self.port.as_mut() else { return };
+            match port.poll(&mut ended) {
+                Ok(0) => std::thread::sleep(Duration::from_micros(50)),
+                Ok(_) => ended.drain(..).for_each(|completion| self.finish(completion)),
+                Err(_) => return,
+            }
+        }
+    }
+
     /// Ends everything.
     pub(in super::super) fn close(&mut self) {
         for connection in self.connections.drain(..).filter_map(|connection| connection.upgrade()) {
             connection.fail(&Error::Closed);
         }
-        let ended = self.close_port(&Error::Closed);
         let until = Instant::now() + self.settings.settle;
+        self.let_end(until);
+        let ended = self.close_port(&Error::Closed);
         while !self.graves.is_empty() && Instant::now() < until {
             std::thread::sleep(SWEEP);
             self.visit_graves();
