@@ -232,13 +232,15 @@ impl FabricEndpoint {
 impl Endpoint for FabricEndpoint {
     fn post(&self, operations: &mut VecDeque<Operation>) {
         let mut jobs: Vec<Vec<Job>> = self.rails.iter().map(|_| Vec::new()).collect();
-        while self.connection.operations.load(Ordering::Acquire) < self.operations_max {
-            let Some(operation) = operations.pop_front() else { break };
-            if let Err(error) = self.connection.check() {
-                operation.complete(Err(error));
-                continue;
+        loop {
+            // Where the connection has failed, each is taken to be ended: what is under way still takes no room from it.
+            let checked = self.connection.check();
+            let is_full = self.connection.operations.load(Ordering::Acquire) >= self.operations_max;
+            if checked.is_ok() && is_full {
+                break;
             }
-            match check(&operation) {
+            let Some(operation) = operations.pop_front() else { break };
+            match checked.and_then(|()| check(&operation)) {
                 Ok(key) => self.prepare(operation, &key, &mut jobs),
                 Err(error) => operation.complete(Err(error)),
             }
