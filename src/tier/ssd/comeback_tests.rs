@@ -238,6 +238,10 @@ fn with_a_key_in_two_zones(config: &SsdConfig) -> Arc<MemoryDisk> {
         let _ = tier.read(b"key", Version(1), ByteCount(THIRD as u64));
         assert_eq!(store(&tier, format!("other {version}").as_bytes(), version, THIRD), Stored::Yes);
         version += 1;
+        // A writer that has no zone left waits for nothing that is to be written again.
+        while tier.shared.devices.all()[0].spare_zones() < reclaim::SPARE_ZONES {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     let mut content = vec![0; at(config.capacity.get())];
     for logged in disk.log.lock().iter() {

@@ -35,7 +35,7 @@ use super::reasons::ReadFor;
 use super::recover::{read_footer, scan_zone};
 
 /// Zones that are kept free ahead of the writer.
-const SPARE_ZONES: usize = 2;
+pub(super) const SPARE_ZONES: usize = 2;
 /// Parts of a zone that may be written again, of [`PARTS`]: the rest is what a zone gains at least.
 const REINSERTED_PARTS: u64 = 3;
 const PARTS: u64 = 4;
