@@ -2,7 +2,8 @@
 //!
 //! Invariants
 //! - While it drains, this member keeps no copies for others, and its own do not count, nor do those of others that drain.
-//! - It leaves only when a whole walk found nothing left to copy. When its time is over before, or nobody takes what is left,
+//! - It leaves only when a whole walk found nothing left to copy, and when who serves its shards with it is there and has heard
+//!   of all that it decided: removals are known to these two alone. When its time is over before, or nobody takes what is left,
 //!   it stays a member, and a later drain begins with what is left.
 //! - A start of a member that was draining goes on with that, until the time that it was given.
 //!
@@ -10,6 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -201,16 +203,36 @@ impl Core {
         tracing::info!(phase = ?end, left = state.report.objects_left, "the drain of this member has ended");
     }
 
-    /// Leaves; while the coordinator is away that waits for it, or for the end of the time.
+    /// Leaves; while the coordinator is away, or a member that is to know what this one decided, that waits for them, or for
+    /// the end of the time.
     async fn leave_when_drained(&self) -> DrainPhase {
-        while let Err(error) = self.leave(self.in_background()).await {
-            tracing::warn!(%error, "a drained member cannot leave yet");
+        let mut awaited = None;
+        loop {
+            let ignorant = self.who_has_not_heard();
+            if let Some(member) = ignorant {
+                if awaited != ignorant {
+                    tracing::warn!(member = member.0, "a drained member stays until that one has heard what it decided");
+                }
+            } else {
+                match self.leave(self.in_background()).await {
+                    Ok(()) => return DrainPhase::Left,
+                    Err(error) => tracing::warn!(%error, "a drained member cannot leave yet"),
+                }
+            }
+            awaited = ignorant;
             if self.is_out_of_time() {
                 return DrainPhase::Late;
             }
             tokio::time::sleep(PAUSE).await;
         }
-        DrainPhase::Left
+    }
+
+    /// A member of the view that is lost, or that is still to hear of something that was decided here.
+    fn who_has_not_heard(&self) -> Option<MemberId> {
+        let is_handing_over = self.handing_over.load(Ordering::Acquire) > 0;
+        let peers = self.peers.lock();
+        let mut members = peers.values().filter(|peer| peer.is_registered);
+        members.find(|peer| is_handing_over || !peer.has_heard_all()).map(|peer| peer.id.member)
     }
 
     fn is_out_of_time(&self) -> bool {

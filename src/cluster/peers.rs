@@ -147,6 +147,13 @@ impl Peer {
         !self.owed.is_empty() || !self.debts.is_empty()
     }
 
+    /// Whether it is there, and knows all that this member decided and it is to know, too.
+    pub(super) fn has_heard_all(&self) -> bool {
+        let is_there = self.link == Link::Up && !self.is_slow;
+        let is_told = self.debts.is_empty() && self.dirty.is_idle() && self.paying.available_permits() > 0;
+        is_there && is_told
+    }
+
     /// Whether it is not to be waited for.
     pub(super) fn is_suspect(&self, now: Duration, patience: Duration) -> bool {
         let is_lost = match self.link {

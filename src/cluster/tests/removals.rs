@@ -9,9 +9,9 @@ use super::host::{Host, Seen};
 use super::members::{
     config, in_a_cluster_of, name_served, runtime, settled, soon, start_with, started, until, wall,
 };
-use crate::cluster::ClusterId;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::shards::KeyId;
+use crate::cluster::{ClusterId, DrainOrder, DrainPhase};
 
 #[test]
 fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
@@ -116,6 +116,28 @@ fn a_removal_that_nobody_heard_of_is_told_when_they_are_back() {
         until("it is told", || hosts[0].cluster.core.unheard.len() == 0).await;
         settled(&hosts).await;
         for host in &hosts {
+            assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
+        }
+    });
+}
+
+#[test]
+fn who_drains_stays_until_who_serves_with_it_knows_what_was_removed() {
+    in_a_cluster_of(3, |coordinator, mut hosts| async move {
+        let (first, second) = (hosts[0].cluster.me(), hosts[1].cluster.me());
+        let name = name_served(&hosts, |owners| owners.primary == first && owners.backup == Some(second));
+        hosts[1].write(&name, b"bytes", wall(), soon()).await.unwrap();
+        hosts[1].cluster.close().await;
+        until("it is missed", || hosts[0].cluster.core.is_suspect(second)).await;
+        // The first one decides alone, and nobody else knows.
+        hosts[2].unlink(&name, wall(), soon()).await.unwrap();
+        hosts[2].cluster.drain(first, DrainOrder::Begin { within_ms: None }).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let killed = hosts.remove(1);
+        hosts.push(start_with(&coordinator, config(2), killed.memory).await);
+        until("it has left", || hosts[0].cluster.status().drain.phase == DrainPhase::Left).await;
+        settled(&hosts[1..]).await;
+        for host in &hosts[1..] {
             assert_eq!(host.look_up(&name, soon()).await, Seen::Absent);
         }
     });
