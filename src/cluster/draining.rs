@@ -211,7 +211,10 @@ impl Core {
             let ignorant = self.who_has_not_heard();
             if let Some(member) = ignorant {
                 if awaited != ignorant {
-                    tracing::warn!(member = member.0, "a drained member stays until that one has heard what it decided");
+                    tracing::warn!(
+                        member = member.0,
+                        "a drained member stays until that one has heard what it decided"
+                    );
                 }
             } else {
                 match self.leave(self.in_background()).await {

@@ -11,10 +11,14 @@ use super::host::Host;
 use super::memory::Memory;
 use super::simulation::World;
 use crate::cluster::coordinator::Coordinator;
+use crate::cluster::peers::Peer;
 use crate::cluster::*;
 
 /// How long a drain may take, with a crash in it.
 const DRAIN_MAX: Duration = Duration::from_secs(90);
+
+/// Tenths of a second in which two who were parted are to have met again.
+const MEETING_MAX: u32 = 300;
 
 /// What goes wrong while a member drains.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +84,20 @@ impl World {
         sleep(time).await;
         self.network.join(one, other);
         self.say(format!("{one} and {other} are joined"));
+        // What both who serve a key lose before they have met again is lost.
+        for _ in 0..MEETING_MAX {
+            if self.has_told(one, other) && self.has_told(other, one) {
+                break;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Whether `other` knows all that `one` decided.
+    fn has_told(&self, one: PeerId, other: PeerId) -> bool {
+        let Some(host) = self.hosts.lock().get(&one.member.0).cloned() else { return true };
+        let peers = host.cluster.core.peers.lock();
+        peers.get(&other.member).is_none_or(Peer::has_heard_all)
     }
 
     async fn stop(&self, id: u64, peer: PeerId, time: Duration) {
