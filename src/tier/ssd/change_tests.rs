@@ -216,6 +216,24 @@ fn a_tier_without_disks_takes_nothing_until_it_gets_one_and_a_start_knows_that_o
     assert!(!config.has_places() && !changes.exists());
 }
 
+/// A capacity takes memory by its zones before anything is written.
+#[test]
+fn a_disk_that_was_added_is_used_as_far_as_it_goes_whatever_is_kept_of_its_capacity() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let changes = directory.path().join("changes");
+    let places = ["small", "forged"].map(|name| directory.path().join(name));
+    let mut kept = kept::Changes::default();
+    for (place, capacity) in places.iter().zip([ByteCount::mib(64), ByteCount(u64::MAX)]) {
+        std::fs::create_dir(place).unwrap();
+        kept.add(place, capacity);
+    }
+    kept.store(Some(&changes));
+    let size = open::size_of(directory.path(), ByteCount::ZERO).unwrap();
+    let found = open::open_places(&SsdConfig { changes: Some(changes), ..config(1, 20) }).unwrap();
+    let capacities: Vec<_> = found.candidates.iter().map(|candidate| candidate.capacity).collect();
+    assert_eq!(capacities, [Some(ByteCount::mib(64)), Some(size)]);
+}
+
 #[test]
 fn a_disk_of_another_pool_is_not_added_and_keeps_what_it_holds() {
     let directory = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -2,15 +2,24 @@
 //!
 //! A file of JSON beside the daemon's lock, which a restart of the machine takes away: from then on the configuration
 //! counts again.
+//!
+//! Limits: `FILE_BYTES_MAX` of text, and in each list as many disks as a pool has, each once. What is longer is neither
+//! kept nor taken for true.
 
-use std::fs;
-use std::io;
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::ByteCount;
 
+use super::open::DEVICES_MAX;
 use crate::replace::replace;
+
+/// Longest file that is read: a disk in each list for every one of a pool, each with a path of `PATH_MAX` (4096) bytes
+/// and 256 for what is beside it.
+const FILE_BYTES_MAX: usize = 3 * DEVICES_MAX * (4096 + 256);
 
 /// A disk that was added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,12 +45,16 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// What an earlier daemon left; nothing when it left nothing, or what cannot be read, which is said.
+    /// What an earlier daemon left; nothing when it left nothing, or what cannot be read or be true, which is said.
     pub(super) fn load(file: Option<&Path>) -> Self {
         let Some(file) = file else { return Self::default() };
-        fs::read(file).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
+        read(file).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
-                tracing::warn!(file = %file.display(), %error, "disks that were added or removed are not known any more");
+                tracing::warn!(
+                    file = %file.display(), %error,
+                    "which disks were added, emptied or removed is not known any more: ssd.dirs counts; \
+                     `tidefs tier add`, `drain` and `remove` do it again, and the file is written anew"
+                );
             }
             Self::default()
         })
@@ -50,9 +63,33 @@ impl Changes {
     /// Reads the text of the file; arbitrary bytes are safe to pass.
     ///
     /// # Errors
-    /// When it is not such a text.
+    /// `InvalidData` when it is not such a text, or says what cannot be.
     pub(super) fn parse(text: &[u8]) -> io::Result<Self> {
-        Ok(serde_json::from_slice(text)?)
+        let changes: Self = serde_json::from_slice(text)?;
+        changes.check()?;
+        Ok(changes)
+    }
+
+    fn check(&self) -> io::Result<()> {
+        let lists = [self.added.len(), self.removed.len(), self.leaving.len()];
+        if lists.iter().any(|&count| count > DEVICES_MAX) {
+            return Err(invalid(format!("it names more than {DEVICES_MAX} disks")));
+        }
+        let mut seen = HashSet::new();
+        // A disk was either added or removed last; one that leaves may have been added.
+        let changed = self.added.iter().map(|added| (false, &added.path));
+        let changed = changed.chain(self.removed.iter().map(|path| (false, path)));
+        let mut named = changed.chain(self.leaving.iter().map(|leaving| (true, &leaving.path)));
+        match named.find(|named| !seen.insert(*named)) {
+            Some((_, twice)) => Err(invalid(format!("it names {} twice", twice.display()))),
+            None => Ok(()),
+        }
+    }
+
+    fn text(&self) -> io::Result<Vec<u8>> {
+        self.check()?;
+        let text = serde_json::to_vec(self).map_err(io::Error::other)?;
+        if text.len() > FILE_BYTES_MAX { Err(too_long()) } else { Ok(text) }
     }
 
     /// Notes a disk that was added.
@@ -91,7 +128,7 @@ impl Changes {
                 _ => Err(error),
             })
         } else {
-            serde_json::to_vec(self).map_err(io::Error::other).and_then(|text| replace(file, &text))
+            self.text().and_then(|text| replace(file, &text))
         };
         if let Err(error) = stored {
             tracing::warn!(file = %file.display(), %error, "a change of the disks is forgotten at the next start");
@@ -99,9 +136,69 @@ impl Changes {
     }
 }
 
+/// The whole of a file that is no longer than one of ours.
+fn read(file: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(file)?.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut text)?;
+    if text.len() > FILE_BYTES_MAX { Err(too_long()) } else { Ok(text) }
+}
+
+fn too_long() -> io::Error {
+    invalid(format!("it is longer than {FILE_BYTES_MAX} bytes"))
+}
+
+fn invalid(reason: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn refusal(text: &[u8]) -> String {
+        Changes::parse(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_no_daemon_writes_is_refused() {
+        let disks = |count: usize| -> Vec<PathBuf> { (0..count).map(|at| format!("/{at}").into()).collect() };
+        let text = |removed| serde_json::to_vec(&Changes { removed, ..Changes::default() }).unwrap();
+        assert_eq!(Changes::parse(&text(disks(DEVICES_MAX))).unwrap().removed.len(), DEVICES_MAX);
+        assert_eq!(refusal(&text(disks(DEVICES_MAX + 1))), "it names more than 255 disks");
+        let added = r#"{"path": "/a", "capacity": 1}"#;
+        let leaving = r#"{"path": "/a", "bytes_per_second": null}"#;
+        for twice in [
+            format!(r#"{{"added": [{added}, {added}]}}"#),
+            format!(r#"{{"added": [{added}], "removed": ["/a"]}}"#),
+            r#"{"removed": ["/a", "/a"]}"#.to_owned(),
+            format!(r#"{{"leaving": [{leaving}, {leaving}]}}"#),
+        ] {
+            assert_eq!(refusal(twice.as_bytes()), "it names /a twice", "{twice}");
+        }
+        let both = format!(r#"{{"added": [{added}], "leaving": [{leaving}]}}"#);
+        Changes::parse(both.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_too_long_is_not_read_and_one_that_would_be_is_not_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("places");
+        let mut changes = Changes::default();
+        changes.add(Path::new("/a"), ByteCount(1));
+        changes.store(Some(&file));
+        let text = fs::read(&file).unwrap();
+        fs::write(&file, [text.clone(), vec![b' '; FILE_BYTES_MAX - text.len()]].concat()).unwrap();
+        assert_eq!(Changes::load(Some(&file)), changes);
+        fs::write(&file, [text.clone(), vec![b' '; FILE_BYTES_MAX]].concat()).unwrap();
+        assert_eq!(Changes::load(Some(&file)), Changes::default());
+        assert_eq!(read(&file).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        changes.store(Some(&file));
+        let more = (0..DEVICES_MAX).map(|at| Added { path: format!("/{at}").into(), capacity: ByteCount(1) });
+        let more =
+            Changes { added: changes.added.iter().cloned().chain(more).collect(), ..Changes::default() };
+        more.store(Some(&file));
+        assert_eq!(Changes::load(Some(&file)), changes, "what it said before stays");
+    }
 
     #[test]
     fn the_last_change_of_a_disk_counts_and_survives() {

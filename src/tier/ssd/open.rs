@@ -23,7 +23,7 @@ use super::kept::Changes;
 use super::stations::read_zones;
 
 /// Most disks of a pool: their number is a byte of a place.
-const DEVICES_MAX: usize = 255;
+pub(super) const DEVICES_MAX: usize = 255;
 /// With fewer zones there is none to write to while another is taken back.
 const ZONES_MIN: u64 = 3;
 
@@ -124,6 +124,7 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
                 if capacity.is_none() {
                     least = least.min(default_share(place, held));
                 }
+                let capacity = capacity.map(|capacity| at_most_its_size(place, held, capacity));
                 candidates.push(Candidate { name, disk: Arc::new(disk), capacity });
             }
             Err(reason) => unusable.push((name, reason)),
@@ -150,13 +151,28 @@ pub(super) fn default_share(place: &Path, held: ByteCount) -> ByteCount {
 }
 
 /// What a place can hold at most: a device, which holds all of `held`, or the file system of a directory. `None` when that
-/// cannot be told.
+/// cannot be told, as of a tmpfs without a limit.
 pub(super) fn size_of(place: &Path, held: ByteCount) -> Option<ByteCount> {
     if is_device(place) {
         return Some(held);
     }
-    let stat = statvfs(place).ok()?;
+    let stat = statvfs(place).ok().filter(|stat| stat.blocks() > 0)?;
     Some(ByteCount(stat.fragment_size().saturating_mul(stat.blocks())))
+}
+
+/// The capacity of a disk that was added, as far as there is so much: each zone of it takes memory, there or not.
+fn at_most_its_size(place: &Path, held: ByteCount, capacity: ByteCount) -> ByteCount {
+    match size_of(place, held) {
+        Some(size) if capacity > size => {
+            tracing::warn!(
+                place = %place.display(), %capacity, %size,
+                "a disk that was added is smaller than the capacity that is kept for it, and is used as far as it goes; \
+                 `tidefs tier remove` and `tidefs tier add` give it another"
+            );
+            size
+        }
+        _ => capacity,
+    }
 }
 
 fn is_device(place: &Path) -> bool {
