@@ -8,8 +8,14 @@ set -euo pipefail
     exit 2
 }
 python=$1 folder=$2
-shift 2
 mkdir -p -- "$folder"
 folder=$(cd -- "$folder" && pwd -P)
+# Both are looked for from where this is called. Links stay: the interpreter of a virtual environment is one.
+[[ $python == */* ]] || python=$(type -P -- "$python") || {
+    printf '%s: no %s in PATH\n' "$0" "$1" >&2
+    exit 2
+}
+python=$(cd -- "$(dirname -- "$python")" && pwd)/${python##*/}
+shift 2
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 exec "${python%/*}/maturin" build --locked --compatibility linux --interpreter "$python" --out "$folder" "$@"
