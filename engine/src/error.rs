@@ -155,6 +155,16 @@ pub enum Error {
         /// What it said.
         cause: Arc<str>,
     },
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {cause}; {remedy}")]
+    CannotListen {
+        /// Where.
+        address: Arc<str>,
+        /// What the operating system said.
+        cause: Arc<str>,
+        /// What that means, and what helps.
+        remedy: Arc<str>,
+    },
     /// The engine is being closed.
     #[error("the engine is closed")]
     Closed,
@@ -187,6 +197,7 @@ impl Error {
             | Self::Corrupt { .. }
             | Self::Busy { .. }
             | Self::System { .. }
+            | Self::CannotListen { .. }
             | Self::Protocol { .. } => true,
             Self::DeadlinePassed
             | Self::Cancelled

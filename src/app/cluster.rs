@@ -107,7 +107,7 @@ impl Joiner {
                 Ok(()) => return,
                 Err(error) => {
                     let mut failure = self.joined.failure.lock();
-                    let reason = error.to_string();
+                    let reason = in_words(&error);
                     if failure.as_ref() != Some(&reason) {
                         tracing::warn!(reason, "this host cannot join its cluster yet");
                     }
@@ -173,12 +173,13 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
         }
         Err(error) => {
             let text = format!(
-                "cannot join the cluster `{}` by {}: {error}; start without it to serve this host alone",
+                "cannot join the cluster `{}` by {}: {}; start without it to serve this host alone",
                 settings.name.0,
                 match settings.coordinator.get() {
                     Some(address) => format!("cluster.coordinator={address}"),
                     None => format!("cluster.etcd={}", settings.etcd.items().join(" ")),
-                }
+                },
+                in_words(&error),
             );
             return Err(failure(text));
         }
@@ -186,6 +187,16 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
     let side = Arc::clone(&joiner.side);
     let joiner = is_away.then(|| runtime.spawn(joiner.join_later()));
     Ok(Some(Membership { joined, joiner, runtime, _side: side }))
+}
+
+/// Why this host does not take part, with the setting that says where it listens if that is why.
+fn in_words(error: &ClusterError) -> String {
+    match error {
+        ClusterError::Engine(tidefs_engine::error::Error::CannotListen { .. }) => {
+            format!("{error} (cluster.listen; each mount of a host needs a port of its own)")
+        }
+        _ => error.to_string(),
+    }
 }
 
 impl Membership {
@@ -362,4 +373,21 @@ fn read_file(file: &OptionalFile, key: &str) -> Result<Option<Vec<u8>>, Failure>
         })
     };
     file.path().map(read).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_taken_is_explained_with_the_setting_that_names_it() {
+        let taken = tidefs_engine::error::Error::CannotListen {
+            address: "10.0.0.1:7400".into(),
+            cause: "Address already in use".into(),
+            remedy: "listen on another port".into(),
+        };
+        let words = in_words(&taken.into());
+        assert!(words.contains("10.0.0.1:7400") && words.contains("cluster.listen"), "{words}");
+        assert!(!in_words(&ClusterError::Closed).contains("cluster.listen"));
+    }
 }

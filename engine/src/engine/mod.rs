@@ -151,7 +151,7 @@ impl Engine {
     /// Starts listening. `open` makes the transports, the best first; `messages` answers what peers ask.
     ///
     /// # Errors
-    /// [`Error::System`] when it cannot listen; what `open` says.
+    /// [`Error::CannotListen`]; what `open` says.
     pub fn start(
         runtime: Handle,
         config: EngineConfig,

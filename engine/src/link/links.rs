@@ -87,7 +87,7 @@ impl Links {
     /// Listens, and starts to answer.
     ///
     /// # Errors
-    /// [`Error::System`] when an address cannot be listened on, [`Error::Unavailable`] when the files of the
+    /// [`Error::CannotListen`] when an address cannot be listened on, [`Error::Unavailable`] when the files of the
     /// encryption cannot be used.
     pub fn start(
         runtime: Handle,
@@ -97,7 +97,7 @@ impl Links {
     ) -> Result<Arc<Self>, Error> {
         let refused = |error: std::io::Error| Error::system("listen", &error);
         let encryption = config.tls.as_ref().map(Encryption::open).transpose()?;
-        let listeners = socket::listen(&config.listen).map_err(refused)?;
+        let listeners = socket::listen(&config.listen)?;
         let bound: Result<Vec<_>, _> = listeners.iter().map(|listener| listener.local_addr()).collect();
         let told = socket::told(bound.map_err(refused)?, &config.advertise);
         let listeners: Result<Vec<_>, _> = {

@@ -9,13 +9,18 @@ use nix::net::if_::InterfaceFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::TcpStream;
 
+use crate::error::Error;
+
 /// Connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 1024;
 /// Keepalive probes without an answer that end a connection.
 const PROBES: u32 = 2;
 
 /// Listens on each of `wanted`. A `[::]` on a host without IPv6 becomes `0.0.0.0`.
-pub(super) fn listen(wanted: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
+///
+/// # Errors
+/// [`Error::CannotListen`] for the first of them that refuses.
+pub(super) fn listen(wanted: &[SocketAddr]) -> Result<Vec<TcpListener>, Error> {
     let mut listeners = Vec::with_capacity(wanted.len());
     for &address in wanted {
         let has_twin = wanted.contains(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())));
@@ -25,10 +30,31 @@ pub(super) fn listen(wanted: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
             }
             bound => bound,
         };
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
-        listeners.push(listener.map_err(named)?);
+        listeners.push(listener.map_err(|error| cannot_listen(address, &error))?);
     }
     Ok(listeners)
+}
+
+fn cannot_listen(address: SocketAddr, error: &io::Error) -> Error {
+    let port = address.port();
+    let remedy = match error.kind() {
+        io::ErrorKind::AddrInUse => format!(
+            "another socket of this host has that port (`ss -ltnp 'sport = :{port}'` shows whose it is): end its process, or \
+             listen on another port"
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            "no interface of this host has that address: listen on one that `ip address` shows".to_owned()
+        }
+        io::ErrorKind::PermissionDenied => {
+            "low ports are for processes with CAP_NET_BIND_SERVICE: listen on one from 1024 on".to_owned()
+        }
+        _ => "listen on another address".to_owned(),
+    };
+    Error::CannotListen {
+        address: address.to_string().into(),
+        cause: error.to_string().into(),
+        remedy: remedy.into(),
+    }
 }
 
 fn is_absent_family(error: &io::Error) -> bool {
@@ -195,6 +221,20 @@ mod tests {
         }
         let exact = ["127.0.0.1:7", "[::1]:8"].map(|text| text.parse().unwrap());
         assert_eq!(super::published(&exact), exact);
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_listened_on_is_named_with_the_cause_and_what_helps() {
+        let taken = listen(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+        let address = taken[0].local_addr().unwrap();
+        let refused = listen(&[address]).unwrap_err().to_string();
+        let wanted = format!("cannot listen on {address}: Address already in use");
+        assert!(refused.starts_with(&wanted), "{refused}");
+        assert!(refused.contains(&format!("`ss -ltnp 'sport = :{}'`", address.port())), "{refused}");
+        assert!(refused.ends_with("or listen on another port"), "{refused}");
+        // TEST-NET-1 (RFC 5737): no host has it.
+        let absent = listen(&["192.0.2.1:0".parse().unwrap()]).unwrap_err().to_string();
+        assert!(absent.contains("192.0.2.1:0") && absent.contains("`ip address`"), "{absent}");
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub(super) struct Follower {
 #[derive(Debug)]
 struct Heard {
     settings: HostedSettings,
+    /// Whether another process of this host had the address at the start: the keeper, if all is well.
+    is_on_this_host: bool,
     views: watch::Sender<View>,
     namespaces: watch::Sender<Namespaces>,
     link: watch::Sender<Option<Arc<Link>>>,
@@ -53,11 +55,18 @@ struct Wish {
 
 impl Follower {
     /// Begins to reach for the keeper. Returns at once; [`Coordinator::reachability`] tells how it goes.
-    pub(super) fn start(settings: HostedSettings, runtime: &Handle) -> Result<Self, StartError> {
+    ///
+    /// `is_on_this_host`: it is another process of this host that listens at the address.
+    pub(super) fn start(
+        settings: HostedSettings,
+        is_on_this_host: bool,
+        runtime: &Handle,
+    ) -> Result<Self, StartError> {
         let away = Reachability::Away { since: Instant::now(), reason: "not reached yet".into() };
         let (address, link) = (settings.address.clone(), settings.link(Vec::new()));
         let heard = Arc::new(Heard {
             settings,
+            is_on_this_host,
             views: watch::Sender::new(View::default()),
             namespaces: watch::Sender::new(Namespaces::default()),
             link: watch::Sender::new(None),
@@ -116,7 +125,8 @@ impl Heard {
         let resolved = resolved.map_err(|_| format!("the name in `{address}` is not resolved in time"))?;
         let addresses: Vec<_> = resolved.map_err(|error| format!("{address}: {error}"))?.collect();
         let mut told = self.told.subscribe();
-        let link = links.connect(KEEPER, &addresses, deadline).await.map_err(|error| error.to_string())?;
+        let link = links.connect(KEEPER, &addresses, deadline).await;
+        let link = link.map_err(|error| self.not_reached(&error))?;
         // The keeper tells what is agreed on first.
         let is_told = tokio::time::timeout_at(deadline.into(), told.changed()).await;
         let refused = told.borrow().1.as_ref().map(ToString::to_string);
@@ -148,6 +158,17 @@ impl Heard {
             *reachability = Reachability::Reached;
         });
         Ok(link)
+    }
+
+    fn not_reached(&self, error: &Error) -> String {
+        let address = &self.settings.address;
+        match address.rsplit_once(':') {
+            Some((_, port)) if self.is_on_this_host => format!(
+                "{error}; {address} was taken by a process of this host when this daemon started: if that is no tidefsd of this \
+                 cluster (`ss -ltnp 'sport = :{port}'` shows it), end it, or name another cluster.coordinator on all members"
+            ),
+            _ => error.to_string(),
+        }
     }
 
     /// No link stands, or the one that did said what is not gone by.

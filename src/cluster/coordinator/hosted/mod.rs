@@ -69,7 +69,9 @@ pub enum StartError {
         source: io::Error,
     },
     /// The address, or the certificates, cannot be used.
-    #[error("cannot coordinate at {address}: {source}")]
+    #[error(
+        "this daemon cannot take its part in cluster.coordinator={address}, which all members name alike: {source}"
+    )]
     Listen {
         /// Where.
         address: String,
@@ -94,12 +96,31 @@ impl HostedSettings {
         }
     }
 
-    /// The address, if this daemon can listen at it. Waits for names to be resolved.
-    fn own(&self) -> Option<SocketAddr> {
-        let addresses = self.address.to_socket_addrs().ok()?;
-        // What stands in the way says that the keeper is another daemon: of another host, or that has the port already.
-        addresses.into_iter().find(|address| TcpListener::bind(address).is_ok())
+    /// Who hosts the coordinator. Waits for names to be resolved.
+    fn keeper(&self) -> WhoKeeps {
+        let Ok(addresses) = self.address.to_socket_addrs() else { return WhoKeeps::Another };
+        let mut found = WhoKeeps::Another;
+        for address in addresses {
+            // What stands in the way says that the keeper is another daemon: of another host, or that has the port already.
+            match TcpListener::bind(address) {
+                Ok(_) => return WhoKeeps::This(address),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => found = WhoKeeps::Neighbour,
+                Err(_) => {}
+            }
+        }
+        found
     }
+}
+
+/// Who hosts the coordinator, as far as a daemon can tell that tries to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WhoKeeps {
+    /// This daemon, which can listen at this address.
+    This(SocketAddr),
+    /// A process of this host has the port: another daemon, or something else.
+    Neighbour,
+    /// A daemon of another host.
+    Another,
 }
 
 /// What a member of another cluster is told.
@@ -115,10 +136,12 @@ fn another_cluster(theirs: ClusterId, ours: ClusterId) -> String {
 /// # Errors
 /// [`StartError`], of who hosts it; a follower tries again for ever.
 pub fn start(settings: HostedSettings, runtime: &Handle) -> Result<Box<dyn Coordinator>, StartError> {
-    let Some(address) = settings.own() else {
-        tracing::info!(address = settings.address, "another member coordinates this cluster");
-        return Ok(Box::new(Follower::start(settings, runtime)?));
-    };
-    tracing::info!(%address, "this member coordinates its cluster");
-    Ok(Box::new(Keeper::start(settings, address, runtime)?))
+    let keeper = settings.keeper();
+    if let WhoKeeps::This(address) = keeper {
+        tracing::info!(%address, "this member coordinates its cluster");
+        return Ok(Box::new(Keeper::start(settings, address, runtime)?));
+    }
+    let is_on_this_host = keeper == WhoKeeps::Neighbour;
+    tracing::info!(address = settings.address, is_on_this_host, "another member coordinates this cluster");
+    Ok(Box::new(Follower::start(settings, is_on_this_host, runtime)?))
 }

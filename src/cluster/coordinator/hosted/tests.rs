@@ -34,7 +34,7 @@ fn handle(settings: &HostedSettings) -> Box<dyn Coordinator> {
 
 /// Waits until nobody listens where the keeper did, and starts it again.
 async fn handle_again(settings: &HostedSettings) -> Box<dyn Coordinator> {
-    while settings.own().is_none() {
+    while !matches!(settings.keeper(), WhoKeeps::This(_)) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     handle(settings)
@@ -191,7 +191,7 @@ async fn an_old_file_is_not_gone_by_until_the_latest_is_back() {
     let refused = follower.change_namespace("kv", sets("ttl", "1h"), shortly).await.unwrap_err();
     assert!(refused.to_string().contains("coordinator.json"), "{refused}");
     drop(keeper);
-    while settings.own().is_none() {
+    while !matches!(settings.keeper(), WhoKeeps::This(_)) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     std::fs::write(&settings.file, &latest).unwrap();
@@ -199,6 +199,23 @@ async fn an_old_file_is_not_gone_by_until_the_latest_is_back() {
     is_reached(&*follower, true).await;
     follower.change_namespace("kv", sets("ttl", "1h"), soon()).await.unwrap();
     assert_eq!(follower.views().borrow().member(MemberId(2)), Some(&member));
+}
+
+#[tokio::test]
+async fn a_port_that_another_program_of_the_host_has_is_explained() {
+    let (_directory, settings) = place();
+    let (_other_directory, elsewhere) = place();
+    let program = TcpListener::bind(&settings.address).unwrap();
+    let follower = handle(&settings);
+    let reason = is_reached(&*follower, false).await;
+    for part in [&settings.address, "ss -ltnp", "end it", "another cluster.coordinator on all members"] {
+        assert!(reason.contains(part), "{part}: {reason}");
+    }
+    // As for who finds the port free, and then not.
+    let address = program.local_addr().unwrap();
+    let refused = Keeper::start(elsewhere, address, &Handle::current()).unwrap_err().to_string();
+    assert!(refused.contains(&format!("cluster.coordinator={address}")), "{refused}");
+    assert!(refused.contains("Address already in use") && refused.contains("another port"), "{refused}");
 }
 
 #[tokio::test]
