@@ -65,6 +65,15 @@ impl ClusterConfig {
             protocol: ProtocolRange::OURS,
         }
     }
+
+    /// Where it listens, beyond its own host, for whoever knows the cluster's name: empty with a key or with TLS, either of
+    /// which has others prove who they are.
+    #[must_use]
+    pub fn unproven_addresses(&self) -> Vec<SocketAddr> {
+        let is_proved = self.key.is_some() || self.tls.is_some();
+        let is_wide = |address: &&SocketAddr| !is_proved && !address.ip().to_canonical().is_loopback();
+        self.listen.iter().filter(is_wide).copied().collect()
+    }
 }
 
 /// How long others are waited for.
@@ -141,5 +150,25 @@ impl Default for Limits {
             repair_bytes_per_second: 256 << 20,
             ingest_bytes_per_second: 1 << 30,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_unproven_beyond_this_host_without_key_and_tls() {
+        let mut config = ClusterConfig::new(MemberId(1), "a");
+        assert_eq!(config.unproven_addresses(), config.listen, "every address of the host");
+        config.listen = ["127.0.0.1:1", "[::1]:2", "[::ffff:127.0.0.2]:3", "10.0.0.1:4"]
+            .map(|text| text.parse().unwrap())
+            .into();
+        assert_eq!(config.unproven_addresses(), ["10.0.0.1:4".parse().unwrap()]);
+        let tls =
+            TlsConfig { authority: "a".into(), certificate: "b".into(), key: "b".into(), name: "c".into() };
+        let with_tls = ClusterConfig { tls: Some(tls), ..config.clone() };
+        config.key = Some(ClusterKey::new(*b"the key of this cluster"));
+        assert!(with_tls.unproven_addresses().is_empty() && config.unproven_addresses().is_empty());
     }
 }

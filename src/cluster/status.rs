@@ -1,5 +1,6 @@
 //! What a member tells operators about the cluster as it sees it.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidefs_engine::types::{ByteCount, Incarnation, MemberId, PeerId};
@@ -121,6 +122,8 @@ pub struct ClusterStatus {
     pub incarnation: Incarnation,
     /// Number of the view.
     pub view: u64,
+    /// See [`ClusterConfig::unproven_addresses`](super::ClusterConfig::unproven_addresses).
+    pub unproven_addresses: Vec<SocketAddr>,
     /// Everyone, ordered by id.
     pub members: Vec<MemberStatus>,
     /// Whether the coordinator can be reached.
@@ -217,6 +220,7 @@ impl Core {
             me: self.me.member,
             incarnation: self.me.incarnation,
             view: seen.view.number,
+            unproven_addresses: self.config.unproven_addresses(),
             members,
             coordinator: self.coordinator_as_shown(),
             entries,

@@ -60,6 +60,7 @@ pub(super) fn status(cluster: &Cluster) -> ClusterStatus {
         me: status.me.to_string(),
         view: status.view,
         coordinator_away,
+        unproven_addresses: status.unproven_addresses.iter().map(ToString::to_string).collect(),
         members: status.members.into_iter().map(member).collect(),
         catalog: CatalogStatus {
             entries: count(status.entries),
@@ -91,7 +92,14 @@ pub(super) fn warnings(status: &ClusterStatus) -> Vec<String> {
         "copying" => Some(format!("this member drains: {} objects are left", drain.objects_left)),
         _ => None,
     });
-    coordinator.into_iter().chain(suspects).chain(short).chain(drain).collect()
+    let unproven = (!status.unproven_addresses.is_empty()).then(|| {
+        format!(
+            "whoever reaches {} and knows the cluster's name is a member, and reads and writes all objects: set \
+             cluster.key_file on all members",
+            status.unproven_addresses.join(" ")
+        )
+    });
+    coordinator.into_iter().chain(unproven).chain(suspects).chain(short).chain(drain).collect()
 }
 
 /// The cluster's metrics.
@@ -161,4 +169,20 @@ pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Wher
     });
     let (path, kind) = (path.clone(), kind.to_owned());
     Where { path, kind, size, copies: copies.collect(), replicas, is_short }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_anybody_may_join_is_warned_of() {
+        let mut status = ClusterStatus::default();
+        assert!(warnings(&status).is_empty());
+        status.unproven_addresses = vec!["10.0.0.1:7400".to_owned(), "[::]:0".to_owned()];
+        let warnings = warnings(&status);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].starts_with("whoever reaches 10.0.0.1:7400 [::]:0 and"), "{warnings:?}");
+        assert!(warnings[0].contains("cluster.key_file on all members"), "{warnings:?}");
+    }
 }

@@ -17,6 +17,9 @@ pub struct ClusterStatus {
     pub view: u64,
     /// Why the coordinator cannot be reached, when it cannot. Members do not come or go then; reads and writes go on.
     pub coordinator_away: Option<String>,
+    /// Addresses, not only of this host, at which whoever knows the cluster's name is a member: neither a key nor TLS proves
+    /// who it is.
+    pub unproven_addresses: Vec<String>,
     /// Everyone.
     pub members: Vec<MemberStatus>,
     /// What this member serves of the catalog.
