@@ -118,8 +118,9 @@ pub struct FuseStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemoryStatus {
-    /// Size of the pages that were really got; huge ones make reads faster.
-    pub page_size: ByteCount,
+    /// Size of the pages that were really got; huge ones make reads faster. `None` when that is not known, as after a start
+    /// on memory that was full.
+    pub page_size: Option<ByteCount>,
     /// Whether the memory is a mount of its own, which survives the daemon.
     pub private_mount: bool,
     /// What is worse than it could be, and why.

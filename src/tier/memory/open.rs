@@ -66,9 +66,9 @@ pub struct MemoryReport {
     pub private_mount: bool,
     /// Whether the tmpfs was there already, as after a restart.
     pub adopted: bool,
-    /// Page size that a segment of at least 2 MiB gets.
-    pub page_size: ByteCount,
-    /// Why `page_size` could not be probed and base pages are assumed, if so.
+    /// Page size that a segment of at least 2 MiB gets; `None` when it could not be probed, as in a full tmpfs.
+    pub page_size: Option<ByteCount>,
+    /// Why it could not, if so.
     pub page_size_unknown: Option<String>,
     /// Mount options that the kernel does not know.
     pub refused_options: Vec<String>,
@@ -131,10 +131,10 @@ impl MemoryTier {
         }
         let attribute = Self::probe_attribute(&space)?;
         let (page_size, page_size_unknown) = match config.huge_pages {
-            HugePages::Never => (PAGE, None),
+            HugePages::Never => (Some(PAGE), None),
             HugePages::Auto => match probe::page_size(&space) {
-                Ok(size) => (size, None),
-                Err(error) => (PAGE, Some(error.to_string())),
+                Ok(size) => (Some(size), None),
+                Err(error) => (None, Some(error.to_string())),
             },
         };
         let report = MemoryReport {
@@ -149,7 +149,7 @@ impl MemoryTier {
         };
         info!(
             directory = %report.directory.display(), %capacity, private_mount = report.private_mount,
-            adopted = report.adopted, page_size = %report.page_size, "memory tier opened"
+            adopted = report.adopted, page_size = report.page_size.map(tracing::field::display), "memory tier opened"
         );
         let first_segment = listing.next_segment().max(segment_seed());
         let clock = Arc::new(NamesClock::start(&space, SegmentId(first_segment))?);

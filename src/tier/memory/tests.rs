@@ -38,12 +38,24 @@ fn the_tmpfs_is_private_sized_and_its_page_size_is_probed() {
     let tier = MemoryTier::open(&config).unwrap();
     let report = tier.report();
     assert!(report.private_mount && !report.adopted && !report.shrink_pending, "{report:?}");
-    assert!([PAGE, ByteCount::mib(2)].contains(&report.page_size), "{report:?}");
+    assert!([Some(PAGE), Some(ByteCount::mib(2))].contains(&report.page_size), "{report:?}");
     assert_eq!(report.page_size_unknown, None);
     assert_eq!(report.record_attribute, "user.tidefs.record");
     let usage = tier.usage().unwrap();
     assert_eq!(usage, MemoryUsage { capacity: CAPACITY, used: ByteCount(0), free: CAPACITY });
-    println!("page size {}, refused {:?}", report.page_size, report.refused_options);
+    println!("page size {:?}, refused {:?}", report.page_size, report.refused_options);
+}
+
+#[test]
+fn the_page_size_is_unknown_where_the_tmpfs_was_full_when_it_was_probed() {
+    let place = Workplace::with_huge_pages();
+    let tier = place.open(CAPACITY);
+    assert!(tier.report().page_size.is_some());
+    sealed(&tier, b"a", &vec![7; 15 << 20]);
+    drop(tier);
+    let report = place.open(CAPACITY).report().clone();
+    assert_eq!(report.page_size, None, "{report:?}");
+    assert!(report.page_size_unknown.is_some(), "{report:?}");
 }
 
 #[test]

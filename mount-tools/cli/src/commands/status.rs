@@ -40,7 +40,9 @@ fn human(status: &Status) -> String {
         text += "\n";
         text += &namespaces(status);
     }
-    for warning in status.warnings.iter().chain(&status.memory.warnings) {
+    // Those of the memory are among those of the daemon.
+    let others = status.memory.warnings.iter().filter(|warning| !status.warnings.contains(warning));
+    for warning in status.warnings.iter().chain(others) {
         write!(text, "\nwarning: {warning}").expect("writing to a String cannot fail");
     }
     text
@@ -115,7 +117,8 @@ fn reads(status: &Status) -> String {
 
 fn pages(status: &Status) -> String {
     let kept = if status.memory.private_mount { "survive the daemon" } else { "are lost with the daemon" };
-    format!("{}; objects {kept}", status.memory.page_size)
+    let size = status.memory.page_size.map_or_else(|| "size unknown".to_owned(), |size| size.to_string());
+    format!("{size}; objects {kept}")
 }
 
 fn namespaces(status: &Status) -> String {

@@ -55,7 +55,7 @@ fn status() -> Status {
             flags: vec!["PARALLEL_DIRECT_WRITES".into()],
         },
         memory: MemoryStatus {
-            page_size: ByteCount::mib(2),
+            page_size: Some(ByteCount::mib(2)),
             private_mount: true,
             warnings: vec!["the kernel has no noswap for tmpfs".into()],
         },
@@ -85,6 +85,19 @@ fn status_is_told_to_people_and_programs() {
     assert_eq!((json.code, json.stderr.as_str()), (0, ""));
     insta::assert_json_snapshot!("status_json", json.json());
     insta::assert_snapshot!("status_human", host.run("status").stdout);
+}
+
+#[test]
+fn status_says_each_warning_once_and_no_page_size_that_was_not_probed() {
+    let host = Host::new();
+    let why = "the page size is unknown: no room";
+    let memory = MemoryStatus { warnings: vec![why.into()], ..MemoryStatus::default() };
+    let status = Status { memory, warnings: vec![why.into()], ..Status::default() };
+    let _daemon = FakeDaemon::serve(&host, &[("GET /v1/status", 200, value(&status))]);
+    assert_eq!(host.run("status --json").json()["memory"]["page_size"], json!(null));
+    let human = host.run("status").stdout;
+    assert!(human.contains("size unknown; objects are lost with the daemon"), "{human}");
+    assert_eq!(human.matches(why).count(), 1, "{human}");
 }
 
 #[test]
