@@ -56,6 +56,9 @@ fn refusal(path: &str, error: &ChangeError) -> ApiError {
         ChangeError::NoOther => {
             (ErrorCode::Conflict, "add another disk, or give up its objects: `tidefs tier remove --force`")
         }
+        ChangeError::TooMany => {
+            (ErrorCode::Conflict, "those that were removed count: restart the daemon, then add it again")
+        }
         ChangeError::HoldsObjects(_) => {
             (ErrorCode::Conflict, "move them first, `tidefs tier drain`, or give them up with `--force`")
         }

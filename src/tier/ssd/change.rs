@@ -32,7 +32,7 @@ use super::identity::{
 use super::index::Place;
 use super::io::FileDisk;
 use super::kept::Changes;
-use super::open::{Candidate, default_share, size_of, take_into_use};
+use super::open::{Candidate, DEVICES_MAX, default_share, size_of, take_into_use};
 use super::open_zone::fits_a_zone;
 use super::queue::{Job, Stored, report_to};
 use super::{Shared, SsdTier};
@@ -69,6 +69,9 @@ pub enum ChangeError {
     /// There is no other disk that takes what it holds.
     #[error("there is no other disk that takes what it holds")]
     NoOther,
+    /// As many disks were in use since the start as there are numbers for.
+    #[error("{DEVICES_MAX} disks were in use since the daemon was started, which is as many as it can tell apart")]
+    TooMany,
     /// It holds objects.
     #[error("{0} objects are on it")]
     HoldsObjects(u64),
@@ -152,7 +155,7 @@ impl SsdTier {
             let reason = reason.to_owned();
             return Err(ChangeError::Unusable(Unusable::Foreign(reason)));
         }
-        let number = shared.devices.next_number().ok_or(ChangeError::NoOther)?;
+        let number = shared.devices.next_number().ok_or(ChangeError::TooMany)?;
         // Until it is one of the disks, and goes ahead with the others.
         let epochs = shared.epochs.lock();
         let superblock = Superblock {

@@ -54,6 +54,22 @@ fn a_disk_that_is_added_takes_records_and_is_found_by_the_next_start() {
 }
 
 #[test]
+fn a_disk_for_which_there_is_no_number_is_refused_and_nothing_is_written_to_it() {
+    let (tier, _, _, config) = grown();
+    let add = |disk: &Arc<MemoryDisk>| {
+        let disk = Arc::clone(disk) as Arc<dyn Disk>;
+        tier.add_disk("disk 2".to_owned(), disk, config.capacity)
+    };
+    for _ in 2..open::DEVICES_MAX {
+        add(&MemoryDisk::new()).unwrap();
+        tier.remove_disk(Path::new("disk 2"), false).unwrap();
+    }
+    let one_more = MemoryDisk::new();
+    assert_eq!(add(&one_more), Err(ChangeError::TooMany));
+    assert!(one_more.content.lock().is_empty() && all_are_right(&tier));
+}
+
+#[test]
 fn a_disk_that_is_emptied_and_removed_takes_nothing_along() {
     let (tier, told, disks, config) = grown();
     let place = Path::new("disk 0");
