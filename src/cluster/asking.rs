@@ -24,6 +24,10 @@ type Part = (MemberId, Vec<usize>);
 impl Core {
     /// Answers what a peer asks.
     pub(super) fn answer_find(self: &Arc<Self>, asker: PeerId, find: &Find) -> Answers {
+        if self.has_yet_to_hear_of(asker) {
+            let answers = vec![Answered::Incomplete; find.paths.len()];
+            return Answers { view: self.seen().view.number, answers };
+        }
         let mut answers = Vec::with_capacity(find.paths.len());
         for paths in find.paths.chunks(SLICE) {
             let mut owner = self.owner.lock();

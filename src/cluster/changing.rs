@@ -129,6 +129,11 @@ pub(super) struct Applied {
     waits: Vec<Wait>,
 }
 
+/// Whether it changes what everyone finds, and does not only say what is held.
+fn is_decided(change: &Change) -> bool {
+    matches!(change, Change::Publish { .. } | Change::Remove { .. } | Change::RemoveThrough { .. })
+}
+
 /// What a change is when it is sent after its time: its caller has gone on, and others may have, too.
 fn late(change: Change) -> Change {
     match change {
@@ -155,7 +160,12 @@ impl Core {
         let mut applied = Vec::with_capacity(changes.len());
         for changes in changes.chunks(SLICE) {
             let mut owner = self.owner.lock();
+            let decides = !self.has_yet_to_hear_of(from);
             for change in changes {
+                if is_decided(change) && !decides {
+                    applied.push(Applied { outcome: Outcome::Moved, waits: Vec::new() });
+                    continue;
+                }
                 let effects = owner.change(from, change, now);
                 let key = change.path().map(KeyId::of);
                 let mut waits: Vec<Wait> =

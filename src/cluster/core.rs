@@ -267,6 +267,12 @@ impl Core {
         self.was_out.load(Ordering::Acquire)
     }
 
+    /// Whether `other` takes part, and no view that came here says that anybody does but this member. Its catalog was told
+    /// nothing then, not even of what is held here.
+    pub(super) fn has_yet_to_hear_of(&self, other: PeerId) -> bool {
+        other.member != self.me.member && self.seen.read().is_alone
+    }
+
     pub(super) fn is_suspect(&self, member: MemberId) -> bool {
         if member == self.me.member {
             return false;

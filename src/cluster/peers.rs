@@ -14,6 +14,7 @@ use tokio::sync::{Semaphore, oneshot};
 use super::batcher::{Batcher, Item};
 use super::catalog::wire::{Outcome, Revocation};
 use super::changing::Sent;
+use super::member::Member;
 use super::object::Stamp;
 use super::shards::KeyId;
 
@@ -142,6 +143,25 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    /// A later start of the member is there.
+    pub(super) fn start_again(&mut self, descriptor: PeerDescriptor, now: Duration) {
+        tracing::info!(old = %self.id, new = %descriptor.id, "a member was started again");
+        self.id = descriptor.id;
+        self.descriptor = descriptor;
+        self.link = Link::Connecting(now);
+        self.is_slow = false;
+        self.has_left = false;
+        self.is_new_start = true;
+        // It remembers nothing of what it was answered.
+        self.owed = Owed::default();
+        self.debts = Owed::default();
+    }
+
+    /// Whether `member`, as a view knows it, is this start or a later one.
+    pub(super) fn is_it_or_later(&self, member: &Member) -> bool {
+        member.engine.id.incarnation >= self.id.incarnation
+    }
+
     /// Whether it is still to be told something.
     pub(super) fn is_owed_anything(&self) -> bool {
         !self.owed.is_empty() || !self.debts.is_empty()

@@ -15,7 +15,7 @@ use super::catalog::wire::Revocation;
 use super::changing::Wait;
 use super::core::{Core, Seen, Takeover};
 use super::member::{Member, View};
-use super::peers::{Link, Owed, Peer};
+use super::peers::{Link, Owed, Peer, Peers};
 use super::shards::{Shard, ShardMap};
 
 /// What a change of the view asks of this member.
@@ -209,7 +209,7 @@ impl Core {
         let now = self.now();
         let mut peers = self.peers.lock();
         for (id, peer) in peers.iter_mut() {
-            if view.member(*id).is_none() && peer.is_registered {
+            if peer.is_registered && !view.member(*id).is_some_and(|member| peer.is_it_or_later(member)) {
                 peer.is_registered = false;
                 peer.lost_at.get_or_insert(now);
             }
@@ -217,24 +217,24 @@ impl Core {
         for member in view.members().iter().filter(|member| member.id != self.me.member) {
             self.bring_back(&mut peers, member.id, |_| true);
             match peers.get_mut(&member.id) {
+                // A later start of it came before the view that says so.
+                Some(peer) if !peer.is_it_or_later(member) => {}
                 Some(peer) => {
                     if peer.id != member.engine.id {
-                        tracing::info!(old = %peer.id, new = %member.engine.id, "a member was started again");
-                        peer.id = member.engine.id;
-                        peer.link = Link::Connecting(now);
-                        peer.is_slow = false;
-                        peer.has_left = false;
-                        peer.is_new_start = true;
-                        // It remembers nothing of what it was answered.
-                        peer.owed = Owed::default();
-                        peer.debts = Owed::default();
+                        peer.start_again(member.engine.clone(), now);
                     }
-                    peer.descriptor = member.engine.clone();
                     peer.is_registered = true;
                     if peer.link == Link::Up {
                         peer.lost_at = None;
                         // It announces all that it holds, as everyone does who was out.
                         peer.is_dropped = false;
+                    }
+                    if peer.descriptor != member.engine {
+                        peer.descriptor = member.engine.clone();
+                        if peer.link == Link::Up {
+                            // It came by itself. How it is reached is known now, and its connection told so.
+                            peer.link = Link::Connecting(now);
+                        }
                     }
                 }
                 None => {
@@ -242,6 +242,30 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// A start of a member is connected that no view was with yet: the coordinator may be heard late, or have lost it. What it
+    /// is answered it may remember, so it is a peer from now on, and told like any other.
+    pub(super) fn meet_early(self: &Arc<Self>, peers: &mut Peers, start: PeerId) {
+        if start.member == self.me.member {
+            return;
+        }
+        let descriptor = PeerDescriptor { id: start, addresses: Vec::new(), transports: Vec::new() };
+        if let Some(peer) = peers.get_mut(&start.member) {
+            if peer.id.incarnation < start.incarnation {
+                peer.start_again(descriptor, self.now());
+                peer.is_registered = false;
+            }
+            return;
+        }
+        let mut gone = self.gone.lock();
+        if gone.get(&start.member).is_some_and(|gone| gone.id().incarnation > start.incarnation) {
+            return;
+        }
+        gone.remove(&start.member);
+        drop(gone);
+        let peer = Peer { is_registered: false, lost_at: Some(self.now()), ..self.meet(&descriptor) };
+        peers.insert(start.member, peer);
     }
 
     /// A peer that was never reached, with the tasks that see to it.

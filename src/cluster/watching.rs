@@ -10,6 +10,7 @@ use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 use tokio::time::sleep;
 
 use super::batcher::Batcher;
+use super::catalog::owner::Owner;
 use super::catalog::wire::{
     AGREED, CATCH_UP, KEEP, LEND, LIST, Message, Outcome, REVOKE, Revocation, Revoke,
 };
@@ -90,9 +91,10 @@ impl Core {
 
     /// A connection to a peer stands.
     pub(super) fn link_up(self: &Arc<Self>, peer: PeerId) {
-        let (is_back, was_dropped) = {
+        let (is_back, was_dropped, is_registered) = {
             let mut peers = self.peers.lock();
             self.bring_back(&mut peers, peer.member, |gone| gone.id() == peer);
+            self.meet_early(&mut peers, peer);
             let Some(known) = peers.get_mut(&peer.member).filter(|known| known.id == peer) else { return };
             if known.link == Link::Up {
                 return;
@@ -107,11 +109,22 @@ impl Core {
             if was_dropped {
                 known.owed = Owed::all();
             }
-            (is_back, was_dropped)
+            (is_back, was_dropped, known.is_registered)
         };
         tracing::info!(%peer, is_back, was_dropped, "a member is there");
         if is_back {
             self.regain(peer);
+        } else if is_registered {
+            // An earlier start of it may have been lost.
+            self.trust(&mut self.owner.lock(), peer);
+        }
+    }
+
+    /// A member is not held for lost any more, unless it was lost again meanwhile.
+    fn trust(&self, owner: &mut Owner, peer: PeerId) {
+        let is_it = |known: &Peer| known.id == peer && known.link == Link::Up && !known.is_slow;
+        if self.peers.lock().get(&peer.member).is_some_and(is_it) {
+            owner.set_suspect(peer.member, false);
         }
     }
 
@@ -128,7 +141,7 @@ impl Core {
         let fall = {
             let mut owner = self.owner.lock();
             owner.meet(peer);
-            owner.set_suspect(member, false);
+            self.trust(&mut owner, peer);
             is_backup_of_mine.then(|| owner.fall_behind(member))
         };
         if let Some(fall) = fall {
@@ -142,9 +155,10 @@ impl Core {
         let now = self.now();
         let is_news = match self.peers.lock().get_mut(&peer.member) {
             Some(known) if known.id == peer && !matches!(known.link, Link::Down(_)) => {
+                // While it is known how it was before.
+                known.lose(now);
                 known.link = Link::Down(now);
                 known.is_new_start = false;
-                known.lose(now);
                 known.unheard_since.get_or_insert(now);
                 true
             }

@@ -228,8 +228,10 @@ impl Owner {
     /// Does what `from` asks for, which was last in touch at `contact`.
     pub fn change(&mut self, from: PeerId, change: &Change, now: Duration) -> Effects {
         let Some(path) = change.path() else {
-            if let Change::Announced { view } = change {
-                self.announced(from, *view);
+            if let Change::Announced { view } = change
+                && !self.announced(from, *view)
+            {
+                return Effects::only(Outcome::Moved);
             }
             return Effects::only(Outcome::Done { stamp: Stamp(0) });
         };

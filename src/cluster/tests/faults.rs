@@ -58,7 +58,7 @@ impl World {
 
     /// One thing that happens, and its end.
     pub(super) async fn break_something(&self) {
-        let kind = self.below(9);
+        let kind = self.below(11);
         let peers = self.peers();
         let (id, peer) = self.pick(&peers);
         let time = Duration::from_millis(200 + self.below(15_000));
@@ -71,8 +71,21 @@ impl World {
                 let mishap = self.pick(&[Mishap::Nothing, Mishap::Drainer, Mishap::Target]);
                 self.drain(id, mishap, time).await;
             }
+            9 | 10 => self.lag(id, &peers, time).await,
             _ => self.kill(id, time).await,
         }
+    }
+
+    /// A member hears late what the coordinator says, and another one is started again meanwhile.
+    async fn lag(&self, id: u64, peers: &[(u64, PeerId)], time: Duration) {
+        let others: Vec<u64> = peers.iter().map(|&(other, _)| other).filter(|&other| other != id).collect();
+        self.begin_fault(format!("{id} hears the coordinator late"));
+        let handle = Arc::clone(&self.handles.lock()[&id]);
+        handle.set_deaf(true);
+        self.kill(self.pick(&others), time / 2).await;
+        sleep(time / 2).await;
+        handle.set_deaf(false);
+        self.say(format!("{id} hears the coordinator again"));
     }
 
     async fn part(&self, one: PeerId, other: PeerId, time: Duration) {

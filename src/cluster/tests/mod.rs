@@ -2,6 +2,7 @@
 
 mod copies;
 mod deaf;
+mod early;
 mod faults;
 mod gone;
 mod history;

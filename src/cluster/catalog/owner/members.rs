@@ -55,8 +55,13 @@ impl Owner {
         self.slots.latest().filter(|peer| peer.member != from.member).map(withdraw).collect()
     }
 
-    /// `member` has announced all that it holds, under that view.
-    pub(super) fn announced(&mut self, from: PeerId, view: u64) {
+    /// `from` has announced all that it holds, under that view. Returns whether it counts: not when it is forgotten, or when a
+    /// later start of it is known.
+    pub(super) fn announced(&mut self, from: PeerId, view: u64) -> bool {
+        // Who holds nothing may be heard of with this for the first time.
+        if self.slots.of(from).is_none() {
+            return false;
+        }
         self.announced.insert(from.member, view);
         self.away.remove(&from.member);
         if view >= self.awaited_view {
@@ -66,6 +71,7 @@ impl Owner {
         if self.slots.has_earlier(from) {
             self.settled.insert(from.member);
         }
+        true
     }
 
     /// Numbers under which copies are to be dropped: of earlier starts of members of which the latest has announced what it

@@ -135,6 +135,20 @@ fn what_an_earlier_start_of_a_member_held_is_named_where_nobody_else_holds_it() 
 }
 
 #[test]
+fn what_an_earlier_start_held_is_dropped_when_the_later_one_holds_nothing_and_says_so_before_it_is_met() {
+    let (mut owner, path) = owner();
+    publish(&mut owner, start(2, 1), &path, Stamp(20));
+    let announced = Change::Announced { view: 2 };
+    assert_eq!(owner.change(start(2, 2), &announced, NOW).outcome, Outcome::Done { stamp: Stamp(0) });
+    assert_eq!(owner.change(start(2, 1), &announced, NOW).outcome, Outcome::Moved, "it is started again");
+    for slot in owner.take_stale() {
+        owner.drop_copies(KeyId::of(&path).shard(), slot, NOW);
+        owner.free_slot(slot);
+    }
+    assert!(holders(&owner, &path).is_empty());
+}
+
+#[test]
 fn the_copy_that_counts_when_the_others_are_gone_is_of_a_member_that_is_there() {
     let (mut owner, path) = owner();
     publish(&mut owner, start(1, 1), &path, Stamp(5));
