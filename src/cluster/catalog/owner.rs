@@ -92,6 +92,8 @@ pub struct Owner {
     slots: Slots,
     /// Shards of which it may not know everything.
     incomplete: Box<[bool]>,
+    /// Keys of such shards of which the other owner was told what stands there: by that word it may have lost what it knew.
+    spoken: BTreeMap<Shard, BTreeSet<KeyId>>,
     /// Who has still to announce what it holds.
     awaited: BTreeSet<MemberId>,
     /// From which view on.
@@ -126,6 +128,7 @@ impl Owner {
             watches,
             slots: Slots::default(),
             incomplete: vec![false; usize::from(SHARDS)].into(),
+            spoken: BTreeMap::new(),
             awaited: BTreeSet::new(),
             awaited_view: 0,
             announced: BTreeMap::new(),
@@ -178,7 +181,7 @@ impl Owner {
                 let stamp = if is_file { entry.stamp() } else { Stamp(0) };
                 Answered::Present { stamp, facts, copies }
             }
-            None if self.incomplete[usize::from(key.shard().number())] => return Answered::Incomplete,
+            None if self.is_incomplete(key.shard()) => return Answered::Incomplete,
             None if role != Role::Primary => return Answered::Absent { is_watched: false },
             None => Answered::Absent { is_watched: true },
         };
@@ -257,8 +260,10 @@ impl Owner {
                 let claimed = now.checked_sub(Duration::from_millis(*contact_age_ms));
                 let contact = claimed.max(self.contacts.get(&from.member).copied());
                 let is_held = |entry: &Entry| entry.copies.contains(slot);
-                is_news = !self.incomplete[usize::from(key.shard().number())]
-                    && self.table.get(key).is_some_and(|entry| !is_held(entry));
+                // What the other owner is to have heard of long ago it may have lost by a word of this one.
+                let is_spoken = self.spoken.get(&key.shard()).is_some_and(|keys| keys.contains(&key));
+                let may_be_lost = is_spoken || !self.is_incomplete(key.shard());
+                is_news = may_be_lost && self.table.get(key).is_some_and(|entry| !is_held(entry));
                 let put = self.table.announce(key, slot, *stamp, *facts, *medium, contact);
                 self.put_effects(key, path, slot, put)
             }
@@ -305,12 +310,20 @@ impl Owner {
                 .tell
                 .extend(self.heir(key).map(|member| (member, Revocation::Inherit { keys: vec![key.0] })));
         }
-        // The other owner is told the same. What it is to have heard of long ago it may have lost by a word of this one.
         if matches!(role, Role::Primary | Role::Acting) && is_news {
             let Outcome::Done { stamp } = effects.outcome else { return effects };
-            effects.replicate = self.other_owner(key.shard()).map(|other| (other, key, stamp));
+            effects.replicate = self.speak(key).map(|other| (other, key, stamp));
         }
         effects
+    }
+
+    /// The other owner of a key, which is told of it what this one knows.
+    fn speak(&mut self, key: KeyId) -> Option<MemberId> {
+        let other = self.other_owner(key.shard())?;
+        if self.is_incomplete(key.shard()) {
+            self.spoken.entry(key.shard()).or_default().insert(key);
+        }
+        Some(other)
     }
 
     fn put_effects(&mut self, key: KeyId, path: &[u8], slot: Slot, put: Put) -> Effects {

@@ -96,7 +96,7 @@ impl Owner {
                 knows_all = false;
                 continue;
             }
-            self.incomplete[usize::from(shard.number())] = false;
+            self.know_whole(shard);
         }
         for &(member, age) in &word.away_ms {
             // Whoever has told this owner what it holds is not away.

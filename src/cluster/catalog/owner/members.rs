@@ -45,7 +45,7 @@ impl Owner {
             Change::Remove { path, .. } | Change::RemoveThrough { path, .. } => (path, stamp),
             _ => return Vec::new(),
         };
-        if !self.incomplete[usize::from(KeyId::of(path).shard().number())] {
+        if !self.is_incomplete(KeyId::of(path).shard()) {
             return Vec::new();
         }
         let withdraw = |peer: PeerId| {
@@ -130,6 +130,7 @@ impl Owner {
     fn check_awaited(&mut self) {
         if self.awaited.is_empty() {
             self.incomplete.fill(false);
+            self.spoken.clear();
         }
     }
 
@@ -144,8 +145,14 @@ impl Owner {
     pub fn forget_unserved(&mut self, shard: Shard) {
         if !self.map.is_served_by(shard, self.me) {
             self.table.forget_shard(shard);
-            self.incomplete[usize::from(shard.number())] = false;
+            self.know_whole(shard);
         }
+    }
+
+    /// There is nothing of `shard` that is not known here.
+    pub(super) fn know_whole(&mut self, shard: Shard) {
+        self.incomplete[usize::from(shard.number())] = false;
+        self.spoken.remove(&shard);
     }
 
     /// Forgets removals, and who watches what, in all shards that only others serve now. It costs a look at all of them.

@@ -88,6 +88,29 @@ fn an_owner_that_may_not_know_who_holds_a_name_tells_all_that_it_was_removed_or_
 }
 
 #[test]
+fn a_copy_that_is_announced_late_is_known_to_the_other_owner_which_lost_it_by_an_earlier_word() {
+    let (mut owner, path) = owner();
+    let key = KeyId::of(&path);
+    let (map, backup) = (Arc::clone(&owner.map), owner.other_owner(key.shard()).unwrap());
+    let announce = Change::Announce {
+        path: path.clone(),
+        stamp: Stamp(20),
+        facts: facts_of(20),
+        medium: Medium::Memory,
+        contact_age_ms: 0,
+    };
+    // It was started again, and is told by one after the other. That goes to both owners.
+    owner.set_map(map, &[key.shard()], [MemberId(3)].into());
+    assert_eq!(owner.change(start(1, 1), &announce, NOW).replicate, None);
+    assert_eq!(owner.change(start(2, 1), &announce, NOW).replicate, None);
+    let let_go = Change::LetGo { path: path.clone(), stamp: Stamp(20) };
+    let told = Some((backup, key, Stamp(20)));
+    assert_eq!(owner.change(start(1, 1), &let_go, NOW).replicate, told);
+    assert_eq!(owner.change(start(3, 1), &announce, NOW).replicate, told);
+    assert_eq!(owner.change(start(3, 1), &announce, NOW).replicate, None, "that is known");
+}
+
+#[test]
 fn a_removal_that_is_told_late_leaves_what_was_written_since() {
     let (mut owner, path) = owner();
     publish(&mut owner, start(2, 1), &path, Stamp(20));
