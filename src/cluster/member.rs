@@ -72,6 +72,10 @@ pub struct Member {
     pub capacity: ByteCount,
     /// What it speaks.
     pub protocol: ProtocolRange,
+    /// Which registration this is: another number than any other of it had, unchanged for as long as it is in every view. The
+    /// coordinator sets it, whatever a member says; zero for what was registered before there were numbers.
+    #[serde(default)]
+    pub since: u64,
 }
 
 impl Member {
@@ -141,6 +145,7 @@ pub(crate) mod testing {
             labels: BTreeMap::new(),
             capacity: ByteCount::gib(gib),
             protocol: ProtocolRange::OURS,
+            since: 0,
         }
     }
 

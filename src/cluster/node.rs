@@ -121,6 +121,7 @@ impl Cluster {
             labels: core.config.labels.clone(),
             capacity: core.config.capacity,
             protocol: core.config.protocol,
+            since: 0,
         };
         if let Err(error) = core.coordinator.register(member, deadline).await {
             core.close().await;

@@ -33,36 +33,53 @@ struct Moves {
     handed: BTreeMap<MemberId, Vec<Shard>>,
 }
 
-/// The starts of the members that serve `shard`: primary, backup.
-fn starts(seen: &Seen, shard: Shard) -> [Option<PeerId>; 2] {
-    let start = |member: MemberId| seen.view.member(member).map(|member| member.engine.id);
+/// A start of a member, for as long as it stays registered: what happens while it is not it does not hear of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stay {
+    start: PeerId,
+    since: u64,
+}
+
+impl Stay {
+    fn of(view: &View, member: MemberId) -> Option<Self> {
+        view.member(member).map(|member| Self { start: member.engine.id, since: member.since })
+    }
+}
+
+/// Who serves `shard`: primary, backup.
+fn stays(seen: &Seen, shard: Shard) -> [Option<Stay>; 2] {
     let owners = seen.map.owners(shard);
-    [owners.and_then(|owners| start(owners.primary)), owners.and_then(|owners| owners.backup).and_then(start)]
+    let stay = |member: MemberId| Stay::of(&seen.view, member);
+    [owners.and_then(|owners| stay(owners.primary)), owners.and_then(|owners| owners.backup).and_then(stay)]
 }
 
 impl Moves {
     /// `is_new`: this member knows nothing of what happened before; of the shards in `passed` neither.
     fn new(me: PeerId, (old, new): (&Seen, &Seen), is_new: bool, passed: &BTreeSet<Shard>) -> Self {
         let mut moves = Self::default();
-        let is_known =
-            |start: &PeerId| new.view.member(start.member).is_some_and(|now| now.engine.id == *start);
+        let is_me = |stay: Option<Stay>| stay.is_some_and(|stay| stay.start == me);
+        let is_known = |stay: &Stay| Stay::of(&new.view, stay.start.member) == Some(*stay);
         for shard in Shard::all() {
-            let (before, after) = (starts(old, shard), starts(new, shard));
+            let (before, after) = (stays(old, shard), stays(new, shard));
             // Who was alone has told its own catalog nothing, and who was out has missed what happened.
             let before = if is_new || passed.contains(&shard) { [None, None] } else { before };
             if before == after {
                 continue;
             }
-            let added: Vec<PeerId> =
-                after.into_iter().flatten().filter(|start| !before.contains(&Some(*start))).collect();
+            let added: Vec<PeerId> = after
+                .into_iter()
+                .flatten()
+                .filter(|stay| !before.contains(&Some(*stay)))
+                .map(|stay| stay.start)
+                .collect();
             if added.contains(&me) {
                 moves.gained.push(shard);
             }
             moves.moved.push(shard);
-            if before[0] != after[0] && after[0] == Some(me) {
+            if before[0] != after[0] && is_me(after[0]) {
                 moves.taken.insert(shard);
             }
-            let tells = before.into_iter().flatten().find(is_known) == Some(me);
+            let tells = is_me(before.into_iter().flatten().find(is_known));
             for start in added {
                 moves.announced.entry(start.member).or_default().push(shard);
                 if tells && start != me {
@@ -118,7 +135,8 @@ impl Core {
             }
             return;
         }
-        let was_out = self.was_out.swap(false, Ordering::AcqRel);
+        let is_back = self.is_registered_anew(&old.view, &view);
+        let was_out = self.was_out.swap(false, Ordering::AcqRel) || is_back;
         let are_others = view.members().iter().any(|member| member.id != self.me.member);
         let map = Arc::new(ShardMap::new(&view));
         let is_alone = old.is_alone && !are_others;
@@ -176,6 +194,18 @@ impl Core {
         self.hand_over_all(under_way, moves.handed);
         self.plan.wake();
         self.copying.walk();
+    }
+
+    /// Whether this member was registered no more after `old`, and is again, whether or not a view in between came here.
+    fn is_registered_anew(&self, old: &View, new: &View) -> bool {
+        let before = Stay::of(old, self.me.member);
+        let is_it = before.is_some() && before != Stay::of(new, self.me.member);
+        if is_it && !self.is_out() {
+            tracing::warn!(
+                "this member was not registered for a while, which it did not hear of; it learns what happened"
+            );
+        }
+        is_it
     }
 
     /// Others serve what this member served, if there are any. `me`: the start of this member that they know.

@@ -49,6 +49,11 @@ pub(crate) async fn join(coordinator: &dyn Coordinator, id: u64) -> Member {
     member
 }
 
+/// The members of `view` as they registered, with nothing that the coordinator says of them.
+pub(crate) fn as_registered(view: &View) -> Vec<Member> {
+    view.members().iter().map(|member| Member { since: 0, ..member.clone() }).collect()
+}
+
 fn ids(view: &View) -> Vec<u64> {
     view.members().iter().map(|member| member.id.0).collect()
 }
@@ -67,7 +72,7 @@ pub(crate) async fn who_registers_is_seen_by_everyone_until_it_leaves(pair: Pair
     let registered = join(&*pair.first, 1).await;
     for views in [&mut near, &mut far] {
         let view = shows(views, "the member", |view| ids(view) == [1]).await;
-        assert_eq!(view.member(MemberId(1)), Some(&registered));
+        assert_eq!(as_registered(&view), std::slice::from_ref(&registered));
     }
     join(&*pair.second, 2).await;
     shows(&mut near, "both", |view| ids(view) == [1, 2]).await;
@@ -96,6 +101,30 @@ pub(crate) async fn what_a_member_registers_again_replaces_what_it_had(pair: Pai
     pair.first.register(member.clone(), soon()).await.expect("register again");
     let has_label = |view: &View| view.member(MemberId(1)).and_then(Member::rack) == Some("r2");
     shows(&mut pair.second.views(), "the label", has_label).await;
+}
+
+pub(crate) async fn a_registration_has_a_number_for_as_long_as_it_stands_and_the_next_one_another(
+    pair: Pair,
+) {
+    let mut far = pair.second.views();
+    join(&*pair.second, 2).await;
+    let mut member = join(&*pair.first, 1).await;
+    let since = |view: &View| view.member(MemberId(1)).map(|member| member.since);
+    let first = since(&shows(&mut far, "both", |view| ids(view) == [1, 2]).await).expect("it is in it");
+    assert!(first > 0);
+    member.labels.insert("topology.rack".to_owned(), "r2".to_owned());
+    // Whatever it says itself.
+    member.since = 77;
+    pair.first.register(member.clone(), soon()).await.expect("register again");
+    let has_label = |view: &View| view.member(MemberId(1)).and_then(Member::rack) == Some("r2");
+    assert_eq!(since(&shows(&mut far, "the label", has_label).await), Some(first));
+    pair.second.leave(soon()).await.expect("leave");
+    assert_eq!(since(&shows(&mut far, "one", |view| ids(view) == [1]).await), Some(first));
+    pair.first.leave(soon()).await.expect("leave");
+    shows(&mut far, "nobody", |view| ids(view).is_empty()).await;
+    pair.first.register(member, soon()).await.expect("register");
+    let next = since(&shows(&mut far, "it is back", |view| ids(view) == [1]).await).expect("it is in it");
+    assert!(next > first, "{next} and {first}");
 }
 
 pub(crate) async fn numbers_of_views_only_grow(pair: Pair) {
@@ -157,6 +186,7 @@ macro_rules! coordinator_facts {
             who_registers_is_seen_by_everyone_until_it_leaves,
             an_earlier_start_of_a_member_can_not_register,
             what_a_member_registers_again_replaces_what_it_had,
+            a_registration_has_a_number_for_as_long_as_it_stands_and_the_next_one_another,
             numbers_of_views_only_grow,
             what_is_agreed_about_a_namespace_reaches_everyone,
             changes_of_two_members_at_once_are_both_made,

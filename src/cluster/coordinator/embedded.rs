@@ -134,6 +134,12 @@ impl Embedded {
         // What is agreed on may be older than the start.
         agreed.starts.insert(member.id, member.incarnation);
         *self.registered.lock() = Some((member.id, member.incarnation));
+        let since = match agreed.members.get(&member.id) {
+            Some(known) if known.incarnation == member.incarnation => known.since,
+            // The number of the view that it is in first.
+            _ => agreed.changes + 1,
+        };
+        let member = Member { since, ..member };
         if agreed.members.get(&member.id) != Some(&member) {
             agreed.members.insert(member.id, member);
             self.publish_view(&mut agreed);

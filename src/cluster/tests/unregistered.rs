@@ -15,7 +15,7 @@ use crate::cluster::catalog::owner::Role;
 use crate::cluster::catalog::wire::{Known, Revocation};
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::coordinator::{Coordinator, Reachability};
-use crate::cluster::shards::KeyId;
+use crate::cluster::shards::{KeyId, ShardMap};
 use crate::cluster::*;
 
 /// Three members with coordinators that can be deaf, and lost members are forgotten after so long.
@@ -142,6 +142,43 @@ fn who_was_out_of_a_view_that_it_never_heard_of_learns_what_happened_before_it_a
                 assert_eq!(host.look_up(&name, soon()).await, Seen::Absent, "{name}");
             }
         }
+    });
+}
+
+#[test]
+fn who_is_second_owner_again_after_a_view_that_it_never_heard_of_knows_that_it_missed_something() {
+    runtime().block_on(async {
+        let (_coordinator, deaf, hosts) = three(Duration::from_secs(60)).await;
+        let member = member_of(&hosts[0]);
+        let is_second = |name: &String| {
+            let view = hosts[0].cluster.core.seen().view.clone();
+            let owners = ShardMap::new(&view).owners(KeyId::of(name.as_bytes()).shard()).unwrap();
+            owners.backup == Some(hosts[0].cluster.me())
+        };
+        let names = Vec::from_iter((0..200).map(|number| format!("kv/{number}")).filter(is_second));
+        assert!(names.len() > 20);
+        deaf[0].set_deaf(true);
+        deaf[0].inner.leave(soon()).await.unwrap();
+        until("the others have lost it", || {
+            hosts[1..].iter().all(|host| host.cluster.core.seen().view.members().len() == 2)
+        })
+        .await;
+        for name in &names {
+            hosts[0].write(name, name.as_bytes(), wall(), soon()).await.unwrap();
+        }
+        // Nobody tells it, as if all of them were gone before they could.
+        deaf[1..].iter().for_each(|deaf| deaf.set_deaf(true));
+        deaf[0].inner.register(member, soon()).await.unwrap();
+        deaf[0].set_deaf(false);
+        until("it knows of what it holds itself", || {
+            let owner = hosts[0].cluster.core.owner.lock();
+            let now = hosts[0].cluster.core.now();
+            names.iter().all(|name| {
+                let known = owner.known(KeyId::of(name.as_bytes()), Stamp(0), now);
+                matches!(known, Known::Present { .. })
+            })
+        })
+        .await;
     });
 }
 

@@ -70,7 +70,9 @@ impl Heard {
         let read = match &about {
             About::Member(id) => serde_json::from_slice::<Member>(pair.value()).map(|member| {
                 if member.id == *id {
-                    self.members.insert(*id, member);
+                    // The key goes with the lease, and is another one then.
+                    let since = u64::try_from(pair.create_revision()).unwrap_or(0);
+                    self.members.insert(*id, Member { since, ..member });
                 }
             }),
             About::Namespace(name) => serde_json::from_slice(pair.value()).map(|record| {
