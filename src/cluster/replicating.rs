@@ -222,7 +222,8 @@ impl Core {
         let removed = self.removed_keys_of(&shards);
         for part in shards.chunks(SHARDS_AT_ONCE) {
             let mut part = part.to_vec();
-            let mut pause = FIRST_PAUSE;
+            // Who was passed over wants all of it once more.
+            let mut pause = Duration::ZERO;
             // Until it knows, or is gone: another start of it learns from whoever serves the shards then.
             while start.is_some() && self.peer_id(member) == start && self.is_registered(member) {
                 let map = Arc::clone(&self.seen().map);
@@ -242,7 +243,7 @@ impl Core {
                 }
                 // It may hear of the view a moment later.
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(self.config.timings.tick);
+                pause = (pause * 2).max(FIRST_PAUSE).min(self.config.timings.tick);
             }
         }
     }
