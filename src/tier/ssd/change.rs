@@ -70,7 +70,9 @@ pub enum ChangeError {
     #[error("there is no other disk that takes what it holds")]
     NoOther,
     /// As many disks were in use since the start as there are numbers for.
-    #[error("{DEVICES_MAX} disks were in use since the daemon was started, which is as many as it can tell apart")]
+    #[error(
+        "{DEVICES_MAX} disks were in use since the daemon was started, which is as many as it can tell apart"
+    )]
     TooMany,
     /// It holds objects.
     #[error("{0} objects are on it")]
