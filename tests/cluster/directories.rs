@@ -8,7 +8,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::signal::Signal;
 
 use crate::common::sys::{get_xattr, get_xattr_text, remove_xattr, set_xattr};
 use crate::common::{Peer, wait};
@@ -284,9 +283,9 @@ fn a_namespace_in_which_a_silent_host_holds_something_is_not_removed() {
     fs::create_dir(&b).expect("a namespace");
     set(&b, "user.tidefs.quota", "1048576");
     publish(&b.join("key"), &object(1, 5000));
-    hosts.mounts[1].signal(Signal::SIGSTOP);
+    hosts.mounts[1].stand_still();
     let removed = fs::remove_dir(&a);
-    hosts.mounts[1].signal(Signal::SIGCONT);
+    hosts.mounts[1].go_on();
     assert_eq!(removed.expect_err("it may not be empty").raw_os_error(), Some(libc::EBUSY));
     assert!(hosts.mounts[0].log().contains("do not say what they hold in it"));
     let is_refused = || {

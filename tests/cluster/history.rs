@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -303,9 +302,9 @@ fn disturb(hosts: &mut Hosts, programs: &Programs, (to_hosts, to_etcd): (&[Way],
         let time = Duration::from_millis(random.random_range(100..2500));
         match kind {
             0 => {
-                hosts.mounts[index].signal(Signal::SIGSTOP);
+                hosts.mounts[index].stand_still();
                 thread::sleep(time);
-                hosts.mounts[index].signal(Signal::SIGCONT);
+                hosts.mounts[index].go_on();
             }
             1 => {
                 hosts.mounts[index].kill9();

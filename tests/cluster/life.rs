@@ -6,7 +6,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::signal::Signal;
 
 use crate::common::sys::set_xattr;
 use crate::common::{Mount, wait};
@@ -146,7 +145,7 @@ fn a_host_that_stood_still_for_a_while_has_lost_nothing() {
     for number in 0..20 {
         publish(&hosts.mounts[0].join(name(number)), &object(number, 100_000));
     }
-    hosts.mounts[0].signal(Signal::SIGSTOP);
+    hosts.mounts[0].stand_still();
     let goes_on = Instant::now() + if is_long() { Duration::from_secs(30) } else { Duration::ZERO };
     // Others go on meanwhile: what it holds is a miss at the most, and within the time that a fetch may take.
     let there = hosts.mounts[1].path().to_owned();
@@ -158,7 +157,7 @@ fn a_host_that_stood_still_for_a_while_has_lost_nothing() {
         is_removed
     });
     thread::sleep(goes_on.saturating_duration_since(Instant::now()));
-    hosts.mounts[0].signal(Signal::SIGCONT);
+    hosts.mounts[0].go_on();
     let is_removed = done.expect("a write waited for a host that stands still");
     for number in 0..19 {
         let there = hosts.mounts[1].join(name(number));

@@ -16,6 +16,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statvfs::statvfs;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
@@ -245,6 +246,26 @@ impl Mount {
     /// Sends a signal to the daemon.
     pub(crate) fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).expect("the daemon can be signalled");
+    }
+
+    /// Stops the daemon with SIGSTOP until [`go_on`](Self::go_on), and waits until all its threads stand still: kill(2) returns
+    /// before, and a thread that runs on another processor may answer once more.
+    #[track_caller]
+    pub(crate) fn stand_still(&self) {
+        self.signal(Signal::SIGSTOP);
+        assert!(wait::until(wait::HANG, || self.stands_still()), "SIGSTOP does not stop the daemon");
+    }
+
+    /// Whether all threads of the daemon are stopped by a signal.
+    pub(crate) fn stands_still(&self) -> bool {
+        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        let status = waitid(Id::Pid(self.pid()), flags).expect("the daemon is a child of this process");
+        matches!(status, WaitStatus::Stopped(..))
+    }
+
+    /// Lets a daemon that stands still go on.
+    pub(crate) fn go_on(&self) {
+        self.signal(Signal::SIGCONT);
     }
 
     /// Stops the daemon with SIGTERM and returns how it ended.

@@ -8,7 +8,6 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use tidefs_client::{Cache, View};
 
 use crate::common::sys::set_xattr;
@@ -65,10 +64,10 @@ fn a_key_that_is_looked_up_again_is_answered_without_the_daemon() {
     }
     let first = shown(&cache, &keys);
     assert_eq!(cache.statistics().kept_views, 0);
-    mount.signal(Signal::SIGSTOP);
+    mount.stand_still();
     let (again, run) = (cache.lookup_many(&keys), cache.prefix(&keys));
     let held: Vec<View> = again.expect("a look-up").into_iter().flatten().collect();
-    mount.signal(Signal::SIGCONT);
+    mount.go_on();
     assert_eq!((cache.statistics().kept_views, run.expect("a prefix")), (100, 100), "the daemon stood still");
     for (view, first) in held.iter().zip(&first) {
         let is_same = |first: &Shown| (first.version, first.length) == (view.version(), view.len());

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::MsFlags;
-use nix::sys::signal::Signal;
 use nix::sys::statvfs::statvfs;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -467,7 +466,7 @@ fn changing_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
         ("becoming one by ftruncate", &|| late.set_len(4 << 20).expect("ftruncate")),
     ];
     for (what, change) in changes {
-        disk.signal(Signal::SIGSTOP);
+        disk.stand_still();
         thread::scope(|scope| {
             let changing = scope.spawn(change);
             let others = scope.spawn(|| {
@@ -478,7 +477,7 @@ fn changing_a_slot_file_keeps_nobody_waiting_for_its_disk(mode: Mode) {
             });
             let are_answered = wait::until(wait::HANG, || others.is_finished());
             let is_changed = changing.is_finished();
-            disk.signal(Signal::SIGCONT);
+            disk.go_on();
             assert!(are_answered, "{what} keeps others waiting");
             assert!(!is_changed, "{what} does not wait for the disk: this shows nothing");
         });

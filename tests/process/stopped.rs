@@ -4,12 +4,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use nix::sys::signal::Signal;
-
 use super::common::Mount;
 use super::common::pattern::{assert_same, object};
 use super::common::sys::Mapping;
-use super::common::wait::{HANG, until, within};
+use super::common::wait::{HANG, within};
 
 /// Objects that are open and mapped.
 const OBJECTS: u64 = 8;
@@ -91,14 +89,13 @@ fn open_objects_are_read_and_mapped_while_the_daemon_is_stopped() {
     }
     let place = mount.namespace("ns");
     let held = hold(&place);
-    mount.signal(Signal::SIGSTOP);
-    assert!(until(HANG, || is_stopped(mount.pid().as_raw())), "SIGSTOP stops the daemon");
+    mount.stand_still();
     let used = within(HANG, move || {
         held.use_all();
         held
     });
-    let still_stopped = is_stopped(mount.pid().as_raw());
-    mount.signal(Signal::SIGCONT);
+    let still_stopped = mount.stands_still();
+    mount.go_on();
     let held = used.expect("reads and mappings go on without the daemon");
     assert!(still_stopped, "the daemon was stopped all the time");
     drop(held);
@@ -107,10 +104,4 @@ fn open_objects_are_read_and_mapped_while_the_daemon_is_stopped() {
         assert_same(&found, &object(number, SIZE), "after SIGCONT");
     }
     fs::write(place.join("new"), object(99, SIZE)).expect("the daemon takes new objects again");
-}
-
-/// Whether a process is stopped by a signal: state `T` in proc_pid_stat(5).
-fn is_stopped(pid: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the daemon lives");
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
 }
