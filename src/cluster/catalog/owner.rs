@@ -30,7 +30,7 @@ use super::tombstones::Tombstones;
 use super::watches::Watches;
 use super::wire::{Answered, Change, Outcome, Revocation};
 use crate::cluster::object::{Copy, Facts, Stamp};
-use crate::cluster::shards::{KeyId, SHARDS, Shard, ShardMap};
+use crate::cluster::shards::{KeyId, Shard, ShardMap};
 
 /// Keys that a member is told at once that its copies count.
 const HEIRLOOMS: usize = 1024;
@@ -90,10 +90,9 @@ pub struct Owner {
     pub(super) table: Table,
     watches: Watches,
     slots: Slots,
-    /// Shards of which it may not know everything.
-    incomplete: Box<[bool]>,
-    /// Keys of such shards of which the other owner was told what stands there: by that word it may have lost what it knew.
-    spoken: BTreeMap<Shard, BTreeSet<KeyId>>,
+    /// Shards of which it may not know everything, each with the keys of which the other owner was told since what stands there:
+    /// by that word it may have lost what it knew.
+    incomplete: BTreeMap<Shard, BTreeSet<KeyId>>,
     /// Who has still to announce what it holds.
     awaited: BTreeSet<MemberId>,
     /// From which view on.
@@ -127,8 +126,7 @@ impl Owner {
             table: Table::new(tombstones),
             watches,
             slots: Slots::default(),
-            incomplete: vec![false; usize::from(SHARDS)].into(),
-            spoken: BTreeMap::new(),
+            incomplete: BTreeMap::new(),
             awaited: BTreeSet::new(),
             awaited_view: 0,
             announced: BTreeMap::new(),
@@ -261,8 +259,8 @@ impl Owner {
                 let contact = claimed.max(self.contacts.get(&from.member).copied());
                 let is_held = |entry: &Entry| entry.copies.contains(slot);
                 // What the other owner is to have heard of long ago it may have lost by a word of this one.
-                let is_spoken = self.spoken.get(&key.shard()).is_some_and(|keys| keys.contains(&key));
-                let may_be_lost = is_spoken || !self.is_incomplete(key.shard());
+                let may_be_lost =
+                    self.incomplete.get(&key.shard()).is_none_or(|spoken| spoken.contains(&key));
                 is_news = may_be_lost && self.table.get(key).is_some_and(|entry| !is_held(entry));
                 let put = self.table.announce(key, slot, *stamp, *facts, *medium, contact);
                 self.put_effects(key, path, slot, put)
@@ -320,8 +318,8 @@ impl Owner {
     /// The other owner of a key, which is told of it what this one knows.
     fn speak(&mut self, key: KeyId) -> Option<MemberId> {
         let other = self.other_owner(key.shard())?;
-        if self.is_incomplete(key.shard()) {
-            self.spoken.entry(key.shard()).or_default().insert(key);
+        if let Some(spoken) = self.incomplete.get_mut(&key.shard()) {
+            spoken.insert(key);
         }
         Some(other)
     }

@@ -96,7 +96,7 @@ impl Owner {
                 knows_all = false;
                 continue;
             }
-            self.know_whole(shard);
+            self.incomplete.remove(&shard);
         }
         for &(member, age) in &word.away_ms {
             // Whoever has told this owner what it holds is not away.

@@ -23,8 +23,8 @@ impl Owner {
             let announced = &self.announced;
             self.awaited.retain(|member| announced.get(member).is_none_or(|&view| view < map.view));
         }
-        for shard in gained {
-            self.incomplete[usize::from(shard.number())] = true;
+        for &shard in gained {
+            self.incomplete.entry(shard).or_default();
         }
         self.slots.set_view(map.view);
         self.map = map;
@@ -129,8 +129,7 @@ impl Owner {
 
     fn check_awaited(&mut self) {
         if self.awaited.is_empty() {
-            self.incomplete.fill(false);
-            self.spoken.clear();
+            self.incomplete.clear();
         }
     }
 
@@ -145,14 +144,8 @@ impl Owner {
     pub fn forget_unserved(&mut self, shard: Shard) {
         if !self.map.is_served_by(shard, self.me) {
             self.table.forget_shard(shard);
-            self.know_whole(shard);
+            self.incomplete.remove(&shard);
         }
-    }
-
-    /// There is nothing of `shard` that is not known here.
-    pub(super) fn know_whole(&mut self, shard: Shard) {
-        self.incomplete[usize::from(shard.number())] = false;
-        self.spoken.remove(&shard);
     }
 
     /// Forgets removals, and who watches what, in all shards that only others serve now. It costs a look at all of them.
@@ -195,6 +188,6 @@ impl Owner {
     /// Whether it may not know everything of that shard.
     #[must_use]
     pub fn is_incomplete(&self, shard: Shard) -> bool {
-        self.incomplete[usize::from(shard.number())]
+        self.incomplete.contains_key(&shard)
     }
 }
