@@ -41,6 +41,18 @@ impl Late {
         self.network.kill(host.cluster.core.me);
         host.cluster.close().await;
     }
+
+    /// Two members, of which the second was started again while the first hears nothing of the coordinator.
+    async fn one_and_a_later_start(&self) -> (Host, Arc<Deaf>, Host) {
+        let (one, ear) = self.start(1).await;
+        let (two, _) = self.start(2).await;
+        sleep(SETTLED).await;
+        ear.set_deaf(true);
+        self.kill(two).await;
+        let (two, _) = self.start(2).await;
+        sleep(Duration::from_secs(1)).await;
+        (one, ear, two)
+    }
 }
 
 fn names() -> Vec<String> {
@@ -73,14 +85,7 @@ async fn finds_what_came(asker: &Host, writer: &Host, writer_hears: impl FnOnce(
 #[test]
 fn a_later_start_is_told_of_what_it_was_answered_before_the_view_with_it_was_heard_of() {
     in_virtual_time(async {
-        let late = Late::new(1);
-        let (one, ear) = late.start(1).await;
-        let (two, _) = late.start(2).await;
-        sleep(SETTLED).await;
-        ear.set_deaf(true);
-        late.kill(two).await;
-        let (two, _) = late.start(2).await;
-        sleep(Duration::from_secs(1)).await;
+        let (one, ear, two) = Late::new(1).one_and_a_later_start().await;
         finds_what_came(&two, &one, || ear.set_deaf(false)).await;
         assert!(one.cluster.core.peers.lock()[&MemberId(2)].is_registered);
         one.cluster.close().await;
@@ -143,16 +148,10 @@ fn who_was_alone_and_has_not_heard_of_others_does_not_say_that_what_it_holds_is_
 #[test]
 fn an_older_view_does_not_take_the_place_of_a_later_start() {
     in_virtual_time(async {
-        let late = Late::new(4);
-        let (one, ear) = late.start(1).await;
-        let (two, _) = late.start(2).await;
-        sleep(SETTLED).await;
+        let (one, _ear, two) = Late::new(4).one_and_a_later_start().await;
         let core = &one.cluster.core;
+        // It went by no other one meanwhile.
         let before = core.seen().view.clone();
-        ear.set_deaf(true);
-        late.kill(two).await;
-        let (two, _) = late.start(2).await;
-        sleep(Duration::from_secs(1)).await;
         let id = || {
             let peers = core.peers.lock();
             (peers[&MemberId(2)].id, peers[&MemberId(2)].is_registered)

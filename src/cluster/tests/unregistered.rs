@@ -15,7 +15,7 @@ use crate::cluster::catalog::owner::Role;
 use crate::cluster::catalog::wire::{Known, Revocation};
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::coordinator::{Coordinator, Reachability};
-use crate::cluster::shards::{KeyId, ShardMap};
+use crate::cluster::shards::KeyId;
 use crate::cluster::*;
 
 /// Three members with coordinators that can be deaf, and lost members are forgotten after so long.
@@ -151,8 +151,8 @@ fn who_is_second_owner_again_after_a_view_that_it_never_heard_of_knows_that_it_m
         let (_coordinator, deaf, hosts) = three(Duration::from_secs(60)).await;
         let member = member_of(&hosts[0]);
         let is_second = |name: &String| {
-            let view = hosts[0].cluster.core.seen().view.clone();
-            let owners = ShardMap::new(&view).owners(KeyId::of(name.as_bytes()).shard()).unwrap();
+            let map = Arc::clone(&hosts[0].cluster.core.seen().map);
+            let owners = map.owners(KeyId::of(name.as_bytes()).shard()).unwrap();
             owners.backup == Some(hosts[0].cluster.me())
         };
         let names = Vec::from_iter((0..200).map(|number| format!("kv/{number}")).filter(is_second));
