@@ -300,6 +300,7 @@ fn open_datapath(effective: &Effective, telemetry: &Arc<Telemetry>) -> Result<Ar
             HugePagesChoice::Auto => HugePages::Auto,
             HugePagesChoice::Never => HugePages::Never,
         },
+        prefault_max: config.memory.prefault_max,
     })
     .map_err(|error| Failure::new(ExitStatus::Environment, error))?;
     let scratch = ssd::scratch_of(config);
@@ -454,6 +455,7 @@ fn settings_of(config: &Config) -> Settings {
         scratch_min: config.scratch.min,
         is_temporary: Box::new(move |name| patterns.matches(name)),
         is_limited_apart: memory_groups::limited_apart(),
+        has_spare_memory: memory_groups::spare(),
         kernel_inodes_max: config.fuse.cached_inodes_max,
         deadline: Duration::from_millis(config.runtime.deadline_ms),
         eviction: EvictionSettings { policy: config.eviction.policy.as_str().to_owned(), parameters },

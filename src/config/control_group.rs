@@ -21,9 +21,21 @@ pub struct MemoryGroup {
     hierarchy: PathBuf,
     /// The folder of the group, which need not be there: a container sees no groups outside of its own.
     folder: PathBuf,
-    /// The file of a group that holds its limit.
-    limit: &'static str,
+    files: Files,
 }
+
+/// Where a group of one version says what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Files {
+    limit: &'static str,
+    used: &'static str,
+    /// Of the file `memory.stat`: pages of files that the kernel takes back before anything else.
+    idle: &'static str,
+}
+
+const VERSION_1: Files =
+    Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", idle: "total_inactive_file" };
+const VERSION_2: Files = Files { limit: "memory.max", used: "memory.current", idle: "inactive_file" };
 
 impl MemoryGroup {
     /// That of this process.
@@ -53,17 +65,27 @@ impl MemoryGroup {
             })
         };
         // Version 2 is the hierarchy that names no controller. Where both are mounted, one of them counts memory.
-        let (hierarchy, path, limit) = match path_of("memory") {
-            Some(path) => (root.join("memory"), path, "memory.limit_in_bytes"),
-            None => (root.to_owned(), path_of("")?, "memory.max"),
+        let (hierarchy, path, files) = match path_of("memory") {
+            Some(path) => (root.join("memory"), path, VERSION_1),
+            None => (root.to_owned(), path_of("")?, VERSION_2),
         };
-        Some(Self { folder: hierarchy.join(path.trim_start_matches('/')), hierarchy, limit })
+        Some(Self { folder: hierarchy.join(path.trim_start_matches('/')), hierarchy, files })
     }
 
     /// The smallest limit on the way from the group to the top.
     #[must_use]
     pub fn limit(&self) -> Option<ByteCount> {
         self.way_up().filter_map(|folder| self.limit_in(folder)).min()
+    }
+
+    /// Whether each limit on the way from the group to the top leaves more than this part of it unused.
+    #[must_use]
+    pub fn leaves(&self, part: u64) -> bool {
+        self.way_up().all(|folder| {
+            let Some(limit) = self.limit_in(folder) else { return true };
+            self.used_in(folder)
+                .is_some_and(|used| limit.saturating_sub(used) > ByteCount(limit.get() / part))
+        })
     }
 
     /// Whether something limits this group that does not limit `other`. Also true for a group that cannot be seen.
@@ -82,9 +104,19 @@ impl MemoryGroup {
 
     fn limit_in(&self, folder: &Path) -> Option<ByteCount> {
         // "max" is no limit, and the topmost group of version 2 has no file.
-        let text = fs::read_to_string(folder.join(self.limit)).ok()?;
-        text.trim().parse().ok().filter(|limit| *limit < LIMIT_MAX).map(ByteCount)
+        number(&folder.join(self.files.limit)).filter(|limit| *limit < LIMIT_MAX).map(ByteCount)
     }
+
+    fn used_in(&self, folder: &Path) -> Option<ByteCount> {
+        let used = number(&folder.join(self.files.used))?;
+        let stat = fs::read_to_string(folder.join("memory.stat")).ok()?;
+        let idle = stat.lines().find_map(|line| line.strip_prefix(self.files.idle)?.trim().parse().ok());
+        Some(ByteCount(used.saturating_sub(idle?)))
+    }
+}
+
+fn number(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -121,6 +153,28 @@ mod tests {
         // A container that sees its own group as the topmost one, and is told of it by another name.
         write(root, "memory/memory.limit_in_bytes", "8192\n");
         assert_eq!(limit("5:memory:/docker/0123\n"), Some(ByteCount(8192)));
+    }
+
+    #[test]
+    fn what_is_used_of_each_limit_counts_but_for_pages_of_files_that_are_idle() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        write(root, "outer/inner/memory.max", "max\n");
+        write(root, "outer/memory.max", "1600\n");
+        write(root, "outer/memory.stat", "inactive_anon 7\ninactive_file 100\n");
+        let group = MemoryGroup::among("0::/outer/inner\n", root).unwrap();
+        for (used, leaves) in [("1499", true), ("1500", false), ("1600", false), ("1700", false)] {
+            write(root, "outer/memory.current", used);
+            assert_eq!(group.leaves(8), leaves, "{used}");
+        }
+        fs::remove_file(root.join("outer/memory.stat")).unwrap();
+        assert!(!group.leaves(8), "what is not known is not free");
+        write(root, "outer/memory.max", "max\n");
+        assert!(group.leaves(8));
+        write(root, "memory/pod/memory.limit_in_bytes", "1600\n");
+        write(root, "memory/pod/memory.usage_in_bytes", "1500\n");
+        write(root, "memory/pod/memory.stat", "inactive_file 5\ntotal_inactive_file 101\n");
+        assert!(MemoryGroup::among("5:memory:/pod\n", root).unwrap().leaves(8));
     }
 
     #[test]

@@ -20,6 +20,11 @@ pub(super) fn default_headroom(capacity: ByteCount) -> ByteCount {
     ByteCount(capacity.get() / 32).clamp(ByteCount::mib(16), ByteCount::gib(1))
 }
 
+/// All that is free of a small cache, and some seconds' worth of a large one.
+pub(super) fn default_prefault(capacity: ByteCount) -> ByteCount {
+    capacity.min(ByteCount::gib(4))
+}
+
 /// A sixteenth of the memory, within bounds.
 pub(super) fn default_part(capacity: ByteCount, least: ByteCount, most: ByteCount) -> ByteCount {
     let part = capacity.get() / 16;

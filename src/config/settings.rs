@@ -12,8 +12,8 @@ use tidefs_engine::types::ByteCount;
 use super::choice::{EvictionPolicy, HugePages, LogFormat, OnStop, Passthrough, ZeroCopy};
 use super::cluster::{Addresses, Endpoints, Labels, OptionalAddress, OptionalFile, Transports, Word};
 use super::defaults::{
-    default_capacity, default_headroom, default_host_name, default_part, default_scratch_capacity,
-    default_scratch_dirs, default_state_dir,
+    default_capacity, default_headroom, default_host_name, default_part, default_prefault,
+    default_scratch_capacity, default_scratch_dirs, default_state_dir,
 };
 use super::host::Host;
 use super::instance::MountPlace;
@@ -31,9 +31,9 @@ settings! {
 
     /// Shared memory that holds the objects.
     memory: MemorySettings {
-        /// Bytes of shared memory that the cache may hold, file contents and their page rounding included. The
-        /// cache evicts to stay below. Raise it to cache more; the memory is taken as it is used, never swapped,
-        /// and not available to other programs.
+        /// Bytes of shared memory that the cache may hold, file contents and their page rounding included. The cache
+        /// evicts to stay below. Raise it to cache more; the memory is taken as it is used, or ahead of that
+        /// (`memory.prefault_max`), never swapped, and not available to other programs.
         capacity: ByteCount {
             default: default_capacity(host.memory_usable),
                 "1/8 of the memory of the machine, or of the limit of its control group if that is less";
@@ -48,9 +48,8 @@ settings! {
             range: Range::between(ByteCount::ZERO, ByteCount::mib(1)); alias: "packed_max"; example: "64KiB";
         }
 
-        /// Free bytes that are kept ahead of writers whose final size is not known yet. Raise it when many fast
-        /// writers start at once and wait for room; lower it to use more of a small cache. At most half of
-        /// `memory.capacity`.
+        /// Free bytes that are kept ahead of writers whose final size is not known yet. Raise it when many fast writers
+        /// start at once and wait for room; lower it to use more of a small cache. At most half of `memory.capacity`.
         write_headroom: ByteCount {
             default: default_headroom(capacity), "`memory.capacity` / 32, within `16MiB` and `1GiB`";
             range: Range::at_least(ByteCount::mib(1)); example: "256MiB";
@@ -61,6 +60,14 @@ settings! {
         huge_pages: HugePages {
             default: HugePages::Auto;
             range: Range::any(); example: "never";
+        }
+
+        /// Free memory that is touched before objects need it, and held until they take it, where the first touch is slow: a
+        /// virtual machine gets pages from its host when it touches them, some milliseconds for each MiB. Elsewhere nothing is,
+        /// nor while the machine has little memory left. It is within `memory.capacity`; `0` never touches any.
+        prefault_max: ByteCount {
+            default: default_prefault(capacity), "`memory.capacity`, at most `4GiB`";
+            range: Range::any(); example: "16GiB";
         }
     }
 
@@ -87,8 +94,7 @@ settings! {
             range: Range::any(); alias: "allow_other"; example: "true";
         }
 
-        /// Whether programs in the mount may be executed; `-o noexec` is the same as `false`. Set it to `false`
-        /// where several users share the mount.
+        /// Whether programs in the mount may be executed; `-o noexec` is the same as `false`, for a mount of several users.
         exec: bool {
             default: true;
             range: Range::any(); example: "false";
@@ -159,8 +165,7 @@ settings! {
             range: Range::between(0.0, 8.0); example: "0.5";
         }
 
-        /// Uses beyond this number extend the life of an object no further, so that what was popular once can
-        /// leave.
+        /// Uses beyond this number extend the life of an object no further, so that what was popular once can leave.
         bonus_hits_max: u32 {
             default: 2;
             range: Range::between(1, 255); example: "4";
@@ -184,11 +189,9 @@ settings! {
             range: Range::any(); alias: "ssd_capacity"; example: "2TiB";
         }
 
-        /// Bytes a second that may be written, so that a disk lasts; `0` is without limit. What is evicted beyond that
-        /// is dropped.
+        /// Bytes a second that may be written, so that a disk lasts; what is evicted beyond is dropped. `0` is no limit.
         write_bytes_per_second: ByteCount {
-            default: ByteCount::ZERO;
-            range: Range::any(); example: "500MiB";
+            default: ByteCount::ZERO; range: Range::any(); example: "500MiB";
         }
 
         /// Bytes a day that may be written, on all disks together, what is written again included; `0` is without limit.
@@ -312,8 +315,7 @@ settings! {
             default: 0; range: Range::any(); example: "17";
         }
 
-        /// Where other members reach this one: addresses that it listens on. Port `0` takes any free one, which the others
-        /// are told.
+        /// Where other members reach this one: addresses that it listens on. Port `0` takes a free one; others are told.
         listen: Addresses {
             default: Addresses::default(), "every address of the host, on a free port";
             range: Range::any(); alias: "listen"; example: "10.0.0.17:7400";
@@ -464,15 +466,13 @@ settings! {
 
     /// The top directory of the mount.
     root: RootSettings {
-        /// Its permissions, in octal. `1777` lets each user make namespaces of their own; `0755` leaves that to
-        /// the owner.
+        /// Its permissions, in octal. `1777` lets each user make namespaces of their own; `0755` leaves that to the owner.
         mode: FileMode {
             default: FileMode(if host.is_root() { 0o1777 } else { 0o700 }), "`1777` as root, else `0700`";
             range: Range::between(FileMode(0), FileMode::ALL_BITS); example: "0755";
         }
 
-        /// Its owner, a numeric user id. Set it to the user of the inference engine when only that one may make
-        /// namespaces.
+        /// Its owner, a numeric user id. Set it to the user of the inference engine when only that one may make namespaces.
         uid: u32 {
             default: host.uid, "user id of the daemon"; range: Range::between(0, ID_MAX); example: "1000";
         }

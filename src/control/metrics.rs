@@ -14,6 +14,11 @@ pub(super) fn families(datapath: &Datapath) -> Result<Vec<Family>, Error> {
         ("tidefs_capacity_bytes", "Most bytes of the memory tier.", overview.usage.capacity.get()),
         ("tidefs_used_bytes", "Bytes of real pages in use.", overview.usage.used.get()),
         ("tidefs_free_bytes", "Bytes that can still be reserved.", overview.usage.free.get()),
+        (
+            "tidefs_prefaulted_bytes",
+            "Free memory that is touched and held ahead of objects, beside the bytes in use.",
+            overview.prefaulted.get(),
+        ),
         ("tidefs_objects", "Sealed objects.", overview.objects),
         ("tidefs_object_bytes", "Bytes of sealed objects.", overview.sealed_bytes.get()),
         ("tidefs_unsealed_files", "Files that are being written.", overview.unsealed_files),

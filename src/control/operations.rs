@@ -217,6 +217,7 @@ impl Operations for DaemonOperations {
             memory: MemoryStatus {
                 page_size: overview.report.page_size,
                 private_mount: overview.report.private_mount,
+                prefaulted: overview.prefaulted,
                 warnings: memory_warnings,
             },
             counters: Counters {

@@ -10,18 +10,18 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::uio::pwritev;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::memory::Mapping;
 use tidefs_engine::types::{ByteCount, SegmentId};
 
+use super::prefault::Prefaulting;
 use super::{Datapath, Error, Place};
 use crate::ffi::IdlePriority;
 use crate::namespace::Slot;
+use crate::tier::memory::write_zeros;
 
 /// Part of the capacity that may be blank.
 const SHARE: u64 = 128;
@@ -35,11 +35,6 @@ const COUNT_MAX: usize = 64;
 const KEPT: Duration = Duration::from_secs(60);
 /// How often the thread looks whether it is to end.
 const WAIT: Duration = Duration::from_millis(200);
-/// Zeros that stay in the processor's cache while a segment is written.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-/// How often they are written by one call: a huge page at once, or the kernel zeroes it before it copies a part.
-const REPEATED: usize = (2 << 20) / ZEROS.len();
-
 /// A segment that holds nothing, and all of whose pages stand.
 #[derive(Debug)]
 pub(super) struct Blank {
@@ -138,14 +133,17 @@ impl Datapath {
         blank
     }
 
-    /// Makes blank segments as they are asked for, until `is_stopping` says so. Runs in a thread of its own.
+    /// Makes blank segments as they are asked for, until `is_stopping` says so, and touches free memory while none is. Runs in
+    /// a thread of its own.
     pub fn make_blanks(&self, is_stopping: impl Fn() -> bool) {
         let idle = IdlePriority::enter();
+        let mut prefaulting = Prefaulting::new(self.clock.monotonic());
         while !is_stopping() {
+            let wait = if self.prefault(&mut prefaulting, &idle) { Duration::ZERO } else { WAIT };
             let wish = idle.suspended(|| {
                 let mut stock = self.blanks.stock.lock();
                 if stock.wishes.is_empty() {
-                    self.blanks.asked.wait_for(&mut stock, WAIT);
+                    self.blanks.asked.wait_for(&mut stock, wait);
                 }
                 stock.wishes.pop_front()
             });
@@ -168,7 +166,6 @@ impl Datapath {
         // Whoever is not let run in the middle of this would keep locks from everybody.
         let (segment, file) = idle.suspended(|| self.allocate_blank(size))?;
         let made = (|| {
-            // Written, not touched: who is not let run in the middle of it holds no lock of the daemon's memory.
             write_zeros(&file, size).map_err(Error::io("write of a segment"))?;
             idle.suspended(|| {
                 let mapping = Mapping::new(&file, size).map_err(Error::io("mmap of a segment"))?;
@@ -236,32 +233,8 @@ impl Datapath {
     }
 }
 
-/// Makes all pages of a new file of this length.
-fn write_zeros(file: &File, size: ByteCount) -> std::io::Result<()> {
-    let mut offset = 0;
-    while offset < size.get() {
-        let mut left = usize::try_from(size.get() - offset).unwrap_or(usize::MAX);
-        let mut pieces = [IoSlice::new(&[]); REPEATED];
-        for piece in &mut pieces {
-            let (zeros, _) = ZEROS.split_at(left.min(ZEROS.len()));
-            *piece = IoSlice::new(zeros);
-            left -= zeros.len();
-        }
-        let at = i64::try_from(offset).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
-        match pwritev(file, &pieces, at) {
-            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-            Ok(count) => offset += count as u64,
-            Err(nix::Error::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::*;
 
     const LENGTH: ByteCount = ByteCount::kib(64);
@@ -307,18 +280,6 @@ mod tests {
         assert_eq!(max(ByteCount::mib(256)), ByteCount::mib(16));
         assert_eq!((max(ByteCount::gib(1)), max(ByteCount::gib(4))), (SMALL_MAX, SMALL_MAX));
         assert_eq!(max(ByteCount::gib(64)), ByteCount::mib(512));
-    }
-
-    #[test]
-    fn every_page_of_any_length_is_made() {
-        for length in [1, 4096, (64 << 10) + 1, 2 << 20, (5 << 20) - 3] {
-            let file = tempfile::tempfile().unwrap();
-            file.set_len(length).unwrap();
-            write_zeros(&file, ByteCount(length)).unwrap();
-            let metadata = file.metadata().unwrap();
-            assert_eq!(metadata.len(), length, "it is as long as before");
-            assert!(metadata.blocks() * 512 >= length, "{} blocks of {length} bytes", metadata.blocks());
-        }
     }
 
     #[test]

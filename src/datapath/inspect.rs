@@ -14,6 +14,8 @@ use crate::tier::memory::{MemoryReport, MemoryUsage, PackedUsage, Pin, PolicyRec
 pub struct Overview {
     /// Pages of the memory tier.
     pub usage: MemoryUsage,
+    /// Free memory that is touched ahead, beside those.
+    pub prefaulted: ByteCount,
     /// What the memory tier got when it was opened.
     pub report: MemoryReport,
     /// Sealed objects.
@@ -258,6 +260,7 @@ impl Datapath {
             .collect();
         Ok(Overview {
             usage,
+            prefaulted: self.prefaulted(),
             report: self.tier.report(),
             objects: state.sealed_objects,
             sealed_bytes: state.sealed_bytes,

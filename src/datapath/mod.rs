@@ -40,6 +40,7 @@ mod open;
 mod packing;
 mod persist;
 mod policy_text;
+mod prefault;
 mod prefetch;
 mod promote;
 mod recent;
@@ -55,6 +56,7 @@ mod resent;
 mod rights;
 mod room;
 mod seal;
+mod settings;
 mod slot_file;
 mod ssd;
 mod stat;
@@ -71,7 +73,6 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -79,7 +80,7 @@ use tidefs_engine::time::Clock;
 use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash, Version};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::namespace::{Attributes, Body, Ino, Name, Processes, Slot, ThreadId, Tree, nanos_of};
+use crate::namespace::{Body, Ino, Name, Processes, Slot, ThreadId, Tree, nanos_of};
 use crate::telemetry::Telemetry;
 use crate::tier::eviction::chain::ChainTracker;
 use crate::tier::memory::{MemoryTier, NamesClock};
@@ -103,6 +104,7 @@ pub use object::{CLOSE_WAIT, Marks, Object, Phase, Place};
 pub use open::{Handle, HandleId, IoPath, OpenOptions, Opened, UNKNOWN_WRITERS};
 pub use recover::Recovered;
 pub use rights::Credentials;
+pub use settings::{NamePredicate, Settings, SparePredicate, ThreadPredicate};
 pub use stat::{Kind, SpaceStat, Stat};
 pub use verify::Verdict;
 pub use write::{Read, SizeChange};
@@ -123,51 +125,6 @@ pub struct Caller {
     pub gid: u32,
     /// Thread id in the daemon's pid namespace.
     pub thread: ThreadId,
-}
-
-/// Tells temporary names from final ones.
-pub type NamePredicate = Box<dyn Fn(&OsStr) -> bool + Send + Sync>;
-
-/// Tells threads apart.
-pub type ThreadPredicate = Box<dyn Fn(ThreadId) -> bool + Send + Sync>;
-
-/// What the datapath needs to know of the configuration.
-pub struct Settings {
-    /// Most bytes of real pages in the memory tier.
-    pub capacity: ByteCount,
-    /// Objects below this size are packed.
-    pub packed_max: ByteCount,
-    /// Free bytes kept ahead of writers that may outgrow what was reserved for them.
-    pub write_headroom: ByteCount,
-    /// Free bytes kept beyond that by sending what is coldest to the SSD tier, where there is one.
-    pub free_ahead: ByteCount,
-    /// A file of at least this size becomes scratch.
-    pub scratch_min: ByteCount,
-    /// Objects of a chain that are brought back from SSD ahead of their use.
-    pub prefetch_objects: usize,
-    /// Most bytes that are brought back so and not used yet.
-    pub prefetch_max: ByteCount,
-    /// Whether a name is temporary: not final until it is renamed.
-    pub is_temporary: NamePredicate,
-    /// Whether pages that a thread makes count against a limit on memory that is not the daemon's.
-    pub is_limited_apart: ThreadPredicate,
-    /// Most inodes of ours that the kernel may hold; beyond that it is asked to drop idle ones.
-    pub kernel_inodes_max: u64,
-    /// Longest time a request waits for room.
-    pub deadline: Duration,
-    /// How eviction is done where no directory says otherwise.
-    pub eviction: EvictionSettings,
-    /// Attributes of the mount's root when it is new.
-    pub root: Attributes,
-}
-
-impl fmt::Debug for Settings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings")
-            .field("capacity", &self.capacity)
-            .field("eviction", &self.eviction)
-            .finish_non_exhaustive()
-    }
 }
 
 /// The kernel's caches of attributes, inodes and backing files, as far as the datapath changes them.

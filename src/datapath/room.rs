@@ -342,6 +342,7 @@ impl Datapath {
                 if free < PAGE {
                     self.ends_of_room.fetch_add(1, Ordering::Relaxed);
                 }
+                self.give_up_prefault(free);
                 spare = free.saturating_sub(self.settings.write_headroom);
                 let missing = self.missing_headroom(free);
                 if missing == ByteCount::ZERO || !self.restore_headroom(missing, free) {

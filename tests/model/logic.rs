@@ -117,6 +117,7 @@ impl Logic {
             directory: self.memory(),
             capacity: self.setup.capacity,
             huge_pages: HugePages::Never,
+            prefault_max: ByteCount::ZERO,
         })
         .expect("the tier opens");
         let settings = self.setup.settings(&*self.clock);

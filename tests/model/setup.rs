@@ -55,6 +55,7 @@ impl Setup {
             scratch_min: self.scratch_min,
             is_temporary: Box::new(|name: &OsStr| name.as_bytes().ends_with(b".tmp")),
             is_limited_apart: Box::new(|_| false),
+            has_spare_memory: Box::new(|| false),
             kernel_inodes_max: 1 << 20,
             deadline: Duration::from_secs(1),
             eviction: EvictionSettings {

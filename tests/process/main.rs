@@ -18,6 +18,7 @@ mod fault;
 mod few_files;
 mod invalidations;
 mod memory_groups;
+mod prefault;
 mod restart;
 mod restart_speed;
 mod shutdown;

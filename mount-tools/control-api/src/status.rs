@@ -123,6 +123,9 @@ pub struct MemoryStatus {
     pub page_size: Option<ByteCount>,
     /// Whether the memory is a mount of its own, which survives the daemon.
     pub private_mount: bool,
+    /// Free memory that is touched and held ahead of objects, beside what they use: where the first touch is slow, as in a
+    /// virtual machine.
+    pub prefaulted: ByteCount,
     /// What is worse than it could be, and why.
     pub warnings: Vec<String>,
 }

@@ -25,10 +25,12 @@ mod mount;
 mod name;
 mod open;
 mod packed;
+mod prefault;
 mod probe;
 mod record;
 mod recover;
 mod space;
+mod zeros;
 
 use std::fs::File;
 use std::io;
@@ -49,12 +51,14 @@ pub use self::open::{HugePages, MemoryConfig, MemoryReport};
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use self::packed::fuzz;
 pub use self::packed::{PACKED_MAX, PackedExtent, PackedUsage};
+pub use self::prefault::{CHUNK, Prefault};
 pub use self::record::{
     DECORATED, DirectoryRecord, NAME_BYTES_MAX, ObjectRecord, Pin, PolicyRecord, RECORD_BYTES_MAX,
     RecordError, SOFT_COPY,
 };
 pub use self::recover::{Recovered, RecoverySummary};
 pub use self::space::MemoryUsage;
+pub use self::zeros::write_zeros;
 
 /// The memory tier of one mount.
 #[derive(Debug)]
@@ -86,6 +90,12 @@ impl MemoryTier {
     /// [`MemoryError::Io`] when the kernel does not say.
     pub fn usage(&self) -> Result<MemoryUsage, MemoryError> {
         self.space.usage()
+    }
+
+    /// Free memory that is touched ahead of its use, which [`Self::usage`] does not tell of; `None` where there is to be none.
+    #[must_use]
+    pub fn prefault(&self) -> Option<&Prefault> {
+        self.space.prefault()
     }
 
     /// Tries a pending shrink again, after the caller evicted. Returns whether the tmpfs has its configured size.

@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use super::attribute::Attribute;
 use super::clock::NamesClock;
 use super::packed::PackedPool;
+use super::prefault::{CHUNK, Prefault};
 use super::space::Space;
 use super::{MemoryError, MemoryTier, mount, probe, recover};
 
@@ -55,6 +56,8 @@ pub struct MemoryConfig {
     pub capacity: ByteCount,
     /// Whether to ask for huge pages.
     pub huge_pages: HugePages,
+    /// Most bytes of free memory to touch ahead, beside those in use. Without the right to mount, or with none, nothing is.
+    pub prefault_max: ByteCount,
 }
 
 /// What the tier really got.
@@ -124,7 +127,7 @@ impl MemoryTier {
             .canonicalize()
             .map_err(|error| MemoryError::io("resolve", &config.directory, error))?;
         let placement = Self::place(&directory, capacity, config.huge_pages, mount)?;
-        let space = Arc::new(placement.space);
+        let space = Arc::new(Self::with_prefault(placement.space, config));
         let listing = recover::list(&space)?;
         for entry in listing.entries() {
             space.count_here(&entry.to_string())?;
@@ -161,6 +164,19 @@ impl MemoryTier {
             attribute,
             report,
         })
+    }
+
+    fn with_prefault(space: Space, config: &MemoryConfig) -> Space {
+        if config.prefault_max < CHUNK {
+            return space;
+        }
+        match Prefault::open(config.prefault_max, config.huge_pages) {
+            Ok(prefault) => space.with_prefault(prefault),
+            Err(error) => {
+                info!(%error, "no memory is touched ahead of its use");
+                space
+            }
+        }
     }
 
     fn place(

@@ -25,6 +25,7 @@ use tidefs_control_api::ioctl::CLOCK_BYTES;
 use tidefs_engine::types::{ByteCount, FileOffset, PAGE};
 
 use super::error::MemoryError;
+use super::prefault::Prefault;
 
 /// Bytes of the tmpfs that are the tier's own, beside those of objects: the names clock.
 const OWN: ByteCount = ByteCount(CLOCK_BYTES as u64);
@@ -54,6 +55,8 @@ pub(super) struct Space {
     /// Bytes in use where the kernel does not count for the tier alone. A mutex, since each operation is
     /// measured by looking before and after.
     counted: Option<Mutex<u64>>,
+    /// What is freed before pages are allocated here.
+    prefault: Option<Prefault>,
 }
 
 impl Space {
@@ -75,7 +78,18 @@ impl Space {
             capacity,
             shrink_pending: AtomicBool::new(false),
             counted,
+            prefault: None,
         })
+    }
+
+    /// The same space, for which memory is touched ahead.
+    pub(super) fn with_prefault(self, prefault: Prefault) -> Self {
+        Self { prefault: Some(prefault), ..self }
+    }
+
+    /// See [`Self::with_prefault`].
+    pub(super) fn prefault(&self) -> Option<&Prefault> {
+        self.prefault.as_ref()
     }
 
     /// The directory of the tier.
@@ -143,6 +157,9 @@ impl Space {
         }
         if self.shrink_pending() && self.usage()?.free < length {
             return Err(self.full(length, self.usage()?.used.get()));
+        }
+        if let Some(prefault) = &self.prefault {
+            prefault.give(length);
         }
         match &self.counted {
             None => match allocate(file, offset, length) {

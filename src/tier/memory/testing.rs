@@ -47,7 +47,8 @@ impl Workplace {
 
     /// A configuration of so much capacity there.
     pub(super) fn config(&self, capacity: ByteCount) -> MemoryConfig {
-        MemoryConfig { directory: self.path.clone(), capacity, huge_pages: self.huge_pages }
+        let (directory, huge_pages) = (self.path.clone(), self.huge_pages);
+        MemoryConfig { directory, capacity, huge_pages, prefault_max: ByteCount::ZERO }
     }
 
     /// Opens the tier there.

@@ -118,7 +118,11 @@ fn reads(status: &Status) -> String {
 fn pages(status: &Status) -> String {
     let kept = if status.memory.private_mount { "survive the daemon" } else { "are lost with the daemon" };
     let size = status.memory.page_size.map_or_else(|| "size unknown".to_owned(), |size| size.to_string());
-    format!("{size}; objects {kept}")
+    let held = match status.memory.prefaulted {
+        ByteCount::ZERO => String::new(),
+        held => format!("; {held} free and held ready"),
+    };
+    format!("{size}; objects {kept}{held}")
 }
 
 fn namespaces(status: &Status) -> String {

@@ -57,6 +57,7 @@ fn status() -> Status {
         memory: MemoryStatus {
             page_size: Some(ByteCount::mib(2)),
             private_mount: true,
+            prefaulted: ByteCount::mib(512),
             warnings: vec!["the kernel has no noswap for tmpfs".into()],
         },
         counters: Counters { hits: 3000, misses: 1000, opens: 2900, creates: 50 },
