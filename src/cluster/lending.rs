@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 
 use super::catalog::wire::{Change, INLINE_MAX, Lend, Lending, Message, Release};
 use super::core::Core;
-use super::object::{Lent, LentBytes, Unlent};
+use super::object::{Hold, LentBytes, Unlent};
 use super::peers::Link;
 
 /// Loans at once, where the kernel allows so many.
@@ -50,13 +50,13 @@ struct LentRegion {
     id: RegionId,
     /// Whether the reader has said that it is done with it.
     is_given_back: bool,
-    /// Dropped when no peer touches the bytes any more.
-    lent: Option<Lent>,
+    /// What keeps the bytes as they are; dropped when no peer touches them any more.
+    hold: Option<Hold>,
 }
 
 impl Drop for LentRegion {
     fn drop(&mut self) {
-        let (engine, id, lent) = (self.engine.clone(), self.id, self.lent.take());
+        let (engine, id, hold) = (self.engine.clone(), self.id, self.hold.take());
         let is_given_back = self.is_given_back;
         self.runtime.spawn(async move {
             if is_given_back {
@@ -64,7 +64,7 @@ impl Drop for LentRegion {
             } else {
                 engine.unregister(id).await;
             }
-            drop(lent);
+            drop(hold);
         });
     }
 }
@@ -123,18 +123,17 @@ impl Core {
         };
         self.counters.lent.increment();
         let checksum = lent.checksum;
-        match &lent.bytes {
+        match lent.bytes {
             LentBytes::Inline(bytes) => {
                 self.counters.lent_bytes.add(bytes.len() as u64);
                 if bytes.len() > INLINE_MAX {
                     return Err(format!("{} bytes are too many for one answer", bytes.len()));
                 }
-                Ok(Lending::Inline { bytes: bytes.to_vec(), checksum })
+                Ok(Lending::Inline { bytes, checksum })
             }
             LentBytes::Segment(file, length) => {
                 self.counters.lent_bytes.add(length.get());
-                let (file, length) = (Arc::clone(file), *length);
-                self.lend_region(reader, lend.for_ms, lent, file, length, checksum)
+                self.lend_region(reader, lend.for_ms, lent.hold, file, length, checksum)
             }
         }
     }
@@ -143,7 +142,7 @@ impl Core {
         &self,
         reader: PeerId,
         for_ms: u32,
-        lent: Lent,
+        hold: Hold,
         file: Arc<std::fs::File>,
         length: ByteCount,
         checksum: u64,
@@ -158,7 +157,7 @@ impl Core {
         let region = Region::of_file(file, length, Access::Read).map_err(|error| error.to_string())?;
         let id = engine.register(&Arc::new(region)).map_err(|error| error.to_string())?;
         let (engine, runtime) = (engine.clone(), self.runtime.clone());
-        let region = LentRegion { engine, runtime, id, is_given_back: false, lent: Some(lent) };
+        let region = LentRegion { engine, runtime, id, is_given_back: false, hold: Some(hold) };
         let Some(descriptor) = region.engine.describe(id) else {
             return Err("the region is gone".to_owned());
         };

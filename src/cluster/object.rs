@@ -160,10 +160,13 @@ pub enum Found {
     Unknown,
 }
 
+/// What keeps lent bytes from being reused, until it is dropped.
+pub type Hold = Box<dyn std::any::Any + Send + Sync>;
+
 /// Bytes of an object that its holder keeps for a reader, until this is dropped.
 pub struct Lent {
     /// What keeps the bytes from being reused; dropped when no reader uses them any more.
-    pub hold: Box<dyn std::any::Any + Send + Sync>,
+    pub hold: Hold,
     /// Where the bytes are.
     pub bytes: LentBytes,
     /// xxh3 of the bytes.
@@ -198,7 +201,7 @@ pub enum Unlent {
 #[derive(Clone, Debug)]
 pub enum LentBytes {
     /// A small object, to be sent in the answer: [`super::catalog::wire::INLINE_MAX`] bytes at most.
-    Inline(Arc<[u8]>),
+    Inline(Vec<u8>),
     /// The whole of a segment file of this length.
     Segment(Arc<File>, ByteCount),
 }
@@ -222,6 +225,7 @@ pub struct ListedName {
     /// Place in the order of the listing, the same on every host: a hash of the name.
     pub cookie: u64,
     /// The name.
+    #[serde(with = "serde_bytes")]
     pub name: Vec<u8>,
     /// Whether it is a directory.
     pub is_directory: bool,

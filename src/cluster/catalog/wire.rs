@@ -2,6 +2,7 @@
 //!
 //! A member speaks this version and the one before. Towards a member of that one what is newer is left out ([`older`]); what
 //! changes in a message, or comes as a new kind, needs a new version, unless the one of this build was in no release.
+//! Bytes and names are written and read at once, not one byte after the other, which is the same to the other end.
 //! Bytes from outside are parsed with errors; lengths are bounded by the frame that carries them, and lists by
 //! [`ITEMS_MAX`].
 
@@ -61,6 +62,7 @@ pub struct Find {
     /// The view under which the receiver was chosen.
     pub view: u64,
     /// The names.
+    #[serde(with = "message::names")]
     pub paths: Vec<Vec<u8>>,
 }
 
@@ -104,6 +106,7 @@ pub enum Change {
         /// Grows with each publish of this start of the member.
         number: u64,
         /// Name.
+        #[serde(with = "serde_bytes")]
         path: Vec<u8>,
         /// Stamp that it wants.
         proposed: Stamp,
@@ -113,6 +116,7 @@ pub enum Change {
     /// It removed the name.
     Remove {
         /// Name.
+        #[serde(with = "serde_bytes")]
         path: Vec<u8>,
         /// The time of that, by its clock.
         at: Stamp,
@@ -120,6 +124,7 @@ pub enum Change {
     /// It has a copy now, or has it elsewhere.
     Hold {
         /// Name.
+        #[serde(with = "serde_bytes")]
         path: Vec<u8>,
         /// Which version.
         stamp: Stamp,
@@ -129,6 +134,7 @@ pub enum Change {
     /// It has no copy any more.
     LetGo {
         /// Name.
+        #[serde(with = "serde_bytes")]
         path: Vec<u8>,
         /// Of which version.
         stamp: Stamp,
@@ -136,6 +142,7 @@ pub enum Change {
     /// It holds this: told because the receiver serves the shard now.
     Announce {
         /// Name.
+        #[serde(with = "serde_bytes")]
         path: Vec<u8>,
         /// Which version.
         stamp: Stamp,
@@ -156,6 +163,7 @@ pub enum Change {
     /// as [`Self::Remove`].)
     RemoveThrough {
         /// Name.
+        #[serde(with = "serde_bytes")]
         path: Vec<u8>,
         /// The last version that it removed.
         through: Stamp,
@@ -253,6 +261,7 @@ pub enum Revocation {
     /// The name stands for something later now, or for nothing.
     Withdraw {
         /// Name.
+        #[serde(with = "serde_bytes")]
         path: Vec<u8>,
         /// Versions through this one are not valid.
         through: Stamp,
@@ -262,6 +271,7 @@ pub enum Revocation {
     /// The name stands for something.
     Appeared {
         /// Name.
+        #[serde(with = "serde_bytes")]
         path: Vec<u8>,
     },
     /// Another member answers for these shards: nothing about them may be remembered before this view.
@@ -291,6 +301,7 @@ pub struct Revoke {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lend {
     /// Name.
+    #[serde(with = "serde_bytes")]
     pub path: Vec<u8>,
     /// Which version.
     pub stamp: Stamp,
@@ -306,6 +317,7 @@ pub enum Lending {
     /// The bytes.
     Inline {
         /// All of them.
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
         /// Their xxh3.
         checksum: u64,
@@ -319,6 +331,7 @@ pub enum Lending {
         /// Their xxh3.
         checksum: u64,
         /// The region, as the engine describes it.
+        #[serde(with = "serde_bytes")]
         region: Vec<u8>,
     },
 }
@@ -334,6 +347,7 @@ pub struct Release {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct List {
     /// Its path.
+    #[serde(with = "serde_bytes")]
     pub directory: Vec<u8>,
     /// Cookies beyond this one.
     pub after: u64,

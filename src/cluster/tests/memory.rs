@@ -129,7 +129,7 @@ impl Holder for Memory {
         let mut lent = object.map(|object| Lent {
             hold: Box::new(()),
             bytes: if object.bytes.len() <= SENT_AT_ONCE {
-                LentBytes::Inline(Arc::clone(&object.bytes))
+                LentBytes::Inline(object.bytes.to_vec())
             } else {
                 LentBytes::Segment(memfd(&object.bytes), ByteCount(object.bytes.len() as u64))
             },

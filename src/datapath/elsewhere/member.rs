@@ -287,7 +287,7 @@ impl Datapath {
                 let count = self.read(handle, 0, &mut bytes).map_err(unreadable)?;
                 bytes.truncate(count);
                 let checksum = checksum_bytes(&bytes);
-                (LentBytes::Inline(bytes.into()), checksum)
+                (LentBytes::Inline(bytes), checksum)
             }
             Place::Solo(_) if size <= SENT_AT_ONCE => {
                 let file = self.backing_file(ino).map_err(unreadable)?;
@@ -295,7 +295,7 @@ impl Datapath {
                 let read = file.read_exact_at(&mut bytes, 0).map_err(Error::io("read of a segment"));
                 read.map_err(unreadable)?;
                 let checksum = checksum_bytes(&bytes);
-                (LentBytes::Inline(bytes.into()), checksum)
+                (LentBytes::Inline(bytes), checksum)
             }
             _ => {
                 let file = self.backing_file(ino).map_err(unreadable)?;

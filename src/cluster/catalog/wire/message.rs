@@ -109,6 +109,23 @@ fn write<M: Message>(message: &M, version: u8) -> Vec<u8> {
     postcard::to_extend(message, vec![version]).unwrap_or_default()
 }
 
+/// Lists of names, each written and read as a whole: byte by byte a name costs more than its look-up.
+pub(super) mod names {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use serde_bytes::{ByteBuf, Bytes};
+
+    pub(in super::super) fn serialize<S: Serializer>(names: &[Vec<u8>], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(names.iter().map(|name| Bytes::new(name)))
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<Vec<u8>>, D::Error> {
+        let names = Vec::<ByteBuf>::deserialize(from)?;
+        Ok(names.into_iter().map(ByteBuf::into_vec).collect())
+    }
+}
+
 pub(super) fn at_most(
     what: &'static str,
     of: &'static str,

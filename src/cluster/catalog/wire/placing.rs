@@ -28,6 +28,7 @@ pub struct Agreed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keep {
     /// Name.
+    #[serde(with = "serde_bytes")]
     pub path: Vec<u8>,
     /// Which version.
     pub stamp: Stamp,
