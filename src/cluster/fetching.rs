@@ -89,7 +89,7 @@ pub struct Fetched {
     /// Compared with the bytes.
     pub checksum: u64,
     _lent: Option<LentRegion>,
-    _registered: Registered,
+    _registered: Option<Registered>,
 }
 
 /// A source that is asked.
@@ -243,8 +243,7 @@ impl Fetch {
         if length > region.length() {
             return Err(ClusterError::OtherLength { found: length, wanted: region.length() });
         }
-        let registered = Registered::new(&core, region)?;
-        let mut pulled = Pulled::default();
+        let (mut pulled, mut registered) = (Pulled::default(), None);
         loop {
             let (before, mut source) = (pulled.bytes(), None);
             let filled = match core.runtime.block_on(self.next())? {
@@ -254,8 +253,13 @@ impl Fetch {
                     (checksum, None)
                 }),
                 Loan::Region(lent) => {
-                    let target = (region, registered.id());
                     source = Some(lent.owner().member);
+                    // Not before: what comes in an answer needs none.
+                    let local = match &registered {
+                        Some(registered) => registered,
+                        None => registered.insert(Registered::new(&core, region)?),
+                    };
+                    let target = (region, local.id());
                     core.pull(&lent, target, length, self.times(), &mut pulled, arrival)
                         .map(|()| (lent.checksum, Some(lent)))
                 }
