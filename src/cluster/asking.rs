@@ -164,34 +164,48 @@ impl Core {
     ) {
         let deadline = self.within(wait);
         let view = self.seen().view.number;
+        let question =
+            |places: &[usize]| Find { view, paths: places.iter().map(|&at| paths[at].clone()).collect() };
+        let (own, mut others): (Vec<Part>, Vec<Part>) =
+            parts.into_iter().partition(|&(member, _)| member == self.me.member);
+        let last = others.pop();
         let mut asked = tokio::task::JoinSet::new();
-        for (member, places) in parts {
-            let find = Find { view, paths: places.iter().map(|&at| paths[at].clone()).collect() };
-            if member == self.me.member {
-                let answers = self.answer_find(self.me, &find);
-                note(found, &places, answers);
-                continue;
-            }
-            self.counters.find_messages.increment();
-            let core = Arc::clone(self);
-            asked.spawn_on(
-                async move {
-                    let result = core.call(member, FIND, find.encode(), deadline).await;
-                    let answers = result.ok().and_then(|body| match Answers::decode(&body) {
-                        Ok(answers) => Some(answers),
-                        Err(error) => {
-                            tracing::warn!(member = member.0, %error, "an answer is refused");
-                            None
-                        }
-                    });
-                    (places, answers)
-                },
-                &self.runtime,
-            );
+        for (member, places) in others {
+            let asking = Arc::clone(self).ask_member(member, question(&places), deadline);
+            asked.spawn_on(async move { (places, asking.await) }, &self.runtime);
         }
+        // The last one, most often the only one, is asked by this task itself: no other thread has to wake for that.
+        let last = async {
+            let (member, places) = last?;
+            let answers = Arc::clone(self).ask_member(member, question(&places), deadline).await?;
+            Some((places, answers))
+        };
+        // Looked up here while the others do.
+        let own = async {
+            let answer = |(_, places): Part| {
+                let answers = self.answer_find(self.me, &question(&places));
+                (places, answers)
+            };
+            own.into_iter().map(answer).collect::<Vec<_>>()
+        };
+        let (last, own) = tokio::join!(last, own);
+        own.into_iter().chain(last).for_each(|(places, answers)| note(found, &places, answers));
         while let Some(ended) = asked.join_next().await {
             if let Ok((places, Some(answers))) = ended {
                 note(found, &places, answers);
+            }
+        }
+    }
+
+    /// What a member says of names that it serves; `None` when it does not answer in time, or nothing that can be read.
+    async fn ask_member(self: Arc<Self>, member: MemberId, find: Find, deadline: Instant) -> Option<Answers> {
+        self.counters.find_messages.increment();
+        let body = self.call(member, FIND, find.encode(), deadline).await.ok()?;
+        match Answers::decode(&body) {
+            Ok(answers) => Some(answers),
+            Err(error) => {
+                tracing::warn!(member = member.0, %error, "an answer is refused");
+                None
             }
         }
     }

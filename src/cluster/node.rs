@@ -7,7 +7,7 @@
 //! What a caller remembers of an answer must not outlive a revocation that overtakes it: it notes what [`Holder::appeared`],
 //! [`Holder::withdraw`] and [`Holder::forget_answers`] say while a question is under way, and forgets the answer then.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -165,10 +165,15 @@ impl Cluster {
 
     /// What stands under each of these names elsewhere: one message for each member that serves one of their shards.
     /// Names that nobody can be asked for by then are [`Found::Unknown`]. Never fails.
+    ///
+    /// What it asks first is sent by the thread that polls it first, which need not be the runtime's.
     pub async fn find(&self, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {
-        let (core, count) = (Arc::clone(&self.core), paths.len());
-        let found = self.run(async move { core.find(paths, deadline).await }).await;
-        found.unwrap_or_else(|| vec![Found::Unknown; count])
+        let mut finding = Box::pin(self.core.find(paths, deadline));
+        poll_fn(|context| {
+            let _entered = self.core.runtime.enter();
+            finding.as_mut().poll(context)
+        })
+        .await
     }
 
     /// Makes what this member holds at `path` the version that everyone finds. When it resolves, the key's owners know it,

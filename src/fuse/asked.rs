@@ -1,5 +1,5 @@
-//! Requests of the fast path with names that nothing is known of here: other members are asked for all of them at once, off the
-//! session threads, and the request is answered then.
+//! Requests of the fast path with names that nothing is known of here: other members are asked for all of them at once, and the
+//! request is answered then, off the session threads.
 //!
 //! Limits: [`LEVELS_MAX`] questions one after the other, each as long as a look-up waits for other members; clients wait for
 //! their request, so that there are no more of these than threads of clients.
@@ -9,12 +9,15 @@ use std::sync::Arc;
 use fuser::ReplyIoctl;
 use tidefs_control_api::ioctl::{Body, Command, HEADER_BYTES, Request};
 
+use super::begin::begin;
 use super::ioctl::{Reply, answer, reply_with, scope_of, with_request};
 use crate::datapath::{Caller, Datapath, Session};
 use crate::namespace::{Ino, Name};
 
 /// Levels of directories of other members that one request finds its way through.
 const LEVELS_MAX: usize = 8;
+/// Names that a session thread begins to ask for itself; it has others to serve.
+const BEGUN_MAX: usize = 64;
 
 /// A request with names that other members have to be asked for.
 pub(super) struct Asked {
@@ -45,7 +48,8 @@ impl Asked {
             datapath.give_back(&self.session, std::iter::once((first.first, first.count as u64)));
         }
         let datapath = Arc::clone(datapath);
-        runtime.spawn(async move {
+        let are_few = unknown.len() <= BEGUN_MAX;
+        let work = async move {
             let mut unknown = unknown;
             // A directory first, then what is in it.
             for _ in 0..LEVELS_MAX {
@@ -60,7 +64,12 @@ impl Asked {
             let answered =
                 answer(&datapath, &self.session, &self.caller, self.command, &self.payload, &mut bytes);
             reply_with(&datapath, self.command, answered.map(drop), &bytes, self.room, reply);
-        });
+        };
+        if are_few {
+            begin(&runtime, work);
+        } else {
+            runtime.spawn(work);
+        }
     }
 
     fn unknown(&self, datapath: &Datapath) -> Vec<(Ino, Name)> {

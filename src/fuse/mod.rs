@@ -6,6 +6,7 @@
 
 mod asked;
 mod attributes;
+mod begin;
 mod control_files;
 mod dispatch;
 mod errno;

@@ -12,6 +12,7 @@ use fuser::{Errno, Generation, INodeNo, RenameFlags, ReplyEmpty, ReplyEntry, Req
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
 use crate::datapath::{Caller, Datapath, Error, Lookup, News, Patience, Stat};
 use crate::fuse::attributes::{Lifetimes, absence, file_attr, ino};
+use crate::fuse::begin::begin;
 use crate::fuse::control_files::{self, ControlFiles};
 use crate::fuse::dispatch::after_telling;
 use crate::fuse::fast_files;
@@ -118,7 +119,7 @@ fn ask(waiter: &Waiter, pending: Pending) {
     let Some(runtime) = pending.datapath.cluster().map(|side| side.runtime().clone()) else {
         return pending.reply.error(Errno::ENOENT);
     };
-    runtime.spawn(async move {
+    begin(&runtime, async move {
         // A name that cannot be is looked up in vain.
         let name = Name::new(&pending.name).ok().map(|name| (pending.parent, name));
         pending.datapath.ask(name.into_iter().collect()).await;
