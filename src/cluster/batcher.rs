@@ -1,17 +1,20 @@
 //! Gathers what is sent to one member, so that many callers share messages.
 //!
-//! A message leaves as soon as there is something to send, and no more than [`UNDER_WAY`] at a time: what comes while they
-//! are under way shares the next one. Messages leave in the order in which their items came.
+//! A message leaves as soon as there is something to send that somebody waits for, and no more than [`UNDER_WAY`] at a time:
+//! what comes while they are under way shares the next one. What nobody waits for is gathered for [`GATHERED_FOR`] first, as a
+//! message costs both ends more than what is in it. Messages leave in the order in which their items came.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidefs_engine::types::BoxFuture;
 use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
 
 use super::catalog::wire::MESSAGE_BYTES;
 
@@ -19,6 +22,17 @@ use super::catalog::wire::MESSAGE_BYTES;
 const UNDER_WAY: usize = 8;
 /// Items in one message.
 const ITEMS_MAX: usize = 1024;
+/// How long what nobody waits for is gathered: some reads of what other members hold.
+const GATHERED_FOR: Duration = Duration::from_millis(2);
+
+/// How soon something is to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Haste {
+    /// Somebody waits for it.
+    Now,
+    /// With what comes next.
+    Soon,
+}
 
 /// Something that is sent.
 pub(super) trait Item: Send + 'static {
@@ -34,9 +48,23 @@ struct Queued<T, R> {
 /// What waits and what is under way.
 struct State<T, R> {
     queue: VecDeque<Queued<T, R>>,
+    /// Whether somebody waits for some of it.
+    is_urgent: bool,
     /// Messages that were cut and are not answered.
     under_way: usize,
     is_closed: bool,
+}
+
+/// What is to be done about a queue.
+enum Next<T> {
+    /// Nothing any more.
+    End,
+    /// Nothing yet.
+    Wait,
+    /// Nothing, unless it has been gathered for long enough.
+    Gather,
+    /// A message is sent.
+    Send(Vec<T>),
 }
 
 /// Items on their way to one member, and who waits for what becomes of them.
@@ -58,30 +86,40 @@ pub(super) type Sender<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Option<V
 
 impl<T: Item, R: Send + 'static> Batcher<T, R> {
     pub(super) fn new(limit: usize) -> Arc<Self> {
-        let state = State { queue: VecDeque::new(), under_way: 0, is_closed: false };
+        let state = State { queue: VecDeque::new(), is_urgent: false, under_way: 0, is_closed: false };
         Arc::new(Self { state: Mutex::new(state), wake: Notify::new(), limit })
     }
 
     /// Queues `item`. What becomes of it comes over the channel, which ends without when it was not sent or not answered.
     /// `None`, and nothing queued, when the queue is full or closed.
-    pub(super) fn push(&self, item: T) -> Option<oneshot::Receiver<R>> {
+    pub(super) fn push(&self, item: T, haste: Haste) -> Option<oneshot::Receiver<R>> {
         let (done, receiver) = oneshot::channel();
-        {
+        let is_news = {
             let mut state = self.state.lock();
             if state.is_closed || state.queue.len() >= self.limit {
                 return None;
             }
             state.queue.push_back(Queued { item, done });
+            state.is_urgent |= haste == Haste::Now || state.queue.len() >= ITEMS_MAX;
+            state.is_urgent || state.queue.len() == 1
+        };
+        if is_news {
+            self.wake.notify_one();
         }
-        self.wake.notify_one();
         Some(receiver)
     }
 
-    /// What the next message has, if there is anything; `None` when it is closed.
-    fn cut(&self) -> Option<Vec<Queued<T, R>>> {
+    /// What is to be done. `has_gathered`: whether what nobody waits for is to leave, too.
+    fn next(&self, has_gathered: bool) -> Next<Queued<T, R>> {
         let mut state = self.state.lock();
         if state.is_closed {
-            return None;
+            return Next::End;
+        }
+        if state.queue.is_empty() {
+            return Next::Wait;
+        }
+        if !state.is_urgent && !has_gathered {
+            return Next::Gather;
         }
         let (mut count, mut bytes) = (0, 0);
         for queued in state.queue.iter().take(ITEMS_MAX) {
@@ -91,8 +129,28 @@ impl<T: Item, R: Send + 'static> Batcher<T, R> {
             }
             count += 1;
         }
-        state.under_way += usize::from(count > 0);
-        Some(state.queue.drain(..count).collect())
+        state.under_way += 1;
+        let cut = state.queue.drain(..count).collect();
+        // What is left came together with it.
+        state.is_urgent = !state.queue.is_empty();
+        Next::Send(cut)
+    }
+
+    /// The next message; `None` when it is closed.
+    async fn cut(&self) -> Option<Vec<Queued<T, R>>> {
+        let mut gathered = None;
+        loop {
+            match self.next(gathered.is_some_and(|gathered| Instant::now() >= gathered)) {
+                Next::End => return None,
+                Next::Send(cut) => return Some(cut),
+                Next::Wait => self.wake.notified().await,
+                Next::Gather => {
+                    let gathered = *gathered.get_or_insert_with(|| Instant::now() + GATHERED_FOR);
+                    // Woken or not, it is looked again.
+                    let _ = timeout_at(gathered, self.wake.notified()).await;
+                }
+            }
+        }
     }
 
     /// Whether nothing waits, and no message is under way.
@@ -134,13 +192,7 @@ impl<T: Item, R: Send + 'static> Batcher<T, R> {
         let permits = Arc::new(Semaphore::new(UNDER_WAY));
         loop {
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-            let cut = loop {
-                let Some(cut) = self.cut() else { return };
-                if !cut.is_empty() {
-                    break cut;
-                }
-                self.wake.notified().await;
-            };
+            let Some(cut) = self.cut().await else { return };
             let (items, waiting): (Vec<T>, Vec<_>) =
                 cut.into_iter().map(|queued| (queued.item, queued.done)).unzip();
             let mut under_way = send(items);
@@ -197,12 +249,12 @@ mod tests {
             })));
             let mut answers = Vec::new();
             for item in 0..UNDER_WAY {
-                answers.push(batcher.push(item).unwrap());
+                answers.push(batcher.push(item, Haste::Now).unwrap());
                 while messages.lock().len() <= item {
                     tokio::task::yield_now().await;
                 }
             }
-            answers.extend((100..200).map(|item| batcher.push(item).unwrap()));
+            answers.extend((100..200).map(|item| batcher.push(item, Haste::Now).unwrap()));
             gate.add_permits(1000);
             for (answer, item) in answers.into_iter().zip((0..UNDER_WAY).chain(100..200)) {
                 assert_eq!(answer.await, Ok(item * 2));
@@ -214,11 +266,40 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_waits_for_is_gathered_until_something_is_waited_for_or_its_time_is_over() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.unwrap().block_on(async {
+            let batcher = Batcher::<usize, usize>::new(10);
+            let messages = Arc::new(Mutex::new(Vec::new()));
+            let (seen, began) = (Arc::clone(&messages), Instant::now());
+            tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
+                seen.lock().push((items.clone(), began.elapsed()));
+                Box::pin(async { Some(items) })
+            })));
+            let half = GATHERED_FOR / 2;
+            let first = batcher.push(1, Haste::Soon).unwrap();
+            tokio::time::sleep(half).await;
+            let second = batcher.push(2, Haste::Soon).unwrap();
+            assert_eq!((first.await, second.await), (Ok(1), Ok(2)));
+            let third = batcher.push(3, Haste::Soon).unwrap();
+            tokio::time::sleep(half).await;
+            let fourth = batcher.push(4, Haste::Now).unwrap();
+            assert_eq!((third.await, fourth.await), (Ok(3), Ok(4)));
+            let messages = messages.lock();
+            let contents: Vec<&[usize]> = messages.iter().map(|(items, _)| items.as_slice()).collect();
+            assert_eq!(contents, [[1, 2], [3, 4]]);
+            let waited = messages[1].1 - messages[0].1;
+            assert!(messages[0].1 >= GATHERED_FOR && waited < GATHERED_FOR, "{messages:?}");
+        });
+    }
+
+    #[test]
     fn a_full_queue_takes_nothing_and_a_lost_message_ends_its_waiters() {
         runtime().block_on(async {
             let batcher = Batcher::<usize, usize>::new(2);
-            let (first, second) = (batcher.push(MESSAGE_BYTES).unwrap(), batcher.push(1).unwrap());
-            assert!(batcher.push(3).is_none());
+            let (first, second) =
+                (batcher.push(MESSAGE_BYTES, Haste::Now).unwrap(), batcher.push(1, Haste::Now).unwrap());
+            assert!(batcher.push(3, Haste::Now).is_none());
             let lengths = Arc::new(Mutex::new(Vec::new()));
             let seen = Arc::clone(&lengths);
             tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
@@ -235,7 +316,7 @@ mod tests {
         runtime().block_on(async {
             let batcher = Batcher::<usize, usize>::new(10);
             let gate = Arc::new(Semaphore::new(0));
-            let waiting = batcher.push(1).unwrap();
+            let waiting = batcher.push(1, Haste::Now).unwrap();
             assert!(!batcher.is_idle() && !batcher.close_if_idle(), "it waits");
             let opens = Arc::clone(&gate);
             let running = tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
@@ -252,7 +333,7 @@ mod tests {
             gate.add_permits(1);
             assert_eq!(waiting.await, Ok(1));
             assert!(batcher.is_idle() && batcher.close_if_idle());
-            assert!(batcher.push(2).is_none(), "it takes nothing any more");
+            assert!(batcher.push(2, Haste::Now).is_none(), "it takes nothing any more");
             running.await.unwrap();
         });
     }

@@ -9,7 +9,7 @@ use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout_at;
 
-use super::batcher::Item;
+use super::batcher::{Haste, Item};
 use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results, Revocation};
 use super::core::Core;
 use super::error::ClusterError;
@@ -134,6 +134,11 @@ fn is_decided(change: &Change) -> bool {
     matches!(change, Change::Publish { .. } | Change::Remove { .. } | Change::RemoveThrough { .. })
 }
 
+/// Whether nobody waits for what becomes of it.
+fn is_note(change: &Change) -> bool {
+    matches!(change, Change::Hold { .. } | Change::LetGo { .. })
+}
+
 /// What a change is when it is sent after its time: its caller has gone on, and others may have, too.
 fn late(change: Change) -> Change {
     match change {
@@ -171,7 +176,9 @@ impl Core {
                 let mut waits: Vec<Wait> =
                     key.and_then(|key| self.tell_in_order(key, effects.tell)).into_iter().collect();
                 if let Some((other, key, gone)) = effects.replicate {
-                    waits.extend(self.replicate(other, Dirty { key, gone }).map(Wait::Told));
+                    // What others say has been gathered by them.
+                    let haste = if from == self.me && is_note(change) { Haste::Soon } else { Haste::Now };
+                    waits.extend(self.replicate(other, Dirty { key, gone }, haste).map(Wait::Told));
                 }
                 if effects.outcome == Outcome::Moved {
                     self.counters.moved.increment();
@@ -258,7 +265,7 @@ impl Core {
         let changes = sent.into_iter().zip(left).map(in_time).collect();
         let message = Changes { view: self.seen().view.number, wait_ms, changes };
         // Of others the sender hears.
-        let is_note = |change: &&Change| matches!(change, Change::Hold { .. } | Change::LetGo { .. });
+        let is_note = |change: &&Change| is_note(change);
         self.counters.change_messages.increment();
         let Ok(answer) = self.call(member, CHANGE, message.encode(), deadline).await else {
             message.changes.iter().filter(is_note).for_each(|change| self.note_again(change));
@@ -294,11 +301,12 @@ impl Core {
         member: MemberId,
         mut change: Change,
         deadline: Instant,
+        haste: Haste,
     ) -> Option<oneshot::Receiver<Outcome>> {
         let batcher = Arc::clone(&self.peers.lock().get(&member)?.changes);
         let mut publishing = self.publishing.lock();
         publishing.give_number(&mut change);
-        let receiver = batcher.push(Sent { change, deadline });
+        let receiver = batcher.push(Sent { change, deadline }, haste);
         if receiver.is_none() {
             self.counters.queue_overflows.increment();
         }
@@ -331,8 +339,9 @@ impl Core {
             // In a message with others it would have all of them answered at once.
             return Err("there is no time left".to_owned());
         }
-        let receiver =
-            self.push_change(member, change, deadline).ok_or("too much waits for the member already")?;
+        let receiver = self
+            .push_change(member, change, deadline, Haste::Now)
+            .ok_or("too much waits for the member already")?;
         match timeout_at(deadline.into(), receiver).await {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(_)) => Err(format!("member {member:x} did not answer", member = member.0)),
@@ -375,7 +384,7 @@ impl Core {
     }
 
     /// Queues what nobody waits for, for whoever decides.
-    pub(super) fn note(self: &Arc<Self>, change: Change) {
+    pub(super) fn note(self: &Arc<Self>, change: Change, haste: Haste) {
         let seen = self.seen();
         if seen.is_alone || self.has_left() {
             return;
@@ -400,7 +409,7 @@ impl Core {
             if applied.iter().any(|applied| !matches!(applied.outcome, Outcome::Done { .. })) {
                 self.note_again(&change);
             }
-        } else if self.push_change(member, change.clone(), self.in_background()).is_none() {
+        } else if self.push_change(member, change.clone(), self.in_background(), haste).is_none() {
             self.note_again(&change);
         }
     }

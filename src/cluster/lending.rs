@@ -18,6 +18,7 @@ use tidefs_engine::memory::{Access, Region};
 use tidefs_engine::types::{ByteCount, PeerId, RegionId};
 use tokio::runtime::Handle;
 
+use super::batcher::Haste;
 use super::catalog::wire::{Change, INLINE_MAX, Lend, Lending, Message, Release};
 use super::core::Core;
 use super::object::{Hold, LentBytes, Unlent};
@@ -117,7 +118,7 @@ impl Core {
             Err(Unlent::NotNow) => return Err("it cannot be read now".to_owned()),
             Err(Unlent::Gone) => {
                 // The catalog is wrong about this member, unless it knows already.
-                self.note(Change::LetGo { path: lend.path, stamp: lend.stamp });
+                self.note(Change::LetGo { path: lend.path, stamp: lend.stamp }, Haste::Now);
                 return Ok(Lending::NotHeld);
             }
         };

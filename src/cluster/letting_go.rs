@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::batcher::Haste;
 use super::catalog::wire::Change;
 use super::core::Core;
 use super::object::Stamp;
@@ -84,7 +85,7 @@ impl Core {
         let Some(holder) = self.holder.upgrade() else { return };
         for (path, stamp) in self.let_go.take_page() {
             if !holder.holds(&path, stamp) {
-                self.note(Change::LetGo { path, stamp });
+                self.note(Change::LetGo { path, stamp }, Haste::Soon);
             }
         }
     }

@@ -17,6 +17,7 @@ use tidefs_engine::types::{ByteCount, MemberId, PeerId};
 use tokio::runtime::Handle;
 
 use super::agreeing::Unapplied;
+use super::batcher::Haste;
 use super::carrier::{Carrier, Ear};
 use super::catalog::wire::{Change, DrainOrder, DrainReport};
 use super::coordinator::{Coordinator, NamespaceChange, Reachability};
@@ -242,12 +243,12 @@ impl Cluster {
 
     /// This member has no copy of that version any more. Told in the background.
     pub fn let_go(&self, path: &[u8], stamp: Stamp) {
-        self.core.note(Change::LetGo { path: path.to_vec(), stamp });
+        self.core.note(Change::LetGo { path: path.to_vec(), stamp }, Haste::Soon);
     }
 
     /// This member has a copy of that version, or has it in another place now. Told in the background.
     pub fn hold(&self, path: &[u8], stamp: Stamp, medium: Medium) {
-        self.core.note(Change::Hold { path: path.to_vec(), stamp, medium });
+        self.core.note(Change::Hold { path: path.to_vec(), stamp, medium }, Haste::Soon);
     }
 
     /// Reads a small object (up to [`super::catalog::wire::INLINE_MAX`] in one message) from who holds it: its bytes and

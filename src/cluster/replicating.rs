@@ -8,6 +8,7 @@ use tidefs_engine::engine::Answer;
 use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::oneshot;
 
+use super::batcher::Haste;
 use super::catalog::wire::{CATCH_UP, Done, Message, REPLICATE, Replicate};
 use super::changing::Wait;
 use super::core::Core;
@@ -28,13 +29,14 @@ impl Core {
         self: &Arc<Self>,
         other: MemberId,
         dirty: Dirty,
+        haste: Haste,
     ) -> Option<oneshot::Receiver<()>> {
         let patience = self.first_patience();
         let mut peers = self.peers.lock();
         let peer = peers.get_mut(&other)?;
         let is_suspect = peer.is_suspect(self.now(), patience);
         if !is_suspect {
-            if let Some(receiver) = peer.dirty.push(dirty) {
+            if let Some(receiver) = peer.dirty.push(dirty, haste) {
                 return Some(receiver);
             }
             self.counters.queue_overflows.increment();

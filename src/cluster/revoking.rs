@@ -8,7 +8,7 @@ use tidefs_engine::engine::Answer;
 use tidefs_engine::types::{MemberId, PeerId};
 use tokio::sync::oneshot;
 
-use super::batcher::Item;
+use super::batcher::{Haste, Item};
 use super::catalog::wire::{Change, Done, ITEMS_MAX, MESSAGE_BYTES, Message, REVOKE, Revocation, Revoke};
 use super::core::Core;
 use super::object::Holder;
@@ -40,7 +40,7 @@ impl Core {
         let peer = peers.get_mut(&member)?;
         let is_suspect = peer.is_suspect(self.now(), patience);
         if !is_suspect {
-            if let Some(receiver) = peer.revocations.push(revocation.clone()) {
+            if let Some(receiver) = peer.revocations.push(revocation.clone(), Haste::Now) {
                 return Some(receiver);
             }
             self.counters.queue_overflows.increment();
@@ -129,7 +129,7 @@ impl Core {
         let doubtful = keys.into_iter().filter(|key| !known.contains(key)).map(KeyId::shard);
         self.plan.add_doubtful(from, doubtful, self.now());
         for (path, stamp, medium) in inherited {
-            self.note(Change::Hold { path, stamp, medium });
+            self.note(Change::Hold { path, stamp, medium }, Haste::Soon);
         }
     }
 
