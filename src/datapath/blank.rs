@@ -21,7 +21,7 @@ use super::prefault::Prefaulting;
 use super::{Datapath, Error, Place};
 use crate::ffi::IdlePriority;
 use crate::namespace::Slot;
-use crate::tier::memory::write_zeros;
+use crate::tier::memory::{HugePage, write_zeros};
 
 /// Part of the capacity that may be blank.
 const SHARE: u64 = 128;
@@ -137,7 +137,8 @@ impl Datapath {
     /// a thread of its own.
     pub fn make_blanks(&self, is_stopping: impl Fn() -> bool) {
         let idle = IdlePriority::enter();
-        let mut prefaulting = Prefaulting::new(self.clock.monotonic());
+        let page = self.tier.prefault().and_then(|_| idle.suspended(HugePage::new));
+        let mut prefaulting = Prefaulting::new(self.clock.monotonic(), page);
         while !is_stopping() {
             let wait = if self.prefault(&mut prefaulting, &idle) { Duration::ZERO } else { WAIT };
             let wish = idle.suspended(|| {

@@ -17,7 +17,7 @@ use tidefs_engine::types::ByteCount;
 
 use super::Datapath;
 use crate::ffi::IdlePriority;
-use crate::tier::memory::{CHUNK, Prefault};
+use crate::tier::memory::{CHUNK, HugePage, Prefault};
 
 /// Chunks that are touched twice to see whether the first time is slower.
 const SAMPLE: u32 = 4;
@@ -49,13 +49,15 @@ pub(super) struct Prefaulting {
     has_spare: bool,
     /// When it is looked at again whether there is memory to spare.
     spare_look: Duration,
+    /// Where it touches.
+    page: Option<HugePage>,
 }
 
 impl Prefaulting {
-    /// That of a thread that begins `now`.
-    pub(super) fn new(now: Duration) -> Self {
+    /// That of a thread that begins `now`, and touches memory in `page`, if there is one.
+    pub(super) fn new(now: Duration, page: Option<HugePage>) -> Self {
         let (is_slow, has_spare) = (false, false);
-        Self { is_slow, resume: now + START, pause: Duration::ZERO, has_spare, spare_look: now }
+        Self { is_slow, resume: now + START, pause: Duration::ZERO, has_spare, spare_look: now, page }
     }
 
     /// Touches nothing for a while, each time for twice as long.
@@ -88,18 +90,20 @@ impl Datapath {
             if target < ByteCount(u64::from(SAMPLE) * CHUNK.get()) {
                 return false;
             }
-            if !gives_memory_back(Path::new(DEVICES)) && !is_first_touch_slow(prefault, idle) {
+            if !gives_memory_back(Path::new(DEVICES)) && !is_first_touch_slow(prefault, &mut work.page, idle)
+            {
                 work.wait(now);
                 return false;
             }
             tracing::info!(
                 bytes = %target,
+                in_steps = work.page.is_some(),
                 "the first touch of memory is slow here, as in a virtual machine: memory is touched ahead of objects"
             );
             work.is_slow = true;
             return true;
         }
-        match prefault.touch(idle) {
+        match prefault.touch(&mut work.page, idle) {
             Ok(_) => true,
             Err(error) => {
                 tracing::debug!(%error, "no memory is touched ahead for a while");
@@ -141,9 +145,9 @@ fn gives_memory_back(devices: &Path) -> bool {
 }
 
 /// Whether memory that nobody touched lately takes much longer than memory that was just freed. Nothing is held after that.
-fn is_first_touch_slow(prefault: &Prefault, idle: &IdlePriority) -> bool {
-    let touch_all = || {
-        let took: Option<Duration> = (0..SAMPLE).map(|_| prefault.touch(idle).ok()).sum();
+fn is_first_touch_slow(prefault: &Prefault, page: &mut Option<HugePage>, idle: &IdlePriority) -> bool {
+    let mut touch_all = || {
+        let took: Option<Duration> = (0..SAMPLE).map(|_| prefault.touch(page, idle).ok()).sum();
         idle.suspended(|| prefault.give_up(prefault.bytes()));
         took
     };

@@ -21,6 +21,7 @@ mod attribute;
 mod checksum;
 mod clock;
 mod error;
+mod huge_page;
 mod mount;
 mod name;
 mod open;
@@ -47,6 +48,7 @@ use self::space::Space;
 pub use self::checksum::{checksum_bytes, checksum_file};
 pub use self::clock::NamesClock;
 pub use self::error::MemoryError;
+pub use self::huge_page::HugePage;
 pub use self::open::{HugePages, MemoryConfig, MemoryReport};
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use self::packed::fuzz;

@@ -4,6 +4,7 @@
 //!
 //! It is held as files of a tmpfs of its own, which has no path and goes with the daemon. Who allocates pages of a segment
 //! frees as many of these first: the kernel hands out what was freed last, so the segment gets pages that the host has given.
+//! In the same way a file gets the page that was touched in a [`HugePage`]; where there is none, the file itself is written.
 //!
 //! Invariants
 //! - What is held is in no account of the tier: whoever holds more sees to it that both stay within the capacity.
@@ -17,7 +18,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::{FallocateFlags, OFlag, fallocate, openat};
 use nix::sys::stat::Mode;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{UnlinkatFlags, unlinkat};
@@ -28,12 +29,13 @@ use rustix::mount::{
 };
 use tidefs_engine::types::ByteCount;
 
+use super::huge_page::{self, HugePage};
 use super::open::HugePages;
 use super::zeros::write_zeros;
 use crate::ffi::IdlePriority;
 
 /// How much is touched, and freed, at once: a huge page.
-pub const CHUNK: ByteCount = ByteCount::mib(2);
+pub const CHUNK: ByteCount = ByteCount(huge_page::BYTES as u64);
 
 /// Touched memory that no object has.
 #[derive(Debug)]
@@ -110,17 +112,30 @@ impl Prefault {
         self.stock.lock().bytes()
     }
 
-    /// Touches a chunk and holds it. Returns the processor time that this took.
+    /// Touches a chunk and holds it. Returns the processor time that the touch took. `page`: the place where it is touched; none
+    /// any more when the kernel gives no huge pages.
     ///
     /// # Errors
     /// What the system says, when there is no memory or [`Self::bytes_max`] is held already. Then nothing changed.
-    pub(crate) fn touch(&self, idle: &IdlePriority) -> io::Result<Duration> {
+    pub(crate) fn touch(&self, page: &mut Option<HugePage>, idle: &IdlePriority) -> io::Result<Duration> {
+        let mut began = processor_time();
+        let is_touched = page.as_mut().is_some_and(HugePage::touch);
+        let mut took = processor_time().saturating_sub(began);
         // Whoever is not let run in the middle of the rest would keep locks from everybody.
-        let (name, file) = idle.suspended(|| self.create())?;
-        let began = processor_time();
-        let written = write_zeros(&file, CHUNK);
-        let took = processor_time().saturating_sub(began);
-        idle.suspended(|| match written {
+        let (name, file) = idle.suspended(|| {
+            page.as_mut().map_or(Ok(()), HugePage::give_back)?;
+            page.take_if(|_| !is_touched);
+            self.create()
+        })?;
+        let made = if is_touched {
+            idle.suspended(|| allocate(&file))
+        } else {
+            began = processor_time();
+            let written = write_zeros(&file, CHUNK);
+            took = processor_time().saturating_sub(began);
+            written
+        };
+        idle.suspended(|| match made {
             Ok(()) => {
                 self.stock.lock().chunks.push(name);
                 Ok(took)
@@ -168,6 +183,12 @@ impl Prefault {
     }
 }
 
+/// Takes the pages of a chunk, which are zeroed when they are used.
+fn allocate(file: &File) -> io::Result<()> {
+    let length = i64::try_from(CHUNK.get()).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    Ok(fallocate(file, FallocateFlags::empty(), 0, length)?)
+}
+
 /// Processor time of the calling thread: whatever else runs does not count.
 fn processor_time() -> Duration {
     // The clock of the calling thread is there on every Linux; without it nothing would be slow.
@@ -192,9 +213,10 @@ mod tests {
     #[test]
     fn what_is_touched_stands_and_goes_in_whole_chunks_as_others_allocate() {
         let prefault = Prefault::open(chunks(8), HugePages::Auto).unwrap();
-        let idle = IdlePriority::enter();
-        for _ in 0..6 {
-            assert!(prefault.touch(&idle).unwrap() > Duration::ZERO);
+        let (idle, mut page) = (IdlePriority::enter(), HugePage::new());
+        for number in 0..6 {
+            let place = if number % 2 == 0 { &mut None } else { &mut page };
+            assert!(prefault.touch(place, &idle).unwrap() > Duration::ZERO);
         }
         assert_eq!((prefault.bytes(), allocated(&prefault)), (chunks(6), chunks(6)));
         prefault.give(ByteCount(1));
@@ -207,7 +229,7 @@ mod tests {
         assert_eq!(prefault.bytes(), chunks(2));
         prefault.give(chunks(9));
         assert_eq!((prefault.bytes(), allocated(&prefault)), (ByteCount::ZERO, ByteCount::ZERO));
-        prefault.touch(&idle).unwrap();
+        prefault.touch(&mut page, &idle).unwrap();
         prefault.give(ByteCount(1));
         assert_eq!(prefault.bytes(), ByteCount::ZERO, "what was not there was not given");
     }
@@ -216,8 +238,11 @@ mod tests {
     fn more_than_may_be_held_is_refused_and_leaves_nothing() {
         let prefault = Prefault::open(CHUNK, HugePages::Auto).unwrap();
         let idle = IdlePriority::enter();
-        prefault.touch(&idle).unwrap();
-        prefault.touch(&idle).unwrap_err();
-        assert_eq!((prefault.bytes(), allocated(&prefault)), (CHUNK, CHUNK));
+        for mut page in [None, HugePage::new()] {
+            prefault.touch(&mut page, &idle).unwrap();
+            prefault.touch(&mut page, &idle).unwrap_err();
+            assert_eq!((prefault.bytes(), allocated(&prefault)), (CHUNK, CHUNK));
+            prefault.give_up(CHUNK);
+        }
     }
 }
