@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use fuser::ReplyIoctl;
-use tidefs_control_api::ioctl::{Body, Command, HEADER_BYTES, Request};
+use tidefs_control_api::ioctl::{Body, Command, Flags, HEADER_BYTES, Request};
 
 use super::begin::begin;
 use super::ioctl::{Reply, answer, reply_with, scope_of, with_request};
@@ -16,7 +16,8 @@ use crate::namespace::{Ino, Name};
 
 /// Levels of directories of other members that one request finds its way through.
 const LEVELS_MAX: usize = 8;
-/// Names that a session thread begins to ask for itself; it has others to serve.
+/// Names that a session thread begins to ask for itself, having others to serve, and whose objects are loaded then: who asks for
+/// more says which come first.
 const BEGUN_MAX: usize = 64;
 
 /// A request with names that other members have to be asked for.
@@ -60,6 +61,9 @@ impl Asked {
                 }
                 unknown = left;
             }
+            if are_few {
+                self.load_ahead(&datapath);
+            }
             let mut bytes = vec![0; HEADER_BYTES];
             let answered =
                 answer(&datapath, &self.session, &self.caller, self.command, &self.payload, &mut bytes);
@@ -70,6 +74,25 @@ impl Asked {
         } else {
             runtime.spawn(work);
         }
+    }
+
+    /// Who looks up objects that are below memory opens their files next: they are on their way when that comes.
+    fn load_ahead(&self, datapath: &Arc<Datapath>) {
+        let find = |request: &Request<'_>| {
+            let mut below = Vec::new();
+            if let Body::Lookup(names) = &request.body
+                && !request.flags.has(Flags::PROBE)
+            {
+                let names = names.iter().map(|name| name.0);
+                datapath.find_below(&self.session, scope_of(request), names, |_, ino| below.extend(ino));
+            }
+            below
+        };
+        // It was understood before.
+        let below = with_request(datapath, &self.session, self.command, &self.payload, |request, _| {
+            Ok(find(request))
+        });
+        datapath.prefetch(&below.unwrap_or_default());
     }
 
     fn unknown(&self, datapath: &Datapath) -> Vec<(Ino, Name)> {

@@ -61,3 +61,22 @@ fn absence_is_asked_for_at_once_and_remembered_until_somebody_publishes() {
         found.iter().enumerate().filter(|(_, view)| view.is_some()).map(|(at, _)| at).collect();
     assert_eq!(there, [7]);
 }
+
+#[test]
+fn an_object_of_another_host_is_on_its_way_before_who_looked_it_up_opens_its_file() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let hosts = Hosts::start(2, &[]);
+    let cache = Cache::open(hosts.mounts[1].path()).expect("the cache opens");
+    let loaded_ahead = || hosts.metric(1, "tidefs_ssd_prefetches_total");
+    for (number, name) in (0..).zip(["whole-0/probed", "whole-0/wanted"]) {
+        publish(&hosts.mounts[0].join(name), &object(number, 60_000));
+    }
+    assert_eq!(cache.prefix(&["whole-0/probed"]).expect("an answer"), 1);
+    assert_eq!(loaded_ahead(), 0, "whether it is there is all that was asked");
+    let mut bytes = vec![0; 60_000];
+    assert_eq!(cache.get_into("whole-0/wanted", &mut bytes).expect("an answer"), Some(bytes.len()));
+    assert!(bytes == object(1, 60_000));
+    assert_eq!(loaded_ahead(), 1);
+}
