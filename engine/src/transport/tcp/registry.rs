@@ -1,7 +1,7 @@
 //! Regions that peers may name, and who is using them.
 //!
-//! A connection that serves an operation holds a [`Lease`]. Withdrawing a region takes it from the table, wakes the
-//! connections, which let go of its memory at once, and waits for the last lease.
+//! A connection that serves an operation holds a [`Lease`]. Withdrawing a region takes it from the table and, where there
+//! are leases, wakes the connections, which let go of its memory at once, and waits for the last of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -58,13 +58,18 @@ impl Drop for Lease {
 }
 
 impl Registration {
+    /// Whether nobody has a lease. Of one that is withdrawn that stays so.
+    pub(super) fn is_idle(&self) -> bool {
+        self.leases.load(Ordering::Acquire) == 0
+    }
+
     /// Resolves when nobody has a lease. Called when it is withdrawn, so nobody gets one any more.
     pub(super) async fn wait_idle(&self) {
         loop {
             let notified = self.idle.notified();
             let mut notified = std::pin::pin!(notified);
             notified.as_mut().enable();
-            if self.leases.load(Ordering::Acquire) == 0 {
+            if self.is_idle() {
                 return;
             }
             notified.await;
@@ -119,5 +124,28 @@ impl Registry {
             Ok(slice) => Ok((slice, lease)),
             Err(_) => Err((Reason::OutOfRange, region.length().get())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frame::header;
+    use super::*;
+    use crate::memory::PageKind;
+
+    #[test]
+    fn what_is_withdrawn_is_idle_when_its_last_lease_is_back_and_gives_no_other() {
+        let registry = Registry::default();
+        let region = Region::anonymous(ByteCount(4096), PageKind::Base, Access::ReadWrite).unwrap();
+        let id = RegionId(7);
+        let number = registry.register(id, &Arc::new(region)).unwrap();
+        let request = Header { region: id, registration: number, ..header(Kind::Read, 4096) };
+        let (_, lease) = registry.lease(&request).unwrap();
+        assert!(!lease.is_withdrawn());
+        let withdrawn = registry.withdraw(id).unwrap();
+        assert!(lease.is_withdrawn() && !withdrawn.is_idle());
+        assert_eq!(registry.lease(&request).unwrap_err().0, Reason::NoSuchRegion);
+        drop(lease);
+        assert!(withdrawn.is_idle() && registry.withdraw(id).is_none());
     }
 }
