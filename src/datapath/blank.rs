@@ -137,7 +137,7 @@ impl Datapath {
     /// a thread of its own.
     pub fn make_blanks(&self, is_stopping: impl Fn() -> bool) {
         let idle = IdlePriority::enter();
-        let page = self.tier.prefault().and_then(|_| idle.suspended(HugePage::new));
+        let page = self.tier.prefault().and_then(|_| idle.suspended(|| self.tier.huge_page()));
         let mut prefaulting = Prefaulting::new(self.clock.monotonic(), page);
         while !is_stopping() {
             let wait = if self.prefault(&mut prefaulting, &idle) { Duration::ZERO } else { WAIT };

@@ -104,7 +104,12 @@ impl Datapath {
             return true;
         }
         match prefault.touch(&mut work.page, idle) {
-            Ok(_) => true,
+            Ok(_) => {
+                // Others have written since: at idle priority a touch takes as long as they let it.
+                let free = self.tier.usage().map_or(ByteCount::ZERO, |usage| usage.free);
+                idle.suspended(|| self.give_up_prefault(free));
+                true
+            }
             Err(error) => {
                 tracing::debug!(%error, "no memory is touched ahead for a while");
                 work.wait(now);

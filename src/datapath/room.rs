@@ -343,7 +343,7 @@ impl Datapath {
                     self.ends_of_room.fetch_add(1, Ordering::Relaxed);
                 }
                 self.give_up_prefault(free);
-                spare = free.saturating_sub(self.settings.write_headroom);
+                spare = free.saturating_sub(self.settings.write_headroom.max(self.prefaulted()));
                 let missing = self.missing_headroom(free);
                 if missing == ByteCount::ZERO || !self.restore_headroom(missing, free) {
                     break;

@@ -38,7 +38,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, SegmentId};
+use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, PAGE, SegmentId};
 
 use self::attribute::Attribute;
 use self::name::Entry;
@@ -98,6 +98,13 @@ impl MemoryTier {
     #[must_use]
     pub fn prefault(&self) -> Option<&Prefault> {
         self.space.prefault()
+    }
+
+    /// A place to touch a page before a file gets it. None where files get small pages: those do not come from a huge one that
+    /// was freed, unless by chance.
+    #[must_use]
+    pub fn huge_page(&self) -> Option<HugePage> {
+        if self.report.page_size == Some(PAGE) { None } else { HugePage::new() }
     }
 
     /// Tries a pending shrink again, after the caller evicted. Returns whether the tmpfs has its configured size.

@@ -6,8 +6,6 @@
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use tidefs_engine::types::PAGE;
-
 use super::open::segment_seed;
 use super::record::tests::{directory, object};
 use super::space::allocated;
@@ -56,6 +54,17 @@ fn the_page_size_is_unknown_where_the_tmpfs_was_full_when_it_was_probed() {
     let report = place.open(CAPACITY).report().clone();
     assert_eq!(report.page_size, None, "{report:?}");
     assert!(report.page_size_unknown.is_some(), "{report:?}");
+}
+
+#[test]
+fn memory_is_touched_in_a_huge_page_only_where_files_get_such_pages() {
+    let place = Workplace::new();
+    let small = place.open(CAPACITY);
+    assert_eq!((small.report().page_size, small.huge_page().is_some()), (Some(PAGE), false));
+    let place = Workplace::with_huge_pages();
+    let tier = place.open(CAPACITY);
+    let has_huge = tier.report().page_size == Some(ByteCount::mib(2));
+    assert_eq!(tier.huge_page().is_some(), has_huge && HugePage::new().is_some());
 }
 
 #[test]
