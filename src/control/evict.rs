@@ -49,7 +49,9 @@ pub(super) fn evict(
             outcome
         }
         EvictTarget::Pattern(pattern) => {
-            let glob = globset::Glob::new(pattern)
+            let glob = globset::GlobBuilder::new(pattern)
+                .literal_separator(true)
+                .build()
                 .map_err(|error| ApiError::new(ErrorCode::BadRequest, error.to_string()))?
                 .compile_matcher();
             let fits = |path: &[u8]| glob.is_match(OsStr::from_bytes(path));

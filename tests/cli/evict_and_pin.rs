@@ -27,6 +27,10 @@ fn evict_takes_an_object_a_directory_a_pattern_or_bytes() {
     assert_eq!(evicted["objects"], json!(1), "{evicted}");
     assert!(!place.join("a").exists() && place.join("b").exists());
     assert!(mount.usage().used < before, "the bytes are free at once");
+    for pattern in ["*.bin", "ns/*.bin", "ns/?eep/*.bin", "ns/[!a]eep*"] {
+        let evicted = run_json(&mount, &["evict", "--pattern", pattern]);
+        assert_eq!(evicted["objects"], json!(0), "{pattern} stays within one name: {evicted}");
+    }
     let evicted = run_json(&mount, &["evict", "--pattern", "ns/**/*.bin"]);
     assert_eq!(evicted["objects"], json!(1), "{evicted}");
     assert!(!place.join("deep/er/e.bin").exists() && place.join("deep/er/d").exists());
