@@ -126,6 +126,7 @@ impl Drop for Settling {
 /// A change that was put in order.
 pub(super) struct Applied {
     outcome: Outcome,
+    /// Of a note only that the other owner knows.
     waits: Vec<Wait>,
 }
 
@@ -173,16 +174,18 @@ impl Core {
                 }
                 let effects = owner.change(from, change, now);
                 let key = change.path().map(KeyId::of);
-                let mut waits: Vec<Wait> =
-                    key.and_then(|key| self.tell_in_order(key, effects.tell)).into_iter().collect();
+                let told = key.and_then(|key| self.tell_in_order(key, effects.tell));
+                // Of a note all hear, too, and who changes its key later waits for that; who shares its message does not.
+                let mut waits: Vec<Wait> = told.filter(|_| !is_note(change)).into_iter().collect();
                 if let Some((other, key, gone)) = effects.replicate {
                     // What others say has been gathered by them.
                     let haste = if from == self.me && is_note(change) { Haste::Soon } else { Haste::Now };
+                    // Whoever noted it says so again if this member is lost before the other owner knows.
                     waits.extend(self.replicate(other, Dirty { key, gone }, haste).map(Wait::Told));
                 }
                 if effects.outcome == Outcome::Moved {
                     self.counters.moved.increment();
-                } else if let Some(key) = key {
+                } else if let Some(key) = key.filter(|_| !is_note(change)) {
                     let takeovers = self.takeovers.lock();
                     let over = takeovers.iter().filter(|takeover| takeover.shards.contains(&key.shard()));
                     waits.extend(over.map(|takeover| Wait::Takeover(takeover.is_over.clone())));

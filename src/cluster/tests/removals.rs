@@ -10,8 +10,8 @@ use super::members::{
     config, in_a_cluster_of, name_served, runtime, settled, soon, start_with, started, until, wall,
 };
 use crate::cluster::coordinator::embedded::Embedded;
-use crate::cluster::shards::KeyId;
-use crate::cluster::{ClusterId, DrainOrder, DrainPhase};
+use crate::cluster::shards::{KeyId, Owners};
+use crate::cluster::{ClusterConfig, ClusterId, DrainOrder, DrainPhase};
 
 #[test]
 fn what_is_removed_or_replaced_is_gone_everywhere_when_the_call_returns() {
@@ -71,6 +71,32 @@ fn a_removal_waits_for_who_still_hears_that_a_copy_was_let_go_whoever_decides() 
             writer.evict(&name);
             expect_removal_waits(writer, reader, &name, may).await;
         }
+    });
+}
+
+#[test]
+fn a_publish_does_not_wait_for_who_hears_of_another_copy_that_was_let_go_before_it() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        // Nobody is passed over for being slow while this lasts.
+        let patient = |config: &mut ClusterConfig| config.timings.background = Duration::from_secs(30);
+        let hosts = started(&coordinator, 3, patient).await;
+        let (writer, owner, reader) = (&hosts[0], &hosts[1], &hosts[2]);
+        let owners = Owners { primary: owner.cluster.me(), backup: Some(writer.cluster.me()) };
+        let map = writer.cluster.core.seen().map.clone();
+        let is_its = |name: &String| map.owners(KeyId::of(name.as_bytes()).shard()) == Some(owners);
+        let mut names = (0..).map(|number| format!("kv/{number}")).filter(is_its);
+        let (gone, new) = (names.next().unwrap(), names.next().unwrap());
+        writer.write(&gone, b"bytes", wall(), soon()).await.unwrap();
+        assert!(reader.look_up(&gone, soon()).await.is_present());
+        let may = hold_back(reader);
+        // Both travel in one message.
+        writer.evict(&gone);
+        let published = writer.write(&new, b"bytes", wall(), soon());
+        let published = tokio::time::timeout(Duration::from_secs(5), published).await;
+        assert!(published.expect("it waits for the reader").unwrap().is_settled);
+        assert!(reader.remembers(&gone).is_some(), "the reader has not withdrawn it yet");
+        expect_removal_waits(writer, reader, &gone, may).await;
     });
 }
 
