@@ -23,7 +23,7 @@ const UNDER_WAY: usize = 8;
 /// Items in one message.
 const ITEMS_MAX: usize = 1024;
 /// How long what nobody waits for is gathered: some reads of what other members hold.
-const GATHERED_FOR: Duration = Duration::from_millis(2);
+pub(super) const GATHERED_FOR: Duration = Duration::from_millis(2);
 
 /// How soon something is to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

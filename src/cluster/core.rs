@@ -31,6 +31,7 @@ use super::changing::{Publishing, Unsettled};
 use super::coordinator::Coordinator;
 use super::copying::Copying;
 use super::draining::Draining;
+use super::giving_back::GivingBack;
 use super::gone::AllGone;
 use super::lending::Loans;
 use super::letting_go::LetGo;
@@ -104,6 +105,7 @@ pub(super) struct Core {
     /// Copies that are gone, and of which nobody who decides could be told.
     pub(super) let_go: LetGo,
     pub(super) loans: Loans,
+    pub(super) giving_back: GivingBack,
     pub(super) copying: Copying,
     pub(super) draining: Draining,
     pub(super) counters: Counters,
@@ -173,6 +175,7 @@ impl Core {
             unheard: Unheard::default(),
             let_go: LetGo::default(),
             loans: Loans::default(),
+            giving_back: GivingBack::default(),
             copying: Copying::default(),
             draining: Draining::default(),
             counters: Counters::default(),

@@ -11,7 +11,7 @@ use tidefs_engine::memory::Region;
 use tidefs_engine::types::{BoxFuture, ByteCount, MemberId, PeerId};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::catalog::wire::{LEND, Lend, Lending, Message, RELEASE, Release};
+use super::catalog::wire::{LEND, Lend, Lending, Message};
 use super::core::Core;
 use super::error::ClusterError;
 use super::node::Wanted;
@@ -75,15 +75,15 @@ struct Borrowed {
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        self.core.carrier.notify(self.owner, RELEASE, Release { loans: vec![self.loan] }.encode());
+        self.core.give_back(self.owner, self.loan);
         if let Some(peer) = self.core.peers.lock().get_mut(&self.owner.member) {
             peer.reads_under_way = peer.reads_under_way.saturating_sub(1);
         }
     }
 }
 
-/// An object that was read into a region. What reading it took is given back when this is dropped: the loan, and the region's
-/// registration. Nobody has to wait for that.
+/// An object that was read into a region. What reading it took is given back when this is dropped: the region's registration,
+/// and the loan, after what was noted before has left. Nobody has to wait for that.
 #[derive(Debug)]
 pub struct Fetched {
     /// Compared with the bytes.

@@ -19,6 +19,7 @@ mod drain_file;
 mod draining;
 mod error;
 mod fetching;
+mod giving_back;
 mod gone;
 mod lending;
 mod letting_go;

@@ -55,7 +55,8 @@ pub struct Promoted<'a> {
 
 impl Drop for Promoted<'_> {
     fn drop(&mut self) {
-        // Told first: a holder that evicts it when it gets it back is not the last one that the catalog knows.
+        // Told first, as what was lent leaves later than what was noted before: a holder that evicts it then is not the last one
+        // that the catalog knows.
         if let Some((ino, away, size)) = self.arrived.take() {
             self.datapath.has_arrived(ino, away, size);
         }

@@ -4,6 +4,7 @@ mod copies;
 mod deaf;
 mod early;
 mod faults;
+mod giving_back;
 mod gone;
 mod history;
 mod host;
