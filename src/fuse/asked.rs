@@ -1,13 +1,18 @@
 //! Requests of the fast path with names that nothing is known of here: other members are asked for all of them at once, and the
-//! request is answered then, off the session threads.
+//! request is answered then.
 //!
 //! Limits: [`LEVELS_MAX`] questions one after the other, each as long as a look-up waits for other members; clients wait for
 //! their request, so that there are no more of these than threads of clients.
+//!
+//! Threads: a session thread sends a question of up to [`BEGUN_MAX`] names itself. As soon as there is an answer to wait for, or a
+//! longer question to ask, the runtime goes on; when there is neither, as this member decides about all of the names, the
+//! session thread answers.
 
 use std::sync::Arc;
 
 use fuser::ReplyIoctl;
-use tidefs_control_api::ioctl::{Body, Command, Flags, HEADER_BYTES, Request};
+use tidefs_control_api::ioctl::{Body, Command, Flags, HEADER_BYTES, Header, Request};
+use tokio::task::yield_now;
 
 use super::begin::begin;
 use super::ioctl::{Reply, answer, reply_with, scope_of, with_request};
@@ -16,8 +21,8 @@ use crate::namespace::{Ino, Name};
 
 /// Levels of directories of other members that one request finds its way through.
 const LEVELS_MAX: usize = 8;
-/// Names that a session thread begins to ask for itself, having others to serve, and whose objects are loaded then: who asks for
-/// more says which come first.
+/// Names in one question that a session thread asks itself, having others to serve, and whose objects are loaded then: who asks
+/// for more says which come first.
 const BEGUN_MAX: usize = 64;
 
 /// A request with names that other members have to be asked for.
@@ -30,8 +35,8 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Asks for all of the names at once and answers then, off the session threads; or at once with `bytes`, when there is
-    /// nothing to ask.
+    /// Asks for all of the names at once and answers then; or at once with `bytes`, when there is nothing to ask. Waits for
+    /// nothing.
     pub(super) fn answer_later(
         self,
         datapath: &Arc<Datapath>,
@@ -49,50 +54,50 @@ impl Asked {
             datapath.give_back(&self.session, std::iter::once((first.first, first.count as u64)));
         }
         let datapath = Arc::clone(datapath);
-        let are_few = unknown.len() <= BEGUN_MAX;
-        let work = async move {
-            let mut unknown = unknown;
-            // A directory first, then what is in it.
-            for _ in 0..LEVELS_MAX {
-                datapath.ask(unknown.clone()).await;
-                let left = self.unknown(&datapath);
-                if left.is_empty() || left == unknown {
-                    break;
-                }
-                unknown = left;
-            }
-            if are_few {
-                self.load_ahead(&datapath);
-            }
+        begin(&runtime, async move {
+            let asked = self.ask(&datapath, unknown).await;
+            self.load_ahead(&datapath, &asked);
             let mut bytes = vec![0; HEADER_BYTES];
             let answered =
                 answer(&datapath, &self.session, &self.caller, self.command, &self.payload, &mut bytes);
             reply_with(&datapath, self.command, answered.map(drop), &bytes, self.room, reply);
-        };
-        if are_few {
-            begin(&runtime, work);
-        } else {
-            runtime.spawn(work);
-        }
+        });
     }
 
-    /// Who looks up objects that are below memory opens their files next: they are on their way when that comes.
-    fn load_ahead(&self, datapath: &Arc<Datapath>) {
-        let find = |request: &Request<'_>| {
-            let mut below = Vec::new();
-            if let Body::Lookup(names) = &request.body
-                && !request.flags.has(Flags::PROBE)
-            {
-                let names = names.iter().map(|name| name.0);
-                datapath.find_below(&self.session, scope_of(request), names, |_, ino| below.extend(ino));
+    /// Asks for names, and for what comes to light behind them: a directory first, then what is in it. Returns all that was
+    /// asked for; nothing when it was too much at once to be loaded.
+    async fn ask(&self, datapath: &Datapath, unknown: Vec<(Ino, Name)>) -> Vec<(Ino, Name)> {
+        let (mut unknown, mut asked, mut are_few) = (unknown, Vec::new(), true);
+        for _ in 0..LEVELS_MAX {
+            if unknown.len() > BEGUN_MAX {
+                are_few = false;
+                // From here on it is for the runtime.
+                yield_now().await;
             }
-            below
-        };
-        // It was understood before.
-        let below = with_request(datapath, &self.session, self.command, &self.payload, |request, _| {
-            Ok(find(request))
-        });
-        datapath.prefetch(&below.unwrap_or_default());
+            datapath.ask(unknown.clone()).await;
+            let left = self.unknown(datapath);
+            let is_over = left.is_empty() || left == unknown;
+            asked.append(&mut unknown);
+            if is_over {
+                break;
+            }
+            unknown = left;
+        }
+        if are_few { asked } else { Vec::new() }
+    }
+
+    /// Who looks up objects of other members opens their files next: they are on their way when that comes. What was known
+    /// before is left where it is, and who asks for more than a few says which come first.
+    fn load_ahead(&self, datapath: &Datapath, asked: &[(Ino, Name)]) {
+        let is_probe = Header::of_request(self.command, &self.payload)
+            .is_ok_and(|header| Flags(header.flags.get()).has(Flags::PROBE));
+        if self.command != Command::Lookup || is_probe {
+            return;
+        }
+        let shown = datapath.shown_elsewhere(&self.session, asked);
+        if shown.len() <= BEGUN_MAX {
+            datapath.prefetch(&shown);
+        }
     }
 
     fn unknown(&self, datapath: &Datapath) -> Vec<(Ino, Name)> {

@@ -1,10 +1,15 @@
 //! Many names of other hosts at once, by the ioctls of the fast path.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
+use std::thread;
+use std::time::Duration;
 
+use nix::errno::Errno;
 use tidefs_client::Cache;
+use tidefs_control_api::ioctl::{Command, Encoder, Entry, Flags, Name, Status, request_number, results};
 
-use crate::common::kernel;
+use crate::common::{Mount, kernel, wait};
 use crate::fixture::{Hosts, object, publish};
 
 const NAMES: usize = 300;
@@ -78,5 +83,60 @@ fn an_object_of_another_host_is_on_its_way_before_who_looked_it_up_opens_its_fil
     let mut bytes = vec![0; 60_000];
     assert_eq!(cache.get_into("whole-0/wanted", &mut bytes).expect("an answer"), Some(bytes.len()));
     assert!(bytes == object(1, 60_000));
+    assert_eq!(loaded_ahead(), 1);
+}
+
+/// What one LOOKUP says of names. The library would open the files of those below memory next.
+fn look_up(mount: &Mount, names: &[String]) -> Vec<Status> {
+    let mut request = Encoder::new(Flags::NONE, 0, size_of::<Entry>());
+    for name in names {
+        assert!(request.push(&Name(name.as_bytes())), "all fit into one request");
+    }
+    let mut payload = request.finish();
+    let control = File::options().read(true).write(true).open(mount.join(".tidefs/control"));
+    let (control, number) = (control.expect("it opens"), request_number(Command::Lookup, payload.len()));
+    // SAFETY: the number says how many bytes the kernel reads and writes, which is the length of the payload.
+    let outcome =
+        unsafe { libc::ioctl(control.as_raw_fd(), libc::Ioctl::from(number), payload.as_mut_ptr()) };
+    Errno::result(outcome).expect("a reply");
+    let (_, entries) = results::<Entry>(&payload).expect("a whole reply");
+    entries.iter().map(Entry::status).collect()
+}
+
+#[test]
+fn of_many_names_none_is_on_its_way_before_it_is_said_which_come_first() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let hosts = Hosts::start(2, &[]);
+    fs::create_dir(hosts.mounts[0].join("whole-0/new")).expect("a directory");
+    for (number, name) in (0..).zip(names("whole-0/new")) {
+        publish(&hosts.mounts[0].join(name), &object(number, 60_000));
+    }
+    // One name is unknown at first: the directory.
+    let found = look_up(&hosts.mounts[1], &names("whole-0/new"));
+    assert_eq!(found, vec![Status::Loadable; NAMES]);
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(hosts.metric(1, "tidefs_ssd_prefetches_total"), 0);
+}
+
+#[test]
+fn only_what_others_were_asked_for_is_on_its_way() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let hosts = Hosts::start(2, &[]);
+    let cache = Cache::open(hosts.mounts[1].path()).expect("the cache opens");
+    let names = &names("whole-0")[..10];
+    for (number, name) in (0..).zip(names) {
+        publish(&hosts.mounts[0].join(name), &object(number, 60_000));
+    }
+    let (known, new) = names.split_at(9);
+    assert_eq!(cache.prefix(known).expect("an answer"), known.len());
+    // The last one may be here when this is answered.
+    assert_eq!(look_up(&hosts.mounts[1], names)[..known.len()], [Status::Loadable; 9]);
+    let loaded_ahead = || hosts.metric(1, "tidefs_ssd_prefetches_total");
+    assert!(wait::until(wait::HANG, || loaded_ahead() > 0), "{new:?} is not on its way");
+    thread::sleep(Duration::from_millis(500));
     assert_eq!(loaded_ahead(), 1);
 }

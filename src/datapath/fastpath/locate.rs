@@ -234,6 +234,28 @@ impl Datapath {
         unknown
     }
 
+    /// Which of `asked`, names that [`Self::unknown_elsewhere`] told, turned out to be objects of other members that the session may
+    /// read. Counts nothing.
+    #[must_use]
+    pub fn shown_elsewhere(&self, session: &Session, asked: &[(Ino, Name)]) -> Vec<Ino> {
+        let mut shown = Vec::new();
+        for asked in asked.chunks(LOCKED_AT_ONCE) {
+            let state = self.lock();
+            for (parent, name) in asked {
+                let parent = state.tree.by_ino(*parent);
+                let slot = parent.and_then(|parent| state.tree.child(parent, name.as_bytes()));
+                let Some(slot) = slot.filter(|&slot| state.remote_size(slot).is_some()) else { continue };
+                let ino = state.tree.ino(slot);
+                // What was overtaken by a change was asked for twice.
+                let is_new = !shown.contains(&ino);
+                if is_new && self.condition(&state, session.credentials(), slot) == Located::Below {
+                    shown.push(ino);
+                }
+            }
+        }
+        shown
+    }
+
     /// The inode of an object that is below memory, to be brought into it.
     pub fn find_below<'n>(
         &self,
