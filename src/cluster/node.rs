@@ -1,8 +1,8 @@
 //! A member of the cluster, as the datapath sees it: finds names, publishes and removes them, reads bytes of others.
 //!
-//! Every call that is asynchronous does its work in a task of the runtime that the member was started with, so it may be
-//! awaited from anywhere, and dropping its future gives up the answer, not the work. Threads of their own use
-//! [`Cluster::wait`].
+//! Calls that are asynchronous do their work in a task of the runtime that the member was started with, so they may be awaited
+//! from anywhere, and dropping their future gives up the answer, not the work. [`Cluster::find`] may, too, but works in its
+//! caller; [`Cluster::settle`] only waits. Threads of their own use [`Cluster::wait`].
 //!
 //! What a caller remembers of an answer must not outlive a revocation that overtakes it: it notes what [`Holder::appeared`],
 //! [`Holder::withdraw`] and [`Holder::forget_answers`] say while a question is under way, and forgets the answer then.
@@ -168,6 +168,9 @@ impl Cluster {
     /// Names that nobody can be asked for by then are [`Found::Unknown`]. Never fails.
     ///
     /// What it asks first is sent by the thread that polls it first, which need not be the runtime's.
+    ///
+    /// # Cancellation
+    /// Dropping the future gives up the question, too: who was asked may answer, and nobody else is asked.
     pub async fn find(&self, paths: Vec<Vec<u8>>, deadline: Instant) -> Vec<Found> {
         let mut finding = Box::pin(self.core.find(paths, deadline));
         poll_fn(|context| {

@@ -241,7 +241,8 @@ settings! {
             example: "32";
         }
 
-        /// Most bytes in memory, or on their way there, that were brought so, or by PREFETCH, and that nobody used yet.
+        /// Most bytes in memory, or on their way there, that were brought so, by PREFETCH, or after a LOOKUP, and that nobody
+        /// used yet.
         prefetch_max: ByteCount {
             default: default_part(memory.capacity, ByteCount::mib(8), ByteCount::gib(1)),
                 "`memory.capacity` / 16, within `8MiB` and `1GiB`";
