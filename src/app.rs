@@ -329,6 +329,14 @@ fn mount_failure(error: MountError) -> Failure {
     Failure::new(status, error)
 }
 
+/// What is told of a session that ended though nobody asked for it.
+fn session_failure(mount_dir: &Path, error: Option<io::Error>) -> Failure {
+    let cause = error.map_or("the kernel aborted its connection".to_owned(), |error| error.to_string());
+    let text =
+        format!("the session on `{}` ended by itself: {cause}; start the daemon again", mount_dir.display());
+    Failure::new(ExitStatus::Failed, text)
+}
+
 impl Daemon {
     fn start(effective: Effective, mount_dir: &Path) -> Result<Self, Failure> {
         let telemetry = Arc::new(Telemetry::default());
@@ -389,7 +397,8 @@ impl Daemon {
         Ok(Self { datapath, session, control, background, membership, mount_dir, effective })
     }
 
-    /// Says that the mount is up, serves until a signal or an unmount from outside, and stops.
+    /// Says that the mount is up, serves until a signal or an unmount from outside, and stops. That the session fails ends it
+    /// too, as a failure, so that a service manager starts the daemon again.
     fn run_until(self, stop: &StopSignal) -> Result<(), Failure> {
         println!("tidefs: mounted on {}", self.mount_dir.display());
         let _ = io::stdout().flush();
@@ -403,13 +412,22 @@ impl Daemon {
             self.datapath.bound_kernel_inodes();
             thread::sleep(HOUSEKEEPING_INTERVAL);
         }
+        let has_failed = !stop.is_set() && self.session.has_failed();
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-        self.stop()
+        self.stop(has_failed)
     }
 
-    fn stop(self) -> Result<(), Failure> {
+    fn stop(self, has_failed: bool) -> Result<(), Failure> {
         self.background.ask_to_stop();
-        self.session.stop(STOP_PATIENCE);
+        let ended = self.session.stop(STOP_PATIENCE);
+        let failure = match (has_failed, ended) {
+            (true, ended) => Some(session_failure(&self.mount_dir, ended.err())),
+            (false, Err(error)) => {
+                tracing::warn!(%error, "the session ended with an error");
+                None
+            }
+            (false, Ok(())) => None,
+        };
         if let Some(control) = self.control {
             control.stop();
         }
@@ -434,6 +452,6 @@ impl Daemon {
                 }
             }
         }
-        Ok(())
+        failure.map_or(Ok(()), Err)
     }
 }

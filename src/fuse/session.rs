@@ -12,6 +12,7 @@ use fuser::{BackgroundSession, Config, InitFlags, KernelConfig, MountOption, Ses
 use nix::mount::{MntFlags, umount2};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
+use tidefs_control_api::mounts::{self, Mount, MountTable};
 
 use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
@@ -21,6 +22,11 @@ use super::kernel::Kernel;
 use super::mount::{self, MountError};
 use super::waiter::{self, Waiter};
 use crate::datapath::Datapath;
+
+/// How long the mount of a session that ended may be on its way out: an unmount by force ends the session first.
+const UNMOUNT_GRACE: Duration = Duration::from_secs(1);
+/// Between two looks at what is waited for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What an operator may choose of a session.
 #[derive(Clone, Debug)]
@@ -206,41 +212,60 @@ impl Session {
         &self.facts
     }
 
-    /// Whether the session has ended by itself: somebody unmounted the directory.
+    /// Whether the session has ended by itself: somebody unmounted the directory, or it failed.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.background.guard.is_finished()
     }
 
-    /// Unmounts and waits at most `patience` until the last open file is closed. Returns whether it was.
+    /// Whether a session that is over failed: its mount is there still, and answers nobody.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        let deadline = Instant::now() + UNMOUNT_GRACE;
+        while self.is_over() && self.is_mounted() {
+            if Instant::now() >= deadline {
+                return true;
+            }
+            thread::sleep(LOOK_INTERVAL);
+        }
+        false
+    }
+
+    /// Whether the mount table has it. No other daemon mounts there: ours holds the lock of the mount point.
+    fn is_mounted(&self) -> bool {
+        MountTable::read().is_ok_and(|table| table.at(&self.directory).is_some_and(Mount::is_tidefs))
+    }
+
+    /// Unmounts and waits at most `patience` until the last open file is closed. A session that failed is unmounted, too.
     ///
     /// Programs that still have files open keep those that the kernel serves; others fail with ENOTCONN.
-    pub fn stop(self, patience: Duration) -> bool {
-        if !self.is_over()
-            && let Err(error) = umount2(&self.directory, MntFlags::MNT_DETACH)
-        {
+    ///
+    /// # Errors
+    /// What the session ended with. That files are still open is none.
+    pub fn stop(self, patience: Duration) -> io::Result<()> {
+        if self.is_over() {
+            if self.is_mounted()
+                && let Err(error) = mounts::detach(&self.directory)
+            {
+                tracing::warn!(%error, "the mount of a session that ended cannot be taken away");
+            }
+        } else if let Err(error) = umount2(&self.directory, MntFlags::MNT_DETACH) {
             tracing::debug!(%error, "unmounting by umount2 failed");
             if error == nix::errno::Errno::EPERM {
-                return self.background.umount_and_join().is_ok();
+                return self.background.umount_and_join();
             }
         }
         let deadline = Instant::now() + patience;
         while !self.background.guard.is_finished() {
             if Instant::now() >= deadline {
                 tracing::warn!("files are still open below the mount; their programs lose it now");
-                return false;
+                return Ok(());
             }
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(LOOK_INTERVAL);
         }
         self.datapath.loader().close();
         drop(self.helpers);
-        match self.background.join() {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::warn!(%error, "the session ended with an error");
-                false
-            }
-        }
+        self.background.join()
     }
 }
 

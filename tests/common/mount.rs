@@ -282,6 +282,15 @@ impl Mount {
         }
     }
 
+    /// Waits for the end of a daemon that nobody told to stop, and returns how it ended.
+    #[track_caller]
+    pub(crate) fn wait_for_end(&mut self) -> ExitStatus {
+        let mut child = self.daemon.take().expect("the daemon runs");
+        let status = wait_for(&mut child, STOP);
+        self.daemon = status.is_none().then_some(child);
+        status.unwrap_or_else(|| panic!("the daemon does not end by itself within {STOP:?}"))
+    }
+
     /// Kills the daemon as a crash would. The mount point stays, dead: do not touch it from the test's own thread.
     pub(crate) fn kill9(&mut self) {
         let mut child = self.daemon.take().expect("the daemon runs");

@@ -21,6 +21,7 @@ mod memory_groups;
 mod prefault;
 mod restart;
 mod restart_speed;
+mod session_end;
 mod shutdown;
 mod side_by_side;
 mod ssd;
