@@ -74,14 +74,18 @@ pub fn run(arguments: &DaemonArgs) -> ExitStatus {
     match serve(arguments) {
         Ok(()) => ExitStatus::Done,
         Err(failure) => {
-            // Nothing can be done about a closed stdout or stderr.
-            let _ = match arguments.json {
-                true => writeln!(io::stdout(), "{}", failure.json()),
-                false => writeln!(io::stderr(), "tidefsd: {}", failure.message),
-            };
+            match arguments.json {
+                true => tell(io::stdout(), failure.json()),
+                false => tell(io::stderr(), format_args!("tidefsd: {}", failure.message)),
+            }
             failure.status
         }
     }
+}
+
+/// Writes a line, and goes on when it cannot be written: that a reader left or a disk is full is no reason to end a mount.
+fn tell(mut stream: impl Write, line: impl Display) {
+    let _ = writeln!(stream, "{line}").and_then(|()| stream.flush());
 }
 
 fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
@@ -96,10 +100,11 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
         .map_err(|errors| Failure::new(ExitStatus::Configuration, errors))?;
     if arguments.check_config {
         let (settings, instance) = (effective.entries.len(), &effective.instance);
-        match arguments.json {
-            true => println!("{:#}", serde_json::json!({ "settings": settings, "instance": instance })),
-            false => println!("the configuration is sound: {settings} settings, instance {instance}"),
-        }
+        let line = match arguments.json {
+            true => format!("{:#}", serde_json::json!({ "settings": settings, "instance": instance })),
+            false => format!("the configuration is sound: {settings} settings, instance {instance}"),
+        };
+        tell(io::stdout(), line);
         return Ok(());
     }
     start_logging(&effective.config);
@@ -197,10 +202,9 @@ fn refuse_other_state(lock: &InstanceLock, mount_dir: &Path) -> Result<(), Failu
 fn clear_stale_mount(mount_dir: &Path) -> Result<(), Failure> {
     let is_stale = || MountTable::read().is_ok_and(|table| is_tidefs_at(&table, mount_dir));
     while is_stale() {
-        eprintln!(
-            "tidefsd: `{}` is the stale mount of a daemon that died; replacing it",
-            mount_dir.display()
-        );
+        let directory = mount_dir.display();
+        let line = format!("tidefsd: `{directory}` is the stale mount of a daemon that died; replacing it");
+        tell(io::stderr(), line);
         mounts::detach(mount_dir).map_err(|error| {
             let text = format!(
                 "the stale mount on `{}` cannot be removed: {error}; unmount it with `umount -l {0}`",
@@ -230,8 +234,11 @@ fn check_mount_point(mount_dir: &Path) -> Result<(), Failure> {
 }
 
 fn start_logging(config: &Config) {
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(config.log.level.to_env_filter()).with_writer(io::stderr);
+    // What cannot be written is left out: to tell of that on standard error, which it is, would be a panic.
+    let builder = tracing_subscriber::fmt()
+        .log_internal_errors(false)
+        .with_env_filter(config.log.level.to_env_filter())
+        .with_writer(io::stderr);
     // Failing means that somebody installed a logger before us, which then stays.
     let _ = match config.log.format {
         LogFormat::Text => builder.with_ansi(false).with_target(false).try_init(),
@@ -400,8 +407,7 @@ impl Daemon {
     /// Says that the mount is up, serves until a signal or an unmount from outside, and stops. That the session fails ends it
     /// too, as a failure, so that a service manager starts the daemon again.
     fn run_until(self, stop: &StopSignal) -> Result<(), Failure> {
-        println!("tidefs: mounted on {}", self.mount_dir.display());
-        let _ = io::stdout().flush();
+        tell(io::stdout(), format_args!("tidefs: mounted on {}", self.mount_dir.display()));
         // Without a service manager there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         while !stop.is_set() && !self.session.is_over() {
@@ -445,10 +451,10 @@ impl Daemon {
             }
             OnStop::Keep => {
                 if let Some(used) = usage.map(|usage| usage.used).filter(|used| *used > ByteCount::ZERO) {
-                    eprintln!(
-                        "tidefsd: keeps {used} of objects in memory for the next start; free them with `tidefs umount {} --discard`",
-                        self.mount_dir.display()
-                    );
+                    let directory = self.mount_dir.display();
+                    let what = "of objects in memory for the next start; free them with";
+                    let command = format_args!("`tidefs umount {directory} --discard`");
+                    tell(io::stderr(), format_args!("tidefsd: keeps {used} {what} {command}"));
                 }
             }
         }

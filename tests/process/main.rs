@@ -32,4 +32,5 @@ mod ssd_soak;
 mod ssd_start;
 mod stopped;
 mod stress;
+mod unheard;
 mod worker;
