@@ -29,11 +29,12 @@ use tidefs_engine::types::ByteCount;
 use crate::config::{
     Config, DaemonArgs, Effective, ExitStatus, Host, HugePages as HugePagesChoice, LogFormat, OnStop, Sources,
 };
-use crate::control::{ControlServer, DaemonFacts, DaemonOperations};
+use crate::control::{ControlServer, DaemonFacts, DaemonOperations, Joining};
 use crate::datapath::Datapath;
 use crate::fuse::{ControlFiles, MountError, Session};
 use crate::telemetry::Telemetry;
 use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
+use crate::tier::ssd::Unnamed;
 
 use background::Background;
 use settings::{session_settings, settings_of};
@@ -348,32 +349,62 @@ impl Daemon {
     fn start(effective: Effective, mount_dir: &Path) -> Result<Self, Failure> {
         let telemetry = Arc::new(Telemetry::default());
         let datapath = open_datapath(&effective, &telemetry)?;
-        let unnamed = ssd::attach(&datapath, &effective, || StopSignal.is_set())?;
-        let membership = cluster::join(&datapath, &effective)?;
+        let discards = effective.config.runtime.on_stop == OnStop::Discard;
+        Self::start_on(&datapath, effective, mount_dir, &telemetry).inspect_err(|_| {
+            if discards {
+                // Nothing was served, so what cannot be freed here is an empty tmpfs.
+                let _ = datapath.tier().discard();
+            }
+        })
+    }
+
+    /// A member whose mount fails leaves its cluster at once: nobody waits for what it does not serve.
+    fn start_on(
+        datapath: &Arc<Datapath>,
+        effective: Effective,
+        mount_dir: &Path,
+        telemetry: &Arc<Telemetry>,
+    ) -> Result<Self, Failure> {
+        let unnamed = ssd::attach(datapath, &effective, || StopSignal.is_set())?;
+        let membership = cluster::join(datapath, &effective)?;
+        let joining = membership.as_ref().map(cluster::Membership::joining);
+        match Self::mount(datapath, effective, mount_dir, telemetry, joining, unnamed) {
+            Ok(daemon) => Ok(Self { membership, ..daemon }),
+            Err(failure) => {
+                if let Some(membership) = membership {
+                    membership.end();
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Mounts and starts all that serves. A failure leaves no mount.
+    fn mount(
+        datapath: &Arc<Datapath>,
+        effective: Effective,
+        mount_dir: &Path,
+        telemetry: &Arc<Telemetry>,
+        joining: Option<Arc<dyn Joining>>,
+        unnamed: Option<Unnamed>,
+    ) -> Result<Self, Failure> {
         let effective = Arc::new(effective);
         let background = Arc::new(Background::default());
-        let disks = ssd::Disks::new(&datapath, &effective, &background);
+        let disks = ssd::Disks::new(datapath, &effective, &background);
         let operations = Arc::new(DaemonOperations::new(
-            Arc::clone(&datapath),
+            Arc::clone(datapath),
             Arc::clone(&effective),
             mount_dir.to_owned(),
             Box::new(disks),
         ));
-        if let Some(membership) = &membership {
-            operations.set_joining(membership.joining());
+        if let Some(joining) = joining {
+            operations.set_joining(joining);
         }
         let files = ControlFiles::new(operations.control_files());
-        let start = || {
-            clear_stale_mount(mount_dir)?;
-            let settings = session_settings(&effective.config, mount_dir);
-            Session::start(&datapath, Arc::new(files), &settings, &telemetry).map_err(mount_failure)
-        };
-        let session = start().inspect_err(|_| {
-            if effective.config.runtime.on_stop == OnStop::Discard {
-                // Nothing was served, so what cannot be freed here is an empty tmpfs.
-                let _ = datapath.tier().discard();
-            }
-        })?;
+        clear_stale_mount(mount_dir)?;
+        let settings = session_settings(&effective.config, mount_dir);
+        let session =
+            Session::start(datapath, Arc::new(files), &settings, telemetry).map_err(mount_failure)?;
         let facts = session.facts();
         operations.set_facts(DaemonFacts {
             passthrough: facts.passthrough,
@@ -390,9 +421,13 @@ impl Daemon {
             );
         }
         // Before anybody can add a disk, which has its own threads.
-        background
-            .start(&datapath, unnamed)
-            .map_err(|error| Failure::new(ExitStatus::Failed, format!("cannot start a thread: {error}")))?;
+        if let Err(error) = background.start(datapath, unnamed) {
+            background.ask_to_stop();
+            // Whatever it ends with, the failure is that of the thread.
+            let _ = session.stop(STOP_PATIENCE);
+            background.join();
+            return Err(Failure::new(ExitStatus::Failed, format!("cannot start a thread: {error}")));
+        }
         let control = match ControlServer::start(&effective.state.control_socket, operations) {
             Ok(control) => Some(control),
             Err(error) => {
@@ -400,8 +435,8 @@ impl Daemon {
                 None
             }
         };
-        let mount_dir = mount_dir.to_owned();
-        Ok(Self { datapath, session, control, background, membership, mount_dir, effective })
+        let (datapath, mount_dir) = (Arc::clone(datapath), mount_dir.to_owned());
+        Ok(Self { datapath, session, control, background, membership: None, mount_dir, effective })
     }
 
     /// Says that the mount is up, serves until a signal or an unmount from outside, and stops. That the session fails ends it

@@ -123,9 +123,29 @@ impl Handshake {
     }
 }
 
-/// A mount that is up. Dropping it without [`Session::stop`] leaves the unmounting to the process's end.
+/// A mount that we made, rather than the set-uid helper, whose fuser takes away. It goes with the value.
+#[derive(Debug)]
+struct OwnMount(PathBuf);
+
+impl OwnMount {
+    /// Leaves it to others to take the mount away. There is one in a process, so what it holds may stay.
+    fn release(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for OwnMount {
+    fn drop(&mut self) {
+        if let Err(error) = umount2(&self.0, MntFlags::MNT_DETACH) {
+            tracing::warn!(directory = %self.0.display(), %error, "a mount that serves nothing cannot be taken away");
+        }
+    }
+}
+
+/// A mount that is up. Dropping it without [`Session::stop`] takes the mount away, and waits for nothing.
 #[derive(Debug)]
 pub struct Session {
+    own: Option<OwnMount>,
     background: BackgroundSession,
     directory: PathBuf,
     facts: SessionFacts,
@@ -165,10 +185,9 @@ impl Session {
             handshake: Arc::clone(&handshake),
             control_handles: AtomicU64::new(CONTROL_HANDLES),
         };
-        let (session, device) = open_session(dispatcher, settings)?;
+        let Opened { own, session, device } = open_session(dispatcher, settings)?;
         let facts = facts_of(handshake.get(), settings, may_register);
         if let (true, Some(reason)) = (settings.passthrough_required, &facts.passthrough_reason) {
-            let _ = umount2(&settings.directory, MntFlags::MNT_DETACH);
             return Err(MountError::NoPassthrough { reason: reason.clone() });
         }
         let notifier = session.notifier();
@@ -198,6 +217,7 @@ impl Session {
         }
         let background = session.spawn().map_err(MountError::Thread)?;
         Ok(Self {
+            own,
             background,
             directory: settings.directory.clone(),
             facts,
@@ -242,7 +262,10 @@ impl Session {
     ///
     /// # Errors
     /// What the session ended with. That files are still open is none.
-    pub fn stop(self, patience: Duration) -> io::Result<()> {
+    pub fn stop(mut self, patience: Duration) -> io::Result<()> {
+        if let Some(own) = self.own.take() {
+            own.release();
+        }
         if self.is_over() {
             if self.is_mounted()
                 && let Err(error) = mounts::detach(&self.directory)
@@ -269,11 +292,16 @@ impl Session {
     }
 }
 
-/// Mounts. Returns the session, and a descriptor of its device where we opened that ourselves.
-fn open_session(
-    dispatcher: Dispatcher,
-    settings: &SessionSettings,
-) -> Result<(fuser::Session<Dispatcher>, Option<File>), MountError> {
+/// A session that nobody serves yet.
+struct Opened {
+    /// What unmounts it, and a descriptor of its device, where we opened that ourselves.
+    own: Option<OwnMount>,
+    session: fuser::Session<Dispatcher>,
+    device: Option<File>,
+}
+
+/// Mounts.
+fn open_session(dispatcher: Dispatcher, settings: &SessionSettings) -> Result<Opened, MountError> {
     let mut config = Config::default();
     config.n_threads = Some(settings.threads.max(1));
     config.clone_fd = true;
@@ -282,14 +310,12 @@ fn open_session(
     let device = mount::open_device()?;
     match mount::mount_device(&device, &directory, settings.allow_other, settings.exec) {
         Ok(()) => {
-            let acl = config.acl;
+            let (own, acl) = (Some(OwnMount(directory.clone())), config.acl);
             // Without it the kernel is not asked to drop inodes, which it also does by itself.
             let again = device.try_clone().ok();
-            let session = fuser::Session::from_fd(dispatcher, mount::into_descriptor(device), acl, config);
-            session.map(|session| (session, again)).map_err(|source| {
-                let _ = umount2(&directory, MntFlags::MNT_DETACH);
-                MountError::Handshake { directory, source }
-            })
+            let session = fuser::Session::from_fd(dispatcher, mount::into_descriptor(device), acl, config)
+                .map_err(|source| MountError::Handshake { directory, source })?;
+            Ok(Opened { own, session, device: again })
         }
         Err(nix::errno::Errno::EPERM) => {
             // Not root: the set-uid helper of fuse3 mounts for us.
@@ -300,12 +326,9 @@ fn open_session(
                 MountOption::DefaultPermissions,
                 if settings.exec { MountOption::Exec } else { MountOption::NoExec },
             ];
-            let session = fuser::Session::new(dispatcher, &directory, &config);
-            session.map(|session| (session, None)).map_err(|source| MountError::Refused {
-                hint: mount::hint(&source),
-                directory,
-                source,
-            })
+            let session = fuser::Session::new(dispatcher, &directory, &config)
+                .map_err(|source| MountError::Refused { hint: mount::hint(&source), directory, source })?;
+            Ok(Opened { own: None, session, device: None })
         }
         Err(errno) => {
             let source = io::Error::from(errno);
@@ -365,5 +388,31 @@ pub(super) fn pin_this_thread() {
     let mut one = CpuSet::new();
     if one.set(cpu).and_then(|()| sched_setaffinity(this, &one)).is_err() {
         tracing::debug!(cpu, "a session thread could not be pinned");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::mount::{MsFlags, mount};
+
+    use super::*;
+
+    #[test]
+    fn a_mount_of_ours_goes_with_its_value_until_others_are_to_take_it_away() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().canonicalize().unwrap();
+        let is_mounted = || MountTable::read().unwrap().at(&path).is_some();
+        let make = || mount(Some("none"), &path, Some("tmpfs"), MsFlags::empty(), None::<&str>);
+        if let Err(error) = make() {
+            eprintln!("SKIPPED: this user may not mount: {error}");
+            return;
+        }
+        assert!(is_mounted());
+        drop(OwnMount(path.clone()));
+        assert!(!is_mounted());
+        make().unwrap();
+        OwnMount(path.clone()).release();
+        assert!(is_mounted());
+        umount2(&path, MntFlags::MNT_DETACH).unwrap();
     }
 }

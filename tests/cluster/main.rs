@@ -15,6 +15,7 @@ mod coordination;
 mod copies;
 mod directories;
 mod draining;
+mod failed_starts;
 mod fixture;
 mod history;
 mod life;
