@@ -8,6 +8,7 @@ mod cluster;
 mod memory_groups;
 mod settings;
 mod ssd;
+mod stop_signal;
 
 use std::fmt::Display;
 use std::fs::{self, DirBuilder};
@@ -15,11 +16,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 use tidefs_control_api::lock::{InstanceLock, LockError};
 use tidefs_control_api::mounts::{self, MountTable};
 use tidefs_control_api::{ApiError, ErrorBody, ErrorCode};
@@ -38,6 +37,7 @@ use crate::tier::ssd::Unnamed;
 
 use background::Background;
 use settings::{session_settings, settings_of};
+use stop_signal::StopSignal;
 
 /// How long a stop waits for programs to close their files.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
@@ -255,32 +255,6 @@ fn raise_descriptor_limit() {
         && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
     {
         tracing::warn!(soft, hard, %error, "the limit of open files could not be raised");
-    }
-}
-
-/// SIGTERM and SIGINT, as a flag and a sleeping thread's wake-up.
-#[derive(Debug)]
-struct StopSignal;
-
-static SIGNAL: AtomicI32 = AtomicI32::new(0);
-
-extern "C" fn note_signal(signal: i32) {
-    SIGNAL.store(signal, Ordering::Relaxed);
-}
-
-impl StopSignal {
-    fn install() -> Result<Self, Failure> {
-        let action = SigAction::new(SigHandler::Handler(note_signal), SaFlags::empty(), SigSet::empty());
-        for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-            crate::ffi::install(signal, &action).map_err(|error| {
-                Failure::new(ExitStatus::Environment, format!("cannot catch {signal}: {error}"))
-            })?;
-        }
-        Ok(Self)
-    }
-
-    fn is_set(&self) -> bool {
-        SIGNAL.load(Ordering::Relaxed) != 0
     }
 }
 
