@@ -6,6 +6,7 @@
 mod background;
 mod cluster;
 mod memory_groups;
+mod secrets;
 mod settings;
 mod ssd;
 mod stop_signal;
@@ -36,6 +37,7 @@ use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
 use crate::tier::ssd::Unnamed;
 
 use background::Background;
+use secrets::Secrets;
 use settings::{session_settings, settings_of};
 use stop_signal::StopSignal;
 
@@ -99,6 +101,7 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     let host = Host::of_this_process().map_err(|error| Failure::new(ExitStatus::Environment, error))?;
     let effective = Config::load(&Sources::of_process(arguments, mount_dir.clone(), host))
         .map_err(|errors| Failure::new(ExitStatus::Configuration, errors))?;
+    let secrets = Secrets::read(&effective)?;
     if arguments.check_config {
         let (settings, instance) = (effective.entries.len(), &effective.instance);
         let line = match arguments.json {
@@ -123,7 +126,7 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     let stop = StopSignal::install()?;
     let leaves_nothing = effective.config.runtime.on_stop == OnStop::Discard;
     let state = effective.state.clone();
-    let outcome = Daemon::start(effective, &mount_dir).and_then(|daemon| daemon.run_until(&stop));
+    let outcome = Daemon::start(effective, secrets, &mount_dir).and_then(|daemon| daemon.run_until(&stop));
     if leaves_nothing && !state.memory.exists() {
         remove_state(&state.lock, &state.directory, &lock);
     }
@@ -320,11 +323,11 @@ fn session_failure(mount_dir: &Path, error: Option<io::Error>) -> Failure {
 }
 
 impl Daemon {
-    fn start(effective: Effective, mount_dir: &Path) -> Result<Self, Failure> {
+    fn start(effective: Effective, secrets: Secrets, mount_dir: &Path) -> Result<Self, Failure> {
         let telemetry = Arc::new(Telemetry::default());
         let datapath = open_datapath(&effective, &telemetry)?;
         let discards = effective.config.runtime.on_stop == OnStop::Discard;
-        Self::start_on(&datapath, effective, mount_dir, &telemetry).inspect_err(|_| {
+        Self::start_on(&datapath, effective, secrets, mount_dir, &telemetry).inspect_err(|_| {
             if discards {
                 // Nothing was served, so what cannot be freed here is an empty tmpfs.
                 let _ = datapath.tier().discard();
@@ -336,11 +339,12 @@ impl Daemon {
     fn start_on(
         datapath: &Arc<Datapath>,
         effective: Effective,
+        secrets: Secrets,
         mount_dir: &Path,
         telemetry: &Arc<Telemetry>,
     ) -> Result<Self, Failure> {
         let unnamed = ssd::attach(datapath, &effective, || StopSignal.is_set())?;
-        let membership = cluster::join(datapath, &effective)?;
+        let membership = cluster::join(datapath, &effective, secrets)?;
         let joining = membership.as_ref().map(cluster::Membership::joining);
         match Self::mount(datapath, effective, mount_dir, telemetry, joining, unnamed) {
             Ok(daemon) => Ok(Self { membership, ..daemon }),

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::num::NonZeroU64;
-use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -16,10 +15,11 @@ use tokio::task::JoinHandle;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Failure;
+use super::secrets::{EtcdSecrets, Secrets};
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::hosted::{self, HostedSettings};
 use crate::cluster::{Cluster, ClusterConfig, ClusterError, Holder};
-use crate::config::{ClusterSettings, Effective, ExitStatus, OptionalFile, ZeroCopy};
+use crate::config::{ClusterSettings, Effective, ExitStatus, ZeroCopy};
 use crate::control::Joining;
 use crate::datapath::{ClusterSide, Datapath, MemberSide};
 
@@ -41,8 +41,6 @@ const THREADS: usize = 2;
 const DRAIN: &str = "cluster-drain.json";
 /// What the cluster agrees on where this member coordinates it, there too.
 const COORDINATOR: &str = "coordinator.json";
-/// A secret that is shorter can be guessed.
-const KEY_BYTES_MIN: usize = 16;
 
 /// This daemon's membership, while it lasts.
 #[derive(Debug)]
@@ -120,7 +118,11 @@ impl Joiner {
 
 /// Joins the cluster that is configured, if one is. While its coordinator cannot be reached this host serves alone, and
 /// joins when it can.
-pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Option<Membership>, Failure> {
+pub(super) fn join(
+    datapath: &Arc<Datapath>,
+    effective: &Effective,
+    secrets: Secrets,
+) -> Result<Option<Membership>, Failure> {
     let settings = &effective.config.cluster;
     if !settings.is_clustered() {
         datapath.expect_no_cluster();
@@ -133,10 +135,10 @@ pub(super) fn join(datapath: &Arc<Datapath>, effective: &Effective) -> Result<Op
         .enable_all()
         .build()
         .map_err(|error| failure(format!("cannot start the threads of the cluster: {error}")))?;
-    let config = member_config(effective)?;
+    let (etcd, config) = (secrets.etcd, member_config(effective, secrets.key, secrets.tls));
     let coordinator = match settings.coordinator.get() {
         Some(address) => hosted(address, effective, &config, runtime.handle())?,
-        None => by_etcd(settings, runtime.handle())?,
+        None => by_etcd(settings, etcd, runtime.handle())?,
     };
     let joiner = Joiner {
         config,
@@ -225,7 +227,7 @@ impl Membership {
     }
 }
 
-fn member_config(effective: &Effective) -> Result<ClusterConfig, Failure> {
+fn member_config(effective: &Effective, key: Option<ClusterKey>, tls: Option<TlsConfig>) -> ClusterConfig {
     let settings = &effective.config.cluster;
     let mut config =
         ClusterConfig::new(member_id(settings, &effective.instance.to_string()), &settings.host.0);
@@ -233,8 +235,13 @@ fn member_config(effective: &Effective) -> Result<ClusterConfig, Failure> {
         config.listen = settings.listen.items().to_vec();
     }
     config.advertise = settings.advertise.items().to_vec();
-    config.key = read_key(settings)?;
-    config.tls = tls_between_members(settings)?;
+    if key.is_none() && tls.is_none() {
+        tracing::warn!(
+            "cluster.key_file is not set: whoever reaches this port and knows the cluster's name is a member"
+        );
+    }
+    config.key = key;
+    config.tls = tls;
     config.transports = settings.transports.choice.clone();
     config.transport_options = transport_options(settings);
     config.labels = settings.labels.by_name();
@@ -244,7 +251,7 @@ fn member_config(effective: &Effective) -> Result<ClusterConfig, Failure> {
     config.drain_file = Some(effective.state.directory.join(DRAIN));
     config.limits.repair_bytes_per_second = settings.repair_rate.get();
     config.limits.ingest_bytes_per_second = settings.ingest_rate.get();
-    Ok(config)
+    config
 }
 
 fn transport_options(settings: &ClusterSettings) -> TransportOptions {
@@ -271,51 +278,6 @@ fn member_id(settings: &ClusterSettings, instance: &str) -> MemberId {
     MemberId(xxh3_64(format!("{}\n{}\n{instance}", machine.trim(), settings.host.0).as_bytes()))
 }
 
-/// Encryption between members, where it is configured.
-fn tls_between_members(settings: &ClusterSettings) -> Result<Option<TlsConfig>, Failure> {
-    match (settings.tls_authority.path(), settings.tls_identity.path()) {
-        (None, None) => Ok(None),
-        // One file holds the certificate and its key; each is found in it.
-        (Some(authority), Some(identity)) => Ok(Some(TlsConfig {
-            authority: authority.to_owned(),
-            certificate: identity.to_owned(),
-            key: identity.to_owned(),
-            name: settings.tls_name.0.clone(),
-        })),
-        (authority, _) => {
-            let (set, missing) = if authority.is_some() {
-                ("cluster.tls_authority", "cluster.tls_identity")
-            } else {
-                ("cluster.tls_identity", "cluster.tls_authority")
-            };
-            let text = format!("{set} is set and {missing} is not: encryption between members needs both");
-            Err(Failure::new(ExitStatus::Configuration, text))
-        }
-    }
-}
-
-fn read_key(settings: &ClusterSettings) -> Result<Option<ClusterKey>, Failure> {
-    let Some(bytes) = read_file(&settings.key_file, "cluster.key_file")? else {
-        if settings.tls_authority.path().is_none() {
-            tracing::warn!(
-                "cluster.key_file is not set: whoever reaches this port and knows the cluster's name is a member"
-            );
-        }
-        return Ok(None);
-    };
-    // A file that was written with an editor ends with a line break; the secret does not.
-    let secret = bytes.trim_ascii_end();
-    if secret.len() < KEY_BYTES_MIN {
-        let text = format!(
-            "cluster.key_file holds {} bytes, at least {KEY_BYTES_MIN} are needed; make one with \
-             `head -c 32 /dev/urandom | base64 > FILE`",
-            secret.len()
-        );
-        return Err(Failure::new(ExitStatus::Configuration, text));
-    }
-    Ok(Some(ClusterKey::new(secret)))
-}
-
 /// The coordinator that one of the members hosts.
 fn hosted(
     address: &str,
@@ -337,17 +299,20 @@ fn hosted(
 }
 
 #[cfg(not(feature = "etcd"))]
-fn by_etcd(_: &ClusterSettings, _: &Handle) -> Result<Arc<dyn Coordinator>, Failure> {
-    let text = "this tidefsd was built without etcd; build it with the feature `etcd`, or name one of the hosts with cluster.coordinator";
-    Err(Failure::new(ExitStatus::Configuration, text))
+fn by_etcd(_: &ClusterSettings, _: EtcdSecrets, _: &Handle) -> Result<Arc<dyn Coordinator>, Failure> {
+    // The configuration was refused before.
+    Err(Failure::new(ExitStatus::Configuration, "this tidefsd was built without etcd"))
 }
 
 #[cfg(feature = "etcd")]
-fn by_etcd(settings: &ClusterSettings, runtime: &Handle) -> Result<Arc<dyn Coordinator>, Failure> {
+fn by_etcd(
+    settings: &ClusterSettings,
+    secrets: EtcdSecrets,
+    runtime: &Handle,
+) -> Result<Arc<dyn Coordinator>, Failure> {
     use crate::cluster::coordinator::etcd::{Etcd, EtcdSettings, EtcdTls, EtcdUser};
-    let authority = read_file(&settings.etcd_authority, "cluster.etcd_authority")?;
-    let identity = read_file(&settings.etcd_identity, "cluster.etcd_identity")?;
-    let user = read_file(&settings.etcd_user_file, "cluster.etcd_user_file")?.map(|line| {
+    let EtcdSecrets { authority, identity, user } = secrets;
+    let user = user.map(|line| {
         let line = String::from_utf8_lossy(line.trim_ascii_end()).into_owned();
         let (name, password) = line.split_once(':').unwrap_or((&line, ""));
         EtcdUser { name: name.to_owned(), password: password.to_owned() }
@@ -363,16 +328,6 @@ fn by_etcd(settings: &ClusterSettings, runtime: &Handle) -> Result<Arc<dyn Coord
         call_timeout: CALL_TIMEOUT,
     };
     Ok(Arc::new(Etcd::start(settings, runtime)))
-}
-
-fn read_file(file: &OptionalFile, key: &str) -> Result<Option<Vec<u8>>, Failure> {
-    let read = |path: &Path| {
-        fs::read(path).map_err(|error| {
-            let text = format!("cannot read `{}` ({key}): {error}", path.display());
-            Failure::new(ExitStatus::Configuration, text)
-        })
-    };
-    file.path().map(read).transpose()
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::process::Command;
 use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, bytes};
 use super::common::place::{Place, files_below};
+use super::common::program;
 use super::common::sys::{checksum_of, list_xattr, remove_xattr, set_xattr};
 use super::common::{Mount, wait};
 use super::daemon::{EXIT_ENVIRONMENT, EXIT_MOUNT_POINT, EXIT_USAGE, daemon, refused, state_option};
@@ -76,6 +77,41 @@ fn all_wrong_settings_are_reported_together() {
     let arguments = ["-o", "capacity=12parsecs,on_stop=maybe,thread=2"];
     refused(&mut place.daemon(&arguments), EXIT_USAGE, &["12parsecs", "maybe", "fuse.threads"]);
     place.nothing_is_mounted();
+}
+
+/// The daemon and a check of its configuration refuse a file of a cluster, and touch nothing.
+#[track_caller]
+fn a_file_is_refused(place: &Place, options: &str, words: &[&str]) {
+    for arguments in [&["-o", options][..], &["-o", options, "--check-config"][..]] {
+        refused(&mut place.daemon(arguments), EXIT_USAGE, words);
+        assert_eq!(fs::read_dir(&place.state).expect("a directory").count(), 0, "the state was touched");
+        place.nothing_is_mounted();
+    }
+}
+
+#[test]
+fn files_of_a_cluster_that_are_missing_or_too_short_are_refused_together_before_anything_is_touched() {
+    let place = Place::new();
+    let (missing, short) = (place.base.path().join("missing"), place.base.path().join("short"));
+    fs::write(&short, "a secret\n").expect("a file");
+    let (missing, short) = (missing.display(), short.display());
+    let etcd = "etcd=http://127.0.0.1:1";
+    let files = ["cluster.etcd_authority", "cluster.etcd_identity", "cluster.etcd_user_file"];
+    let named: String = files.iter().map(|key| format!(",{key}={missing}")).collect();
+    let options = format!("{etcd},cluster_key={short}{named},cluster.tls_authority={missing}");
+    let words = ["cluster_key=", "8 bytes", "cluster.tls_authority=", "cluster.tls_identity is not set"];
+    a_file_is_refused(&place, &options, &[&words[..], &files[..]].concat());
+    let hosted = "coordinator=127.0.0.1:1";
+    for (options, words) in [
+        (format!("{etcd},cluster_key={missing}"), ["cluster_key=", "no such file"]),
+        (format!("{hosted},cluster.tls_identity={short}"), ["cluster.tls_authority is not set", "both"]),
+    ] {
+        a_file_is_refused(&place, &options, &words);
+    }
+    // Nobody reads what belongs to a cluster that there is none of.
+    let alone = format!("cluster_key={missing}");
+    let mut check = place.daemon(&["-o", &alone, "--check-config"]);
+    program::run(&mut check, wait::HANG).success("a sound configuration");
 }
 
 #[test]
