@@ -7,6 +7,7 @@ mod common;
 mod cluster_dev;
 mod config;
 mod evict_and_pin;
+mod installing;
 mod look;
 mod mount_and_umount;
 mod tool;

@@ -23,7 +23,7 @@ use super::tool::{EXIT_NO_DAEMON, argument, binary, parse};
 const COMMAND: Duration = Duration::from_secs(60);
 
 /// A mount point that no daemon serves yet; what is left on it at the end is taken away.
-struct Unmounted(Place);
+pub(super) struct Unmounted(Place);
 
 impl std::ops::Deref for Unmounted {
     type Target = Place;
@@ -34,7 +34,7 @@ impl std::ops::Deref for Unmounted {
 }
 
 impl Unmounted {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(Place::new())
     }
 
@@ -45,7 +45,7 @@ impl Unmounted {
     }
 
     /// Options of a small cache that keeps all it makes in this place.
-    fn options(&self, more: &str) -> String {
+    pub(super) fn options(&self, more: &str) -> String {
         format!("capacity=64MiB,scratch.dir={}/scratch{more}", self.base.path().display())
     }
 
@@ -241,7 +241,8 @@ fn in_a_namespace_with_the_helper(place: &Unmounted, script: &str) -> Finished {
     program::run(&mut command, COMMAND)
 }
 
-const USE_AND_UNMOUNT: &str = r#"
+/// Uses a mount on `$POINT` of a fresh namespace, and ends it.
+pub(super) const USE_AND_UNMOUNT: &str = r#"
 test "$(findmnt -n -o FSTYPE "$POINT")" = fuse.tidefs
 mkdir "$POINT/ns"
 echo content > "$POINT/ns/file"
