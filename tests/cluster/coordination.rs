@@ -6,7 +6,10 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
+
+use nix::sched::{CloneFlags, unshare};
 
 use crate::common::etcd::Etcd;
 use crate::common::{program, wait};
@@ -155,4 +158,34 @@ fn hosts_without_etcd_meet_at_one_of_them_and_go_on_while_it_is_away() {
     assert_eq!(fs::read(hosts.mounts[0].join("whole-2/meanwhile")).expect("it is there"), object(2, 60_000));
     fs::remove_file(hosts.mounts[0].join("whole-1/before")).expect("an unlink");
     assert!(!hosts.mounts[1].join("whole-1/before").exists());
+}
+
+fn ip(arguments: &str) {
+    let mut command = Command::new("ip");
+    program::run(command.args(arguments.split(' ')), LONG).success(arguments);
+}
+
+#[test]
+fn a_host_that_starts_before_its_network_coordinates_once_the_address_is_up() {
+    let test = || {
+        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+            eprintln!("SKIPPED: no network namespace can be made, which needs root: {error}");
+            return;
+        }
+        // What this thread starts is in its network.
+        ip("link set lo up");
+        let coordinator = "cluster.coordinator=10.77.1.1:7401";
+        let mut hosts = Hosts { mounts: Vec::new(), etcd: None };
+        hosts.add(&[coordinator]);
+        let status = || hosts.mounts[0].control_get("/v1/status").text();
+        assert!(wait::until(wait::HANG, || status().contains("serves alone")), "{}", status());
+        ip("address add 10.77.1.1/32 dev lo");
+        assert!(wait::until(LONG, || !status().contains("serves alone")), "{}", status());
+        hosts.add(&[coordinator]);
+        hosts.wait_until_whole();
+        publish(&hosts.mounts[0].join("whole-0/a"), &object(1, 60_000));
+        assert_eq!(fs::read(hosts.mounts[1].join("whole-0/a")).expect("it is there"), object(1, 60_000));
+    };
+    // In a thread of its own, which the daemons end with: the next test of this one is to be in the network of all.
+    thread::scope(|scope| scope.spawn(test).join()).expect("the test");
 }

@@ -1,6 +1,9 @@
-//! A follower: one link to the keeper, made again whenever it is lost, and what was heard by it.
+//! A follower: one link to the keeper, made again whenever it is lost, and what was heard by it. It becomes the keeper beside that
+//! when the address turns out to be of its host.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -11,8 +14,9 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::keeper::Keeper;
 use super::wire::{Answered, Ask, CHANNEL, KEEPER, Told, decode, encode};
-use super::{HostedSettings, StartError, another_cluster};
+use super::{HostedSettings, StartError, WhoKeeps, another_cluster, host, who_keeps};
 use crate::cluster::coordinator::{
     Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
 };
@@ -33,8 +37,8 @@ pub(super) struct Follower {
 #[derive(Debug)]
 struct Heard {
     settings: HostedSettings,
-    /// Whether another process of this host had the address at the start: the keeper, if all is well.
-    is_on_this_host: bool,
+    /// Whether another process of this host had the address when this one would have listened: the keeper, if all is well.
+    is_on_this_host: AtomicBool,
     views: watch::Sender<View>,
     namespaces: watch::Sender<Namespaces>,
     link: watch::Sender<Option<Arc<Link>>>,
@@ -66,7 +70,7 @@ impl Follower {
         let (address, link) = (settings.address.clone(), settings.link(Vec::new()));
         let heard = Arc::new(Heard {
             settings,
-            is_on_this_host,
+            is_on_this_host: AtomicBool::new(is_on_this_host),
             views: watch::Sender::new(View::default()),
             namespaces: watch::Sender::new(Namespaces::default()),
             link: watch::Sender::new(None),
@@ -97,8 +101,10 @@ impl Heard {
     /// Holds one link after the other, until the task is aborted.
     async fn reach_for_ever(self: Arc<Self>, links: Arc<Links>) {
         let mut pause = FIRST_PAUSE;
+        // Once it is there it serves the others, and this process by a link like theirs.
+        let mut keeper = None;
         loop {
-            match self.reach(&links).await {
+            match self.reach(&links, &mut keeper).await {
                 Ok(link) => {
                     pause = FIRST_PAUSE;
                     let mut links = self.link.subscribe();
@@ -118,12 +124,15 @@ impl Heard {
     }
 
     /// Makes a link, and registers by it whom this process wants to be registered.
-    async fn reach(&self, links: &Links) -> Result<Arc<Link>, String> {
+    async fn reach(&self, links: &Links, keeper: &mut Option<Keeper>) -> Result<Arc<Link>, String> {
         let address = &self.settings.address;
         let deadline = Instant::now() + self.settings.call_timeout;
         let resolved = tokio::time::timeout_at(deadline.into(), tokio::net::lookup_host(address)).await;
         let resolved = resolved.map_err(|_| format!("the name in `{address}` is not resolved in time"))?;
         let addresses: Vec<_> = resolved.map_err(|error| format!("{address}: {error}"))?.collect();
+        if keeper.is_none() {
+            *keeper = self.keep(&addresses).await?;
+        }
         let mut told = self.told.subscribe();
         let link = links.connect(KEEPER, &addresses, deadline).await;
         let link = link.map_err(|error| self.not_reached(&error))?;
@@ -160,12 +169,55 @@ impl Heard {
         Ok(link)
     }
 
+    /// Becomes the keeper if this host has one of the addresses by now, which it had not when this daemon started.
+    ///
+    /// Who has heard of a keeper knows that the address is of another host. Should it come here, what begins here would be
+    /// another cluster than the one that this process joined: that is for somebody to decide who restarts it.
+    ///
+    /// # Errors
+    /// In words, why it cannot although it has the address.
+    async fn keep(&self, addresses: &[SocketAddr]) -> Result<Option<Keeper>, String> {
+        if self.is_on_this_host.load(Ordering::Relaxed) || self.told.borrow().0 > 0 {
+            return Ok(None);
+        }
+        let address = match who_keeps(addresses.iter().copied()) {
+            WhoKeeps::This(address) => address,
+            // As on all hosts but one, whenever the keeper is away.
+            WhoKeeps::Another => return Ok(None),
+            WhoKeeps::Neighbour => {
+                self.is_on_this_host.store(true, Ordering::Relaxed);
+                return Ok(None);
+            }
+        };
+        let (settings, runtime) = (self.settings.clone(), Handle::current());
+        let hosted = tokio::task::spawn_blocking(move || host(&settings, address, &runtime)).await;
+        let reason = match hosted {
+            Ok(Ok(Some(keeper))) => {
+                tracing::info!(%address, "this host has the address by now: this member coordinates its cluster");
+                return Ok(Some(keeper));
+            }
+            // Whose process it is the next attempt finds, if there is one.
+            Ok(Ok(None)) => return Ok(None),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        let is_known = matches!(
+            &*self.reachability.borrow(),
+            Reachability::Away { reason: before, .. } if **before == *reason
+        );
+        if !is_known {
+            tracing::error!(reason, "this member would coordinate its cluster, and cannot");
+        }
+        Err(reason)
+    }
+
     fn not_reached(&self, error: &Error) -> String {
         let address = &self.settings.address;
         match address.rsplit_once(':') {
-            Some((_, port)) if self.is_on_this_host => format!(
-                "{error}; {address} was taken by a process of this host when this daemon started: if that is no tidefsd of this \
-                 cluster (`ss -ltnp 'sport = :{port}'` shows it), end it, or name another cluster.coordinator on all members"
+            Some((_, port)) if self.is_on_this_host.load(Ordering::Relaxed) => format!(
+                "{error}; {address} was taken by a process of this host before this daemon could listen there: if that is no \
+                 tidefsd of this cluster (`ss -ltnp 'sport = :{port}'` shows it), end it, or name another cluster.coordinator \
+                 on all members"
             ),
             _ => error.to_string(),
         }

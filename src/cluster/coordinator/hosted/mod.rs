@@ -6,14 +6,23 @@
 //! on. While the keeper is away it is with its followers as with etcd: what was heard last stands. A member whose link is lost
 //! stays registered for [`HostedSettings::lease`].
 //!
+//! A daemon may start before the address of its host is up, or the name resolved. A follower that has not heard of any keeper
+//! tries to listen there, too, before each attempt to reach one; when it can, it has a keeper beside it from then on, and follows
+//! that. Who can listen at the address is one at any time, so there are not two.
+//!
 //! Limits: there is one keeper; when its host is lost nobody joins until it is back. Nothing elects another, which could not be
 //! right with two halves of a cluster that do not see each other: that is what etcd is for.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
+};
 use thiserror::Error;
 use tidefs_engine::link::{ClusterKey, LinkConfig, TlsConfig};
 use tidefs_engine::types::ByteCount;
@@ -98,17 +107,44 @@ impl HostedSettings {
 
     /// Who hosts the coordinator. Waits for names to be resolved.
     fn keeper(&self) -> WhoKeeps {
-        let Ok(addresses) = self.address.to_socket_addrs() else { return WhoKeeps::Another };
-        let mut found = WhoKeeps::Another;
-        for address in addresses {
-            // What stands in the way says that the keeper is another daemon: of another host, or that has the port already.
-            match TcpListener::bind(address) {
-                Ok(_) => return WhoKeeps::This(address),
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => found = WhoKeeps::Neighbour,
-                Err(_) => {}
-            }
+        self.address.to_socket_addrs().map_or(WhoKeeps::Another, who_keeps)
+    }
+}
+
+/// Who hosts the coordinator of these addresses. Waits for nobody.
+fn who_keeps(addresses: impl IntoIterator<Item = SocketAddr>) -> WhoKeeps {
+    let mut found = WhoKeeps::Another;
+    for address in addresses {
+        // What stands in the way says that the keeper is another daemon: of another host, or that has the port already.
+        match can_listen(address) {
+            Ok(()) => return WhoKeeps::This(address),
+            Err(Errno::EADDRINUSE) => found = WhoKeeps::Neighbour,
+            Err(_) => {}
         }
-        found
+    }
+    found
+}
+
+/// Whether somebody could listen there now. Does not listen itself: nobody connects to the attempt, nor is it in the way of
+/// another daemon that listens at the same moment.
+fn can_listen(address: SocketAddr) -> Result<(), Errno> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let attempt = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // As who listens for good: connections of an earlier start that linger take no address.
+    setsockopt(&attempt, sockopt::ReuseAddr, &true)?;
+    bind(attempt.as_raw_fd(), &SockaddrStorage::from(address))
+}
+
+/// Hosts the coordinator at this address, unless another daemon of this host was quicker. Reads a file.
+fn host(
+    settings: &HostedSettings,
+    address: SocketAddr,
+    runtime: &Handle,
+) -> Result<Option<Keeper>, StartError> {
+    match Keeper::start(settings.clone(), address, runtime) {
+        Ok(keeper) => Ok(Some(keeper)),
+        Err(StartError::Listen { .. }) if who_keeps([address]) == WhoKeeps::Neighbour => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -119,7 +155,7 @@ enum WhoKeeps {
     This(SocketAddr),
     /// A process of this host has the port: another daemon, or something else.
     Neighbour,
-    /// A daemon of another host.
+    /// A daemon of another host, as far as can be told: an address of this one that is not up yet looks the same.
     Another,
 }
 
@@ -136,12 +172,19 @@ fn another_cluster(theirs: ClusterId, ours: ClusterId) -> String {
 /// # Errors
 /// [`StartError`], of who hosts it; a follower tries again for ever.
 pub fn start(settings: HostedSettings, runtime: &Handle) -> Result<Box<dyn Coordinator>, StartError> {
-    let keeper = settings.keeper();
+    let mut keeper = settings.keeper();
     if let WhoKeeps::This(address) = keeper {
-        tracing::info!(%address, "this member coordinates its cluster");
-        return Ok(Box::new(Keeper::start(settings, address, runtime)?));
+        if let Some(keeper) = host(&settings, address, runtime)? {
+            tracing::info!(%address, "this member coordinates its cluster");
+            return Ok(Box::new(keeper));
+        }
+        keeper = WhoKeeps::Neighbour;
     }
     let is_on_this_host = keeper == WhoKeeps::Neighbour;
-    tracing::info!(address = settings.address, is_on_this_host, "another member coordinates this cluster");
+    tracing::info!(
+        address = settings.address,
+        is_on_this_host,
+        "this daemon cannot listen there: another member coordinates this cluster"
+    );
     Ok(Box::new(Follower::start(settings, is_on_this_host, runtime)?))
 }
