@@ -164,6 +164,8 @@ pub enum Error {
         cause: Arc<str>,
         /// What that means, and what helps.
         remedy: Arc<str>,
+        /// Whether no interface of this host has it, which may change by itself while a host starts.
+        is_absent: bool,
     },
     /// The engine is being closed.
     #[error("the engine is closed")]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidefs_engine::engine::TransportOptions;
+use tidefs_engine::error::Error as EngineError;
 use tidefs_engine::link::{ClusterKey, TlsConfig};
 use tidefs_engine::transport::tcp;
 use tidefs_engine::types::{ByteCount, MemberId};
@@ -183,7 +184,7 @@ pub(super) fn join(
                 },
                 in_words(&error),
             );
-            return Err(failure(text));
+            return Err(Failure::new(status_of(&error), text));
         }
     };
     let side = Arc::clone(&joiner.side);
@@ -194,10 +195,19 @@ pub(super) fn join(
 /// Why this host does not take part, with the setting that says where it listens if that is why.
 fn in_words(error: &ClusterError) -> String {
     match error {
-        ClusterError::Engine(tidefs_engine::error::Error::CannotListen { .. }) => {
+        ClusterError::Engine(EngineError::CannotListen { .. }) => {
             format!("{error} (cluster.listen; each mount of a host needs a port of its own)")
         }
         _ => error.to_string(),
+    }
+}
+
+/// How a start ends that cannot join. The address of a host may come up after the daemon is started, which a later start finds;
+/// what else is in the way stays there.
+fn status_of(error: &ClusterError) -> ExitStatus {
+    match error {
+        ClusterError::Engine(EngineError::CannotListen { is_absent: true, .. }) => ExitStatus::Failed,
+        _ => ExitStatus::Environment,
     }
 }
 
@@ -336,10 +346,11 @@ mod tests {
 
     #[test]
     fn an_address_that_is_taken_is_explained_with_the_setting_that_names_it() {
-        let taken = tidefs_engine::error::Error::CannotListen {
+        let taken = EngineError::CannotListen {
             address: "10.0.0.1:7400".into(),
             cause: "Address already in use".into(),
             remedy: "listen on another port".into(),
+            is_absent: false,
         };
         let words = in_words(&taken.into());
         assert!(words.contains("10.0.0.1:7400") && words.contains("cluster.listen"), "{words}");

@@ -2,6 +2,7 @@
 //! code, mounts nothing and loses nothing.
 
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,9 @@ use super::common::place::{Place, files_below};
 use super::common::program;
 use super::common::sys::{checksum_of, list_xattr, remove_xattr, set_xattr};
 use super::common::{Mount, wait};
-use super::daemon::{EXIT_ENVIRONMENT, EXIT_MOUNT_POINT, EXIT_USAGE, daemon, refused, state_option};
+use super::daemon::{
+    EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_MOUNT_POINT, EXIT_USAGE, daemon, refused, state_option,
+};
 
 impl Place {
     fn daemon(&self, arguments: &[&str]) -> Command {
@@ -166,6 +169,31 @@ fn a_state_directory_that_cannot_be_written_is_named() {
         refused(&mut daemon(&place.point, state), EXIT_ENVIRONMENT, &[name, "state_dir"]);
     }
     place.nothing_is_mounted();
+}
+
+#[test]
+fn an_address_that_is_not_up_is_worth_another_start_and_one_that_is_taken_is_not() {
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let taken = (taken.local_addr().expect("its address").to_string(), taken);
+    let coordinator =
+        TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+    let scratch = place.base.path().join("scratch");
+    let cases = [
+        // TEST-NET-1 (RFC 5737): no host has it.
+        ("192.0.2.1:7400", EXIT_FAILED, "`ip address`"),
+        (&*taken.0, EXIT_ENVIRONMENT, "ss -ltnp"),
+    ];
+    for (listen, code, remedy) in cases {
+        // What it mounts for its memory goes with its mount namespace.
+        let mut command = Command::new("unshare");
+        command.args(["--mount", env!("CARGO_BIN_EXE_tidefsd")]).arg(&place.point);
+        command.arg("-o").arg(state_option(&place.state));
+        command.arg("-o").arg(format!("capacity=64MiB,scratch.dir={}", scratch.display()));
+        command.arg("-o").arg(format!("cluster.coordinator={coordinator},cluster.listen={listen}"));
+        refused(&mut command, code, &[listen, "cluster.listen", remedy]);
+        place.nothing_is_mounted();
+    }
 }
 
 /// Eight objects, a stop, `damage` to the segment file of one of them, a start: that one is a miss and a warning names

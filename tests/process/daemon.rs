@@ -10,6 +10,8 @@ use super::common::program::{self, Finished};
 /// Longest time for the daemon to find out that it cannot start.
 const REFUSAL: Duration = Duration::from_secs(20);
 
+/// Exit code: it failed, and may not the next time.
+pub(crate) const EXIT_FAILED: i32 = 1;
 /// Exit code: the command line or the configuration is wrong.
 pub(crate) const EXIT_USAGE: i32 = 2;
 /// Exit code: the mount point cannot be used.

@@ -54,6 +54,7 @@ fn cannot_listen(address: SocketAddr, error: &io::Error) -> Error {
         address: address.to_string().into(),
         cause: error.to_string().into(),
         remedy: remedy.into(),
+        is_absent: error.kind() == io::ErrorKind::AddrNotAvailable,
     }
 }
 
@@ -227,13 +228,17 @@ mod tests {
     fn an_address_that_cannot_be_listened_on_is_named_with_the_cause_and_what_helps() {
         let taken = listen(&["127.0.0.1:0".parse().unwrap()]).unwrap();
         let address = taken[0].local_addr().unwrap();
-        let refused = listen(&[address]).unwrap_err().to_string();
+        let refused = listen(&[address]).unwrap_err();
+        assert!(matches!(refused, Error::CannotListen { is_absent: false, .. }), "{refused:?}");
+        let refused = refused.to_string();
         let wanted = format!("cannot listen on {address}: Address already in use");
         assert!(refused.starts_with(&wanted), "{refused}");
         assert!(refused.contains(&format!("`ss -ltnp 'sport = :{}'`", address.port())), "{refused}");
         assert!(refused.ends_with("or listen on another port"), "{refused}");
         // TEST-NET-1 (RFC 5737): no host has it.
-        let absent = listen(&["192.0.2.1:0".parse().unwrap()]).unwrap_err().to_string();
+        let absent = listen(&["192.0.2.1:0".parse().unwrap()]).unwrap_err();
+        assert!(matches!(absent, Error::CannotListen { is_absent: true, .. }), "{absent:?}");
+        let absent = absent.to_string();
         assert!(absent.contains("192.0.2.1:0") && absent.contains("`ip address`"), "{absent}");
     }
 
