@@ -438,14 +438,13 @@ impl Daemon {
 
     fn stop(self, has_failed: bool) -> Result<(), Failure> {
         self.background.ask_to_stop();
-        let ended = self.session.stop(STOP_PATIENCE);
-        let failure = match (has_failed, ended) {
-            (true, ended) => Some(session_failure(&self.mount_dir, ended.err())),
-            (false, Err(error)) => {
+        let failure = if has_failed {
+            Some(session_failure(&self.mount_dir, self.session.abandon().err()))
+        } else {
+            if let Err(error) = self.session.stop(STOP_PATIENCE) {
                 tracing::warn!(%error, "the session ended with an error");
-                None
             }
-            (false, Ok(())) => None,
+            None
         };
         if let Some(control) = self.control {
             control.stop();
@@ -459,6 +458,8 @@ impl Daemon {
         }
         let usage = self.datapath.tier().usage().ok();
         match self.effective.config.runtime.on_stop {
+            // The next daemon goes on with it, as after one that was killed.
+            _ if failure.is_some() => {}
             OnStop::Discard => {
                 self.datapath.tier().discard().map_err(|error| Failure::new(ExitStatus::Failed, error))?
             }

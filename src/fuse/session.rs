@@ -256,7 +256,19 @@ impl Session {
         MountTable::read().is_ok_and(|table| table.at(&self.directory).is_some_and(Mount::is_tidefs))
     }
 
-    /// Unmounts and waits at most `patience` until the last open file is closed. A session that failed is unmounted, too.
+    /// Leaves the mount of a session that failed as a killed daemon does: until the next one takes it over, programs meet an
+    /// error, and write nothing into the directory below it.
+    ///
+    /// # Errors
+    /// What the session ended with.
+    pub fn abandon(mut self) -> io::Result<()> {
+        if let Some(own) = self.own.take() {
+            own.release();
+        }
+        self.join()
+    }
+
+    /// Unmounts and waits at most `patience` until the last open file is closed.
     ///
     /// Programs that still have files open keep those that the kernel serves; others fail with ENOTCONN.
     ///
@@ -286,6 +298,10 @@ impl Session {
             }
             thread::sleep(LOOK_INTERVAL);
         }
+        self.join()
+    }
+
+    fn join(self) -> io::Result<()> {
         self.datapath.loader().close();
         drop(self.helpers);
         self.background.join()

@@ -7,7 +7,6 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::minor;
 use tempfile::TempDir;
 
-use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, object};
 use super::common::{Mount, wait};
 
@@ -39,38 +38,23 @@ impl Drop for Connections {
     }
 }
 
-fn is_mounted(mount: &Mount) -> bool {
-    mounts_below(mount.path()).contains(&mount.path().to_owned())
-}
-
 #[test]
 fn a_session_that_ends_by_itself_is_a_failure_and_the_next_daemon_finds_what_was_sealed() {
     let connections = Connections::new();
-    let mut mount = Mount::start(&["on_stop=keep"]);
-    let path = mount.namespace("ns").join("object");
-    fs::write(&path, object(1, 1 << 20)).expect("an object");
-    mount.wait_until_closed([&path]);
-    connections.abort(&mount);
-    let status = mount.wait_for_end();
-    assert_eq!(status.code(), Some(EXIT_FAILED), "{}", mount.log());
-    assert!(!is_mounted(&mount), "a dead mount is left");
-    assert!(mount.log().contains("ended by itself"), "{}", mount.log());
-    mount.start_daemon();
-    assert_same(&fs::read(&path).expect("the object is back"), &object(1, 1 << 20), "after the next start");
-}
-
-#[test]
-fn a_session_that_ends_by_itself_frees_its_memory_where_a_stop_does() {
-    let connections = Connections::new();
-    let mut mount = Mount::start(&["on_stop=discard"]);
-    fs::write(mount.namespace("ns").join("object"), object(1, 1 << 20)).expect("an object");
-    connections.abort(&mount);
-    let status = mount.wait_for_end();
-    assert_eq!(status.code(), Some(EXIT_FAILED), "{}", mount.log());
-    let base = mount.path().parent().expect("it lies in a directory");
-    assert!(mounts_below(base).is_empty(), "mounts are left: {:?}", mounts_below(base));
-    // The state directory is gone, and with it what tells a stale mount of one's own: none may be left.
-    mount.start_daemon();
+    for on_stop in ["on_stop=keep", "on_stop=discard"] {
+        let mut mount = Mount::start(&[on_stop]);
+        let path = mount.namespace("ns").join("object");
+        fs::write(&path, object(1, 1 << 20)).expect("an object");
+        mount.wait_until_closed([&path]);
+        connections.abort(&mount);
+        let status = mount.wait_for_end();
+        assert_eq!(status.code(), Some(EXIT_FAILED), "{}", mount.log());
+        assert!(mount.log().contains("ended by itself"), "{}", mount.log());
+        let error = fs::read(&path).expect_err("nobody answers");
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN), "programs meet the dead mount: {error}");
+        mount.start_daemon();
+        assert_same(&fs::read(&path).expect("it is back"), &object(1, 1 << 20), on_stop);
+    }
 }
 
 #[test]
