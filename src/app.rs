@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use tidefs_control_api::instance::Instance;
 use tidefs_control_api::lock::{InstanceLock, LockError};
 use tidefs_control_api::mounts::{self, MountTable};
 use tidefs_control_api::{ApiError, ErrorBody, ErrorCode};
@@ -128,17 +129,14 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     let state = effective.state.clone();
     let outcome = Daemon::start(effective, secrets, &mount_dir).and_then(|daemon| daemon.run_until(&stop));
     if leaves_nothing && !state.memory.exists() {
-        remove_state(&state.lock, &state.directory, &lock);
+        remove_state(&state.directory, &lock);
     }
     outcome
 }
 
-/// Removes the state directory of this mount, which holds nothing but the lock any more. While that is held nobody else
-/// starts here; who waits for it finds that it is gone, and makes a new one.
-fn remove_state(file: &Path, directory: &Path, _held: &InstanceLock) {
-    ssd::remove_empty_removals(directory);
-    let removed = fs::remove_file(file).and_then(|()| fs::remove_dir(directory));
-    if let Err(error) = removed {
+/// Removes the state directory of this mount, which holds nothing but the lock any more, or what later starts need.
+fn remove_state(directory: &Path, lock: &InstanceLock) {
+    if let Err(error) = Instance::of_folder(directory).remove(lock) {
         tracing::debug!(directory = %directory.display(), %error, "the state directory stays");
     }
 }

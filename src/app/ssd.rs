@@ -1,6 +1,5 @@
 //! The SSD tier, put together from its section of the configuration.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,6 +7,7 @@ use std::time::Duration;
 
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use parking_lot::Mutex;
+use tidefs_control_api::instance::REMOVALS;
 use tidefs_engine::types::ByteCount;
 
 use super::Failure;
@@ -18,10 +18,7 @@ use crate::datapath::Datapath;
 use crate::tier::scratch::Scratch;
 use crate::tier::ssd::{Budget, ChangeError, SsdConfig, SsdTier, Unnamed};
 
-/// Removals that are not on disk yet, in the state directory of the mount.
-const REMOVALS: &str = "ssd-removals";
-
-/// Disks that were added and removed, there too.
+/// Disks that were added and removed, in the state directory of the mount.
 const CHANGES: &str = "ssd-changes.json";
 
 /// What was written of the budget of the day, there too.
@@ -143,15 +140,5 @@ impl AddDisk for Disks {
             Some(tier) => tier.add(place, capacity),
             None => self.add_first(place, capacity),
         }
-    }
-}
-
-/// Removes the file of removals when there are none, before the state directory goes.
-pub(super) fn remove_empty_removals(directory: &Path) {
-    let removals = directory.join(REMOVALS);
-    if fs::metadata(&removals).is_ok_and(|metadata| metadata.len() == 0)
-        && let Err(error) = fs::remove_file(&removals)
-    {
-        tracing::debug!(path = %removals.display(), %error, "an empty file stays");
     }
 }

@@ -283,11 +283,16 @@ fn end(child: &mut Child) {
     }
 }
 
+/// Where the log of the start before stands beside `log`.
+pub(crate) fn earlier_log(log: &Path) -> PathBuf {
+    log.with_extension("1")
+}
+
 /// An empty log at `path`; the one of the start before stays beside it as `log.1`.
 fn open_log(path: &Path) -> io::Result<File> {
     let folder = path.parent().expect("a log lies in its instance's folder");
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    match fs::rename(path, path.with_extension("1")) {
+    match fs::rename(path, earlier_log(path)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }

@@ -6,11 +6,18 @@
 //! Limits: a name has at most [`SLUG_MAX`] + 9 bytes, which leaves room for the folder and the socket's name in
 //! the 107 bytes of a unix socket's address; what is cut is told apart by the hash.
 
+use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::lock::InstanceLock;
+
 /// Environment variable that names the state directory.
 pub const STATE_DIR_VARIABLE: &str = "TIDEFS_RUNTIME_STATE_DIR";
+
+/// File of an instance: what was removed from its SSD tier and is not noted on the disks yet. Empty when there is nothing.
+pub const REMOVALS: &str = "ssd-removals";
 
 /// Longest readable part of an instance's name, in bytes. The end of the path says more than its start.
 pub const SLUG_MAX: usize = 48;
@@ -88,9 +95,9 @@ impl StateDir {
     ///
     /// # Errors
     /// The folder cannot be read. That it does not exist is not an error: there are no instances.
-    pub fn instances(&self) -> std::io::Result<Vec<Instance>> {
-        let entries = match std::fs::read_dir(&self.0) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+    pub fn instances(&self) -> io::Result<Vec<Instance>> {
+        let entries = match fs::read_dir(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
         let mut instances = Vec::new();
@@ -112,6 +119,12 @@ pub struct Instance {
 }
 
 impl Instance {
+    /// The instance whose folder is `dir`.
+    #[must_use]
+    pub fn of_folder(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into() }
+    }
+
     /// Its folder, mode 0700.
     #[must_use]
     pub fn dir(&self) -> &Path {
@@ -146,6 +159,26 @@ impl Instance {
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.dir.join("log")
+    }
+
+    /// Removes the lock, which is `_held`, and the folder if nothing else is in it. While the lock is held nobody else starts
+    /// here; who waits for it finds that it is gone, and makes a new one.
+    ///
+    /// What a later start needs beside objects stays, and the folder with it: what a cluster agreed on at this host, disks that
+    /// were added, how often they were used, removals that are not on them yet.
+    ///
+    /// # Errors
+    /// A file or the folder cannot be removed. That the folder holds more is not an error.
+    pub fn remove(&self, _held: &InstanceLock) -> io::Result<()> {
+        let removals = self.dir.join(REMOVALS);
+        if fs::metadata(&removals).is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0) {
+            fs::remove_file(&removals)?;
+        }
+        fs::remove_file(self.lock())?;
+        match fs::remove_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+            outcome => outcome,
+        }
     }
 }
 
@@ -184,13 +217,28 @@ mod tests {
     }
 
     #[test]
+    fn an_instance_is_removed_unless_it_holds_more_than_a_lock_and_an_empty_file_of_removals() {
+        let dir = tempfile::tempdir().unwrap();
+        let instance = Instance::of_folder(dir.path().join("instance"));
+        let removals = instance.dir().join(REMOVALS);
+        for (text, stays) in [("", false), ("a removal", true)] {
+            fs::create_dir_all(instance.dir()).unwrap();
+            fs::write(&removals, text).unwrap();
+            let held = InstanceLock::acquire(&instance.lock()).unwrap();
+            instance.remove(&held).unwrap();
+            assert_eq!((removals.exists(), instance.dir().exists()), (stays, stays), "{text}");
+            assert!(!instance.lock().exists());
+        }
+    }
+
+    #[test]
     fn instances_are_the_folders_and_none_without_a_state_dir() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::new(dir.path().join("absent"));
         assert_eq!(state.instances().unwrap(), []);
-        std::fs::create_dir_all(state.path().join("b")).unwrap();
-        std::fs::create_dir_all(state.path().join("a")).unwrap();
-        std::fs::write(state.path().join("file"), "").unwrap();
+        fs::create_dir_all(state.path().join("b")).unwrap();
+        fs::create_dir_all(state.path().join("a")).unwrap();
+        fs::write(state.path().join("file"), "").unwrap();
         let names: Vec<String> = state.instances().unwrap().iter().map(Instance::name).collect();
         assert_eq!(names, ["a", "b"]);
     }

@@ -19,6 +19,7 @@ use tidefs_control_api::mounts::{self, Mount};
 
 use crate::args::UmountArgs;
 use crate::error::{CliError, Exit};
+use crate::launch::earlier_log;
 use crate::locate::{self, mount_table, probe};
 use crate::output::Output;
 
@@ -120,7 +121,7 @@ fn terminate(pid: u32) -> Result<(), CliError> {
     }
 }
 
-/// Frees what an instance without a daemon keeps.
+/// Frees what an instance without a daemon keeps in memory, and removes its folder unless a later start needs more of it.
 fn discard(instance: &Instance) -> Result<(), CliError> {
     if !instance.dir().exists() {
         return Ok(());
@@ -128,7 +129,7 @@ fn discard(instance: &Instance) -> Result<(), CliError> {
     let failed = |step: &str, error: &io::Error| {
         CliError::system(format!("cannot {step} {}", instance.dir().display()), error)
     };
-    let _lock = match InstanceLock::acquire(&instance.lock()) {
+    let lock = match InstanceLock::acquire(&instance.lock()) {
         Ok(lock) => lock,
         // The daemon that just ended took all of it away.
         Err(LockError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -142,5 +143,18 @@ fn discard(instance: &Instance) -> Result<(), CliError> {
         mounts::detach(&mount.mount_point).map_err(|error| failed("free the memory of", &error))?;
     }
     // No mount is left below, so this removes files of the state directory alone.
-    fs::remove_dir_all(instance.dir()).map_err(|error| failed("remove", &error))
+    gone(fs::remove_dir_all(instance.memory())).map_err(|error| failed("free the memory of", &error))?;
+    let log = instance.log();
+    for file in [instance.control_socket(), earlier_log(&log), log] {
+        gone(fs::remove_file(file)).map_err(|error| failed("clear", &error))?;
+    }
+    instance.remove(&lock).map_err(|error| failed("remove", &error))
+}
+
+/// The outcome of a removal, which is well when there was nothing.
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        outcome => outcome,
+    }
 }

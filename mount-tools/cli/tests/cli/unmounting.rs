@@ -39,6 +39,35 @@ fn umount_discard_frees_the_state_with_and_without_a_daemon() {
 }
 
 #[test]
+fn umount_discard_keeps_what_later_starts_need_beside_objects() {
+    let host = Host::new();
+    let program = host.install("tidefs", GOOD);
+    let instance = host.instance();
+    let needed = ["coordinator.json", "ssd-changes.json", "ssd-days.json", "ssd-epochs.json", "ssd-removals"];
+    // Twice, so that there is a log of an earlier start.
+    for daemon in ["stopped", "none"] {
+        assert_eq!(host.run_program(&program, "mount MNT").code, 0);
+        if daemon == "none" {
+            assert_eq!(host.run_program(&program, "umount MNT").code, 0);
+        }
+        std::fs::create_dir(instance.memory()).unwrap();
+        std::fs::write(instance.memory().join("segment"), "bytes").unwrap();
+        for name in needed {
+            std::fs::write(instance.dir().join(name), name).unwrap();
+        }
+        let ended = host.run_program(&program, "umount MNT --discard --json");
+        assert_eq!((ended.code, &ended.json()["daemon"]), (0, &daemon.into()), "{ended:?}");
+        let left = std::fs::read_dir(instance.dir()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut left: Vec<_> = left.collect();
+        left.sort();
+        assert_eq!(left, needed);
+        for name in needed {
+            assert_eq!(std::fs::read_to_string(instance.dir().join(name)).unwrap(), name);
+        }
+    }
+}
+
+#[test]
 fn a_daemon_that_does_not_stop_is_named_with_what_to_do() {
     let host = Host::new();
     let stubborn = r#"
