@@ -192,6 +192,21 @@ fn the_helper_mounts_in_the_background() {
 }
 
 #[test]
+fn a_mount_right_after_umount_8_waits_for_the_end_of_the_daemon_before() {
+    let place = Unmounted::new();
+    let helper = helper_folder(&place).join("mount.tidefs");
+    let options = place.options(&format!(",state_dir={}", place.state.display()));
+    let mount = || {
+        program::run(Command::new(&helper).args(["tidefs", argument(&place.point), "-o", &options]), COMMAND)
+    };
+    mount().success("mount.tidefs");
+    place.works("kept");
+    assert!(until(HANG, || umount2(place.point.as_path(), MntFlags::empty()).is_ok()), "nobody uses it");
+    mount().success("mount.tidefs at once after an unmount");
+    assert_same(&fs::read(place.point.join("ns/kept")).expect("kept"), &object(1, 100_000), "kept");
+}
+
+#[test]
 fn until_a_daemon_of_the_helper_mounts_programs_meet_the_dead_mount_and_after_a_wrong_option_too() {
     let disk = FaultyDisk::new();
     let place = Unmounted::new();

@@ -31,6 +31,9 @@ const EXIT_CONFIGURATION: i32 = 2;
 /// Time for a daemon to end that has said its last word, or was told to.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Time between two looks at the lock of a daemon that still stops.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Keys by which `-o` names the state directory.
 const STATE_DIR_KEYS: [&str; 2] = ["runtime.state_dir", "state_dir"];
 
@@ -94,6 +97,11 @@ pub(crate) enum LaunchError {
     NoStateDir(#[from] tidefs_control_api::instance::NoStateDir),
     #[error("{} is already served by process {}", dir.display(), pid.map_or("unknown".into(), |pid| pid.to_string()))]
     AlreadyServed { dir: PathBuf, pid: Option<u32> },
+    #[error(
+        "process {} keeps {} after {} s without a mount there: it is still stopping, or starting; its log is {}",
+        pid.map_or("unknown".into(), |pid| pid.to_string()), dir.display(), timeout.as_secs(), log.display()
+    )]
+    StillStopping { dir: PathBuf, pid: Option<u32>, timeout: Duration, log: PathBuf },
     #[error("cannot {step} {}: {source}", path.display())]
     Io { step: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot start tidefsd: it stands neither beside {} nor in PATH", beside.display())]
@@ -118,7 +126,8 @@ impl LaunchError {
 }
 
 impl Launch {
-    /// Starts the daemon and waits for its mount.
+    /// Starts the daemon and waits for its mount; before that for the end of a daemon whose mount is gone, as umount(8) leaves
+    /// it behind.
     ///
     /// A dead daemon's mount on the same directory is left alone: the new daemon takes it away right before it mounts, so that
     /// until then, and if it never does, programs meet the dead mount and not the directory below it.
@@ -126,14 +135,15 @@ impl Launch {
     /// # Errors
     /// See [`LaunchError`]; no daemon is left running then.
     pub(crate) fn start(&self) -> Result<Started, LaunchError> {
+        let deadline = Instant::now() + self.timeout;
         let state = self.state()?;
-        let replaced_stale = self.finds_dead_mount(&state)?;
+        let replaced_stale = self.finds_dead_mount(&state, deadline)?;
         let instance = state.instance(&self.dir);
         let log = instance.log();
         let log_file =
             open_log(&log).map_err(|source| LaunchError::Io { step: "write", path: log.clone(), source })?;
         let mut child = self.spawn(log_file)?;
-        match self.wait_for_mount(&mut child, &log) {
+        match self.wait_for_mount(&mut child, &log, deadline) {
             Ok(()) => Ok(Started { pid: child.id(), instance, replaced_stale }),
             Err(error) => {
                 end(&mut child);
@@ -150,18 +160,28 @@ impl Launch {
         }
     }
 
-    /// Whether the mount of a dead daemon lies on the directory. One whose daemon lives is an error.
-    fn finds_dead_mount(&self, state: &StateDir) -> Result<bool, LaunchError> {
+    /// Whether the mount of a dead daemon lies on the directory. One whose daemon lives is an error; a daemon that lives without
+    /// one is waited for, since it has not noticed yet that it was unmounted, or stops.
+    fn finds_dead_mount(&self, state: &StateDir, deadline: Instant) -> Result<bool, LaunchError> {
         let io_error = |step| move |source| LaunchError::Io { step, path: self.dir.clone(), source };
         let instance = state.instance(&self.dir);
-        if let Daemon::Alive { pid } =
-            lock::probe(&instance.lock()).map_err(io_error("look for the daemon of"))?
-        {
-            return Err(LaunchError::AlreadyServed { dir: self.dir.clone(), pid });
+        loop {
+            let daemon = lock::probe(&instance.lock()).map_err(io_error("look for the daemon of"))?;
+            let table = MountTable::read().map_err(io_error("read the mounts on"))?;
+            let Daemon::Alive { pid } = daemon else {
+                let Some(mount) = table.at(&self.dir) else { return Ok(false) };
+                return mounts::is_stale(mount, state).map_err(io_error("look for the daemon of"));
+            };
+            let dir = self.dir.clone();
+            if table.tidefs().any(|mount| mount.mount_point == dir) {
+                return Err(LaunchError::AlreadyServed { dir, pid });
+            }
+            if Instant::now() >= deadline {
+                let (timeout, log) = (self.timeout, instance.log());
+                return Err(LaunchError::StillStopping { dir, pid, timeout, log });
+            }
+            std::thread::sleep(LOOK_INTERVAL);
         }
-        let table = MountTable::read().map_err(io_error("read the mounts on"))?;
-        let Some(mount) = table.at(&self.dir) else { return Ok(false) };
-        mounts::is_stale(mount, state).map_err(io_error("look for the daemon of"))
     }
 
     /// Has the daemon check options and configuration, which needs no mount. It tells what is wrong on stderr.
@@ -202,8 +222,7 @@ impl Launch {
         command
     }
 
-    fn wait_for_mount(&self, child: &mut Child, log: &Path) -> Result<(), LaunchError> {
-        let deadline = Instant::now() + self.timeout;
+    fn wait_for_mount(&self, child: &mut Child, log: &Path, deadline: Instant) -> Result<(), LaunchError> {
         let lines = lines_of(child);
         loop {
             match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

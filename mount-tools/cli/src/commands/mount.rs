@@ -48,6 +48,10 @@ fn failure(error: &LaunchError) -> CliError {
         LaunchError::AlreadyServed { dir, .. } => {
             failure.next_step(format!("`tidefs status {}` shows it", quoted(dir)))
         }
+        LaunchError::StillStopping { dir, .. } => failure.next_step(format!(
+            "mount again when it has ended; it waits for programs that have files of {} open",
+            dir.display()
+        )),
         LaunchError::NoDaemon { .. } => failure.next_step("install tidefsd beside this program, or in PATH"),
         _ => failure,
     }

@@ -68,7 +68,10 @@ fn a_mount_that_hangs_does_not_hang_the_commands() {
     assert_eq!(host.run("stat MNT/ns/k").code, 0);
     assert_eq!(host.run("status --mount MNT").code, 0);
     let ended = host.run("mount MNT");
-    assert!(ended.code == 1 && ended.stderr.contains("already served"), "{ended:?}");
+    assert!(ended.code == 1 && ended.stderr.contains("already served by process"), "{ended:?}");
+    let helper = host.install("mount.tidefs", GOOD);
+    let ended = host.run_program(&helper, "tidefs MNT");
+    assert!(ended.code == 32 && ended.stderr.contains("already served by process"), "{ended:?}");
     assert_eq!(daemon.asked()[0], "GET /v1/stat?path=ns%2Fk");
     assert!(mount.is_there());
 }

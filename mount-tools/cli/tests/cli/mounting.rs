@@ -1,5 +1,11 @@
 //! `tidefs mount` and `mount.tidefs`, with a script as the daemon.
 
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tidefs_control_api::lock::{self, Daemon};
+
 use crate::host::Host;
 
 /// A daemon that mounts at once and serves until it is told to stop.
@@ -35,9 +41,28 @@ fn mount_waits_for_the_mount_and_leaves_the_daemon_alone_in_its_session() {
     assert!(notes.contains(&args), "{notes}");
     assert!(notes.contains("cwd: /\n") && notes.contains("leads its session"), "{notes}");
     assert_eq!(std::fs::read_to_string(host.instance().log()).unwrap(), "a line for the log\n");
+    stop(&host, &program);
+}
 
-    let again = host.run_program(&program, "mount MNT");
-    assert!(again.code == 1 && again.stderr.contains("already served by process"), "{again:?}");
+#[test]
+fn a_mount_waits_for_a_daemon_whose_mount_is_gone_and_names_it_when_it_takes_too_long() {
+    let host = Host::new();
+    // The script shows no mount, like a daemon that stops after umount(8).
+    let program = host.install("tidefs", GOOD);
+    assert_eq!(host.run_program(&program, "mount MNT").code, 0);
+    let Daemon::Alive { pid: Some(pid) } = lock::probe(&host.instance().lock()).unwrap() else {
+        panic!("the script holds its lock")
+    };
+    let too_long = host.run_program(&program, "mount MNT --timeout 1");
+    assert!(too_long.code == 1 && too_long.stderr.contains("still stopping"), "{too_long:?}");
+    assert!(too_long.stderr.contains(&format!("process {pid} ")), "{too_long:?}");
+    let again = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| host.run_program(&program, "mount MNT"));
+        std::thread::sleep(Duration::from_millis(300));
+        kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGTERM).unwrap();
+        waits.join().unwrap()
+    });
+    assert_eq!(again.code, 0, "{again:?}");
     stop(&host, &program);
 }
 
@@ -82,8 +107,6 @@ fn the_mount_helper_speaks_as_mount_8_expects() {
     let ended = host.run_program(&program, "tidefs MNT -s -n -o rw,nofail,capacity=1GiB");
     assert_eq!((ended.code, ended.stdout.as_str(), ended.stderr.as_str()), (0, "", ""));
     assert!(host.notes().contains("-o rw,nofail,capacity=1GiB\n"), "{}", host.notes());
-    let again = host.run_program(&program, "tidefs MNT");
-    assert!(again.code == 32 && again.stderr.contains("already served"), "{again:?}");
     assert_eq!(host.run_program(&program, "tidefs").code, 1, "wrong invocation");
     assert_eq!(host.run_program(&program, "--help").code, 0);
     stop(&host, std::path::Path::new(env!("CARGO_BIN_EXE_tidefs")));
