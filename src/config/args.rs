@@ -34,8 +34,8 @@ pub struct DaemonArgs {
     #[arg(short = 'o', value_name = "KEY=VALUE,...")]
     pub options: Vec<String>,
 
-    /// Configuration file to read instead of those in /etc/tidefs.
-    #[arg(long, value_name = "FILE", env = "TIDEFS_CONFIG")]
+    /// Configuration file to read instead of those in /etc/tidefs; without it `-o config=FILE` counts, then TIDEFS_CONFIG.
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
     /// Check the configuration, tell every problem, and mount nothing.

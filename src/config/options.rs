@@ -12,6 +12,7 @@ use super::error::{Cause, ConfigErrors, Problem};
 use super::merge::{Occurrence, Written, check_occurrence};
 use super::schema::{Shape, find_setting};
 use super::sources::Origin;
+use super::value::SettingValue as _;
 
 /// A setting given on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,13 +100,19 @@ pub(super) fn read_options(text: &str) -> (MountOptions, Vec<Problem>) {
             None => (option.trim(), None),
         };
         if key == "config" {
-            match value.filter(|path| !path.is_empty()) {
-                Some(path) => options.config_file = Some(PathBuf::from(path)),
-                None => problems.push(Problem {
+            let read = match value.filter(|path| !path.is_empty()) {
+                // A relative one would be another file for a daemon in the background, which starts in `/`.
+                Some(path) => PathBuf::read(path)
+                    .map_err(|reason| Cause::Unreadable { reason, expected: PathBuf::KIND.to_owned() }),
+                None => Err(Cause::MissingValue),
+            };
+            match read {
+                Ok(path) => options.config_file = Some(path),
+                Err(cause) => problems.push(Problem {
                     key: key.to_owned(),
                     value: None,
                     origin: Origin::Flag { flag: flag_text },
-                    cause: Cause::MissingValue,
+                    cause,
                 }),
             }
             continue;
@@ -230,6 +237,15 @@ mod tests {
         let options = MountOptions::parse("config=/srv/kv.toml").unwrap();
         assert_eq!(options.config_file, Some(PathBuf::from("/srv/kv.toml")));
         assert!(MountOptions::parse("config=").is_err());
+    }
+
+    #[test]
+    fn a_configuration_file_by_a_relative_path_is_refused() {
+        let (options, _) = read_options("config=kv.toml");
+        assert_eq!(options.config_file, None);
+        let message = MountOptions::parse("config=kv.toml").unwrap_err().to_string();
+        assert!(message.starts_with("-o config=kv.toml: this is not an absolute path"), "{message}");
+        assert!(message.ends_with("write an absolute path"), "{message}");
     }
 
     #[test]

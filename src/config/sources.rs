@@ -15,6 +15,9 @@ use super::options::{Flag, read_options};
 /// Where the files are that are read without being named.
 const CONFIG_DIR: &str = "/etc/tidefs";
 
+/// Variable that names the file to read instead.
+const CONFIG_VARIABLE: &str = "TIDEFS_CONFIG";
+
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -111,28 +114,35 @@ impl Sources {
 
     /// Collects what was written for this process: files, environment and command line.
     ///
-    /// The files are the one that `args` names (by `--config`, `TIDEFS_CONFIG` or `-o config=`), which must
+    /// The files are the one that is named (by `--config`, else by the last `-o config=`, else by `TIDEFS_CONFIG`), which must
     /// exist; else, as root, those of `/etc/tidefs/tidefs.toml` and `/etc/tidefs/<instance>.toml` that exist.
     /// A file that cannot be read is reported by [`super::Config::load`].
     #[must_use]
     pub fn of_process(args: &DaemonArgs, mount_dir: PathBuf, host: Host) -> Self {
-        let named = args
-            .config
-            .clone()
-            .or_else(|| args.options.iter().rev().find_map(|text| read_options(text).0.config_file));
-        let files = match named {
+        let environment: Vec<_> = std::env::vars_os().collect();
+        let files = match named_file(args, &environment) {
             Some(path) => vec![ConfigFile::read(&path)],
             None if host.is_root() => files_of_root(Path::new(CONFIG_DIR), &mount_dir),
             None => Vec::new(),
         };
         Self {
             files,
-            environment: std::env::vars_os().collect(),
+            environment,
             options: args.options.clone(),
             flags: args.flags(),
             ..Self::new(host, mount_dir)
         }
     }
+}
+
+/// The configuration file that is named. An empty variable names none.
+fn named_file(args: &DaemonArgs, environment: &[(OsString, OsString)]) -> Option<PathBuf> {
+    let by_option = || args.options.iter().rev().find_map(|text| read_options(text).0.config_file);
+    let by_environment = || {
+        let mut values = environment.iter().filter(|(variable, _)| variable == CONFIG_VARIABLE);
+        values.next().map(|(_, value)| PathBuf::from(value)).filter(|path| !path.as_os_str().is_empty())
+    };
+    args.config.clone().or_else(by_option).or_else(by_environment)
 }
 
 fn files_of_root(directory: &Path, mount_dir: &Path) -> Vec<ConfigFile> {
@@ -143,7 +153,23 @@ fn files_of_root(directory: &Path, mount_dir: &Path) -> Vec<ConfigFile> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+
+    #[test]
+    fn a_named_file_is_that_of_the_flag_before_the_last_option_before_the_environment() {
+        let named = |words: &[&str], variable: &str| {
+            let args = DaemonArgs::try_parse_from(["tidefsd", "/mnt/kv"].iter().chain(words)).unwrap();
+            named_file(&args, &[("OTHER".into(), "/x".into()), (CONFIG_VARIABLE.into(), variable.into())])
+        };
+        let options = ["-o", "config=/first,rw", "-o", "capacity=1GiB,config=/last", "-o", "rw"];
+        let all = [&options[..], &["--config", "flag.toml"]].concat();
+        assert_eq!(named(&all, "/variable"), Some("flag.toml".into()));
+        assert_eq!(named(&options, "/variable"), Some("/last".into()));
+        assert_eq!(named(&["-o", "rw"], "/variable"), Some("/variable".into()));
+        assert_eq!(named(&[], ""), None);
+    }
 
     #[test]
     fn the_file_of_the_mount_comes_after_the_file_of_all_and_missing_ones_are_no_problem() {

@@ -34,6 +34,9 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 /// Time between two looks at the lock of a daemon that still stops.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Variable by which the daemon finds its configuration file.
+const CONFIG_VARIABLE: &str = "TIDEFS_CONFIG";
+
 /// Keys by which `-o` names the state directory.
 const STATE_DIR_KEYS: [&str; 2] = ["runtime.state_dir", "state_dir"];
 
@@ -212,6 +215,9 @@ impl Launch {
         }
         if let Some(config) = &self.config {
             command.arg("--config").arg(absolute(config));
+        }
+        if let Some(config) = std::env::var_os(CONFIG_VARIABLE).filter(|config| !config.is_empty()) {
+            command.env(CONFIG_VARIABLE, absolute(Path::new(&config)));
         }
         if let (None, Some(dir)) = (state_dir_of(&self.options), &self.state_dir) {
             command.arg("-o").arg(option(STATE_DIR_KEYS[0], &absolute(dir)));

@@ -76,6 +76,18 @@ fn a_daemon_that_fails_is_quoted_with_its_exit_code() {
 }
 
 #[test]
+fn a_configuration_file_that_the_environment_names_is_sought_from_where_the_command_runs() {
+    let host = Host::new();
+    let program = host.install("tidefs", "echo \"reads $TIDEFS_CONFIG\" >&2; exit 4");
+    let mut command = std::process::Command::new(&program);
+    command.arg("mount").arg(host.mount_dir()).arg("--state-dir").arg(host.state().path());
+    command.current_dir(host.path()).env("FAKE_NOTES", "/dev/null").env("TIDEFS_CONFIG", "kv.toml");
+    let stderr = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    let reads = format!("reads {}/kv.toml", host.path().display());
+    assert!(stderr.contains(&reads), "{stderr}");
+}
+
+#[test]
 fn a_wrong_option_is_a_wrong_command_line() {
     let host = Host::new();
     let program = host.install("tidefs", "echo 'unknown option capcity' >&2; exit 2");
