@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use tidefs_control_api::KeyPath;
 use tidefs_control_api::instance::{Instance, STATE_DIR_VARIABLE, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
-use tidefs_control_api::mounts::MountTable;
+use tidefs_control_api::mounts::{Mount, MountTable};
 
 use crate::args::{Common, Select};
 use crate::client::Client;
@@ -41,6 +41,34 @@ pub(crate) fn resolve(table: &MountTable, path: &Path) -> Result<PathBuf, CliErr
 pub(crate) fn probe(instance: &Instance) -> Result<Daemon, CliError> {
     let path = instance.lock();
     lock::probe(&path).map_err(|error| CliError::system(format!("cannot read {}", path.display()), &error))
+}
+
+/// Why the daemon of `mount`, of which `state` has no record, cannot be reached by `caller`, a user id.
+pub(crate) fn no_record(state: &StateDir, mount: &Mount, caller: u32) -> CliError {
+    of_other_user(mount, caller).unwrap_or_else(|| {
+        let (dir, state) = (mount.mount_point.display(), state.path().display());
+        CliError::new(Exit::NoDaemon, format!("{dir} is mounted, but {state} knows nothing of its daemon"))
+            .next_step("name the daemon's own state directory with --state-dir")
+    })
+}
+
+/// That `caller`, an ordinary user, has no right to ask the daemon of `mount`, if another user runs that.
+fn of_other_user(mount: &Mount, caller: u32) -> Option<CliError> {
+    let owner = mount.user_id.filter(|owner| *owner != caller && caller != 0)?;
+    let dir = &mount.mount_point;
+    let message =
+        format!("{} is mounted, but its daemon runs as uid {owner}, and you are {caller}", dir.display());
+    // Root's mount is for all users unless an option says otherwise.
+    let next_step = match owner {
+        0 => format!("run this with sudo; every user may read {}", quoted(&dir.join(".tidefs/status"))),
+        _ => "run this as that user, or as root with --state-dir".to_owned(),
+    };
+    Some(CliError::new(Exit::NoDaemon, message).next_step(next_step))
+}
+
+/// The user who runs this command.
+pub(crate) fn caller() -> u32 {
+    nix::unistd::geteuid().as_raw()
 }
 
 /// A way to the daemon of the command.
@@ -81,13 +109,22 @@ struct Locator {
     state: StateDir,
     table: MountTable,
     mount: Option<PathBuf>,
+    /// The user who asks.
+    caller: u32,
 }
 
 impl Locator {
     fn new(select: &Select) -> Result<Self, CliError> {
         let table = mount_table()?;
         let mount = select.mount.as_ref().map(|dir| resolve(&table, dir)).transpose()?;
-        Ok(Self { state: state_dir(&select.common)?, table, mount })
+        let caller = caller();
+        let state = state_dir(&select.common).map_err(|error| {
+            // Whoever has no place for a daemon of their own means that of somebody else.
+            let meant = |other: &&Mount| mount.as_ref().is_none_or(|dir| other.mount_point == *dir);
+            let others = table.tidefs().filter(meant).find_map(|other| of_other_user(other, caller));
+            others.unwrap_or(error)
+        })?;
+        Ok(Self { state, table, mount, caller })
     }
 
     /// The daemon of a command without a path.
@@ -174,19 +211,17 @@ impl Locator {
     /// The instance on `dir`, if its daemon lives.
     fn living(&self, dir: &Path) -> Result<Instance, CliError> {
         let instance = self.state.instance(dir);
-        let mounted = self.table.at(dir).is_some_and(tidefs_control_api::mounts::Mount::is_tidefs);
+        let mount = self.table.at(dir).filter(|mount| mount.is_tidefs());
         let none = |message| CliError::new(Exit::NoDaemon, message);
-        match (probe(&instance)?, mounted) {
+        match (probe(&instance)?, mount) {
             (Daemon::Alive { .. }, _) => Ok(instance),
-            (Daemon::Gone, true) => Err(none(format!("the daemon of {} is gone", dir.display())).next_step(
-                format!("mount again, or `tidefs umount {}` takes the dead mount away", quoted(dir)),
-            )),
-            (Daemon::NoRecord, true) => {
-                let state = self.state.path().display();
-                Err(none(format!("{} is mounted, but {state} knows nothing of its daemon", dir.display()))
-                    .next_step("name the daemon's own state directory with --state-dir"))
-            }
-            (_, false) => Err(none(format!("no daemon serves {}", dir.display()))
+            (Daemon::Gone, Some(_)) => Err(none(format!("the daemon of {} is gone", dir.display()))
+                .next_step(format!(
+                    "mount again, or `tidefs umount {}` takes the dead mount away",
+                    quoted(dir)
+                ))),
+            (Daemon::NoRecord, Some(mount)) => Err(no_record(&self.state, mount, self.caller)),
+            (_, None) => Err(none(format!("no daemon serves {}", dir.display()))
                 .next_step(format!("`tidefs mount {}` starts one", quoted(dir)))),
         }
     }
@@ -205,8 +240,12 @@ impl Locator {
         }
         match living.len() {
             1 => Ok(living.remove(0)),
-            0 => Err(CliError::new(Exit::NoDaemon, format!("no daemon runs (looked in {state})"))
-                .next_step("`tidefs mount DIR` starts one; --state-dir names another place to look")),
+            0 => Err(self.table.tidefs().find_map(|mount| of_other_user(mount, self.caller)).unwrap_or_else(
+                || {
+                    CliError::new(Exit::NoDaemon, format!("no daemon runs (looked in {state})"))
+                        .next_step("`tidefs mount DIR` starts one; --state-dir names another place to look")
+                },
+            )),
             _ => {
                 let names: Vec<String> = living.iter().map(|instance| self.name(instance)).collect();
                 let message = format!("{} daemons run: {}", names.len(), names.join(", "));
@@ -278,6 +317,7 @@ mod tests {
                 state: StateDir::new(root.join("state")),
                 table: MountTable::parse((line("a") + &line("b")).as_bytes()),
                 mount: mount.map(|name| root.join(name)),
+                caller: 0,
             }
         }
 
@@ -370,5 +410,29 @@ mod tests {
         assert!(error.exit == Exit::NoDaemon && error.message.contains("is gone"), "{error}");
         assert_eq!(host.locator(Some("c")).instance().unwrap_err().exit, Exit::NoDaemon);
         assert_eq!(host.locator(None).instance().unwrap_err().exit, Exit::NoDaemon);
+    }
+
+    #[test]
+    fn another_users_mount_is_told_with_its_user_and_what_to_do() {
+        let host = Host::new(&[]);
+        let a = host.root().join("a");
+        let locator = |owner: u32, caller, mount| {
+            let line = format!("40 27 0:50 / {} rw - fuse.tidefs tidefs rw,user_id={owner}\n", a.display());
+            Locator { table: MountTable::parse(line.as_bytes()), caller, ..host.locator(mount) }
+        };
+        for mount in [Some("a"), None] {
+            let error = locator(0, 1000, mount).instance().unwrap_err();
+            assert_eq!(error.exit, Exit::NoDaemon);
+            assert!(error.message.contains("its daemon runs as uid 0"), "{error}");
+            let advice = format!("run this with sudo; every user may read {}/.tidefs/status", a.display());
+            assert_eq!(error.next_step.unwrap(), advice);
+        }
+        let error = locator(1001, 1000, Some("a")).instance().unwrap_err();
+        assert!(error.next_step.unwrap().starts_with("run this as that user"));
+        // Root may ask, and one's own daemon is elsewhere.
+        for (owner, caller) in [(1000, 0), (1000, 1000)] {
+            let error = locator(owner, caller, Some("a")).instance().unwrap_err();
+            assert!(error.next_step.as_ref().unwrap().contains("--state-dir"), "{error}");
+        }
     }
 }

@@ -32,6 +32,8 @@ pub struct Mount {
     pub fstype: String,
     /// What is mounted, for example `tidefs`.
     pub source: OsString,
+    /// The user who runs its daemon, for a FUSE mount.
+    pub user_id: Option<u32>,
 }
 
 impl Mount {
@@ -186,7 +188,16 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     fields.find(|field| *field == b"-")?;
     let fstype = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = OsString::from_vec(unescape(fields.next()?));
-    mount_point.as_os_str().as_bytes().starts_with(b"/").then_some(Mount { mount_point, fstype, source })
+    let user_id = fields.next().and_then(user_id_of);
+    let is_path = mount_point.as_os_str().as_bytes().starts_with(b"/");
+    is_path.then_some(Mount { mount_point, fstype, source, user_id })
+}
+
+/// The user of `rw,user_id=0,group_id=0`.
+fn user_id_of(superoptions: &[u8]) -> Option<u32> {
+    let mut options = superoptions.split(|byte| *byte == b',');
+    let text = options.find_map(|option| option.strip_prefix(b"user_id="))?;
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 /// Undoes the kernel's `\ooo` for space, tab, newline and backslash.
@@ -214,7 +225,7 @@ mod tests {
         40 27 0:50 / /mnt/kv rw,nosuid,nodev shared:7 master:1 - fuse.tidefs tidefs rw,user_id=0\n\
         41 40 0:51 / /mnt/kv/inner rw - tmpfs none rw\n\
         42 27 0:52 / /mnt/a\\040b\\134 rw - fuse.tidefs tidefs rw\n\
-        43 27 0:53 / /mnt/\xff rw - fuse.tidefs tidefs rw\n\
+        43 27 0:53 / /mnt/\xff rw - fuse.tidefs tidefs rw,user_id=1000,group_id=1000,allow_other\n\
         garbage\n\
         44 27 0:54 / /mnt/over rw - fuse.tidefs tidefs rw\n\
         45 44 0:55 / /mnt/over rw - ext4 /dev/vdb rw\n";
@@ -225,6 +236,8 @@ mod tests {
         let found: Vec<&[u8]> = table.tidefs().map(|m| m.mount_point.as_os_str().as_bytes()).collect();
         assert_eq!(found, [&b"/mnt/kv"[..], b"/mnt/a b\\", b"/mnt/\xff", b"/mnt/over"]);
         assert_eq!(table.at(Path::new("/mnt/kv")).unwrap().source, "tidefs");
+        let users: Vec<Option<u32>> = table.tidefs().map(|mount| mount.user_id).collect();
+        assert_eq!(users, [Some(0), None, Some(1000), None]);
     }
 
     #[test]

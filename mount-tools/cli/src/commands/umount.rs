@@ -27,25 +27,21 @@ use crate::output::Output;
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
-    let dir = locate::resolve(&mount_table()?, &args.dir)?;
+    let table = mount_table()?;
+    let dir = locate::resolve(&table, &args.dir)?;
     let state = locate::state_dir(&args.common)?;
     let instance = state.instance(&dir);
-    let mounted = is_mounted(&dir)?;
-    let daemon = match probe(&instance)? {
-        Daemon::Alive { .. } => {
+    let mount = table.at(&dir).filter(|mount| mount.is_tidefs());
+    let daemon = match (probe(&instance)?, mount) {
+        (Daemon::Alive { .. }, _) => {
             stop(&instance, &dir, Duration::from_secs(args.timeout))?;
             "stopped"
         }
-        Daemon::Gone if mounted => {
+        (Daemon::Gone, Some(_)) => {
             output.note("its daemon was gone already; taking the mount away");
             "gone"
         }
-        Daemon::NoRecord if mounted => {
-            let state = state.path().display();
-            let message = format!("{} is mounted, but {state} knows nothing of its daemon", dir.display());
-            return Err(CliError::new(Exit::NoDaemon, message)
-                .next_step("name the daemon's own state directory with --state-dir"));
-        }
+        (Daemon::NoRecord, Some(mount)) => return Err(locate::no_record(&state, mount, locate::caller())),
         _ if args.discard && instance.dir().exists() => "none",
         _ => {
             let error = CliError::new(Exit::NoDaemon, format!("{} is not a tidefs mount", dir.display()));
