@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, FromRawFd as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +20,26 @@ pub(crate) fn request(control: &File, command: Command, payload: &mut [u8]) -> i
     // `payload` has and nobody else touches; the descriptor lives as long as `control`.
     let outcome = unsafe { libc::ioctl(control.as_raw_fd(), number, payload.as_mut_ptr()) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Opens a file of a directory to be read, and to be written if that is asked for.
+///
+/// # Errors
+/// What openat(2) says.
+pub(crate) fn open_below(directory: &File, name: &CStr, is_writable: bool) -> io::Result<File> {
+    let flags = libc::O_CLOEXEC | if is_writable { libc::O_RDWR } else { libc::O_RDONLY };
+    loop {
+        // SAFETY: the name ends with a NUL, and the call keeps nothing of it; the descriptor lives as long as `directory`.
+        let descriptor = unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) };
+        if descriptor >= 0 {
+            // SAFETY: it is open, and nobody else knows it yet.
+            return Ok(unsafe { File::from_raw_fd(descriptor) });
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
 }
 
 /// Sets an attribute of a file.

@@ -1,15 +1,18 @@
 //! The segments that this process has mapped, each once.
 
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
+use crate::ffi;
 use crate::fork::{Owner, Registered};
 use crate::memory::{Mapping, Register, Registration};
 
@@ -36,7 +39,8 @@ impl Hasher for NumberHasher {
 
 /// Mapped segments by number.
 pub(crate) struct Segments {
-    directory: PathBuf,
+    /// Of the mount that was there when it was opened: under its path there may be another one, whose segments are others.
+    directory: File,
     /// Who ends what it registers.
     owner: Owner,
     /// Held while it is called, until what it registered is in `mapped`, so that no segment is missed.
@@ -57,8 +61,23 @@ impl fmt::Debug for Segments {
 }
 
 impl Segments {
-    pub(crate) fn new(directory: PathBuf, owner: Owner) -> Self {
-        Self { directory, owner, register: Mutex::default(), mapped: RwLock::default() }
+    /// The segments of a mount, which are files in `directory`.
+    ///
+    /// # Errors
+    /// What open(2) says.
+    pub(crate) fn open(directory: &Path, owner: Owner) -> io::Result<Self> {
+        // To look names up in it, it need not be opened to be read.
+        let flags = libc::O_PATH | libc::O_DIRECTORY;
+        let directory = File::options().read(true).custom_flags(flags).open(directory)?;
+        Ok(Self { directory, owner, register: Mutex::default(), mapped: RwLock::default() })
+    }
+
+    /// Number of the device that the mount is.
+    ///
+    /// # Errors
+    /// What fstat(2) says.
+    pub(crate) fn device(&self) -> io::Result<u64> {
+        self.directory.metadata().map(|metadata| metadata.dev())
     }
 
     /// Registers each segment that is mapped, now and from now on.
@@ -90,7 +109,7 @@ impl Segments {
         if let Some(mapping) = known() {
             return Ok(mapping);
         }
-        let file = self.open(segment, is_writable)?;
+        let file = self.open_segment(segment, is_writable)?;
         let mapping = Arc::new(Mapping::new(&file, length, is_writable)?);
         let register = self.register.lock();
         // Another thread may have been faster.
@@ -132,12 +151,11 @@ impl Segments {
     /// # Errors
     /// What open(2) and mmap(2) say.
     pub(crate) fn map_clock(&self, segment: u64, length: usize) -> io::Result<Mapping> {
-        Mapping::new(&self.open(segment, false)?, length, false)
+        Mapping::new(&self.open_segment(segment, false)?, length, false)
     }
 
-    fn open(&self, segment: u64, is_writable: bool) -> io::Result<File> {
-        let path = self.directory.join(segment.to_string());
-        OpenOptions::new().read(true).write(is_writable).open(path)
+    fn open_segment(&self, segment: u64, is_writable: bool) -> io::Result<File> {
+        ffi::open_below(&self.directory, &CString::new(segment.to_string())?, is_writable)
     }
 
     /// Unmaps segments that are no more, once nobody views them.

@@ -59,19 +59,22 @@ pub(crate) struct Session {
 impl Session {
     /// Opens a session for keys below `directory`. `None` when there is no fast path there.
     pub(crate) fn open(directory: &Path) -> Option<Self> {
-        let scope = directory.metadata().ok()?;
         // The control file is at the root of the mount, above the directory.
         let root = directory.ancestors().find(|above| above.join(".tidefs").join(CONTROL_FILE).exists())?;
-        if root.metadata().ok()?.dev() != scope.dev() {
-            return None;
-        }
         let tidefs = root.join(".tidefs");
         let control = File::options().read(true).write(true).open(tidefs.join(CONTROL_FILE)).ok()?;
         let owner = Owner::this_process()?;
+        let segments = Segments::open(&tidefs.join(SEGMENT_DIRECTORY), owner).ok()?;
+        // One mount may end, and another begin, between any two of these. While the control file is open no other mount is the
+        // same device.
+        let (device, scope) = (control.metadata().ok()?.dev(), directory.metadata().ok()?);
+        if scope.dev() != device || segments.device().ok()? != device {
+            return None;
+        }
         let mut session = Self {
             owner,
             control,
-            segments: Segments::new(tidefs.join(SEGMENT_DIRECTORY), owner),
+            segments,
             facts: VersionReply::default(),
             scope: scope.ino(),
             returning: Mutex::default(),
