@@ -25,6 +25,7 @@ mod refused;
 mod registered;
 mod rename;
 mod replace;
+mod restarted;
 mod scratch;
 mod strangers;
 mod unlink;

@@ -90,7 +90,8 @@ int tidefs_open(const char *directory,
 // `cache` is NULL or an open cache that no thread uses any more.
 void tidefs_close(tidefs_cache *cache);
 
-// Whether objects are mapped; else all is done by file.
+// Whether objects are mapped; else all is done by file. When the daemon is started again they are not, from the call that finds
+// the last one gone to the one that finds the next; this is no such call.
 //
 // `cache` is NULL or an open cache.
 bool tidefs_is_fast(const tidefs_cache *cache);

@@ -49,7 +49,8 @@ pub unsafe extern "C" fn tidefs_close(cache: *mut TidefsCache) {
     guard_value((), || drop(cache));
 }
 
-/// Whether objects are mapped; else all is done by file.
+/// Whether objects are mapped; else all is done by file. When the daemon is started again they are not, from the call that finds
+/// the last one gone to the one that finds the next; this is no such call.
 ///
 /// # Safety
 /// `cache` is NULL or an open cache.

@@ -63,7 +63,8 @@ impl Cache {
         Ok(Self { inner: RwLock::new(Some(Arc::new(Opened(Some(inner))))) })
     }
 
-    /// Whether objects are mapped; else all is done by file.
+    /// Whether objects are mapped; else all is done by file. When the daemon is started again they are not, from the call that
+    /// finds the last one gone to the one that finds the next; this is no such call.
     #[getter]
     fn is_fast(&self) -> PyResult<bool> {
         Ok(self.inner()?.is_fast())

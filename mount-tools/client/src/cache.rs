@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use tidefs_control_api::ioctl::{Command, Create, Entry, Features, Flags, Name, Range, Status};
 
 use crate::batch::{self, Answer};
-use crate::kept::Kept;
 use crate::session::Session;
+use crate::sessions::{Opened, Sessions};
 use crate::statistics::Counters;
 use crate::writer::seal_all;
 use crate::{Error, Registration, Statistics, View, Writer, file};
@@ -21,12 +21,11 @@ pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Dura
 #[derive(Clone, Debug)]
 pub struct Cache {
     pub(crate) directory: PathBuf,
-    pub(crate) session: Option<Arc<Session>>,
+    /// Shared by all clones.
+    pub(crate) sessions: Arc<Sessions>,
     /// Permissions of new objects.
     mode: u32,
     pub(crate) counters: Arc<Counters>,
-    /// Shared by all clones.
-    pub(crate) kept: Arc<Kept>,
 }
 
 impl Cache {
@@ -40,21 +39,26 @@ impl Cache {
         if !directory.metadata().map_err(Error::io("open the cache"))?.is_dir() {
             return Err(Error::io("open the cache")(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
         }
-        let session = Session::open(&directory).map(Arc::new);
-        let (mode, counters, kept) = (file::mode_of_new_files(), Arc::default(), Arc::default());
-        Ok(Self { directory, session, mode, counters, kept })
+        let sessions = Arc::new(Sessions::open(&directory));
+        Ok(Self { directory, sessions, mode: file::mode_of_new_files(), counters: Arc::default() })
     }
 
-    /// Whether objects are mapped; else all is done by file.
+    /// The session to ask; `None` while all is done by file.
+    pub(crate) fn opened(&self) -> Option<Arc<Opened>> {
+        self.sessions.find(&self.directory)
+    }
+
+    /// Whether objects are mapped; else all is done by file. When the daemon is started again they are not, from the call that
+    /// finds the last one gone to the one that finds the next; this is no such call.
     #[must_use]
     pub fn is_fast(&self) -> bool {
-        self.session.is_some()
+        self.sessions.is_live()
     }
 
     /// Segments that are mapped now.
     #[must_use]
     pub fn mapped_segments(&self) -> usize {
-        self.session.as_ref().map_or(0, |session| session.segments.len())
+        self.sessions.live().map_or(0, |opened| opened.session.segments.len())
     }
 
     /// What was shown and what was copied so far, by this value and its clones.
@@ -89,8 +93,8 @@ impl Cache {
         keys: &[K],
     ) -> Result<Option<Vec<Option<View>>>, Error> {
         let names = batch::names_of(keys)?;
-        // Without an answer the daemon is gone, and its files say what there is.
-        let Some(Ok(answers)) = self.session.as_ref().map(|session| self.ask(session, &names)) else {
+        // Without an answer the daemon is gone: to look for the next one takes files, too.
+        let Some(Ok(answers)) = self.sessions.live().map(|opened| self.ask(&opened, &names)) else {
             return Ok(None);
         };
         let known = answers.into_iter().map(|answer| match answer {
@@ -109,8 +113,8 @@ impl Cache {
     /// As [`Cache::get`].
     pub fn get_into(&self, key: impl AsRef<[u8]>, target: &mut [u8]) -> Result<Option<usize>, Error> {
         let key = file::check(key.as_ref())?;
-        if let Some(session) = &self.session
-            && let Ok(mut answers) = self.ask(session, &[Name(key)])
+        if let Some(opened) = self.opened()
+            && let Ok(mut answers) = self.ask(&opened, &[Name(key)])
         {
             match answers.pop() {
                 Some(Answer::View(view)) => {
@@ -131,14 +135,14 @@ impl Cache {
     /// As [`Cache::get`].
     pub fn prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize, Error> {
         let names = batch::names_of(keys)?;
-        let is_kept = self.session.as_ref().is_some_and(|session| self.keeps(session));
-        let mut present = if is_kept { self.kept.run(&names) } else { 0 };
+        let opened = self.opened();
+        let keeping = opened.as_ref().filter(|opened| opened.keeps());
+        let mut present = keeping.map_or(0, |opened| opened.kept.run(&names));
         while present < names.len() {
-            let (more, end) = match &self.session {
-                None => (0, Some(Status::AskByFile)),
-                Some(session) => {
-                    batch::prefix(session, &names[present..]).unwrap_or((0, Some(Status::AskByFile)))
-                }
+            let asked = opened.as_ref().map(|opened| batch::prefix(&opened.session, &names[present..]));
+            let (more, end) = match asked {
+                None | Some(Err(_)) => (0, Some(Status::AskByFile)),
+                Some(Ok(answer)) => answer,
             };
             present += more;
             match end {
@@ -165,9 +169,9 @@ impl Cache {
     /// [`Error::BadKey`].
     pub fn prefetch<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<(), Error> {
         let names = batch::names_of(keys)?;
-        match &self.session {
+        match self.opened() {
             // A hint that is not taken is no failure.
-            Some(session) => batch::prefetch(session, &names).or(Ok(())),
+            Some(opened) => batch::prefetch(&opened.session, &names).or(Ok(())),
             None => Ok(()),
         }
     }
@@ -210,8 +214,9 @@ impl Cache {
         for (key, _) in objects {
             file::check_new(key.as_ref())?;
         }
-        let session = self.session.as_ref().filter(|session| session.offers(Features::CREATE));
-        let Some(session) = session else {
+        let opened = self.opened();
+        let session = opened.as_ref().map(|opened| &opened.session);
+        let Some(session) = session.filter(|session| session.offers(Features::CREATE)) else {
             return objects.iter().map(|(key, size)| by_file(key.as_ref(), *size)).collect();
         };
         let mut writers = self.begin(session, objects)?;
@@ -314,14 +319,13 @@ impl Cache {
     /// segment stays unregistered; [`View::is_registered`] tells.
     ///
     /// While `register` runs no other segment is mapped, and it must not use the cache. Without a fast path it is never
-    /// called. A second call replaces the first for segments that are mapped later.
+    /// called. A second call replaces the first for segments that are mapped later. When the daemon is started again, the
+    /// registrations of segments that nobody views end, and the next daemon's are registered as they are mapped.
     pub fn register_with(
         &self,
         register: impl Fn(NonNull<u8>, usize) -> Option<Registration> + Send + Sync + 'static,
     ) {
-        if let Some(session) = &self.session {
-            session.segments.register_with(Box::new(move |start, length, _| register(start, length)));
-        }
+        self.sessions.register_with(Box::new(move |start, length, _| register(start, length)));
     }
 
     /// Registers each segment that is mapped, now and from now on, with an NVIDIA GPU, so that copies to and from it pass by
@@ -336,21 +340,19 @@ impl Cache {
     #[cfg(feature = "cuda")]
     pub fn register_with_cuda(&self, device: u32) -> Result<Arc<crate::CudaDevice>, Error> {
         let device = crate::CudaDevice::open(device)?;
-        if let Some(session) = &self.session {
-            let of_hook = Arc::clone(&device);
-            session.segments.register_with(Box::new(move |start, length, is_writable| {
-                of_hook.register(start, length, is_writable)
-            }));
-        }
+        let of_hook = Arc::clone(&device);
+        self.sessions.register_with(Box::new(move |start, length, is_writable| {
+            of_hook.register(start, length, is_writable)
+        }));
         Ok(device)
     }
 
     /// Gives back the references of views that were dropped, kept ones included. Without it they go back along with later ones.
     pub fn flush(&self) {
-        // What a child of fork(2) inherited is its parent's to give back.
-        if let Some(session) = self.session.as_ref().filter(|session| !session.is_inherited()) {
-            self.kept.clear();
-            session.give_back_all();
+        // What a child of fork(2) inherited is its parent's to give back, and it gets no session.
+        if let Some(opened) = self.sessions.live() {
+            opened.kept.clear();
+            opened.session.give_back_all();
         }
     }
 }

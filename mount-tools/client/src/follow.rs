@@ -66,9 +66,9 @@ impl Cache {
         let (mut pause, longest) = PAUSES;
         loop {
             let (asked, left) = (Instant::now(), limit.saturating_sub(started.elapsed()));
-            let answer = match self.session.as_ref().filter(|session| session.offers(Features::FOLLOW)) {
-                // The daemon may be gone, or another one be there: its files may tell.
-                Some(session) => follow(session, key, &range, left).unwrap_or(Answer::ByFile),
+            let answer = match self.opened().filter(|opened| opened.session.offers(Features::FOLLOW)) {
+                // The daemon may be gone: its files may tell.
+                Some(opened) => follow(&opened.session, key, &range, left).unwrap_or(Answer::ByFile),
                 None => Answer::ByFile,
             };
             match answer {
@@ -106,11 +106,11 @@ impl Cache {
     pub fn pin_many<K: AsRef<[u8]>>(&self, keys: &[K], pin: Pin) -> Result<usize, Error> {
         let names = batch::names_of(keys)?;
         let (mut statuses, (number, ttl_s)) = (Vec::with_capacity(names.len()), pin.numbers());
-        if let Some(session) = self.session.as_ref().filter(|session| session.offers(Features::FOLLOW)) {
+        if let Some(opened) = self.opened().filter(|opened| opened.session.offers(Features::FOLLOW)) {
             let records: Vec<PinRecord<'_>> =
                 names.iter().map(|&name| PinRecord { ttl_s, pin: number, name }).collect();
             // What is not answered is done by file.
-            let _ = session.each(Command::Pin, Flags::NONE, &records, |_, _, outcomes: &[Outcome]| {
+            let _ = opened.session.each(Command::Pin, Flags::NONE, &records, |_, _, outcomes: &[Outcome]| {
                 statuses.extend(outcomes.iter().map(Outcome::status));
             });
         }

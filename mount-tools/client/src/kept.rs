@@ -10,8 +10,8 @@
 //!
 //! Limits: as many bytes of objects as [`Cache::keep`](crate::Cache::keep) was told, which the cache cannot evict meanwhile, and
 //! `COUNT_MAX` objects; one that nobody looks up for `KEPT_FOR` is given back, also when the program does nothing.
-//! Threads: any; one lock, held for the look at a batch. A thread of its own gives back what is old, and is over when the last
-//! cache is dropped: nothing of a cache that was closed is used afterwards.
+//! Threads: any; one lock, held for the look at a batch. A thread of its own gives back what is old. It is over when the session is
+//! let go of, or the last cache is dropped: nothing of a cache that was closed is used afterwards.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -143,7 +143,7 @@ impl Store {
 /// Made when something is to be kept first. Views are never dropped while it is locked: that may ask the daemon.
 type Shared = Mutex<Option<Store>>;
 
-/// The references that are kept.
+/// The references of one session that are kept.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     /// 0 while nothing is to be kept.

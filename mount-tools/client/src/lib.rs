@@ -23,6 +23,7 @@
 //! - A view of mapped memory holds a reference in the daemon until it is dropped, give or take the last
 //!   [`RELEASE_BATCH`] views, whose references go back together.
 //! - Nothing is read through a mapping without a reference to the object in it.
+//! - What the daemon of one mount gave is used with no other: when it is started again, a cache opens a session anew.
 //!
 //! Limits: values may be shared between threads. A child of fork(2) opens its own: with what its parent opened it finds and
 //! stores by file, and gives nothing back. It must not use views and writers of its parent.
@@ -44,6 +45,7 @@ mod lookup;
 mod memory;
 mod segments;
 mod session;
+mod sessions;
 mod statistics;
 mod view;
 mod writer;

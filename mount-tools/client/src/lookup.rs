@@ -1,12 +1,11 @@
 //! Hot path: looking keys up: by what is kept, by asking the daemon, by file.
 
-use std::sync::Arc;
-
 use tidefs_control_api::ioctl::Name;
 
 use crate::batch::{self, Answer};
 use crate::kept::Moment;
 use crate::session::Session;
+use crate::sessions::Opened;
 use crate::{Cache, Error, View, file};
 
 /// Objects below memory that are asked for ahead of the one that is read, and how often that is done anew: what the daemon
@@ -17,17 +16,17 @@ const ASKED_EVERY: usize = 64;
 impl Cache {
     /// Views of all names.
     pub(crate) fn find_all(&self, names: &[Name<'_>]) -> Result<Vec<Option<View>>, Error> {
-        let Some(session) = &self.session else {
+        let Some(opened) = self.opened() else {
             return names.iter().map(|name| self.read(name)).collect();
         };
-        let asked = if self.keeps(session) {
-            let (views, moment) = self.find_kept(names);
+        let asked = if opened.keeps() {
+            let (views, moment) = self.find_kept(&opened, names);
             if views.iter().all(Option::is_some) {
                 return Ok(views);
             }
-            self.ask_rest(session, names, views, moment)
+            ask_rest(&opened, names, views, moment)
         } else {
-            batch::look_up(session, names)
+            batch::look_up(&opened.session, names)
         };
         let answers = match asked {
             Ok(answers) => answers,
@@ -47,7 +46,7 @@ impl Cache {
             Answer::Absent => Ok(None),
             Answer::ByFile => self.read(name),
             Answer::Loadable => {
-                ask_ahead(session, &loadable[loaded..], loaded);
+                ask_ahead(&opened.session, &loadable[loaded..], loaded);
                 loaded += 1;
                 self.read(name)
             }
@@ -56,49 +55,18 @@ impl Cache {
     }
 
     /// What can be said of all names without a file.
-    pub(crate) fn ask(&self, session: &Arc<Session>, names: &[Name<'_>]) -> Result<Vec<Answer>, Error> {
-        if !self.keeps(session) {
-            return batch::look_up(session, names);
+    pub(crate) fn ask(&self, opened: &Opened, names: &[Name<'_>]) -> Result<Vec<Answer>, Error> {
+        if !opened.keeps() {
+            return batch::look_up(&opened.session, names);
         }
-        let (views, moment) = self.find_kept(names);
-        self.ask_rest(session, names, views, moment)
+        let (views, moment) = self.find_kept(opened, names);
+        ask_rest(opened, names, views, moment)
     }
 
-    /// Whether references are kept. Not in a child of fork(2): it must not use them.
-    pub(crate) fn keeps(&self, session: &Session) -> bool {
-        self.kept.is_on() && !session.is_inherited()
-    }
-
-    fn find_kept(&self, names: &[Name<'_>]) -> (Vec<Option<View>>, Option<Moment>) {
-        let (views, moment) = self.kept.find(names);
+    fn find_kept(&self, opened: &Opened, names: &[Name<'_>]) -> (Vec<Option<View>>, Option<Moment>) {
+        let (views, moment) = opened.kept.find(names);
         self.counters.count_kept(views.iter().flatten().count());
         (views, moment)
-    }
-
-    /// Asks for those of the names of which there is no view, and keeps what is found since `moment`.
-    fn ask_rest(
-        &self,
-        session: &Arc<Session>,
-        names: &[Name<'_>],
-        views: Vec<Option<View>>,
-        moment: Option<Moment>,
-    ) -> Result<Vec<Answer>, Error> {
-        let missing: Vec<Name<'_>> =
-            names.iter().zip(&views).filter(|(_, view)| view.is_none()).map(|(name, _)| *name).collect();
-        let mut answers = batch::look_up(session, &missing)?;
-        if let Some(moment) = moment {
-            let found = missing.iter().zip(&mut answers).filter_map(|(name, answer)| match answer {
-                Answer::View(view) => Some((*name, view)),
-                Answer::Absent | Answer::ByFile | Answer::Loadable => None,
-            });
-            self.kept.keep(moment, found);
-        }
-        if missing.len() == names.len() {
-            return Ok(answers);
-        }
-        let mut answers = answers.into_iter();
-        let known = |view: Option<View>| view.map(Answer::View).or_else(|| answers.next());
-        Ok(views.into_iter().map(known).map(|answer| answer.unwrap_or(Answer::ByFile)).collect())
     }
 
     fn read(&self, name: &Name<'_>) -> Result<Option<View>, Error> {
@@ -111,14 +79,39 @@ impl Cache {
     /// and is given back after some seconds without use, by a thread that dropping the last clone of the cache waits for. 0 ends it.
     ///
     /// Whatever is unlinked, replaced or forbidden is seen at once, as without it. Returns whether anything can be kept: not on
-    /// another filesystem, nor with a daemon that has no names clock.
+    /// another filesystem, nor with a daemon that has no names clock. When the daemon is started again, what was kept goes, and as
+    /// much is kept of what the next one shows.
     ///
     /// # Errors
     /// [`Error::Io`] when the clock cannot be mapped, or no thread be started.
     pub fn keep(&self, bytes: usize) -> Result<bool, Error> {
-        let Some(session) = &self.session else { return Ok(false) };
-        self.kept.set_limit(session, bytes).map_err(Error::io("map the names clock"))
+        self.sessions.keep(&self.directory, bytes).map_err(Error::io("map the names clock"))
     }
+}
+
+/// Asks for those of the names of which there is no view, and keeps what is found since `moment`.
+fn ask_rest(
+    opened: &Opened,
+    names: &[Name<'_>],
+    views: Vec<Option<View>>,
+    moment: Option<Moment>,
+) -> Result<Vec<Answer>, Error> {
+    let missing: Vec<Name<'_>> =
+        names.iter().zip(&views).filter(|(_, view)| view.is_none()).map(|(name, _)| *name).collect();
+    let mut answers = batch::look_up(&opened.session, &missing)?;
+    if let Some(moment) = moment {
+        let found = missing.iter().zip(&mut answers).filter_map(|(name, answer)| match answer {
+            Answer::View(view) => Some((*name, view)),
+            Answer::Absent | Answer::ByFile | Answer::Loadable => None,
+        });
+        opened.kept.keep(moment, found);
+    }
+    if missing.len() == names.len() {
+        return Ok(answers);
+    }
+    let mut answers = answers.into_iter();
+    let known = |view: Option<View>| view.map(Answer::View).or_else(|| answers.next());
+    Ok(views.into_iter().map(known).map(|answer| answer.unwrap_or(Answer::ByFile)).collect())
 }
 
 /// Before an object is read that is below memory, the first of `left`: has those behind it loaded meanwhile.

@@ -13,8 +13,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 
 use crate::ffi;
-use crate::fork::{Owner, Registered};
-use crate::memory::{Mapping, Register, Registration};
+use crate::memory::{Mapping, Register};
 
 /// Segments that stay mapped although nobody views them. Linux lets a process have 65,530 mappings by default.
 const MAPPED_MAX: usize = 16_384;
@@ -37,14 +36,15 @@ impl Hasher for NumberHasher {
     }
 }
 
+/// What registers segments. Held while it is called, until what it registered is in `mapped`, so that no segment is missed.
+pub(crate) type Hook = Mutex<Option<Box<Register>>>;
+
 /// Mapped segments by number.
 pub(crate) struct Segments {
     /// Of the mount that was there when it was opened: under its path there may be another one, whose segments are others.
     directory: File,
-    /// Who ends what it registers.
-    owner: Owner,
-    /// Held while it is called, until what it registered is in `mapped`, so that no segment is missed.
-    register: Mutex<Option<Box<Register>>>,
+    /// Shared with the sessions before and after.
+    hook: Arc<Hook>,
     /// Never held while a registration is made or ended: that may wait for others, or let go of views.
     mapped: RwLock<Mapped>,
 }
@@ -65,11 +65,11 @@ impl Segments {
     ///
     /// # Errors
     /// What open(2) says.
-    pub(crate) fn open(directory: &Path, owner: Owner) -> io::Result<Self> {
+    pub(crate) fn open(directory: &Path, hook: &Arc<Hook>) -> io::Result<Self> {
         // To look names up in it, it need not be opened to be read.
         let flags = libc::O_PATH | libc::O_DIRECTORY;
         let directory = File::options().read(true).custom_flags(flags).open(directory)?;
-        Ok(Self { directory, owner, register: Mutex::default(), mapped: RwLock::default() })
+        Ok(Self { directory, hook: Arc::clone(hook), mapped: RwLock::default() })
     }
 
     /// Number of the device that the mount is.
@@ -80,19 +80,11 @@ impl Segments {
         self.directory.metadata().map(|metadata| metadata.dev())
     }
 
-    /// Registers each segment that is mapped, now and from now on.
-    pub(crate) fn register_with(&self, register: Box<Register>) {
-        let owner = self.owner;
-        let register: Box<Register> = Box::new(move |start, length, is_writable| {
-            let registration = Some(register(start, length, is_writable)?);
-            Some(Box::new(Registered { registration, owner }) as Registration)
-        });
-        let mut current = self.register.lock();
+    /// Registers all that are mapped, for who holds the lock of the hook, and is to drop what this returns without it.
+    pub(crate) fn register_all(&self, register: &Register) -> Vec<Arc<Mapping>> {
         let mapped: Vec<Arc<Mapping>> = self.mapped.read().values().cloned().collect();
-        mapped.iter().for_each(|mapping| mapping.register(&register));
-        let replaced = current.replace(register);
-        drop(current);
-        drop((mapped, replaced));
+        mapped.iter().for_each(|mapping| mapping.register(register));
+        mapped
     }
 
     /// The mapping of a segment, of at least `length` bytes, writable if that is asked for.
@@ -111,7 +103,7 @@ impl Segments {
         }
         let file = self.open_segment(segment, is_writable)?;
         let mapping = Arc::new(Mapping::new(&file, length, is_writable)?);
-        let register = self.register.lock();
+        let register = self.hook.lock();
         // Another thread may have been faster.
         if let Some(mapping) = known() {
             return Ok(mapping);
@@ -164,6 +156,12 @@ impl Segments {
             let mut mapped = self.mapped.write();
             segments.filter_map(|segment| mapped.remove(&segment)).collect()
         };
+        drop(ended);
+    }
+
+    /// Unmaps all, once nobody views them.
+    pub(crate) fn forget_all(&self) {
+        let ended = std::mem::take(&mut *self.mapped.write());
         drop(ended);
     }
 

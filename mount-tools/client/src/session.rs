@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use tidefs_control_api::ioctl::{
@@ -16,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use crate::Error;
 use crate::area::Area;
 use crate::fork::Owner;
-use crate::segments::Segments;
+use crate::segments::{Hook, Segments};
 
 /// References that go back to the daemon together.
 pub const RELEASE_BATCH: usize = 512;
@@ -47,6 +49,8 @@ pub(crate) struct Session {
     /// Whose references it has. A child that inherits it shares the file, and must give nothing back.
     owner: Owner,
     control: File,
+    /// Whether its mount is known to be dead. Then nobody is asked any more.
+    is_over: AtomicBool,
     pub(crate) segments: Segments,
     pub(crate) facts: VersionReply,
     /// Inode number of the directory to which keys are relative.
@@ -58,13 +62,14 @@ pub(crate) struct Session {
 
 impl Session {
     /// Opens a session for keys below `directory`. `None` when there is no fast path there.
-    pub(crate) fn open(directory: &Path) -> Option<Self> {
+    ///
+    /// `hook` registers what it maps.
+    pub(crate) fn open(directory: &Path, hook: &Arc<Hook>) -> Option<Self> {
         // The control file is at the root of the mount, above the directory.
         let root = directory.ancestors().find(|above| above.join(".tidefs").join(CONTROL_FILE).exists())?;
         let tidefs = root.join(".tidefs");
         let control = File::options().read(true).write(true).open(tidefs.join(CONTROL_FILE)).ok()?;
-        let owner = Owner::this_process()?;
-        let segments = Segments::open(&tidefs.join(SEGMENT_DIRECTORY), owner).ok()?;
+        let segments = Segments::open(&tidefs.join(SEGMENT_DIRECTORY), hook).ok()?;
         // One mount may end, and another begin, between any two of these. While the control file is open no other mount is the
         // same device.
         let (device, scope) = (control.metadata().ok()?.dev(), directory.metadata().ok()?);
@@ -72,8 +77,9 @@ impl Session {
             return None;
         }
         let mut session = Self {
-            owner,
+            owner: Owner::this_process()?,
             control,
+            is_over: AtomicBool::new(false),
             segments,
             facts: VersionReply::default(),
             scope: scope.ino(),
@@ -98,6 +104,23 @@ impl Session {
         self.owner.is_a_parent()
     }
 
+    /// Whether its mount was found to be dead.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Whether the daemon waits for this process to give references back.
+    fn gives_back(&self) -> bool {
+        !self.is_inherited() && !self.is_over()
+    }
+
+    /// Unmaps what nobody views, once it is over.
+    pub(crate) fn let_go(&self) {
+        let area = self.area.lock().take();
+        drop(area);
+        self.segments.forget_all();
+    }
+
     pub(crate) fn offers(&self, features: Features) -> bool {
         Features(self.facts.features.get()).has(features)
     }
@@ -117,8 +140,14 @@ impl Session {
     pub(crate) fn exchange(&self, command: Command, payload: &mut [u8]) -> Result<(), Error> {
         let asked = if self.is_inherited() {
             Err(io::Error::other("the cache was opened before a fork; the child opens its own"))
+        } else if self.is_over() {
+            Err(io::Error::from_raw_os_error(libc::ENOTCONN))
         } else {
-            crate::ffi::request(&self.control, command, payload)
+            crate::ffi::request(&self.control, command, payload).inspect_err(|error| {
+                if is_of_dead_mount(error) {
+                    self.is_over.store(true, Ordering::Relaxed);
+                }
+            })
         };
         asked.map_err(Error::io("a request of the fast path"))?;
         let header = Header::read_from_prefix(payload).map_err(|_| Error::BadReply)?.0;
@@ -143,7 +172,7 @@ impl Session {
 
     /// Whether references that wait go back along with one more, to an object of `length` bytes.
     pub(crate) fn is_full_with(&self, length: usize) -> bool {
-        !self.is_inherited() && self.is_full(&self.returning.lock(), 1, length)
+        self.gives_back() && self.is_full(&self.returning.lock(), 1, length)
     }
 
     fn is_full(&self, returning: &Returning, more: usize, length: usize) -> bool {
@@ -154,7 +183,7 @@ impl Session {
     /// Gives the reference to an object of `length` bytes back, along with others. `is_used`: the object was used since it was
     /// looked up.
     pub(crate) fn give_back(&self, reference: u64, length: usize, is_used: bool) {
-        if self.is_inherited() {
+        if !self.gives_back() {
             return;
         }
         let full = {
@@ -169,14 +198,14 @@ impl Session {
 
     /// The same without a request, also when that makes more than are to wait.
     pub(crate) fn keep_back(&self, reference: u64, length: usize, is_used: bool) {
-        if !self.is_inherited() {
+        if self.gives_back() {
             self.returning.lock().push(reference, length, is_used);
         }
     }
 
     /// Gives back what waits.
     pub(crate) fn give_back_all(&self) {
-        if self.is_inherited() {
+        if !self.gives_back() {
             return;
         }
         let waiting = std::mem::take(&mut *self.returning.lock());
@@ -250,4 +279,12 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// Whether a request failed because the connection of the mount to its daemon has ended.
+///
+/// Linux 6.18, fs/fuse/dev.c: a request that is made after that fails with ENOTCONN (`fuse_dev_queue_req`), one that was under way
+/// with ECONNABORTED (`end_requests`). No daemon answers so.
+fn is_of_dead_mount(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
