@@ -5,12 +5,13 @@
 //! its time to be asked for.
 //!
 //! Invariants
-//! - The oldest is taken back when no zone is free.
+//! - The oldest is taken back when no zone is free. One that was not read in time is passed over for a while.
 //! - No zone is the oldest for more than [`PASSES_MAX`] others in a row: removals stay for as long as an older zone is in use.
 //! - The footer of a zone is read once while it is looked at, and no more than [`SAMPLE`] of its records are looked up again.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::device::Device;
@@ -26,6 +27,9 @@ const PASSES_MAX: u32 = 32;
 /// Records of a zone that stand for all.
 const SAMPLE: usize = 256;
 
+/// For how long a zone that was not read in time is passed over.
+const LATE_FOR: Duration = Duration::from_secs(10);
+
 /// What is remembered from one choice to the next.
 #[derive(Debug, Default)]
 pub(super) struct Choosing {
@@ -39,6 +43,8 @@ struct Looked {
     zones: BTreeMap<(u32, Order), Sample>,
     /// How often the oldest was passed over, and which one that is.
     passes: (Order, u32),
+    /// When zones, in their present lives, were not read in time.
+    late: BTreeMap<(u32, Order), Instant>,
 }
 
 /// Some records of a zone.
@@ -52,9 +58,11 @@ struct Sample {
 impl Choosing {
     /// The closed zone of `device` that is to be taken back next.
     pub(super) fn choose(&mut self, shared: &Shared, device: &Device) -> Option<u32> {
-        let closed = device.closed_by_age();
-        let &(sequence, oldest) = closed.first()?;
+        let mut closed = device.closed_by_age();
         let looked = self.looked_at.entry(device.number).or_default();
+        looked.late.retain(|_, late_at| late_at.elapsed() < LATE_FOR);
+        closed.retain(|&(sequence, zone)| !looked.late.contains_key(&(zone, sequence)));
+        let &(sequence, oldest) = closed.first()?;
         if looked.passes.0 != sequence {
             looked.passes = (sequence, 0);
         }
@@ -78,6 +86,14 @@ impl Choosing {
         let chosen = least.map_or(oldest, |(_, zone)| zone);
         looked.passes.1 += u32::from(chosen != oldest);
         Some(chosen)
+    }
+
+    /// A zone was not read in time: others are chosen before it for a while.
+    pub(super) fn note_late(&mut self, device: &Device, zone: u32) {
+        if let Some(known) = device.zone(zone) {
+            let looked = self.looked_at.entry(device.number).or_default();
+            looked.late.insert((zone, known.sequence), Instant::now());
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! Absent ─allocate─> Free ─header─> Open ─footer─> Closed ─reclaim─> Free
 //!                                     └──── an I/O error ────> Quarantined, until the next start
 //! at a start, without a header that is whole: Headless ─removals are read─> Quarantined
+//! at a start, not read in time: Quarantined ([`super::late`])
 //! ```
 //! Invariants
 //! - A zone in `Free` has a header on disk that is void, durably: no start finds records in it.
@@ -173,6 +174,7 @@ impl Device {
         (mut zones, count): (Vec<Zone>, u32),
     ) -> Self {
         zones.iter_mut().skip(count as usize).for_each(Zone::close_if_empty);
+        let may_find_given_up = zones.iter().any(Zone::is_given_up).into();
         Self {
             name,
             number,
@@ -190,7 +192,7 @@ impl Device {
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             is_short_of_zones: AtomicBool::new(false),
-            may_find_given_up: AtomicBool::new(false),
+            may_find_given_up,
             trouble: Mutex::default(),
         }
     }

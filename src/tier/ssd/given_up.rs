@@ -56,21 +56,33 @@ impl Shared {
     }
 
     /// What was removed in a zone, as far as it can be read within `limit`, perhaps among other entries.
-    pub(super) fn removals_left_in(&self, device: &Device, number: u32, limit: Duration) -> Vec<FooterEntry> {
-        let Some(zone) = device.zone(number) else { return Vec::new() };
+    pub(super) fn removals_left_in(&self, device: &Device, number: u32, limit: Duration) -> Salvaged {
+        let Some(zone) = device.zone(number) else { return Salvaged::default() };
         let footer = zone.footer.and_then(|FooterPlace { block, blocks }| {
             read_footer(device, number, zone.sequence, block, blocks, self.limit).ok()
         });
         let life = (zone.sequence > 0).then_some(zone.sequence);
-        footer.unwrap_or_else(|| salvage_removals(device, number, life, limit))
+        match footer {
+            Some(entries) => Salvaged { entries, is_whole: true },
+            None => salvage_removals(device, number, life, limit),
+        }
     }
+}
+
+/// What could be read of the removals of a zone.
+#[derive(Debug, Default)]
+pub(super) struct Salvaged {
+    pub(super) entries: Vec<FooterEntry>,
+    /// Whether every block was read, or passed over by a header.
+    pub(super) is_whole: bool,
 }
 
 /// Finds the removals of a zone some of whose blocks cannot be read, and its records without data. Other records are passed
 /// over by their headers. Of a zone whose life is not known those of all its lives are found, and no record.
-fn salvage_removals(device: &Device, zone: u32, life: Option<Order>, limit: Duration) -> Vec<FooterEntry> {
+fn salvage_removals(device: &Device, zone: u32, life: Option<Order>, limit: Duration) -> Salvaged {
     let deadline = Instant::now() + limit;
     let mut found = Vec::new();
+    let mut is_whole = true;
     let mut block = 1;
     // One block that cannot be read fails the read of many: they are read alone up to here.
     let mut alone_until = 0;
@@ -83,13 +95,15 @@ fn salvage_removals(device: &Device, zone: u32, life: Option<Order>, limit: Dura
                 device = device.name,
                 zone,
                 block,
-                "removals behind this block of a zone are lost"
+                "removals behind this block of a zone cannot be read"
             );
+            is_whole = false;
             break;
         }
         let count = if block < alone_until { 1 } else { SALVAGE_BLOCKS.min(last - block) };
         let Ok(bytes) = read_blocks(&*device.disk, device.offset(zone, block), count.into(), left) else {
             if count == 1 {
+                is_whole = false;
                 block += 1;
             } else {
                 alone_until = block + count;
@@ -117,7 +131,7 @@ fn salvage_removals(device: &Device, zone: u32, life: Option<Order>, limit: Dura
             block += blocks;
         }
     }
-    found
+    Salvaged { entries: found, is_whole }
 }
 
 impl Writer {
@@ -144,8 +158,8 @@ impl Writer {
         let is_known = self.given_up.zones.iter().any(|(known, _)| *known == zone);
         let is_marked = self.device.zone(zone).is_some_and(|zone| zone.is_given_up());
         if is_marked && !is_known {
-            let entries = self.shared.removals_left_in(&self.device, zone, SALVAGE_LIMIT);
-            self.give_up(zone, &entries);
+            let left = self.shared.removals_left_in(&self.device, zone, SALVAGE_LIMIT);
+            self.give_up(zone, &left.entries);
         }
     }
 

@@ -53,7 +53,7 @@ pub enum Unusable {
     Slow,
     /// It is being emptied.
     Leaving,
-    /// So many zones gave I/O errors and are not used.
+    /// So many zones gave I/O errors, or were not read in time by the start, and are not used.
     Damaged(u64),
 }
 
@@ -71,7 +71,7 @@ impl std::fmt::Display for Unusable {
             ),
             Self::Leaving => f.write_str("it is being emptied and takes nothing; then remove it"),
             Self::Damaged(zones) => {
-                write!(f, "{zones} zones gave I/O errors and are not used until the next start; replace the disk")
+                write!(f, "{zones} zones gave errors or no answer and are not used until the next start; replace the disk")
             }
         }
     }

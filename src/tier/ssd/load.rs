@@ -129,7 +129,7 @@ impl Shared {
 
 /// Whether an error of a read is one of what stands on the disk: not of time, nor of the memory that was to be filled, nor of
 /// the way to the disk.
-fn says_that_it_is_damaged(error: &io::Error) -> bool {
+pub(super) fn says_that_it_is_damaged(error: &io::Error) -> bool {
     let is_elsewhere = matches!(
         error.kind(),
         io::ErrorKind::TimedOut

@@ -35,6 +35,7 @@ mod index;
 mod intents;
 mod io;
 mod kept;
+mod late;
 mod load;
 mod memory;
 mod naming;
@@ -479,6 +480,8 @@ mod crash_tests;
 mod fault_tests;
 #[cfg(test)]
 mod reclaim_tests;
+#[cfg(test)]
+mod stall_tests;
 #[cfg(any(test, feature = "fuzz"))]
 #[cfg_attr(not(test), expect(dead_code, reason = "the tests use more of it"))]
 mod testing;

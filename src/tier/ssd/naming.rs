@@ -21,7 +21,7 @@ use super::device::Device;
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, decode};
 use super::identity::read_blocks;
 use super::index::Place;
-use super::load::Missed;
+use super::load::{Missed, says_that_it_is_damaged};
 use super::reasons::ReadFor;
 use super::recover::Known;
 
@@ -130,7 +130,7 @@ impl Shared {
                     unnamed.late.remove(&known.device);
                 }
                 // The disk is busy, or hangs: what it holds is found when it is looked up, if at all.
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                Err(error) if !says_that_it_is_damaged(&error) => {
                     unnamed.note_late(&device, known);
                     return Some(Vec::new());
                 }

@@ -29,6 +29,7 @@ use super::device::{Device, FooterPlace, Zone};
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
 use super::identity::flush;
 use super::index::{Located, Place, ZoneId};
+use super::load::says_that_it_is_damaged;
 use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Retain, Stored};
 use super::reasons::ReadFor;
@@ -91,6 +92,11 @@ impl Shared {
         let Some(number) = choosing.choose(self, device) else { return false };
         let entries = match self.entries_in(device, number) {
             Ok(entries) => entries,
+            Err(error) if !says_that_it_is_damaged(&error) => {
+                tracing::warn!(device = device.name, zone = number, %error, "a zone is not taken back for now");
+                choosing.note_late(device, number);
+                return false;
+            }
             Err(error) => {
                 tracing::error!(device = device.name, zone = number, %error, "a zone cannot be read and is given up");
                 self.quarantine(device, number);

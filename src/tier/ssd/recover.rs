@@ -25,9 +25,11 @@ use super::format::{
     BLOCK, BLOCK_BYTES, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, Tombstone,
     TombstoneBlock, decode,
 };
-use super::given_up::SALVAGE_LIMIT;
+use super::given_up::{SALVAGE_LIMIT, Salvaged};
 use super::identity::read_blocks;
 use super::index::{Located, Place};
+use super::late::LateZone;
+use super::load::says_that_it_is_damaged;
 use super::memory::Buffer;
 use super::naming::{NOBODY, Standing, Unnamed};
 use super::open_zone::write_footer;
@@ -48,7 +50,7 @@ pub struct RecoverySummary {
     pub zones: u64,
     /// Zones without one, read from their headers.
     pub scanned_zones: u64,
-    /// Zones that could not be read.
+    /// Zones that could not be read, now or for ever.
     pub lost_zones: u64,
 }
 
@@ -140,7 +142,8 @@ impl Shared {
     pub(super) fn build_index(&self, is_early: &dyn Fn(&[u8]) -> bool) -> Indexed {
         let mut summary = RecoverySummary::default();
         let mut known = self.known_zones();
-        let mut lost = Vec::new();
+        let (mut lost, mut late) = (Vec::new(), Vec::new());
+        let mut patience: HashMap<usize, Duration> = HashMap::new();
         let salvaged_until = Instant::now() + SALVAGE_ALL_LIMIT;
         let mut gathered = Gathered {
             is_early,
@@ -154,7 +157,8 @@ impl Shared {
         known.retain_mut(|zone| {
             gathered.last_order = gathered.last_order.max(zone.sequence);
             let Some(device) = self.devices.get(zone.device) else { return false };
-            match self.entries_of(&device, zone, true) {
+            let patience = patience.entry(zone.device).or_insert_with(|| self.patience());
+            match self.entries_in_time(&device, zone, patience) {
                 Ok(entries) => {
                     self.enter(&device, zone.zone, &entries, &mut gathered);
                     summary.zones += u64::from(zone.scanned.is_none());
@@ -162,17 +166,24 @@ impl Shared {
                     true
                 }
                 Err(error) => {
-                    tracing::error!(device = device.name, zone = zone.zone, %error, "a zone is lost");
+                    let is_late = !says_that_it_is_damaged(&error);
+                    tracing::error!(device = device.name, zone = zone.zone, is_late, %error, "a zone is lost");
                     summary.lost_zones += 1;
                     // Its removals hide what stands in other zones, as far as they can still be read.
                     let limit = salvaged_until.saturating_duration_since(Instant::now()).min(SALVAGE_LIMIT);
-                    let mut left = self.removals_left_in(&device, zone.zone, limit);
-                    left.retain(|entry| match entry {
+                    let limit = if is_late { limit.min(self.patience()) } else { limit };
+                    let Salvaged { mut entries, is_whole } =
+                        self.removals_left_in(&device, zone.zone, limit);
+                    entries.retain(|entry| match entry {
                         FooterEntry::Tombstones(_) => true,
                         FooterEntry::Object { facts, .. } => facts.length == ByteCount::ZERO,
                     });
-                    self.enter(&device, zone.zone, &left, &mut gathered);
-                    lost.push((device, zone.zone));
+                    self.enter(&device, zone.zone, &entries, &mut gathered);
+                    if is_late {
+                        late.push(LateZone { device, zone: zone.zone, is_salvaged: is_whole });
+                    } else {
+                        lost.push((device, zone.zone));
+                    }
                     false
                 }
             }
@@ -190,13 +201,16 @@ impl Shared {
             self.index.remove_if(&hash, |found| found.version <= version);
             self.remove_everywhere(hash, version);
         }
+        self.leave_late(&late, &mut early);
         for (device, zone) in lost {
             self.move_out(&mut early, |place| place.zone == device.zone_id(zone));
             self.quarantine(&device, zone);
         }
         self.give_up_surplus(&crossed, &mut early);
-        known
-            .retain(|zone| self.devices.get(zone.device).is_some_and(|device| !device.is_surplus(zone.zone)));
+        known.retain(|known| {
+            let device = self.devices.get(known.device).filter(|device| !device.is_surplus(known.zone));
+            device.and_then(|device| device.zone(known.zone)).is_some_and(|zone| zone.can_be_read())
+        });
         early.retain(|standing| self.stands(standing));
         summary.objects = self.index.len().saturating_sub(early.len()) as u64;
         Indexed { summary, last_version, early, unnamed: Unnamed::new(known, summary.objects) }
@@ -226,8 +240,9 @@ impl Shared {
     /// known.
     fn known_zones(&self) -> Vec<Known> {
         let of_device = |device: &Arc<Device>| {
-            let is_known =
-                |(zone, _): &(Zone, u32)| matches!(zone.state, ZoneState::Closed | ZoneState::Headless);
+            let is_known = |(zone, _): &(Zone, u32)| {
+                matches!(zone.state, ZoneState::Closed | ZoneState::Headless) || zone.is_given_up()
+            };
             let in_use = device.zones().into_iter().zip(0u32..).filter(is_known);
             let known = in_use.map(|(zone, index)| Known {
                 sequence: zone.sequence,
@@ -256,6 +271,9 @@ impl Shared {
         let station = device.zone(zone).ok_or(io::ErrorKind::NotFound)?;
         if station.state == ZoneState::Headless {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "its header is lost"));
+        }
+        if station.sequence == 0 {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "its header was not read in time"));
         }
         let footer = station.footer;
         if let Some(FooterPlace { block, blocks }) = footer {

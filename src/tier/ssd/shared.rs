@@ -320,10 +320,11 @@ impl Shared {
         self.bury_wherever(devices, hash, version);
     }
 
-    /// A record that stands in the index is replaced by a later version. Called under the lock of what is pending.
-    pub(super) fn bury_replaced(&self, hash: RecordHash, older: &Located) {
-        let device = u8::try_from(older.place.zone.device());
-        self.bury_wherever(device.into_iter().collect(), hash, older.version);
+    /// A version was stored, and `older` stood in the index, if any did: else one may stand where a start finds it all the
+    /// same. Called under the lock of what is pending.
+    pub(super) fn bury_replaced(&self, hash: RecordHash, version: Version, older: Option<&Located>) {
+        let device = older.and_then(|older| u8::try_from(older.place.zone.device()).ok());
+        self.bury_wherever(device.into_iter().collect(), hash, version_before(version));
     }
 
     /// Leaves a removal for the disks that are `known` to have a record, and for those that may. Called under the lock of

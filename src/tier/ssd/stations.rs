@@ -5,6 +5,8 @@
 //! - What a zone removed counts, whatever became of its header: one that cannot be read, or is damaged, makes its zone
 //!   [headless](ZoneState::Headless), unless the life that it named can be told.
 //! - Nothing else of a headless zone counts: its trailer may be of an earlier life, whose records were dropped since.
+//! - A header that was not read for another reason than damage says nothing: its zone is out of use and stays as it is
+//!   ([`super::late`]).
 //!
 //! Limits: a damaged header is taken for that of a life when at most `FLIPPED_BITS_MAX` of its bits differ; those of
 //! two lives differ in their checksums. A block device may hold anything before a zone is first opened: a zone that
@@ -12,6 +14,8 @@
 
 use std::io;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use super::device::{FooterPlace, Zone, ZoneState, zone_offset};
 use super::disk::{Disk, Request, Ticket};
@@ -19,14 +23,20 @@ use super::format::{
     BLOCK, BLOCK_BYTES, Order, RecordHeader, TombstoneBlock, Trailer, Uuid, ZoneHeader, decode, encode,
 };
 use super::identity::{START_LIMIT, read_blocks};
+use super::load::says_that_it_is_damaged;
 use super::memory::{Buffer, Piece};
 
 /// Zones whose first and last blocks are read at once.
 const ZONES_AT_ONCE: u32 = 256;
+/// How often a header is read that the disk does not give for another reason than damage, and the pause between.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(50);
 /// Bits of a damaged header that may differ from what it was.
 const FLIPPED_BITS_MAX: u32 = 8;
 
 const FREE: Zone = Zone { state: ZoneState::Free, ..Zone::ABSENT };
+/// Its header was not read.
+const UNREAD: Zone = Zone { state: ZoneState::Quarantined, ..Zone::ABSENT };
 const HEADLESS: Zone = Zone { state: ZoneState::Headless, ..Zone::ABSENT };
 
 /// Finds out the stations of a disk's zones.
@@ -65,6 +75,21 @@ impl Block {
     fn wait(self) -> io::Result<Arc<Buffer>> {
         self.0.wait(START_LIMIT).map(|()| self.1)
     }
+
+    /// Waits, and reads the block again when the disk did not say what stands there. One that is too late had its time.
+    fn wait_or_read(self, disk: &dyn Disk, offset: u64) -> io::Result<Arc<Buffer>> {
+        let mut outcome = self.wait();
+        for _ in 1..ATTEMPTS {
+            match &outcome {
+                Err(error) if !says_that_it_is_damaged(error) && error.kind() != io::ErrorKind::TimedOut => {
+                    thread::sleep(PAUSE);
+                    outcome = read_blocks(disk, offset, 1, START_LIMIT);
+                }
+                _ => break,
+            }
+        }
+        outcome
+    }
 }
 
 /// The first and the last block of a zone. One that cannot be read takes nothing from the other.
@@ -79,8 +104,12 @@ impl Ends {
     }
 
     fn station(self, disk: &dyn Disk, (uuid, number): (Uuid, u32), zone_blocks: u32) -> Zone {
-        let head = match self.head.wait() {
+        let head = match self.head.wait_or_read(disk, zone_offset(number, zone_blocks)) {
             Ok(head) => head,
+            Err(error) if !says_that_it_is_damaged(&error) => {
+                tracing::error!(zone = number, %error, "the header of a zone of the SSD tier was not read in time");
+                return UNREAD;
+            }
             Err(error) => {
                 tracing::error!(zone = number, %error, "the header of a zone of the SSD tier cannot be read");
                 return HEADLESS;

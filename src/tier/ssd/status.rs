@@ -44,7 +44,7 @@ pub struct DeviceStatus {
     pub free_zones: u64,
     /// Zones with records.
     pub used_zones: u64,
-    /// Zones that gave I/O errors.
+    /// Zones that gave I/O errors, or were not read in time by the start.
     pub quarantined_zones: u64,
     /// Bytes that wait to be written.
     pub queued: ByteCount,

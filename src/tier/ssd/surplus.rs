@@ -34,10 +34,11 @@ impl Shared {
     /// one stands too. Of `early`, what stands there is moved.
     pub(super) fn give_up_surplus(&self, crossed: &HashSet<RecordHash>, early: &mut [Standing]) {
         let of_device = |device: &Arc<Device>| (Arc::clone(device), device.surplus());
-        let surplus: Vec<_> = self.devices.all().iter().map(of_device).collect();
+        let mut surplus: Vec<_> = self.devices.all().iter().map(of_device).collect();
         // From here on removals of keys that the index does not know are noted too.
-        for (device, zones) in &surplus {
-            zones.iter().for_each(|zone| _ = device.give_up(*zone));
+        for (device, zones) in &mut surplus {
+            // What is given up already is made void, or could not be read and is left to the next start.
+            zones.retain(|zone| device.give_up(*zone));
         }
         self.move_out(early, |place| self.is_surplus(place));
         for hash in crossed {

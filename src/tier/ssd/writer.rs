@@ -372,7 +372,7 @@ impl Writer {
                     let older = self.shared.index.get(&hash).filter(|older| older.version < version);
                     if self.shared.index.put(hash, &located) {
                         // It is not to come back when this one is dropped.
-                        older.iter().for_each(|older| self.shared.bury_replaced(hash, older));
+                        self.shared.bury_replaced(hash, version, older.as_ref());
                         Stored::Yes
                     } else {
                         self.shared.bury(&self.device, hash, version);

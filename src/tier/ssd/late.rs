@@ -1,0 +1,95 @@
+//! Zones that a start could not read in time, though nothing says that they are damaged: their disk was busy, or hung.
+//!
+//! They stay on the disk as they are, and the next start reads them. In this life nothing of them is served or written.
+//!
+//! Invariants
+//! - Unless all removals of such a zone were read, what its disk opened before it is left to the next start too: what the
+//!   zone removed may stand there.
+//! - What is stored or removed meanwhile is noted on the disk of such a zone, as for one that is
+//!   [given up](super::given_up): what stands there does not come back over it. The owner's new versions are larger than
+//!   all that an earlier life gave out, whether they were read or not.
+//!
+//! Limits: a start asks a disk again for as long as `PATIENCE` requests may take, at most [`START_LIMIT`].
+//! Threads: the one that builds the index.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::device::{Device, Zone};
+use super::format::FooterEntry;
+use super::identity::START_LIMIT;
+use super::load::says_that_it_is_damaged;
+use super::naming::Standing;
+use super::recover::Known;
+
+/// For as many requests a start goes on to ask one disk.
+const PATIENCE: u32 = 6;
+/// How long it waits before it asks again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A zone that was not read.
+#[derive(Debug)]
+pub(super) struct LateZone {
+    pub(super) device: Arc<Device>,
+    pub(super) zone: u32,
+    /// Whether all that it removed was read.
+    pub(super) is_salvaged: bool,
+}
+
+impl Shared {
+    /// How long a start asks a disk again in all.
+    pub(super) fn patience(&self) -> Duration {
+        self.limit.saturating_mul(PATIENCE).min(START_LIMIT)
+    }
+
+    /// What is in a zone. As long as there is `patience` it is asked again when its disk did not say.
+    pub(super) fn entries_in_time(
+        &self,
+        device: &Arc<Device>,
+        known: &mut Known,
+        patience: &mut Duration,
+    ) -> io::Result<Vec<FooterEntry>> {
+        loop {
+            let started = Instant::now();
+            let outcome = self.entries_of(device, known, true);
+            let is_late = outcome.as_ref().is_err_and(|error| !says_that_it_is_damaged(error));
+            // In which life the zone is was to be read before.
+            if !is_late || known.sequence == 0 || patience.is_zero() {
+                return outcome;
+            }
+            std::thread::sleep(PAUSE.min(*patience));
+            *patience = patience.saturating_sub(started.elapsed());
+        }
+    }
+
+    /// Leaves zones to the next start, and with them those that they may have removed something from. Records without data
+    /// of `early` are written again, where it is known that nothing removed them.
+    pub(super) fn leave_late(&self, late: &[LateZone], early: &mut [Standing]) {
+        for LateZone { device, zone, .. } in late.iter().filter(|late| !late.is_salvaged) {
+            let sequence = device.zone(*zone).map_or(0, |zone| zone.sequence);
+            let is_before = |zone: &Zone| zone.is_in_use() && (sequence == 0 || zone.sequence < sequence);
+            let zones = device.zones().into_iter().zip(0..);
+            let before: Vec<u32> =
+                zones.filter(|(zone, _)| is_before(zone)).map(|(_, number)| number).collect();
+            tracing::error!(
+                device = device.name,
+                zone,
+                zones = before.len(),
+                "what a zone removed cannot be read: those that are older are not used until the next start"
+            );
+            before.into_iter().chain([*zone]).for_each(|number| self.leave(device, number));
+        }
+        for LateZone { device, zone, .. } in late {
+            self.move_out(early, |place| place.zone == device.zone_id(*zone));
+            self.leave(device, *zone);
+        }
+    }
+
+    /// Nothing of a zone is served or written in this life. Its records are not dropped: the next start finds them.
+    fn leave(&self, device: &Device, number: u32) {
+        device.give_up(number);
+        self.index.remove_zone(device.zone_id(number));
+    }
+}

@@ -1,0 +1,189 @@
+//! Shows that a disk which does not answer for a while, or fails for another reason than damage, loses nothing of what
+//! stands on it, and brings nothing back that was removed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tidefs_engine::types::Version;
+
+use super::format::ZONES_START;
+use super::testing::*;
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// How long a disk has for an answer where none comes.
+const SHORT: Duration = Duration::from_millis(20);
+/// The same where every answer is an error: a start asks for six times as long.
+const LONGER: Duration = Duration::from_millis(300);
+/// Bytes of a record of which three fit into a zone.
+const THIRD: usize = 15 * 4096;
+
+fn keys_of(tier: &SsdTier) -> Vec<String> {
+    recover(tier).0.into_iter().map(|(key, ..)| String::from_utf8(key).unwrap()).collect()
+}
+
+/// What a start finds on a disk, by key.
+fn found_on(content: Vec<u8>, config: &SsdConfig) -> Vec<String> {
+    keys_of(&tier_on(&[MemoryDisk::holding(content)], config))
+}
+
+/// A disk with `old`, `b` and `c` in its first zone, `d`, the removal of `old`, `e` and `f` in the second, and `g` in the
+/// third, all closed.
+fn written(config: &SsdConfig) -> Arc<MemoryDisk> {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), config);
+    for key in ["old", "b", "c", "d"] {
+        assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+    }
+    tier.remove(b"old", Version(1));
+    assert!(tier.flush(LIMIT));
+    for key in ["e", "f", "g"] {
+        assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+    }
+    drop(tier);
+    disk
+}
+
+const ALL: [&str; 6] = ["b", "c", "d", "e", "f", "g"];
+
+/// Has reads of a byte of the second zone fail for another reason than damage.
+fn fail_in_second_zone(disk: &MemoryDisk, byte: u64) {
+    disk.bad_error.store(libc::EAGAIN, Ordering::Relaxed);
+    disk.bad_byte.store(ZONES_START + ZONE.get() + byte, Ordering::Relaxed);
+}
+
+fn runs_after(tier: &SsdTier) {
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert!(tier.flush(LIMIT));
+}
+
+#[test]
+fn a_disk_that_stalls_while_the_index_is_built_and_goes_on_is_read_as_a_whole() {
+    let config = config(1, 12);
+    let disk = written(&config);
+    let config = SsdConfig { limit: Duration::from_secs(1), ..config };
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    disk.hangs.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Longer than a footer is waited for, and what is scanned then.
+            std::thread::sleep(Duration::from_millis(1200));
+            disk.hangs.store(false, Ordering::Relaxed);
+        });
+        let Indexed { summary, .. } = tier.index(&|_| false);
+        assert_eq!((summary.lost_zones, tier.records()), (0, ALL.len()));
+    });
+}
+
+#[test]
+fn a_disk_that_does_not_answer_while_the_index_is_built_is_found_whole_by_the_next_start() {
+    let config = config(1, 12);
+    let disk = written(&config);
+    let late = SsdConfig { limit: SHORT, ..config.clone() };
+    let tier = tier_on(std::slice::from_ref(&disk), &late);
+    disk.hangs.store(true, Ordering::Relaxed);
+    let Indexed { summary, .. } = tier.index(&|_| false);
+    assert_eq!((summary.lost_zones, tier.records()), (3, 0));
+    disk.hangs.store(false, Ordering::Relaxed);
+    runs_after(&tier);
+    assert_eq!(tier.status().devices[0].quarantined_zones, 3);
+    // What is stored and removed meanwhile counts over what nobody read.
+    assert_eq!(store(&tier, b"e", 2, 5000), Stored::Yes);
+    tier.remove(b"e", Version(2));
+    assert_eq!(store(&tier, b"f", 3, 5000), Stored::Yes);
+    tier.remove(b"g", Version(4));
+    assert!(tier.flush(LIMIT));
+    drop(tier);
+    let tier = tier_on(&[disk], &config);
+    let (found, summary) = recover(&tier);
+    let expected = [(b"b", 1, THIRD), (b"c", 1, THIRD), (b"d", 1, THIRD), (b"f", 3, 5000)];
+    assert_eq!(found, expected.map(|(key, version, length)| (key.to_vec(), version, length as u64)));
+    assert_eq!(summary.lost_zones, 0);
+}
+
+#[test]
+fn a_zone_that_is_late_at_a_start_keeps_its_records_and_its_removals() {
+    let config = SsdConfig { limit: LONGER, ..config(1, 12) };
+    // In the header, which says in which life the zone is, and in the data of `d`, which a scan reads.
+    for byte in [0, 2 * 4096] {
+        let disk = written(&config);
+        // So that the zone is scanned, as after a kill.
+        let trailer = usize::try_from(ZONES_START + 2 * ZONE.get()).unwrap() - 4096;
+        disk.content.lock()[trailer..trailer + 4096].fill(0);
+        fail_in_second_zone(&disk, byte);
+        let tier = tier_on(std::slice::from_ref(&disk), &config);
+        assert_eq!(keys_of(&tier), ["b", "c", "g"], "byte {byte}");
+        assert_eq!(tier.holds(b"old"), None, "byte {byte}");
+        disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
+        runs_after(&tier);
+        drop(tier);
+        assert_eq!(found_on(disk.content.lock().clone(), &config), ALL, "byte {byte}");
+    }
+}
+
+#[test]
+fn what_is_older_than_removals_that_were_not_read_in_time_is_served_by_the_next_start() {
+    let config = SsdConfig { limit: LONGER, ..config(1, 12) };
+    let disk = written(&config);
+    let trailer = usize::try_from(ZONES_START + 2 * ZONE.get()).unwrap() - 4096;
+    disk.content.lock()[trailer..trailer + 4096].fill(0);
+    // The block of the removal, behind the header and one record.
+    let block = (1..64_u64)
+        .find(|block| {
+            let at = usize::try_from(ZONES_START + ZONE.get() + block * 4096).unwrap();
+            &disk.content.lock()[at..at + 5] == b"TDSDT"
+        })
+        .unwrap();
+    fail_in_second_zone(&disk, block * 4096);
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    assert_eq!(keys_of(&tier), ["g"]);
+    disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
+    runs_after(&tier);
+    drop(tier);
+    assert_eq!(found_on(disk.content.lock().clone(), &config), ALL);
+}
+
+#[test]
+fn a_zone_that_is_late_when_it_is_to_be_taken_back_stays_and_another_one_goes() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    // In the first zone.
+    for key in ["a", "b", "c"] {
+        assert_eq!(store(&tier, key.as_bytes(), 1, THIRD), Stored::Yes);
+    }
+    // Its footer, and what a scan reads first.
+    disk.bad_error.store(libc::EAGAIN, Ordering::Relaxed);
+    disk.bad_byte.store(ZONES_START + 4096, Ordering::Relaxed);
+    let footer = usize::try_from(ZONES_START).unwrap() + (1 + 3 * 16) * 4096;
+    assert_eq!(store(&tier, b"next", 1, THIRD), Stored::Yes);
+    assert_eq!(&disk.content.lock()[footer..footer + 5], b"TDSDF");
+    disk.content.lock()[footer] = 0;
+    let (end, mut version) = (Instant::now() + LIMIT, 2);
+    while tier.status().reclaimed_zones < 3 {
+        assert!(Instant::now() < end, "nothing is taken back");
+        store(&tier, format!("other {version}").as_bytes(), version, THIRD);
+        version += 1;
+    }
+    assert_eq!(tier.status().devices[0].quarantined_zones, 0);
+    assert!(["a", "b", "c"].iter().all(|key| tier.holds(key.as_bytes()).is_some()));
+}
+
+#[test]
+fn names_that_an_error_of_the_way_to_the_disk_holds_up_come_later() {
+    let config = config(1, 12);
+    let disk = written(&config);
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    let mut unnamed = tier.index(&|_| false).unnamed;
+    let footer = (1 + 3 * 16) * 4096;
+    disk.bad_error.store(libc::EAGAIN, Ordering::Relaxed);
+    disk.bad_byte.store(ZONES_START + footer, Ordering::Relaxed);
+    assert_eq!(tier.next_unnamed(&mut unnamed), Some(Vec::new()));
+    disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
+    let mut told = 0;
+    while let Some(standing) = tier.next_unnamed(&mut unnamed) {
+        told += standing.iter().filter(|one| tier.own(one, 7)).count();
+    }
+    assert_eq!((told, tier.status().devices[0].quarantined_zones), (ALL.len(), 0));
+    assert!(is_right(&tier, b"b", 1, THIRD));
+}
