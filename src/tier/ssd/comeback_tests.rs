@@ -175,6 +175,27 @@ fn a_disk_that_is_added_while_others_are_away_belongs_to_their_pool_and_they_are
     assert_eq!(keys_of(&tier_on(&disks, &config)), ["new"]);
 }
 
+/// As when two disks were used one without the other, and the file that says so is lost.
+#[test]
+fn a_disk_that_is_added_and_was_ahead_of_the_pool_holds_nothing_and_takes_nothing_from_the_others() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let (one, both) = (config(1, 12), config(2, 12));
+    let keys: Vec<String> = (0..8).map(|number| format!("key {number}")).collect();
+    let (tier, _) = running(&disks, &both);
+    assert!(keys.iter().all(|key| store(&tier, key.as_bytes(), 1, 5000) == Stored::Yes));
+    drop(tier);
+    for _ in 0..4 {
+        drop(running(&disks[1..], &one));
+    }
+    let (tier, _) = running(&disks[..1], &one);
+    let kept: Vec<String> = keys.into_iter().filter(|key| tier.holds(key.as_bytes()).is_some()).collect();
+    assert!((1..8).contains(&kept.len()), "{kept:?}");
+    let second = Arc::clone(&disks[1]) as Arc<dyn disk::Disk>;
+    tier.add_disk("disk 1".to_owned(), second, one.capacity).unwrap();
+    drop(tier);
+    assert_eq!(keys_of(&tier_on(&disks, &both)), kept);
+}
+
 /// Its removals stand in the file of the state directory alone, which a restart of the machine takes away.
 #[test]
 fn a_disk_that_could_not_note_removals_is_emptied_by_the_next_start() {

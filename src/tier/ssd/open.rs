@@ -12,10 +12,10 @@ use super::admission::Budget;
 use super::device::Device;
 use super::disk::Disk;
 use super::epochs::Epochs;
-use super::format::{BLOCK_BYTES, Superblock, Uuid, ZONES_START};
+use super::format::{BLOCK, BLOCK_BYTES, Superblock, Uuid, ZONES_START};
 use super::identity::{
-    Unusable, ZONE_BYTES_MIN, draw_uuid, open_file, read_superblock, write_superblock, write_superblocks,
-    zone_bytes_for,
+    START_LIMIT, Unusable, ZONE_BYTES_MIN, draw_uuid, flush, open_file, read_superblock, write_blocks,
+    write_superblock, write_superblocks, zone_bytes_for,
 };
 use super::index::ZONES_MAX;
 use super::io::{FileDisk, Io};
@@ -316,6 +316,9 @@ pub(super) fn take_into_use(
     share: ByteCount,
 ) -> io::Result<Device> {
     let device = read_disk(candidate, number, superblock, share)?;
+    // A copy that an earlier life left may be ahead of the pool, and would count at the next start.
+    write_blocks(&*device.disk, 0, &[0; 2 * BLOCK], START_LIMIT)?;
+    flush(&*device.disk, START_LIMIT)?;
     write_superblock(&*device.disk, superblock)?;
     device.cut_surplus();
     Ok(device)
