@@ -35,6 +35,9 @@ pub const META_BYTES_MAX: usize = 2048;
 /// Tombstones of one block: 30 bytes each at most, beside a frame and a device id of less than 128.
 pub(super) const TOMBSTONES_MAX: usize = 96;
 
+/// Most bytes of a zone, as of `ssd.zone`: a record is as long at most, and a start reads one as a whole.
+const ZONE_BYTES_MAX: u64 = 4 << 30;
+
 /// Largest epoch that counts: one for each start.
 pub(super) const EPOCH_MAX: u64 = 1 << 30;
 
@@ -176,7 +179,7 @@ impl Frame for Superblock {
     const KIND: u8 = b'S';
 
     fn is_sound(&self) -> bool {
-        self.epoch <= EPOCH_MAX
+        self.epoch <= EPOCH_MAX && self.zone_bytes.get() <= ZONE_BYTES_MAX
     }
 }
 impl Frame for ZoneHeader {

@@ -110,6 +110,9 @@ fn what_no_daemon_writes_is_refused_with_the_right_checksum_too() {
         epoch: EPOCH_MAX + 1,
         zone_bytes: ByteCount::mib(256),
     });
+    // A record of that length would be read into memory as a whole.
+    let zone_bytes = ByteCount(ZONE_BYTES_MAX + 4096);
+    refused(&Superblock { device: DEVICE, pool: DEVICE, epoch: 300, zone_bytes });
     let tombstone = Tombstone { order: 5, hash: RecordHash([1; 16]), version: Version(u64::MAX) };
     refused(&TombstoneBlock { device: DEVICE, sequence: 77, tombstones: vec![tombstone] });
     // It stands for a life that is not known.
