@@ -7,6 +7,7 @@
 //! - What a disk held before it is added is void: it was not told of removals meanwhile.
 //! - A zone of a leaving disk is void on it before its records could be missed by a removal: other disks keep their
 //!   removals as long as a leaving one has a zone that was opened before them.
+//! - What was moved to other disks is durable there before its zone is void: while it is not, the zone stays.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
 //! - A disk that is removed has no superblock any more, or [an old one](super::outdated): no start takes what it held
 //!   for the pool's.
@@ -18,7 +19,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use tidefs_engine::types::ByteCount;
@@ -372,19 +373,18 @@ impl Shared {
             }
             drained.left = drained.left.saturating_sub(1);
             while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > WINDOW {
-                drained.count(under_way.remove(0).1);
+                drained.count(&under_way.remove(0).1)?;
             }
             if !pace.keep(*drained, progress) {
                 // The zone stays, with what was to go with it.
                 (drained.in_memory, drained.lost) = (before.in_memory, before.lost);
-                under_way.into_iter().for_each(|(_, receiver)| drained.count(receiver));
+                under_way.iter().try_for_each(|(_, receiver)| drained.count(receiver))?;
                 return Ok(false);
             }
         }
-        under_way.into_iter().for_each(|(_, receiver)| drained.count(receiver));
-        // What was moved is durable before it is gone here.
-        let flushed = self.devices.all().iter().all(|other| flush(&*other.disk, self.limit).is_ok());
-        if !flushed || !device.end_reading(zone, READERS_LIMIT) {
+        under_way.iter().try_for_each(|(_, receiver)| drained.count(receiver))?;
+        self.flush_moved()?;
+        if !device.end_reading(zone, READERS_LIMIT) {
             self.quarantine(device, zone);
             return Ok(true);
         }
@@ -398,19 +398,40 @@ impl Shared {
     /// Leaves a record to be written to another disk. `None` when that cannot be.
     fn move_elsewhere(&self, device: &Device, place: Place, facts: &RecordFacts) -> Option<Receiver<Stored>> {
         let other = self.least_busy()?;
-        let fits = fits_a_zone(other.zone_blocks, facts.blocks(), facts.footer_bytes());
-        fits.then(|| self.rewrite(device, &other, place, facts)).flatten()
+        if !fits_a_zone(other.zone_blocks, facts.blocks(), facts.footer_bytes()) {
+            return None;
+        }
+        self.moved_to.lock().insert(other.number);
+        self.rewrite(device, &other, place, facts)
+    }
+
+    /// Makes durable what was moved to other disks, also by a drain that ended early.
+    fn flush_moved(&self) -> Result<(), ChangeError> {
+        let moved_to = self.moved_to.lock().clone();
+        let disks: Vec<_> =
+            moved_to.iter().filter_map(|&number| self.devices.get(usize::from(number))).collect();
+        if !SsdTier::flush_disks(&disks, MOVE_LIMIT) {
+            return Err(ChangeError::Stuck("what was moved is not durable on the other disks".to_owned()));
+        }
+        self.moved_to.lock().clear();
+        Ok(())
     }
 }
 
 impl Drained {
-    /// Waits for the end of a record's way.
-    fn count(&mut self, receiver: Receiver<Stored>) {
+    /// Waits for the end of a record's way. Until it is known nothing may be void where the record came from.
+    fn count(&mut self, receiver: &Receiver<Stored>) -> Result<(), ChangeError> {
         match receiver.recv_timeout(MOVE_LIMIT) {
             Ok(Stored::Yes) => self.moved += 1,
             // Replaced or removed meanwhile.
             Ok(Stored::Superseded) => {}
-            Ok(Stored::Failed) | Err(_) => self.lost += 1,
+            Ok(Stored::Failed) | Err(RecvTimeoutError::Disconnected) => self.lost += 1,
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(ChangeError::Stuck(
+                    "the other disks do not take what is moved in time".to_owned(),
+                ));
+            }
         }
+        Ok(())
     }
 }

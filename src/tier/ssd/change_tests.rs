@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::ByteCount;
 
@@ -148,6 +149,44 @@ fn what_is_in_memory_too_and_is_removed_after_a_drain_was_ended_does_not_come_ba
     let after = [on_disk(&disks[0]), on_disk(&disks[1])];
     drop(tier);
     assert_eq!(recover(&tier_on(&after, &config)).0, []);
+}
+
+/// Zones of a disk that gave an error.
+fn quarantined(tier: &SsdTier, disk: usize) -> u64 {
+    tier.status().devices[disk].quarantined_zones
+}
+
+#[test]
+fn a_zone_stays_until_what_was_moved_from_it_is_durable() {
+    let (tier, _, disks, config) = grown();
+    let place = Path::new("disk 0");
+    disks[1].fails_flushes.store(true, Ordering::Relaxed);
+    let stuck = tier.drain(place, None, &mut |_| true);
+    assert!(matches!(stuck, Err(ChangeError::Stuck(_))), "{stuck:?}");
+    assert_eq!(quarantined(&tier, 0), 0);
+    // As a power cut leaves it that takes what the other disk had not made durable.
+    assert_eq!(recover(&tier_on(&[on_disk(&disks[0])], &config)).0.len(), 30);
+    disks[1].fails_flushes.store(false, Ordering::Relaxed);
+    disks[1].keeps_log.store(true, Ordering::Relaxed);
+    // What was moved before is made durable, too.
+    let drained = tier.drain(place, None, &mut |_| true).unwrap();
+    assert_eq!((drained.lost, drained.left, quarantined(&tier, 0)), (0, 0, 0));
+    assert!(disks[1].log.lock().iter().any(|logged| matches!(logged, Logged::Flush)));
+    assert!(all_are_right(&tier));
+}
+
+#[test]
+fn a_disk_that_fails_holds_up_no_move_from_one_disk_to_another() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new(), MemoryDisk::new()];
+    let (tier, _) = running(&disks, &config(3, 20));
+    keys().for_each(|key| assert_eq!(store(&tier, &key, 5, LENGTH), Stored::Yes));
+    disks[1].fails_flushes.store(true, Ordering::Relaxed);
+    while !tier.shared.devices.all()[1].is_failing() {
+        assert!(!tier.flush(LIMIT));
+    }
+    let drained = tier.drain(Path::new("disk 0"), None, &mut |_| true).unwrap();
+    assert_eq!((drained.lost, drained.left, quarantined(&tier, 0)), (0, 0, 0));
+    assert!(drained.moved > 0 && all_are_right(&tier));
 }
 
 #[test]

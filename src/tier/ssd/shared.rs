@@ -1,6 +1,6 @@
 //! What writers, loaders and reclaim share: the index, what is on its way, and the order of everything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io as std_io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -51,6 +51,8 @@ pub(super) struct Shared {
     pub(super) unusable: Mutex<Vec<(String, Unusable)>>,
     /// Guards nothing but that one change of the disks is made at a time.
     pub(super) change: Mutex<()>,
+    /// Guards to which disks records were moved from those that are being emptied, and may not be durable there.
+    pub(super) moved_to: Mutex<BTreeSet<u8>>,
     /// Where changes are kept.
     pub(super) changes: Option<PathBuf>,
     /// The places that the configuration names.
@@ -111,6 +113,7 @@ impl Shared {
             devices: Devices::new(devices),
             unusable: Mutex::new(unusable),
             change: Mutex::new(()),
+            moved_to: Mutex::default(),
             changes: config.changes.clone(),
             configured: config.places.clone(),
             growth,
