@@ -54,6 +54,10 @@ pub(super) fn verify(
                     summary.corrupt_paths.push(KeyPath::from_bytes(&path));
                 }
             }
+            Ok(datapath::Verdict::Unreadable) => {
+                seen.passed_by.0 += 1;
+                summary.unreadable.0 += 1;
+            }
             Ok(datapath::Verdict::Skipped) | Err(_) => {
                 seen.passed_by.0 += 1;
                 count_passed_by(datapath, ino, is_on_disk, &mut summary);

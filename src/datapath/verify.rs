@@ -45,6 +45,8 @@ pub enum Verdict {
     Corrupt,
     /// Not a sealed, final object (any more).
     Skipped,
+    /// Nothing is known of them: their disk failed, or took too long.
+    Unreadable,
 }
 
 /// Whether the object is final, with its bytes in memory.
@@ -243,7 +245,7 @@ impl Datapath {
     }
 
     /// Compares an object's record on SSD with its checksum, whether the object is in memory too or not. A damaged record is
-    /// given up, and with it the object if it stands nowhere else. No use of it.
+    /// given up, and with it the object if it stands nowhere else. One that its disk does not give says nothing. No use of it.
     ///
     /// # Errors
     /// [`Error::Stale`] when there is no such object any more.
@@ -259,7 +261,8 @@ impl Datapath {
         Ok(match ssd.check(&record.key, record.version, size) {
             Ok(()) => Verdict::Sound,
             Err(Missed::Absent) => Verdict::Skipped,
-            Err(Missed::Corrupt | Missed::Failed) => {
+            Err(Missed::Failed) => Verdict::Unreadable,
+            Err(Missed::Corrupt) => {
                 self.telemetry.corrupt_objects.increment();
                 Verdict::Corrupt
             }

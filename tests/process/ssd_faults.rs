@@ -185,6 +185,21 @@ fn a_disk_that_answers_too_late_is_a_miss_in_time_and_a_hit_when_it_is_fast_agai
     serves(&mount, &namespace);
 }
 
+#[test]
+fn a_verification_calls_nothing_corrupt_that_its_disk_is_late_with() {
+    let disk = FaultyDisk::new();
+    let mount = mount_on_late(&disk, "ssd.deadline_ms=4000");
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    disk.set(|faults| faults.holds_reads = true);
+    let lines = mount.control("POST", "/v1/verify", Some(r#"{"tier":"ssd","path":"kv/object0"}"#)).text();
+    disk.set(|faults| faults.holds_reads = false);
+    let last: serde_json::Value = serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
+    let counts = ["checked", "corrupt", "unreadable"].map(|name| last[name].as_u64());
+    assert_eq!(counts, [Some(0), Some(0), Some(1)], "{lines}");
+    assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS, "nothing was lost");
+}
+
 /// Of 64 MiB a quarter is kept free for writers, and half of that is time for the disk: what has no copy is not dropped
 /// before.
 #[test]

@@ -29,7 +29,7 @@ pub struct VerifyRequest {
 pub struct VerifyProgress {
     /// Objects read and compared.
     pub checked: ObjectCount,
-    /// Objects passed by: not where they were looked for, or gone.
+    /// Objects passed by: not where they were looked for, gone, or not to be read.
     pub passed_by: ObjectCount,
     /// Objects to check or to pass by, as counted at the start.
     pub total: ObjectCount,
@@ -53,6 +53,8 @@ pub struct VerifySummary {
     pub only_in_memory: ObjectCount,
     /// Objects that only other members of the cluster hold. Not read.
     pub only_elsewhere: ObjectCount,
+    /// Objects whose disk failed or took too long, when the disks were verified. Nothing is known of them.
+    pub unreadable: ObjectCount,
     /// Bytes read.
     pub checked_bytes: ByteCount,
     /// Objects whose bytes do not fit their checksum. They are dropped from the cache: a failure is a miss.
