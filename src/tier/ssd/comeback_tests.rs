@@ -196,6 +196,24 @@ fn a_disk_that_is_added_and_was_ahead_of_the_pool_holds_nothing_and_takes_nothin
     assert_eq!(keys_of(&tier_on(&disks, &both)), kept);
 }
 
+#[test]
+fn a_version_that_is_stored_again_survives_a_kill_while_another_removal_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = SsdConfig { intents: Some(directory.path().join("intents")), ..config(1, 12) };
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    assert_eq!(store(&tier, b"key", 7, 5000), Stored::Yes);
+    // One for a disk that takes nothing.
+    tier.shared.intents.add(9, tier.shared.hash(b"another"), Version(1));
+    tier.remove(b"key", Version(7));
+    assert!(tier.flush(LIMIT));
+    assert_eq!(store(&tier, b"key", 7, 5000), Stored::Yes);
+    let killed = || found_on(disk.content.lock().clone(), &config);
+    assert_eq!(killed(), ["key"]);
+    tier.remove(b"key", Version(7));
+    assert_eq!(killed(), [""; 0]);
+}
+
 /// Its removals stand in the file of the state directory alone, which a restart of the machine takes away.
 #[test]
 fn a_disk_that_could_not_note_removals_is_emptied_by_the_next_start() {

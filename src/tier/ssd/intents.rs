@@ -4,8 +4,12 @@
 //! tmpfs, written in one system call: a daemon that is killed finds it at its next start. A power cut takes both the file
 //! and the tombstones of the last moment, as it takes every unlink that was not synced.
 //!
-//! Limits: 32 bytes for each removal that waits; the file is emptied whenever none does, and written anew beyond a MiB, when
-//! most of it does not wait any more. For a disk that takes no writes removals wait until the next start, one for each key.
+//! What is stored after its removal is not to be removed by what the file says of that, though it is emptied only when
+//! nothing waits: it is written anew without it.
+//!
+//! Limits: 32 bytes for each removal that waits, and about as much memory; the file is emptied whenever none does, and
+//! written anew beyond a MiB, when most of it does not wait any more. For a disk that takes no writes removals wait until
+//! the next start, one for each key.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -18,6 +22,7 @@ use tidefs_engine::types::Version;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::format::{NUMBER_MAX, RecordHash, Tombstone};
+use super::recover::version_before;
 use crate::replace::replace;
 
 const ENTRY_BYTES: usize = 32;
@@ -33,6 +38,8 @@ struct Pending {
     rewritten_bytes: u64,
     /// The latest version of each key that waits, by the number of the disk.
     open: HashMap<(u8, RecordHash), Version>,
+    /// The latest version of each key that the file names, waiting or not.
+    named: HashMap<RecordHash, Version>,
 }
 
 /// The file of removals that wait.
@@ -52,15 +59,18 @@ impl Intents {
         let mut file = open_file(path)?;
         let mut found = Vec::new();
         file.read_to_end(&mut found)?;
+        let left = parse(&found);
         // What is left is noted again when it is made good, and goes with the first time that nothing waits.
-        let pending = Pending {
+        let mut pending = Pending {
             file,
             path: path.to_owned(),
             bytes: found.len() as u64,
             rewritten_bytes: REWRITTEN_BYTES.max(2 * found.len() as u64),
             open: HashMap::new(),
+            named: HashMap::new(),
         };
-        Ok((Self { pending: Mutex::new(Some(pending)) }, parse(&found)))
+        left.iter().for_each(|&(hash, version)| pending.name(hash, version));
+        Ok((Self { pending: Mutex::new(Some(pending)) }, left))
     }
 
     /// Notes a removal for a disk, before anybody is told that it happened.
@@ -69,6 +79,7 @@ impl Intents {
         let Some(pending) = pending.as_mut() else { return };
         let open = pending.open.entry((disk, hash)).or_default();
         *open = (*open).max(version);
+        pending.name(hash, version);
         if let Err(error) = pending.file.write_all(&entry(hash, version)) {
             tracing::error!(%error, "a removal may be forgotten if the daemon is killed now");
         }
@@ -90,6 +101,18 @@ impl Intents {
         });
     }
 
+    /// A version stands on a disk, stored after whatever the file says of its removal: that says one version less now.
+    pub(super) fn note_stored(&self, hash: RecordHash, version: Version) {
+        let mut pending = self.pending.lock();
+        let Some(pending) = pending.as_mut().filter(|pending| pending.named.get(&hash) == Some(&version))
+        else {
+            return;
+        };
+        let of_it = pending.open.iter_mut().filter(|((_, other), open)| *other == hash && **open == version);
+        of_it.for_each(|(_, open)| *open = version_before(version));
+        pending.rewrite();
+    }
+
     /// A disk is out of use: nothing on it can come back.
     pub(super) fn settle_disk(&self, disk: u8) {
         self.forget(|open| open.retain(|(other, _), _| *other != disk));
@@ -102,7 +125,10 @@ impl Intents {
         forget(&mut pending.open);
         if had_some && pending.open.is_empty() {
             match pending.file.set_len(0) {
-                Ok(()) => (pending.bytes, pending.rewritten_bytes) = (0, REWRITTEN_BYTES),
+                Ok(()) => {
+                    (pending.bytes, pending.rewritten_bytes) = (0, REWRITTEN_BYTES);
+                    pending.named.clear();
+                }
                 Err(error) => tracing::warn!(%error, "removals that are on disk are kept beside it too"),
             }
         }
@@ -110,6 +136,11 @@ impl Intents {
 }
 
 impl Pending {
+    fn name(&mut self, hash: RecordHash, version: Version) {
+        let named = self.named.entry(hash).or_default();
+        *named = (*named).max(version);
+    }
+
     /// Writes the file anew with what waits. Not before it is twice as long is it looked at again.
     fn rewrite(&mut self) {
         let bytes: Vec<u8> =
@@ -119,7 +150,12 @@ impl Pending {
             open_file(&self.path)
         };
         match renew() {
-            Ok(file) => (self.file, self.bytes) = (file, bytes.len() as u64),
+            Ok(file) => {
+                (self.file, self.bytes) = (file, bytes.len() as u64);
+                self.named.clear();
+                let open: Vec<_> = self.open.iter().map(|((_, hash), version)| (*hash, *version)).collect();
+                open.into_iter().for_each(|(hash, version)| self.name(hash, version));
+            }
             Err(error) => tracing::warn!(%error, "the file of removals grows"),
         }
         self.rewritten_bytes = REWRITTEN_BYTES.max(2 * self.bytes);
@@ -199,6 +235,34 @@ mod tests {
         assert!((0..50).all(|number| last(number) == Some(200_000 - 50 + u64::from(number))));
         intents.settle_disk(1);
         assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn what_was_stored_again_is_not_removed_by_what_is_left_of_its_removal() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("intents");
+        let (intents, _) = Intents::open(Some(&path)).unwrap();
+        let left = || {
+            let mut left: Vec<_> = fs::read(&path).map(|bytes| parse(&bytes)).unwrap();
+            left.sort_unstable();
+            left.into_iter().map(|(hash, version)| (hash.0[0], version.0)).collect::<Vec<_>>()
+        };
+        // Two wait: one for a disk that takes nothing, and one that was stored on another disk since.
+        intents.add(1, RecordHash([1; 16]), Version(5));
+        intents.add(1, RecordHash([2; 16]), Version(6));
+        intents.add(0, RecordHash([3; 16]), Version(7));
+        intents.settle(0, &[removal(3, 7)]);
+        intents.note_stored(RecordHash([1; 16]), Version(8));
+        assert_eq!(left(), [(1, 5), (2, 6), (3, 7)], "of another version nothing is known");
+        intents.note_stored(RecordHash([3; 16]), Version(7));
+        assert_eq!(left(), [(1, 5), (2, 6)]);
+        intents.note_stored(RecordHash([2; 16]), Version(6));
+        assert_eq!(left(), [(1, 5), (2, 5)]);
+        intents.add(0, RecordHash([3; 16]), Version(7));
+        assert_eq!(left(), [(1, 5), (2, 5), (3, 7)], "it is removed again");
+        intents.settle_disk(1);
+        intents.settle(0, &[removal(3, 7)]);
+        assert_eq!(left(), []);
     }
 
     #[test]

@@ -323,9 +323,10 @@ impl Shared {
         self.bury_wherever(devices, hash, version);
     }
 
-    /// A version was stored, and `older` stood in the index, if any did: else one may stand where a start finds it all the
-    /// same. Called under the lock of what is pending.
+    /// A version was entered into the index, where `older` stood, if any did: else one may stand where a start finds it
+    /// all the same. Called under the lock of what is pending.
     pub(super) fn bury_replaced(&self, hash: RecordHash, version: Version, older: Option<&Located>) {
+        self.intents.note_stored(hash, version);
         let device = older.and_then(|older| u8::try_from(older.place.zone.device()).ok());
         self.bury_wherever(device.into_iter().collect(), hash, version_before(version));
     }
