@@ -479,6 +479,8 @@ mod crash_tests;
 #[cfg(test)]
 mod fault_tests;
 #[cfg(test)]
+mod hang_tests;
+#[cfg(test)]
 mod reclaim_tests;
 #[cfg(test)]
 mod stall_tests;

@@ -6,10 +6,11 @@
 //!   before that: a removal that comes later finds it, and stands later in the log.
 //! - Who gave a record is told of its end when nobody here holds its memory any more.
 //!
-//! Limits: `WINDOW_BYTES` are under way at once.
+//! Limits: `WINDOW_BYTES` are under way at once. A disk that ends none of them within the limit of a request fails them all.
 //! Threads: one for each disk, `ssd-write-N`.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -299,10 +300,14 @@ impl Writer {
         let Some(Flight { append, facts, place, ticket, started }) = self.flight.pop_front() else { return };
         let bytes = append.length.get();
         self.flight_bytes -= bytes;
-        let outcome = ticket.wait(self.shared.limit);
-        let now = Instant::now();
+        // What was started together is waited for together: a disk that ends nothing for that long hangs.
         let busy_since = started.max(self.last_end);
-        self.last_end = now;
+        let outcome = ticket.wait(self.shared.limit.saturating_sub(busy_since.elapsed()));
+        let now = Instant::now();
+        let is_late = outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        if !is_late {
+            self.last_end = now;
+        }
         match outcome {
             Ok(()) => {
                 let reason = match append.origin {
@@ -332,8 +337,11 @@ impl Writer {
                 self.finish(append, None);
             }
             Err(error) => {
-                self.device.count_write_error(&error);
-                self.abandon_zone();
+                // One pause of the disk is one error, which cost the zone.
+                if !is_late || self.open.as_ref().is_some_and(|open| open.zone == place.zone.zone()) {
+                    self.device.count_write_error(&error);
+                    self.abandon_zone();
+                }
                 self.finish(append, None);
             }
         }
