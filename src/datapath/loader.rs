@@ -12,23 +12,26 @@
 //! before loads, and by at most half of them: however many change a policy of all that is below a directory, loads have threads.
 //!
 //! Limits: at most `WAITING_MAX` requests wait; further ones are done at once, and find a miss. At most `AHEAD_MAX` objects
-//! wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit.
+//! wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit, and one from a disk
+//! that waited for a thread that long is a miss.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::ByteCount;
 
-use super::Datapath;
+use super::{Datapath, Error};
 use crate::namespace::Ino;
-use crate::tier::ssd::ReadFor;
+use crate::tier::ssd::{ReadFor, SsdTier};
 
 const WAITING_MAX: usize = 4096;
 const AHEAD_MAX: usize = 1024;
+/// How often a thread with nothing to do looks after what a disk was late with.
+const LATE_LOOK: Duration = Duration::from_secs(1);
 
 /// What is left to do of a request, with its reply; it is told whether the object is back.
 pub type Rest = Box<dyn FnOnce(bool) + Send>;
@@ -53,6 +56,8 @@ struct Load {
     at_start: Vec<Rest>,
     is_running: bool,
     has_started: bool,
+    /// Since when somebody waits.
+    since: Option<Instant>,
     /// Its bytes, when it was begun ahead of its use.
     ahead: Option<ByteCount>,
     /// Whether a client named it.
@@ -156,6 +161,12 @@ impl Lines {
         may
     }
 
+    /// Since when somebody waits for what comes next.
+    fn since(&self, next: &Next) -> Option<Instant> {
+        let Next::Load(ino, _) = next else { return None };
+        self.loads.get(ino).and_then(|load| load.since)
+    }
+
     fn begin(&mut self, ino: Ino) -> bool {
         let load = self.loads.get_mut(&ino).filter(|load| !load.is_running);
         load.map(|load| load.is_running = true).is_some()
@@ -191,6 +202,7 @@ impl Loader {
             if !has_started && lines.count < WAITING_MAX && !lines.is_closed {
                 lines.count += 1;
                 let load = lines.loads.entry(ino).or_default();
+                load.since.get_or_insert_with(Instant::now);
                 match need {
                     Need::Whole => load.waiting.push(rest),
                     Need::Start => load.at_start.push(rest),
@@ -302,20 +314,30 @@ impl Datapath {
         self.ssd.get().is_some() && self.cluster.get().is_some() && is_far()
     }
 
+    /// Whether somebody waited for a thread for as long as a disk may take.
+    fn has_waited_too_long(&self, since: Option<Instant>) -> bool {
+        let limit = self.ssd.get().map(|ssd| ssd.limit());
+        limit.zip(since).is_some_and(|(limit, since)| since.elapsed() >= limit)
+    }
+
     /// Loads until the loader is closed. Run by each of the load threads.
     pub fn run_loads(&self) {
         self.loader.lines.lock().threads += 1;
         loop {
-            let next = {
+            let (next, since) = loop {
+                let has_late = SsdTier::settle_late_loads();
                 let mut lines = self.loader.lines.lock();
-                loop {
-                    if let Some(next) = lines.next() {
-                        break next;
-                    }
-                    // What is left is done by those that run a job now.
-                    if lines.is_closed {
-                        return;
-                    }
+                if let Some(next) = lines.next() {
+                    let since = lines.since(&next);
+                    break (next, since);
+                }
+                // What is left is done by those that run a job now.
+                if lines.is_closed {
+                    return;
+                }
+                if has_late {
+                    self.loader.arrived.wait_for(&mut lines, LATE_LOOK);
+                } else {
                     self.loader.arrived.wait(&mut lines);
                 }
             };
@@ -340,6 +362,10 @@ impl Datapath {
             let outcome = match turn {
                 Turn::Ahead => self.promote_into_free_room(ino),
                 Turn::Named => self.promote_for(ino, ReadFor::Ahead),
+                Turn::Wanted if self.has_waited_too_long(since) && self.must_load(ino) => {
+                    self.telemetry.ssd_promotion_misses.increment();
+                    Err(Error::NoObject)
+                }
                 Turn::Wanted | Turn::Far => self.promote(ino),
             };
             let load = {

@@ -149,6 +149,11 @@ impl Datapath {
         let mut promoted = Promoted { datapath: self, arrived: None, fetched: None };
         let Some(wanted) = self.wanted(&self.lock(), ino) else { return Ok(promoted) };
         let wanted = Wanted { reason, ..wanted };
+        // Nothing leaves memory for what is not going to be read.
+        if wanted.away.is_none() && self.ssd.get().is_some_and(|ssd| !ssd.may_load(&wanted.key)) {
+            self.telemetry.ssd_promotion_misses.increment();
+            return Err(Error::NoObject);
+        }
         self.wait_for_lent_room(wanted.size);
         let outcome = self.make_room_in_quota(wanted.size, wanted.directory).and_then(|()| {
             if wanted.is_small {

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
 
@@ -181,6 +181,7 @@ fn a_disk_that_answers_too_late_is_a_miss_in_time_and_a_hit_when_it_is_fast_agai
     assert_eq!(found(&namespace, 500..501), 1, "an object in memory");
     state_is(&mount, "slow");
     disk.set(|faults| faults.holds_reads = false);
+    assert!(until(HANG, || found(&namespace, 0..1) == 1), "it is not asked any more");
     assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS, "nothing was lost");
     serves(&mount, &namespace);
 }
@@ -197,6 +198,42 @@ fn a_verification_calls_nothing_corrupt_that_its_disk_is_late_with() {
     let last: serde_json::Value = serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
     let counts = ["checked", "corrupt", "unreadable"].map(|name| last[name].as_u64());
     assert_eq!(counts, [Some(0), Some(0), Some(1)], "{lines}");
+    assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS, "nothing was lost");
+}
+
+#[test]
+fn opens_on_a_disk_that_hangs_are_misses_in_time_and_take_memory_once() {
+    let disk = FaultyDisk::new();
+    let options = [
+        "ssd.capacity=256MiB",
+        "ssd.io_uring=false",
+        "ssd.queue_ms=60000",
+        "ssd.deadline_ms=4000",
+        "ssd.loads=4",
+    ];
+    let mount = mount_on(disk.path(), &options);
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    disk.set(|faults| faults.holds_reads = true);
+    // By themselves the loads of one round take five deadlines.
+    let open_all = || {
+        std::thread::scope(|scope| {
+            for number in 0..OBJECTS {
+                let namespace = &namespace;
+                scope.spawn(move || assert_eq!(found(namespace, number..number + 1), 0));
+            }
+        });
+    };
+    let started = Instant::now();
+    open_all();
+    let before = mount.free_memory();
+    (0..4).for_each(|_| open_all());
+    assert!(started.elapsed() < HANG, "{:?}", started.elapsed());
+    let free = mount.free_memory();
+    assert!(free + (4 << 20) >= before, "{free} bytes are free, {before} after the first round");
+    state_is(&mount, "slow");
+    disk.set(|faults| faults.holds_reads = false);
+    assert!(until(HANG, || found(&namespace, 0..1) == 1), "it is not asked any more");
     assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS, "nothing was lost");
 }
 

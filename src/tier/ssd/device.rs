@@ -23,6 +23,7 @@ use super::disk::Disk;
 use super::format::{BLOCK_BYTES, Order, Uuid, ZONES_START};
 use super::identity::{Unusable, flush, write_blocks};
 use super::index::ZoneId;
+use super::overdue::Overdue;
 use super::queue::{Queue, Retain};
 use super::reasons::WrittenFor;
 use super::work::Work;
@@ -125,6 +126,7 @@ pub(super) struct Device {
     changed: Condvar,
     pub(super) queue: Queue,
     pub(super) work: Work,
+    pub(super) overdue: Overdue,
     /// Guards its part of the budgets.
     pub(super) admission: Mutex<Admission>,
     /// Whether it is being emptied, and takes no records.
@@ -186,6 +188,7 @@ impl Device {
             changed: Condvar::new(),
             queue: Queue::default(),
             work: Work::default(),
+            overdue: Overdue::default(),
             admission: Mutex::new(Admission::closed()),
             is_leaving: AtomicBool::new(false),
             is_outdated: AtomicBool::new(false),
@@ -442,7 +445,7 @@ impl Device {
         };
         let is_quarantined = |zone: &&Zone| zone.state == ZoneState::Quarantined;
         let damaged = self.zones_in_capacity().iter().filter(is_quarantined).count() as u64;
-        let is_slow = late_at.is_some_and(|late_at| late_at.elapsed() < SLOW_FOR);
+        let is_slow = self.overdue.is_late() || late_at.is_some_and(|late_at| late_at.elapsed() < SLOW_FOR);
         gave_up
             .or(self.is_leaving().then_some(Unusable::Leaving))
             .or(is_slow.then_some(Unusable::Slow))

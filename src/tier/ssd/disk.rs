@@ -2,11 +2,13 @@
 //!
 //! Everything above works on this trait, so that crash tests can put a disk under it that remembers each write.
 //!
-//! Limits: who waits says for how long; a request whose waiter gave up goes on, and keeps its memory until it ends.
+//! Limits: who waits says for how long. A request whose waiter gave up goes on when the disk has it already, and keeps its
+//! memory until it ends; one that waits in line is not begun any more.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -58,12 +60,18 @@ struct Progress {
 pub(super) struct Completion {
     progress: Mutex<Progress>,
     ended: Condvar,
+    is_abandoned: AtomicBool,
 }
 
 impl Completion {
     /// Whether all requests ended.
     pub(super) fn is_over(&self) -> bool {
         self.progress.lock().left == 0
+    }
+
+    /// Whether nobody waits for the end any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::Relaxed)
     }
 
     /// One request ended. Called once for each.
@@ -82,24 +90,32 @@ impl Completion {
 /// Makes requests go on in the thread that waits for them, until they ended or the time is over.
 pub(super) type Drive = fn(&Completion, Duration);
 
-/// A promise that some requests end.
+/// A promise that some requests end. Dropping it says that nobody waits for that.
 #[derive(Debug)]
 pub(super) struct Ticket {
     completion: Arc<Completion>,
     drive: Option<Drive>,
 }
 
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.completion.is_abandoned.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Ticket {
     /// A ticket for `count` requests, and the side on which they end.
     pub(super) fn new(count: usize) -> (Self, Arc<Completion>) {
         let progress = Mutex::new(Progress { left: count, error: None });
-        let completion = Arc::new(Completion { progress, ended: Condvar::new() });
+        let is_abandoned = AtomicBool::new(false);
+        let completion = Arc::new(Completion { progress, ended: Condvar::new(), is_abandoned });
         (Self { completion: Arc::clone(&completion), drive: None }, completion)
     }
 
     /// The same for requests that go on while this thread waits.
-    pub(super) fn driven_by(self, drive: Drive) -> Self {
-        Self { drive: Some(drive), ..self }
+    pub(super) fn driven_by(mut self, drive: Drive) -> Self {
+        self.drive = Some(drive);
+        self
     }
 
     /// Whether all requests ended, as far as this thread was told so.

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use tidefs_engine::types::ByteCount;
+use tidefs_engine::types::{ByteCount, Version};
 
 use super::format::ZONES_START;
 use super::identity::Unusable;
+use super::memory::{Buffer, Memory};
 use super::testing::*;
 use super::*;
 
@@ -72,4 +73,46 @@ fn a_pause_that_costs_many_records_counts_as_one_error() {
     assert_eq!(store(&tier, b"later", 1, 5000), Stored::Yes);
     let device = tier.status().devices.remove(0);
     assert_eq!((device.write_errors, device.trouble), (1, Some(Unusable::Slow)));
+}
+
+#[test]
+fn loads_from_a_disk_that_hangs_are_misses_at_once_and_ask_it_for_no_more_until_it_answers() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let (tier, _) = running(&disks, &hasty(2));
+    let keys: Vec<[u8; 1]> = (0..40_u8).map(|number| [number]).collect();
+    assert!(keys.iter().all(|key| store(&tier, key, 1, 5000) == Stored::Yes));
+    let is_on_second = |key: &&[u8; 1]| tier.shared.disks_of(tier.shared.hash(&key[..])) == [1];
+    let (second, first): (Vec<&[u8; 1]>, Vec<&[u8; 1]>) = keys.iter().partition(is_on_second);
+    disks[1].hangs.store(true, Ordering::Relaxed);
+    let misses = |key: &[u8]| tier.read(key, Version(1), ByteCount(5000)) == Err(Missed::Failed);
+    assert!(misses(second[0]));
+    let held = || disks[1].held.lock().len();
+    let (before, started) = (held(), Instant::now());
+    for _ in 0..20 {
+        assert!(second.iter().all(|key| misses(&key[..])));
+        assert!(first.iter().all(|key| is_right(&tier, &key[..], 1, 5000)));
+    }
+    assert!(started.elapsed() < LIMIT, "{:?}: each load was waited for", started.elapsed());
+    assert!(held() <= before + 8, "{} requests, {before} of them of the first load", held());
+    let trouble = || tier.status().devices.into_iter().map(|device| device.trouble);
+    assert!(trouble().eq([None, Some(Unusable::Slow)]));
+    disks[1].let_go();
+    assert!(keys.iter().all(|key| is_right(&tier, key, 1, 5000)));
+}
+
+#[test]
+fn who_waits_for_an_object_does_not_wait_for_a_disk_that_is_late_and_a_comparison_does() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 8));
+    assert_eq!(store(&tier, b"key", 1, 5000), Stored::Yes);
+    disk.hangs.store(true, Ordering::Relaxed);
+    let late = Memory::Buffer(Arc::new(Buffer::zeroed(4096)));
+    assert!(tier.shared.devices.all()[0].overdue.leave(&late, 4096));
+    std::thread::scope(|scope| {
+        let compared = scope.spawn(|| tier.check(b"key", Version(1), ByteCount(5000)));
+        assert_eq!(tier.read(b"key", Version(1), ByteCount(5000)), Err(Missed::Failed));
+        disk.hangs.store(false, Ordering::Relaxed);
+        drop(late);
+        assert_eq!(compared.join().unwrap(), Ok(()));
+    });
 }

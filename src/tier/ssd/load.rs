@@ -3,6 +3,8 @@
 //! Invariants
 //! - Bytes are said to be loaded only when header, key, version, length and checksum match: whatever the disk gives else
 //!   is a miss. What does not match is forgotten, and after an error of the medium everything of its zone.
+//! - A disk that is late gets no loads ([`super::overdue`]): who waits for an object is told that it is a miss, at once. What
+//!   is read to be written again, or compared, waits for the disk as long as for a request.
 
 use std::io;
 use std::sync::Arc;
@@ -11,17 +13,22 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::types::{ByteCount, Version};
 
-use super::Shared;
+use super::device::Device;
+use super::disk::Request;
 use super::format::{BLOCK, RecordFacts, RecordHash, RecordHeader, decode};
 use super::index::{Located, Place};
-use super::memory::{Buffer, Memory};
+use super::io::settle_abandoned;
+use super::memory::{Buffer, Memory, Piece};
 use super::reading::Reading;
 use super::reasons::ReadFor;
+use super::{Shared, SsdTier};
 
 /// How often a load looks again for a record that reclaim moves.
 const MOVES_MAX: u32 = 200;
 /// How long it pauses before.
 const MOVE_PAUSE: Duration = Duration::from_millis(5);
+/// How often it is looked whether a disk is in time again.
+const LATE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a record was not loaded. Each is a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +37,59 @@ pub enum Missed {
     Absent,
     /// What stands there is not what was written.
     Corrupt,
-    /// The disk failed, or took too long.
+    /// The disk failed, took too long, or was late before and is not asked.
     Failed,
 }
 
+impl SsdTier {
+    /// How long a load may take.
+    #[must_use]
+    pub fn limit(&self) -> Duration {
+        self.shared.limit
+    }
+
+    /// Whether the disk on which an object stands may be asked for it: one that is late is not.
+    #[must_use]
+    pub fn may_load(&self, key: &[u8]) -> bool {
+        let found = self.shared.index.get(&self.shared.hash(key));
+        let device =
+            |place: Place| self.shared.devices.get(place.zone.device()).map(|device| (device, place));
+        let asked = found.and_then(|found| device(found.place));
+        asked.is_none_or(|(device, place)| self.shared.may_ask(&device, place))
+    }
+
+    /// Lets go of memory that this thread wanted filled, as far as its disk was late and has done so by now. Returns whether
+    /// there is more of it. Waits for nothing.
+    #[must_use]
+    pub fn settle_late_loads() -> bool {
+        settle_abandoned()
+    }
+}
+
 impl Shared {
+    /// Whether a disk may be asked for the record at `place`, by whose header it is looked whether it answers.
+    fn may_ask(&self, device: &Device, place: Place) -> bool {
+        device.overdue.may_load(self.limit, || {
+            // What is on the move stands nowhere: then any block tells.
+            let zone = place.zone.zone();
+            let offset = device.zone(zone).map_or(0, |_| device.offset(zone, place.block));
+            let piece = Piece::of_buffer(&Arc::new(Buffer::zeroed(BLOCK)));
+            device.disk.submit(vec![Request::read(offset, piece)])
+        })
+    }
+
+    /// The same. Who is in no haste waits for that, as long as for a request.
+    fn may_ask_in_time(&self, device: &Device, place: Place, reason: ReadFor) -> bool {
+        let deadline = Instant::now() + self.limit;
+        loop {
+            let may_ask = self.may_ask(device, place);
+            if may_ask || reason.is_hasty() || Instant::now() >= deadline {
+                return may_ask;
+            }
+            std::thread::sleep(LATE_PAUSE);
+        }
+    }
+
     /// Fills the start of `memory` with the data of a record of `length` bytes.
     pub(super) fn load(
         &self,
@@ -102,6 +157,9 @@ impl Shared {
         if place.block as u64 + 1 + (padded / BLOCK) as u64 > u64::from(device.zone_blocks) {
             return Err(Missed::Corrupt);
         }
+        if !self.may_ask_in_time(&device, place, reason) {
+            return Err(Missed::Failed);
+        }
         let offset = device.offset(zone, place.block);
         let (started, served) = (Instant::now(), device.work.begin_load(padded as u64));
         let reading =
@@ -112,6 +170,12 @@ impl Shared {
             Ok(checksum) => checksum,
             Err(error) => {
                 device.count_read_error(zone, &error);
+                if error.kind() == io::ErrorKind::TimedOut && device.overdue.leave(memory, padded as u64) {
+                    tracing::warn!(
+                        device = device.name,
+                        "a disk is late: what is on it is a miss until it answers"
+                    );
+                }
                 if says_that_it_is_damaged(&error) {
                     self.quarantine(&device, zone);
                 }

@@ -42,6 +42,7 @@ mod naming;
 mod open;
 mod open_zone;
 mod outdated;
+mod overdue;
 mod queue;
 mod reading;
 mod reasons;

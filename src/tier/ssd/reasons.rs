@@ -44,6 +44,11 @@ impl WrittenFor {
 }
 
 impl ReadFor {
+    /// Whether a miss is better than to wait for a disk that is late.
+    pub(super) const fn is_hasty(self) -> bool {
+        matches!(self, Self::Use | Self::Ahead)
+    }
+
     /// Each with its name.
     pub const ALL: [(Self, &'static str); 5] = [
         (Self::Use, "use"),

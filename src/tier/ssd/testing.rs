@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, Version};
 
-use super::disk::{Disk, Request, Ticket};
+use super::disk::{Completion, Disk, Request, Ticket};
 use super::open::Candidate;
 use super::{Budget, Indexed, Missed, Owner, Put, ReadFor, RecoverySummary, Source, SsdConfig, SsdTier};
 
@@ -37,8 +37,10 @@ pub(super) struct MemoryDisk {
     pub(super) allocate_error: AtomicI32,
     /// Allocations wait until this is false.
     pub(super) holds_allocations: AtomicBool,
-    /// Requests do not end.
+    /// Requests do not end, until they are [let go](Self::let_go).
     pub(super) hangs: AtomicBool,
+    /// Those that have not.
+    pub(super) held: Mutex<Vec<(Request, Arc<Completion>)>>,
     /// What was written stays, as far as anybody knows, unless the power goes.
     pub(super) fails_flushes: AtomicBool,
     /// When it was last read and first written, among all disks.
@@ -59,6 +61,19 @@ impl MemoryDisk {
 
     pub(super) fn holding(content: Vec<u8>) -> Arc<Self> {
         Arc::new(Self { content: Mutex::new(content), bad_byte: AtomicU64::new(u64::MAX), ..Self::default() })
+    }
+
+    /// It does not hang any more, and does what it was asked meanwhile.
+    pub(super) fn let_go(&self) {
+        self.hangs.store(false, Ordering::Relaxed);
+        let held = std::mem::take(&mut *self.held.lock());
+        held.into_iter().for_each(|(request, completion)| self.end(request, &completion));
+    }
+
+    fn end(&self, request: Request, completion: &Completion) {
+        let outcome = self.perform(&request);
+        drop(request);
+        completion.end_one(outcome);
     }
 
     fn perform(&self, request: &Request) -> io::Result<()> {
@@ -115,12 +130,12 @@ impl Disk for MemoryDisk {
     fn submit(&self, requests: Vec<Request>) -> Ticket {
         let (ticket, completion) = Ticket::new(requests.len());
         if self.hangs.load(Ordering::Relaxed) {
+            let held = requests.into_iter().map(|request| (request, Arc::clone(&completion)));
+            self.held.lock().extend(held);
             return ticket;
         }
         for request in requests {
-            let outcome = self.perform(&request);
-            drop(request);
-            completion.end_one(outcome);
+            self.end(request, &completion);
         }
         ticket
     }

@@ -55,6 +55,15 @@ struct Job {
 }
 
 impl Job {
+    /// Gives the request back, unless nobody waits for it any more: then it is not begun.
+    fn if_wanted(self) -> Option<Self> {
+        if !self.completion.is_abandoned() {
+            return Some(self);
+        }
+        self.end(Err(io::ErrorKind::TimedOut.into()));
+        None
+    }
+
     fn end(self, outcome: io::Result<()>) {
         // Memory and file are let go of before anyone is told.
         let Self { transfer, completion } = self;
@@ -98,6 +107,12 @@ impl Io {
             Mover::Pool(pool) => pool.submit(job),
         }
     }
+}
+
+/// Lets go of what the kernel has ended of the requests for which this thread does not wait any more. Returns whether there are
+/// more of them. Waits for nothing.
+pub(super) fn settle_abandoned() -> bool {
+    own::settle()
 }
 
 /// A file, or a block device, that is opened for direct I/O.

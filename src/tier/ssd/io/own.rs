@@ -3,7 +3,8 @@
 //!
 //! Invariants
 //! - Only the thread that submitted drives its ring; who waits for another thread's ticket waits in vain, until its limit.
-//! - What did not end in time stays in the table of the ring, and is looked after with the thread's next requests.
+//! - What did not end in time stays in the table of the ring, and is looked after by [`settle`], and with the thread's next
+//!   requests.
 //!
 //! Limits: [`DEPTH`] requests are with the kernel at once; a thread that ends gives late ones [`LINGER`], then keeps their
 //! memory for ever.
@@ -88,6 +89,21 @@ pub(super) fn submit(job: Job) -> Result<(), Job> {
         // What the kernel does not take now is handed over by whoever waits.
         let _ = ring.0.ring.submit();
         Ok(())
+    })
+}
+
+/// Takes what ended of the requests for which this thread does not wait any more. Returns whether some have not.
+pub(super) fn settle() -> bool {
+    RING.with_borrow_mut(|own| {
+        let Own::Ready(ring) = own else { return false };
+        if ring.0.is_idle() {
+            return false;
+        }
+        ring.0.reap();
+        ring.0.start_waiting();
+        // Nobody waits for what the kernel does not take.
+        let _ = ring.0.ring.submit();
+        !ring.0.is_idle()
     })
 }
 

@@ -66,7 +66,7 @@ impl Drop for Pool {
 
 fn work(shared: &Shared) {
     loop {
-        let mut job = {
+        let job = {
             let mut line = shared.line.lock();
             loop {
                 if let Some(job) = line.jobs.pop_front() {
@@ -78,6 +78,7 @@ fn work(shared: &Shared) {
                 shared.arrived.wait(&mut line);
             }
         };
+        let Some(mut job) = job.if_wanted() else { continue };
         let outcome = loop {
             let answer = job.transfer.call();
             if let Some(outcome) = job.transfer.advance(answer) {

@@ -46,6 +46,7 @@ impl Requests {
         while self.running < self.room
             && let Some(job) = self.waiting.pop_front()
         {
+            let Some(job) = job.if_wanted() else { continue };
             let index = self.free.pop().unwrap_or_else(|| {
                 self.under_way.push(None);
                 self.under_way.len() - 1
