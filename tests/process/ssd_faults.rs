@@ -355,3 +355,69 @@ fn a_directory_that_no_disk_took_at_first_is_found_with_what_is_below_it_by_a_ho
     mount.start_daemon();
     assert_same(&fs::read(below.join("object77")).expect("read"), &content(77), "below a directory");
 }
+
+/// Of two disks the first hangs, with more reads and then with more writes than a disk may have under way: those of the other
+/// are in time, and what stands there is found by the next start, but for what was removed meanwhile.
+fn a_disk_that_hangs_and_another(io_uring: &str) {
+    const DEADLINE: Duration = Duration::from_secs(4);
+    let disks = [FaultyDisk::new(), FaultyDisk::new()];
+    let dirs = format!("ssd.dirs={}:{}", disks[0].path().display(), disks[1].path().display());
+    let tier = ["ssd.capacity=512MiB", "ssd.zone=8MiB", "ssd.queue_ms=60000", "ssd.prefetch_objects=0"];
+    // Half of the queue, at a MiB for each, are more than the threads of a disk, or of the kernel for a ring.
+    let queue = "ssd.queue_max=20MiB";
+    let more = ["capacity=64MiB", "ssd.deadline_ms=4000", queue, "on_stop=discard", io_uring, dirs.as_str()];
+    let mut mount = Mount::start(&[&tier[..], &more[..]].concat());
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    let second = |mount: &Mount| mount.control_get("/v1/status").json()["ssd"]["devices"][1].clone();
+
+    disks[0].set(|faults| faults.holds_reads = true);
+    std::thread::scope(|scope| {
+        for number in 0..OBJECTS {
+            let namespace = &namespace;
+            scope.spawn(move || found(namespace, number..number + 1));
+        }
+    });
+    let on_second: Vec<u64> =
+        (0..OBJECTS).filter(|number| found(&namespace, *number..number + 1) == 1).collect();
+    assert!(on_second.len() > 2 && on_second.len() < 18, "{on_second:?} are not on the disk that hangs");
+    let all_found = |numbers: &[u64]| found(&namespace, numbers.iter().copied()) == numbers.len() as u64;
+    let started = Instant::now();
+    while started.elapsed() < DEADLINE * 2 {
+        evict(&mount);
+        assert!(all_found(&on_second), "{}", second(&mount));
+    }
+    assert_eq!(second(&mount)["state"], "ready", "{}", second(&mount));
+    state_is(&mount, "slow");
+    disks[0].set(|faults| faults.holds_reads = false);
+    assert!(until(HANG, || found(&namespace, 0..OBJECTS) == OBJECTS), "something was lost");
+
+    disks[0].set(|faults| faults.holds_writes = true);
+    serves(&mount, &namespace);
+    let (removed, kept) = on_second.split_first().expect("there are some");
+    fs::remove_file(namespace.join(format!("object{removed}"))).expect("unlink");
+    let started = Instant::now();
+    for number in 2000.. {
+        write(&namespace, number);
+        std::thread::sleep(Duration::from_millis(200));
+        if started.elapsed() > DEADLINE * 3 {
+            break;
+        }
+    }
+    let status = second(&mount);
+    assert_eq!((&status["state"], &status["write_errors"]), (&"ready".into(), &0.into()), "{status}");
+    disks[0].set(|faults| faults.holds_writes = false);
+    mount.restart();
+    assert!(until(HANG, || all_found(kept)), "{}", second(&mount));
+    assert_eq!(found(&namespace, std::iter::once(*removed)), 0);
+}
+
+#[test]
+fn a_disk_that_hangs_takes_nothing_from_another() {
+    a_disk_that_hangs_and_another("ssd.io_uring=false");
+}
+
+#[test]
+fn a_disk_that_hangs_takes_nothing_from_another_by_io_uring_either() {
+    a_disk_that_hangs_and_another("ssd.io_uring=true");
+}

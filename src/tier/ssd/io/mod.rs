@@ -3,10 +3,13 @@
 //! Which of the two is found out by a probe, not from a version: containers forbid io_uring by seccomp. Threads cost CPU
 //! and depth, so [`Io::start`] says loudly that they are used.
 //!
-//! Limits: [`DEPTH`] requests are with the kernel at once; further ones wait in line. Whoever submits bounds how many
+//! Each disk has a way of its own, with a thread, or threads, of its own: one that hangs keeps those of no other busy. That
+//! goes for what the kernel does by threads of the one that submitted, too.
+//!
+//! Limits: [`DEPTH`] requests of a disk are with the kernel at once; further ones wait in line. Whoever submits bounds how many
 //! they are: loaders by their number, writers by their window.
-//! Threads: `ssd-ring`, which owns the ring, or [`POOL_THREADS`] of the pool. A thread that waits for what it reads has a
-//! ring of its own beside it ([`own`]).
+//! Threads: for each disk `ssd-ring`, which owns its ring, or [`POOL_THREADS`] of its pool. A thread that waits for what it
+//! reads has a ring of its own beside them ([`own`]).
 
 mod ffi;
 mod own;
@@ -18,8 +21,10 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use nix::fcntl::{FallocateFlags, fallocate};
+use parking_lot::Mutex;
 use tidefs_engine::types::ByteCount;
 
 use self::ffi::Transfer;
@@ -27,24 +32,48 @@ use self::pool::Pool;
 use self::ring::Ring;
 use super::disk::{Completion, Disk, Request, Ticket};
 
-/// Requests that the kernel works on at once.
+/// Requests of a disk that the kernel works on at once.
 const DEPTH: u32 = 128;
-/// Threads where there is no ring: enough for the depth at which most disks are fast.
+/// Threads of a disk where there is no ring: enough for the depth at which most disks are fast.
 const POOL_THREADS: usize = 8;
 
-/// Who moves the bytes.
+/// Who moves the bytes of a disk.
 #[derive(Debug)]
 enum Mover {
     Ring(Ring),
     Pool(Pool),
+    /// No thread could be started: each request fails.
+    Nobody,
 }
 
-/// One way to the disks, shared by all of a pool.
+impl Mover {
+    fn submit(&self, job: Job) {
+        match self {
+            Self::Ring(ring) => ring.submit(job),
+            Self::Pool(pool) => pool.submit(job),
+            Self::Nobody => job.end(Err(io::Error::other("no thread could be started for its I/O"))),
+        }
+    }
+
+    /// Nothing more is submitted. Returns the threads, which end when every request has.
+    fn close(&mut self) -> Vec<JoinHandle<()>> {
+        match self {
+            Self::Ring(ring) => ring.close().into_iter().collect(),
+            Self::Pool(pool) => pool.close(),
+            Self::Nobody => Vec::new(),
+        }
+    }
+}
+
+/// The ways to the disks of a pool. Dropped after the last of them, it waits until every request ended.
 #[derive(Debug)]
 pub(super) struct Io {
-    mover: Mover,
-    /// Why the ring is not used.
+    /// Guards what the next disk gets: that there is a way is known before there is a disk.
+    spare: Mutex<Option<Mover>>,
+    /// Why rings are not used.
     fallback_reason: Option<String>,
+    /// Guards the threads of disks that are not used any more. A request may keep them for as long as its disk hangs.
+    ending: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// One request on its way.
@@ -73,14 +102,14 @@ impl Job {
 }
 
 impl Io {
-    /// Starts the ring, or the pool with a warning. `wants_ring`: false takes the pool without asking.
+    /// Starts a ring for the first disk, or a pool with a warning. `wants_ring`: false takes pools without asking.
     ///
     /// # Errors
     /// What starting a thread says.
     pub(super) fn start(wants_ring: bool) -> io::Result<Arc<Self>> {
         let refused = if wants_ring {
             match Ring::start(DEPTH) {
-                Ok(ring) => return Ok(Arc::new(Self { mover: Mover::Ring(ring), fallback_reason: None })),
+                Ok(ring) => return Ok(Self::with(Mover::Ring(ring), None)),
                 Err(error) => format!("io_uring is not available: {error}"),
             }
         } else {
@@ -93,18 +122,49 @@ impl Io {
         );
         let pool = Pool::start(POOL_THREADS)
             .map_err(|error| io::Error::new(error.kind(), format!("no threads for its I/O: {error}")))?;
-        Ok(Arc::new(Self { mover: Mover::Pool(pool), fallback_reason: Some(refused) }))
+        Ok(Self::with(Mover::Pool(pool), Some(refused)))
     }
 
-    /// Why the pool is used; `None` with the ring.
+    fn with(spare: Mover, fallback_reason: Option<String>) -> Arc<Self> {
+        Arc::new(Self { spare: Mutex::new(Some(spare)), fallback_reason, ending: Mutex::default() })
+    }
+
+    /// The way to one more disk. What stands in the way of that is met by its requests.
+    fn one_more(&self) -> Mover {
+        if let Some(spare) = self.spare.lock().take() {
+            return spare;
+        }
+        if self.fallback_reason.is_none() {
+            match Ring::start(DEPTH) {
+                Ok(ring) => return Mover::Ring(ring),
+                Err(error) => tracing::warn!(
+                    %error,
+                    threads = POOL_THREADS,
+                    "there is no io_uring for one more disk of the SSD tier, which is read and written by threads, slower"
+                ),
+            }
+        }
+        match Pool::start(POOL_THREADS) {
+            Ok(pool) => Mover::Pool(pool),
+            Err(error) => {
+                tracing::error!(%error, "there are no threads for one more disk of the SSD tier");
+                Mover::Nobody
+            }
+        }
+    }
+
+    /// Why pools are used; `None` with rings.
     pub(super) fn fallback_reason(&self) -> Option<&str> {
         self.fallback_reason.as_deref()
     }
+}
 
-    fn submit(&self, job: Job) {
-        match &self.mover {
-            Mover::Ring(ring) => ring.submit(job),
-            Mover::Pool(pool) => pool.submit(job),
+impl Drop for Io {
+    fn drop(&mut self) {
+        for thread in self.ending.get_mut().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the SSD tier had panicked");
+            }
         }
     }
 }
@@ -119,13 +179,22 @@ pub(super) fn settle_abandoned() -> bool {
 #[derive(Debug)]
 pub(super) struct FileDisk {
     file: Arc<File>,
+    mover: Mover,
     io: Arc<Io>,
 }
 
 impl FileDisk {
     /// A disk on `file`.
     pub(super) fn new(file: File, io: Arc<Io>) -> Self {
-        Self { file: Arc::new(file), io }
+        Self { file: Arc::new(file), mover: io.one_more(), io }
+    }
+}
+
+impl Drop for FileDisk {
+    fn drop(&mut self) {
+        let mut ending = self.io.ending.lock();
+        ending.retain(|thread| !thread.is_finished());
+        ending.extend(self.mover.close());
     }
 }
 
@@ -134,23 +203,25 @@ impl Disk for FileDisk {
         let (ticket, completion) = Ticket::new(requests.len());
         for request in requests {
             let transfer = Transfer::new(Arc::clone(&self.file), request);
-            self.io.submit(Job { transfer, completion: Arc::clone(&completion) });
+            self.mover.submit(Job { transfer, completion: Arc::clone(&completion) });
         }
         ticket
     }
 
     fn submit_here(&self, requests: Vec<Request>) -> Ticket {
-        if matches!(self.io.mover, Mover::Pool(_)) {
+        if !matches!(self.mover, Mover::Ring(_)) {
             return self.submit(requests);
         }
         let (ticket, completion) = Ticket::new(requests.len());
+        let mut is_driven = false;
         for request in requests {
             let transfer = Transfer::new(Arc::clone(&self.file), request);
-            if let Err(job) = own::submit(Job { transfer, completion: Arc::clone(&completion) }) {
-                self.io.submit(job);
+            match own::submit(Job { transfer, completion: Arc::clone(&completion) }) {
+                Ok(()) => is_driven = true,
+                Err(job) => self.mover.submit(job),
             }
         }
-        ticket.driven_by(own::drive)
+        if is_driven { ticket.driven_by(own::drive) } else { ticket }
     }
 
     fn allocate(&self, length: ByteCount) -> io::Result<()> {

@@ -1,10 +1,11 @@
 //! A ring of the calling thread's own, for threads that wait for what they submit: a load then costs no hand-over to the
-//! thread of the shared ring and back, which takes longer than the disk for small objects.
+//! thread of the disk's ring and back, which takes longer than the disk for small objects.
 //!
 //! Invariants
 //! - Only the thread that submitted drives its ring; who waits for another thread's ticket waits in vain, until its limit.
 //! - What did not end in time stays in the table of the ring, and is looked after by [`settle`], and with the thread's next
-//!   requests.
+//!   requests. Until then the thread's further requests go by the rings of their disks: the one that is late keeps places of
+//!   this ring, and threads of the kernel that work for this one.
 //!
 //! Limits: [`DEPTH`] requests are with the kernel at once; a thread that ends gives late ones [`LINGER`], then keeps their
 //! memory for ever.
@@ -59,6 +60,14 @@ impl OwnRing {
             .map(|ring| Self(Requests::new(ring, DEPTH)))
     }
 
+    /// Takes what ended of what nobody waits for. What is not begun is not any more.
+    fn settle(&mut self) {
+        self.0.reap();
+        self.0.start_waiting();
+        // Of what the kernel does not take now the same is true at the next look.
+        let _ = self.0.ring.submit();
+    }
+
     /// Hands over what waits, and takes what ended; waits for one end until `deadline`. Returns whether the ring works.
     fn step(&mut self, deadline: Instant) -> bool {
         self.0.start_waiting();
@@ -77,13 +86,19 @@ impl OwnRing {
     }
 }
 
-/// Starts a request on this thread's ring. Gives it back when the thread can have none.
+/// Starts a request on this thread's ring. Gives it back when the thread can have none, or a disk keeps its own busy.
 pub(super) fn submit(job: Job) -> Result<(), Job> {
     RING.with_borrow_mut(|own| {
         if matches!(own, Own::Untried) {
             *own = OwnRing::new().map_or(Own::Refused, |ring| Own::Ready(Box::new(ring)));
         }
         let Own::Ready(ring) = own else { return Err(job) };
+        if ring.0.has_abandoned() {
+            ring.settle();
+            if ring.0.has_abandoned() {
+                return Err(job);
+            }
+        }
         ring.0.waiting.push_back(job);
         ring.0.start_waiting();
         // What the kernel does not take now is handed over by whoever waits.
@@ -96,13 +111,9 @@ pub(super) fn submit(job: Job) -> Result<(), Job> {
 pub(super) fn settle() -> bool {
     RING.with_borrow_mut(|own| {
         let Own::Ready(ring) = own else { return false };
-        if ring.0.is_idle() {
-            return false;
+        if !ring.0.is_idle() {
+            ring.settle();
         }
-        ring.0.reap();
-        ring.0.start_waiting();
-        // Nobody waits for what the kernel does not take.
-        let _ = ring.0.ring.submit();
         !ring.0.is_idle()
     })
 }

@@ -22,7 +22,7 @@ struct Shared {
     arrived: Condvar,
 }
 
-/// Running threads. Dropping it waits until every request ended.
+/// Running threads. Dropping it waits for those that were not [taken](Pool::close), until every request ended.
 #[derive(Debug)]
 pub(super) struct Pool {
     shared: Arc<Shared>,
@@ -50,13 +50,19 @@ impl Pool {
         self.shared.line.lock().jobs.push_back(job);
         self.shared.arrived.notify_one();
     }
+
+    /// Nothing more is submitted. Returns the threads, which end when every request has.
+    pub(super) fn close(&mut self) -> Vec<JoinHandle<()>> {
+        self.shared.line.lock().is_closed = true;
+        self.shared.arrived.notify_all();
+        std::mem::take(&mut self.threads)
+    }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.line.lock().is_closed = true;
-        self.shared.arrived.notify_all();
-        for thread in self.threads.drain(..) {
+        // Only one that no disk was given has its threads still.
+        for thread in self.close() {
             if thread.join().is_err() {
                 tracing::error!("a thread of the SSD tier had panicked");
             }

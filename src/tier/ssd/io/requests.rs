@@ -41,6 +41,11 @@ impl Requests {
         self.waiting.is_empty() && self.running == 0
     }
 
+    /// Whether the kernel has requests for which nobody waits any more.
+    pub(super) fn has_abandoned(&self) -> bool {
+        self.running > 0 && self.under_way.iter().flatten().any(|job| job.completion.is_abandoned())
+    }
+
     /// Hands requests to the kernel at its next submit, as many as it takes.
     pub(super) fn start_waiting(&mut self) {
         while self.running < self.room

@@ -1,7 +1,7 @@
 //! io_uring: one thread owns the ring, takes requests from a list and tells who waits.
 //!
 //! A request keeps its memory in the table of the thread until the kernel said that it ended, whoever stopped waiting.
-//! When the tier is dropped the thread ends after the last request did.
+//! The thread ends after the last request did.
 
 use std::collections::VecDeque;
 use std::io;
@@ -83,12 +83,18 @@ impl Ring {
     pub(super) fn submit(&self, job: Job) {
         self.shared.wake(|arrivals| arrivals.jobs.push_back(job));
     }
+
+    /// Nothing more is submitted. Returns the thread, which ends when every request has.
+    pub(super) fn close(&mut self) -> Option<JoinHandle<()>> {
+        self.shared.wake(|arrivals| arrivals.is_closed = true);
+        self.thread.take()
+    }
 }
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        self.shared.wake(|arrivals| arrivals.is_closed = true);
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+        // Only one that no disk was given has its thread still.
+        if self.close().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread of the SSD tier's ring had panicked");
         }
     }
