@@ -21,7 +21,7 @@ use super::prefault::Prefaulting;
 use super::{Datapath, Error, Place};
 use crate::ffi::IdlePriority;
 use crate::namespace::Slot;
-use crate::tier::memory::{HugePage, write_zeros};
+use crate::tier::memory::write_zeros;
 
 /// Part of the capacity that may be blank.
 const SHARE: u64 = 128;
