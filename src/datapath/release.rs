@@ -26,7 +26,8 @@ impl Datapath {
     /// A process closes one of its descriptors of `handle`. Others may remain.
     ///
     /// # Errors
-    /// [`Error::BadHandle`]; [`Error::OverQuota`] and [`Error::NothingEvictable`] when it finds no room as an object.
+    /// [`Error::BadHandle`]; [`Error::OverQuota`] and [`Error::NothingEvictable`] when it finds no room, or a write to it
+    /// found none.
     pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
         let (slot, process, path, may_be_last) = {
             let mut state = self.lock();
@@ -49,10 +50,7 @@ impl Datapath {
         let fate = writer_fate(caller.thread);
         // Its closer is told that it finds no room; what follows holds all the same.
         let is_sound_end = may_be_last && fate == WriterFate::Sound;
-        let mut kept = if is_sound_end { self.keep_provisionally(handle) } else { Ok(()) };
-        if is_sound_end && kept.is_ok() && path == IoPath::Passthrough {
-            kept = self.fit_what_the_kernel_wrote(slot);
-        }
+        let kept = if is_sound_end { self.find_room_at_close(handle, slot, path) } else { Ok(()) };
         let now_ms = self.now_ms();
         let mut state = self.lock();
         let Some(object) = state.object_mut(slot) else { return kept };
@@ -73,6 +71,26 @@ impl Datapath {
         kept
     }
 
+    /// Finds room for the file in `slot`, of which the last writer closes, as far as that is known before the RELEASE.
+    ///
+    /// # Errors
+    /// [`Error::OverQuota`] and [`Error::NothingEvictable`]: it has none, or what was written to it had none, and it is
+    /// dropped when it is released.
+    fn find_room_at_close(&self, handle: HandleId, slot: Slot, path: IoPath) -> Result<(), Error> {
+        if path == IoPath::Passthrough {
+            self.refuse_if_cut_short(slot);
+        }
+        {
+            let state = self.lock();
+            let refused = state.object(slot).and_then(|object| object.open.as_ref()?.refused);
+            if let Some(refusal) = refused {
+                return Err(state.error_of(refusal));
+            }
+        }
+        self.keep_provisionally(handle)?;
+        if path == IoPath::Passthrough { self.fit_what_the_kernel_wrote(slot) } else { Ok(()) }
+    }
+
     /// Makes a file that is just being closed survive a daemon that dies before the RELEASE comes.
     ///
     /// Its segment gets a record that counts at a start only if the file was not written since: another descriptor
@@ -88,9 +106,11 @@ impl Datapath {
             Some((slot, claim.unwrap_or_else(|| (node.parent, state.tree.name(slot)))))
         };
         let is_kept = |name: &Name| !self.is_temporary(name);
-        // Asked before the work: nothing is kept of a temporary file, and this is the path of every client that renames.
-        if !place_of(&self.lock()).is_some_and(|(_, (_, name))| is_kept(&name)) {
-            return Ok(());
+        let place = place_of(&self.lock());
+        let Some((slot, (_, name))) = place else { return Ok(()) };
+        if !is_kept(&name) {
+            // Nothing is kept of a temporary file; its holes are to have their pages all the same.
+            return self.fill_holes(slot);
         }
         self.make_whole(handle)?;
         let state = self.lock();

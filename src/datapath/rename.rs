@@ -373,7 +373,7 @@ struct Moved {
 
 impl State {
     /// What a write was refused with, once more.
-    fn error_of(&self, refusal: Refusal) -> Error {
+    pub(super) fn error_of(&self, refusal: Refusal) -> Error {
         match refusal {
             Refusal::OverQuota { directory, quota } => {
                 let path = self.tree.get(directory).map(|_| self.path_text(directory));

@@ -240,7 +240,8 @@ impl Datapath {
         change: SizeChange,
     ) -> Result<(), Error> {
         if let Some(slot) = through.and_then(|handle| self.lock().written_through(handle)) {
-            return self.change_open_size(slot, change).inspect_err(|error| self.note_refusal(slot, error));
+            // What is refused changes nothing: the file is what its writers made of it.
+            return self.change_open_size(slot, change);
         }
         let options = super::OpenOptions { write: true, ..super::OpenOptions::default() };
         let joined = {
@@ -261,10 +262,10 @@ impl Datapath {
         let slot = opened.ino.slot();
         let outcome = self.change_open_size(slot, change);
         if let Err(error) = &outcome
-            && (has_joined || self.lock().versions_of(slot).0.is_some_and(|current| current != slot))
+            && !has_joined
+            && self.lock().versions_of(slot).0.is_some_and(|current| current != slot)
         {
-            // The others' writes do not become an object, and the version that was begun for this is not sealed over the
-            // one that stands.
+            // The version that was begun for this is not sealed over the one that stands.
             self.note_refusal(slot, error);
         }
         // It is closed as by close(2), or it would count as one whose writer was killed.

@@ -16,6 +16,8 @@ in_both_modes!(
     a_write_that_meets_the_end_of_room_leaves_no_object,
     stores_into_a_sized_and_mapped_file_find_their_pages_in_a_full_cache,
     a_file_that_cannot_be_sized_says_so_before_it_is_mapped,
+    a_length_that_is_refused_leaves_what_was_there,
+    a_temporary_file_whose_hole_finds_no_pages_says_so_at_its_close,
 );
 
 const CAPACITY_MIB: usize = 64;
@@ -48,6 +50,12 @@ fn fill_with_pins(pinned: &Path) -> usize {
     panic!("{CAPACITY_MIB} MiB are pinned in a cache of {CAPACITY_MIB} MiB");
 }
 
+/// Closes a file of which a write was refused: close(2) says that nothing becomes of it.
+#[track_caller]
+fn close_refused(file: File) {
+    assert_eq!(nix::unistd::close(file), Err(Errno::ENOSPC), "close(2) of what is dropped");
+}
+
 fn a_write_that_meets_the_end_of_room_leaves_no_object(mode: Mode) {
     let (mount, kv, pinned) = with_pins(mode);
     // So that it is known how large objects are there; the next is a surprise.
@@ -71,13 +79,16 @@ fn a_write_that_meets_the_end_of_room_leaves_no_object(mode: Mode) {
         // A client that takes whatever write(2) says for a success, as some do.
         let outcome = file.write(&bytes);
         assert!(!matches!(outcome, Ok(count) if count == bytes.len()), "16 MiB into 12 free ones");
-        let file = (name == "open.tmp").then_some(file);
+        let mut file = Some(file);
+        if name == "renamed.tmp" {
+            file.take().into_iter().for_each(close_refused);
+        }
         if let Some(target) = renamed {
             let outcome = fs::rename(kv.join(name), kv.join(target));
             let error = outcome.expect_err("what its writer did not mean is no object");
             assert!(matches!(errno(&error), Errno::ENOENT | Errno::ENOSPC), "{error}");
         }
-        drop(file);
+        file.into_iter().for_each(close_refused);
         let seen = renamed.unwrap_or(name);
         let found = Peer::spawn().stat(&kv.join(seen));
         assert_eq!(found.err(), Some(Errno::ENOENT), "{seen}: the write said {outcome:?}");
@@ -117,4 +128,49 @@ fn a_file_that_cannot_be_sized_says_so_before_it_is_mapped(mode: Mode) {
     assert_eq!(file.metadata().expect("fstat").len(), 0, "a refused ftruncate changes nothing");
     let error = nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, 8 << 20);
     assert_eq!(error, Err(Errno::ENOSPC));
+}
+
+fn a_length_that_is_refused_leaves_what_was_there(mode: Mode) {
+    let (mount, kv, _pinned) = with_pins(mode);
+    let is_too_large = |error: std::io::Error| assert_eq!(errno(&error), Errno::EFBIG);
+    let too_large = 2 * offset(CAPACITY_MIB * MIB);
+    let key = kv.join("key");
+    publish_object(&key, 1, MIB);
+    // Then it is written where it is.
+    mount.wait_until_closed([&key]);
+    let file = OpenOptions::new().read(true).write(true).open(&key).expect("open to write");
+    is_too_large(file.set_len(too_large).expect_err("more than the cache holds"));
+    nix::unistd::close(file).expect("close");
+    assert_eq!(pattern::verify_object(&Peer::spawn().read(&key).expect("the object of before")), Ok(1));
+    let truncated = nix::unistd::truncate(&key, i64::try_from(too_large).expect("a length"));
+    assert_eq!(truncated, Err(Errno::EFBIG));
+    assert_eq!(pattern::verify_object(&Peer::spawn().read(&key).expect("the object of before")), Ok(1));
+
+    for name in ["new", "new.tmp"] {
+        let mut options = OpenOptions::new();
+        let mut file = options.read(true).write(true).create_new(true).open(kv.join(name)).expect("create");
+        let length = i64::try_from(too_large).expect("a length");
+        let refused = nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, length);
+        assert_eq!(refused, Err(Errno::EFBIG));
+        // The program goes on without.
+        file.write_all(&pattern::object(2, MIB)).expect("write");
+        nix::unistd::close(file).expect("close");
+        assert_eq!(pattern::verify_object(&Peer::spawn().read(&kv.join(name)).expect(name)), Ok(2));
+    }
+}
+
+fn a_temporary_file_whose_hole_finds_no_pages_says_so_at_its_close(mode: Mode) {
+    use nix::fcntl::FallocateFlags as Flags;
+    let (_mount, kv, pinned) = with_pins(mode);
+    let path = kv.join("key.tmp");
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(&path).expect("create");
+    file.set_len(offset(8 * MIB)).expect("ftruncate");
+    let flags = Flags::FALLOC_FL_PUNCH_HOLE | Flags::FALLOC_FL_KEEP_SIZE;
+    nix::fcntl::fallocate(&file, flags, 0, 8 << 20).expect("a hole");
+    fill_with_pins(&pinned);
+    close_refused(file);
+    let mut other = Peer::spawn();
+    let is_gone = wait::until(wait::HANG, || other.stat(&path) == Err(Errno::ENOENT));
+    assert!(is_gone, "close(2) said that there is no room for it, and it is there");
 }

@@ -237,7 +237,7 @@ impl Model {
         }
     }
 
-    /// A write or a change of length was refused for lack of room.
+    /// A write was refused for lack of room.
     pub(crate) fn refuse(&mut self, id: FileId) {
         let file = self.file_mut(id);
         file.refused |= file.phase == Phase::Writing;

@@ -113,7 +113,6 @@ impl<S: System> Run<S> {
                     Change::Allocate { offset, length, .. } => offset + length,
                     Change::Punch { .. } => panic!("a hole needs no room: {error}"),
                 };
-                self.model.refuse(file);
                 let needed = footprint(reach.max(self.model.file(file).bytes.len() as u64));
                 self.check_refusal_of(file, error, needed);
             }
@@ -172,16 +171,13 @@ impl<S: System> Run<S> {
                 // It was opened, and sealed again as it was.
                 self.model.sealed_again(current);
             }
-            if let Some(written) = seen.filter(|&file| self.model.file(file).writers > 0) {
-                self.model.refuse(written);
-            } else if let Some(joined) = slot.next.or(slot.current)
+            let is_written = seen.is_some_and(|file| self.model.file(file).writers > 0);
+            if !is_written
+                && let Some(joined) = slot.next.or(slot.current)
                 && self.model.file(joined).phase != Phase::Sealed
             {
-                // It had joined the writers before it was refused, and they know.
+                // It had joined the writers before it was refused.
                 self.model.file_mut(joined).who.insert(who);
-                if self.model.file(joined).writers > 0 {
-                    self.model.refuse(joined);
-                }
             }
             return;
         }
