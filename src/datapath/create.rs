@@ -180,8 +180,9 @@ impl Datapath {
                     credentials = Some(Credentials::of(caller));
                     continue;
                 };
-                let next = object.open.as_ref().and_then(|open| open.next_version);
-                let target = if options.write { next.unwrap_or(existing) } else { existing };
+                let next =
+                    if options.write { object.next_version() } else { state.shown_next_version(existing) };
+                let target = next.unwrap_or(existing);
                 if !credentials.may_open(&state.tree.node(target).attributes, options) {
                     return Err(Error::Denied);
                 }

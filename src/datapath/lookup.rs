@@ -58,16 +58,26 @@ enum Visible {
     Closing(Option<Slot>),
 }
 
-/// Whether everybody sees a file while it is written.
-///
-/// A temporary name promises nothing, so its file shows itself as on any file system, and costs its writer no question
-/// that only a hidden file needs. Lock files are waited for by name while their writer holds them open (vLLM's hidden
-/// states).
-pub(super) fn is_shown_while_written(object: &Object, name: &Name) -> bool {
-    object.marks.has(Marks::SHOWN) || name.as_bytes().ends_with(b".lock")
-}
-
 impl State {
+    /// Whether everybody sees the file in `slot` while it is written, also one that is written over an object.
+    ///
+    /// A temporary name promises nothing, so its file shows itself as on any file system, and costs its writer no question
+    /// that only a hidden file needs. Lock files are waited for by name while their writer holds them open (vLLM's hidden
+    /// states); who comes to one that is used again is to meet the inode that its holder has locked.
+    pub(super) fn is_shown_while_written(&self, slot: Slot) -> bool {
+        let is_marked = self.object(slot).is_some_and(|object| object.marks.has(Marks::SHOWN));
+        is_marked || self.name_sought(slot).as_bytes().ends_with(b".lock")
+    }
+
+    /// The version that is being written over the file in `slot`, if everybody sees that one.
+    pub(super) fn shown_next_version(&self, slot: Slot) -> Option<Slot> {
+        let is_shown = |&next: &Slot| {
+            let is_written = self.object(next).is_some_and(|next| next.phase == Phase::Writing);
+            is_written && self.is_shown_while_written(next)
+        };
+        self.next_version(slot).filter(is_shown)
+    }
+
     /// The process of a caller's thread.
     pub(super) fn process(&mut self, caller: &Caller, now: std::time::Duration) -> ProcessId {
         self.processes.process_of(caller.thread, now)
@@ -98,7 +108,7 @@ impl State {
         let next = object.open.as_ref().and_then(|open| open.next_version);
         let phase = object.phase;
         let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
-        if phase == Phase::Writing && !is_shown_while_written(object, &self.tree.name(slot)) {
+        if phase == Phase::Writing && !self.is_shown_while_written(slot) {
             let process = self.process(caller, now);
             let Some(object) = self.object(slot) else { return Visible::No };
             if object.is_written_by(process) {
@@ -112,6 +122,9 @@ impl State {
             return if sees { Visible::Yes(slot) } else { Visible::No };
         }
         if let Some(next) = next {
+            if let Some(shown) = self.shown_next_version(slot) {
+                return Visible::Yes(shown);
+            }
             let process = self.process(caller, now);
             if let Some(version) = self.object(next)
                 && version.phase == Phase::Writing

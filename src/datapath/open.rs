@@ -126,7 +126,7 @@ impl Datapath {
                 state.stop_expecting_writer(slot, caller);
             }
             if self.is_hidden_from(&mut state, caller, slot, options.write)
-                || (!was_resent && self.writes_next_version(&mut state, caller, slot))
+                || (!was_resent && self.meets_next_version(&mut state, caller, slot))
             {
                 return Err(Error::Stale);
             }

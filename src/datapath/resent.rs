@@ -244,7 +244,7 @@ impl State {
     }
 
     /// The name by which the file in `slot` is found: a version that is being written has none of its own yet.
-    fn name_sought(&self, slot: Slot) -> Name {
+    pub(super) fn name_sought(&self, slot: Slot) -> Name {
         let claim = self.object(slot).and_then(|object| object.open.as_ref()?.supersedes.as_ref());
         claim.map_or_else(|| self.tree.name(slot), |(_, name)| name.clone())
     }

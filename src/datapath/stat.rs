@@ -4,7 +4,6 @@ use std::os::unix::fs::MetadataExt;
 
 use tidefs_engine::types::{ByteCount, Version};
 
-use super::lookup::is_shown_while_written;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Ino, Slot};
@@ -154,7 +153,7 @@ impl Datapath {
             let was_killed = object.open.as_ref().is_some_and(|open| open.writer_killed.is_some());
             object.phase == Phase::Writing && was_killed
         });
-        if is_gone || is_doomed || (!is_open && self.writes_next_version(&mut state, caller, slot)) {
+        if is_gone || is_doomed || (!is_open && self.meets_next_version(&mut state, caller, slot)) {
             return Err(self.stale_attributes(&mut state, caller, slot));
         }
         Ok(self.stat_of(&state, slot))
@@ -189,9 +188,13 @@ impl Datapath {
         Ok(space)
     }
 
-    /// Whether the caller's process writes the next version of the file in `slot`, and is to meet that under its name.
-    pub(super) fn writes_next_version(&self, state: &mut State, caller: &Caller, slot: Slot) -> bool {
+    /// Whether the caller is to meet the next version of the file in `slot` under its name: its process writes that, or
+    /// everybody sees it.
+    pub(super) fn meets_next_version(&self, state: &mut State, caller: &Caller, slot: Slot) -> bool {
         let Some(next) = state.object(slot).and_then(Object::next_version) else { return false };
+        if state.shown_next_version(slot).is_some() {
+            return true;
+        }
         let process = state.process(caller, self.clock.monotonic());
         let next = state.object(next).filter(|next| next.phase == Phase::Writing);
         next.is_some_and(|next| next.is_seen_by(process))
@@ -206,8 +209,7 @@ impl Datapath {
         writes: bool,
     ) -> bool {
         let Some(object) = state.object(slot) else { return false };
-        let may_hide =
-            object.phase == Phase::Writing && !is_shown_while_written(object, &state.tree.name(slot));
+        let may_hide = object.phase == Phase::Writing && !state.is_shown_while_written(slot);
         if !writes && !caller.thread.is_known() {
             // It may be anybody, and not who was sent to write this, which may have lost its name meanwhile.
             let is_begun = object.writers() > 0 || object.version == Version::default();

@@ -21,6 +21,7 @@ in_both_modes!(
     an_exclusive_lock_keeps_another_process_out,
     shared_locks_go_together,
     a_lock_ends_with_its_holder,
+    a_lock_file_that_is_cut_when_it_is_used_again_keeps_others_out,
     record_locks_work_between_processes,
     status_is_json_and_tells_capacity_and_use,
     metrics_are_prometheus_text,
@@ -130,6 +131,33 @@ fn a_lock_ends_with_its_holder(mode: Mode) {
     first.kill9();
     let free = wait::until(wait::HANG, || second.flock(b, libc::LOCK_EX | libc::LOCK_NB).is_ok());
     assert!(free, "the lock of a dead process is held");
+}
+
+fn a_lock_file_that_is_cut_when_it_is_used_again_keeps_others_out(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let path = kv.join("key.lock");
+    for use_before in [&b""[..], &[1; 100_000][..]] {
+        fs::write(&path, use_before).expect("write");
+        mount.wait_until_closed([&path]);
+        let (mut holder, mut other) = (Peer::spawn(), Peer::spawn());
+        // The kernel knows it from then.
+        assert_eq!(other.read(&path).expect("read"), use_before);
+        let held = holder.open(&path, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC).expect("open");
+        holder.flock(held, libc::LOCK_EX).expect("lock");
+        holder.record_lock(held, libc::F_WRLCK).expect("lock");
+        assert_eq!(other.stat(&path).expect("stat").size, 0, "the one that is held is another file");
+        let [reader, writer] = [libc::O_RDONLY, libc::O_RDWR].map(|flags| {
+            let opened = other.open(&path, flags).expect("open");
+            assert_eq!(other.flock(opened, libc::LOCK_SH | libc::LOCK_NB), Err(Errno::EWOULDBLOCK));
+            let error = other.record_lock(opened, libc::F_RDLCK).expect_err("while it is locked");
+            assert!(matches!(error, Errno::EAGAIN | Errno::EACCES), "{error}");
+            opened
+        });
+        holder.close(held).expect("close");
+        other.flock(reader, libc::LOCK_EX | libc::LOCK_NB).expect("now it is free");
+        other.close(writer).expect("close");
+        other.close(reader).expect("close");
+    }
 }
 
 fn record_locks_work_between_processes(mode: Mode) {
