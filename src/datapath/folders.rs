@@ -195,22 +195,23 @@ impl State {
         policy
     }
 
-    /// When the soft pin in force on a sealed object ends: its time counts from the object's last change of policy or
-    /// its seal, which both set ctime.
+    /// When the soft pin in force on a sealed object ends: its time counts from the object's seal, or from when the pin was
+    /// set on the object itself.
     pub(super) fn pin_end_ns(&self, slot: Slot) -> Option<i64> {
         let Some(Pin::Soft { ttl_s: Some(ttl_s) }) = self.effective_policy(slot).record.pin else {
             return None;
         };
         let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-        Some(self.tree.get(slot)?.attributes.ctime_ns.saturating_add(ttl_ns))
+        let object = self.object(slot).filter(|object| object.phase == Phase::Sealed)?;
+        let own = object.open.as_ref().filter(|open| open.policy.pin.is_some());
+        let since_ns = own.map_or(i64::MIN, |open| open.pinned_at_ns).max(object.sealed_at_ns);
+        Some(since_ns.saturating_add(ttl_ns))
     }
 
     /// Notes when the soft pin of an object ends, after its policy or the object is new.
     pub(super) fn watch_pin(&mut self, slot: Slot) {
         self.forget_pin(slot);
-        if self.object(slot).is_some()
-            && let Some(end_ns) = self.pin_end_ns(slot)
-        {
+        if let Some(end_ns) = self.pin_end_ns(slot) {
             self.pin_ends.insert((end_ns, slot));
             self.pin_end_of.insert(slot, end_ns);
         }

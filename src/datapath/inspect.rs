@@ -309,7 +309,7 @@ impl Datapath {
             references: object.map_or(0, |object| u64::from(object.readers() + object.writers())),
             policy: state.effective_policy(slot).record,
             expires_at_ns: state.expiry_of.get(&slot).copied(),
-            pin_ends_at_ns: object.and_then(|_| state.pin_end_ns(slot)),
+            pin_ends_at_ns: state.pin_end_ns(slot),
             segment: object.and_then(|object| match object.place {
                 Place::Solo(segment) => Some(segment),
                 Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote => None,

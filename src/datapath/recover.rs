@@ -260,7 +260,8 @@ impl State {
         object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
         object.marks.set(Marks::DECORATED, record.mode & DECORATED != 0);
         if record.policy != memory::PolicyRecord::default() {
-            object.open_mut().policy = record.policy.clone();
+            let open = object.open_mut();
+            (open.policy, open.pinned_at_ns) = (record.policy.clone(), record.ctime_ns);
         }
         if let Some(slot) = self.tree.child(parent, name.as_bytes()) {
             return match self.object_mut(slot) {

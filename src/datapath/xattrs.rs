@@ -274,7 +274,8 @@ impl Datapath {
         let is_other = after != before;
         let changes = Changes::between(&before, &after);
         state.set_policy(slot, after);
-        state.tree.node_mut(slot).attributes.ctime_ns = self.now_ns();
+        let now_ns = self.now_ns();
+        state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
         let persisted = if is_directory {
             self.persist_directory(&mut state, slot)
         } else {
@@ -293,7 +294,11 @@ impl Datapath {
         let quota = state.folders.get(slot).and_then(|folder| folder.policy.quota);
         let walk = (is_directory && changes.is_any()).then(|| state.begin_walk(slot, changes));
         if !is_directory {
-            // A pin that is set again counts from now.
+            let open = state.object_mut(slot).and_then(|object| object.open.as_deref_mut());
+            if let Some(open) = open.filter(|_| key == "pin") {
+                // One that is set again counts from now, too.
+                open.pinned_at_ns = now_ns;
+            }
             let parent = state.tree.node(slot).parent;
             state.regroup_object(parent, slot, Changes { order: true, expiries: key == "ttl" });
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tidefs::datapath::{Datapath, Lookup, Patience};
+use tidefs::datapath::{AttributeChange, Datapath, Lookup, Patience};
 use tidefs::namespace::Ino;
 
 use super::meanwhile::{filled, meanwhile};
@@ -76,6 +76,38 @@ fn a_look_up_ends_what_it_asks_for_and_leaves_the_rest_that_is_due() {
     assert_eq!(datapath.sealed_below(b"ns").expect("it is there").len(), 1099);
     datapath.expire();
     assert!(datapath.sealed_below(b"ns").expect("it is there").is_empty());
+}
+
+#[test]
+fn a_soft_pin_ends_with_its_time_whatever_changes_meanwhile() {
+    let (logic, top) = filled(10);
+    let datapath = logic.datapath();
+    let look_up = |name: &str| match datapath.lookup(&caller(0), top, name.as_bytes(), Patience::None) {
+        Ok(Lookup::Found { stat, .. }) => stat.ino,
+        other => panic!("{name}: {other:?}"),
+    };
+    let pin = |ino: Ino| {
+        datapath.set_attribute(ino, b"user.tidefs.pin", b"soft:4s", None).expect("a policy");
+    };
+    let after = |seconds: u64| {
+        logic.clock.advance(Duration::from_secs(seconds));
+        datapath.expire();
+        [&b"ns/k0"[..], b"ns/k1"].map(|path| is_unpinned(datapath, path))
+    };
+    // One by its directory, and one itself.
+    let [inherited, own] = ["k0", "k1"].map(look_up);
+    pin(top);
+    pin(own);
+    assert_eq!(after(2), [false, false]);
+    for ino in [inherited, own] {
+        let touched = AttributeChange { mtime_ns: Some(1), mode: Some(0o600), ..AttributeChange::default() };
+        datapath.setattr(&caller(0), ino, &touched).expect("new attributes");
+        datapath.set_attribute(ino, b"user.tidefs.priority", b"1", None).expect("another policy");
+    }
+    assert_eq!(after(3), [true, true], "its time counts anew from another change");
+    pin(own);
+    assert_eq!(after(3), [true, false], "one that is set again counts from then");
+    assert_eq!(after(3), [true, true]);
 }
 
 #[test]
