@@ -349,7 +349,8 @@ impl Datapath {
         }
         let now_ns = self.now_ns();
         let before = state.effective_policy(slot).record;
-        let old_domain = state.folders.domain(state.tree.node(slot).parent);
+        let old_parent = state.tree.node(slot).parent;
+        let old_domain = state.folders.domain(old_parent);
         state.move_directory(slot, parent, name)?;
         state.raise(parent, height);
         let mut changes = Changes::between(&before, &state.effective_policy(slot).record);
@@ -358,7 +359,9 @@ impl Datapath {
         changes.expiries |= state.walks > 0;
         let walk = changes.is_any().then(|| state.begin_walk(slot, changes));
         state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
-        state.tree.node_mut(parent).attributes.written_at(now_ns);
+        for changed in [old_parent, parent] {
+            state.tree.node_mut(changed).attributes.written_at(now_ns);
+        }
         Ok(Moved { walk, recorded: self.persist_directory(state, slot) })
     }
 }

@@ -240,18 +240,21 @@ fn inode_numbers_stay_and_differ(mode: Mode) {
 }
 
 fn a_directory_changes_its_times_with_its_names(mode: Mode) {
-    let (_mount, kv) = kv(mode);
+    let (mount, kv) = kv(mode);
     let at = |name: &str| kv.join(name);
+    let elsewhere = mount.namespace("other").join("below");
     let times = || {
         let facts = fs::metadata(&kv).expect("stat");
         ((facts.mtime(), facts.mtime_nsec()), (facts.ctime(), facts.ctime_nsec()))
     };
-    let changes: [(&str, &dyn Fn()); 6] = [
+    let changes: [(&str, &dyn Fn()); 8] = [
         ("a new file", &|| publish_object(&at("key"), 1, 100)),
         ("a rename", &|| fs::rename(at("key"), at("other")).expect("rename")),
         ("an unlink", &|| fs::remove_file(at("other")).expect("unlink")),
         ("mkdir", &|| fs::create_dir(at("below")).expect("mkdir")),
         ("a rename of a directory", &|| fs::rename(at("below"), at("beside")).expect("rename")),
+        ("a move of a directory away", &|| fs::rename(at("beside"), &elsewhere).expect("rename")),
+        ("a move of a directory here", &|| fs::rename(&elsewhere, at("beside")).expect("rename")),
         ("rmdir", &|| fs::remove_dir(at("beside")).expect("rmdir")),
     ];
     for (what, change) in changes {
