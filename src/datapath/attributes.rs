@@ -23,6 +23,11 @@ pub struct AttributeChange {
 }
 
 impl AttributeChange {
+    /// Whether it sets anything, be it to what it is.
+    fn is_any(&self) -> bool {
+        self.is_of_access() || self.size.is_some() || self.atime_ns.is_some() || self.mtime_ns.is_some()
+    }
+
     /// Whether it is about who may do what.
     #[must_use]
     pub fn is_of_access(&self) -> bool {
@@ -62,7 +67,7 @@ impl Datapath {
         if change.size.is_some() && change.mtime_ns.is_none() {
             attributes.mtime_ns = now_ns;
         }
-        if *attributes != before {
+        if change.is_any() {
             attributes.ctime_ns = now_ns;
             let persisted = if state.tree.directory(slot).is_some() {
                 self.persist_directory(&mut state, slot)
