@@ -10,6 +10,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
 use xattr::FileExt as _;
 
+use super::Error;
 use super::xattrs::PREFIX;
 
 /// What names of applications begin with.
@@ -28,6 +29,17 @@ fn under<T>(name: &str, act: impl Fn(&str) -> io::Result<T>) -> io::Result<T> {
             act(&format!("{ASIDE}{}", name.strip_prefix(USER).unwrap_or(name)))
         }
         outcome => outcome,
+    }
+}
+
+/// What the kernel says of an attribute, as the program is told it.
+pub(super) fn told(source: io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::ENODATA) => Error::NoAttribute,
+        Some(libc::EINVAL | libc::ERANGE) => Error::Invalid("no attribute has such a name"),
+        // ext4 keeps a block of them, other file systems bound the bytes of one.
+        Some(libc::ENOSPC | libc::EDQUOT | libc::E2BIG) => Error::AttributesFull,
+        _ => Error::io("attribute of an object")(source),
     }
 }
 
@@ -106,6 +118,16 @@ mod tests {
         assert_eq!(named(b"trusted.tidefs.record"), None);
         assert_eq!(named(b"security.selinux"), None);
         assert_eq!(named(b"user.own").unwrap(), b"user.own");
+    }
+
+    #[test]
+    fn what_the_file_system_has_no_room_for_or_does_not_take_is_no_failure_of_the_daemon() {
+        let of = |errno| told(io::Error::from_raw_os_error(errno));
+        assert!(matches!(of(libc::EINVAL), Error::Invalid(_)));
+        assert!(matches!(of(libc::ENOSPC), Error::AttributesFull));
+        assert!(matches!(of(libc::E2BIG), Error::AttributesFull));
+        assert!(matches!(of(libc::ENODATA), Error::NoAttribute));
+        assert!(matches!(of(libc::EBADF), Error::Io { .. }));
     }
 
     #[test]

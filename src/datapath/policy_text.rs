@@ -52,11 +52,7 @@ pub(super) fn check(
     only: Option<Presence>,
 ) -> Result<(), Error> {
     is_settable(key)?;
-    match (only, written(own, key).is_some()) {
-        (Some(Presence::Absent), true) => return Err(Error::Exists),
-        (Some(Presence::Present), false) => return Err(Error::NoAttribute),
-        _ => {}
-    }
+    Presence::check(only, written(own, key).is_some())?;
     if apply(&mut own.clone(), key, value)? { Ok(()) } else { Err(Error::NoAttribute) }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::ByteCount;
 
-use super::decorations::{self, USER};
+use super::decorations::{self, USER, told};
 use super::policy_text::{RECOMPUTE, SETTABLE, apply, is_settable, written};
 use super::regroup::Changes;
 use super::{Datapath, Error, Marks, Phase, Place, State};
@@ -27,6 +27,19 @@ pub enum Presence {
     Absent,
     /// `XATTR_REPLACE`: only if it is there.
     Present,
+    /// Both, of which one is in the way of any.
+    Neither,
+}
+
+impl Presence {
+    /// Whether one that `is_there`, or is not, may be set with the condition `only`.
+    pub(super) fn check(only: Option<Self>, is_there: bool) -> Result<(), Error> {
+        match (only, is_there) {
+            (Some(Self::Absent | Self::Neither), true) => Err(Error::Exists),
+            (Some(Self::Present | Self::Neither), false) => Err(Error::NoAttribute),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Datapath {
@@ -42,10 +55,9 @@ impl Datapath {
         if !name.starts_with(USER) {
             return Err(Error::NoAttribute);
         }
+        is_named(name)?;
         self.with_decorations(ino, false, |file| {
-            decorations::get(file, name)
-                .map_err(Error::io("attribute of an object"))?
-                .ok_or(Error::NoAttribute)
+            decorations::get(file, name).map_err(told)?.ok_or(Error::NoAttribute)
         })
     }
 
@@ -62,9 +74,7 @@ impl Datapath {
                 names.push(0);
             }
         }
-        let own = self.with_decorations(ino, false, |file| {
-            decorations::names(file).map_err(Error::io("attributes of an object"))
-        });
+        let own = self.with_decorations(ino, false, |file| decorations::names(file).map_err(told));
         for name in own.unwrap_or_default() {
             names.extend_from_slice(&name);
             names.push(0);
@@ -105,31 +115,22 @@ impl Datapath {
         if let Some(key) = name.strip_prefix(PREFIX) {
             let value =
                 std::str::from_utf8(value).map_err(|_| Error::Invalid("the value is not text"))?.trim();
-            match (only, self.has_own_policy(ino, key)?) {
-                (Some(Presence::Absent), true) => return Err(Error::Exists),
-                (Some(Presence::Present), false) => return Err(Error::NoAttribute),
-                _ => {}
-            }
+            Presence::check(only, self.has_own_policy(ino, key)?)?;
             return self.change_policy(ino, key, Some(value));
         }
         if !name.starts_with(USER) {
             return Err(Error::Unsupported("attributes outside user."));
         }
+        is_named(name)?;
         self.with_decorations(ino, true, |file| {
-            match (only, decorations::get(file, name).map_err(Error::io("attribute of an object"))?) {
-                (Some(Presence::Absent), Some(_)) => return Err(Error::Exists),
-                (Some(Presence::Present), None) => return Err(Error::NoAttribute),
-                _ => {}
-            }
-            if !decorations::has_room(file, name, value).map_err(Error::io("attributes of an object"))? {
+            Presence::check(only, decorations::get(file, name).map_err(told)?.is_some())?;
+            if !decorations::has_room(file, name, value).map_err(told)? {
                 return Err(Error::AttributesFull);
             }
-            decorations::set(file, name, value).map_err(Error::io("attribute of an object"))
+            decorations::set(file, name, value).map_err(told)
         })?;
         if let Some(next) = self.next_version_of(ino) {
-            self.with_decorations(next, true, |file| {
-                decorations::set(file, name, value).map_err(Error::io("attribute of an object"))
-            })?;
+            self.with_decorations(next, true, |file| decorations::set(file, name, value).map_err(told))?;
         }
         self.note_attribute(ino)
     }
@@ -150,12 +151,8 @@ impl Datapath {
         if let Some(key) = name.strip_prefix(PREFIX) {
             return self.change_policy(ino, key, None);
         }
-        let remove = |file: &std::fs::File| {
-            decorations::remove(file, name).map_err(|source| match source.raw_os_error() {
-                Some(libc::ENODATA) => Error::NoAttribute,
-                _ => Error::io("attribute of an object")(source),
-            })
-        };
+        is_named(name)?;
+        let remove = |file: &std::fs::File| decorations::remove(file, name).map_err(told);
         self.with_decorations(ino, false, remove)?;
         match self.next_version_of(ino).map(|next| self.with_decorations(next, false, remove)) {
             None | Some(Ok(()) | Err(Error::NoAttribute)) => self.note_attribute(ino),
@@ -313,6 +310,11 @@ impl Datapath {
         }
         Ok(())
     }
+}
+
+/// Whether there is a name behind the prefix: before an object is changed for what no file system takes.
+fn is_named(name: &str) -> Result<(), Error> {
+    if name == USER { Err(Error::Invalid("an attribute without a name")) } else { Ok(()) }
 }
 
 /// Which tier an object is in, as `user.tidefs.tier` spells it.

@@ -34,6 +34,7 @@ in_both_modes!(
     attributes_of_programs_stay_with_a_renamed_file,
     attributes_of_programs_stay_with_a_file_that_is_rewritten,
     create_and_replace_flags_are_honoured,
+    an_attribute_without_a_name_is_refused_and_changes_nothing,
     a_buffer_that_is_too_small_is_told,
     an_unset_attribute_says_enodata,
 );
@@ -335,10 +336,26 @@ fn create_and_replace_flags_are_honoured(mode: Mode) {
             unsafe { libc::setxattr(path.as_ptr(), c"user.a".as_ptr(), b"1".as_ptr().cast(), 1, flags) };
         Errno::result(result).map(drop)
     };
+    let both = libc::XATTR_CREATE | libc::XATTR_REPLACE;
     assert_eq!(set(libc::XATTR_REPLACE), Err(Errno::ENODATA));
+    assert_eq!(set(both), Err(Errno::ENODATA));
     assert_eq!(set(libc::XATTR_CREATE), Ok(()));
     assert_eq!(set(libc::XATTR_CREATE), Err(Errno::EEXIST));
+    assert_eq!(set(both), Err(Errno::EEXIST));
     assert_eq!(set(libc::XATTR_REPLACE), Ok(()));
+}
+
+fn an_attribute_without_a_name_is_refused_and_changes_nothing(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let key = kv.join("key");
+    publish_object(&key, 1, 100);
+    mount.wait_until_closed([&key]);
+    for path in [&key, &kv] {
+        assert_eq!(set_xattr(path, "user.", b"1"), Err(Errno::EINVAL));
+        assert_eq!(get_xattr(path, "user."), Err(Errno::EINVAL));
+        assert_eq!(remove_xattr(path, "user."), Err(Errno::EINVAL));
+    }
+    assert_eq!(get_xattr_text(&key, "user.tidefs.tier"), "packed", "it got a segment for that");
 }
 
 fn a_buffer_that_is_too_small_is_told(mode: Mode) {

@@ -73,10 +73,11 @@ pub(in crate::fuse) fn setxattr(
     if !may_change(dispatcher, request, number, name) {
         return reply.error(Errno::EPERM);
     }
-    let only = match flags {
-        libc::XATTR_CREATE => Some(Presence::Absent),
-        libc::XATTR_REPLACE => Some(Presence::Present),
-        _ => None,
+    let only = match (flags & libc::XATTR_CREATE != 0, flags & libc::XATTR_REPLACE != 0) {
+        (true, true) => Some(Presence::Neither),
+        (true, false) => Some(Presence::Absent),
+        (false, true) => Some(Presence::Present),
+        (false, false) => None,
     };
     let datapath = Arc::clone(&dispatcher.datapath);
     let (name, value) = (name.to_owned(), value.to_vec());
