@@ -39,6 +39,7 @@ pub(super) fn told(source: io::Error) -> Error {
         Some(libc::EINVAL | libc::ERANGE) => Error::Invalid("no attribute has such a name"),
         // ext4 keeps a block of them, other file systems bound the bytes of one.
         Some(libc::ENOSPC | libc::EDQUOT | libc::E2BIG) => Error::AttributesFull,
+        Some(libc::EOPNOTSUPP) => Error::Unsupported("attributes on the file system of slot files"),
         _ => Error::io("attribute of an object")(source),
     }
 }

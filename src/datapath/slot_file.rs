@@ -4,7 +4,8 @@
 //! file it was opened with (docs/adr/0005-slot-files-are-served-by-the-daemon-first.md).
 //!
 //! Invariants
-//! - No byte is written to a file while it moves: writers hold the file where it is, a move waits for them.
+//! - No byte, and no attribute of a program, is written to a file while it moves: who does holds the file where it is, and
+//!   a move waits for it.
 //!
 //! Limits: an unlinked file moves while it has at most `COPIED_MAX` bytes; a larger one stays in memory.
 
@@ -17,6 +18,7 @@ use nix::unistd::{Whence, lseek};
 use parking_lot::{RwLock, RwLockReadGuard};
 use tidefs_engine::types::ByteCount;
 
+use super::decorations;
 use super::write::SizeChange;
 use super::{Datapath, Error, Marks, OpenOptions, Opened, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
@@ -54,20 +56,31 @@ impl Datapath {
         Ok(Place::Scratch(Arc::new(scratch)))
     }
 
-    /// Moves a file that turns out to be a slot file to disk, with the bytes it has.
+    /// Moves a file that turns out to be a slot file to disk, with the bytes, the times and the attributes it has.
     ///
     /// A file that the kernel serves by passthrough cannot move any more: it stays in memory as long as that has room.
     pub(super) fn become_scratch(&self, ino: Ino) -> Result<(), Error> {
         let (slot, Movable::From(_)) = self.lock().movable(ino)? else { return Ok(()) };
         let moving = self.moves.of(slot).write();
         let old = loop {
-            let (_, Movable::From(file)) = self.lock().movable(ino)? else { return Ok(()) };
+            let (file, attributes, is_decorated) = {
+                let state = self.lock();
+                let (_, Movable::From(file)) = state.movable(ino)? else { return Ok(()) };
+                let is_decorated =
+                    state.object(slot).is_some_and(|object| object.marks.has(Marks::DECORATED));
+                (file, self.stat_of(&state, slot).attributes, is_decorated)
+            };
             let scratch = self.scratch.create().map_err(scratch_error)?;
             let length = copy(&file, &scratch)?;
+            if is_decorated {
+                decorations::copy(&file, scratch.file()).map_err(decorations::told)?;
+            }
+            self.stamp(scratch.file(), &attributes);
             let mut state = self.lock();
             // Who opened it meanwhile may have cut it, or has the kernel serve it.
             let is_same = matches!(state.movable(ino)?, (_, Movable::From(now)) if Arc::ptr_eq(&now, &file));
-            if !is_same || length_of(&file)? != length {
+            if !is_same || length_of(&file)? != length || self.stat_of(&state, slot).attributes != attributes
+            {
                 continue;
             }
             if let Some(kernel) = self.kernel.get() {

@@ -31,6 +31,14 @@ pub enum Presence {
     Neither,
 }
 
+/// What is done to the attributes of applications.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Read,
+    Set,
+    Remove,
+}
+
 impl Presence {
     /// Whether one that `is_there`, or is not, may be set with the condition `only`.
     pub(super) fn check(only: Option<Self>, is_there: bool) -> Result<(), Error> {
@@ -56,7 +64,7 @@ impl Datapath {
             return Err(Error::NoAttribute);
         }
         is_named(name)?;
-        self.with_decorations(ino, false, |file| {
+        self.with_decorations(ino, Use::Read, |file| {
             decorations::get(file, name).map_err(told)?.ok_or(Error::NoAttribute)
         })
     }
@@ -74,7 +82,7 @@ impl Datapath {
                 names.push(0);
             }
         }
-        let own = self.with_decorations(ino, false, |file| decorations::names(file).map_err(told));
+        let own = self.with_decorations(ino, Use::Read, |file| decorations::names(file).map_err(told));
         for name in own.unwrap_or_default() {
             names.extend_from_slice(&name);
             names.push(0);
@@ -122,7 +130,7 @@ impl Datapath {
             return Err(Error::Unsupported("attributes outside user."));
         }
         is_named(name)?;
-        self.with_decorations(ino, true, |file| {
+        self.with_decorations(ino, Use::Set, |file| {
             Presence::check(only, decorations::get(file, name).map_err(told)?.is_some())?;
             if !decorations::has_room(file, name, value).map_err(told)? {
                 return Err(Error::AttributesFull);
@@ -130,7 +138,7 @@ impl Datapath {
             decorations::set(file, name, value).map_err(told)
         })?;
         if let Some(next) = self.next_version_of(ino) {
-            self.with_decorations(next, true, |file| decorations::set(file, name, value).map_err(told))?;
+            self.with_decorations(next, Use::Set, |file| decorations::set(file, name, value).map_err(told))?;
         }
         self.note_attribute(ino)
     }
@@ -153,25 +161,26 @@ impl Datapath {
         }
         is_named(name)?;
         let remove = |file: &std::fs::File| decorations::remove(file, name).map_err(told);
-        self.with_decorations(ino, false, remove)?;
-        match self.next_version_of(ino).map(|next| self.with_decorations(next, false, remove)) {
+        self.with_decorations(ino, Use::Remove, remove)?;
+        match self.next_version_of(ino).map(|next| self.with_decorations(next, Use::Remove, remove)) {
             None | Some(Ok(()) | Err(Error::NoAttribute)) => self.note_attribute(ino),
             Some(failed) => failed,
         }
     }
 
-    /// Runs `action` on the file that keeps the attributes of applications. With `makes`, a packed object gets a
+    /// Runs `action` on the file that keeps the attributes of applications. For one to be set, a packed object gets a
     /// segment of its own first.
     fn with_decorations<T>(
         &self,
         ino: Ino,
-        makes: bool,
+        use_of: Use,
         action: impl FnOnce(&std::fs::File) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let directory = {
+        let makes = use_of == Use::Set;
+        let (slot, directory) = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
-            state.tree.directory(slot).map(|directory| directory.id)
+            (slot, state.tree.directory(slot).map(|directory| directory.id))
         };
         if let Some(id) = directory {
             if makes {
@@ -182,6 +191,8 @@ impl Datapath {
             let Some(file) = self.tier.open_directory(id)? else { return Err(Error::NoAttribute) };
             return action(&file);
         }
+        // What changes goes along when the file moves to disk.
+        let _stays = (use_of != Use::Read).then(|| self.stays_where_it_is(slot));
         let file = match self.decorated_file(ino, makes)? {
             Some(file) => file,
             None if !makes => return Err(Error::NoAttribute),

@@ -3,10 +3,12 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
+use nix::sys::stat::futimens;
+use nix::sys::time::TimeSpec;
 
 use crate::common::Mode;
 use crate::common::modes::in_both_modes;
@@ -33,6 +35,7 @@ in_both_modes!(
     attributes_of_programs_are_refused_on_a_small_object_without_a_name,
     attributes_of_programs_stay_with_a_renamed_file,
     attributes_of_programs_stay_with_a_file_that_is_rewritten,
+    attributes_of_programs_stay_with_a_file_that_becomes_a_slot_file,
     create_and_replace_flags_are_honoured,
     an_attribute_without_a_name_is_refused_and_changes_nothing,
     a_buffer_that_is_too_small_is_told,
@@ -323,6 +326,36 @@ fn attributes_of_programs_stay_with_a_file_that_is_rewritten(mode: Mode) {
         drop(in_place);
         mount.wait_until_closed([&key]);
         assert_eq!(get_xattr(&key, "user.crc").expect("getxattr"), b"56", "a byte of it was rewritten");
+    }
+}
+
+fn attributes_of_programs_stay_with_a_file_that_becomes_a_slot_file(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let early = TimeSpec::new(1_000_000_000, 0);
+    for is_unlinked in [false, true] {
+        let path = kv.join("slots");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).expect("create");
+        file.write_all_at(b"bytes", 0).expect("pwrite");
+        set_through(&file, b"1", 0).expect("fsetxattr");
+        futimens(&file, &early, &early).expect("futimens");
+        if is_unlinked {
+            fs::remove_file(&path).expect("unlink");
+            assert_eq!(
+                file.metadata().expect("fstat").mtime(),
+                1_000_000_000,
+                "its unlink does not write it"
+            );
+        } else {
+            file.set_len(1 << 30).expect("ftruncate");
+        }
+        // It may have lost its name.
+        let opened = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        assert_eq!(get_xattr_text(&opened, "user.tidefs.tier"), "scratch");
+        assert_eq!(get_xattr(&opened, "user.crc"), Ok(b"1".to_vec()), "unlinked: {is_unlinked}");
+        drop(file);
+        if !is_unlinked {
+            fs::remove_file(&path).expect("unlink");
+        }
     }
 }
 
