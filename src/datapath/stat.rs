@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 
 use tidefs_engine::types::{ByteCount, Version};
 
+use super::object::OpenState;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Ino, Slot};
@@ -149,9 +150,13 @@ impl Datapath {
             let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
             object.readers() > 0 || object.references > 0 || (object.writers() > 0 && !is_closing)
         });
+        // Its other writers see it until they have closed it, though nothing comes of it.
         let is_doomed = state.object(slot).is_some_and(|object| {
-            let was_killed = object.open.as_ref().is_some_and(|open| open.writer_killed.is_some());
-            object.phase == Phase::Writing && was_killed
+            let is_left = |open: &OpenState| {
+                let Some(killed) = open.writer_killed else { return false };
+                !open.writer_processes.iter().any(|writer| writer.id != killed && writer.writing > 0)
+            };
+            object.phase == Phase::Writing && object.open.as_deref().is_some_and(is_left)
         });
         if is_gone || is_doomed || (!is_open && self.meets_next_version(&mut state, caller, slot)) {
             return Err(self.stale_attributes(&mut state, caller, slot));

@@ -1,7 +1,7 @@
 //! Shape (b): written straight to its final name. Nobody but its writers sees the file until the last of them let go.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
@@ -30,6 +30,7 @@ in_both_modes!(
     a_file_is_visible_to_another_process_at_once_after_its_last_close,
     a_file_is_visible_at_once_although_others_were_told_that_it_is_absent,
     a_killed_writer_leaves_nothing,
+    who_writes_beside_a_killed_writer_sees_its_file_until_its_close,
     a_writer_killed_after_close_leaves_its_object,
     a_writer_killed_while_rewriting_leaves_the_sealed_object,
     a_file_written_by_a_shell_redirection_is_sealed_when_the_command_ends,
@@ -321,6 +322,29 @@ fn a_killed_writer_leaves_nothing(mode: Mode) {
     assert!(given_back, "the bytes of killed writers stay in use: {:?}, before {before}", mount.usage());
     other.write(&kv.join("key"), 99, 5000).expect("the name is free");
     assert_eq!(pattern::verify_object(&fs::read(kv.join("key")).expect("read")), Ok(99));
+}
+
+fn who_writes_beside_a_killed_writer_sees_its_file_until_its_close(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for name in ["key", "key.tmp"] {
+        let path = kv.join(name);
+        let mut killed = Peer::spawn();
+        let handle = killed.open(&path, libc::O_RDWR | libc::O_CREAT).expect("create");
+        killed.write_at(handle, 0, &[1; 5000]).expect("write");
+        let mut options = OpenOptions::new();
+        let mut file = options.read(true).write(true).create(true).truncate(false).open(&path).expect("join");
+        killed.kill9();
+        // At once, and when the daemon has heard of the end.
+        for _ in 0..50 {
+            assert_eq!(file.metadata().expect("fstat").len(), 5000, "{name}");
+            assert_eq!(file.seek(SeekFrom::End(0)).expect("lseek"), 5000, "{name}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        drop(file);
+        let mut other = Peer::spawn();
+        let is_gone = wait::until(wait::HANG, || other.stat(&path) == Err(Errno::ENOENT));
+        assert!(is_gone, "{name} of a killed writer became an object");
+    }
 }
 
 fn a_writer_killed_after_close_leaves_its_object(mode: Mode) {
