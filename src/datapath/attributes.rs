@@ -1,7 +1,9 @@
 //! Owner, mode and times: changed on sealed objects too, and kept across restarts.
 
-use super::{Caller, Datapath, Error, HandleId, SizeChange, Stat};
-use crate::namespace::{Ino, permissions};
+use std::sync::Arc;
+
+use super::{Caller, Datapath, Error, HandleId, Marks, Object, Phase, SizeChange, Stat, State};
+use crate::namespace::{Ino, Slot, permissions};
 
 /// What setattr changes. `None` leaves a thing as it is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,9 +95,16 @@ impl Datapath {
             }
         }
         if change.mtime_ns.is_some()
-            && let Some(file) = state.object(slot).and_then(|object| object.file()).cloned()
+            && let Some(file) = self.file_to_stamp(&state, slot)
         {
-            self.stamp(&file, &state.tree.node(slot).attributes);
+            let attributes = state.tree.node(slot).attributes;
+            if state.object(slot).is_some_and(Object::is_slot_file) {
+                // Without the lock: it is on a disk.
+                drop(state);
+                self.stamp(&file, &attributes);
+                return self.getattr(ino);
+            }
+            self.stamp(&file, &attributes);
         }
         let stat = self.stat_of(&state, slot);
         Ok(stat)
@@ -114,6 +123,13 @@ impl Datapath {
                 self.rewrite_record(&mut state, slot)
             }
         })
+    }
+
+    /// The backing file of what is not finished, or is open: its times say whether it is written after its owner set them.
+    fn file_to_stamp(&self, state: &State, slot: Slot) -> Option<Arc<std::fs::File>> {
+        let object = state.object(slot)?;
+        let is_final = object.phase == Phase::Sealed && object.marks.has(Marks::FINAL);
+        if is_final { object.file().cloned() } else { self.backing_file_of(state, slot).ok() }
     }
 
     /// Gives a backing file that is being written the times that its owner set.

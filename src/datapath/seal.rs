@@ -12,6 +12,7 @@ use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash};
 
 use super::release::Afterwards;
 use super::room::footprint;
+use super::stat::last_written_ns;
 use super::{Datapath, Error, HandleId, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot};
 
@@ -171,8 +172,8 @@ impl Datapath {
         let sealed_at_ns =
             promised_ns.unwrap_or_else(|| state.next_sealed_at_ns(parent, name.as_bytes(), now_ns));
         let node = state.tree.node_mut(slot);
-        let written_ns = super::stat::written_ns(&metadata);
-        node.attributes.mtime_ns = node.attributes.mtime_ns.max(written_ns);
+        let written_ns = last_written_ns(node.attributes.mtime_ns, &metadata, now_ns);
+        node.attributes.mtime_ns = written_ns;
         node.attributes.ctime_ns = now_ns;
         let mut record = state.object_record(slot, directory, &name);
         record.version = version;
@@ -266,9 +267,11 @@ impl Datapath {
         let wrote_since = as_sealed.is_none();
         let metadata = as_sealed.or_else(|| file.metadata().ok());
         let now = metadata.as_ref().map_or(before, |metadata| ByteCount(metadata.len()));
-        let written_ns = metadata.as_ref().map_or(i64::MIN, super::stat::written_ns);
+        let stored_ns = state.tree.node(slot).attributes.mtime_ns;
+        let last_ns = |metadata: &Metadata| last_written_ns(stored_ns, metadata, self.now_ns());
+        let written_ns = metadata.as_ref().map_or(stored_ns, last_ns);
         self.give_back_surplus(state, slot);
-        let went_on = wrote_since && state.tree.node(slot).attributes.mtime_ns < written_ns;
+        let went_on = wrote_since && written_ns != stored_ns;
         if now != before || went_on {
             // The writer went on after the rename through a descriptor it had kept.
             self.account_growth(state, slot, before, now);

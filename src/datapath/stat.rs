@@ -53,6 +53,13 @@ pub(super) fn written_ns(metadata: &std::fs::Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
+/// When a file that is not finished was written last: as its owner says (`stored_ns`), unless its backing file, which was
+/// stamped with that, was written since. A time that lies ahead is no later than what is written.
+pub(super) fn last_written_ns(stored_ns: i64, metadata: &std::fs::Metadata, now_ns: i64) -> i64 {
+    let written_ns = written_ns(metadata);
+    if stored_ns > now_ns { written_ns } else { stored_ns.max(written_ns) }
+}
+
 /// When the attributes of a backing file last changed, in nanoseconds since 1970.
 fn changed_ns(metadata: &std::fs::Metadata) -> i64 {
     metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec())
@@ -114,7 +121,13 @@ impl Datapath {
             if let Some(metadata) = file.and_then(|file| file.metadata().ok()) {
                 size = ByteCount(metadata.len());
                 occupied = ByteCount(metadata.blocks() * 512);
-                attributes.mtime_ns = attributes.mtime_ns.max(written_ns(&metadata));
+                // The bytes of one without a name may be from before its owner set a time.
+                attributes.mtime_ns = match object.phase {
+                    Phase::Gone => attributes.mtime_ns.max(written_ns(&metadata)),
+                    Phase::Writing | Phase::Parked | Phase::Sealed => {
+                        last_written_ns(attributes.mtime_ns, &metadata, self.now_ns())
+                    }
+                };
                 attributes.ctime_ns = attributes.ctime_ns.max(changed_ns(&metadata));
             }
         }

@@ -1,6 +1,7 @@
 //! Attributes of sealed objects: clients touch times to keep what is hot, and probe rights before they read.
 
 use std::fs::{self, File, Permissions};
+use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -27,6 +28,7 @@ in_both_modes!(
     times_and_mode_survive_a_rename,
     times_set_through_an_open_writer_survive_its_close,
     a_write_after_futimens_is_the_time_of_the_file,
+    a_time_ahead_stays_until_something_is_written,
     mtime_is_the_time_of_writing,
     ctime_moves_with_each_change_of_attributes,
     ctime_moves_with_what_is_written,
@@ -40,6 +42,8 @@ in_both_modes!(
 );
 
 const EARLY: TimeSpec = TimeSpec::new(1_000_000_000, 123_456_789);
+/// After the test, whenever that runs.
+const AHEAD: TimeSpec = TimeSpec::new(4_000_000_000, 0);
 const LATER: TimeSpec = TimeSpec::new(1_500_000_000, 987_654_321);
 
 fn times(path: &Path) -> ((i64, i64), (i64, i64)) {
@@ -139,18 +143,41 @@ fn times_set_through_an_open_writer_survive_its_close(mode: Mode) {
 
 fn a_write_after_futimens_is_the_time_of_the_file(mode: Mode) {
     let (_mount, kv) = kv(mode);
-    for length in [100, MIB] {
-        let path = kv.join(format!("k{length}"));
+    let mtime = |path: &Path| fs::metadata(path).expect("stat").modified().expect("mtime");
+    for (length, time) in [(100, EARLY), (MIB, EARLY), (100, AHEAD), (MIB, AHEAD)] {
+        let path = kv.join(format!("k{length}.{time}"));
         let file = File::create(&path).expect("create");
         file.write_all_at(&pattern::bytes(1, length), 0).expect("write");
-        futimens(file.as_fd(), &EARLY, &EARLY).expect("futimens");
+        futimens(file.as_fd(), &time, &time).expect("futimens");
         let before = coarse_now();
         file.write_all_at(b"again", 20).expect("write");
-        let written = fs::metadata(&path).expect("stat").modified().expect("mtime");
-        assert!(written >= before, "{length}: {written:?}");
+        let written = mtime(&path);
+        assert!(written >= before && written <= SystemTime::now(), "{length}, {time}: {written:?}");
         drop(file);
         checksum_of(&path);
-        assert_eq!(fs::metadata(&path).expect("stat").modified().expect("mtime"), written, "{length}");
+        assert_eq!(mtime(&path), written, "{length}, {time}");
+    }
+}
+
+fn a_time_ahead_stays_until_something_is_written(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let mtime = |path: &Path| fs::metadata(path).expect("stat").modified().expect("mtime");
+    let ahead = SystemTime::UNIX_EPOCH + Duration::from(AHEAD);
+    for length in [100, MIB] {
+        let path = kv.join(format!("k{length}"));
+        publish_object(&path, 1, length);
+        set_times(&path, AHEAD, AHEAD);
+        let open = || File::options().append(true).open(&path).expect("open to append");
+        drop(open());
+        checksum_of(&path);
+        assert_eq!(mtime(&path), ahead, "{length}: nothing was written");
+        let before = coarse_now();
+        let mut file = open();
+        file.write_all(b"more").expect("write");
+        drop(file);
+        checksum_of(&path);
+        let written = mtime(&path);
+        assert!(written >= before && written <= SystemTime::now(), "{length}: {written:?}");
     }
 }
 
