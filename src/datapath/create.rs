@@ -201,7 +201,7 @@ impl Datapath {
                 ino
             };
             if options.write {
-                match self.begin_version_if_sealed(caller, existing, options.truncate) {
+                match self.begin_version_if_sealed(caller, existing, options) {
                     // That it left its name meanwhile is found in the next round.
                     Ok(()) | Err(Error::Stale) => {}
                     Err(error) => return Err(error),
@@ -211,9 +211,9 @@ impl Datapath {
         Err(Error::Stale)
     }
 
-    /// Begins a hidden new version over the sealed object in `slot`, which somebody uses, with its bytes unless they
-    /// are to be truncated. The kernel is sent to look the name up again, and its writer finds the new version.
-    pub(super) fn begin_version(&self, caller: &Caller, ino: Ino, truncate: bool) -> Result<(), Error> {
+    /// Begins a hidden new version over the sealed object `ino`, which somebody uses, with as many of its bytes as are
+    /// wanted. The kernel is sent to look the name up again, and its writer finds the new version.
+    pub(super) fn begin_version(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<(), Error> {
         {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
@@ -221,7 +221,7 @@ impl Datapath {
             // What makes room for its copy must not evict it.
             state.hold(slot);
         }
-        let outcome = self.begin_version_of_held(caller, ino, truncate);
+        let outcome = self.begin_version_of_held(caller, ino, options.wanted_max());
         let mut state = self.lock();
         if let Some(slot) = state.tree.by_ino(ino) {
             state.update_hold(slot);
@@ -229,7 +229,12 @@ impl Datapath {
         outcome
     }
 
-    fn begin_version_of_held(&self, caller: &Caller, ino: Ino, truncate: bool) -> Result<(), Error> {
+    fn begin_version_of_held(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        wanted_max: Option<ByteCount>,
+    ) -> Result<(), Error> {
         let (parent, size, counted, version, place) = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
@@ -239,13 +244,13 @@ impl Datapath {
             let size = self.stat_of(&state, slot).size;
             (state.tree.node(slot).parent, size, counted, object.version, object.place.clone())
         };
-        let kept = if truncate { ByteCount::ZERO } else { size };
+        let kept = wanted_max.map_or(size, |wanted_max| size.min(wanted_max));
         // Its place in the quota is that of the old version.
         self.make_room_in_quota(footprint(kept).saturating_sub(counted), parent)?;
         let (id, file) = self.tier.create_segment()?;
-        let copied = self
-            .reserve(&file, ByteCount::ZERO, kept, parent)
-            .and_then(|()| if kept > ByteCount::ZERO { self.copy_object(ino, &file) } else { Ok(()) });
+        let copied = self.reserve(&file, ByteCount::ZERO, kept, parent).and_then(|()| {
+            if kept > ByteCount::ZERO { self.copy_object(ino, &file, wanted_max) } else { Ok(()) }
+        });
         let is_entered =
             copied.and_then(|()| self.enter_version(caller, ino, (id, file), kept, (version, &place)));
         if !matches!(is_entered, Ok(true)) {

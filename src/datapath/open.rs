@@ -9,7 +9,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tidefs_engine::types::{SegmentId, Version};
+use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
@@ -33,6 +33,15 @@ pub struct OpenOptions {
     pub truncate: bool,
     /// Must not exist.
     pub exclusive: bool,
+    /// Is cut to this length by who opens it, who needs no more of what stands there.
+    pub cut_to: Option<ByteCount>,
+}
+
+impl OpenOptions {
+    /// How much of what stands there is wanted at most; `None`: all of it.
+    pub(super) fn wanted_max(&self) -> Option<ByteCount> {
+        if self.truncate { Some(ByteCount::ZERO) } else { self.cut_to }
+    }
 }
 
 /// Who moves the bytes of a handle.
@@ -193,7 +202,7 @@ impl Datapath {
         &self,
         caller: &Caller,
         ino: Ino,
-        truncate: bool,
+        options: OpenOptions,
     ) -> Result<(), Error> {
         {
             let mut state = self.lock();
@@ -208,7 +217,7 @@ impl Datapath {
                 return Ok(());
             }
         }
-        self.begin_version(caller, ino, truncate)
+        self.begin_version(caller, ino, options)
     }
 
     /// Opens the file in `slot`, which the caller may see.

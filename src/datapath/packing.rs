@@ -119,16 +119,22 @@ impl Datapath {
         }
     }
 
-    /// Copies the bytes of the object `ino` into `target`, inside the daemon's host but not its memory where the
+    /// Copies the bytes of the object `ino`, or as many as are wanted, into `target`, inside the daemon's host but not its memory where the
     /// kernel can do it.
-    pub(super) fn copy_object(&self, ino: Ino, target: &std::fs::File) -> Result<(), Error> {
+    pub(super) fn copy_object(
+        &self,
+        ino: Ino,
+        target: &std::fs::File,
+        wanted_max: Option<ByteCount>,
+    ) -> Result<(), Error> {
+        let wanted_max = wanted_max.map_or(u64::MAX, ByteCount::get);
         let packed = {
             let state = self.lock();
             let slot = state.slot_of(ino)?;
             let object = state.object(slot).ok_or(Error::IsDirectory)?;
             match &object.place {
                 Place::Packed(extent) => {
-                    let mut data = vec![0; usize::try_from(object.size.get()).unwrap_or(0)];
+                    let mut data = vec![0; usize::try_from(object.size.get().min(wanted_max)).unwrap_or(0)];
                     let count = self.tier.read_packed(extent, FileOffset(0), &mut data)?;
                     data.truncate(count);
                     Some(data)
@@ -141,6 +147,7 @@ impl Datapath {
         }
         let source = self.backing_file(ino)?;
         let length = source.metadata().map_err(Error::io("stat of a segment"))?.len();
+        let length = length.min(wanted_max);
         copy_range(&source, target, length).map_err(|error| self.copy_failed(ino, error))?;
         self.telemetry.copied_bytes.add(length);
         Ok(())

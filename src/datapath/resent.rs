@@ -222,7 +222,7 @@ impl Datapath {
                 Err(error) => return Err(error),
             }
         }
-        self.begin_version_if_sealed(caller, ino, options.truncate)
+        self.begin_version_if_sealed(caller, ino, options)
     }
 
     /// The file in `slot` is not sealed before the caller has come to write it, or has not for a long time.

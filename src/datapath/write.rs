@@ -243,7 +243,11 @@ impl Datapath {
             // What is refused changes nothing: the file is what its writers made of it.
             return self.change_open_size(slot, change);
         }
-        let options = super::OpenOptions { write: true, ..super::OpenOptions::default() };
+        let cut_to = match change {
+            SizeChange::Set(length) => Some(length),
+            SizeChange::Allocate { .. } | SizeChange::Punch { .. } => None,
+        };
+        let options = super::OpenOptions { write: true, cut_to, ..super::OpenOptions::default() };
         let joined = {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;

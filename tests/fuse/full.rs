@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -18,6 +19,7 @@ in_both_modes!(
     a_file_that_cannot_be_sized_says_so_before_it_is_mapped,
     a_length_that_is_refused_leaves_what_was_there,
     a_temporary_file_whose_hole_finds_no_pages_says_so_at_its_close,
+    what_is_cut_by_name_needs_room_for_what_is_left_of_it_alone,
 );
 
 const CAPACITY_MIB: usize = 64;
@@ -173,4 +175,23 @@ fn a_temporary_file_whose_hole_finds_no_pages_says_so_at_its_close(mode: Mode) {
     let mut other = Peer::spawn();
     let is_gone = wait::until(wait::HANG, || other.stat(&path) == Err(Errno::ENOENT));
     assert!(is_gone, "close(2) said that there is no room for it, and it is there");
+}
+
+fn what_is_cut_by_name_needs_room_for_what_is_left_of_it_alone(mode: Mode) {
+    let (mount, kv, _pinned) = with_pins(mode);
+    let length = CAPACITY_MIB / 2 * MIB + 8 * MIB;
+    for left in [0, 5000] {
+        let path = kv.join(format!("k{left}"));
+        publish_object(&path, 1, length);
+        // Who reads it keeps it, so that it is not cut where it is.
+        let reader = File::open(&path).expect("open");
+        nix::unistd::truncate(&path, i64::from(left)).expect("truncate");
+        let expected = &pattern::object(1, length)[..usize::try_from(left).expect("a length")];
+        assert_eq!(Peer::spawn().read(&path).expect("read"), expected);
+        let mut held = vec![0; length];
+        reader.read_exact_at(&mut held, 0).expect("pread");
+        assert_eq!(pattern::verify_object(&held), Ok(1));
+        drop(reader);
+        assert!(wait::until(wait::HANG, || mount.usage().used < 8 << 20), "{:?}", mount.usage());
+    }
 }

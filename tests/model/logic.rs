@@ -230,6 +230,7 @@ impl System for Logic {
             write: options.write,
             truncate: options.truncate,
             exclusive: options.exclusive,
+            cut_to: None,
         };
         let (parent, name) = self.parent(who, path)?;
         match self.lookup(who, parent, name) {

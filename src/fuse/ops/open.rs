@@ -30,6 +30,7 @@ fn options(flags: i32) -> OpenOptions {
         write: truncate || !matches!(mode, OpenAccMode::O_RDONLY),
         truncate,
         exclusive: flags & libc::O_EXCL != 0,
+        cut_to: None,
     }
 }
 

@@ -8,7 +8,8 @@ use crate::common::pattern::bytes;
 use crate::system::{Open, System};
 
 /// As open(2) with `O_WRONLY | O_TRUNC`.
-const REWRITE: OpenOptions = OpenOptions { read: false, write: true, truncate: true, exclusive: false };
+const REWRITE: OpenOptions =
+    OpenOptions { read: false, write: true, truncate: true, exclusive: false, cut_to: None };
 const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };
 const CREATE: Open = Open { read: false, write: true, create: true, ..READ };
 
