@@ -119,8 +119,8 @@ impl Datapath {
         }
     }
 
-    /// Copies the bytes of the object `ino`, or as many as are wanted, into `target`, inside the daemon's host but not its memory where the
-    /// kernel can do it.
+    /// Copies the bytes of the object `ino`, or as many as are wanted, into `target`: inside the kernel, and not through the
+    /// daemon's memory, where it can do that.
     pub(super) fn copy_object(
         &self,
         ino: Ino,
