@@ -198,6 +198,7 @@ fn a_verification_calls_nothing_corrupt_that_its_disk_is_late_with() {
     let last: serde_json::Value = serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
     let counts = ["checked", "corrupt", "unreadable"].map(|name| last[name].as_u64());
     assert_eq!(counts, [Some(0), Some(0), Some(1)], "{lines}");
+    assert!(until(HANG, || found(&namespace, 0..1) == 1), "it is not asked any more");
     assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS, "nothing was lost");
 }
 
