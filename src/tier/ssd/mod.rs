@@ -24,6 +24,7 @@ mod days;
 mod device;
 mod devices;
 mod disk;
+mod drain;
 mod endurance;
 mod epochs;
 mod format;
@@ -79,7 +80,8 @@ use self::shared::{Shared, checksum_of};
 use self::writer::Writer;
 
 pub use self::admission::{Budget, Refused};
-pub use self::change::{ChangeError, Drained};
+pub use self::change::ChangeError;
+pub use self::drain::Drained;
 pub use self::endurance::DayStatus;
 pub use self::format::{KEY_BYTES_MAX, META_BYTES_MAX, Uuid};
 pub use self::identity::Unusable;
