@@ -5,10 +5,12 @@
 //!   removals as long as a leaving one has a zone that was opened before them.
 //! - What was moved to other disks is durable there before its zone is void: while it is not, the zone stays.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
+//! - What the disk is only late with is not lost: its zone stays as long as it stands there.
 //!
+//! Limits: what does not go on is tried again for as long as [`Shared::patience`] says, then the drain ends.
 //! Threads: any that may wait; one disk at a time.
 
-use std::io;
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,10 +21,12 @@ use tidefs_engine::types::ByteCount;
 
 use super::change::{ChangeError, busy};
 use super::device::Device;
-use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts};
+use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash};
 use super::index::Place;
+use super::load::says_that_it_is_damaged;
 use super::open_zone::fits_a_zone;
 use super::queue::{Job, Stored, report_to};
+use super::reclaim::NotMoved;
 use super::{Shared, SsdTier};
 
 /// Bytes of records under way to other disks at once.
@@ -31,6 +35,8 @@ const WINDOW: u64 = 32 << 20;
 const MOVE_LIMIT: Duration = Duration::from_secs(30);
 /// How long an emptied zone waits for those who still read it.
 const READERS_LIMIT: Duration = Duration::from_secs(60);
+/// Pause before what does not go on is tried again.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Longest pause between two reports.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -131,43 +137,29 @@ impl Shared {
         pace: &mut Pace,
         progress: &mut dyn FnMut(Drained) -> bool,
     ) -> Result<bool, ChangeError> {
-        let stuck = |error: io::Error| ChangeError::Stuck(error.to_string());
-        let entries = self.entries_in(device, zone).map_err(stuck)?;
+        let mut patience = Patience { limit: self.patience(), until: None };
+        let entries = loop {
+            match self.entries_in(device, zone) {
+                Ok(entries) => break entries,
+                Err(error) if !says_that_it_is_damaged(&error) && patience.wait() => {
+                    if !progress(*drained) {
+                        return Ok(false);
+                    }
+                }
+                Err(error) => return Err(ChangeError::Stuck(error.to_string())),
+            }
+        };
         if !self.retain_tombstones(device, zone, &entries) {
             return Err(ChangeError::Stuck("its removals cannot be written".to_owned()));
         }
-        let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
-        // Records that go with the zone, and what was counted before them.
-        let (mut left, before) = (Vec::new(), *drained);
-        for entry in &entries {
-            let FooterEntry::Object { block, facts } = entry else { continue };
-            let place = Place { zone: device.zone_id(zone), block: *block };
-            let Some(located) = self.index.get(&facts.hash).filter(|found| found.place == place) else {
-                continue;
-            };
-            let owner = self.owner.get();
-            if owner.is_some_and(|owner| owner.has_elsewhere(located.owner, located.version)) {
-                drained.in_memory += 1;
-                left.push((facts.hash, place));
-            } else if let Some(receiver) = self.move_elsewhere(device, place, facts) {
-                under_way.push((facts.blocks() * BLOCK_BYTES, receiver));
-                drained.moved_bytes += facts.blocks() * BLOCK_BYTES;
-            } else {
-                drained.lost += 1;
-                left.push((facts.hash, place));
-            }
-            drained.left = drained.left.saturating_sub(1);
-            while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > WINDOW {
-                drained.count(&under_way.remove(0).1)?;
-            }
-            if !pace.keep(*drained, progress) {
-                // The zone stays, with what was to go with it.
-                (drained.in_memory, drained.lost) = (before.in_memory, before.lost);
-                under_way.iter().try_for_each(|(_, receiver)| drained.count(receiver))?;
-                return Ok(false);
-            }
+        let before = *drained;
+        let mut emptying = Emptying::new(self, device, drained);
+        if !emptying.move_all(records_of(device, zone, entries), pace, progress)? {
+            // The zone stays, with what was to go with it.
+            (drained.in_memory, drained.lost) = (before.in_memory, before.lost);
+            return Ok(false);
         }
-        under_way.iter().try_for_each(|(_, receiver)| drained.count(receiver))?;
+        let left = emptying.left;
         self.flush_moved()?;
         if !device.end_reading(zone, READERS_LIMIT) {
             self.quarantine(device, zone);
@@ -178,16 +170,6 @@ impl Shared {
             self.quarantine(device, zone);
         }
         Ok(true)
-    }
-
-    /// Leaves a record to be written to another disk. `None` when that cannot be.
-    fn move_elsewhere(&self, device: &Device, place: Place, facts: &RecordFacts) -> Option<Receiver<Stored>> {
-        let other = self.least_busy()?;
-        if !fits_a_zone(other.zone_blocks, facts.blocks(), facts.footer_bytes()) {
-            return None;
-        }
-        self.moved_to.lock().insert(other.number);
-        self.rewrite(device, &other, place, facts)
     }
 
     /// Makes durable what was moved to other disks, also by a drain that ended early.
@@ -203,18 +185,168 @@ impl Shared {
     }
 }
 
-impl Drained {
-    /// Waits for the end of a record's way. Until it is known nothing may be void where the record came from.
-    fn count(&mut self, receiver: &Receiver<Stored>) -> Result<(), ChangeError> {
-        match receiver.recv_timeout(MOVE_LIMIT) {
-            Ok(Stored::Yes) => self.moved += 1,
-            // Replaced or removed meanwhile.
-            Ok(Stored::Superseded) => {}
-            Ok(Stored::Failed) | Err(RecvTimeoutError::Disconnected) => self.lost += 1,
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(ChangeError::Stuck(
-                    "the other disks do not take what is moved in time".to_owned(),
-                ));
+/// A record, and where it stands.
+type Record = (Place, RecordFacts);
+
+fn records_of(device: &Device, zone: u32, entries: Vec<FooterEntry>) -> Vec<Record> {
+    let records = entries.into_iter().filter_map(|entry| match entry {
+        FooterEntry::Object { block, facts } => Some((Place { zone: device.zone_id(zone), block }, facts)),
+        FooterEntry::Tombstones(_) => None,
+    });
+    records.collect()
+}
+
+/// For how long something is tried again that does not go on.
+#[derive(Debug)]
+struct Patience {
+    limit: Duration,
+    until: Option<Instant>,
+}
+
+impl Patience {
+    /// Pauses. Returns false when it has lasted for too long.
+    fn wait(&mut self) -> bool {
+        let until = *self.until.get_or_insert_with(|| Instant::now() + self.limit);
+        std::thread::sleep(PAUSE);
+        Instant::now() < until
+    }
+
+    /// It goes on.
+    fn renew(&mut self) {
+        self.until = None;
+    }
+}
+
+/// A record on its way to another disk.
+struct OnItsWay {
+    bytes: u64,
+    end: Receiver<Stored>,
+}
+
+/// What becomes of the records of a zone that is emptied.
+struct Emptying<'a> {
+    shared: &'a Shared,
+    device: &'a Device,
+    drained: &'a mut Drained,
+    under_way: VecDeque<OnItsWay>,
+    /// Those that go with the zone.
+    left: Vec<(RecordHash, Place)>,
+    /// Those that stay for now.
+    again: Vec<Record>,
+}
+
+impl<'a> Emptying<'a> {
+    fn new(shared: &'a Shared, device: &'a Device, drained: &'a mut Drained) -> Self {
+        Self { shared, device, drained, under_way: VecDeque::new(), left: Vec::new(), again: Vec::new() }
+    }
+
+    /// Has records leave their zone. Returns false when nobody wants more.
+    fn move_all(
+        &mut self,
+        mut records: Vec<Record>,
+        pace: &mut Pace,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) -> Result<bool, ChangeError> {
+        let mut patience = Patience { limit: self.shared.patience(), until: None };
+        loop {
+            let before = records.len();
+            if !self.move_some(records, pace, progress)? {
+                return Ok(false);
+            }
+            records = std::mem::take(&mut self.again);
+            if records.is_empty() {
+                return Ok(true);
+            }
+            if self.shared.least_busy().is_none() {
+                return Err(ChangeError::NoOther);
+            }
+            if records.len() < before {
+                patience.renew();
+            }
+            if !patience.wait() {
+                return Err(ChangeError::Stuck("its objects cannot be read in time".to_owned()));
+            }
+        }
+    }
+
+    /// Has records leave up to the first one that is held up: that and those behind it are left for another attempt.
+    fn move_some(
+        &mut self,
+        records: Vec<Record>,
+        pace: &mut Pace,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) -> Result<bool, ChangeError> {
+        let mut records = records.into_iter();
+        for record in records.by_ref() {
+            let goes_on = self.send(record);
+            self.settle(WINDOW)?;
+            if !pace.keep(*self.drained, progress) {
+                self.settle(0)?;
+                return Ok(false);
+            }
+            if !goes_on {
+                break;
+            }
+        }
+        self.again.extend(records);
+        self.settle(0)?;
+        Ok(true)
+    }
+
+    /// Decides what becomes of a record that stands in the zone. Returns false when it is held up.
+    fn send(&mut self, (place, facts): Record) -> bool {
+        let found = self.shared.index.get(&facts.hash).filter(|found| found.place == place);
+        let Some(located) = found else { return true };
+        let bytes = facts.blocks() * BLOCK_BYTES;
+        if self.shared.has_elsewhere(&located) {
+            self.drained.in_memory += 1;
+            self.left.push((facts.hash, place));
+        } else {
+            match self.move_elsewhere(place, &facts) {
+                Ok(end) => {
+                    self.drained.moved_bytes += bytes;
+                    self.under_way.push_back(OnItsWay { bytes, end });
+                }
+                Err(NotMoved::Replaced) => {}
+                Err(NotMoved::Lost) => {
+                    self.drained.lost += 1;
+                    self.left.push((facts.hash, place));
+                }
+                Err(NotMoved::HeldUp) => {
+                    self.again.push((place, facts));
+                    return false;
+                }
+            }
+        }
+        self.drained.left = self.drained.left.saturating_sub(1);
+        true
+    }
+
+    /// Leaves a record to be written to another disk.
+    fn move_elsewhere(&self, place: Place, facts: &RecordFacts) -> Result<Receiver<Stored>, NotMoved> {
+        let other = self.shared.least_busy().ok_or(NotMoved::HeldUp)?;
+        if !fits_a_zone(other.zone_blocks, facts.blocks(), facts.footer_bytes()) {
+            return Err(NotMoved::Lost);
+        }
+        self.shared.moved_to.lock().insert(other.number);
+        self.shared.rewrite(self.device, &other, place, facts)
+    }
+
+    /// Waits until no more than `bytes_max` bytes are under way. Until it is known how a record's way ended nothing may be
+    /// void where it came from.
+    fn settle(&mut self, bytes_max: u64) -> Result<(), ChangeError> {
+        while self.under_way.iter().map(|record| record.bytes).sum::<u64>() > bytes_max
+            && let Some(OnItsWay { end, .. }) = self.under_way.pop_front()
+        {
+            match end.recv_timeout(MOVE_LIMIT) {
+                Ok(Stored::Yes) => self.drained.moved += 1,
+                // Replaced or removed meanwhile.
+                Ok(Stored::Superseded) => {}
+                Ok(Stored::Failed) | Err(RecvTimeoutError::Disconnected) => self.drained.lost += 1,
+                Err(RecvTimeoutError::Timeout) => {
+                    let reason = "the other disks do not take what is moved in time";
+                    return Err(ChangeError::Stuck(reason.to_owned()));
+                }
             }
         }
         Ok(())

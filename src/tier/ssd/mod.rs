@@ -480,6 +480,8 @@ mod comeback_tests;
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
+mod drain_tests;
+#[cfg(test)]
 mod fault_tests;
 #[cfg(test)]
 mod hang_tests;

@@ -9,6 +9,7 @@
 //!   those that are later than [`Device::oldest_sequence`] of the others were written again before.
 //! - A record leaves the index after its zone is void: until then a removal of its key finds it, and is noted. And before
 //!   the zone is free: from then on the writer may put other records where it stood.
+//! - A zone whose disk is late with what is to be written again stays for now: what is only late is not lost.
 //! - What was written again is durable before its zone is void. But reclaim waits for no record when the writer needs the
 //!   zone: their bytes are in memory of their own, and a kill then loses them. Until such a record is written again the index names no zone for it, and loads try again.
 //!
@@ -29,7 +30,7 @@ use super::device::{Device, FooterPlace, Zone};
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
 use super::identity::flush;
 use super::index::{Located, Place, ZoneId};
-use super::load::says_that_it_is_damaged;
+use super::load::{Missed, says_that_it_is_damaged};
 use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Retain, Stored};
 use super::reasons::ReadFor;
@@ -58,6 +59,19 @@ struct Emptied {
     left: Vec<(RecordHash, Place)>,
     /// Whether any is written again.
     has_moved: bool,
+    /// Whether one of them is held up: then the zone stays for now.
+    is_held_up: bool,
+}
+
+/// Why a record is not written again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotMoved {
+    /// It was replaced or removed.
+    Replaced,
+    /// It cannot be read, or is too large.
+    Lost,
+    /// Its disk did not give it in time, or the other one takes nothing. It stands where it stood.
+    HeldUp,
 }
 
 impl Shared {
@@ -110,7 +124,16 @@ impl Shared {
         if !self.retain(device, removals, records) && !may_lose {
             return false;
         }
-        let Emptied { left, has_moved } = self.empty_zone(device, number, &entries);
+        let Emptied { left, has_moved, is_held_up } = self.empty_zone(device, number, &entries);
+        if is_held_up {
+            tracing::warn!(
+                device = device.name,
+                zone = number,
+                "a zone is not taken back for now: its disk is late"
+            );
+            choosing.note_late(device, number);
+            return false;
+        }
         if !device.end_reading(number, READERS_LIMIT) {
             // A read that hangs in the disk, or failed: nothing is written there until the next start.
             self.quarantine(device, number);
@@ -121,6 +144,7 @@ impl Shared {
         match flushed.and_then(|()| self.free_zone(device, number, &left)) {
             Ok(()) => {
                 self.counters.reclaimed_zones.fetch_add(1, Ordering::Relaxed);
+                self.counters.dropped_objects.fetch_add(left.len() as u64, Ordering::Relaxed);
             }
             Err(error) => {
                 device.count_write_error(&error);
@@ -242,20 +266,26 @@ impl Shared {
             let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
             let is_wanted = located.heat > 0 && pending <= REINSERT_WINDOW && !self.has_elsewhere(&located);
             let is_kept = bytes <= budget && (is_wanted || self.must_stay(facts));
-            if is_kept && let Some(receiver) = self.reinsert(device, place, facts) {
-                emptied.has_moved = true;
-                budget -= bytes;
-                under_way.push((bytes, receiver));
-                while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
-                    let (bytes, receiver) = under_way.remove(0);
-                    if !wait_for(device, &receiver, deadline) {
-                        under_way.push((bytes, receiver));
-                        break;
-                    }
+            let rewritten =
+                if is_kept { self.rewrite(device, device, place, facts) } else { Err(NotMoved::Lost) };
+            match rewritten {
+                Ok(receiver) => {
+                    emptied.has_moved = true;
+                    budget -= bytes;
+                    under_way.push((bytes, receiver));
                 }
-            } else {
-                self.counters.dropped_objects.fetch_add(1, Ordering::Relaxed);
-                emptied.left.push((facts.hash, place));
+                Err(NotMoved::HeldUp) => {
+                    emptied.is_held_up = true;
+                    break;
+                }
+                Err(NotMoved::Replaced | NotMoved::Lost) => emptied.left.push((facts.hash, place)),
+            }
+            while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
+                let (bytes, receiver) = under_way.remove(0);
+                if !wait_for(device, &receiver, deadline) {
+                    under_way.push((bytes, receiver));
+                    break;
+                }
             }
         }
         for (_, receiver) in under_way {
@@ -265,29 +295,28 @@ impl Shared {
         emptied
     }
 
-    /// Leaves a record of this disk to be written to it again. `None` when it cannot be read.
-    fn reinsert(&self, device: &Device, place: Place, facts: &RecordFacts) -> Option<Receiver<Stored>> {
-        self.rewrite(device, device, place, facts)
-    }
-
-    /// Reads a record of one disk and leaves it to be written to another, or to the same one. `None` when that cannot be.
+    /// Reads a record of one disk and leaves it to be written to another, or to the same one.
     pub(super) fn rewrite(
         &self,
         from: &Device,
         to: &Device,
         place: Place,
         facts: &RecordFacts,
-    ) -> Option<Receiver<Stored>> {
-        let length = usize::try_from(facts.length.get()).ok()?;
+    ) -> Result<Receiver<Stored>, NotMoved> {
+        let length = usize::try_from(facts.length.get()).map_err(|_| NotMoved::Lost)?;
         let memory = Memory::Buffer(Arc::new(Buffer::zeroed(length)));
-        let read = self.load_from(place, facts.length, &memory, ReadFor::Again).ok()?;
+        let read = self.load_from(place, facts.length, &memory, ReadFor::Again).map_err(|missed| {
+            // After an error of the medium the zone is given up.
+            let is_there = from.zone(place.zone.zone()).is_some_and(|zone| zone.can_be_read());
+            if missed == Missed::Failed && is_there { NotMoved::HeldUp } else { NotMoved::Lost }
+        })?;
         if read != *facts {
-            return None;
+            return Err(NotMoved::Lost);
         }
         // Its bytes are here: from now on it stands nowhere, until it is written.
         let nowhere = Place { zone: ZoneId::on_the_move(from.number), block: self.next_move() };
         if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
-            return None;
+            return Err(NotMoved::Replaced);
         }
         let (sender, receiver) = sync_channel(1);
         let append = Append {
@@ -305,9 +334,9 @@ impl Shared {
         };
         if !to.queue.push(Job::Append(append)) {
             self.index.relocate(&facts.hash, facts.version, nowhere, place);
-            return None;
+            return Err(NotMoved::HeldUp);
         }
-        Some(receiver)
+        Ok(receiver)
     }
 }
 

@@ -170,6 +170,24 @@ fn a_zone_that_is_late_when_it_is_to_be_taken_back_stays_and_another_one_goes() 
 }
 
 #[test]
+fn a_record_that_is_late_when_its_zone_is_to_be_taken_back_is_not_dropped_with_it() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    assert_eq!(store_put(&tier, Put { uses: 1, ..put_of(b"used", 1, THIRD) }), Ok(Stored::Yes));
+    disk.bad_error.store(libc::EAGAIN, Ordering::Relaxed);
+    disk.bad_byte.store(ZONES_START + 2 * 4096, Ordering::Relaxed);
+    let (end, mut version) = (Instant::now() + LIMIT, 2);
+    while tier.status().reclaimed_zones < 3 {
+        assert!(Instant::now() < end, "nothing is taken back");
+        store(&tier, format!("other {version}").as_bytes(), version, THIRD);
+        version += 1;
+    }
+    assert_eq!(tier.status().devices[0].quarantined_zones, 0);
+    disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
+    assert!(is_right(&tier, b"used", 1, THIRD));
+}
+
+#[test]
 fn names_that_an_error_of_the_way_to_the_disk_holds_up_come_later() {
     let config = config(1, 12);
     let disk = written(&config);
