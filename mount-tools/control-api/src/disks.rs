@@ -60,7 +60,7 @@ pub struct DrainProgress {
     pub moved_bytes: ByteCount,
     /// Objects that are in memory too, and were given up on the disk.
     pub in_memory: ObjectCount,
-    /// Objects that no other disk took, or that could not be read: misses from now on.
+    /// Objects that are damaged, or too large for the other disks: misses from now on.
     pub lost: ObjectCount,
     /// Objects that are still on it.
     pub left: ObjectCount,

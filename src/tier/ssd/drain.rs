@@ -5,7 +5,7 @@
 //!   removals as long as a leaving one has a zone that was opened before them.
 //! - What was moved to other disks is durable there before its zone is void: while it is not, the zone stays.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
-//! - What the disk is only late with is not lost: its zone stays as long as it stands there.
+//! - What the disk is only late with, or another one failed to take, is not lost: its zone stays as long as it stands there.
 //!
 //! Limits: what does not go on is tried again for as long as [`Shared::patience`] says, then the drain ends.
 //! Threads: any that may wait; one disk at a time.
@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+use hashbrown::HashSet;
 use tidefs_engine::types::ByteCount;
 
 use super::change::{ChangeError, busy};
@@ -27,6 +28,7 @@ use super::load::says_that_it_is_damaged;
 use super::open_zone::fits_a_zone;
 use super::queue::{Job, Stored, report_to};
 use super::reclaim::NotMoved;
+use super::shared::load_of;
 use super::{Shared, SsdTier};
 
 /// Bytes of records under way to other disks at once.
@@ -37,8 +39,14 @@ const MOVE_LIMIT: Duration = Duration::from_secs(30);
 const READERS_LIMIT: Duration = Duration::from_secs(60);
 /// Pause before what does not go on is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How often a zone is emptied anew, because other disks lost what they had taken.
+const ATTEMPTS: u32 = 8;
 /// Longest pause between two reports.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Why objects stay.
+const LATE: &str = "its objects cannot be read in time";
+const UNTAKEN: &str = "the other disks do not take what is moved";
 
 /// How far a disk is emptied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +57,7 @@ pub struct Drained {
     pub moved_bytes: u64,
     /// Objects that are in memory too, and were given up on the disk.
     pub in_memory: u64,
-    /// Objects that no other disk took, or that could not be read: they are misses from now on.
+    /// Objects that are damaged, or too large for the other disks: they are misses from now on.
     pub lost: u64,
     /// Objects that are still on it.
     pub left: u64,
@@ -97,9 +105,10 @@ impl Shared {
         if !self.is_named.load(Ordering::Relaxed) {
             return Err(ChangeError::Starting);
         }
-        device.is_leaving.store(true, Ordering::Relaxed);
+        let was_leaving = device.is_leaving.swap(true, Ordering::Relaxed);
         if self.least_busy().is_none() {
-            device.is_leaving.store(false, Ordering::Relaxed);
+            // What was moved from it before may stand on it still: its removals go to it too.
+            device.is_leaving.store(was_leaving, Ordering::Relaxed);
             return Err(ChangeError::NoOther);
         }
         self.note_change(|changes| changes.leave(place, bytes_per_second));
@@ -152,24 +161,40 @@ impl Shared {
         if !self.retain_tombstones(device, zone, &entries) {
             return Err(ChangeError::Stuck("its removals cannot be written".to_owned()));
         }
-        let before = *drained;
+        let (records, before) = (records_of(device, zone, entries), *drained);
+        let mut rest: Vec<&Record> = records.iter().collect();
         let mut emptying = Emptying::new(self, device, drained);
-        if !emptying.move_all(records_of(device, zone, entries), pace, progress)? {
-            // The zone stays, with what was to go with it.
-            (drained.in_memory, drained.lost) = (before.in_memory, before.lost);
-            return Ok(false);
+        for _ in 0..ATTEMPTS {
+            if !emptying.move_all(rest, pace, progress)? {
+                // The zone stays, with what was to go with it.
+                emptying.count_as(before);
+                return Ok(false);
+            }
+            let left = std::mem::take(&mut emptying.left);
+            self.flush_moved()?;
+            if !device.end_reading(zone, READERS_LIMIT) {
+                self.quarantine(device, zone);
+                return Ok(true);
+            }
+            // An error of another disk gives back what was moved there.
+            let is_left: HashSet<Place> = left.iter().map(|(_, place)| *place).collect();
+            let stands = |&(place, ref facts): &Record| {
+                self.index.get(&facts.hash).is_some_and(|found| found.place == place)
+            };
+            rest = records.iter().filter(|&record| stands(record)).collect();
+            let given_back = rest.iter().filter(|(place, _)| !is_left.contains(place)).count() as u64;
+            if given_back == 0 {
+                if let Err(error) = self.free_zone(device, zone, &left) {
+                    device.count_write_error(&error);
+                    self.quarantine(device, zone);
+                }
+                return Ok(true);
+            }
+            device.keep_zone(zone);
+            emptying.drained.moved = emptying.drained.moved.saturating_sub(given_back);
+            emptying.count_as(before);
         }
-        let left = emptying.left;
-        self.flush_moved()?;
-        if !device.end_reading(zone, READERS_LIMIT) {
-            self.quarantine(device, zone);
-            return Ok(true);
-        }
-        if let Err(error) = self.free_zone(device, zone, &left) {
-            device.count_write_error(&error);
-            self.quarantine(device, zone);
-        }
-        Ok(true)
+        Err(ChangeError::Stuck(UNTAKEN.to_owned()))
     }
 
     /// Makes durable what was moved to other disks, also by a drain that ended early.
@@ -218,8 +243,10 @@ impl Patience {
 }
 
 /// A record on its way to another disk.
-struct OnItsWay {
+struct OnItsWay<'a> {
+    record: &'a Record,
     bytes: u64,
+    to: u8,
     end: Receiver<Stored>,
 }
 
@@ -228,22 +255,39 @@ struct Emptying<'a> {
     shared: &'a Shared,
     device: &'a Device,
     drained: &'a mut Drained,
-    under_way: VecDeque<OnItsWay>,
+    under_way: VecDeque<OnItsWay<'a>>,
     /// Those that go with the zone.
     left: Vec<(RecordHash, Place)>,
-    /// Those that stay for now.
-    again: Vec<Record>,
+    /// Those that stay for now, and why the last of them does.
+    again: Vec<&'a Record>,
+    reason: &'static str,
+    /// Disks that failed to take a record: for that one others are asked first.
+    failed: HashSet<(Place, u8)>,
 }
 
 impl<'a> Emptying<'a> {
     fn new(shared: &'a Shared, device: &'a Device, drained: &'a mut Drained) -> Self {
-        Self { shared, device, drained, under_way: VecDeque::new(), left: Vec::new(), again: Vec::new() }
+        Self {
+            shared,
+            device,
+            drained,
+            under_way: VecDeque::new(),
+            left: Vec::new(),
+            again: Vec::new(),
+            reason: LATE,
+            failed: HashSet::new(),
+        }
+    }
+
+    /// What was to go with the zone counts as it did before.
+    fn count_as(&mut self, before: Drained) {
+        (self.drained.in_memory, self.drained.lost) = (before.in_memory, before.lost);
     }
 
     /// Has records leave their zone. Returns false when nobody wants more.
     fn move_all(
         &mut self,
-        mut records: Vec<Record>,
+        mut records: Vec<&'a Record>,
         pace: &mut Pace,
         progress: &mut dyn FnMut(Drained) -> bool,
     ) -> Result<bool, ChangeError> {
@@ -264,7 +308,7 @@ impl<'a> Emptying<'a> {
                 patience.renew();
             }
             if !patience.wait() {
-                return Err(ChangeError::Stuck("its objects cannot be read in time".to_owned()));
+                return Err(ChangeError::Stuck(self.reason.to_owned()));
             }
         }
     }
@@ -272,7 +316,7 @@ impl<'a> Emptying<'a> {
     /// Has records leave up to the first one that is held up: that and those behind it are left for another attempt.
     fn move_some(
         &mut self,
-        records: Vec<Record>,
+        records: Vec<&'a Record>,
         pace: &mut Pace,
         progress: &mut dyn FnMut(Drained) -> bool,
     ) -> Result<bool, ChangeError> {
@@ -294,7 +338,8 @@ impl<'a> Emptying<'a> {
     }
 
     /// Decides what becomes of a record that stands in the zone. Returns false when it is held up.
-    fn send(&mut self, (place, facts): Record) -> bool {
+    fn send(&mut self, record: &'a Record) -> bool {
+        let &(place, ref facts) = record;
         let found = self.shared.index.get(&facts.hash).filter(|found| found.place == place);
         let Some(located) = found else { return true };
         let bytes = facts.blocks() * BLOCK_BYTES;
@@ -302,10 +347,10 @@ impl<'a> Emptying<'a> {
             self.drained.in_memory += 1;
             self.left.push((facts.hash, place));
         } else {
-            match self.move_elsewhere(place, &facts) {
-                Ok(end) => {
+            match self.move_elsewhere(place, facts) {
+                Ok((to, end)) => {
                     self.drained.moved_bytes += bytes;
-                    self.under_way.push_back(OnItsWay { bytes, end });
+                    self.under_way.push_back(OnItsWay { record, bytes, to, end });
                 }
                 Err(NotMoved::Replaced) => {}
                 Err(NotMoved::Lost) => {
@@ -313,7 +358,8 @@ impl<'a> Emptying<'a> {
                     self.left.push((facts.hash, place));
                 }
                 Err(NotMoved::HeldUp) => {
-                    self.again.push((place, facts));
+                    self.again.push(record);
+                    self.reason = LATE;
                     return false;
                 }
             }
@@ -322,30 +368,40 @@ impl<'a> Emptying<'a> {
         true
     }
 
-    /// Leaves a record to be written to another disk.
-    fn move_elsewhere(&self, place: Place, facts: &RecordFacts) -> Result<Receiver<Stored>, NotMoved> {
-        let other = self.shared.least_busy().ok_or(NotMoved::HeldUp)?;
-        if !fits_a_zone(other.zone_blocks, facts.blocks(), facts.footer_bytes()) {
-            return Err(NotMoved::Lost);
+    /// Leaves a record to be written to another disk. Returns which one.
+    fn move_elsewhere(&self, place: Place, facts: &RecordFacts) -> Result<(u8, Receiver<Stored>), NotMoved> {
+        let takers: Vec<Arc<Device>> = self.shared.takers().collect();
+        if takers.is_empty() {
+            return Err(NotMoved::HeldUp);
         }
+        let fits =
+            |device: &&Arc<Device>| fits_a_zone(device.zone_blocks, facts.blocks(), facts.footer_bytes());
+        let load = |device: &&Arc<Device>| (self.failed.contains(&(place, device.number)), load_of(device));
+        let other = takers.iter().filter(fits).min_by_key(load).ok_or(NotMoved::Lost)?;
         self.shared.moved_to.lock().insert(other.number);
-        self.shared.rewrite(self.device, &other, place, facts)
+        Ok((other.number, self.shared.rewrite(self.device, other, place, facts)?))
     }
 
     /// Waits until no more than `bytes_max` bytes are under way. Until it is known how a record's way ended nothing may be
     /// void where it came from.
     fn settle(&mut self, bytes_max: u64) -> Result<(), ChangeError> {
         while self.under_way.iter().map(|record| record.bytes).sum::<u64>() > bytes_max
-            && let Some(OnItsWay { end, .. }) = self.under_way.pop_front()
+            && let Some(OnItsWay { record, bytes, to, end }) = self.under_way.pop_front()
         {
             match end.recv_timeout(MOVE_LIMIT) {
                 Ok(Stored::Yes) => self.drained.moved += 1,
                 // Replaced or removed meanwhile.
                 Ok(Stored::Superseded) => {}
-                Ok(Stored::Failed) | Err(RecvTimeoutError::Disconnected) => self.drained.lost += 1,
-                Err(RecvTimeoutError::Timeout) => {
-                    let reason = "the other disks do not take what is moved in time";
-                    return Err(ChangeError::Stuck(reason.to_owned()));
+                // It stands where it stood, unless it was removed meanwhile.
+                Ok(Stored::Failed) => {
+                    self.drained.moved_bytes -= bytes;
+                    self.drained.left += 1;
+                    self.again.push(record);
+                    self.reason = UNTAKEN;
+                    self.failed.insert((record.0, to));
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    return Err(ChangeError::Stuck(UNTAKEN.to_owned()));
                 }
             }
         }

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tidefs_engine::types::Version;
+
 use super::format::ZONES_START;
 use super::testing::*;
 use super::*;
@@ -74,4 +76,53 @@ fn a_drain_goes_on_when_a_disk_that_was_late_answers_again() {
     let drained = drained.unwrap();
     assert_eq!((drained.moved, drained.lost, drained.left), (held, 0, 0));
     assert!(are_right(&tier, keys()));
+}
+
+/// The keys of the objects on the first disk, in the order in which they were stored.
+fn keys_on_first(tier: &SsdTier) -> Vec<[u8; 1]> {
+    keys().filter(|key| tier.shared.disks_of(tier.shared.hash(key)) == [0]).collect()
+}
+
+#[test]
+fn what_another_disk_fails_to_take_once_is_moved_nevertheless() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let tier = filled(&disks, &config(2, 20));
+    let on_first = keys_on_first(&tier);
+    disks[1].next_write_error.store(libc::EIO, Ordering::Relaxed);
+    let drained = tier.drain(place(), None, &mut |_| true).unwrap();
+    assert_eq!((drained.moved, drained.lost, drained.left), (on_first.len() as u64, 0, 0));
+    assert!(are_right(&tier, on_first.into_iter()));
+}
+
+/// What the other disk had taken goes with the zone in which it stands there.
+#[test]
+fn a_record_that_one_disk_does_not_take_goes_to_another_and_takes_none_along() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new(), MemoryDisk::new()];
+    let tier = filled(&disks, &config(3, 20));
+    let on_first = keys_on_first(&tier);
+    *disks[1].refused.lock() = data(&on_first[on_first.len() - 1], 5, LENGTH);
+    *disks[2].refused.lock() = data(&on_first[on_first.len() / 2], 5, LENGTH);
+    let drained = tier.drain(place(), None, &mut |_| true).unwrap();
+    assert_eq!((drained.moved, drained.lost, drained.left), (on_first.len() as u64, 0, 0));
+    assert!(are_right(&tier, on_first.into_iter()));
+}
+
+#[test]
+fn what_no_other_disk_takes_stays_where_it_is_unless_it_is_removed() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 20);
+    let tier = filled(&disks, &config);
+    let mut on_first = keys_on_first(&tier);
+    disks[1].fails_writes.store(true, Ordering::Relaxed);
+    assert_eq!(tier.drain(place(), None, &mut |_| true), Err(ChangeError::NoOther));
+    assert_eq!(
+        (held(&tier, 0), tier.drain(place(), None, &mut |_| true)),
+        (on_first.len() as u64, Err(ChangeError::NoOther))
+    );
+    assert!(are_right(&tier, on_first.iter().copied()));
+    tier.remove(&on_first.remove(0), Version(5));
+    assert!(tier.flush(Duration::from_secs(20)));
+    let after = MemoryDisk::holding(disks[0].content.lock().clone());
+    let found: Vec<_> = recover(&tier_on(&[after], &config)).0.into_iter().map(|(key, ..)| key).collect();
+    assert_eq!(found, on_first.iter().map(|key| key.to_vec()).collect::<Vec<_>>());
 }

@@ -31,6 +31,7 @@ mod format;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) mod fuzz;
 mod given_up;
+mod homes;
 mod identity;
 mod index;
 mod intents;

@@ -9,7 +9,7 @@
 //!   those that are later than [`Device::oldest_sequence`] of the others were written again before.
 //! - A record leaves the index after its zone is void: until then a removal of its key finds it, and is noted. And before
 //!   the zone is free: from then on the writer may put other records where it stood.
-//! - A zone whose disk is late with what is to be written again stays for now: what is only late is not lost.
+//! - A zone whose disk is late with what is to be written again, or does not take it, stays for now: that is not lost.
 //! - What was written again is durable before its zone is void. But reclaim waits for no record when the writer needs the
 //!   zone: their bytes are in memory of their own, and a kill then loses them. Until such a record is written again the index names no zone for it, and loads try again.
 //!
@@ -26,8 +26,9 @@ use tidefs_engine::types::ByteCount;
 use super::Shared;
 use super::choosing::Choosing;
 use super::days::KEPT_EVERY;
-use super::device::{Device, FooterPlace, Zone};
+use super::device::{Device, FooterPlace, Zone, ZoneState};
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
+use super::homes::Home;
 use super::identity::flush;
 use super::index::{Located, Place, ZoneId};
 use super::load::{Missed, says_that_it_is_damaged};
@@ -55,8 +56,10 @@ const READERS_LIMIT: Duration = Duration::from_secs(60);
 /// What became of the records of a zone.
 #[derive(Debug, Default)]
 struct Emptied {
-    /// Those that go with it.
-    left: Vec<(RecordHash, Place)>,
+    /// Those that stood in it: what still does goes with it.
+    stood: Vec<(RecordHash, Place)>,
+    /// How many are not written again.
+    dropped: u64,
     /// Whether any is written again.
     has_moved: bool,
     /// Whether one of them is held up: then the zone stays for now.
@@ -124,12 +127,12 @@ impl Shared {
         if !self.retain(device, removals, records) && !may_lose {
             return false;
         }
-        let Emptied { left, has_moved, is_held_up } = self.empty_zone(device, number, &entries);
+        let Emptied { stood, dropped, has_moved, is_held_up } = self.empty_zone(device, number, &entries);
         if is_held_up {
             tracing::warn!(
                 device = device.name,
                 zone = number,
-                "a zone is not taken back for now: its disk is late"
+                "a zone is not taken back for now: its disk is late or fails"
             );
             choosing.note_late(device, number);
             return false;
@@ -141,10 +144,10 @@ impl Shared {
         }
         // What stands elsewhere now is durable before it is gone here: one flush for a zone.
         let flushed = if has_moved { flush(&*device.disk, self.limit) } else { Ok(()) };
-        match flushed.and_then(|()| self.free_zone(device, number, &left)) {
+        match flushed.and_then(|()| self.free_zone(device, number, &stood)) {
             Ok(()) => {
                 self.counters.reclaimed_zones.fetch_add(1, Ordering::Relaxed);
-                self.counters.dropped_objects.fetch_add(left.len() as u64, Ordering::Relaxed);
+                self.counters.dropped_objects.fetch_add(dropped, Ordering::Relaxed);
             }
             Err(error) => {
                 device.count_write_error(&error);
@@ -235,7 +238,8 @@ impl Shared {
         tombstones.flatten().filter(|tombstone| tombstone.order > oldest).copied().collect()
     }
 
-    /// Frees a zone that nobody reads any more: what is not in `left`, which goes with it, stands durably elsewhere.
+    /// Frees a zone that nobody reads any more: what of `left` still stands there goes with it, all else stands durably
+    /// elsewhere.
     pub(super) fn free_zone(
         &self,
         device: &Device,
@@ -246,6 +250,7 @@ impl Shared {
         for (hash, place) in left {
             self.drop_record(hash, |found| found.place == *place);
         }
+        self.homes.forget_in(|home| home == device.zone_id(number));
         device.change_zone(number, Zone::free);
         Ok(())
     }
@@ -256,6 +261,7 @@ impl Shared {
         let mut budget = u64::from(device.zone_blocks) * BLOCK_BYTES / PARTS * REINSERTED_PARTS;
         let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
         let deadline = Instant::now() + REINSERT_LIMIT;
+        let mut has_failed = false;
         for entry in entries {
             let FooterEntry::Object { block, facts } = entry else { continue };
             let place = Place { zone: device.zone_id(number), block: *block };
@@ -266,6 +272,7 @@ impl Shared {
             let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
             let is_wanted = located.heat > 0 && pending <= REINSERT_WINDOW && !self.has_elsewhere(&located);
             let is_kept = bytes <= budget && (is_wanted || self.must_stay(facts));
+            emptied.stood.push((facts.hash, place));
             let rewritten =
                 if is_kept { self.rewrite(device, device, place, facts) } else { Err(NotMoved::Lost) };
             match rewritten {
@@ -278,20 +285,25 @@ impl Shared {
                     emptied.is_held_up = true;
                     break;
                 }
-                Err(NotMoved::Replaced | NotMoved::Lost) => emptied.left.push((facts.hash, place)),
+                Err(NotMoved::Replaced | NotMoved::Lost) => emptied.dropped += 1,
             }
             while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
                 let (bytes, receiver) = under_way.remove(0);
-                if !wait_for(device, &receiver, deadline) {
-                    under_way.push((bytes, receiver));
-                    break;
+                match wait_for(device, &receiver, deadline) {
+                    Some(stored) => has_failed |= stored == Stored::Failed,
+                    None => {
+                        under_way.push((bytes, receiver));
+                        break;
+                    }
                 }
             }
         }
         for (_, receiver) in under_way {
             // Whatever becomes of it, its writer tells the index.
-            wait_for(device, &receiver, deadline);
+            has_failed |= wait_for(device, &receiver, deadline) == Some(Stored::Failed);
         }
+        // A writer that waits for the zone gets it nevertheless.
+        emptied.is_held_up |= has_failed && !device.is_short_of_zones();
         emptied
     }
 
@@ -315,9 +327,12 @@ impl Shared {
         }
         // Its bytes are here: from now on it stands nowhere, until it is written.
         let nowhere = Place { zone: ZoneId::on_the_move(from.number), block: self.next_move() };
+        let sequence = from.zone(place.zone.zone()).map_or(0, |zone| zone.sequence);
+        let uses = self.index.get(&facts.hash).map_or(0, |found| found.heat);
         if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
             return Err(NotMoved::Replaced);
         }
+        self.homes.note(facts.hash, Home { version: facts.version, place, sequence, uses });
         let (sender, receiver) = sync_channel(1);
         let append = Append {
             hash: facts.hash,
@@ -340,15 +355,27 @@ impl Shared {
     }
 }
 
-/// Waits until a record was written again, but not while the writer itself waits for the zone. Returns whether it was.
-fn wait_for(device: &Device, receiver: &Receiver<Stored>, deadline: Instant) -> bool {
+/// Waits until a record was written again, but not while the writer itself waits for the zone. Returns how that ended.
+fn wait_for(device: &Device, receiver: &Receiver<Stored>, deadline: Instant) -> Option<Stored> {
     loop {
         match receiver.recv_timeout(WRITER_LOOK) {
-            Ok(_) | Err(RecvTimeoutError::Disconnected) => return true,
+            Ok(stored) => return Some(stored),
+            Err(RecvTimeoutError::Disconnected) => return Some(Stored::Failed),
             Err(RecvTimeoutError::Timeout) if device.is_short_of_zones() || Instant::now() >= deadline => {
-                return false;
+                return None;
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
+    }
+}
+
+impl Device {
+    /// A zone of which nobody was to read any more is not emptied for now.
+    pub(super) fn keep_zone(&self, number: u32) {
+        self.change_zone(number, |zone| {
+            if zone.state == ZoneState::Reclaiming {
+                zone.state = ZoneState::Closed;
+            }
+        });
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
+use std::time::Instant;
 
 use super::testing::*;
 use super::*;
@@ -71,4 +72,24 @@ fn nothing_is_written_where_a_record_stands_that_the_index_still_names() {
     let status = tier.status();
     assert!(status.reclaimed_zones > 0 && found.load(Ordering::Relaxed) > 0);
     assert_eq!(status.corrupt_records, 0);
+}
+
+#[test]
+fn what_the_disk_fails_to_write_again_stays_where_it_is() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    assert_eq!(store_put(&tier, Put { uses: 1, ..put_of(b"used", 1, LENGTH) }), Ok(Stored::Yes));
+    *disk.refused.lock() = data(b"used", 1, LENGTH);
+    let (end, mut number) = (Instant::now() + Duration::from_secs(20), 0);
+    while tier.status().reclaimed_zones < 3 {
+        store(&tier, &key(number), 1, LENGTH);
+        number += 1;
+        // So that reclaim is ahead of the writer, and waits for what it writes again.
+        while tier.shared.devices.all()[0].spare_zones() < 2 {
+            assert!(Instant::now() < end, "nothing is taken back");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(tier.status().devices[0].write_errors > 0, "it was not written again");
+    assert!(is_right(&tier, b"used", 1, LENGTH));
 }

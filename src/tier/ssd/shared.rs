@@ -18,6 +18,7 @@ use super::device::Device;
 use super::devices::Devices;
 use super::epochs::Epochs;
 use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, Order, RecordFacts, RecordHash, Tombstone, Uuid};
+use super::homes::Homes;
 use super::identity::Unusable;
 use super::index::{Index, Place, ZoneId};
 use super::intents::Intents;
@@ -33,6 +34,11 @@ use super::{Located, Owner};
 /// The same checksum as the memory tier takes, so that it is taken once.
 pub(super) fn checksum_of(data: &[u8]) -> Checksum {
     Checksum(xxh3_64(data))
+}
+
+/// How much a disk has to do, and how much it did: the least is asked first.
+pub(super) fn load_of(device: &Device) -> (u64, u64) {
+    (device.queue.bytes(), device.work.written.total())
 }
 
 /// A record that an owner gave and that is not in the index yet.
@@ -64,6 +70,8 @@ pub(super) struct Shared {
     /// Guards on which disks a start found a record, where that were several: it was being moved when the daemon died.
     second_places: Mutex<HashMap<RecordHash, Vec<u8>>>,
     pub(super) index: Index,
+    /// Where records stood that are written once more.
+    pub(super) homes: Homes,
     /// Guards what is on its way, by key and version; a removal and the end of a record decide under it which comes
     /// first. Taken before a shard of the index and before a queue.
     pub(super) pending: Mutex<BTreeMap<(RecordHash, Version), Pending>>,
@@ -120,6 +128,7 @@ impl Shared {
             epochs: Mutex::new(epochs),
             second_places: Mutex::default(),
             index: Index::new(),
+            homes: Homes::default(),
             pending: Mutex::default(),
             order: AtomicU64::new(1),
             budget,
@@ -282,9 +291,13 @@ impl Shared {
 
     /// The disk that has least to do, of those that take records.
     pub(super) fn least_busy(&self) -> Option<Arc<Device>> {
-        let load = |device: &Arc<Device>| (device.queue.bytes(), device.work.written.total());
+        self.takers().min_by_key(|device| load_of(device))
+    }
+
+    /// The disks that take records.
+    pub(super) fn takers(&self) -> impl Iterator<Item = Arc<Device>> {
         let takes = |device: &Arc<Device>| !device.is_failing() && !device.is_leaving();
-        self.devices.all().into_iter().filter(takes).min_by_key(load)
+        self.devices.all().into_iter().filter(takes)
     }
 
     pub(super) fn has_room_in_queue(&self, length: ByteCount) -> bool {
@@ -321,6 +334,13 @@ impl Shared {
         let removed = self.index.remove_if(&hash, |found| found.version <= version);
         devices.extend(removed.and_then(|removed| u8::try_from(removed.place.zone.device()).ok()));
         self.bury_wherever(devices, hash, version);
+    }
+
+    /// A version is about to be entered into the index: what stood of it elsewhere counts no more. Returns an older one that
+    /// stands there.
+    pub(super) fn begin_entering(&self, hash: &RecordHash, version: Version) -> Option<Located> {
+        self.homes.forget(hash);
+        self.index.get(hash).filter(|older| older.version < version)
     }
 
     /// A version was entered into the index, where `older` stood, if any did: else one may stand where a start finds it
@@ -412,11 +432,14 @@ impl Shared {
 
     /// Takes everything out that stands in a zone.
     pub(super) fn drop_zone(&self, zone: ZoneId) {
+        self.return_from(zone);
+        self.homes.forget_in(|home| home == zone);
         self.end_dropped(self.index.remove_zone(zone));
     }
 
     /// Takes everything out that stands on a disk.
     pub(super) fn drop_device(&self, number: u8) {
+        self.homes.forget_in(|home| home.device() == usize::from(number));
         self.end_dropped(self.index.remove_device(number));
     }
 

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::disk::{Completion, Disk, Request, Ticket};
+use super::format::BLOCK;
 use super::open::Candidate;
 use super::{Budget, Indexed, Missed, Owner, Put, ReadFor, RecoverySummary, Source, SsdConfig, SsdTier};
 
@@ -33,6 +34,8 @@ pub(super) struct MemoryDisk {
     /// The error number with which they do, 0 for EIO.
     pub(super) bad_error: AtomicI32,
     pub(super) fails_writes: AtomicBool,
+    /// A write of a record with these data fails; none does while it is empty.
+    pub(super) refused: Mutex<Vec<u8>>,
     /// The error number with which allocations fail, 0 for none.
     pub(super) allocate_error: AtomicI32,
     /// Allocations wait until this is false.
@@ -112,6 +115,10 @@ impl MemoryDisk {
                     return Err(io::Error::from_raw_os_error(errno));
                 }
                 let bytes: Vec<u8> = pieces.iter().flat_map(super::memory::Piece::copy_out).collect();
+                let refused = self.refused.lock();
+                if !refused.is_empty() && bytes.get(BLOCK..).is_some_and(|data| data.starts_with(&refused)) {
+                    return Err(io::Error::from_raw_os_error(libc::EIO));
+                }
                 let at = usize::try_from(*offset).unwrap();
                 if content.len() < at + bytes.len() {
                     content.resize(at + bytes.len(), 0);

@@ -377,7 +377,7 @@ impl Writer {
                 (Some(_), Origin::Owner(_)) if was_cancelled => Stored::Superseded,
                 (Some((place, blocks)), Origin::Owner(owner)) => {
                     let located = Located { version, place, blocks, owner, heat: uses };
-                    let older = self.shared.index.get(&hash).filter(|older| older.version < version);
+                    let older = self.shared.begin_entering(&hash, version);
                     if self.shared.index.put(hash, &located) {
                         // It is not to come back when this one is dropped.
                         self.shared.bury_replaced(hash, version, older.as_ref());
@@ -395,7 +395,7 @@ impl Writer {
         };
         if let (Stored::Failed, Origin::Zone(from)) = (stored, origin) {
             // The zone from which it is moved may not be void yet.
-            self.shared.forget_record(&hash, from);
+            self.shared.put_back(&hash, version, from);
         }
         self.device.queue.settle(length);
         match written {

@@ -158,7 +158,7 @@ fn human(path: &str, summary: &DrainProgress) -> String {
         text += &format!("; {} are in memory", grouped(in_memory.0));
     }
     if lost.0 > 0 {
-        text += &format!("; {} found no room and are gone", grouped(lost.0));
+        text += &format!("; {} are damaged or too large for the other disks, and are gone", grouped(lost.0));
     }
     if left.0 > 0 {
         return text + &format!("; {} are left\n", grouped(left.0));

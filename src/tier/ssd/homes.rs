@@ -1,0 +1,97 @@
+//! Where records stood that are written once more, until their zone is void: an error of the new place costs none of them.
+//!
+//! Invariants
+//! - A record stands where it stood only while its zone is in the same life, and nobody frees it.
+//! - What was removed or replaced meanwhile does not: the index has it no more.
+//! - Nor does what its owner stored again under the same version: from then on what stood there is not known here.
+//!
+//! Limits: the records of one zone that is taken back, and of one that is emptied to other disks.
+//! Threads: any, see [`Homes`].
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use tidefs_engine::types::Version;
+
+use super::Shared;
+use super::format::{Order, RecordHash};
+use super::index::{Place, ZoneId};
+
+/// Where a record stood.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Home {
+    pub(super) version: Version,
+    pub(super) place: Place,
+    /// The life of its zone.
+    pub(super) sequence: Order,
+    /// Uses that were counted there.
+    pub(super) uses: u32,
+}
+
+/// What is being written once more, and what was while its zone is not void.
+#[derive(Debug, Default)]
+pub(super) struct Homes {
+    /// Guards where records stood. Taken under the lock of what is pending; nothing waits under it.
+    known: Mutex<HashMap<RecordHash, Home>>,
+}
+
+impl Homes {
+    /// A record is about to stand elsewhere.
+    pub(super) fn note(&self, hash: RecordHash, home: Home) {
+        self.known.lock().insert(hash, home);
+    }
+
+    /// What stood there does not count any more.
+    pub(super) fn forget(&self, hash: &RecordHash) {
+        self.known.lock().remove(hash);
+    }
+
+    /// The same for all that stood in some zones.
+    pub(super) fn forget_in(&self, is_meant: impl Fn(ZoneId) -> bool) {
+        self.known.lock().retain(|_, home| !is_meant(home.place.zone));
+    }
+
+    fn get(&self, hash: &RecordHash) -> Option<Home> {
+        self.known.lock().get(hash).copied()
+    }
+
+    fn all(&self) -> Vec<(RecordHash, Version)> {
+        self.known.lock().iter().map(|(hash, home)| (*hash, home.version)).collect()
+    }
+}
+
+impl Shared {
+    /// A record could not be written once more: it stands where it stood, or else is forgotten.
+    pub(super) fn put_back(&self, hash: &RecordHash, version: Version, nowhere: Place) {
+        if !self.return_home(hash, version, nowhere) {
+            self.forget_record(hash, nowhere);
+        }
+    }
+
+    /// A zone is given up: what was written once more there, and stands where it stood too, does not go with it.
+    pub(super) fn return_from(&self, zone: ZoneId) {
+        for (hash, version) in self.homes.all() {
+            let found = self.index.get(&hash).filter(|found| found.place.zone == zone);
+            if let Some(found) = found {
+                self.return_home(&hash, version, found.place);
+            }
+        }
+    }
+
+    fn return_home(&self, hash: &RecordHash, version: Version, from: Place) -> bool {
+        let Some(home) = self.homes.get(hash).filter(|home| home.version == version) else { return false };
+        let Some(device) = self.devices.get(home.place.zone.device()) else { return false };
+        let zone = home.place.zone.zone();
+        // Who frees the zone waits for its readers, and takes out then what stands there.
+        let Some(_lease) = device.lease(zone) else { return false };
+        let is_same = device.zone(zone).is_some_and(|zone| zone.sequence == home.sequence);
+        if !is_same || !self.index.relocate(hash, version, from, home.place) {
+            return false;
+        }
+        (0..home.uses).for_each(|_| self.index.touch(hash));
+        if device.zone(zone).is_some_and(|zone| zone.is_given_up()) {
+            // What stood there may have been taken out before.
+            self.drop_record(hash, |found| found.place == home.place);
+        }
+        true
+    }
+}
