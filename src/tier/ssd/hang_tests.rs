@@ -116,3 +116,21 @@ fn who_waits_for_an_object_does_not_wait_for_a_disk_that_is_late_and_a_compariso
         assert_eq!(compared.join().unwrap(), Ok(()));
     });
 }
+
+/// Their limits together are longer than [`LIMIT`].
+#[test]
+fn names_that_are_not_known_cost_a_disk_that_hangs_one_request_and_are_found_when_it_answers() {
+    let (disk, config) = (MemoryDisk::new(), hasty(1));
+    let keys: Vec<[u8; 1]> = (0..200_u8).map(|number| [number]).collect();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    assert!(keys.iter().all(|key| store(&tier, key, 1, 5000) == Stored::Yes));
+    drop(tier);
+    let tier = tier_on(std::slice::from_ref(&disk), &config);
+    let _unnamed = tier.index(&|_| false).unnamed;
+    disk.hangs.store(true, Ordering::Relaxed);
+    let started = Instant::now();
+    assert!(keys.iter().all(|key| tier.describe(key) == Err(Missed::Failed)));
+    assert!(started.elapsed() < LIMIT, "{:?}: each name was waited for", started.elapsed());
+    disk.let_go();
+    assert!(keys.iter().all(|key| tier.describe(key).is_ok()));
+}

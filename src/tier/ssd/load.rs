@@ -68,7 +68,7 @@ impl SsdTier {
 
 impl Shared {
     /// Whether a disk may be asked for the record at `place`, by whose header it is looked whether it answers.
-    fn may_ask(&self, device: &Device, place: Place) -> bool {
+    pub(super) fn may_ask(&self, device: &Device, place: Place) -> bool {
         device.overdue.may_load(self.limit, || {
             // What is on the move stands nowhere: then any block tells.
             let zone = place.zone.zone();
@@ -170,11 +170,8 @@ impl Shared {
             Ok(checksum) => checksum,
             Err(error) => {
                 device.count_read_error(zone, &error);
-                if error.kind() == io::ErrorKind::TimedOut && device.overdue.leave(memory, padded as u64) {
-                    tracing::warn!(
-                        device = device.name,
-                        "a disk is late: what is on it is a miss until it answers"
-                    );
+                if error.kind() == io::ErrorKind::TimedOut {
+                    note_late(&device, memory, padded as u64);
                 }
                 if says_that_it_is_damaged(&error) {
                     self.quarantine(&device, zone);
@@ -188,6 +185,13 @@ impl Shared {
             decode(header.bytes()).map_err(|_| Missed::Corrupt)?;
         let is_ours = uuid == device.uuid && Some(written) == sequence && facts.length == length;
         if is_ours && checksum == facts.checksum { Ok(facts) } else { Err(Missed::Corrupt) }
+    }
+}
+
+/// A request of a disk was late, which may fill `memory` yet: it is asked for nothing until it answers.
+pub(super) fn note_late(device: &Device, memory: &Memory, bytes: u64) {
+    if device.overdue.leave(memory, bytes) {
+        tracing::warn!(device = device.name, "a disk is late: what is on it is a miss until it answers");
     }
 }
 

@@ -5,12 +5,15 @@
 //!   which it removes.
 //! - Until all was told no zone is taken back, so that no record moves to where it would be missed.
 //!
-//! Limits: the entries of one zone are in memory at a time. A disk that is late `LATE_MAX` times in a row is asked for no more:
-//! what has no name by then is a miss, and its records stay until they are replaced or their zones are taken back. One header is read for a record that is wanted before its turn.
+//! Limits: the entries of one zone are in memory at a time. A disk that is late `LATE_MAX` times in a row is asked for no
+//! more: what has no name by then is a miss, and its records stay until they are replaced or their zones are taken back.
+//! One header is read for a record that is wanted before its turn, unless its disk is late ([`super::overdue`]): then it is
+//! a miss at once.
 //! Threads: one that the owner has; [`super::SsdTier::describe`] from any that may wait.
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
@@ -18,10 +21,11 @@ use tidefs_engine::types::{ByteCount, Version};
 
 use super::Shared;
 use super::device::Device;
-use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, decode};
-use super::identity::read_blocks;
+use super::disk::Request;
+use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, decode};
 use super::index::Place;
-use super::load::{Missed, says_that_it_is_damaged};
+use super::load::{Missed, note_late, says_that_it_is_damaged};
+use super::memory::{Buffer, Memory, Piece};
 use super::reasons::ReadFor;
 use super::recover::Known;
 
@@ -158,12 +162,18 @@ impl Shared {
         let zone = place.zone.zone();
         let _lease = device.lease(zone).ok_or(Missed::Absent)?;
         let sequence = device.zone(zone).map(|zone| zone.sequence);
-        let bytes = read_blocks(&*device.disk, device.offset(zone, place.block), 1, self.limit).map_err(
-            |error: io::Error| {
-                device.count_read_error(zone, &error);
-                Missed::Failed
-            },
-        )?;
+        if !self.may_ask(&device, place) {
+            return Err(Missed::Failed);
+        }
+        let bytes = Arc::new(Buffer::zeroed(BLOCK));
+        let request = Request::read(device.offset(zone, place.block), Piece::of_buffer(&bytes));
+        if let Err(error) = device.disk.submit(vec![request]).wait(self.limit) {
+            device.count_read_error(zone, &error);
+            if error.kind() == io::ErrorKind::TimedOut {
+                note_late(&device, &Memory::Buffer(bytes), BLOCK_BYTES);
+            }
+            return Err(Missed::Failed);
+        }
         device.work.read.add(ReadFor::Structures, BLOCK_BYTES);
         let RecordHeader { device: uuid, sequence: written, facts } =
             decode(bytes.bytes()).map_err(|_| Missed::Corrupt)?;
