@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::io;
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -56,7 +57,7 @@ struct Sample {
 }
 
 impl Choosing {
-    /// The closed zone of `device` that is to be taken back next.
+    /// The closed zone of `device` that is to be taken back next. `None` when there is none, or the disk is late.
     pub(super) fn choose(&mut self, shared: &Shared, device: &Device) -> Option<u32> {
         let mut closed = device.closed_by_age();
         let looked = self.looked_at.entry(device.number).or_default();
@@ -74,8 +75,15 @@ impl Choosing {
         for &(sequence, zone) in old.iter().filter(|_| may_choose) {
             if let Entry::Vacant(place) = looked.zones.entry((zone, sequence)) {
                 // One that would have to be scanned waits until it is the oldest and was passed over.
-                let Ok(entries) = shared.footer_of(device, zone) else { continue };
-                place.insert(Sample::of(&entries));
+                match shared.footer_of(device, zone) {
+                    Ok(entries) => _ = place.insert(Sample::of(&entries)),
+                    // Nor would a disk that is late answer to more: others are served meanwhile.
+                    Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                        looked.late.insert((zone, sequence), Instant::now());
+                        return None;
+                    }
+                    Err(_) => continue,
+                }
             }
             let Some(sample) = looked.zones.get(&(zone, sequence)) else { continue };
             let unique = sample.unique_blocks(shared, device, zone);

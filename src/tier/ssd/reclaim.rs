@@ -13,6 +13,8 @@
 //! - What was written again is durable before its zone is void. But reclaim waits for no record when the writer needs the
 //!   zone: their bytes are in memory of their own, and a kill then loses them. Until such a record is written again the index names no zone for it, and loads try again.
 //!
+//! Limits: a disk that is late holds up the others once, for as long as a request or two may take, and is passed over then
+//! until it answers. A zone that is read for longer than `READERS_LIMIT` is passed over for a while.
 //! Threads: one for a pool, `ssd-reclaim`.
 
 use std::io;
@@ -27,12 +29,13 @@ use super::Shared;
 use super::choosing::Choosing;
 use super::days::KEPT_EVERY;
 use super::device::{Device, FooterPlace, Zone, ZoneState};
-use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
+use super::disk::Request;
+use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
 use super::homes::Home;
 use super::identity::flush;
 use super::index::{Located, Place, ZoneId};
-use super::load::{Missed, says_that_it_is_damaged};
-use super::memory::{Buffer, Memory};
+use super::load::{Missed, note_late, says_that_it_is_damaged};
+use super::memory::{Buffer, Memory, Piece};
 use super::queue::{Append, Job, Origin, Retain, Stored};
 use super::reasons::ReadFor;
 use super::recover::{read_footer, scan_zone};
@@ -51,7 +54,9 @@ const WRITER_LOOK: Duration = Duration::from_millis(5);
 /// How often the thread looks without being woken.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// How long an emptied zone waits for those who still read it.
-const READERS_LIMIT: Duration = Duration::from_secs(60);
+const READERS_LIMIT: Duration = Duration::from_secs(1);
+/// How soon a disk that took long has to read a block.
+const ANSWER_LIMIT: Duration = Duration::from_millis(100);
 
 /// What became of the records of a zone.
 #[derive(Debug, Default)]
@@ -91,8 +96,13 @@ impl Shared {
             let is_named = self.is_named.load(Ordering::Relaxed);
             for device in &self.devices.all() {
                 let may_be_emptied = is_named && !device.is_failing() && !device.is_leaving();
-                if !self.is_stopping() && may_be_emptied && device.spare_zones() < SPARE_ZONES {
+                let is_wanted = may_be_emptied && device.spare_zones() < SPARE_ZONES;
+                if !self.is_stopping() && is_wanted && self.may_ask(device, first_block(device)) {
+                    let started = Instant::now();
                     has_progress |= self.reclaim_one(device, &mut choosing);
+                    if started.elapsed() >= self.limit {
+                        ask_for_an_answer(device);
+                    }
                 }
             }
             if !has_progress {
@@ -138,9 +148,10 @@ impl Shared {
             return false;
         }
         if !device.end_reading(number, READERS_LIMIT) {
-            // A read that hangs in the disk, or failed: nothing is written there until the next start.
-            self.quarantine(device, number);
-            return true;
+            // It was given up meanwhile, or who reads there goes on with that.
+            device.keep_zone(number);
+            choosing.note_late(device, number);
+            return false;
         }
         // What stands elsewhere now is durable before it is gone here: one flush for a zone.
         let flushed = if has_moved { flush(&*device.disk, self.limit) } else { Ok(()) };
@@ -159,7 +170,11 @@ impl Shared {
 
     /// What is in a closed zone.
     pub(super) fn entries_in(&self, device: &Device, number: u32) -> io::Result<Vec<FooterEntry>> {
-        self.footer_of(device, number).or_else(|_| {
+        self.footer_of(device, number).or_else(|error| {
+            // Nor would a disk that is late answer to more.
+            if !says_that_it_is_damaged(&error) {
+                return Err(error);
+            }
             let zone = device.zone(number).ok_or(io::ErrorKind::NotFound)?;
             scan_zone(device, number, zone.sequence, self.limit).map(|scan| scan.entries)
         })
@@ -352,6 +367,19 @@ impl Shared {
             return Err(NotMoved::HeldUp);
         }
         Ok(receiver)
+    }
+}
+
+fn first_block(device: &Device) -> Place {
+    Place { zone: device.zone_id(0), block: 0 }
+}
+
+/// A disk took long: unless it reads a block at once it is late, and gets no loads until it has.
+fn ask_for_an_answer(device: &Device) {
+    let block = Arc::new(Buffer::zeroed(BLOCK));
+    let ticket = device.disk.submit(vec![Request::read(0, Piece::of_buffer(&block))]);
+    if ticket.wait(ANSWER_LIMIT).is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+        note_late(device, &Memory::Buffer(block), BLOCK_BYTES);
     }
 }
 

@@ -93,3 +93,18 @@ fn what_the_disk_fails_to_write_again_stays_where_it_is() {
     assert!(tier.status().devices[0].write_errors > 0, "it was not written again");
     assert!(is_right(&tier, b"used", 1, LENGTH));
 }
+
+#[test]
+fn a_zone_that_is_read_for_long_is_passed_over_and_stays() {
+    let (tier, _) = running(&[MemoryDisk::new()], &config(1, 12));
+    assert_eq!(store(&tier, b"first", 1, LENGTH), Stored::Yes);
+    let device = Arc::clone(&tier.shared.devices.all()[0]);
+    let _lease = device.lease(0).unwrap();
+    let (end, mut number) = (Instant::now() + Duration::from_secs(20), 0);
+    while tier.status().reclaimed_zones < 3 {
+        assert!(Instant::now() < end, "the others wait for it");
+        store(&tier, &key(number), 1, LENGTH);
+        number += 1;
+    }
+    assert_eq!((tier.holds(b"first"), tier.status().devices[0].quarantined_zones), (Some(Version(1)), 0));
+}
