@@ -111,6 +111,8 @@ impl Shared {
             device.is_leaving.store(was_leaving, Ordering::Relaxed);
             return Err(ChangeError::NoOther);
         }
+        // A zone of it may be being taken back; no other one will be.
+        drop(self.reclaiming.lock());
         self.note_change(|changes| changes.leave(place, bytes_per_second));
         let mut pace = Pace { rate: bytes_per_second, started: Instant::now(), reported: Instant::now() };
         let mut drained = Drained::default();

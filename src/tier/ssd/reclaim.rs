@@ -95,6 +95,7 @@ impl Shared {
             let mut has_progress = false;
             let is_named = self.is_named.load(Ordering::Relaxed);
             for device in &self.devices.all() {
+                let _turn = self.reclaiming.lock();
                 let may_be_emptied = is_named && !device.is_failing() && !device.is_leaving();
                 let is_wanted = may_be_emptied && device.spare_zones() < SPARE_ZONES;
                 if !self.is_stopping() && is_wanted && self.may_ask(device, first_block(device)) {

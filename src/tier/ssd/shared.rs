@@ -57,6 +57,8 @@ pub(super) struct Shared {
     pub(super) unusable: Mutex<Vec<(String, Unusable)>>,
     /// Guards nothing but that one change of the disks is made at a time.
     pub(super) change: Mutex<()>,
+    /// Guards nothing but that a disk is not emptied to others while one of its zones is being taken back.
+    pub(super) reclaiming: Mutex<()>,
     /// Guards to which disks records were moved from those that are being emptied, and may not be durable there.
     pub(super) moved_to: Mutex<BTreeSet<u8>>,
     /// Where changes are kept.
@@ -121,6 +123,7 @@ impl Shared {
             devices: Devices::new(devices),
             unusable: Mutex::new(unusable),
             change: Mutex::new(()),
+            reclaiming: Mutex::new(()),
             moved_to: Mutex::default(),
             changes: config.changes.clone(),
             configured: config.places.clone(),
