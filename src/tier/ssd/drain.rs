@@ -6,6 +6,7 @@
 //! - What was moved to other disks is durable there before its zone is void: while it is not, the zone stays.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
 //! - What the disk is only late with, or another one failed to take, is not lost: its zone stays as long as it stands there.
+//! - A disk that takes no writes is emptied [as a whole](super::unwritable).
 //!
 //! Limits: what does not go on is tried again for as long as [`Shared::patience`] says, then the drain ends.
 //! Threads: any that may wait; one disk at a time.
@@ -40,13 +41,13 @@ const READERS_LIMIT: Duration = Duration::from_secs(60);
 /// Pause before what does not go on is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How often a zone is emptied anew, because other disks lost what they had taken.
-const ATTEMPTS: u32 = 8;
+pub(super) const ATTEMPTS: u32 = 8;
 /// Longest pause between two reports.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Why objects stay.
 const LATE: &str = "its objects cannot be read in time";
-const UNTAKEN: &str = "the other disks do not take what is moved";
+pub(super) const UNTAKEN: &str = "the other disks do not take what is moved";
 
 /// How far a disk is emptied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +66,7 @@ pub struct Drained {
 
 /// Keeps to a rate and to reports.
 #[derive(Debug)]
-struct Pace {
+pub(super) struct Pace {
     rate: Option<ByteCount>,
     started: Instant,
     reported: Instant,
@@ -118,12 +119,20 @@ impl Shared {
         let mut drained = Drained::default();
         loop {
             drained.left = self.index.count_device(device.number);
-            if drained.left == 0 || !progress(drained) {
+            if drained.left == 0 {
+                self.end_failing(&device);
+                return Ok(drained);
+            }
+            if !progress(drained) {
                 return Ok(drained);
             }
             self.close_open_zone(&device)?;
+            if device.is_failing() {
+                self.empty_as_a_whole(&device, &mut drained, &mut pace, progress)?;
+                return Ok(drained);
+            }
             let zone = device.closed_by_age().first().map(|&(_, zone)| zone);
-            let zone = zone.ok_or_else(|| ChangeError::Stuck("its zones cannot be read".to_owned()))?;
+            let zone = zone.ok_or_else(|| stuck("its zones cannot be read"))?;
             if !self.empty_to_others(&device, zone, &mut drained, &mut pace, progress)? {
                 return Ok(drained);
             }
@@ -136,7 +145,7 @@ impl Shared {
         if is_left && receiver.recv_timeout(MOVE_LIMIT).is_ok() {
             return Ok(());
         }
-        Err(ChangeError::Stuck("its writer does not answer".to_owned()))
+        Err(stuck("its writer does not answer"))
     }
 
     /// Writes what a zone holds to other disks and frees it. Returns false when nobody wants more.
@@ -148,20 +157,15 @@ impl Shared {
         pace: &mut Pace,
         progress: &mut dyn FnMut(Drained) -> bool,
     ) -> Result<bool, ChangeError> {
-        let mut patience = Patience { limit: self.patience(), until: None };
-        let entries = loop {
-            match self.entries_in(device, zone) {
-                Ok(entries) => break entries,
-                Err(error) if !says_that_it_is_damaged(&error) && patience.wait() => {
-                    if !progress(*drained) {
-                        return Ok(false);
-                    }
-                }
-                Err(error) => return Err(ChangeError::Stuck(error.to_string())),
-            }
+        let Some(entries) = self.entries_with_patience(device, zone, drained, progress)? else {
+            return Ok(false);
         };
         if !self.retain_tombstones(device, zone, &entries) {
-            return Err(ChangeError::Stuck("its removals cannot be written".to_owned()));
+            return if self.turns_out_to_fail(device) {
+                Ok(true)
+            } else {
+                Err(stuck("its removals cannot be written"))
+            };
         }
         let (records, before) = (records_of(device, zone, entries), *drained);
         let mut rest: Vec<&Record> = records.iter().collect();
@@ -188,7 +192,12 @@ impl Shared {
             if given_back == 0 {
                 if let Err(error) = self.free_zone(device, zone, &left) {
                     device.count_write_error(&error);
-                    self.quarantine(device, zone);
+                    if self.turns_out_to_fail(device) {
+                        device.keep_zone(zone);
+                        emptying.count_as(before);
+                    } else {
+                        self.quarantine(device, zone);
+                    }
                 }
                 return Ok(true);
             }
@@ -196,26 +205,52 @@ impl Shared {
             emptying.drained.moved = emptying.drained.moved.saturating_sub(given_back);
             emptying.count_as(before);
         }
-        Err(ChangeError::Stuck(UNTAKEN.to_owned()))
+        Err(stuck(UNTAKEN))
+    }
+
+    /// What is in a zone. `None` when nobody wants to know any more.
+    pub(super) fn entries_with_patience(
+        &self,
+        device: &Device,
+        zone: u32,
+        drained: &Drained,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) -> Result<Option<Vec<FooterEntry>>, ChangeError> {
+        let mut patience = Patience { limit: self.patience(), until: None };
+        loop {
+            match self.entries_in(device, zone) {
+                Ok(entries) => return Ok(Some(entries)),
+                Err(error) if !says_that_it_is_damaged(&error) && patience.wait() => {
+                    if !progress(*drained) {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => return Err(stuck(&error.to_string())),
+            }
+        }
     }
 
     /// Makes durable what was moved to other disks, also by a drain that ended early.
-    fn flush_moved(&self) -> Result<(), ChangeError> {
+    pub(super) fn flush_moved(&self) -> Result<(), ChangeError> {
         let moved_to = self.moved_to.lock().clone();
         let disks: Vec<_> =
             moved_to.iter().filter_map(|&number| self.devices.get(usize::from(number))).collect();
         if !SsdTier::flush_disks(&disks, MOVE_LIMIT) {
-            return Err(ChangeError::Stuck("what was moved is not durable on the other disks".to_owned()));
+            return Err(stuck("what was moved is not durable on the other disks"));
         }
         self.moved_to.lock().clear();
         Ok(())
     }
 }
 
-/// A record, and where it stands.
-type Record = (Place, RecordFacts);
+pub(super) fn stuck(reason: &str) -> ChangeError {
+    ChangeError::Stuck(reason.to_owned())
+}
 
-fn records_of(device: &Device, zone: u32, entries: Vec<FooterEntry>) -> Vec<Record> {
+/// A record, and where it stands.
+pub(super) type Record = (Place, RecordFacts);
+
+pub(super) fn records_of(device: &Device, zone: u32, entries: Vec<FooterEntry>) -> Vec<Record> {
     let records = entries.into_iter().filter_map(|entry| match entry {
         FooterEntry::Object { block, facts } => Some((Place { zone: device.zone_id(zone), block }, facts)),
         FooterEntry::Tombstones(_) => None,
@@ -253,13 +288,13 @@ struct OnItsWay<'a> {
 }
 
 /// What becomes of the records of a zone that is emptied.
-struct Emptying<'a> {
+pub(super) struct Emptying<'a> {
     shared: &'a Shared,
     device: &'a Device,
     drained: &'a mut Drained,
     under_way: VecDeque<OnItsWay<'a>>,
     /// Those that go with the zone.
-    left: Vec<(RecordHash, Place)>,
+    pub(super) left: Vec<(RecordHash, Place)>,
     /// Those that stay for now, and why the last of them does.
     again: Vec<&'a Record>,
     reason: &'static str,
@@ -268,7 +303,7 @@ struct Emptying<'a> {
 }
 
 impl<'a> Emptying<'a> {
-    fn new(shared: &'a Shared, device: &'a Device, drained: &'a mut Drained) -> Self {
+    pub(super) fn new(shared: &'a Shared, device: &'a Device, drained: &'a mut Drained) -> Self {
         Self {
             shared,
             device,
@@ -282,12 +317,12 @@ impl<'a> Emptying<'a> {
     }
 
     /// What was to go with the zone counts as it did before.
-    fn count_as(&mut self, before: Drained) {
+    pub(super) fn count_as(&mut self, before: Drained) {
         (self.drained.in_memory, self.drained.lost) = (before.in_memory, before.lost);
     }
 
     /// Has records leave their zone. Returns false when nobody wants more.
-    fn move_all(
+    pub(super) fn move_all(
         &mut self,
         mut records: Vec<&'a Record>,
         pace: &mut Pace,
@@ -310,7 +345,7 @@ impl<'a> Emptying<'a> {
                 patience.renew();
             }
             if !patience.wait() {
-                return Err(ChangeError::Stuck(self.reason.to_owned()));
+                return Err(stuck(self.reason));
             }
         }
     }
@@ -403,7 +438,7 @@ impl<'a> Emptying<'a> {
                     self.failed.insert((record.0, to));
                 }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    return Err(ChangeError::Stuck(UNTAKEN.to_owned()));
+                    return Err(stuck(UNTAKEN));
                 }
             }
         }

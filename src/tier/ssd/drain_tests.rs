@@ -126,3 +126,84 @@ fn what_no_other_disk_takes_stays_where_it_is_unless_it_is_removed() {
     let found: Vec<_> = recover(&tier_on(&[after], &config)).0.into_iter().map(|(key, ..)| key).collect();
     assert_eq!(found, on_first.iter().map(|key| key.to_vec()).collect::<Vec<_>>());
 }
+
+/// Two disks with an object for each key, and removals in all zones. The first takes no writes from now on.
+fn with_a_disk_that_takes_no_writes(config: &SsdConfig) -> (SsdTier, [Arc<MemoryDisk>; 2]) {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let (tier, _) = running(&disks, config);
+    for key in keys() {
+        let removed = [key[0], key[0]];
+        assert_eq!(store(&tier, &key, 5, LENGTH), Stored::Yes);
+        assert_eq!(store(&tier, &removed, 5, LENGTH), Stored::Yes);
+        tier.remove(&removed, Version(5));
+        assert!(tier.flush(Duration::from_secs(20)));
+    }
+    assert!(tier.shared.devices.all()[0].closed_by_age().len() > 1);
+    disks[0].fails_writes.store(true, Ordering::Relaxed);
+    disks[0].fails_flushes.store(true, Ordering::Relaxed);
+    (tier, disks)
+}
+
+/// What a start finds on disks that take writes again.
+fn found_on(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> Vec<Vec<u8>> {
+    let after: Vec<_> = disks.iter().map(|disk| MemoryDisk::holding(disk.content.lock().clone())).collect();
+    recover(&tier_on(&after, config)).0.into_iter().map(|(key, ..)| key).collect()
+}
+
+#[test]
+fn a_disk_that_takes_no_writes_is_emptied_and_the_next_start_gives_it_up() {
+    let config = config(2, 40);
+    let (tier, disks) = with_a_disk_that_takes_no_writes(&config);
+    let on_first = keys_on_first(&tier);
+    let drained = tier.drain(place(), None, &mut |_| true).unwrap();
+    assert_eq!((drained.moved, drained.lost, drained.left), (on_first.len() as u64, 0, 0));
+    assert!(held(&tier, 0) == 0 && are_right(&tier, keys()));
+    tier.remove(&on_first[0], Version(5));
+    assert!(tier.flush_keys([&on_first[1][..]].into_iter(), Duration::from_secs(20)));
+    let expected: Vec<_> = keys().filter(|key| *key != on_first[0]).map(|key| key.to_vec()).collect();
+    assert_eq!(found_on(&disks, &config), expected);
+    // The other one has all of it.
+    assert_eq!(found_on(&disks[1..], &config), expected);
+    tier.remove_disk(place(), false).unwrap();
+}
+
+#[test]
+fn a_daemon_that_dies_while_it_empties_a_disk_that_takes_no_writes_loses_nothing_and_brings_nothing_back() {
+    let config = config(2, 40);
+    let (tier, disks) = with_a_disk_that_takes_no_writes(&config);
+    // It is known to fail; no removal waits for it.
+    while !tier.shared.devices.all()[0].is_failing() {
+        assert!(!tier.flush(Duration::from_secs(20)));
+    }
+    let slowly = Some(ByteCount(100_000));
+    let drained = tier.drain(place(), slowly, &mut |drained| drained.moved_bytes < 50_000).unwrap();
+    assert!(drained.moved > 0 && drained.left > 0, "{drained:?}");
+    let expected: Vec<_> = keys().map(|key| key.to_vec()).collect();
+    assert_eq!(found_on(&disks, &config), expected);
+    // It goes on later.
+    let drained = tier.drain(place(), None, &mut |_| true).unwrap();
+    assert_eq!((drained.lost, drained.left), (0, 0));
+    assert_eq!(found_on(&disks, &config), expected);
+}
+
+/// What is in memory too does not move.
+#[test]
+fn what_is_left_on_a_disk_that_takes_no_writes_does_not_come_back_when_it_is_removed() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 20);
+    let (tier, told) = running(&disks, &config);
+    for key in keys() {
+        let mut put = put_of(&key, 5, LENGTH);
+        put.owner += ELSEWHERE;
+        assert_eq!(store_put(&tier, put), Ok(Stored::Yes));
+    }
+    let on_first = keys_on_first(&tier);
+    disks[0].fails_writes.store(true, Ordering::Relaxed);
+    disks[0].fails_flushes.store(true, Ordering::Relaxed);
+    let drained = tier.drain(place(), None, &mut |_| true).unwrap();
+    assert_eq!((drained.moved, drained.in_memory, drained.left), (0, on_first.len() as u64, 0));
+    assert_eq!(told.0.lock().len(), on_first.len());
+    on_first.iter().for_each(|key| tier.remove(key, Version(5)));
+    let expected: Vec<_> = keys().filter(|key| !on_first.contains(key)).map(|key| key.to_vec()).collect();
+    assert_eq!(found_on(&disks, &config), expected);
+}

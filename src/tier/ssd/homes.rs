@@ -5,7 +5,8 @@
 //! - What was removed or replaced meanwhile does not: the index has it no more.
 //! - Nor does what its owner stored again under the same version: from then on what stood there is not known here.
 //!
-//! Limits: the records of one zone that is taken back, and of one that is emptied to other disks.
+//! Limits: the records of one zone that is taken back, and of one that is emptied to other disks, or of all of a disk that
+//! takes no writes.
 //! Threads: any, see [`Homes`].
 
 use hashbrown::HashMap;

@@ -55,6 +55,7 @@ mod shared;
 mod stations;
 mod status;
 mod surplus;
+mod unwritable;
 mod work;
 mod writer;
 

@@ -1,5 +1,5 @@
-//! Disks that are not to be trusted by a later start: one that lost removals, or that was taken out and still says
-//! that it belongs to the pool.
+//! Disks that are not to be trusted by a later start: one that lost removals, or that was emptied or taken out and still
+//! says that it belongs to the pool.
 //!
 //! Its superblock stays as it is, since it takes no writes, and the rest of the pool goes ahead of it: the next start
 //! finds it behind, as one that was missing, and gives up what it holds.
@@ -51,7 +51,7 @@ impl Shared {
             device.is_outdated.store(true, Ordering::Relaxed);
             tracing::error!(
                 device = device.name,
-                "removed keys could not be noted on a disk: what it holds is given up at the next start"
+                "a disk takes no writes: what it holds is given up at the next start"
             );
         }
         is_noted

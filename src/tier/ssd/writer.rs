@@ -193,7 +193,7 @@ impl Writer {
 
     /// Removals that are not written any more: the disk is not trusted by the next start.
     fn lose(&mut self, removals: &[Tombstone]) {
-        if self.shared.outdate(&self.device) {
+        if removals.is_empty() || self.shared.outdate(&self.device) {
             return self.shared.intents.settle(self.device.number, removals);
         }
         let counter = &self.shared.counters.lost_removals;

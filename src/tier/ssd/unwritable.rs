@@ -1,0 +1,100 @@
+//! Emptying a disk that takes no writes: no zone of it can be made void, so it is emptied as a whole.
+//!
+//! All that can be read moves, and when that is durable on other disks the pool goes ahead of this one
+//! ([`super::outdated`]): the next start gives up what it holds.
+//!
+//! Invariants
+//! - Nothing leaves the index before that: a start that comes earlier finds what did not move, and what was removed on it.
+//! - What is removed on it meanwhile, and cannot be noted there, has the pool go ahead at once, as on any such disk.
+//! - Its removals are kept as long as another disk that is being emptied may need them.
+//!
+//! Threads: that which empties the disk.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Shared;
+use super::change::ChangeError;
+use super::device::Device;
+use super::drain::{ATTEMPTS, Drained, Emptying, Pace, UNTAKEN, records_of, stuck};
+
+impl Shared {
+    /// After a failed write: whether the disk takes no more, which it takes a few to know.
+    pub(super) fn turns_out_to_fail(&self, device: &Device) -> bool {
+        while !device.is_failing() {
+            if device.can_be_written(self.limit) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Empties a disk that takes no writes. Ends early when nobody wants more.
+    pub(super) fn empty_as_a_whole(
+        &self,
+        device: &Arc<Device>,
+        drained: &mut Drained,
+        pace: &mut Pace,
+        progress: &mut dyn FnMut(Drained) -> bool,
+    ) -> Result<(), ChangeError> {
+        let before = *drained;
+        for _ in 0..ATTEMPTS {
+            // What is in memory now may have to move the next time.
+            (drained.in_memory, drained.lost) = (before.in_memory, before.lost);
+            let (moved, mut left) = (drained.moved, 0);
+            for (_, zone) in device.closed_by_age() {
+                let Some(entries) = self.entries_with_patience(device, zone, drained, progress)? else {
+                    (drained.in_memory, drained.lost) = (before.in_memory, before.lost);
+                    return Ok(());
+                };
+                let records = records_of(device, zone, entries);
+                let mut emptying = Emptying::new(self, device, drained);
+                if !emptying.move_all(records.iter().collect(), pace, progress)? {
+                    emptying.count_as(before);
+                    return Ok(());
+                }
+                left += emptying.left.len() as u64;
+            }
+            self.flush_moved()?;
+            if drained.moved == moved {
+                return self.give_up_whole(device, left).map(|()| drained.left = 0);
+            }
+        }
+        Err(stuck(UNTAKEN))
+    }
+
+    /// Has the next start give up a disk of which all that could be moved is durable elsewhere, and drops the `left` records.
+    fn give_up_whole(&self, device: &Arc<Device>, left: u64) -> Result<(), ChangeError> {
+        let others = self.devices.all();
+        let is_in_need = |other: &Arc<Device>| {
+            other.number != device.number && other.is_leaving() && !other.is_outdated.load(Ordering::Relaxed)
+        };
+        if others.iter().any(is_in_need) {
+            return Err(stuck(
+                "its removals count for another disk that is being emptied: remove that one first",
+            ));
+        }
+        // On their way since an earlier drain, or given back by another disk.
+        let has_more = || self.index.count_device(device.number) > left;
+        if has_more() {
+            return Err(stuck(UNTAKEN));
+        }
+        if !self.outdate(device) {
+            return Err(stuck("it takes no writes, and nothing else tells the next start to give it up"));
+        }
+        if has_more() {
+            return Err(stuck(UNTAKEN));
+        }
+        self.drop_device(device.number);
+        Ok(())
+    }
+
+    /// Nothing is left on a disk. When it takes no writes, zones that were given up may stand there, which no start is to find.
+    pub(super) fn end_failing(&self, device: &Arc<Device>) {
+        if device.is_failing()
+            && let Err(error) = self.give_up_whole(device, 0)
+        {
+            tracing::warn!(device = device.name, %error, "a disk that is empty and takes no writes is still trusted");
+        }
+    }
+}
