@@ -151,8 +151,13 @@ impl Session {
         let mut connection = self.connection.lock();
         while connection.is_handshaking() {
             flush(&mut connection, socket)?;
-            if connection.is_handshaking() {
-                receive(&mut connection, socket)?;
+            // A session that is not over yet goes on after the end of what it reads as if nothing had happened.
+            if connection.is_handshaking()
+                && receive(&mut connection, socket)? == 0
+                && connection.is_handshaking()
+            {
+                let cause = "the connection ended in the handshake";
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, cause));
             }
         }
         flush(&mut connection, socket)
@@ -167,6 +172,7 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
+            // Nothing received is the end, which the next look shows.
             receive(&mut connection, socket)?;
         }
     }
@@ -194,13 +200,13 @@ fn flush(connection: &mut Connection, socket: &dyn Nonblocking) -> io::Result<()
     Ok(())
 }
 
-/// Receives once and decrypts.
-fn receive(connection: &mut Connection, socket: &dyn Nonblocking) -> io::Result<()> {
-    connection.read_tls(&mut Raw(socket))?;
+/// Receives once and decrypts. Returns the encrypted bytes that came: 0 at the end of the stream.
+fn receive(connection: &mut Connection, socket: &dyn Nonblocking) -> io::Result<usize> {
+    let count = connection.read_tls(&mut Raw(socket))?;
     let outcome = connection.process_new_packets();
     if outcome.is_err() {
         // The alert that tells the peer why.
         let _ = flush(connection, socket);
     }
-    outcome.map(drop).map_err(io::Error::other)
+    outcome.map(|_| count).map_err(io::Error::other)
 }

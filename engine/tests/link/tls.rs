@@ -3,10 +3,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tidefs_engine::error::Error;
 use tidefs_engine::link::{LinkConfig, TlsConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::common::{ECHO, Node, config, peer, soon};
 
@@ -75,6 +78,52 @@ async fn plain_and_encrypted_engines_do_not_connect() {
     let (a, b) = (Node::start(1), Node::with(peer(2, 1), encrypted));
     assert!(a.connect(&b).await.is_err());
     assert!(b.connect(&a).await.is_err());
+}
+
+/// Twice as many end so as the runtime has threads: none of them may be held by one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_that_ends_its_stream_in_the_handshake_is_dropped_and_holds_no_thread() {
+    let folder = tempfile::tempdir().unwrap();
+    let (issuer, pem) = authority();
+    let encrypted = LinkConfig { tls: Some(certified(folder.path(), &issuer, &pem)), ..config() };
+    let (a, b) = (Node::with(peer(1, 1), encrypted.clone()), Node::with(peer(2, 1), encrypted));
+    // How a ClientHello begins.
+    let hello = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3];
+    let mut strangers = Vec::new();
+    for said in [&hello[..0], &hello[..], &hello[..0], &hello[..]] {
+        let mut stranger = TcpStream::connect(b.links.addresses()[0]).await.unwrap();
+        stranger.write_all(said).await.unwrap();
+        stranger.shutdown().await.unwrap();
+        strangers.push(stranger);
+    }
+    assert!(a.connect(&b).await.is_ok());
+    let limit = Duration::from_secs(20);
+    for mut stranger in strangers {
+        let mut rest = Vec::new();
+        // A reset says as much as the end of the stream.
+        let _ = tokio::time::timeout(limit, stranger.read_to_end(&mut rest)).await.expect("it was dropped");
+    }
+    tokio::time::timeout(limit, b.links.close()).await.expect("nothing is left that does not end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listener_that_ends_its_stream_in_the_handshake_has_proved_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (issuer, pem) = authority();
+    let encrypted = LinkConfig { tls: Some(certified(folder.path(), &issuer, &pem)), ..config() };
+    let a = Node::with(peer(1, 1), encrypted);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let listening = tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let heard = socket.read(&mut [0; 4096]).await.unwrap();
+        socket.shutdown().await.unwrap();
+        (heard, socket)
+    });
+    let refused = a.links.connect(peer(2, 1), &[address], soon()).await.unwrap_err();
+    assert!(matches!(refused, Error::Unproven { .. }), "{refused}");
+    assert!(refused.to_string().contains("ended in the handshake"), "{refused}");
+    assert!(listening.await.unwrap().0 > 0, "a ClientHello was heard");
 }
 
 #[test]
