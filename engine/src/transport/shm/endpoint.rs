@@ -3,6 +3,7 @@
 //! Invariants
 //! - Memory of the peer is touched only between `enter` and `leave` of its word.
 //! - An operation on a region that is not mapped yet waits for the owner's answer; there is one question for each region.
+//! - What the owner says is received also while a question waits for room: it may wait for room itself before it reads.
 //! - When the connection ends, so does everything that waits; a copy that runs ends by itself, in memory that stays mapped.
 //! - The socket is closed behind the last copy: its end tells the owner that its memory is touched no more.
 
@@ -166,9 +167,23 @@ impl ShmEndpoint {
 
     async fn listen(&self, asked: &mut mpsc::UnboundedReceiver<RegionId>) -> io::Result<()> {
         let mut packet = [0; PACKET];
+        let mut question: Option<[u8; PACKET]> = None;
         loop {
+            // Dropped before it has sent, it has sent nothing.
+            let send = async move {
+                match question {
+                    Some(question) => self.socket.send(&question, None).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
-                Some(id) = asked.recv() => self.socket.send(&Packet::Map { id }.encode(), None).await?,
+                Some(id) = asked.recv(), if question.is_none() => {
+                    question = Some(Packet::Map { id }.encode());
+                }
+                sent = send => {
+                    sent?;
+                    question = None;
+                }
                 received = self.socket.receive(&mut packet) => {
                     let (count, descriptor) = received?;
                     if count == 0 {
@@ -401,57 +416,4 @@ impl Endpoint for ShmEndpoint {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::super::socket::Listener;
-    use super::*;
-    use crate::memory::PageKind;
-    use crate::transport::{RemoteSlice, Ticket, TicketSink};
-    use crate::types::{Incarnation, MemberId};
-
-    #[derive(Debug)]
-    struct Unheard;
-
-    impl TicketSink for Unheard {
-        fn completed(&self, _: u32, _: Result<(), Error>) {}
-    }
-
-    /// A copy that waits for its thread when the link is lost: the owner, which gives the memory back when the
-    /// connection ends, must not see that end before the copy's.
-    #[tokio::test]
-    async fn the_connection_ends_behind_the_last_copy() {
-        let name = format!("tidefs-test-last-copy-{}", std::process::id());
-        let listener = Listener::bind(name.as_bytes()).unwrap();
-        let socket = Socket::connect(name.as_bytes()).unwrap();
-        let owner = listener.accept().await.unwrap();
-        let (words, copiers) = (Words::new(8).unwrap(), Arc::new(Copiers::start(1).unwrap()));
-        let peer = PeerId { member: MemberId(2), incarnation: Incarnation(1) };
-        let endpoint = ShmEndpoint::start(&Handle::current(), peer, socket, words, copiers);
-        let region = Region::anonymous(ByteCount(4096), PageKind::Base, Access::ReadWrite).unwrap();
-        let region = Arc::new(region);
-        let operation = Operation {
-            direction: Direction::Read,
-            local: MemorySlice::new(&region, RegionId(1), 0, ByteCount(4096)).unwrap(),
-            remote: RemoteSlice { region: RegionId(1), key: Arc::default(), offset: 0 },
-            rail: RailId(0),
-            deadline: Instant::now() + Duration::from_secs(60),
-            ticket: Ticket::new(Arc::new(Unheard), BatchId::next(), 0),
-        };
-        let mut packet = [0; PACKET];
-        endpoint.post(&mut VecDeque::from([operation]));
-        owner.receive(&mut packet).await.unwrap();
-        let operation = match endpoint.state.lock().regions.remove(&RegionId(1)) {
-            Some(Entry::Asked(mut waiting)) => waiting.pop().unwrap(),
-            _ => unreachable!("it waits for the owner's answer"),
-        };
-        let theirs = Arc::new(Mapped { region, is_writable: true, word: 0 });
-        let copy = Copy { operation, theirs, endpoint: Arc::clone(&endpoint) };
-        endpoint.lose();
-        let ended = tokio::time::timeout(Duration::from_millis(200), owner.receive(&mut packet)).await;
-        assert!(ended.is_err(), "a copy is under way: {ended:?}");
-        copy.run();
-        let ended = tokio::time::timeout(Duration::from_secs(5), owner.receive(&mut packet)).await;
-        assert_eq!(ended.unwrap().unwrap().0, 0);
-    }
-}
+mod tests;

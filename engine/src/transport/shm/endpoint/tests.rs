@@ -1,0 +1,90 @@
+//! An endpoint whose owner is played by the test.
+
+use std::time::Duration;
+
+use super::super::socket::Listener;
+use super::*;
+use crate::memory::PageKind;
+use crate::transport::{RemoteSlice, Ticket, TicketSink};
+use crate::types::{Incarnation, MemberId};
+
+#[derive(Debug)]
+struct Unheard;
+
+impl TicketSink for Unheard {
+    fn completed(&self, _: u32, _: Result<(), Error>) {}
+}
+
+/// An endpoint, and its owner's end of the connection.
+async fn connected(name: &str) -> (Arc<ShmEndpoint>, Socket) {
+    let name = format!("tidefs-test-{name}-{}", std::process::id());
+    let listener = Listener::bind(name.as_bytes()).unwrap();
+    let socket = Socket::connect(name.as_bytes()).unwrap();
+    let owner = listener.accept().await.unwrap();
+    let (words, copiers) = (Words::new(8).unwrap(), Arc::new(Copiers::start(1).unwrap()));
+    let peer = PeerId { member: MemberId(2), incarnation: Incarnation(1) };
+    (ShmEndpoint::start(&Handle::current(), peer, socket, words, copiers), owner)
+}
+
+fn region() -> Arc<Region> {
+    let region = Region::anonymous(ByteCount(4096), PageKind::Base, Access::ReadWrite).unwrap();
+    Arc::new(region)
+}
+
+/// A read of the owner's region `remote` into `local`.
+fn read(local: &Arc<Region>, remote: u64) -> Operation {
+    Operation {
+        direction: Direction::Read,
+        local: MemorySlice::new(local, RegionId(1), 0, ByteCount(4096)).unwrap(),
+        remote: RemoteSlice { region: RegionId(remote), key: Arc::default(), offset: 0 },
+        rail: RailId(0),
+        deadline: Instant::now() + Duration::from_secs(60),
+        ticket: Ticket::new(Arc::new(Unheard), BatchId::next(), 0),
+    }
+}
+
+/// More packets in each direction than a socket holds, and the owner reads none before it has sent all of its own: so
+/// it is while many regions are asked for and others are withdrawn.
+#[tokio::test]
+async fn an_owner_that_waits_for_room_is_heard_while_questions_wait_for_room() {
+    let (endpoint, owner) = connected("both-full").await;
+    let local = region();
+    let mut operations = (1..=OPERATIONS_MAX as u64).map(|remote| read(&local, remote)).collect();
+    endpoint.post(&mut operations);
+    let talk = async {
+        for id in 1..=4096 {
+            owner.send(&Packet::Revoked { id: RegionId((1 << 32) + id) }.encode(), None).await.unwrap();
+        }
+        let mut packet = [0; PACKET];
+        for id in 1..=OPERATIONS_MAX as u64 {
+            owner.receive(&mut packet).await.unwrap();
+            assert_eq!(Packet::decode(&packet), Some(Packet::Map { id: RegionId(id) }));
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), talk).await.expect("neither waits for ever");
+    endpoint.lose();
+}
+
+/// A copy that waits for its thread when the link is lost: the owner, which gives the memory back when the
+/// connection ends, must not see that end before the copy's.
+#[tokio::test]
+async fn the_connection_ends_behind_the_last_copy() {
+    let (endpoint, owner) = connected("last-copy").await;
+    let region = region();
+    let operation = read(&region, 1);
+    let mut packet = [0; PACKET];
+    endpoint.post(&mut VecDeque::from([operation]));
+    owner.receive(&mut packet).await.unwrap();
+    let operation = match endpoint.state.lock().regions.remove(&RegionId(1)) {
+        Some(Entry::Asked(mut waiting)) => waiting.pop().unwrap(),
+        _ => unreachable!("it waits for the owner's answer"),
+    };
+    let theirs = Arc::new(Mapped { region, is_writable: true, word: 0 });
+    let copy = Copy { operation, theirs, endpoint: Arc::clone(&endpoint) };
+    endpoint.lose();
+    let ended = tokio::time::timeout(Duration::from_millis(200), owner.receive(&mut packet)).await;
+    assert!(ended.is_err(), "a copy is under way: {ended:?}");
+    copy.run();
+    let ended = tokio::time::timeout(Duration::from_secs(5), owner.receive(&mut packet)).await;
+    assert_eq!(ended.unwrap().unwrap().0, 0);
+}
