@@ -59,7 +59,7 @@ struct LinkExchanges {
 impl Exchanges for LinkExchanges {
     fn to(&self, peer: PeerId) -> Arc<dyn Exchange> {
         let (links, transport) = (Arc::clone(&self.links), self.transport);
-        Arc::new(ToPeer { links, transport, peer })
+        Arc::new(ToPeer { links, transport, peer, patience: COMPARE_TIMEOUT })
     }
 }
 
@@ -68,6 +68,8 @@ struct ToPeer {
     links: Arc<Links>,
     transport: &'static str,
     peer: PeerId,
+    /// Longest wait for an answer.
+    patience: Duration,
 }
 
 impl Exchange for ToPeer {
@@ -75,8 +77,16 @@ impl Exchange for ToPeer {
         Box::pin(async move {
             let gone = || Error::PeerGone { peer: self.peer, cause: "its link is closed".into() };
             let link = self.links.link(self.peer).ok_or_else(gone)?;
-            let deadline = Instant::now() + COMPARE_TIMEOUT;
-            LinkExchange { link, transport: self.transport, deadline }.ask(request).await
+            let deadline = Instant::now() + self.patience;
+            let answer = LinkExchange { link, transport: self.transport, deadline }.ask(request).await;
+            answer.map_err(|error| match error {
+                // The deadline of the operation is another, and leaves perhaps time for another attempt.
+                Error::DeadlinePassed => {
+                    let waited = self.patience.as_millis();
+                    Error::transport(self.transport, format!("no checksum of the peer within {waited} ms"))
+                }
+                other => other,
+            })
         })
     }
 }
@@ -89,7 +99,7 @@ mod tests {
         Engine, EngineConfig, NoMessages, TransportChoice, TransportOptions, open_transports,
     };
     use super::*;
-    use crate::link::LinkConfig;
+    use crate::link::{Answer, Channel, Link, LinkConfig, LinkEvents};
     use crate::memory::{Access, PageKind, Region};
     use crate::request::{Batch, LocalPlace, RemotePlace, Request};
     use crate::transport::Direction;
@@ -170,5 +180,40 @@ mod tests {
         let brief = Duration::from_millis(500);
         assert!(read(&checked, &LayerOptions::default(), brief).0.is_err());
         assert!(read(&LayerOptions::default(), &checked, brief).0.is_err());
+    }
+
+    /// A peer that is asked and never answers.
+    #[derive(Debug)]
+    struct Mute;
+
+    impl LinkEvents for Mute {
+        fn connected(&self, _: &Arc<Link>) {}
+
+        fn disconnected(&self, _: PeerId, _: &Error) {}
+
+        fn request(&self, _: &Arc<Link>, _: Channel, _: Vec<u8>) -> Answer {
+            Answer::Later(Box::pin(std::future::pending()))
+        }
+
+        fn notified(&self, _: &Arc<Link>, _: Channel, _: Vec<u8>) {}
+    }
+
+    /// Else an operation would end at once that has time to be tried again, and count as one that had none.
+    #[test]
+    fn a_comparison_that_is_not_answered_is_a_failure_and_no_passed_deadline() {
+        let runtime = Runtime::new().unwrap();
+        let start = |number| {
+            let me = PeerId { member: MemberId(number), incarnation: Incarnation(1) };
+            let link = LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() };
+            Links::start(runtime.handle().clone(), link, me, Arc::new(Mute)).unwrap()
+        };
+        let (here, there) = (start(1), start(2));
+        let until = Instant::now() + PATIENCE;
+        runtime.block_on(here.connect(there.me(), &there.addresses(), until)).unwrap();
+        let (links, peer) = (Arc::clone(&here), there.me());
+        let exchange = ToPeer { links, transport: "tcp", peer, patience: Duration::from_millis(50) };
+        let answer = runtime.block_on(exchange.ask(vec![1])).unwrap_err();
+        assert!(matches!(answer, Error::TransportFailed { .. }), "{answer}");
+        assert!(answer.is_retryable());
     }
 }

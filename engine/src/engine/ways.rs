@@ -19,7 +19,8 @@ use crate::types::{PeerId, RegionId};
 const DESCRIBED_AT_ONCE: usize = 256;
 
 impl Inner {
-    /// The link to `peer`, made when there is none.
+    /// The link to `peer`, made when there is none. Without an answer, it is the caller's deadline that has passed only when
+    /// that comes before the end of the attempt.
     pub(super) async fn link(&self, peer: &Peer, deadline: Instant) -> Result<Arc<Link>, Error> {
         if let Some(link) = self.links.link(peer.id) {
             return Ok(link);
@@ -31,8 +32,18 @@ impl Inner {
                 cause: "no address of it is known; connect first".into(),
             });
         }
-        let deadline = deadline.min(Instant::now() + self.config.connect_timeout);
-        self.links.connect(peer.id, &addresses, deadline).await
+        // An attempt ends itself, and says more than that somebody has waited for as long as it may take.
+        let own = self.config.connect_timeout;
+        let is_shorter = own < self.config.link.connect_timeout;
+        let until = if is_shorter { deadline.min(Instant::now() + own) } else { deadline };
+        match self.links.connect(peer.id, &addresses, until).await {
+            Err(Error::DeadlinePassed) if until < deadline => {
+                let tried: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+                let cause = format!("no answer within {} ms", own.as_millis()).into();
+                Err(Error::Unreachable { address: tried.join(", ").into(), cause })
+            }
+            connected => connected,
+        }
     }
 
     /// The best way to `peer` among the transports that `usable` names by their place, opened when it is not.

@@ -108,6 +108,39 @@ fn a_slice_that_is_too_long_for_the_next_way_is_cut_for_it() {
     until(&|| here.engine.status().operations == 0);
 }
 
+/// The kernel takes the connection, and nobody says anything: the attempt ends long before the deadline, and says where.
+#[test]
+fn an_address_that_does_not_answer_is_named_while_the_deadline_lies_ahead() {
+    let runtime = runtime();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let id = PeerId { member: member(), incarnation: Incarnation(1) };
+    let peer = PeerDescriptor { id, addresses: vec![address], transports: vec![SOCKETS.to_owned()] };
+    let (short, long) = (Duration::from_millis(200), Duration::from_secs(60));
+    let deadline = || Instant::now() + Duration::from_secs(120);
+    // Of the engine and of its links.
+    for (connect_timeout, of_links) in [(short, long), (short, short), (long, short)] {
+        let link = LinkConfig { connect_timeout: of_links, ..config().link };
+        let config = EngineConfig { link, connect_timeout, ..config() };
+        let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
+            Ok(vec![TransportName::Tcp.open(&TransportOptions::default(), parts)?])
+        });
+        let read = Request {
+            direction: Direction::Read,
+            local: LocalPlace { region: here.region_id, offset: 0 },
+            remote: RemotePlace { peer: id, region: RegionId(1), offset: 0 },
+            length: ByteCount(4096),
+        };
+        let connected = runtime.block_on(here.engine.connect(&peer, deadline()));
+        let submitted = here.engine.submit(Batch::new(vec![read], deadline())).wait().into_result();
+        for refused in [connected.unwrap_err(), submitted.unwrap_err()] {
+            assert!(matches!(refused, Error::Unreachable { .. }), "{refused}");
+            assert!(refused.to_string().contains(&address.to_string()), "{refused}");
+        }
+        assert_eq!(here.engine.metrics().deadlines_passed_total.get(), 0);
+    }
+}
+
 /// How a [`Moody`] transport behaves, and what it was asked.
 #[derive(Debug, Default)]
 struct Mood {
