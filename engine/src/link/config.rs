@@ -46,7 +46,7 @@ pub struct TlsConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkConfig {
     /// Where to listen. Port 0 lets the kernel choose; [`super::Links::addresses`] says what it chose. A `[::]` takes
-    /// IPv4 too, unless `0.0.0.0` with the same port is listed beside it or the host has no IPv6.
+    /// IPv4 too, unless `0.0.0.0` with the same port, one that is not 0, is listed beside it or the host has no IPv6.
     pub listen: Vec<SocketAddr>,
     /// Where peers reach it, when that is not where it listens, as behind a forwarded port. A port of 0 stands for the first that is
     /// listened on.

@@ -23,7 +23,9 @@ const PROBES: u32 = 2;
 pub(super) fn listen(wanted: &[SocketAddr]) -> Result<Vec<TcpListener>, Error> {
     let mut listeners = Vec::with_capacity(wanted.len());
     for &address in wanted {
-        let has_twin = wanted.contains(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())));
+        let twin = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
+        // Of port 0 each gets a port of its own, so that none stands in the way of the other.
+        let has_twin = address.port() != 0 && wanted.contains(&twin);
         let listener = match bind(address, has_twin) {
             Err(error) if is_absent_family(&error) && address.ip().is_unspecified() && !has_twin => {
                 bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())), false)
@@ -212,13 +214,18 @@ mod tests {
 
     #[test]
     fn what_is_published_can_be_dialled() {
-        let listeners = listen(&["[::]:0".parse().unwrap()]).unwrap();
-        let bound = listeners[0].local_addr().unwrap();
-        let published = published(&[bound]);
-        assert!(!published.is_empty());
-        for address in published {
-            assert!(!address.ip().is_unspecified() && address.port() == bound.port(), "{address}");
-            assert!(std::net::TcpStream::connect(address).is_ok(), "{address}");
+        let any: [SocketAddr; 2] = ["[::]:0", "0.0.0.0:0"].map(|text| text.parse().unwrap());
+        for wanted in [&any[..1], &any[..]] {
+            let listeners = listen(wanted).unwrap();
+            let bound: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+            let published = published(&bound);
+            for bound in &bound {
+                assert!(published.iter().any(|address| address.port() == bound.port()), "{bound}");
+            }
+            for address in published {
+                assert!(!address.ip().is_unspecified(), "{address}");
+                assert!(std::net::TcpStream::connect(address).is_ok(), "{address}");
+            }
         }
         let exact = ["127.0.0.1:7", "[::1]:8"].map(|text| text.parse().unwrap());
         assert_eq!(super::published(&exact), exact);
