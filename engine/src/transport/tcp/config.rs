@@ -55,6 +55,7 @@ pub struct TcpConfig {
     /// Data connections to each peer, 1 to 8. One fills some 25 Gbit/s at most; fewer cost less memory.
     pub connections: usize,
     /// Longest operation: short enough for others to pass between, long enough for the header to cost nothing.
+    /// At least 4 KiB: peers refuse less.
     pub operation_bytes_max: ByteCount,
     /// Operations of one peer under way.
     pub operations_max: usize,

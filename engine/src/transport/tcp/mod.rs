@@ -60,6 +60,8 @@ pub use config::{ParseZeroCopyError, TcpConfig, ZeroCopy};
 const NAME: &str = "tcp";
 /// Data connections to one peer.
 const LANES_MAX: usize = 8;
+/// A peer that takes no operation of a page is refused: each piece that a request is cut into costs memory here.
+const OPERATION_BYTES_MIN: u64 = 4096;
 /// Below this, cutting costs more than it gains.
 const SLICE_BYTES: ByteCount = ByteCount::kib(256);
 /// The kernel routes, so all interfaces are one rail.
@@ -201,6 +203,10 @@ impl Transport for TcpTransport {
             let grant: Grant = grant::decode(&answer)?;
             if grant.version != grant::VERSION {
                 return Err(Error::protocol(format!("version {} was granted", grant.version)));
+            }
+            if grant.operation_bytes_max < OPERATION_BYTES_MIN {
+                let granted = grant.operation_bytes_max;
+                return Err(Error::protocol(format!("operations of at most {granted} bytes were granted")));
             }
             let granted = Granted {
                 token: grant.token,

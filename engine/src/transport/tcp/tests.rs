@@ -7,11 +7,13 @@ use nix::sys::eventfd::EventFd;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
+use super::grant::{self, Grant};
 use super::poller::{Driven, Poller, Readiness, Watch};
 use super::{TcpConfig, TcpTransport, ZeroCopy};
 use crate::error::Error;
 use crate::link::{Answer, Channel, Link, LinkConfig, LinkEvents, Links};
 use crate::transport::conformance::{Pair, Side, conformance, peer};
+use crate::transport::{BoxFuture, Exchange, Transport};
 use crate::types::PeerId;
 
 /// No link is made: the suite carries what the ends ask each other.
@@ -116,3 +118,32 @@ conformance!(narrow, || {
 conformance!(without_a_copy, || {
     super::pair_with(super::TcpConfig { zero_copy: super::ZeroCopy::On, ..super::TcpConfig::default() })
 });
+
+/// A peer that grants no connection, and operations of this length.
+#[derive(Debug)]
+struct Granting(u64);
+
+impl Exchange for Granting {
+    fn ask(&self, _: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
+        let grant = Grant {
+            version: grant::VERSION,
+            connections: 0,
+            operation_bytes_max: self.0,
+            token: [7; 32],
+            addresses: Vec::new(),
+        };
+        Box::pin(async move { grant::encode(&grant) })
+    }
+}
+
+/// Else a request would be cut into as many operations as it has bytes.
+#[tokio::test]
+async fn a_grant_of_tiny_operations_breaks_the_protocol() {
+    let (_, tcp) = side(1, &TcpConfig::default());
+    for tiny in [0, 1, 4095] {
+        let refused = tcp.connect(peer(2), &Granting(tiny)).await.unwrap_err();
+        assert!(matches!(refused, Error::Protocol { .. }), "{refused}");
+    }
+    let refused = tcp.connect(peer(2), &Granting(4096)).await.unwrap_err();
+    assert!(matches!(refused, Error::TransportFailed { .. }), "it grants no connection: {refused}");
+}
