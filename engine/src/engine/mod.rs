@@ -258,8 +258,8 @@ impl Engine {
             way.offered(name, peer.transports.iter().any(|offered| offered == name), peer.id);
         }
         self.inner.link(&known, deadline).await?;
-        let lane = self.inner.open_way(&known, |_| true, deadline).await?;
-        self.inner.not_tried(peer.id, &lane);
+        let opened = self.inner.open_way(&known, |_| true, deadline).await?;
+        self.inner.not_tried(peer.id, &opened.lane);
         Ok(())
     }
 

@@ -52,13 +52,13 @@ impl Inner {
         peer: &Arc<Peer>,
         usable: impl Fn(usize) -> bool,
         deadline: Instant,
-    ) -> Result<Arc<Lane>, Error> {
+    ) -> Result<Opened, Error> {
         loop {
             let changed = peer.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
             match self.look_for_way(peer, &usable, deadline).await? {
-                Found::Way(lane) => return Ok(lane),
+                Found::Way(opened) => return Ok(opened),
                 // Where nothing can be begun any more, as without a runtime, there is no end to that.
                 Found::Again if Instant::now() >= deadline => return Err(Error::DeadlinePassed),
                 Found::Again => {}
@@ -90,10 +90,8 @@ impl Inner {
             }
             match way.step(self.now(), !is_connecting) {
                 Step::Use(lane) => {
-                    if is_connecting || soonest.is_some() {
-                        self.metrics.slices_fallen_back_total.add(1);
-                    }
-                    return Ok(Found::Way(lane));
+                    let is_second_best = is_connecting || soonest.is_some();
+                    return Ok(Found::Way(Opened { lane, is_second_best }));
                 }
                 Step::Connect(attempt) => {
                     self.begin_connect(peer, index, attempt, deadline).await?;
@@ -230,10 +228,14 @@ impl Inner {
                         ready.drain(..).for_each(|(lane, operations)| push(lane, operations));
                     }
                     let way = match open {
-                        Some(lane) => Ok(lane),
+                        Some(lane) => Ok(Opened { lane, is_second_best: false }),
                         None => self.open_way(peer, usable, deadline).await,
                     };
-                    way.map(|lane| (flight.launch(self, index, &lane, &region), lane, is_open))
+                    way.map(|opened| {
+                        let operations = flight.launch(self, index, &opened.lane, &region);
+                        self.count_fallen_back(&opened, &operations);
+                        (operations, opened.lane, is_open)
+                    })
                 }
                 Err(error) => Err(error),
             };
@@ -263,16 +265,23 @@ impl Inner {
         let work = async {
             let region = self.remote_region(&peer, request.remote.region, flight.deadline()).await?;
             let usable = |transport| self.is_usable(transport, request, &region);
-            let lane = self.open_way(&peer, usable, flight.deadline()).await?;
-            Ok((region, lane))
+            let opened = self.open_way(&peer, usable, flight.deadline()).await?;
+            Ok((region, opened))
         };
-        let (region, lane) = tokio::select! {
+        let (region, opened) = tokio::select! {
             found = work => found?,
             () = flight.given_up() => return Err(Error::Cancelled),
         };
-        let operations = flight.relaunch(self, piece, &lane, &region);
-        flight.push(&lane, operations);
+        let operations = flight.relaunch(self, piece, &opened.lane, &region);
+        self.count_fallen_back(&opened, &operations);
+        flight.push(&opened.lane, operations);
         Ok(())
+    }
+
+    fn count_fallen_back(&self, opened: &Opened, operations: &[Operation]) {
+        if opened.is_second_best {
+            self.metrics.slices_fallen_back_total.add(operations.len() as u64);
+        }
     }
 
     /// `peer` has proved itself, so earlier incarnations of it are dead: all that hung on them ends, and they are forgotten.
@@ -308,9 +317,16 @@ impl Inner {
     }
 }
 
+/// A way that is open.
+pub(super) struct Opened {
+    pub(super) lane: Arc<Lane>,
+    /// Whether a better one is in trouble, or being connected.
+    is_second_best: bool,
+}
+
 /// What looking for a way came to.
 enum Found {
-    Way(Arc<Lane>),
+    Way(Opened),
     /// Something changed; look again.
     Again,
     /// Nothing is to be had before something changes, or before this time has passed.
@@ -341,10 +357,10 @@ impl Connecting {
             Arc::new(lane.with_health(&self.peer.ways[self.index].rails))
         });
         if let Err(error) = &connected {
-            engine.metrics.connects_failed_total.add(1);
             if matches!(error, Error::Unavailable { .. }) {
                 tracing::debug!(peer = %peer, transport = name, %error, "not a way to this peer");
             } else {
+                engine.metrics.connects_failed_total.add(1);
                 tracing::warn!(peer = %peer, transport = name, %error, "a transport cannot connect");
             }
         }

@@ -146,6 +146,8 @@ fn an_address_that_does_not_answer_is_named_while_the_deadline_lies_ahead() {
 struct Mood {
     /// Whether who connects waits, for `go_on`; then it is refused.
     hangs: AtomicBool,
+    /// Whether it cannot reach the peer at all, as shared memory one of another host.
+    is_out_of_reach: AtomicBool,
     connects: AtomicU64,
     go_on: Notify,
     forgotten: AtomicU64,
@@ -189,6 +191,10 @@ impl Transport for Moody {
             if self.mood.hangs.load(Ordering::Relaxed) {
                 self.mood.go_on.notified().await;
             }
+            if self.mood.is_out_of_reach.load(Ordering::Relaxed) {
+                let (looked_for, cause) = ("a peer on this host".into(), "it runs on another".into());
+                return Err(Error::Unavailable { transport: "moody", looked_for, cause });
+            }
             Err(Error::Refused { cause: "not now".into() })
         })
     }
@@ -213,6 +219,24 @@ fn moody(runtime: &Runtime, mood: &Arc<Mood>) -> End {
         let moody = Moody { inner: Arc::clone(&inner), mood: Arc::clone(mood) };
         Ok(vec![Arc::new(moody), inner])
     })
+}
+
+#[test]
+fn what_falls_back_is_counted_by_the_slice_and_a_peer_that_is_out_of_reach_is_no_failure() {
+    let runtime = runtime();
+    for is_out_of_reach in [false, true] {
+        let mood = Arc::new(Mood { is_out_of_reach: is_out_of_reach.into(), ..Mood::default() });
+        let (here, there) = (moody(&runtime, &mood), moody(&runtime, &Arc::default()));
+        here.connect(&runtime, &there);
+        let metrics = here.engine.metrics();
+        assert_eq!(metrics.slices_fallen_back_total.get(), 0, "nothing was moved");
+        let read = here.request(&there, Direction::Read, 0, 0, 1 << 20);
+        here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
+        // Sockets move 256 KiB at once.
+        let fallen_back = if is_out_of_reach { 0 } else { 4 };
+        assert_eq!(metrics.slices_fallen_back_total.get(), fallen_back);
+        assert_eq!(metrics.connects_failed_total.get() == 0, is_out_of_reach);
+    }
 }
 
 /// Who asks does not wait for it, and who gives up after 100 ms does not have the next one begin anew.
