@@ -38,21 +38,33 @@ impl Engine {
             Some(descriptor) => descriptor,
             None => self.fetch(member, directory, deadline).await?,
         };
-        let stale = match self.connect(&first, deadline).await {
+        let stale = match self.connect_and_keep(&first, deadline).await {
             Ok(()) => return Ok(first.id),
             Err(error @ (Error::PeerGone { .. } | Error::Unreachable { .. })) => error,
             Err(error) => return Err(error),
         };
         let second = self.fetch(member, directory, deadline).await?;
         if second.id == first.id {
-            self.inner.members.lock().remove(&member);
             return Err(stale);
         }
         tracing::info!(old = %first.id, new = %second.id, "a peer was restarted");
-        self.connect(&second, deadline).await.inspect_err(|_| {
-            self.inner.members.lock().remove(&member);
-        })?;
+        self.connect_and_keep(&second, deadline).await?;
         Ok(second.id)
+    }
+
+    /// Keeps a descriptor that leads to its peer, and no longer one that does not, or not in time.
+    async fn connect_and_keep(&self, descriptor: &PeerDescriptor, deadline: Instant) -> Result<(), Error> {
+        let connected = self.connect(descriptor, deadline).await;
+        let member = descriptor.id.member;
+        let mut members = self.inner.members.lock();
+        // Who notices the end of the link after this look takes the descriptor out.
+        if connected.is_ok() && self.inner.links.link(descriptor.id).is_some() {
+            members.insert(member, descriptor.clone());
+        } else if members.get(&member) == Some(descriptor) {
+            members.remove(&member);
+        }
+        drop(members);
+        connected
     }
 
     async fn fetch(
@@ -66,7 +78,6 @@ impl Engine {
         if descriptor.id.member != member {
             return Err(Error::protocol(format!("the directory names {} as member {member}", descriptor.id)));
         }
-        self.inner.members.lock().insert(member, descriptor.clone());
         Ok(descriptor)
     }
 }

@@ -317,6 +317,35 @@ fn a_restarted_peer_is_fetched_again_exactly_once() {
     here.engine.submit(Batch::new(vec![fresh], soon())).wait().into_result().unwrap();
 }
 
+/// The member's first process hangs, and its second is published while who asked for the first has given up.
+#[test]
+fn a_descriptor_that_led_nowhere_in_time_is_fetched_again() {
+    let runtime = runtime();
+    // No attempt to reach the first ends by itself.
+    let connect_timeout = Duration::from_secs(60);
+    let listen = vec!["127.0.0.1:0".parse().unwrap()];
+    let link = LinkConfig { listen, connect_timeout, ..LinkConfig::default() };
+    let me = PeerId { member: member(), incarnation: Incarnation(1) };
+    let config = EngineConfig { link, connect_timeout, ..EngineConfig::new(me) };
+    let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
+        Ok(vec![TransportName::Tcp.open(&TransportOptions::default(), parts)?])
+    });
+    let id = PeerId { member: member(), incarnation: Incarnation(2) };
+    let there = start(&runtime, id, "127.0.0.1:0", SOCKETS, Access::Read);
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let hung = PeerDescriptor {
+        id: PeerId { incarnation: Incarnation(1), ..id },
+        addresses: vec![silent.local_addr().unwrap()],
+        transports: vec![SOCKETS.to_owned()],
+    };
+    let board = Board { published: Mutex::new(hung), fetches: AtomicU64::new(0), next: Mutex::default() };
+    let connect =
+        |deadline| runtime.block_on(here.engine.connect_member(id.member, &board, Instant::now() + deadline));
+    assert_eq!(connect(Duration::from_millis(200)), Err(Error::DeadlinePassed));
+    *board.published.lock() = there.engine.descriptor();
+    assert_eq!(connect(Duration::from_secs(20)), Ok(id));
+}
+
 #[test]
 fn a_peer_is_told_when_a_whole_batch_has_arrived() {
     by_each_transport(|runtime, transports| {
