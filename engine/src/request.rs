@@ -49,7 +49,7 @@ pub struct Batch {
     /// Which goes first where there is no room for all.
     pub priority: Priority,
     /// Sent to every peer of the batch when all of it has succeeded, as a notification on the engine's reserved channel;
-    /// at most 64 KiB.
+    /// at most 64 KiB. The requests to a peer that it cannot be sent to end with the reason, though their bytes were moved.
     pub notify: Option<Vec<u8>>,
 }
 

@@ -1,5 +1,6 @@
 //! What is done when slices and batches end: they are counted, tried again, and tell something about the way they took.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -24,31 +25,33 @@ const RETRY_PAUSE: Duration = Duration::from_millis(10);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 impl Inner {
-    /// What is done when all of a batch has ended: it is counted, and when all of it has succeeded, each of its peers is
-    /// sent the notification.
+    /// What is done when all of a batch has ended: when all of it has succeeded, each of its peers is sent the
+    /// notification, and the requests to one that cannot be told have failed; then it is counted.
     pub(super) fn when_done(self: &Arc<Self>, requests: &[Request], notify: Option<Vec<u8>>) -> FollowUp {
-        let mut peers: Vec<PeerId> = match notify {
-            Some(_) => requests.iter().map(|request| request.remote.peer).collect(),
-            None => Vec::new(),
-        };
-        peers.sort_unstable();
-        peers.dedup();
+        let mut entries_of: BTreeMap<PeerId, Vec<usize>> = BTreeMap::new();
+        if notify.is_some() {
+            for (entry, request) in requests.iter().enumerate() {
+                entries_of.entry(request.remote.peer).or_default().push(entry);
+            }
+        }
         let engine = Arc::downgrade(self);
         Box::new(move |results| {
             let Some(engine) = engine.upgrade() else { return };
+            if let Some(bytes) = notify.filter(|_| results.iter().all(Result::is_ok)) {
+                for (peer, entries) in entries_of {
+                    let gone = || Error::PeerGone { peer, cause: "its link is closed".into() };
+                    let link = engine.links.link(peer).ok_or_else(gone);
+                    if let Err(error) = link.and_then(|link| link.notify(TRANSFER_DONE, bytes.clone())) {
+                        tracing::warn!(%peer, %error, "a peer is not told that a transfer is done");
+                        entries.into_iter().for_each(|entry| results[entry] = Err(error.clone()));
+                    }
+                }
+            }
             let failed = results.iter().filter(|result| result.is_err()).count() as u64;
             let late = results.iter().filter(|result| **result == Err(Error::DeadlinePassed)).count() as u64;
             engine.metrics.requests_succeeded_total.add(results.len() as u64 - failed);
             engine.metrics.requests_failed_total.add(failed);
             engine.metrics.deadlines_passed_total.add(late);
-            let Some(bytes) = notify.filter(|_| failed == 0) else { return };
-            for peer in peers {
-                let gone = || Error::PeerGone { peer, cause: "its link is closed".into() };
-                let link = engine.links.link(peer).ok_or_else(gone);
-                if let Err(error) = link.and_then(|link| link.notify(TRANSFER_DONE, bytes.clone())) {
-                    tracing::warn!(%peer, %error, "a peer is not told that a transfer is done");
-                }
-            }
         })
     }
 

@@ -41,8 +41,8 @@ struct Entry {
     error: Option<Error>,
 }
 
-/// What is done with the results before anybody is told.
-pub type FollowUp = Box<dyn FnOnce(&[Result<(), Error>]) + Send>;
+/// What is done with the results before anybody is told. What it makes of them is told.
+pub type FollowUp = Box<dyn FnOnce(&mut [Result<(), Error>]) + Send>;
 
 struct State {
     entries: Vec<Entry>,
@@ -157,14 +157,14 @@ impl Transfer {
     }
 
     fn finish(&self) {
-        let (entries, follow_up) = {
+        let (mut entries, follow_up) = {
             let mut state = self.state.lock();
             let result = |entry: Entry| entry.error.map_or(Ok(()), Err);
             let entries: Vec<_> = std::mem::take(&mut state.entries).into_iter().map(result).collect();
             (entries, state.follow_up.take())
         };
         if let Some(follow_up) = follow_up {
-            follow_up(&entries);
+            follow_up(&mut entries);
         }
         let (waker, progress) = {
             let mut state = self.state.lock();
@@ -349,12 +349,13 @@ mod tests {
     }
 
     #[test]
-    fn the_follow_up_runs_once_and_before_anybody_is_told() {
+    fn the_follow_up_runs_once_and_before_anybody_is_told_what_it_has_made_of_the_results() {
         let count = Arc::new(AtomicU32::new(0));
         let follow_up = {
             let count = Arc::clone(&count);
-            Box::new(move |entries: &[Result<(), Error>]| {
+            Box::new(move |entries: &mut [Result<(), Error>]| {
                 assert_eq!(entries, [Ok(())]);
+                entries[0] = Err(Error::Closed);
                 count.fetch_add(1, Ordering::SeqCst);
             })
         };
@@ -368,7 +369,7 @@ mod tests {
                     })
                 });
             }
-            assert_eq!(handle.wait().entries, [Ok(())]);
+            assert_eq!(handle.wait().entries, [Err(Error::Closed)]);
             assert_eq!(count.load(Ordering::SeqCst), 1);
         });
     }

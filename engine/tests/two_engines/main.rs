@@ -1,5 +1,6 @@
 //! Two engines that move bytes, over real sockets and shared memory: what the engine promises whoever embeds it.
 
+mod notices;
 mod ways;
 
 use std::sync::Arc;
@@ -344,29 +345,6 @@ fn a_descriptor_that_led_nowhere_in_time_is_fetched_again() {
     assert_eq!(connect(Duration::from_millis(200)), Err(Error::DeadlinePassed));
     *board.published.lock() = there.engine.descriptor();
     assert_eq!(connect(Duration::from_secs(20)), Ok(id));
-}
-
-#[test]
-fn a_peer_is_told_when_a_whole_batch_has_arrived() {
-    by_each_transport(|runtime, transports| {
-        let (here, there) = (end(runtime, transports), end(runtime, transports));
-        here.connect(runtime, &there);
-        let write = here.request(&there, Direction::Write, 0, 0, 1 << 20);
-        let told = Batch { notify: Some(b"layer 7".to_vec()), ..Batch::new(vec![write], soon()) };
-        here.engine.submit(told.clone()).wait().into_result().unwrap();
-        let failing = here.request(&there, Direction::Write, 0, LENGTH, 1);
-        let failed = Batch { requests: vec![write, failing], ..told };
-        assert!(here.engine.submit(failed).wait().into_result().is_err());
-        let answer =
-            runtime.block_on(here.engine.call(there.id, FIRST_FREE_CHANNEL, b"ask".to_vec(), soon()));
-        assert_eq!(answer, Ok(b"ask".to_vec()));
-        let told = there.listener.told.lock().clone();
-        assert_eq!(
-            told,
-            [(here.id, TRANSFER_DONE, b"layer 7".to_vec())],
-            "{transports}: once, and not for a failure"
-        );
-    });
 }
 
 #[test]

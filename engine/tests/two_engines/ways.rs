@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::*;
 
 /// Waits until `holds`; panics after long.
-fn until(holds: &dyn Fn() -> bool) {
+pub(crate) fn until(holds: &dyn Fn() -> bool) {
     let limit = soon();
     while !holds() {
         assert!(Instant::now() < limit, "what was waited for did not happen");
