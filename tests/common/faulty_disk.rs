@@ -18,8 +18,8 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{
     BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+    Generation, INodeNo, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -29,6 +29,7 @@ use super::wait::HANG;
 /// The tier's file, which is there from the beginning, empty.
 const LOG: (INodeNo, &str) = (INodeNo(2), "tidefs.ssd");
 const TTL: Duration = Duration::ZERO;
+const REQUESTS_MAX: u16 = 4096;
 
 /// What is wrong with a disk. Nothing at first.
 #[derive(Clone, Debug, Default)]
@@ -201,6 +202,11 @@ fn errno(error: io::Error) -> Errno {
 }
 
 impl Filesystem for Served {
+    /// More requests than any test has: beyond that the kernel holds up who submits one, instead of the request.
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        config.set_max_background(REQUESTS_MAX).map(drop).map_err(|_| io::ErrorKind::InvalidInput.into())
+    }
+
     fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match self.log_attributes() {
             Ok(attributes) if name == LOG.1 => reply.entry(&TTL, &attributes, Generation(0)),
