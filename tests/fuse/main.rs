@@ -16,6 +16,7 @@ mod ioctl;
 mod kept;
 mod listing;
 mod long_work;
+mod moved;
 mod names;
 mod permissions;
 mod publish;

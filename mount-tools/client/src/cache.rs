@@ -48,8 +48,8 @@ impl Cache {
         self.sessions.find(&self.directory)
     }
 
-    /// Whether objects are mapped; else all is done by file. When the daemon is started again they are not, from the call that
-    /// finds the last one gone to the one that finds the next; this is no such call.
+    /// Whether objects are mapped; else all is done by file. When the daemon is started again, or another directory is at the path
+    /// of the cache, they are not, from the call that finds the last one gone to the one that finds the next; this is no such call.
     #[must_use]
     pub fn is_fast(&self) -> bool {
         self.sessions.is_live()
@@ -94,12 +94,12 @@ impl Cache {
     ) -> Result<Option<Vec<Option<View>>>, Error> {
         let names = batch::names_of(keys)?;
         // Without an answer the daemon is gone: to look for the next one takes files, too.
-        let Some(Ok(answers)) = self.sessions.live().map(|opened| self.ask(&opened, &names)) else {
-            return Ok(None);
-        };
+        let Some(opened) = self.sessions.live() else { return Ok(None) };
+        let Ok(answers) = self.ask(&opened, &names) else { return Ok(None) };
         let known = answers.into_iter().map(|answer| match answer {
             Answer::View(view) => Some(Some(view)),
-            Answer::Absent => Some(None),
+            // To look whether the directory is still there takes a file.
+            Answer::Absent => (!opened.session.is_to_compare()).then_some(None),
             Answer::ByFile | Answer::Loadable => None,
         });
         let Some(views) = known.collect::<Option<Vec<_>>>() else { return Ok(None) };
@@ -122,8 +122,8 @@ impl Cache {
                     target[..count].copy_from_slice(&view[..count]);
                     return Ok(Some(view.len()));
                 }
-                Some(Answer::Absent) => return Ok(None),
-                Some(Answer::ByFile | Answer::Loadable) | None => {}
+                Some(Answer::Absent) if !self.has_moved(&opened) => return Ok(None),
+                Some(Answer::Absent | Answer::ByFile | Answer::Loadable) | None => {}
             }
         }
         file::read_into(&file::path_of(&self.directory, key), target)
@@ -135,24 +135,30 @@ impl Cache {
     /// As [`Cache::get`].
     pub fn prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize, Error> {
         let names = batch::names_of(keys)?;
-        let opened = self.opened();
-        let keeping = opened.as_ref().filter(|opened| opened.keeps());
-        let mut present = keeping.map_or(0, |opened| opened.kept.run(&names));
+        let Some(opened) = self.opened() else { return self.prefix_by_file(&names) };
+        let mut present = if opened.keeps() { opened.kept.run(&names) } else { 0 };
         while present < names.len() {
-            let asked = opened.as_ref().map(|opened| batch::prefix(&opened.session, &names[present..]));
-            let (more, end) = match asked {
-                None | Some(Err(_)) => (0, Some(Status::AskByFile)),
-                Some(Ok(answer)) => answer,
-            };
+            let asked = batch::prefix(&opened.session, &names[present..]);
+            let (more, end) = asked.unwrap_or((0, Some(Status::AskByFile)));
             present += more;
             match end {
                 None => break,
+                Some(_) if self.has_moved(&opened) => return self.prefix_by_file(&names),
                 Some(Status::Absent) => return Ok(present),
                 Some(_) if file::exists(&file::path_of(&self.directory, names[present].0))? => present += 1,
                 Some(_) => return Ok(present),
             }
         }
         Ok(present)
+    }
+
+    fn prefix_by_file(&self, names: &[Name<'_>]) -> Result<usize, Error> {
+        for (present, name) in names.iter().enumerate() {
+            if !file::exists(&file::path_of(&self.directory, name.0))? {
+                return Ok(present);
+            }
+        }
+        Ok(names.len())
     }
 
     /// Whether an object is there.
@@ -215,6 +221,8 @@ impl Cache {
             file::check_new(key.as_ref())?;
         }
         let opened = self.opened();
+        let has_moved = opened.as_ref().is_some_and(|opened| self.has_moved(opened));
+        let opened = if has_moved { self.opened() } else { opened };
         let session = opened.as_ref().map(|opened| &opened.session);
         let Some(session) = session.filter(|session| session.offers(Features::CREATE)) else {
             return objects.iter().map(|(key, size)| by_file(key.as_ref(), *size)).collect();
@@ -227,6 +235,10 @@ impl Cache {
                 file::make_parent(&path).map_err(Error::io("make the directory of an object"))?;
                 *writer = self.begin(session, &[(key, size)])?.pop().unwrap_or(Begun::ByFile);
             }
+        }
+        if writers.iter().any(|begun| !matches!(begun, Begun::Writer(_))) {
+            // What is stored by file stands at the path: whoever looks it up next is to find it there.
+            session.compare(&self.directory);
         }
         let writers = writers.into_iter().zip(objects).map(|(begun, (key, size))| match begun {
             Begun::Writer(writer) => Ok(writer),

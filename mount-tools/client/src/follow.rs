@@ -67,8 +67,12 @@ impl Cache {
         loop {
             let (asked, left) = (Instant::now(), limit.saturating_sub(started.elapsed()));
             let answer = match self.opened().filter(|opened| opened.session.offers(Features::FOLLOW)) {
-                // The daemon may be gone: its files may tell.
-                Some(opened) => follow(&opened.session, key, &range, left).unwrap_or(Answer::ByFile),
+                Some(opened) => match follow(&opened.session, key, &range, left) {
+                    Ok(Answer::Absent) if self.has_moved(&opened) => Answer::ByFile,
+                    Ok(answer) => answer,
+                    // The daemon may be gone: its files may tell.
+                    Err(_) => Answer::ByFile,
+                },
                 None => Answer::ByFile,
             };
             match answer {
@@ -113,6 +117,9 @@ impl Cache {
             let _ = opened.session.each(Command::Pin, Flags::NONE, &records, |_, _, outcomes: &[Outcome]| {
                 statuses.extend(outcomes.iter().map(Outcome::status));
             });
+            if statuses.contains(&Status::Absent) && self.has_moved(&opened) {
+                statuses.clear();
+            }
         }
         statuses.resize(names.len(), Status::AskByFile);
         let (mut present, mut failure) = (0, None);

@@ -28,7 +28,11 @@ impl Cache {
         } else {
             batch::look_up(&opened.session, names)
         };
+        let is_found = |answers: &[Answer]| answers.iter().all(|answer| matches!(answer, Answer::View(_)));
         let answers = match asked {
+            Ok(answers) if !is_found(&answers) && self.has_moved(&opened) => {
+                names.iter().map(|_| Answer::ByFile).collect()
+            }
             Ok(answers) => answers,
             // The daemon is gone, or another one is there: its files may be. Or a key is too long for any request.
             Err(Error::Io { .. } | Error::BadKey) => names.iter().map(|_| Answer::ByFile).collect(),
@@ -61,6 +65,15 @@ impl Cache {
         }
         let (views, moment) = self.find_kept(opened, names);
         ask_rest(opened, names, views, moment)
+    }
+
+    /// Whether another directory than that of a session is known to be at the path of the cache: what the session says of names
+    /// does not count. Looked at now and then, so it is asked where not all was found.
+    pub(crate) fn has_moved(&self, opened: &Opened) -> bool {
+        if opened.session.is_to_compare() {
+            opened.session.compare(&self.directory);
+        }
+        opened.session.is_left()
     }
 
     fn find_kept(&self, opened: &Opened, names: &[Name<'_>]) -> (Vec<Option<View>>, Option<Moment>) {

@@ -1,11 +1,12 @@
 //! An open control file: requests, and references on their way back.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidefs_control_api::ioctl::{
@@ -22,6 +23,9 @@ use crate::segments::{Hook, Segments};
 
 /// References that go back to the daemon together.
 pub const RELEASE_BATCH: usize = 512;
+
+/// How often it is looked whether the directory of a session is at the path of the cache still, where nothing is stored by file.
+const COMPARED_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
 struct Returning {
@@ -50,11 +54,18 @@ pub(crate) struct Session {
     owner: Owner,
     control: File,
     /// Whether its mount is known to be dead. Then nobody is asked any more.
-    is_over: AtomicBool,
+    is_dead: AtomicBool,
+    /// Whether its directory is known to be no more, or not at the path of the cache any more. What it gave goes back, and what it began is
+    /// sealed, but it looks nothing up for new calls.
+    is_left: AtomicBool,
     pub(crate) segments: Segments,
     pub(crate) facts: VersionReply,
     /// Inode number of the directory to which keys are relative.
     pub(crate) scope: u64,
+    /// The device that the mount is.
+    device: u64,
+    /// When it was looked last whether that directory is at the path still.
+    compared_at: Mutex<Instant>,
     returning: Mutex<Returning>,
     /// Memory for large batches and copies, made when it is first needed. Held for one request.
     pub(crate) area: Mutex<Option<Area>>,
@@ -79,10 +90,13 @@ impl Session {
         let mut session = Self {
             owner: Owner::this_process()?,
             control,
-            is_over: AtomicBool::new(false),
+            is_dead: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
             segments,
             facts: VersionReply::default(),
             scope: scope.ino(),
+            device,
+            compared_at: Mutex::new(Instant::now()),
             returning: Mutex::default(),
             area: Mutex::default(),
         };
@@ -104,21 +118,50 @@ impl Session {
         self.owner.is_a_parent()
     }
 
-    /// Whether its mount was found to be dead.
+    /// Whether new calls need the next one: its mount was found to be dead, or its directory to be gone from the path.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
+        self.is_dead() || self.is_left()
+    }
+
+    fn is_dead(&self) -> bool {
+        self.is_dead.load(Ordering::Relaxed)
+    }
+
+    /// Whether its directory was found to be gone, or another to be at the path, with its mount alive.
+    pub(crate) fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is time to look whether its directory is at the path still.
+    pub(crate) fn is_to_compare(&self) -> bool {
+        !self.is_over() && self.compared_at.lock().elapsed() >= COMPARED_EVERY
+    }
+
+    /// Looks whether its directory is at the path still. It is over when another one is there. Not to be asked of one that a
+    /// child of fork(2) inherited.
+    pub(crate) fn compare(&self, directory: &Path) {
+        *self.compared_at.lock() = Instant::now();
+        // A path that leads nowhere says nothing: its process may have another root by now (chroot(2)), and goes on here.
+        let is_another = |found: Metadata| (found.dev(), found.ino()) != (self.device, self.scope);
+        if directory.metadata().is_ok_and(is_another) {
+            self.is_left.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether the daemon waits for this process to give references back.
     fn gives_back(&self) -> bool {
-        !self.is_inherited() && !self.is_over()
+        !self.is_inherited() && !self.is_dead()
     }
 
-    /// Unmaps what nobody views, once it is over.
+    /// Unmaps what nobody views, once it is over, and gives back what the daemon still has for it.
     pub(crate) fn let_go(&self) {
         let area = self.area.lock().take();
-        drop(area);
+        if let Some(area) = area.filter(|_| self.gives_back()) {
+            // It goes with the session at the latest.
+            let _ = self.call(Command::Unregister, Encoder::new(Flags::NONE, area.segment, 0), 0);
+        }
         self.segments.forget_all();
+        self.give_back_all();
     }
 
     pub(crate) fn offers(&self, features: Features) -> bool {
@@ -140,12 +183,15 @@ impl Session {
     pub(crate) fn exchange(&self, command: Command, payload: &mut [u8]) -> Result<(), Error> {
         let asked = if self.is_inherited() {
             Err(io::Error::other("the cache was opened before a fork; the child opens its own"))
-        } else if self.is_over() {
+        } else if self.is_dead() {
             Err(io::Error::from_raw_os_error(libc::ENOTCONN))
         } else {
             crate::ffi::request(&self.control, command, payload).inspect_err(|error| {
                 if is_of_dead_mount(error) {
-                    self.is_over.store(true, Ordering::Relaxed);
+                    self.is_dead.store(true, Ordering::Relaxed);
+                } else if error.raw_os_error() == Some(libc::ESTALE) {
+                    // The daemon lives, but the directory does not.
+                    self.is_left.store(true, Ordering::Relaxed);
                 }
             })
         };
@@ -177,7 +223,9 @@ impl Session {
 
     fn is_full(&self, returning: &Returning, more: usize, length: usize) -> bool {
         let bytes_max = usize::try_from(self.facts.kept_back_max.get()).unwrap_or(usize::MAX);
-        returning.count() + more >= RELEASE_BATCH || returning.bytes + length >= bytes_max
+        let (count, bytes) = (returning.count() + more, returning.bytes + length);
+        // Of a session that was left none come to go along with.
+        count >= RELEASE_BATCH || bytes >= bytes_max || self.is_left() && count > 0
     }
 
     /// Gives the reference to an object of `length` bytes back, along with others. `is_used`: the object was used since it was

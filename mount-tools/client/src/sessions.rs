@@ -1,7 +1,8 @@
-//! Hot path: the session of a cache, and the next one when its daemon was started again.
+//! Hot path: the session of a cache, and the next one when its daemon was started again, or its directory is another.
 //!
-//! A session belongs to one mount. It is over when the daemon of that mount ended, however it did: then the cache goes by file,
-//! and looks for the next daemon's mount at its path.
+//! A session belongs to one directory of one mount. It is over when the daemon of that mount ended, however it did, or when that
+//! directory is no more, or another is at the path of the cache: then the cache goes by file, and looks for the next session at
+//! its path.
 //!
 //! Invariants
 //! - A call takes one [`Opened`] and stays with it, so nothing that one session gave is used with another.

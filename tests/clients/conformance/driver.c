@@ -204,6 +204,21 @@ static void run(char **words, int count) {
         path_of(path, sizeof path, key, "");
         if (unlink(path) == 0) say("ok");
         else say("error %d", errno);
+    } else if (strcmp(name, "anew") == 0) {
+        int good = 1;
+        for (size_t i = 0; i < keys_count; i++) {
+            char path[4096];
+            path_of(path, sizeof path, keys[i], "");
+            good = unlink(path) == 0 && good;
+        }
+        good = good && rmdir(place) == 0 && mkdir(place, 0777) == 0;
+        if (good) say("ok");
+        else say("error %d", errno);
+    } else if (strcmp(name, "give_way") == 0) {
+        char old[4096];
+        snprintf(old, sizeof old, "%s.old", place);
+        if (rename(place, old) == 0 && mkdir(place, 0777) == 0) say("ok");
+        else say("error %d", errno);
     } else {
         say("no such operation");
     }

@@ -115,6 +115,16 @@ class Driver:
     def do_unlink(self, key):
         os.unlink(self.path(key))
 
+    def do_anew(self, *keys):
+        for key in keys:
+            os.unlink(self.path(key))
+        os.rmdir(self.place)
+        os.mkdir(self.place)
+
+    def do_give_way(self):
+        os.rename(self.place, self.place + ".old")
+        os.mkdir(self.place)
+
 
 def main(root, table):
     driver = None

@@ -129,6 +129,17 @@ impl Driver {
                 fs::remove_file(self.place.join(key)).expect("unlink");
                 Ok(ok(()))
             }
+            "anew" => {
+                words.iter().for_each(|key| fs::remove_file(self.place.join(key)).expect("unlink"));
+                fs::remove_dir(&self.place).expect("rmdir");
+                fs::create_dir(&self.place).expect("mkdir");
+                Ok(ok(()))
+            }
+            "give_way" => {
+                fs::rename(&self.place, self.place.with_extension("old")).expect("rename");
+                fs::create_dir(&self.place).expect("mkdir");
+                Ok(ok(()))
+            }
             _ => Ok("no such operation".to_owned()),
         }
     }
