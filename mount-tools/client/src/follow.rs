@@ -14,6 +14,9 @@ use crate::cache::PAUSES;
 use crate::session::Session;
 use crate::{Cache, Error, View, file};
 
+/// What took so long was a wait of the daemon: half of one, which is 0.2 s where there is as much left.
+const WAITED_MIN: Duration = Duration::from_millis(100);
+
 /// What keeps an object from being evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pin {
@@ -77,8 +80,7 @@ impl Cache {
             };
             match answer {
                 Answer::View(view) => return Ok(Some(view.part(range))),
-                // The daemon has waited, if it had room for one more who waits.
-                Answer::Absent if asked.elapsed() >= pause && !left.is_zero() => continue,
+                Answer::Absent if has_waited(asked.elapsed(), left) => continue,
                 Answer::Absent => {}
                 Answer::ByFile | Answer::Loadable => {
                     if let Some(view) = self.get(key)? {
@@ -139,6 +141,12 @@ impl Cache {
     }
 }
 
+/// Whether the daemon waited before it answered after `elapsed`. Without room for one more who waits it answers at once, which
+/// also takes its time where there is much to do.
+fn has_waited(elapsed: Duration, left: Duration) -> bool {
+    !left.is_zero() && elapsed >= left.min(WAITED_MIN)
+}
+
 /// One wait by the daemon, which may be shorter than `limit`.
 fn follow(
     session: &Arc<Session>,
@@ -164,4 +172,19 @@ fn follow(
         Status::Absent => Answer::Absent,
         _ => Answer::ByFile,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_without_a_wait_is_followed_by_a_pause_however_slow_it_was() {
+        let ms = Duration::from_millis;
+        let (slow, longest) = (ms(20), PAUSES.1);
+        assert!(slow > longest && !has_waited(slow, ms(1000)), "the daemon had no room");
+        assert!(!has_waited(slow, ms(50)), "a piece of a wait in Python");
+        assert!(has_waited(ms(200), ms(1000)) && has_waited(ms(50), ms(50)));
+        assert!(!has_waited(ms(1), ms(0)), "it was not to wait");
+    }
 }
