@@ -99,7 +99,8 @@ in_both_modes!(the_example_stores_and_finds_blocks);
 #[test]
 fn null_is_refused_everywhere_and_says_where() {
     let library = Installed::new();
-    let program = library.compile("cc", &["-std=c11"], &checkout().join("tests/clients/conformance/null.c"));
+    let source = checkout().join("tests/clients/conformance/null.c");
+    let program = library.compile("cc", &["-std=c11", "-pthread"], &source);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let finished = library.run(&program, &[directory.path()]).success("null");
     assert_eq!(finished.output, "ok\n");

@@ -39,7 +39,8 @@ fn note(message: String) {
         bytes.truncate(end);
         CString::new(bytes).unwrap_or_default()
     });
-    MESSAGE.with_borrow_mut(|last| *last = message);
+    // A thread that ends has lost its text already when the destructors of a program's own data run there: the number has to do.
+    let _ = MESSAGE.try_with(|last| last.replace(message));
 }
 
 /// Runs the inside of a function of the interface and makes a number of what it says.

@@ -1,6 +1,7 @@
 // Every function with NULL where it must not be: each says -EINVAL and why, or does nothing. null DIRECTORY
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,6 +33,24 @@ static void *take(void *context, void *start, size_t length) {
 }
 
 static void leave(void *context, void *registration) { (void)context, (void)registration; }
+
+static pthread_key_t key_of_thread;
+
+// The library's own data of the thread is gone by now.
+static void fail_late(void *nothing) {
+    (void)nothing;
+    tidefs_view *view = NULL;
+    EXPECT(tidefs_get(NULL, "a", &view) == -EINVAL && view == NULL);
+    EXPECT(tidefs_error_message()[0] == '\0');
+}
+
+static void *fail_early(void *nothing) {
+    (void)nothing;
+    tidefs_view *view = NULL;
+    EXPECT(pthread_setspecific(key_of_thread, &key_of_thread) == 0);
+    REFUSED("cache", tidefs_get(NULL, "a", &view));
+    return NULL;
+}
 
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
@@ -109,6 +128,9 @@ int main(int argc, char **argv) {
     EXPECT(!tidefs_view_is_mapped(NULL) && !tidefs_view_is_registered(NULL) && !tidefs_is_fast(NULL));
     EXPECT(tidefs_writer_bytes(NULL) == NULL && tidefs_writer_length(NULL) == 0);
     EXPECT(!tidefs_writer_is_mapped(NULL));
+    pthread_t thread;
+    EXPECT(pthread_key_create(&key_of_thread, fail_late) == 0);
+    EXPECT(pthread_create(&thread, NULL, fail_early, NULL) == 0 && pthread_join(thread, NULL) == 0);
     tidefs_view_release(NULL);
     tidefs_views_release(NULL, 1);
     tidefs_writer_abort(NULL);
