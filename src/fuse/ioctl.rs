@@ -363,6 +363,7 @@ fn carry_out(
         Body::Retired => {
             let retired = datapath.retired_segments(session.retired_seen(), RETIRED_AT_ONCE);
             session.set_retired_seen(retired.seen);
+            first = retired.forgotten;
             retired.segments.iter().for_each(|segment| put(&segment.0.to_le_bytes()));
         }
     }

@@ -208,7 +208,11 @@ impl Session {
         loop {
             let request = Encoder::new(Flags::NONE, 0, 0);
             let Ok(reply) = self.call(Command::Retired, request, 16 + 1024 * 8) else { return };
-            let Some((_, numbers)) = results::<U64>(&reply) else { return };
+            let Some((header, numbers)) = results::<U64>(&reply) else { return };
+            if header.scope.get() > 0 {
+                // Any of those that are mapped may be one whose number the daemon has forgotten.
+                self.segments.forget_all();
+            }
             self.segments.forget(numbers.iter().map(|number| number.get()));
             if numbers.is_empty() {
                 return;

@@ -75,6 +75,8 @@ pub struct RetiredSegments {
     pub segments: Vec<SegmentId>,
     /// How many were retired up to these.
     pub seen: u64,
+    /// How many were retired before these whose numbers are forgotten.
+    pub forgotten: u64,
 }
 
 impl Segments {
@@ -98,8 +100,9 @@ impl Segments {
         let oldest = self.retired_total - self.retired.len() as u64;
         let skipped = usize::try_from(seen.saturating_sub(oldest)).unwrap_or(usize::MAX);
         let segments: Vec<SegmentId> = self.retired.iter().skip(skipped).take(limit).copied().collect();
+        let forgotten = oldest.saturating_sub(seen);
         let seen = seen.max(oldest).saturating_add(segments.len() as u64);
-        RetiredSegments { segments, seen }
+        RetiredSegments { segments, seen, forgotten }
     }
 
     /// Counts an area of a user, if there may be one more: nothing evicts areas, whoever may write nowhere may have some, and
@@ -284,5 +287,24 @@ impl Datapath {
     #[must_use]
     pub fn retired_segments(&self, seen: u64, limit: usize) -> RetiredSegments {
         self.fast.segments.lock().retired_since(seen, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_too_late_is_told_of_how_many_segments_the_numbers_are_forgotten() {
+        let mut segments = Segments::new(Pool::new(ByteCount::mib(1)));
+        let kept = RETIRED_KEPT as u64;
+        (0..kept).for_each(|number| segments.retire(SegmentId(number)));
+        let in_time = segments.retired_since(0, 2);
+        assert_eq!((in_time.forgotten, in_time.seen), (0, 2));
+        (kept..kept + 3).for_each(|number| segments.retire(SegmentId(number)));
+        let late = segments.retired_since(1, 2);
+        assert_eq!(late.segments, [SegmentId(3), SegmentId(4)]);
+        assert_eq!((late.forgotten, late.seen), (2, 5));
+        assert_eq!(segments.retired_since(late.seen, 1).forgotten, 0, "it is told once");
     }
 }

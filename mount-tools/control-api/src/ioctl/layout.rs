@@ -19,7 +19,8 @@ pub struct Header {
     pub count: U32,
     /// Of a request: inode number of the directory to which names are relative; 0 is the root of the mount. Of the replies
     /// of LOOKUP, CREATE and FOLLOW: the reference to the first entry; those of the others follow it one by one. Of REGISTER: the
-    /// length of the area that is wanted. Of UNREGISTER: the segment of the area.
+    /// length of the area that is wanted. Of UNREGISTER: the segment of the area. Of RETIRED's reply: of how many segments more, any
+    /// of those that the client met before, the numbers are forgotten.
     pub scope: U64,
 }
 
