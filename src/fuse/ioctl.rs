@@ -254,9 +254,10 @@ fn carry_out(
         }
         Body::Lookup(names) => {
             let probe = request.flags.has(Flags::PROBE);
+            let asks_others = !request.flags.has(Flags::HERE);
             let names = names.iter().map(|name| name.0);
             first = datapath.locate(session, caller, scope, names, probe, |found| {
-                has_unknown |= found == Located::AskByFile;
+                has_unknown |= asks_others && found == Located::AskByFile;
                 put(entry(found).as_bytes());
             });
         }
@@ -395,7 +396,7 @@ fn version(datapath: &Datapath) -> VersionReply {
     VersionReply {
         oldest: ABI_VERSION.into(),
         newest: ABI_VERSION.into(),
-        features: (mapping | create | Features::FOLLOW.0 | Features::CLOCK.0).into(),
+        features: (mapping | create | Features::FOLLOW.0 | Features::CLOCK.0 | Features::HERE.0).into(),
         packed_max: datapath.packed_max().get().into(),
         area_max: AREA_MAX.get().into(),
         references_max: u32::try_from(REFERENCES_MAX).unwrap_or(u32::MAX).into(),

@@ -2,11 +2,12 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
+use std::pin::pin;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use tidefs_client::Cache;
+use tidefs_client::{AsyncCache, Cache};
 use tidefs_control_api::ioctl::{Command, Encoder, Entry, Flags, Name, Status, request_number, results};
 
 use crate::common::{Mount, kernel, wait};
@@ -139,4 +140,37 @@ fn only_what_others_were_asked_for_is_on_its_way() {
     assert!(wait::until(wait::HANG, || loaded_ahead() > 0), "{new:?} is not on its way");
     thread::sleep(Duration::from_millis(500));
     assert_eq!(loaded_ahead(), 1);
+}
+
+/// A task looks names up while the host that serves half of them stands still.
+#[test]
+fn a_task_that_waits_for_another_host_does_not_hold_its_thread() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let patience = Duration::from_secs(12);
+    let hosts = Hosts::start(2, &["cluster.grace_s=60", "cluster.patience_ms=12000"]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let cache = runtime.block_on(AsyncCache::open(hosts.mounts[1].path())).expect("the cache opens");
+    assert!(cache.blocking().is_fast());
+    let cold = names("whole-0");
+    hosts.mounts[0].stand_still();
+    let (ticks, longest) = runtime.block_on(async {
+        let mut found = pin!(cache.lookup_many(&cold[..16]));
+        let (mut ticks, mut longest) = (0, Duration::ZERO);
+        while ticks < 20 {
+            let at = Instant::now();
+            let is_over = tokio::time::timeout(Duration::from_millis(10), found.as_mut()).await.is_ok();
+            longest = longest.max(at.elapsed());
+            if is_over {
+                break;
+            }
+            ticks += 1;
+        }
+        (ticks, longest)
+    });
+    // What waits on other threads ends soon then.
+    hosts.mounts[0].go_on();
+    assert!(longest < patience / 2, "the thread stood still for {longest:?}");
+    assert_eq!(ticks, 20, "nobody was waited for");
 }

@@ -24,6 +24,10 @@
 // Flag of RELEASE: the objects were used since they were looked up.
 #define TIDEFS_IOCTL_FLAG_USED 4
 
+// Flag of LOOKUP: it waits for no other host. What only others know of is to be asked for by file. Known to a daemon that offers
+// the feature of that name.
+#define TIDEFS_IOCTL_FLAG_HERE 8
+
 // Flag of a reply: segments are gone that this client may have mapped; RETIRED tells which.
 #define TIDEFS_IOCTL_FLAG_RETIRED (1 << 15)
 
@@ -38,6 +42,9 @@
 
 // Feature of a daemon: its names clock tells whether what was found under a name still stands there.
 #define TIDEFS_IOCTL_FEATURE_CLOCK 8
+
+// Feature of a daemon: a LOOKUP may say that it is to wait for no other host.
+#define TIDEFS_IOCTL_FEATURE_HERE 16
 
 // Mark of an entry that was found: for as long as the names clock does not change, it is what its name stands for.
 #define TIDEFS_IOCTL_ENTRY_LASTS 1

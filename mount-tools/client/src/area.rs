@@ -23,12 +23,13 @@ pub(crate) struct Area {
 }
 
 impl Session {
-    /// The area, registered now if it was not. `None` when the daemon has no room for one.
-    pub(crate) fn area(&self) -> Option<MappedMutexGuard<'_, Area>> {
+    /// The area, registered now if it was not. `None` when the daemon has no room for one, or another thread has it and this one
+    /// may not wait.
+    pub(crate) fn area(&self, may_wait: bool) -> Option<MappedMutexGuard<'_, Area>> {
         if self.is_inherited() {
             return None;
         }
-        let mut area = self.area.lock();
+        let mut area = if may_wait { self.area.lock() } else { self.area.try_lock()? };
         if area.is_none() {
             *area = self.register().ok();
         }
@@ -58,7 +59,7 @@ impl Session {
         flags: Flags,
         records: &[R],
     ) -> Result<Option<(usize, u64, Vec<T>)>, Error> {
-        let Some(area) = self.area() else { return Ok(None) };
+        let Some(area) = self.area(true) else { return Ok(None) };
         let half = AREA_BYTES / 2;
         let mut request =
             Encoder::with_room(Flags(flags.0 | Flags::IN_AREA.0), self.scope, size_of::<T>(), half);

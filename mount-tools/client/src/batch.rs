@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use tidefs_control_api::ioctl::{
-    BATCH_MAX, Command, ENTRY_LASTS, Encoder, Entry, Flags, Get, Header, Name, Status, results,
+    BATCH_MAX, Command, ENTRY_LASTS, Encoder, Entry, Features, Flags, Get, Header, Name, Status, results,
 };
 use zerocopy::FromBytes as _;
 
-use crate::area::AREA_BYTES;
+use crate::area::{AREA_BYTES, Area};
 use crate::memory::Mapping;
 use crate::session::Session;
 use crate::view::Held;
@@ -29,11 +29,17 @@ pub(crate) enum Answer {
     Loadable,
 }
 
-/// Finds the objects of all keys and maps them.
-pub(crate) fn look_up(session: &Arc<Session>, keys: &[Name<'_>]) -> Result<Vec<Answer>, Error> {
+/// Finds the objects of all keys and maps them. Unless it `may_wait`, for other hosts and for other threads that use the area,
+/// what takes that is to be asked for by file.
+pub(crate) fn look_up(
+    session: &Arc<Session>,
+    keys: &[Name<'_>],
+    may_wait: bool,
+) -> Result<Vec<Answer>, Error> {
+    let flags = if !may_wait && session.offers(Features::HERE) { Flags::HERE } else { Flags::NONE };
     let mut answers = Vec::with_capacity(keys.len());
     let mut small = Vec::new();
-    session.each(Command::Lookup, Flags::NONE, keys, |first, start, entries: &[Entry]| {
+    session.each(Command::Lookup, flags, keys, |first, start, entries: &[Entry]| {
         let wanted = entries.iter().map(|entry| {
             let end = entry.offset_bytes().saturating_add(entry.length.get());
             (entry.segment.get(), usize::try_from(end).unwrap_or(usize::MAX))
@@ -52,7 +58,10 @@ pub(crate) fn look_up(session: &Arc<Session>, keys: &[Name<'_>]) -> Result<Vec<A
             });
         }
     })?;
-    copy_small(session, keys, &small, &mut answers);
+    let area = if small.is_empty() { None } else { session.area(may_wait) };
+    if let Some(area) = area {
+        copy_small(session, &area, keys, &small, &mut answers);
+    }
     Ok(answers)
 }
 
@@ -98,8 +107,7 @@ struct Small {
 }
 
 /// Copies small objects through the area, many at once. What does not come stays to be asked for by file.
-fn copy_small(session: &Session, keys: &[Name<'_>], small: &[Small], answers: &mut [Answer]) {
-    let Some(area) = (!small.is_empty()).then(|| session.area()).flatten() else { return };
+fn copy_small(session: &Session, area: &Area, keys: &[Name<'_>], small: &[Small], answers: &mut [Answer]) {
     let mut rest = small;
     while !rest.is_empty() {
         let mut request = Encoder::new(Flags::NONE, session.scope, size_of::<Entry>());

@@ -95,7 +95,7 @@ impl Cache {
         let names = batch::names_of(keys)?;
         // Without an answer the daemon is gone: to look for the next one takes files, too.
         let Some(opened) = self.sessions.live() else { return Ok(None) };
-        let Ok(answers) = self.ask(&opened, &names) else { return Ok(None) };
+        let Ok(answers) = self.ask(&opened, &names, false) else { return Ok(None) };
         let known = answers.into_iter().map(|answer| match answer {
             Answer::View(view) => Some(Some(view)),
             // To look whether the directory is still there takes a file.
@@ -114,7 +114,7 @@ impl Cache {
     pub fn get_into(&self, key: impl AsRef<[u8]>, target: &mut [u8]) -> Result<Option<usize>, Error> {
         let key = file::check(key.as_ref())?;
         if let Some(opened) = self.opened()
-            && let Ok(mut answers) = self.ask(&opened, &[Name(key)])
+            && let Ok(mut answers) = self.ask(&opened, &[Name(key)], true)
         {
             match answers.pop() {
                 Some(Answer::View(view)) => {

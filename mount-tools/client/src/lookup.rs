@@ -24,9 +24,9 @@ impl Cache {
             if views.iter().all(Option::is_some) {
                 return Ok(views);
             }
-            ask_rest(&opened, names, views, moment)
+            ask_rest(&opened, names, views, moment, true)
         } else {
-            batch::look_up(&opened.session, names)
+            batch::look_up(&opened.session, names, true)
         };
         let is_found = |answers: &[Answer]| answers.iter().all(|answer| matches!(answer, Answer::View(_)));
         let answers = match asked {
@@ -58,13 +58,18 @@ impl Cache {
         whole.collect()
     }
 
-    /// What can be said of all names without a file.
-    pub(crate) fn ask(&self, opened: &Opened, names: &[Name<'_>]) -> Result<Vec<Answer>, Error> {
+    /// What can be said of all names without a file; unless it `may_wait`, without another host or thread, too.
+    pub(crate) fn ask(
+        &self,
+        opened: &Opened,
+        names: &[Name<'_>],
+        may_wait: bool,
+    ) -> Result<Vec<Answer>, Error> {
         if !opened.keeps() {
-            return batch::look_up(&opened.session, names);
+            return batch::look_up(&opened.session, names, may_wait);
         }
         let (views, moment) = self.find_kept(opened, names);
-        ask_rest(opened, names, views, moment)
+        ask_rest(opened, names, views, moment, may_wait)
     }
 
     /// Whether another directory than that of a session is known to be at the path of the cache: what the session says of names
@@ -108,10 +113,11 @@ fn ask_rest(
     names: &[Name<'_>],
     views: Vec<Option<View>>,
     moment: Option<Moment>,
+    may_wait: bool,
 ) -> Result<Vec<Answer>, Error> {
     let missing: Vec<Name<'_>> =
         names.iter().zip(&views).filter(|(_, view)| view.is_none()).map(|(name, _)| *name).collect();
-    let mut answers = batch::look_up(&opened.session, &missing)?;
+    let mut answers = batch::look_up(&opened.session, &missing, may_wait)?;
     if let Some(moment) = moment {
         let found = missing.iter().zip(&mut answers).filter_map(|(name, answer)| match answer {
             Answer::View(view) => Some((*name, view)),

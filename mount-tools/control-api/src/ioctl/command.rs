@@ -75,7 +75,7 @@ impl Command {
     #[must_use]
     pub fn flags_known(self) -> Flags {
         match self {
-            Self::Lookup => Flags(Flags::IN_AREA.0 | Flags::PROBE.0),
+            Self::Lookup => Flags(Flags::IN_AREA.0 | Flags::PROBE.0 | Flags::HERE.0),
             Self::Release => Flags(Flags::IN_AREA.0 | Flags::USED.0),
             Self::Prefix
             | Self::Create
@@ -125,6 +125,10 @@ pub const FLAG_PROBE: u16 = 2;
 /// Flag of RELEASE: the objects were used since they were looked up.
 pub const FLAG_USED: u16 = 4;
 
+/// Flag of LOOKUP: it waits for no other host. What only others know of is to be asked for by file. Known to a daemon that offers
+/// the feature of that name.
+pub const FLAG_HERE: u16 = 8;
+
 /// Flag of a reply: segments are gone that this client may have mapped; RETIRED tells which.
 pub const FLAG_RETIRED: u16 = 1 << 15;
 
@@ -141,6 +145,8 @@ impl Flags {
     pub const PROBE: Self = Self(FLAG_PROBE);
     /// [`FLAG_USED`].
     pub const USED: Self = Self(FLAG_USED);
+    /// [`FLAG_HERE`].
+    pub const HERE: Self = Self(FLAG_HERE);
     /// [`FLAG_RETIRED`].
     pub const RETIRED: Self = Self(FLAG_RETIRED);
 

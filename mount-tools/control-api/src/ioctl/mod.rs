@@ -24,7 +24,9 @@ mod parse;
 mod records;
 mod status;
 
-pub use self::command::{Command, FLAG_IN_AREA, FLAG_PROBE, FLAG_RETIRED, FLAG_USED, Flags, request_number};
+pub use self::command::{
+    Command, FLAG_HERE, FLAG_IN_AREA, FLAG_PROBE, FLAG_RETIRED, FLAG_USED, Flags, request_number,
+};
 pub use self::encode::{Encoder, results, results_bytes};
 pub use self::layout::{
     AREA_CALL_BYTES, AreaCall, AreaGrant, ENTRY_LASTS, Entry, HEADER_BYTES, Header, Outcome, VersionReply,
@@ -33,7 +35,9 @@ pub use self::parse::{Body, Refusal, Request};
 pub use self::records::{
     Create, Follow, Get, Name, PIN_HARD, PIN_NONE, PIN_SOFT, Pin, Put, Range, Ready, Record, Records, Seal,
 };
-pub use self::status::{FEATURE_CLOCK, FEATURE_CREATE, FEATURE_FOLLOW, FEATURE_MAPPING, Features, Status};
+pub use self::status::{
+    FEATURE_CLOCK, FEATURE_CREATE, FEATURE_FOLLOW, FEATURE_HERE, FEATURE_MAPPING, Features, Status,
+};
 
 /// The version of these structures.
 pub const ABI_VERSION: u16 = 1;

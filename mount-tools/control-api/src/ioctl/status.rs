@@ -69,6 +69,9 @@ pub const FEATURE_FOLLOW: u32 = 4;
 /// Feature of a daemon: its names clock tells whether what was found under a name still stands there.
 pub const FEATURE_CLOCK: u32 = 8;
 
+/// Feature of a daemon: a LOOKUP may say that it is to wait for no other host.
+pub const FEATURE_HERE: u32 = 16;
+
 /// What a daemon offers beyond the commands that only look: a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
@@ -82,6 +85,8 @@ impl Features {
     pub const FOLLOW: Self = Self(FEATURE_FOLLOW);
     /// [`FEATURE_CLOCK`].
     pub const CLOCK: Self = Self(FEATURE_CLOCK);
+    /// [`FEATURE_HERE`].
+    pub const HERE: Self = Self(FEATURE_HERE);
 
     /// Whether all of `features` are offered.
     #[must_use]

@@ -130,6 +130,7 @@ fn what_is_not_known_is_refused() {
         Request::parse(Command::Lookup, &bytes).map(drop)
     };
     assert_eq!(with(0, 2), Err(Refusal::Version { version: 2 }));
+    assert_eq!(with(2, 8), Ok(()), "FLAG_HERE");
     assert_eq!(with(2, 4), Err(Refusal::Flags { flags: 4, command: Command::Lookup }));
     assert_eq!(with(3, 0x80), Err(Refusal::Flags { flags: 0x8000, command: Command::Lookup }));
     assert_eq!(with(5, 2), Err(Refusal::Count { count: 513 }));
