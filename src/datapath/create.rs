@@ -91,8 +91,7 @@ impl Datapath {
     ) -> Result<Option<(Stat, Opened)>, Error> {
         let (parent, expected, is_limited, is_scratch) = {
             let state = self.lock();
-            let parent = state.slot_of(parent)?;
-            state.directory_id(parent)?;
+            let parent = state.living_directory(parent)?;
             let is_scratch = state.effective_policy(parent).record.scratch == Some(true);
             (parent, state.expected_size(parent), state.has_quota(parent), is_scratch)
         };
@@ -133,6 +132,11 @@ impl Datapath {
         if state.tree.child(parent, name.as_bytes()).is_some() {
             self.free_place(backing.place);
             return Ok(None);
+        }
+        if !state.tree.is_living_directory(parent) {
+            // Another member of the cluster removed it just now, of which the kernel does not know yet.
+            self.free_place(backing.place);
+            return Err(Error::Stale);
         }
         let (gid, _) = state.inherited_group(parent, caller.gid);
         let attributes = Attributes::new(mode, caller.uid, gid, self.now_ns());
@@ -335,8 +339,7 @@ impl Datapath {
     ) -> Result<Stat, Error> {
         let name = Name::new(name)?;
         let mut state = self.lock();
-        let parent = state.slot_of(parent)?;
-        state.directory_id(parent)?;
+        let parent = state.living_directory(parent)?;
         if state.tree.child(parent, name.as_bytes()).is_some() {
             return Err(Error::Exists);
         }

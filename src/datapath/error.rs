@@ -130,6 +130,7 @@ impl From<TreeError> for Error {
             TreeError::Exists => Self::Exists,
             TreeError::Loop => Self::Invalid("a directory cannot move below itself"),
             TreeError::NotDirectory => Self::NotDirectory,
+            TreeError::Removed => Self::Stale,
         }
     }
 }

@@ -421,6 +421,13 @@ impl State {
         self.tree.by_ino(ino).ok_or(Error::Stale)
     }
 
+    /// The directory with this inode, to which names may be given: it was not removed.
+    fn living_directory(&self, ino: Ino) -> Result<Slot, Error> {
+        let slot = self.slot_of(ino)?;
+        self.tree.directory(slot).ok_or(Error::NotDirectory)?;
+        if self.tree.is_living_directory(slot) { Ok(slot) } else { Err(Error::Stale) }
+    }
+
     fn directory_id(&self, slot: Slot) -> Result<DirectoryId, Error> {
         Ok(self.tree.directory(slot).ok_or(Error::NotDirectory)?.id)
     }

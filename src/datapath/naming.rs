@@ -115,7 +115,7 @@ impl State {
             let slot = *naming.slots.get(&record.parent)?;
             // It may be gone, and its slot be another node's.
             let is_it = self.tree.directory(slot).is_some_and(|directory| directory.id == record.parent);
-            is_it.then_some(slot)
+            (is_it && self.tree.is_living_directory(slot)).then_some(slot)
         });
         let slot =
             record.zip(parent).and_then(|(record, parent)| self.adopt_from_ssd(parent, &record, doomed));

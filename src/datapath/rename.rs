@@ -35,8 +35,7 @@ impl Datapath {
         let (slot, size, is_passthrough, replaced) = {
             let mut state = self.lock();
             let parent = state.slot_of(parent)?;
-            let new_parent = state.slot_of(new_parent)?;
-            state.directory_id(new_parent)?;
+            let new_parent = state.living_directory(new_parent)?;
             self.forget_miss(&mut state, caller, new_parent, &new_name);
             let slot = self.visible_child(&mut state, caller, parent, &name)?;
             if state.tree.directory(slot).is_some() {
@@ -119,7 +118,7 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         let parent = state.slot_of(parent)?;
-        let new_parent = state.slot_of(new_parent)?;
+        let new_parent = state.living_directory(new_parent)?;
         let slot = self.visible_child(state, caller, parent, name)?;
         if parent == new_parent && *name == new_name {
             return Ok(());

@@ -142,8 +142,8 @@ impl Datapath {
     /// The file is being written, with or without writers left, or parked. `thread`: who is asked for chains, when known.
     ///
     /// # Errors
-    /// [`Error::NothingEvictable`] when there is no room for its record, [`Error::Stale`] when its bytes cannot be opened,
-    /// [`Error::Io`]. The file is what it was then, under the name that it had.
+    /// [`Error::NothingEvictable`] when there is no room for its record, [`Error::Stale`] when its bytes cannot be opened or the
+    /// directory was removed, [`Error::Io`]. The file is what it was then, under the name that it had.
     pub(super) fn publish(
         &self,
         state: &mut State,
@@ -154,6 +154,9 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         let directory = state.directory_id(parent)?;
+        if !state.tree.is_living_directory(parent) {
+            return Err(Error::Stale);
+        }
         let is_in_place = state.final_place(slot) == (parent, name.clone());
         state.harden(slot);
         self.open_backing(state, slot)?;

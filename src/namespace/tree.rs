@@ -2,6 +2,7 @@
 //!
 //! Invariants
 //! - A node with a parent is in that parent's children under its name, once; a node without one is in none.
+//! - A directory that was removed is empty, and nothing is hung into it any more.
 //! - A slot is freed when the node has no name, no kernel look-up and no user in the datapath, in that call.
 //! - Generations grow per slot, so an inode number is never given out twice in one life of the daemon.
 
@@ -20,6 +21,8 @@ pub enum TreeError {
     Loop,
     /// The node is no directory.
     NotDirectory,
+    /// The directory was removed, and is kept for who still uses it.
+    Removed,
 }
 
 enum Entry<F> {
@@ -125,6 +128,12 @@ impl<F> Tree<F> {
         }
     }
 
+    /// Whether a directory stands in `slot` that was not removed.
+    #[must_use]
+    pub fn is_living_directory(&self, slot: Slot) -> bool {
+        self.directory(slot).is_some() && (slot == Slot::ROOT || !self.node(slot).is_detached())
+    }
+
     fn children_mut(&mut self, slot: Slot) -> Option<&mut Directory> {
         match &mut self.node_mut(slot).body {
             Body::Directory(directory) => Some(directory),
@@ -184,7 +193,7 @@ impl<F> Tree<F> {
     /// Gives a node without a name the name `name` in `parent`.
     ///
     /// # Errors
-    /// [`TreeError`] when the name is taken, `parent` is no directory, or lies below the node.
+    /// [`TreeError`] when the name is taken, `parent` is no directory, was removed, or lies below the node.
     pub fn attach(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), TreeError> {
         if self.directory(parent).is_none() {
             return Err(TreeError::NotDirectory);
@@ -195,6 +204,9 @@ impl<F> Tree<F> {
         let is_directory = self.directory(slot).is_some();
         if is_directory && self.ancestors(parent).any(|ancestor| ancestor == slot) {
             return Err(TreeError::Loop);
+        }
+        if !self.is_living_directory(parent) {
+            return Err(TreeError::Removed);
         }
         if let Some(directory) = self.children_mut(parent) {
             directory.children.insert(name.as_bytes(), slot);
@@ -385,6 +397,19 @@ mod tests {
         let b = directory(&mut tree, a, "b");
         tree.detach(a);
         assert_eq!(tree.attach(a, b, name("a")), Err(TreeError::Loop));
+    }
+
+    #[test]
+    fn nothing_is_hung_into_a_directory_that_was_removed() {
+        let mut tree = Tree::new(Attributes::default());
+        let a = directory(&mut tree, Slot::ROOT, "a");
+        tree.reference(a);
+        tree.detach(a);
+        let file = tree.make(Attributes::default(), Body::File(1));
+        assert!(tree.by_ino(tree.ino(a)).is_some() && !tree.is_living_directory(a));
+        assert_eq!(tree.attach(file, a, name("b")), Err(TreeError::Removed));
+        assert_eq!(tree.attach(file, Slot::ROOT, name("b")), Ok(()));
+        assert!(tree.is_living_directory(Slot::ROOT) && !tree.is_living_directory(file));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What other users, and clients that keep to no rule, can do by the fast path: nothing that they may not do by file.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -158,6 +158,34 @@ fn what_may_not_be_replaced_by_rename_is_not_replaced_by_a_seal() {
     fs::set_permissions(&kv, fs::Permissions::from_mode(0o755)).expect("chmod");
     assert_eq!(control.seal(closed), Status::Denied, "the directory takes no more names of its");
     assert!(!kv.join("closed").exists());
+}
+
+#[test]
+fn nothing_is_made_in_a_directory_that_was_removed() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv_with(Mode::Passthrough, &["capacity=64MiB"]);
+    let control = Control::open(&mount);
+    fs::create_dir(kv.join("directory")).expect("mkdir");
+    // The kernel knows its inode for as long as it is open.
+    let held = File::open(kv.join("directory")).expect("open");
+    let scope = held.metadata().expect("stat").ino();
+    let (reference, _, file) = control.begin(b"kv/directory/key", 0o600);
+    file.write_all_at(&pattern::object(1, MIB), 0).expect("write");
+    fs::remove_dir(kv.join("directory")).expect("what is begun in it does not keep it");
+    assert_eq!(control.seal(reference), Status::Absent);
+    let create = Create { size: offset(MIB), mode: 0o600, name: Name(b"other") };
+    let mut request = Encoder::new(Flags::NONE, scope, size_of::<Entry>());
+    assert!(request.push(&create));
+    let reply = control.call(Command::Create, request.finish()).expect("a reply");
+    assert_eq!(results::<Entry>(&reply).expect("a whole reply").1[0].status(), Status::Absent);
+    drop(held);
+    for seed in 0..200 {
+        publish_object(&kv.join(format!("k{seed}")), seed, MIB);
+    }
+    assert_eq!(pattern::verify_object(&fs::read(kv.join("k199")).expect("read")), Ok(199));
+    assert!(!kv.join("directory").exists());
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl Datapath {
     }
 
     fn enter(&self, state: &mut State, parent: Ino, name: Name, key: KeyId, found: Found) {
-        let Ok(parent) = state.slot_of(parent) else { return };
+        let Ok(parent) = state.living_directory(parent) else { return };
         if state.tree.directory(parent).is_none() || state.tree.child(parent, name.as_bytes()).is_some() {
             return;
         }

@@ -303,10 +303,11 @@ impl Datapath {
     }
 
     /// The directory that decides who may read the object in `slot`. `None` of one that was begun and is not shown, and of one
-    /// that lost its name: only its owner may look at those, and who did so before.
+    /// that lost its name or its directory: only its owner may look at those, and who did so before.
     fn readable_in(&self, state: &State, slot: Slot, is_begun: bool) -> Option<Slot> {
         if is_begun {
-            return self.fast.following.lock().parent_of(slot).and_then(|parent| state.tree.by_ino(parent));
+            let parent = self.fast.following.lock().parent_of(slot);
+            return parent.and_then(|parent| state.living_directory(parent).ok());
         }
         let node = state.tree.node(slot);
         (!node.is_detached()).then_some(node.parent)

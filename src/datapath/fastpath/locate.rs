@@ -38,11 +38,10 @@ pub(super) struct Walk<'s, 'n> {
 
 impl<'s, 'n> Walk<'s, 'n> {
     pub(super) fn new(state: &State, credentials: &'s Credentials, scope: Ino) -> Self {
-        let slot = state.tree.by_ino(scope).filter(|&slot| state.tree.directory(slot).is_some());
-        let scope = match slot {
-            None => Err(Located::Absent),
-            Some(slot) if !state.may_search(credentials, slot) => Err(Located::Denied),
-            Some(slot) => Ok(slot),
+        let scope = match state.living_directory(scope) {
+            Err(_) => Err(Located::Absent),
+            Ok(slot) if !state.may_search(credentials, slot) => Err(Located::Denied),
+            Ok(slot) => Ok(slot),
         };
         Self { credentials, scope, last: None }
     }

@@ -157,7 +157,7 @@ impl Datapath {
             return Ok(());
         }
         let state = self.lock();
-        let parent = state.slot_of(begun.parent).map_err(|_| Located::Absent)?;
+        let parent = state.living_directory(begun.parent).map_err(|_| Located::Absent)?;
         let directory = state.directory_id(parent).map_err(|_| Located::Absent)?;
         let place = (key_hash(directory, begun.name.as_bytes()), begun.parent);
         let mut following = self.fast.following.lock();

@@ -99,7 +99,7 @@ impl Datapath {
                 file.set_len(size.get()).map_err(Error::io("ftruncate of a segment"))?;
             }
             let mut state = self.lock();
-            state.slot_of(target.parent_ino)?;
+            state.living_directory(target.parent_ino)?;
             let mut object = Object::writing(Place::Solo(segment));
             object.marks.set(Marks::SHARED, true);
             let open = object.open_mut();
@@ -245,7 +245,7 @@ impl Datapath {
                     shape.pages = footprint(request.length);
                 }
             }
-            self.lock().slot_of(begun.parent)?;
+            self.lock().living_directory(begun.parent)?;
             self.claim_all(begun.slot, request.length)
         })();
         match prepared {
@@ -310,7 +310,8 @@ impl Datapath {
         if let Some(object) = state.object_mut(slot) {
             object.open_mut().writers = 0;
         }
-        let published = state.slot_of(parent).and_then(|parent| {
+        // It may have been removed meanwhile: what is begun in it does not keep it.
+        let published = state.living_directory(parent).and_then(|parent| {
             let directory = state.directory_id(parent)?;
             let present = state.tree.child(parent, name.as_bytes());
             if present.is_some_and(|present| state.tree.directory(present).is_some()) {
