@@ -12,9 +12,10 @@ use tidefs_control_api::ioctl::{ABI_VERSION, Entry, Flags, Header, Request, Stat
 use tidefs_engine::types::{ByteCount, FileOffset};
 use zerocopy::IntoBytes;
 
+use super::errno::errno;
 use super::ioctl::{entry, scope_of};
 use super::waiter::next_round;
-use crate::datapath::{Datapath, FollowRequest, Followed, Session};
+use crate::datapath::{Datapath, Error, FollowRequest, Followed, Located, Session};
 use crate::namespace::Ino;
 
 const WAIT_MAX: Duration = Duration::from_millis(200);
@@ -81,6 +82,10 @@ fn look(datapath: &Datapath, waiting: Waiting) -> Option<Waiting> {
     let (found, first) = match datapath.follow(&waiting.session, waiting.scope, &request) {
         Followed::NotYet => return Some(waiting),
         Followed::Here(located, first) => (entry(located), first),
+        Followed::Else(Located::NoScope) => {
+            waiting.reply.error(errno(&Error::Stale));
+            return None;
+        }
         Followed::Else(located) => (entry(located), 0),
     };
     answer(datapath, &waiting.session, Some((found, first)), waiting.reply);

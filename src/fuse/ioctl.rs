@@ -195,10 +195,7 @@ pub(super) fn answer(
         if let Some(place) = place {
             let (area, target) = (SegmentId(place.area.get()), FileOffset(place.reply_offset.get()));
             if let Err(error) = datapath.write_area(session, area, target, &bytes[HEADER_BYTES..]) {
-                // Nobody learns of these references, nor of what was begun.
-                let unknown = std::iter::once((reply.first, reply.count as u64));
-                datapath.give_back(session, unknown.clone());
-                datapath.abort(session, unknown);
+                take_back(datapath, session, reply.first, reply.count);
                 return Err(error.into());
             }
             bytes.truncate(HEADER_BYTES);
@@ -206,6 +203,13 @@ pub(super) fn answer(
         finish(datapath, session, &reply, bytes);
         Ok(reply)
     })
+}
+
+/// Takes back what a request gave of which nobody learns: references, and what was begun.
+fn take_back(datapath: &Datapath, session: &Session, first: u64, count: usize) {
+    let unknown = std::iter::once((first, count as u64));
+    datapath.give_back(session, unknown.clone());
+    datapath.abort(session, unknown);
 }
 
 fn result_bytes(command: Command) -> usize {
@@ -234,6 +238,10 @@ pub(super) fn scope_of(request: &Request<'_>) -> Ino {
 }
 
 /// Does what is asked, and appends the results to `bytes`.
+///
+/// # Errors
+/// [`Error::Stale`] when the directory to which the names are relative was removed, be it meanwhile: whatever stands at its
+/// path now, this is another one, and its client is to look for that. What else fails as a whole.
 fn carry_out(
     datapath: &Arc<Datapath>,
     session: &Session,
@@ -242,7 +250,7 @@ fn carry_out(
     bytes: &mut Vec<u8>,
 ) -> Result<Reply, Fault> {
     let scope = scope_of(request);
-    let (mut count, mut first, mut has_unknown) = (0, 0, false);
+    let (mut count, mut first, mut has_unknown, mut has_no_scope) = (0, 0, false, false);
     // Appends one result.
     let mut put = |result: &[u8]| {
         bytes.extend_from_slice(result);
@@ -258,6 +266,7 @@ fn carry_out(
             let names = names.iter().map(|name| name.0);
             first = datapath.locate(session, caller, scope, names, probe, |found| {
                 has_unknown |= asks_others && found == Located::AskByFile;
+                has_no_scope |= found == Located::NoScope;
                 put(entry(found).as_bytes());
             });
         }
@@ -265,6 +274,7 @@ fn carry_out(
             let run = datapath.run_length(session, caller, scope, names.iter().map(|name| name.0));
             count = run.length;
             has_unknown = run.end == Some(Located::AskByFile);
+            has_no_scope = run.end == Some(Located::NoScope);
             first = run.end.map_or(Status::Ok, status) as u64;
         }
         Body::Release(ranges) => {
@@ -285,7 +295,10 @@ fn carry_out(
                 size: ByteCount(create.size),
                 mode: create.mode,
             });
-            first = datapath.begin(session, scope, requests, |begun| put(entry(begun).as_bytes()));
+            first = datapath.begin(session, scope, requests, |begun| {
+                has_no_scope |= begun == Located::NoScope;
+                put(entry(begun).as_bytes());
+            });
         }
         Body::Seal(requests) => {
             let requests = requests
@@ -298,6 +311,7 @@ fn carry_out(
             let names = names.iter().map(|name| name.0);
             datapath.find_below(session, scope, names, |found, ino| {
                 has_unknown |= found == Located::AskByFile;
+                has_no_scope |= found == Located::NoScope;
                 put(entry(found).as_bytes());
                 below.extend(ino);
             });
@@ -318,6 +332,7 @@ fn carry_out(
                 } else {
                     (Located::TooMany, ByteCount::ZERO)
                 };
+                has_no_scope |= found == Located::NoScope;
                 put(copied_entry(found, copied).as_bytes());
             }
         }
@@ -333,6 +348,7 @@ fn carry_out(
                 } else {
                     Err(Located::TooMany)
                 };
+                has_no_scope |= done == Err(Located::NoScope);
                 put(outcome(done).as_bytes());
             }
         }
@@ -356,6 +372,7 @@ fn carry_out(
                     Some(text) => datapath.pin_object(session, scope, pin.name.0, &text),
                     None => Err(Located::Invalid),
                 };
+                has_no_scope |= done == Err(Located::NoScope);
                 put(outcome(done.map(|()| Version::default())).as_bytes());
             }
         }
@@ -367,6 +384,12 @@ fn carry_out(
             first = retired.forgotten;
             retired.segments.iter().for_each(|segment| put(&segment.0.to_le_bytes()));
         }
+    }
+    if has_no_scope {
+        if matches!(request.body, Body::Lookup(_) | Body::Create(_)) {
+            take_back(datapath, session, first, count);
+        }
+        return Err(Error::Stale.into());
     }
     Ok(Reply { count, first, has_unknown })
 }
@@ -411,7 +434,7 @@ fn status(located: Located) -> Status {
         Located::Here { .. } => Status::Ok,
         Located::Below => Status::Loadable,
         Located::Packed { .. } => Status::CopyOnly,
-        Located::Absent => Status::Absent,
+        Located::Absent | Located::NoScope => Status::Absent,
         Located::AskByFile => Status::AskByFile,
         Located::Denied => Status::Denied,
         Located::Invalid => Status::Invalid,

@@ -2,13 +2,13 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use nix::errno::Errno;
 use tidefs_control_api::ioctl::{
-    AreaGrant, Command, Create, Encoder, Entry, Features, Flags, Get, HEADER_BYTES, Name, Outcome, Put,
-    Range, Record, Seal, Status, VersionReply, request_number, results,
+    AreaGrant, Command, Create, Encoder, Entry, Features, Flags, Follow, Get, HEADER_BYTES, Name, Outcome,
+    PIN_HARD, Pin, Put, Range, Record, Seal, Status, VersionReply, request_number, results,
 };
 use zerocopy::FromBytes as _;
 
@@ -231,4 +231,58 @@ fn a_begun_object_is_written_through_its_segment_and_sealed_once() {
             "{name:?}: {status:?}"
         );
     }
+}
+
+/// Every request with names, of a directory that is there, was removed, and was made again.
+#[test]
+fn a_request_whose_directory_was_removed_is_refused_whole() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    let (area, _) = control.area(1 << 20);
+    let ask = |scope: u64| {
+        fn one<'a>(
+            control: &Control,
+            command: Command,
+            (scope, result_bytes): (u64, usize),
+            record: &impl Record<'a>,
+        ) -> Option<Errno> {
+            let mut request = Encoder::new(Flags::NONE, scope, result_bytes);
+            assert!(request.push(record));
+            control.call(command, request.finish()).err()
+        }
+        let name = Name(b"key");
+        let (entry, outcome) = ((scope, size_of::<Entry>()), (scope, size_of::<Outcome>()));
+        let put = Put { area, source: 0, length: 10, mode: 0o600, name };
+        [
+            one(&control, Command::PutFrom, outcome, &put),
+            one(&control, Command::Lookup, entry, &name),
+            one(&control, Command::Prefix, (scope, 0), &name),
+            one(&control, Command::Create, entry, &Create { size: 4096, mode: 0o600, name }),
+            one(&control, Command::Prefetch, entry, &name),
+            one(&control, Command::GetInto, entry, &Get { offset: 0, length: 10, area, target: 0, name }),
+            one(&control, Command::Pin, outcome, &Pin { ttl_s: 0, pin: PIN_HARD, name }),
+            one(&control, Command::Follow, entry, &Follow { offset: 0, length: 10, wait_ms: 100, name }),
+        ]
+    };
+    let directory = kv.join("directory");
+    let made = || {
+        fs::create_dir(&directory).expect("mkdir");
+        fs::metadata(&directory).expect("stat").ino()
+    };
+    let first = made();
+    assert_eq!(ask(first), [None; 8]);
+    let held = File::open(&directory).expect("open");
+    fs::remove_dir_all(&directory).expect("remove");
+    assert_eq!(ask(first), [Some(Errno::ESTALE); 8], "it is removed, and known for as long as it is open");
+    drop(held);
+    let second = made();
+    assert_ne!(first, second);
+    assert_eq!(ask(first), [Some(Errno::ESTALE); 8], "another one stands there");
+    assert_eq!(ask(second), [None; 8]);
+    assert_eq!(fs::read(directory.join("key")).expect("what was put").len(), 10);
+    let key = fs::metadata(directory.join("key")).expect("stat").ino();
+    assert_eq!(ask(key), [Some(Errno::ESTALE); 8], "it is no directory");
 }

@@ -39,7 +39,7 @@ pub(super) struct Walk<'s, 'n> {
 impl<'s, 'n> Walk<'s, 'n> {
     pub(super) fn new(state: &State, credentials: &'s Credentials, scope: Ino) -> Self {
         let scope = match state.living_directory(scope) {
-            Err(_) => Err(Located::Absent),
+            Err(_) => Err(Located::NoScope),
             Ok(slot) if !state.may_search(credentials, slot) => Err(Located::Denied),
             Ok(slot) => Ok(slot),
         };

@@ -77,6 +77,8 @@ pub enum Located {
     Absent,
     /// Only its file can tell.
     AskByFile,
+    /// What the name is relative to is no directory, or was removed: so is it with the whole batch.
+    NoScope,
     /// The caller may not.
     Denied,
     /// The name means nothing.
