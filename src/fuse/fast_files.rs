@@ -2,6 +2,9 @@
 //!
 //! A session lives as long as its handle. A segment is served by passthrough with one backing file for all who have it open
 //! at one time; the kernel refuses a second one (fs/fuse/iomode.c). A mapping outlives its handle.
+//!
+//! Who opens a segment to write maps it like all others, but its read(2) and write(2) come to the daemon: the kernel would
+//! write behind the end of the file, too. That is what `FOPEN_DIRECT_IO` with passthrough is for (fs/fuse/iomode.c, Linux 6.9).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +12,7 @@ use std::sync::Arc;
 use fuser::{BackingId, Errno, FileAttr, FileHandle, FopenFlags, INodeNo, ReplyOpen, Request};
 use parking_lot::{Mutex, RwLock};
 use tidefs_control_api::ioctl::{CONTROL_FILE, SEGMENT_DIRECTORY};
-use tidefs_engine::types::SegmentId;
+use tidefs_engine::types::{FileOffset, SegmentId};
 
 use super::control_files::{ControlFiles, MARK};
 use super::errno::errno;
@@ -56,7 +59,15 @@ struct Opened {
 #[derive(Debug, Default)]
 struct Segments {
     by_number: HashMap<SegmentId, Opened>,
-    of_handle: HashMap<u64, SegmentId>,
+    of_handle: HashMap<u64, Handle>,
+}
+
+/// One open of a segment.
+#[derive(Debug)]
+struct Handle {
+    segment: SegmentId,
+    /// Whether the daemon serves it. It keeps no file open for that: clients may have many handles of what they gave back.
+    is_to_write: bool,
 }
 
 /// The handles of these files.
@@ -119,17 +130,52 @@ impl FastFiles {
                 }),
             };
             if registered.is_ok() {
-                segments.of_handle.insert(handle.0, segment);
+                segments.of_handle.insert(handle.0, Handle { segment, is_to_write: write });
             }
             registered
         };
         match registered {
-            Ok(backing) => reply.opened_passthrough(handle, FopenFlags::FOPEN_NOFLUSH, &backing),
+            Ok(backing) => {
+                let daemons = if write { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() };
+                reply.opened_passthrough(handle, FopenFlags::FOPEN_NOFLUSH | daemons, &backing);
+            }
             Err(error) => {
                 tracing::warn!(segment = segment.0, %error, "the kernel refused a segment; its client reads the file instead");
                 reply.error(Errno::EOPNOTSUPP);
             }
         }
+    }
+
+    /// The segment of a handle that may write: others are read by the kernel, and nothing is written through a control file.
+    fn written(&self, handle: FileHandle) -> Result<SegmentId, Errno> {
+        let segments = self.segments.lock();
+        let found = segments.of_handle.get(&handle.0).filter(|one| one.is_to_write);
+        found.map(|one| one.segment).ok_or(Errno::EINVAL)
+    }
+
+    /// Up to `length` bytes of a segment that was opened to write, fewer at its end.
+    pub(super) fn read(
+        &self,
+        datapath: &Datapath,
+        handle: FileHandle,
+        offset: u64,
+        length: usize,
+    ) -> Result<Vec<u8>, Errno> {
+        let segment = self.written(handle)?;
+        datapath.read_shared(segment, FileOffset(offset), length).map_err(|error| errno(&error))
+    }
+
+    /// Writes into a segment that was opened to write.
+    pub(super) fn write(
+        &self,
+        datapath: &Datapath,
+        handle: FileHandle,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let segment = self.written(handle)?;
+        // What a client may not is its own matter, and said to nobody else.
+        datapath.write_shared(segment, FileOffset(offset), bytes).map_err(|error| errno(&error))
     }
 
     /// Closes a handle of either kind.
@@ -142,7 +188,7 @@ impl FastFiles {
             return;
         }
         let mut segments = self.segments.lock();
-        let Some(segment) = segments.of_handle.remove(&handle.0) else { return };
+        let Some(Handle { segment, .. }) = segments.of_handle.remove(&handle.0) else { return };
         if let Some(opened) = segments.by_number.get_mut(&segment) {
             opened.handles -= 1;
             if opened.handles == 0 {

@@ -134,8 +134,13 @@ fn an_object_is_as_long_as_it_is_sealed_whatever_its_client_made_of_the_segment(
     let control = Control::open(&mount);
     let (reference, _, file) = control.begin(b"kv/key", 0o600);
     file.write_all_at(&pattern::object(3, MIB), 0).expect("write");
-    file.write_all_at(b"x", 1 << 40).expect("write far behind its end");
+    for behind in [offset(MIB), 1 << 40] {
+        let refused = file.write_all_at(b"x", behind).expect_err("it is behind its end");
+        assert_eq!(refused.raw_os_error(), Some(libc::EFBIG));
+    }
     assert_eq!(control.seal(reference), Status::Ok);
+    let refused = file.write_all_at(b"x", 0).expect_err("it is sealed");
+    assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
     assert_eq!(fs::metadata(kv.join("key")).expect("stat").len(), offset(MIB));
     assert_eq!(pattern::verify_object(&fs::read(kv.join("key")).expect("read")), Ok(3));
     sys::checksum_of(&kv.join("key"));
@@ -213,6 +218,42 @@ fn areas_take_no_more_than_their_part_of_the_cache() {
     assert!(held() + 9 >= before, "{} of {before} objects are left", held());
     drop(first_sessions);
     assert!(wait::until(wait::HANG, || count_as(STRANGER + 2).0 > 0), "what ended is given back");
+}
+
+/// Far more than the cache holds is written behind the end of an area of one page, before and after it is given back.
+#[test]
+fn what_is_written_behind_the_end_of_an_area_takes_no_room() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv_with(Mode::Passthrough, &["capacity=64MiB"]);
+    for seed in 0..16 {
+        publish_object(&kv.join(format!("k{seed}")), seed, MIB);
+    }
+    let control = open_as(&mount, STRANGER);
+    let area = control.register(4096).expect("an area").segment.get();
+    let mut stranger = stranger();
+    let handle = stranger.open(&control.segment(area), libc::O_RDWR).expect("its own area");
+    let map = stranger.map(handle, 4096, true).expect("it is mapped");
+    stranger.write_at(handle, 0, b"written").expect("within its end");
+    stranger.map_write(map, 7, b" and mapped");
+    assert_eq!(stranger.read_at(handle, 0, 18).expect("read"), b"written and mapped");
+    let before = mount.usage().used;
+    let zeros = vec![0; MIB];
+    let mut fill = |refusal| {
+        for part in 0..256 {
+            assert_eq!(stranger.write_at(handle, 1 + part * offset(MIB), &zeros), Err(refusal));
+        }
+    };
+    fill(Errno::EFBIG);
+    control.call(Command::Unregister, Encoder::new(Flags::NONE, area, 0).finish()).expect("given back");
+    fill(Errno::EPERM);
+    let usage = mount.usage();
+    assert!(usage.used <= before + offset(MIB), "{before} bytes before, {usage:?} now");
+    for seed in 0..16 {
+        let found = fs::read(kv.join(format!("k{seed}"))).expect("it is still there");
+        assert_eq!(pattern::verify_object(&found), Ok(seed));
+    }
 }
 
 #[test]

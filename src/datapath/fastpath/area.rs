@@ -18,6 +18,9 @@ use crate::datapath::room::footprint;
 use crate::datapath::{Caller, Datapath, Error, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 
+/// Bytes of a write(2) into a segment that are written before the lock is let go for others.
+const WRITTEN_AT_ONCE: usize = 64 << 10;
+
 /// Most bytes of one area.
 pub const AREA_MAX: ByteCount = ByteCount::mib(64);
 
@@ -68,7 +71,7 @@ impl Datapath {
             self.fast.segments.lock().uncount_area(uid, length);
         })?;
         let purpose = Use::Area { uid, length };
-        self.fast.segments.lock().known.insert(segment, Shared::new(purpose, None, false));
+        self.fast.segments.lock().known.insert(segment, Shared::written(purpose, None, length));
         let area = Area { file: Arc::new(file), length };
         session.holdings.lock().areas.insert(segment, area);
         Ok((segment, length))
@@ -300,6 +303,45 @@ impl Datapath {
             }
         }
         Ok(Arc::new(self.tier.open_segment(segment)?))
+    }
+
+    /// Up to `length` bytes of a segment that a client opened, fewer at its end; none of one that was given up.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn read_shared(
+        &self,
+        segment: SegmentId,
+        offset: FileOffset,
+        length: usize,
+    ) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; length];
+        let is_shared = self.fast.segments.lock().known.contains_key(&segment);
+        let filled = if is_shared { self.copy_solo(segment, offset, &mut bytes)? } else { 0 };
+        bytes.truncate(filled);
+        Ok(bytes)
+    }
+
+    /// Writes into a segment that its client opened to write: within its length, and until it is sealed or given back. A
+    /// write behind its end would take room that nobody counts, and that no eviction frees.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] for a write that leaves it; [`Error::NotPermitted`] when it is not the client's to write any more.
+    pub fn write_shared(&self, segment: SegmentId, offset: FileOffset, bytes: &[u8]) -> Result<(), Error> {
+        let no_more = || Error::NotPermitted("writing a segment that is not the client's any more");
+        let file = self.tier.open_segment(segment).map_err(|_| no_more())?;
+        let size = ByteCount(offset.0).saturating_add(ByteCount(bytes.len() as u64));
+        for (part, at) in bytes.chunks(WRITTEN_AT_ONCE).zip((offset.0..).step_by(WRITTEN_AT_ONCE)) {
+            // Held while it is written, or it could be given up and cut in between, and be made longer again.
+            let segments = self.fast.segments.lock();
+            let capacity = segments.known.get(&segment).and_then(|shared| shared.written_max);
+            let capacity = capacity.ok_or_else(no_more)?;
+            if size > capacity {
+                return Err(Error::TooLarge { size, capacity });
+            }
+            file.write_all_at(part, at).map_err(Error::io("write of a segment"))?;
+        }
+        Ok(())
     }
 
     /// The directory that decides who may read the object in `slot`. `None` of one that was begun and is not shown, and of one

@@ -46,11 +46,19 @@ pub(super) struct Shared {
     pub(super) shape: Option<Shape>,
     /// Somebody may have it mapped who made no promise: through the file of its key, or under an earlier daemon.
     pub(super) is_tainted: bool,
+    /// How far write(2) of its client may go; `None` where it may not write any more.
+    pub(super) written_max: Option<ByteCount>,
 }
 
 impl Shared {
+    /// One that clients only read.
     pub(super) fn new(purpose: Use, shape: Option<Shape>, is_tainted: bool) -> Self {
-        Self { purpose, shape, is_tainted }
+        Self { purpose, shape, is_tainted, written_max: None }
+    }
+
+    /// One of `length` bytes that a client writes.
+    pub(super) fn written(purpose: Use, shape: Option<Shape>, length: ByteCount) -> Self {
+        Self { written_max: Some(length), ..Self::new(purpose, shape, false) }
     }
 }
 
@@ -155,6 +163,13 @@ impl Segments {
         if let Some(shared) = self.known.get_mut(&segment) {
             shared.purpose = Use::Object(to);
             shared.is_tainted = true;
+        }
+    }
+
+    /// Its client has written what it was to write.
+    pub(super) fn end_writes(&mut self, segment: SegmentId) {
+        if let Some(shared) = self.known.get_mut(&segment) {
+            shared.written_max = None;
         }
     }
 

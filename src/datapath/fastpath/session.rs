@@ -227,6 +227,7 @@ impl Datapath {
     }
 
     pub(super) fn give_up(&self, begun: &Begun) {
+        self.fast.segments.lock().end_writes(begun.segment);
         let doomed = {
             let mut state = self.lock();
             self.fast.following.lock().end(begun.slot);

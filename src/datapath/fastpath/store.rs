@@ -111,7 +111,7 @@ impl Datapath {
             let slot = state.tree.make(target.attributes, Body::File(object));
             state.writing.insert(slot);
             state.charge_in(slot, target.parent);
-            let shared = Shared::new(Use::Object(state.tree.ino(slot)), Some(target.shape), false);
+            let shared = Shared::written(Use::Object(state.tree.ino(slot)), Some(target.shape), size);
             self.fast.segments.lock().known.insert(segment, shared);
             Ok(slot)
         };
@@ -226,6 +226,7 @@ impl Datapath {
     /// Cuts a begun object to its length and makes room for it in the quotas above it.
     fn prepare_seal(&self, session: &Session, request: &SealRequest) -> Result<Begun, Located> {
         let mut begun = session.holdings.lock().begun.remove(&request.reference).ok_or(Located::Invalid)?;
+        self.fast.segments.lock().end_writes(begun.segment);
         let prepared = (|| {
             if request.length > begun.size {
                 return Err(Error::Invalid("longer than was asked for"));
@@ -233,7 +234,6 @@ impl Datapath {
             if request.length < self.fast.following.lock().ready_end(begun.slot) {
                 return Err(Error::Invalid("shorter than what was made ready"));
             }
-            // Its client has the file open, and may have made it longer.
             let is_as_begun = begun.file.metadata().is_ok_and(|metadata| metadata.len() == begun.size.get());
             if request.length < begun.size || !is_as_begun {
                 self.tier.trim(&begun.file, request.length)?;
@@ -361,6 +361,7 @@ impl Datapath {
             return Err(Located::Invalid);
         }
         let begun = self.begin_one(session, scope, request)?;
+        self.fast.segments.lock().end_writes(begun.segment);
         let mut buffer = vec![0; usize::try_from(request.size.get().min(COPIED_AT_ONCE)).unwrap_or(0)];
         let copied = (|| {
             let mut done = 0;

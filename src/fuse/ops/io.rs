@@ -10,6 +10,7 @@ use super::{Dispatcher, caller, fail, reply_done};
 use crate::datapath::{Datapath, HandleId, Read, SizeChange};
 use crate::fuse::attributes::ino;
 use crate::fuse::control_files::ControlFiles;
+use crate::fuse::fast_files;
 
 thread_local! {
     /// Reads that the daemon serves land here before they go to the kernel.
@@ -26,6 +27,12 @@ pub(in crate::fuse) fn read(
 ) {
     let length = usize::try_from(size).unwrap_or(0);
     if ControlFiles::owns(number) {
+        if fast_files::segment_of(number).is_some() {
+            return match dispatcher.fast.read(&dispatcher.datapath, handle, offset, length) {
+                Ok(bytes) => reply.data(&bytes),
+                Err(errno) => reply.error(errno),
+            };
+        }
         return reply.data(&dispatcher.control.read(handle.0, offset, length));
     }
     serve(&dispatcher.datapath, HandleId(handle.0), offset, length, reply);
@@ -67,7 +74,10 @@ pub(in crate::fuse) fn write(
 ) {
     if ControlFiles::owns(number) {
         // Its handles are numbers of their own.
-        return reply.error(Errno::EINVAL);
+        return match dispatcher.fast.write(&dispatcher.datapath, handle, offset, data) {
+            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+            Err(errno) => reply.error(errno),
+        };
     }
     let datapath = &dispatcher.datapath;
     let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
