@@ -178,7 +178,7 @@ impl Datapath {
             }
             self.settle_tally(&mut state, &mut tally, None);
         }
-        session.enter(first, slots);
+        session.enter(first, &slots);
         first
     }
 

@@ -18,6 +18,7 @@
 
 mod absences;
 mod area;
+mod batch;
 mod locate;
 mod pins;
 mod pool;

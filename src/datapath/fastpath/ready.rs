@@ -202,7 +202,7 @@ impl Datapath {
                 _ => return Followed::Else(located),
             }
         };
-        session.enter(first, vec![slot]);
+        session.enter(first, &[slot]);
         Followed::Here(here, first)
     }
 

@@ -1,5 +1,6 @@
 //! What one open control file holds, and how it is given back: by the client, or by its end.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +10,7 @@ use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, SegmentId};
 
 use super::LOCKED_AT_ONCE;
+use super::batch::Batch;
 use crate::datapath::release::Afterwards;
 use crate::datapath::rights::Credentials;
 use crate::datapath::{Datapath, Marks, Phase, State};
@@ -48,10 +50,9 @@ pub(super) struct Area {
 
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
-    /// Slots of each batch; given back ones are [`Slot::NONE`].
-    batches: HashMap<u64, Vec<Slot>>,
+    batches: HashMap<u64, Batch>,
     references: usize,
-    pub(super) begun: HashMap<u64, Begun>,
+    pub(super) begun: BTreeMap<u64, Begun>,
     pub(super) areas: HashMap<SegmentId, Area>,
 }
 
@@ -84,28 +85,24 @@ impl Session {
     }
 
     /// Enters the references of a batch: one for each entry, [`Slot::NONE`] where there is none.
-    pub(super) fn enter(&self, first: u64, slots: Vec<Slot>) {
-        let count = slots.iter().filter(|&&slot| slot != Slot::NONE).count();
-        if count > 0 {
+    pub(super) fn enter(&self, first: u64, slots: &[Slot]) {
+        if slots.iter().any(|&slot| slot != Slot::NONE) {
+            let batch = Batch::new(slots);
             let mut holdings = self.holdings.lock();
-            holdings.references += count;
-            holdings.batches.insert(first >> INDEX_BITS, slots);
+            holdings.references += batch.held();
+            holdings.batches.insert(first >> INDEX_BITS, batch);
         }
     }
 
     /// Takes references out that follow each other.
     fn take(&self, first: u64, count: u64, taken: &mut Vec<Slot>) {
-        let index = usize::try_from(first & ((1 << INDEX_BITS) - 1)).unwrap_or(usize::MAX);
+        let index = u32::try_from(first & ((1 << INDEX_BITS) - 1)).unwrap_or(u32::MAX);
+        let end = index.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
         let mut holdings = self.holdings.lock();
-        let Some(slots) = holdings.batches.get_mut(&(first >> INDEX_BITS)) else { return };
-        let end = index.saturating_add(usize::try_from(count).unwrap_or(usize::MAX)).min(slots.len());
+        let Some(batch) = holdings.batches.get_mut(&(first >> INDEX_BITS)) else { return };
         let before = taken.len();
-        for slot in slots.get_mut(index..end).unwrap_or_default() {
-            if *slot != Slot::NONE {
-                taken.push(std::mem::replace(slot, Slot::NONE));
-            }
-        }
-        let is_empty = slots.iter().all(|&slot| slot == Slot::NONE);
+        batch.take(index..end, taken);
+        let is_empty = batch.held() == 0;
         holdings.references -= taken.len() - before;
         if is_empty {
             holdings.batches.remove(&(first >> INDEX_BITS));
@@ -181,9 +178,7 @@ impl Datapath {
             let begun: Vec<Begun> = {
                 let mut holdings = session.holdings.lock();
                 let last = first.saturating_add(count);
-                let mut known: Vec<u64> =
-                    holdings.begun.keys().copied().filter(|id| (first..last).contains(id)).collect();
-                known.sort_unstable();
+                let known: Vec<u64> = holdings.begun.range(first..last).map(|(&id, _)| id).collect();
                 known.into_iter().filter_map(|id| holdings.begun.remove(&id)).collect()
             };
             begun.into_iter().for_each(|begun| self.give_up(&begun));
@@ -193,7 +188,7 @@ impl Datapath {
     /// The control file is closed, or its last holder died.
     pub fn end_session(&self, session: &Session) {
         let Holdings { batches, begun, areas, .. } = std::mem::take(&mut *session.holdings.lock());
-        let held: Vec<Slot> = batches.into_values().flatten().filter(|&slot| slot != Slot::NONE).collect();
+        let held: Vec<Slot> = batches.into_values().flat_map(Batch::into_held).collect();
         self.drop_references(&held);
         self.telemetry.fast_abandoned.add(begun.len() as u64);
         begun.into_values().for_each(|begun| self.give_up(&begun));
