@@ -17,6 +17,7 @@ use super::asked::Asked;
 use super::dispatch::Dispatcher;
 use super::errno::errno;
 use super::follow::follow;
+use super::leisure::is_long;
 use super::ops::caller;
 use crate::datapath::{
     AREA_MAX, BeginRequest, CREATES_MAX, Caller, Datapath, Error, GetRequest, Located, REFERENCES_MAX,
@@ -102,6 +103,15 @@ pub(super) fn ioctl(
             Ok(_) => reply.error(Errno::EINVAL),
             Err(refusal) => refuse(&dispatcher.datapath, command, refusal, reply),
         };
+    }
+    if is_long(command, payload) {
+        let (datapath, caller) = (Arc::clone(&dispatcher.datapath), caller(request));
+        let payload = Box::<[u8]>::from(payload);
+        return dispatcher.at_leisure(move || {
+            let mut bytes = vec![0; HEADER_BYTES];
+            let answered = answer(&datapath, &session, &caller, command, &payload, &mut bytes);
+            reply_with(&datapath, command, answered.map(drop), &bytes, room, reply);
+        });
     }
     BYTES.with_borrow_mut(|bytes| {
         bytes.clear();

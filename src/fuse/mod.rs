@@ -14,6 +14,7 @@ mod fast_files;
 mod follow;
 mod ioctl;
 mod kernel;
+mod leisure;
 mod mount;
 mod ops;
 mod passthrough;

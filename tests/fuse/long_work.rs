@@ -7,11 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::statvfs;
+use tidefs_control_api::ioctl::{Command, Create, Encoder, Entry, Flags, Name, Status, results};
 
-use crate::common::Mode;
 use crate::common::modes::in_both_modes;
 use crate::common::sys::{checksum_of, remove_xattr, set_xattr};
-use crate::fixture::{MIB, kv_with, publish_object};
+use crate::common::{Mode, kernel};
+use crate::fixture::{MIB, kv_with, offset, publish_object};
+use crate::ioctl::Control;
 
 in_both_modes!(
     a_policy_of_a_directory_with_many_objects_keeps_nobody_waiting,
@@ -119,6 +121,31 @@ fn a_new_version_of_a_large_object_keeps_nobody_waiting(mode: Mode) {
         });
         drop((reader, writer));
         mount.wait_until_closed([&key]);
+        found
+    });
+}
+
+#[test]
+fn many_large_objects_that_are_begun_at_once_keep_nobody_waiting() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, _kv) = kv_with(Mode::Passthrough, &ONE_THREAD);
+    assert_others_are_answered(|| {
+        let mut request = Encoder::new(Flags::NONE, 0, size_of::<Entry>());
+        for index in 0..20 {
+            let name = format!("kv/k{index}");
+            let size = offset(8 * MIB);
+            assert!(request.push(&Create { size, mode: 0o600, name: Name(name.as_bytes()) }));
+        }
+        // What it begins is given up with it.
+        let control = Control::open(&mount);
+        let (payload, mut reply) = (request.finish(), Vec::new());
+        let found = longest_wait_meanwhile(mount.path(), || {
+            reply = control.call(Command::Create, payload).expect("a reply");
+        });
+        let (_, begun) = results::<Entry>(&reply).expect("a whole reply");
+        assert_eq!(begun.iter().filter(|entry| entry.status() == Status::Ok).count(), 20);
         found
     });
 }
