@@ -18,8 +18,8 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{
     BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -202,8 +202,11 @@ fn errno(error: io::Error) -> Errno {
 }
 
 impl Filesystem for Served {
-    /// More requests than any test has: beyond that the kernel holds up who submits one, instead of the request.
+    /// Whoever submits a request by io_uring goes on, as with a disk: without these the kernel has them wait for the answer, or
+    /// for there to be fewer requests.
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let refused = |_| io::Error::from(io::ErrorKind::Unsupported);
+        config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).map_err(refused)?;
         config.set_max_background(REQUESTS_MAX).map(drop).map_err(|_| io::ErrorKind::InvalidInput.into())
     }
 
