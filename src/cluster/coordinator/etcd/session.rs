@@ -86,18 +86,20 @@ async fn hold(shared: &Shared, heard: &mut Heard, pause: &mut Duration) -> Resul
     let mut watching = catch_up(shared, &mut client, heard).await?;
     heard.publish_members(shared);
     heard.publish_namespaces(shared);
+    // What is refused is told at once to who asks for it.
+    shared.client.send_replace(Some(Connected { client: client.clone(), cluster }));
+    let mut lease = Lease::grant(client, shared).await?;
+    let mut wishes = shared.wish.subscribe();
+    let wish = wishes.borrow_and_update().clone();
+    lease.fulfil(shared, wish).await?;
+    // Only now: an etcd that can be read but not written, as one that is full, does nothing that this member needs.
     shared.reachability.send_modify(|reachability| {
         if let Reachability::Away { since, .. } | Reachability::Refused { since, .. } = reachability {
             tracing::info!(away_s = since.elapsed().as_secs(), %cluster, "etcd answers");
         }
         *reachability = Reachability::Reached;
     });
-    shared.client.send_replace(Some(Connected { client: client.clone(), cluster }));
     *pause = FIRST_PAUSE;
-    let mut lease = Lease::grant(client, shared).await?;
-    let mut wishes = shared.wish.subscribe();
-    let wish = wishes.borrow_and_update().clone();
-    lease.fulfil(shared, wish).await?;
     let mut ticks = tokio::time::interval(shared.settings.lease / 3);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

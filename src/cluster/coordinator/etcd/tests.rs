@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use etcd_client::{AlarmAction, AlarmType};
+
 use super::super::conformance::{Pair, as_registered, coordinator_facts, join, sets, shows, soon, started};
 use super::*;
 
@@ -186,6 +188,27 @@ fn a_member_that_leaves_while_etcd_is_away_is_out_as_soon_as_it_is_back() {
         left.unwrap();
         let view = shows(&mut other.views(), "the one that stayed", has(1)).await;
         assert_eq!(as_registered(&view), [stays]);
+    });
+}
+
+#[test]
+fn an_etcd_that_is_full_is_away_until_it_takes_writes_again() {
+    with_etcd(async |server| {
+        let handle = server.handle();
+        let member = join(&handle, 1).await;
+        let mut connected = handle.connected("a test", soon()).await.unwrap();
+        // As etcd does by itself at its quota.
+        connected.client.alarm(AlarmAction::Activate, AlarmType::Nospace, None).await.unwrap();
+        let shortly = Instant::now() + Duration::from_secs(1);
+        handle.register(member.clone(), shortly).await.expect_err("etcd takes no writes");
+        let mut now = handle.shared.reachability.subscribe();
+        shows(&mut now, "away", |now| matches!(now, Reachability::Away { .. })).await;
+        // Several sessions begin meanwhile, and read all that there is.
+        let reached = now.wait_for(|now| matches!(now, Reachability::Reached));
+        tokio::time::timeout(Duration::from_secs(2), reached).await.expect_err("it cannot be written");
+        connected.client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, None).await.unwrap();
+        shows(&mut now, "reached", |now| matches!(now, Reachability::Reached)).await;
+        handle.register(member, soon()).await.expect("etcd takes writes again");
     });
 }
 
