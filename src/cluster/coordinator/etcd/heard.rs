@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use etcd_client::{EventType, KeyValue};
+use etcd_client::{EventType, KeyValue, WatchResponse};
 use tidefs_engine::types::MemberId;
 
 use super::Shared;
@@ -18,7 +18,7 @@ use crate::cluster::coordinator::{Agreement, NamespaceRecord};
 use crate::cluster::member::{Member, View};
 
 /// What etcd holds, as far as it was heard.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Heard {
     members: BTreeMap<MemberId, Member>,
     namespaces: BTreeMap<String, NamespaceRecord>,
@@ -73,6 +73,8 @@ impl Heard {
                     // The key goes with the lease, and is another one then.
                     let since = u64::try_from(pair.create_revision()).unwrap_or(0);
                     self.members.insert(*id, Member { since, ..member });
+                } else {
+                    self.members.remove(id);
                 }
             }),
             About::Namespace(name) => serde_json::from_slice(pair.value()).map(|record| {
@@ -94,13 +96,33 @@ impl Heard {
     }
 
     /// Takes changes, and tells whoever listens.
-    pub(super) fn apply(&mut self, shared: &Shared, changes: &etcd_client::WatchResponse) {
+    pub(super) fn apply(&mut self, shared: &Shared, changes: &WatchResponse) {
+        let (members, namespaces) = self.take_changes(shared, changes, i64::MAX);
+        if members {
+            self.publish_members(shared);
+        }
+        if namespaces {
+            self.publish_namespaces(shared);
+        }
+    }
+
+    /// Takes changes up to the revision `last`, and tells nobody. Later ones count as heard of only. Returns whether some were of
+    /// members, and of directories.
+    pub(super) fn take_changes(
+        &mut self,
+        shared: &Shared,
+        changes: &WatchResponse,
+        last: i64,
+    ) -> (bool, bool) {
         let (mut members, mut namespaces) = (false, false);
         for event in changes.events() {
             let Some(pair) = event.kv() else { continue };
             // That of the change itself: the one of the whole answer may be of changes that are yet to come.
             let revision = pair.mod_revision();
             self.revision = self.revision.max(revision);
+            if revision > last {
+                break;
+            }
             let about = match event.event_type() {
                 EventType::Put => self.put(shared, pair),
                 EventType::Delete => shared.keys.about(pair.key()).inspect(|about| self.delete(about)),
@@ -122,12 +144,7 @@ impl Heard {
             let revision = changes.header().map_or(0, |header| header.revision());
             self.revision = self.revision.max(revision);
         }
-        if members {
-            self.publish_members(shared);
-        }
-        if namespaces {
-            self.publish_namespaces(shared);
-        }
+        (members, namespaces)
     }
 
     pub(super) fn publish_members(&self, shared: &Shared) {

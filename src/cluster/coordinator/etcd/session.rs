@@ -118,16 +118,16 @@ async fn hold(shared: &Shared, heard: &mut Heard, pause: &mut Duration) -> Resul
 }
 
 /// Hears what there is, and of each change from there on. What happened since the session before is heard change by change,
-/// where etcd knows them still, so that views have the numbers that they have for those who heard of it at once.
+/// where etcd knows them still, so that views have the numbers that they have for those who heard of it at once. An etcd whose
+/// changes do not lead from what was heard to what there is has lost some of them, also when it has made others since.
+///
+/// Limits: it is gone by all the same where it has compacted the changes, or where the last one is of no key of this cluster.
 async fn catch_up(shared: &Shared, client: &mut Client, heard: &mut Heard) -> Result<WatchStream, Broken> {
     let prefix = shared.keys.prefix();
     let listed = list(shared, client).await?;
     let (before, now) = (heard.revision(), listed.revision());
     if now < before {
-        return Err(Broken::Strange(format!(
-            "etcd is at revision {now}, and this member has heard of {before}: it was restored from a backup; give it back its \
-             latest data, or restore it with `--bump-revision`, or restart the daemons of all members"
-        )));
+        return Err(restored(&format!("etcd is at revision {now}, and this member has heard of {before}")));
     }
     let from = |revision: i64| {
         let options = WatchOptions::new().with_prefix().with_progress_notify();
@@ -135,20 +135,39 @@ async fn catch_up(shared: &Shared, client: &mut Client, heard: &mut Heard) -> Re
     };
     if before > 0 && !heard.is_like(&listed) {
         let mut watching = client.watch(prefix, Some(from(before))).await?;
+        let (mut ahead, mut changes) = (heard.clone(), Vec::new());
         let catching_up = async {
-            while heard.revision() < now && !heard.is_like(&listed) {
-                heard.apply(shared, &next_changes(&mut watching).await?);
+            while ahead.revision() < now && !ahead.is_like(&listed) {
+                let next = next_changes(&mut watching).await?;
+                ahead.take_changes(shared, &next, now);
+                changes.push(next);
             }
             Ok::<(), Error>(())
         };
         match tokio::time::timeout(shared.settings.call_timeout, catching_up).await {
-            Ok(Ok(())) => return Ok(watching),
+            Ok(Ok(())) if ahead.is_like(&listed) => {
+                changes.iter().for_each(|next| heard.apply(shared, next));
+                return Ok(watching);
+            }
+            Ok(Ok(())) => {
+                let lost =
+                    format!("etcd is at revision {now}, and lost changes up to {before} that were heard");
+                return Err(restored(&lost));
+            }
             Ok(Err(error)) => tracing::info!(%error, "changes of before are not heard one by one"),
             Err(_) => tracing::info!("changes of before are not heard in time"),
         }
     }
     heard.replace(listed);
     Ok(client.watch(prefix, Some(from(now))).await?)
+}
+
+/// etcd is at an earlier state than was heard of, or was.
+fn restored(what: &str) -> Broken {
+    Broken::Strange(format!(
+        "{what}: it was restored from a backup; give it back its latest data, or restore it with `--bump-revision`, or restart \
+         the daemons of all members"
+    ))
 }
 
 /// All that there is, at one revision, a page at a time.

@@ -368,6 +368,40 @@ fn an_etcd_that_was_restored_from_a_backup_is_not_gone_by_until_it_has_what_was_
 }
 
 #[test]
+fn an_etcd_that_was_restored_is_not_gone_by_when_it_has_passed_what_was_heard() {
+    with_etcd(async |mut server| {
+        let handle = server.handle();
+        let member = join(&handle, 1).await;
+        shows(&mut handle.views(), "itself", has(1)).await;
+        let place = |name: &str| server.data.path().join(name);
+        let (data, old) = (place("etcd"), place("old"));
+        server.stop();
+        copy_of(&data, &old);
+        server.start_again();
+        handle.register(member, soon()).await.unwrap();
+        handle.change_namespace("kv", sets("quota", "1GiB"), soon()).await.unwrap();
+        let has_change = |seen: &Namespaces| seen.records.contains_key("kv");
+        shows(&mut handle.namespaces(), "the change", has_change).await;
+        let view = shows(&mut handle.views(), "itself", has(1)).await;
+        server.stop();
+        std::fs::remove_dir_all(&data).unwrap();
+        std::fs::rename(&old, &data).unwrap();
+        server.start_again();
+        // More changes than were lost: the end of a lease is one, too.
+        let other = server.handle();
+        let mut connected = other.connected("a test", soon()).await.unwrap();
+        for number in 0..20 {
+            connected.client.put("/tidefs/test/odd", number.to_string(), None).await.unwrap();
+        }
+        let passed = |now: &Reachability| format!("{now:?}").contains("lost changes");
+        let now = shows(&mut handle.shared.reachability.subscribe(), "refused", passed).await;
+        assert!(format!("{now:?}").contains("--bump-revision"), "{now:?}");
+        assert!(has_change(&handle.namespaces().borrow()), "what was heard stands");
+        assert_eq!(*handle.views().borrow(), view);
+    });
+}
+
+#[test]
 fn a_start_that_etcd_has_forgotten_is_noted_again() {
     with_etcd(async |mut server| {
         let handle = server.handle();
