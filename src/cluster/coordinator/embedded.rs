@@ -103,9 +103,12 @@ impl Embedded {
         self.shared.agreed.lock().cluster
     }
 
-    /// All that is agreed on, as it is now.
-    pub(super) fn agreed(&self) -> Agreed {
-        self.shared.agreed.lock().clone()
+    /// All that is agreed on, as it is now, with the view and the records that are of it.
+    pub(super) fn agreed(&self) -> (Agreed, View, Namespaces) {
+        // Both are told under this lock.
+        let agreed = self.shared.agreed.lock();
+        let (views, namespaces) = (self.shared.views.borrow(), self.shared.namespaces.borrow());
+        (agreed.clone(), views.clone(), Arc::clone(&namespaces))
     }
 
     /// Who registered through this handle, and which start of it.

@@ -38,6 +38,8 @@ struct Kept {
     lease: Duration,
     /// What the file holds, once it was written. Held to write it, in threads that may wait.
     written: Mutex<Option<Agreed>>,
+    /// What followers are told: all that the file holds. Held to queue it to them, so that none hears of a later state first.
+    told: Mutex<Told>,
     /// Held for a look-up.
     followers: Mutex<HashMap<PeerId, Follower>>,
     runtime: Handle,
@@ -61,11 +63,14 @@ impl Keeper {
         let unread = |source| StartError::File { file: settings.file.clone(), source };
         let agreed = file::load(&settings.file).map_err(unread)?;
         let before: Vec<_> = agreed.members.values().map(|member| (member.id, member.incarnation)).collect();
+        let own = Embedded::resumed(agreed);
+        let (agreed, view, namespaces) = own.agreed();
         let kept = Arc::new_cyclic(|weak| Kept {
-            own: Embedded::resumed(agreed),
+            own,
             file: settings.file.clone(),
             lease: settings.lease,
             written: Mutex::default(),
+            told: Mutex::new(Told::of(agreed.cluster, &view, &namespaces)),
             followers: Mutex::default(),
             runtime: runtime.clone(),
             weak: Weak::clone(weak),
@@ -101,7 +106,7 @@ impl Kept {
     /// Writes what is agreed on to the file, unless that holds it. Waits.
     fn write(&self) -> Result<(), String> {
         let mut written = self.written.lock();
-        let agreed = self.own.agreed();
+        let (agreed, view, namespaces) = self.own.agreed();
         if written.as_ref() == Some(&agreed) {
             // Somebody was registered again, or left twice.
             return Ok(());
@@ -111,29 +116,18 @@ impl Kept {
             tracing::error!(reason, "what the cluster agrees on may be lost with the end of this daemon");
             reason
         })?;
+        *self.told.lock() = Told::of(agreed.cluster, &view, &namespaces);
         *written = Some(agreed);
         Ok(())
-    }
-
-    fn told(&self) -> Told {
-        let view = self.own.views().borrow().clone();
-        let namespaces = Arc::clone(&self.own.namespaces().borrow());
-        Told {
-            cluster: self.own.cluster(),
-            view: view.number,
-            members: view.members().to_vec(),
-            revision: namespaces.revision,
-            namespaces: namespaces.records.clone(),
-        }
     }
 
     fn tell_all(&self) {
         let links: Vec<_> =
             self.followers.lock().values().map(|follower| Arc::clone(&follower.link)).collect();
-        let told = self.told();
-        for link in links {
-            tell(&link, &told);
-        }
+        let told = self.told.lock();
+        let untold: Vec<_> = links.into_iter().filter(|link| !tell(link, &told)).collect();
+        drop(told);
+        untold.iter().for_each(|link| link.close());
     }
 
     /// Ends a registration when the lease is over, unless somebody holds it by then.
@@ -187,22 +181,27 @@ impl Kept {
     }
 }
 
-/// Tells one follower. One that cannot be told comes again, and is told then.
-fn tell(link: &Link, told: &Told) {
+/// Tells one follower. Returns whether that could be done: one that could not be told is to come again, and is told then.
+fn tell(link: &Link, told: &Told) -> bool {
     let sent = encode(told)
         .map_err(Arc::from)
         .and_then(|body| link.notify(CHANNEL, body).map_err(|error| Arc::<str>::from(error.to_string())));
-    if let Err(error) = sent {
+    if let Err(error) = &sent {
         tracing::warn!(%error, follower = %link.remote(), "a member could not be told what is agreed on");
-        link.close();
     }
+    sent.is_ok()
 }
 
 impl LinkEvents for Kept {
     fn connected(&self, link: &Arc<Link>) {
         let follower = Follower { handle: Arc::new(self.own.another()), link: Arc::clone(link) };
+        let told = self.told.lock();
         self.followers.lock().insert(link.peer(), follower);
-        tell(link, &self.told());
+        let is_told = tell(link, &told);
+        drop(told);
+        if !is_told {
+            link.close();
+        }
     }
 
     fn disconnected(&self, peer: PeerId, _cause: &Error) {

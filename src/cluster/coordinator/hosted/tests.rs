@@ -7,7 +7,7 @@ use std::time::Instant;
 use nix::sched::{CloneFlags, unshare};
 use tidefs_engine::types::MemberId;
 
-use super::super::conformance::{Pair, as_registered, coordinator_facts, join, sets, shows, soon};
+use super::super::conformance::{Pair, as_registered, coordinator_facts, join, sets, shows, soon, started};
 use super::super::{CoordinatorError, Reachability};
 use super::*;
 use crate::cluster::member::View;
@@ -202,6 +202,33 @@ async fn an_old_file_is_not_gone_by_until_the_latest_is_back() {
     is_reached(&*follower, true).await;
     follower.change_namespace("kv", sets("ttl", "1h"), soon()).await.unwrap();
     assert_eq!(as_registered(&follower.views().borrow()).last(), Some(&member));
+}
+
+#[tokio::test]
+async fn what_could_not_be_kept_is_told_to_nobody() {
+    let (_directory, settings) = place();
+    let (keeper, first, second) = (handle(&settings), handle(&settings), handle(&settings));
+    join(&*keeper, 1).await;
+    let start = first.begin(MemberId(2), soon()).await.unwrap();
+    // What is written next cannot take its place.
+    let aside = settings.file.with_extension("aside");
+    std::fs::rename(&settings.file, &aside).unwrap();
+    std::fs::create_dir(&settings.file).unwrap();
+    let refused = first.register(started(2, start.incarnation), soon()).await.unwrap_err();
+    assert!(refused.to_string().contains("cannot write"), "{refused}");
+    let new = handle(&settings);
+    for follower in [&second, &new] {
+        is_reached(&**follower, true).await;
+        let view = shows(&mut follower.views(), "the keeper's own", |view| !view.members().is_empty()).await;
+        assert_eq!(view.members().len(), 1, "{view:?}");
+    }
+    std::fs::remove_dir(&settings.file).unwrap();
+    std::fs::rename(&aside, &settings.file).unwrap();
+    join(&*second, 3).await;
+    let is_there = |view: &View| view.member(MemberId(3)).is_some();
+    for follower in [&second, &new] {
+        shows(&mut follower.views(), "who joined since", is_there).await;
+    }
 }
 
 #[tokio::test]

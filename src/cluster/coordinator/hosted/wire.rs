@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use tidefs_engine::link::Channel;
 use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 
-use crate::cluster::coordinator::{NamespaceChange, NamespaceRecord};
-use crate::cluster::member::{ClusterId, Member};
+use crate::cluster::coordinator::{Agreement, NamespaceChange, NamespaceRecord};
+use crate::cluster::member::{ClusterId, Member, View};
 
 /// All messages are on it.
 pub(super) const CHANNEL: Channel = Channel(1);
@@ -56,6 +56,18 @@ pub(super) struct Told {
     /// Revision of these records.
     pub(super) revision: u64,
     pub(super) namespaces: BTreeMap<String, NamespaceRecord>,
+}
+
+impl Told {
+    pub(super) fn of(cluster: ClusterId, view: &View, namespaces: &Agreement) -> Self {
+        Self {
+            cluster,
+            view: view.number,
+            members: view.members().to_vec(),
+            revision: namespaces.revision,
+            namespaces: namespaces.records.clone(),
+        }
+    }
 }
 
 /// The bytes of a message.
