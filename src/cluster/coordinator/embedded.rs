@@ -40,6 +40,11 @@ impl Agreed {
         }
     }
 
+    /// How many changes were counted.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// Whether more changes can be counted than a cluster ever sees. What a coordinator kept always has room for them.
     pub(super) fn can_go_on(&self) -> bool {
         self.changes < u64::MAX / 2

@@ -21,12 +21,17 @@ pub(super) fn load(file: &Path) -> io::Result<Agreed> {
             }
             Ok(agreed)
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let drawn = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-            Ok(Agreed::new(ClusterId(drawn)))
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Agreed::new(ClusterId(drawn()?))),
         Err(error) => Err(error),
     }
+}
+
+/// A random number.
+///
+/// # Errors
+/// When the system gives none.
+pub(super) fn drawn() -> io::Result<u64> {
+    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// Keeps what is agreed on. When this returns it outlives a loss of power.

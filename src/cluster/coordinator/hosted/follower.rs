@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::keeper::Keeper;
-use super::wire::{Answered, Ask, CHANNEL, KEEPER, Told, decode, encode};
+use super::wire::{Answered, Ask, CHANNEL, FileState, KEEPER, Told, decode, encode};
 use super::{HostedSettings, StartError, WhoKeeps, another_cluster, host, who_keeps};
 use crate::cluster::coordinator::{
     Agreement, Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
@@ -47,6 +47,8 @@ struct Heard {
     wish: Mutex<Wish>,
     /// What was told last, and how often: why it is not gone by, if it is not.
     told: watch::Sender<(u64, Option<Arc<str>>)>,
+    /// What was told last of the keeper's file, of what is gone by. Held to copy it.
+    file: Mutex<FileState>,
 }
 
 /// What is asked for again with each new link.
@@ -77,6 +79,7 @@ impl Follower {
             reachability: watch::Sender::new(away),
             wish: Mutex::default(),
             told: watch::Sender::new((0, None)),
+            file: Mutex::default(),
         });
         let unusable = |source| StartError::Listen { address: address.clone(), source };
         let drawn =
@@ -274,6 +277,29 @@ impl Heard {
         }
     }
 
+    /// Whether the keeper knows all that was heard. The number of its view says so where its file is older by changes of members,
+    /// the revision where it is older by several of directories, and the state of its file in all cases; an older keeper does not
+    /// tell that.
+    fn is_latest(&self, told: &Told) -> Result<(), String> {
+        let (view, revision) = (self.views.borrow().number, self.namespaces.borrow().revision);
+        // One that was just started, and has no members or records yet, may not number its view or those.
+        let is_numbered = told.view > 0 || !told.members.is_empty();
+        let file = *self.file.lock();
+        let (at, heard) = if told.file.is_older_than(&file) {
+            (format!("change {}", told.file.found), file.kept)
+        } else if is_numbered && told.view < view {
+            (format!("view {}", told.view), view)
+        } else if told.revision > 0 && told.revision < revision {
+            (format!("revision {}", told.revision), revision)
+        } else {
+            return Ok(());
+        };
+        Err(format!(
+            "the coordinator is at {at}, and this daemon has heard of {heard}: its `coordinator.json` is an old one; give it back \
+             the latest, or restart the daemons of all members"
+        ))
+    }
+
     /// Takes what the keeper tells.
     ///
     /// # Errors
@@ -283,16 +309,10 @@ impl Heard {
         if let Some(joined) = joined.filter(|joined| *joined != told.cluster) {
             return Err(another_cluster(joined, told.cluster));
         }
-        let heard = self.views.borrow().number;
-        // One that was just started, and has no members yet, may not number its view.
-        let is_numbered = told.view > 0 || !told.members.is_empty();
-        if joined.is_some() && is_numbered && told.view < heard {
-            return Err(format!(
-                "the coordinator is at view {}, and this daemon has heard of {heard}: its `coordinator.json` is an old one; give \
-                 it back the latest, or restart the daemons of all members",
-                told.view
-            ));
+        if joined.is_some() {
+            self.is_latest(&told)?;
         }
+        *self.file.lock() = told.file;
         self.views.send_if_modified(|view| {
             let heard = View::new(told.view, told.members);
             // The same members under a later number are no news: who is responsible for what does not change.

@@ -13,7 +13,7 @@ use tidefs_engine::types::{Incarnation, MemberId, PeerId};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::wire::{Answered, Ask, CHANNEL, KEEPER, Told, decode, encode};
+use super::wire::{Answered, Ask, CHANNEL, FileState, KEEPER, Told, decode, encode};
 use super::{HostedSettings, StartError, another_cluster, file};
 use crate::cluster::coordinator::embedded::{Agreed, Embedded};
 use crate::cluster::coordinator::{
@@ -63,6 +63,8 @@ impl Keeper {
         let unread = |source| StartError::File { file: settings.file.clone(), source };
         let agreed = file::load(&settings.file).map_err(unread)?;
         let before: Vec<_> = agreed.members.values().map(|member| (member.id, member.incarnation)).collect();
+        let (start, found) = (file::drawn().map_err(unread)?, agreed.changes());
+        let state = FileState { start, found, kept: found };
         let own = Embedded::resumed(agreed);
         let (agreed, view, namespaces) = own.agreed();
         let kept = Arc::new_cyclic(|weak| Kept {
@@ -70,7 +72,7 @@ impl Keeper {
             file: settings.file.clone(),
             lease: settings.lease,
             written: Mutex::default(),
-            told: Mutex::new(Told::of(agreed.cluster, &view, &namespaces)),
+            told: Mutex::new(Told::of(agreed.cluster, &view, &namespaces, state)),
             followers: Mutex::default(),
             runtime: runtime.clone(),
             weak: Weak::clone(weak),
@@ -116,7 +118,9 @@ impl Kept {
             tracing::error!(reason, "what the cluster agrees on may be lost with the end of this daemon");
             reason
         })?;
-        *self.told.lock() = Told::of(agreed.cluster, &view, &namespaces);
+        let mut told = self.told.lock();
+        let state = FileState { kept: agreed.changes(), ..told.file };
+        *told = Told::of(agreed.cluster, &view, &namespaces, state);
         *written = Some(agreed);
         Ok(())
     }

@@ -8,7 +8,7 @@ use nix::sched::{CloneFlags, unshare};
 use tidefs_engine::types::MemberId;
 
 use super::super::conformance::{Pair, as_registered, coordinator_facts, join, sets, shows, soon, started};
-use super::super::{CoordinatorError, Reachability};
+use super::super::{CoordinatorError, Namespaces, Reachability};
 use super::*;
 use crate::cluster::member::View;
 
@@ -55,6 +55,18 @@ async fn is_reached(coordinator: &dyn Coordinator, wanted: bool) -> String {
             }
             other => assert!(Instant::now() < end, "{other:?}"),
         }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits until what the coordinator says is not gone by, and tells why.
+async fn is_refused(coordinator: &dyn Coordinator) -> String {
+    let end = soon();
+    loop {
+        if let Reachability::Refused { reason, .. } = coordinator.reachability() {
+            return reason.to_string();
+        }
+        assert!(Instant::now() < end, "{:?}", coordinator.reachability());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -180,14 +192,7 @@ async fn an_old_file_is_not_gone_by_until_the_latest_is_back() {
     let latest = std::fs::read(&settings.file).unwrap();
     std::fs::write(&settings.file, &old).unwrap();
     let keeper = handle_again(&settings).await;
-    let end = soon();
-    let reason = loop {
-        if let Reachability::Refused { reason, .. } = follower.reachability() {
-            break reason;
-        }
-        assert!(Instant::now() < end, "{:?}", follower.reachability());
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
+    let reason = is_refused(&*follower).await;
     assert!(reason.contains("coordinator.json") && reason.contains("restart the daemons"), "{reason}");
     assert_eq!(*views.borrow_and_update(), heard, "what was heard stands");
     let shortly = Instant::now() + Duration::from_millis(100);
@@ -202,6 +207,49 @@ async fn an_old_file_is_not_gone_by_until_the_latest_is_back() {
     is_reached(&*follower, true).await;
     follower.change_namespace("kv", sets("ttl", "1h"), soon()).await.unwrap();
     assert_eq!(as_registered(&follower.views().borrow()).last(), Some(&member));
+}
+
+#[tokio::test]
+async fn an_old_file_that_lacks_changes_of_directories_alone_is_not_gone_by() {
+    for lost in [1, 3] {
+        let (_directory, settings) = place();
+        let (keeper, follower) = (handle(&settings), handle(&settings));
+        join(&*follower, 2).await;
+        follower.change_namespace("kv", sets("quota", "1GiB"), soon()).await.unwrap();
+        let old = std::fs::read(&settings.file).unwrap();
+        let mut latest = 0;
+        for number in 0..lost {
+            let change = sets("ttl", &format!("{number}h"));
+            latest = follower.change_namespace("kv", change, soon()).await.unwrap();
+        }
+        let is_latest = |agreed: &Namespaces| agreed.revision == latest;
+        let heard = shows(&mut follower.namespaces(), "the last change", is_latest).await;
+        drop(keeper);
+        is_reached(&*follower, false).await;
+        std::fs::write(&settings.file, &old).unwrap();
+        let _keeper = handle_again(&settings).await;
+        let reason = is_refused(&*follower).await;
+        assert!(reason.contains("coordinator.json"), "{reason}");
+        assert_eq!(*follower.namespaces().borrow(), heard, "what was heard stands");
+        let shortly = Instant::now() + Duration::from_millis(100);
+        let refused = follower.change_namespace("kv", sets("ttl", "9h"), shortly).await.unwrap_err();
+        assert!(refused.to_string().contains("coordinator.json"), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_keeper_that_starts_again_and_again_without_a_change_is_gone_by() {
+    let (_directory, settings) = place();
+    let (mut keeper, follower) = (handle(&settings), handle(&settings));
+    // It asks for nothing when it comes again, and nothing is written.
+    follower.begin(MemberId(2), soon()).await.unwrap();
+    follower.change_namespace("kv", sets("quota", "1GiB"), soon()).await.unwrap();
+    for _ in 0..3 {
+        drop(keeper);
+        is_reached(&*follower, false).await;
+        keeper = handle_again(&settings).await;
+        is_reached(&*follower, true).await;
+    }
 }
 
 #[tokio::test]

@@ -56,11 +56,34 @@ pub(super) struct Told {
     /// Revision of these records.
     pub(super) revision: u64,
     pub(super) namespaces: BTreeMap<String, NamespaceRecord>,
+    /// What the file of the keeper holds; an older keeper does not say.
+    #[serde(default)]
+    pub(super) file: FileState,
+}
+
+/// The state of the keeper's file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FileState {
+    /// Drawn by each start of a keeper. Zero: nothing is known.
+    pub(super) start: u64,
+    /// How many changes the file held that this start found.
+    pub(super) found: u64,
+    /// How many it holds now.
+    pub(super) kept: u64,
+}
+
+impl FileState {
+    /// Whether another start of the keeper found less than was kept before.
+    pub(super) fn is_older_than(&self, before: &Self) -> bool {
+        let are_known = self.start != 0 && before.start != 0;
+        are_known && self.start != before.start && self.found < before.kept
+    }
 }
 
 impl Told {
-    pub(super) fn of(cluster: ClusterId, view: &View, namespaces: &Agreement) -> Self {
+    pub(super) fn of(cluster: ClusterId, view: &View, namespaces: &Agreement, file: FileState) -> Self {
         Self {
+            file,
             cluster,
             view: view.number,
             members: view.members().to_vec(),
@@ -110,8 +133,14 @@ mod tests {
             members: vec![member(1, 8)],
             revision: 2,
             namespaces: [("kv".to_owned(), NamespaceRecord::default())].into(),
+            file: FileState { start: u64::MAX, found: 3, kept: 4 },
         };
-        assert_eq!(decode::<Told>(&encode(&told).unwrap()), Ok(told));
+        assert_eq!(decode::<Told>(&encode(&told).unwrap()), Ok(told.clone()));
+        // An older keeper says nothing of its file.
+        let mut older = serde_json::to_value(&told).unwrap();
+        older.as_object_mut().unwrap().remove("file").unwrap();
+        let older = decode::<Told>(&encode(&older).unwrap()).unwrap();
+        assert_eq!(older, Told { file: FileState::default(), ..told });
     }
 
     proptest! {
