@@ -216,7 +216,8 @@ impl Core {
             tracing::error!(
                 ours = %self.me.incarnation,
                 latest = %later.incarnation,
-                "another daemon runs as this member, which takes part no more: give each a state directory of its own"
+                "another daemon runs as this member, which takes part no more: set cluster.member to another number on one of \
+                 them, or give a cloned machine an /etc/machine-id of its own"
             );
         }
         if !self.was_out.swap(true, Ordering::AcqRel) {

@@ -310,8 +310,8 @@ settings! {
             default: default_host_name(), "the host name"; range: Range::any(); example: "gpu-17";
         }
 
-        /// Number of this member, at each of its starts and no other member's. `0` takes a hash of the machine's id and the
-        /// mount point. Set it where machines are cloned.
+        /// Number of this member, at each of its starts and no other member's. `0` takes a hash of the machine's id, the
+        /// host's name and the mount point. Set it where machines are cloned.
         member: u64 {
             default: 0; range: Range::any(); example: "17";
         }

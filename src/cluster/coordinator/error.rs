@@ -24,8 +24,9 @@ pub enum CoordinatorError {
     },
     /// Another process started as the same member later.
     #[error(
-        "member {member:016x} was started again (start {latest}, this one is {ours}): give each daemon a state directory \
-         of its own, which holds its member id", member = .member.0
+        "member {member:016x} was started again (start {latest}, this one is {ours}): if that is another daemon, set \
+         cluster.member to another number on one of them, or give a cloned machine an /etc/machine-id of its own",
+        member = .member.0
     )]
     Superseded {
         /// The member.
