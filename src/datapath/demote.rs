@@ -111,8 +111,9 @@ impl Datapath {
         state.leaves_first(slot) || self.ssd.get().is_some_and(|ssd| self.stands_on_ssd(ssd, state, slot))
     }
 
-    /// An object that is to leave soon and is on disk already, when the victim is not: it leaves without a loss.
-    pub(super) fn copied_instead(&self, state: &mut State, victim: Slot) -> Option<Slot> {
+    /// An object that is to leave soon and is on disk already, when the victim is not: it leaves without a loss, for what
+    /// grows in `growing`.
+    pub(super) fn copied_instead(&self, state: &mut State, victim: Slot, growing: Slot) -> Option<Slot> {
         let ssd = self.ssd.get()?;
         if self.has_copy(state, victim) {
             return None;
@@ -120,6 +121,10 @@ impl Datapath {
         let id = state.domain_of(victim);
         let next = state.domains.coldest_of(id, COPIED_INSTEAD);
         // Clients that hold references to it read its segment.
-        next.into_iter().find(|&slot| !state.is_referenced(slot) && self.stands_on_ssd(ssd, state, slot))
+        next.into_iter().find(|&slot| {
+            !state.is_referenced(slot)
+                && self.stands_on_ssd(ssd, state, slot)
+                && state.may_leave_for(slot, growing)
+        })
     }
 }

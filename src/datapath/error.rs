@@ -50,7 +50,9 @@ pub enum Error {
     #[error("owner, group and mode do not allow it")]
     Denied,
     /// The directory's quota is full of what cannot be evicted.
-    #[error("the quota of `{directory}` ({quota}) is full of what is open, pinned or being written")]
+    #[error(
+        "the quota of `{directory}` ({quota}) is full of what is open, pinned, being written or within a floor"
+    )]
     OverQuota {
         /// Path of the directory that has the quota.
         directory: String,

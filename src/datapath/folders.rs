@@ -1,7 +1,7 @@
 //! What the cache keeps of each directory: its policy, what is stored below it, and how large its objects are.
 
 use hashbrown::{HashMap, HashSet};
-use tidefs_engine::types::{ByteCount, ObjectCount};
+use tidefs_engine::types::{ByteCount, ObjectCount, PAGE};
 
 use super::domains::DomainId;
 use super::guess::SizeGuess;
@@ -53,6 +53,19 @@ impl Folder {
 #[derive(Debug)]
 pub(super) struct Folders {
     by_slot: HashMap<Slot, Folder>,
+    /// How many of them have a floor.
+    floors: usize,
+}
+
+/// A quota that something would pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QuotaInTheWay {
+    /// Where that grows: at or below `limited`.
+    pub(super) growing: Slot,
+    /// The directory that has the quota.
+    pub(super) limited: Slot,
+    /// The quota.
+    pub(super) quota: ByteCount,
 }
 
 /// What is in force for an object after inheritance.
@@ -81,7 +94,7 @@ impl EffectivePolicy {
 
 impl Folders {
     pub(super) fn new(root_domain: DomainId) -> Self {
-        let mut folders = Self { by_slot: HashMap::new() };
+        let mut folders = Self { by_slot: HashMap::new(), floors: 0 };
         folders.insert(Slot::ROOT, PolicyRecord::default(), root_domain);
         folders
     }
@@ -100,11 +113,29 @@ impl Folders {
             hits: 0,
             misses: 0,
         };
-        self.by_slot.insert(slot, folder);
+        self.floors += usize::from(folder.policy.floor.is_some());
+        let before = self.by_slot.insert(slot, folder);
+        self.floors -= usize::from(before.is_some_and(|folder| folder.policy.floor.is_some()));
     }
 
     pub(super) fn remove(&mut self, slot: Slot) {
-        self.by_slot.remove(&slot);
+        let before = self.by_slot.remove(&slot);
+        self.floors -= usize::from(before.is_some_and(|folder| folder.policy.floor.is_some()));
+    }
+
+    /// Gives the directory in `slot` another policy of its own. Returns the policy again when there is no such directory.
+    pub(super) fn set_policy(&mut self, slot: Slot, policy: PolicyRecord) -> Option<PolicyRecord> {
+        let Some(folder) = self.by_slot.get_mut(&slot) else { return Some(policy) };
+        self.floors += usize::from(policy.floor.is_some());
+        self.floors -= usize::from(folder.policy.floor.is_some());
+        folder.policy = policy;
+        None
+    }
+
+    /// Compares the number of floors with the directories. For tests.
+    pub(super) fn check_floors(&self) {
+        let found = self.by_slot.values().filter(|folder| folder.policy.floor.is_some()).count();
+        assert_eq!(self.floors, found, "directories with a floor");
     }
 
     pub(super) fn get(&self, slot: Slot) -> Option<&Folder> {
@@ -251,16 +282,40 @@ impl State {
         directory: Slot,
         more: ByteCount,
         counted_in: Option<Slot>,
-    ) -> Option<(Slot, ByteCount)> {
+    ) -> Option<QuotaInTheWay> {
         // What is above one that counts them does so too.
         let counting: HashSet<Slot> =
             counted_in.into_iter().flat_map(|counted| self.tree.ancestors(counted)).collect();
         let mut growing = self.tree.ancestors(directory).take_while(|ancestor| !counting.contains(ancestor));
-        growing.find_map(|ancestor| {
-            let folder = self.folders.get(ancestor)?;
+        growing.find_map(|limited| {
+            let folder = self.folders.get(limited)?;
             let quota = folder.policy.quota?;
             let used = folder.bytes.saturating_add(folder.unsealed);
-            (used.saturating_add(more) > quota).then_some((ancestor, quota))
+            let in_the_way = QuotaInTheWay { growing: directory, limited, quota };
+            (used.saturating_add(more) > quota).then_some(in_the_way)
+        })
+    }
+
+    /// Whether the object in `victim` may leave for what grows in `growing`: the directories above it that have a floor hold
+    /// that much without it, or hold `growing` too and so pay for themselves.
+    ///
+    /// A floor is of all objects below its directory. Closed temporary files that nobody came for are none.
+    pub(super) fn may_leave_for(&self, victim: Slot, growing: Slot) -> bool {
+        if self.folders.floors == 0 {
+            return true;
+        }
+        let Some(object) = self.object(victim).filter(|object| object.phase == Phase::Sealed) else {
+            return true;
+        };
+        // An empty one makes no room.
+        let bytes = footprint(object.size).max(PAGE);
+        let is_broken = |folder: &Folder| {
+            folder.policy.floor.is_some_and(|floor| folder.bytes < floor.saturating_add(bytes))
+        };
+        let mut above = self.tree.ancestors(victim);
+        above.all(|directory| {
+            !self.folders.get(directory).is_some_and(is_broken)
+                || self.tree.ancestors(growing).any(|ancestor| ancestor == directory)
         })
     }
 

@@ -199,9 +199,7 @@ impl State {
             self.next_directory = self.next_directory.max(DirectoryId(record.id.0.saturating_add(1)));
             if record.id == DirectoryId::ROOT {
                 self.tree.node_mut(Slot::ROOT).attributes = attributes_of(&record);
-                if let Some(folder) = self.folders.get_mut(Slot::ROOT) {
-                    folder.policy = record.policy;
-                }
+                self.folders.set_policy(Slot::ROOT, record.policy);
             } else {
                 waiting.entry(record.parent).or_default().push(record);
             }

@@ -251,14 +251,15 @@ impl State {
 }
 
 impl Datapath {
-    /// Compares each domain with the objects that are to be in its order, and each time of expiry with the policy in force.
-    /// For tests.
+    /// Compares each domain with the objects that are to be in its order, each time of expiry with the policy in force, and
+    /// the number of floors with the directories. For tests.
     ///
     /// # Panics
     /// When they differ, or a walk is under way.
     pub fn check_domains(&self) {
         let state = self.lock();
         assert_eq!(state.walks, 0, "walks under way");
+        state.folders.check_floors();
         let mut found = std::collections::HashMap::<DomainId, (usize, u64)>::new();
         for (slot, node) in state.tree.slots() {
             if let Some(folder) =

@@ -18,6 +18,7 @@ use tidefs_engine::types::{ByteCount, FileOffset, PAGE};
 
 use super::burial::Doomed;
 use super::domains::DomainId;
+use super::folders::QuotaInTheWay;
 use super::history::Ending;
 use super::lingering::Lingerers;
 use super::object::Refusal;
@@ -140,7 +141,7 @@ impl Datapath {
         let mut all = Vec::new();
         while freed < missing && all.len() < BATCH_MAX {
             let Some(victim) = state.victim_anywhere(directory) else { break };
-            let victim = match self.copied_instead(state, victim) {
+            let victim = match self.copied_instead(state, victim, directory) {
                 Some(copied) => copied,
                 None if loss == Loss::Accepted || self.has_copy(state, victim) => victim,
                 None => break,
@@ -183,14 +184,15 @@ impl Datapath {
     pub(super) fn make_room_below(
         &self,
         whole: ByteCount,
-        mut in_the_way: impl FnMut(&mut State) -> Option<(Slot, ByteCount)>,
+        mut in_the_way: impl FnMut(&mut State) -> Option<QuotaInTheWay>,
     ) -> Result<(), Error> {
         let started = self.clock.monotonic();
         loop {
             let leaving = {
                 let mut state = self.lock();
-                let Some((limited, quota)) = in_the_way(&mut state) else { return Ok(()) };
-                let victim = (whole <= quota).then(|| state.victim_below(limited)).flatten();
+                let Some(in_the_way) = in_the_way(&mut state) else { return Ok(()) };
+                let QuotaInTheWay { growing, limited, quota } = in_the_way;
+                let victim = (whole <= quota).then(|| state.victim_below(limited, growing)).flatten();
                 let Some(victim) = victim else {
                     let is_late = self.clock.monotonic().saturating_sub(started) > self.settings.deadline;
                     if whole <= quota && state.walks > 0 && !is_late {
@@ -394,7 +396,7 @@ impl State {
     /// The object that leaves next when `directory` grows.
     ///
     /// Whose domain holds more than its share pays first, the grower before others; then whoever holds most above
-    /// its floor. A floor is never broken for somebody else.
+    /// its share. A floor is never broken for somebody else: [`State::may_leave_for`].
     pub(super) fn victim_anywhere(&mut self, directory: Slot) -> Option<Slot> {
         let grower = self.folders.domain(directory);
         let count = self.domains.iter().count() as u64;
@@ -405,15 +407,12 @@ impl State {
             let floor = state.folders.get(domain.directory).and_then(|folder| folder.policy.floor);
             bytes.get().saturating_sub(floor.map_or(fair, ByteCount::get))
         };
-        let is_above_floor = |state: &Self, id: DomainId, bytes: ByteCount| {
-            let domain = state.domains.get(id);
-            let floor = state.folders.get(domain.directory).and_then(|folder| folder.policy.floor);
-            id == grower || bytes > floor.unwrap_or(ByteCount::ZERO)
-        };
         let mut candidates: Vec<(bool, u64, DomainId)> = self
             .domains
             .iter()
-            .filter(|&(id, domain)| !domain.order.is_empty() && is_above_floor(self, id, domain.bytes))
+            .filter(|&(id, domain)| {
+                !domain.order.is_empty() && (id == grower || domain.bytes > ByteCount::ZERO)
+            })
             .map(|(id, domain)| {
                 let excess = excess(self, id, domain.bytes);
                 (id == grower && excess > 0, excess, id)
@@ -422,13 +421,19 @@ impl State {
         // What another member has a copy of goes before what nobody else has, whoever grows.
         let has_soft = |id: &DomainId| self.domains.get(*id).soft > 0;
         let soft: Vec<DomainId> = candidates.iter().map(|&(_, _, id)| id).filter(has_soft).collect();
-        if let Some(victim) =
-            soft.into_iter().find_map(|id| self.victim_of(id).filter(|slot| self.leaves_first(*slot)))
+        if let Some(victim) = soft
+            .into_iter()
+            .find_map(|id| self.victim_for(id, directory).filter(|slot| self.leaves_first(*slot)))
         {
             return Some(victim);
         }
         candidates.sort_unstable();
-        candidates.into_iter().rev().find_map(|(_, _, id)| self.victim_of(id))
+        candidates.into_iter().rev().find_map(|(_, _, id)| self.victim_for(id, directory))
+    }
+
+    /// The object that leaves next in the domain `id`, if no floor keeps it from what grows in `growing`.
+    fn victim_for(&mut self, id: DomainId, growing: Slot) -> Option<Slot> {
+        self.victim_of(id).filter(|&victim| self.may_leave_for(victim, growing))
     }
 
     fn victim_of(&mut self, id: DomainId) -> Option<Slot> {
@@ -442,8 +447,8 @@ impl State {
         }
     }
 
-    /// The object that leaves next below `top`, which has a domain of its own.
-    fn victim_below(&mut self, top: Slot) -> Option<Slot> {
+    /// The object that leaves next below `top`, which has a domain of its own, for what grows in `growing`.
+    fn victim_below(&mut self, top: Slot, growing: Slot) -> Option<Slot> {
         let mut ids: Vec<DomainId> = self
             .domains
             .iter()
@@ -451,7 +456,7 @@ impl State {
             .map(|(id, _)| id)
             .collect();
         ids.sort_unstable_by_key(|&id| std::cmp::Reverse(self.domains.get(id).bytes));
-        ids.into_iter().find_map(|id| self.victim_of(id))
+        ids.into_iter().find_map(|id| self.victim_for(id, growing))
     }
 
     pub(super) fn count_eviction(&mut self, victim: Slot) {

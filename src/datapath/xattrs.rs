@@ -342,9 +342,8 @@ pub(super) fn tier_text(object: &super::Object) -> &'static str {
 
 impl State {
     pub(super) fn set_policy(&mut self, slot: Slot, policy: PolicyRecord) {
-        if let Some(folder) = self.folders.get_mut(slot) {
-            folder.policy = policy;
-        } else if let Some(object) = self.object_mut(slot) {
+        let policy_of_object = self.folders.set_policy(slot, policy);
+        if let Some((object, policy)) = self.object_mut(slot).zip(policy_of_object) {
             object.open_mut().policy = policy;
             object.settle();
         }

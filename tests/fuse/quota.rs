@@ -26,6 +26,9 @@ in_both_modes!(
     an_object_takes_its_own_place_in_a_full_quota,
     a_key_of_more_than_half_its_quota_can_be_rewritten,
     a_floor_protects_a_namespace_from_the_growth_of_others,
+    a_floor_protects_directories_with_a_policy_of_their_own,
+    a_quota_is_not_kept_by_breaking_the_floor_of_a_directory_below,
+    what_is_larger_than_the_rest_above_a_floor_stays,
     an_expired_object_is_absent,
     an_object_lives_until_its_ttl,
     an_expired_object_is_readable_to_its_end_by_who_has_it_open,
@@ -259,11 +262,57 @@ fn a_floor_protects_a_namespace_from_the_growth_of_others(mode: Mode) {
     set(&kept, "user.tidefs.floor", "16MiB");
     fill(&kept, 12);
     fill(&growing, 4 * 64);
-    assert_eq!(sorted_names(&kept).len(), 12, "what is below the floor stays");
-    for index in 0..12 {
-        let found = fs::read(kept.join(format!("k{index}"))).expect("read");
-        assert_eq!(pattern::verify_object(&found), Ok(index));
+    assert_whole(&kept, 12);
+}
+
+/// Nothing that [`fill`] put there has left.
+#[track_caller]
+fn assert_whole(directory: &Path, count: usize) {
+    assert_eq!(sorted_names(directory).len(), count, "what is below the floor stays");
+    for index in 0..count {
+        let found = fs::read(directory.join(format!("k{index}"))).expect("read");
+        assert_eq!(pattern::verify_object(&found), Ok(offset(index)));
     }
+}
+
+fn a_floor_protects_directories_with_a_policy_of_their_own(mode: Mode) {
+    let mount = small(mode);
+    let (kept, growing) = (mount.namespace("kept"), mount.namespace("growing"));
+    set(&kept, "user.tidefs.floor", "16MiB");
+    let model = kept.join("model");
+    fs::create_dir(&model).expect("mkdir");
+    set(&model, "user.tidefs.policy", "lru");
+    fill(&model, 12);
+    fill(&growing, 4 * 64);
+    assert_whole(&model, 12);
+}
+
+fn a_quota_is_not_kept_by_breaking_the_floor_of_a_directory_below(mode: Mode) {
+    let mount = small(mode);
+    let limited = mount.namespace("limited");
+    set(&limited, "user.tidefs.quota", "16MiB");
+    let [kept, growing] = ["kept", "growing"].map(|name| limited.join(name));
+    [&kept, &growing].into_iter().for_each(|directory| fs::create_dir(directory).expect("mkdir"));
+    set(&kept, "user.tidefs.floor", "12MiB");
+    fill(&kept, 10);
+    fill(&growing, 48);
+    assert_whole(&kept, 10);
+    let others = sorted_names(&growing).len();
+    assert!((3..=6).contains(&others), "{others} MiB beside 10 MiB below a quota of 16 MiB");
+}
+
+fn what_is_larger_than_the_rest_above_a_floor_stays(mode: Mode) {
+    let mount = small(mode);
+    let (kept, growing) = (mount.namespace("kept"), mount.namespace("growing"));
+    set(&kept, "user.tidefs.floor", "32MiB");
+    for index in 0..9 {
+        publish_object(&kept.join(format!("k{index}")), index, 4 * MIB);
+    }
+    publish_object(&kept.join("tail"), 9, MIB + MIB / 2);
+    fill(&growing, 64);
+    let held = bytes_in(&kept);
+    let expected = (32 << 20)..=(34 << 20);
+    assert!(expected.contains(&held), "{held} bytes are left, with a floor of 32 MiB");
 }
 
 fn an_expired_object_is_absent(mode: Mode) {
