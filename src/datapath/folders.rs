@@ -332,10 +332,16 @@ impl State {
 
     /// Whether `directory` or one above it has a quota.
     pub(super) fn has_quota(&self, directory: Slot) -> bool {
-        self.tree
-            .ancestors(directory)
-            .filter_map(|ancestor| self.folders.get(ancestor))
-            .any(|folder| folder.policy.quota.is_some())
+        self.tree.ancestors(directory).any(|ancestor| self.has_own_quota(ancestor))
+    }
+
+    /// Those of `directory` and the ones above it that have a quota, nearest first.
+    pub(super) fn quotas_above(&self, directory: Slot) -> Vec<Slot> {
+        self.tree.ancestors(directory).filter(|&ancestor| self.has_own_quota(ancestor)).collect()
+    }
+
+    fn has_own_quota(&self, directory: Slot) -> bool {
+        self.folders.get(directory).is_some_and(|folder| folder.policy.quota.is_some())
     }
 
     /// Size that the next object in `directory` is expected to have, `None` when its sizes are not known or vary.

@@ -6,6 +6,7 @@
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::burial::Doomed;
+use super::folders::QuotaInTheWay;
 use super::history::Ending;
 use super::object::Refusal;
 use super::regroup::{Changes, Walk};
@@ -40,8 +41,10 @@ impl Datapath {
             let slot = self.visible_child(&mut state, caller, parent, &name)?;
             if state.tree.directory(slot).is_some() {
                 let moved = self.rename_directory(&mut state, slot, new_parent, new_name, keep_target)?;
+                let limited = state.quotas_above(new_parent);
                 drop(state);
                 moved.walk.into_iter().for_each(|walk| self.regroup(walk));
+                self.fit_moved(slot, &limited);
                 return moved.recorded;
             }
             // What makes room for it must not evict it.
@@ -79,6 +82,17 @@ impl Datapath {
         update_holds();
         self.carry_out(afterwards);
         outcome
+    }
+
+    /// Evicts below each of the directories `limited` down to its quota, for the directory in `slot` that came to be there.
+    fn fit_moved(&self, slot: Slot, limited: &[Slot]) {
+        for &limited in limited {
+            // As when a quota is lowered: what cannot go stays.
+            let _ = self.make_room_below(ByteCount::ZERO, |state| {
+                let in_the_way = state.quota_in_the_way(limited, ByteCount::ZERO, None)?;
+                Some(QuotaInTheWay { growing: slot, ..in_the_way })
+            });
+        }
     }
 
     /// Makes room for a file in the quotas above its new place, where it is not counted already.

@@ -18,6 +18,7 @@ in_both_modes!(
     a_quota_evicts_inside_its_namespace_only,
     a_quota_is_what_statfs_of_the_namespace_tells,
     a_quota_lowered_below_usage_evicts_down_to_it,
+    a_directory_that_moves_below_a_quota_is_evicted_down_to_it,
     a_quota_full_of_pins_says_edquot,
     files_that_are_being_written_take_no_room_beyond_their_quota,
     closed_temporary_files_take_no_room_beyond_their_quota,
@@ -92,6 +93,18 @@ fn a_quota_lowered_below_usage_evicts_down_to_it(mode: Mode) {
     let within = wait::until(wait::HANG, || bytes_in(&limited) <= 8 << 20);
     assert!(within, "{} bytes below a quota of 8 MiB", bytes_in(&limited));
     assert_eq!(pattern::verify_object(&fs::read(limited.join("one more")).expect("read")), Ok(99));
+}
+
+fn a_directory_that_moves_below_a_quota_is_evicted_down_to_it(mode: Mode) {
+    let mount = small(mode);
+    let (limited, free) = (mount.namespace("limited"), mount.namespace("free"));
+    set(&limited, "user.tidefs.quota", "8MiB");
+    fs::create_dir(free.join("d")).expect("mkdir");
+    fill(&free.join("d"), 20);
+    fs::rename(free.join("d"), limited.join("d")).expect("rename");
+    let held = bytes_in(&limited.join("d"));
+    let expected = (6 << 20)..=(8 << 20);
+    assert!(expected.contains(&held), "{held} bytes below a quota of 8 MiB");
 }
 
 fn a_quota_full_of_pins_says_edquot(mode: Mode) {

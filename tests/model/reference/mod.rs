@@ -169,7 +169,7 @@ pub(crate) struct Directory {
     pub(crate) mode: u32,
     /// Its own policy.
     pub(crate) policy: Policy,
-    /// Whether what is below it may pass its quota: it was filled by renaming a directory, or of what cannot be evicted.
+    /// Whether what is below it may pass its quota: it was filled of what cannot be evicted.
     pub(crate) excused: bool,
 }
 

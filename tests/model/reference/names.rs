@@ -140,9 +140,6 @@ impl Model {
         self.directories.get_mut(&id).expect("it lives").parent = to;
         let above = self.directories.get_mut(&to).expect("a directory that lives");
         above.entries.insert(name.to_owned(), Entry::Directory(id));
-        for ancestor in self.ancestors(to) {
-            self.directories.get_mut(&ancestor).expect("it lives").excused = true;
-        }
         for ((directory, file, ttl), (_, _, old)) in self.times_to_live_below(id).into_iter().zip(before) {
             // As for a file that is renamed: what was in use when its time had come goes later.
             if ttl != old {

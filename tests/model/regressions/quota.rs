@@ -1,10 +1,16 @@
 //! Quotas: what counts in one, whose place it takes, and what leaves for it.
 
-use super::{CREATE, at, start};
+use super::{CREATE, READ, at, start};
 use crate::logic::Logic;
-use crate::operation::{Op, Pick, Setting, Target};
+use crate::operation::{NAMES, Op, Pick, Setting, Target};
 use crate::run::Run;
 use crate::system::System;
+
+/// `name` in one of the directories that exist.
+fn within(directory: u16, name: &str) -> Target {
+    let name = NAMES.iter().position(|known| *known == name).expect("a name of the language");
+    Target::Named { directory: Pick(directory), name }
+}
 
 impl<S: System> Run<S> {
     fn quota(&mut self, kib: u64) {
@@ -61,6 +67,29 @@ fn a_closed_temporary_file_counts_in_its_quota_and_goes_first_when_nobody_came_f
     run.step(&Op::Advance { seconds: 61, expires: true });
     run.stored(0, "k2", 60_000);
     assert!(run.seen(1, "k1") && run.seen(1, "k2") && !run.seen(1, "k3.tmp"));
+}
+
+#[test]
+fn a_directory_that_moves_below_full_quotas_makes_room_in_each() {
+    let mut run = start();
+    // They are the root, d0, d0/d1 and d1.
+    for (directory, name) in [(0, "d0"), (1, "d1"), (0, "d1")] {
+        run.step(&Op::Mkdir { who: 0, target: within(directory, name) });
+    }
+    for (directory, kib) in [(1, 100), (2, 10)] {
+        let setting = Setting::Quota(Some(kib));
+        run.step(&Op::DirectoryPolicy { who: 0, directory: Pick(directory), setting });
+    }
+    for (directory, name) in [(3, "k0"), (1, "k1")] {
+        run.step(&Op::Put { who: 0, target: within(directory, name), length: 60_000, seed: 1 });
+    }
+    // What cannot go passes the nearer quota; the farther one has room for it when the other object leaves.
+    let moved = *run.model.directories.keys().nth(3).expect("there are four");
+    let reader = run.open(0, moved, "k0", READ).expect("it opens");
+    let token = run.model.handles[reader].token;
+    run.step(&Op::RenameDirectory { who: 0, directory: Pick(2), to: within(2, "d0") });
+    assert!(run.seen(1, "d0/d1/d0/k0") && !run.seen(1, "d0/k1"));
+    run.closed(token);
 }
 
 #[test]

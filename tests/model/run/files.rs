@@ -240,8 +240,14 @@ impl<S: System> Run<S> {
     pub(super) fn rename_directory(&mut self, who: usize, id: DirectoryId, to: Target) {
         let to = self.pick(to);
         let (source, target) = (self.model.directory_path(id), self.model.path(to.0, &to.1));
+        let before = self.system.books();
         let found = self.system.rename(who, &source, &target, false);
         let expected = self.model.rename_directory(id, (to.0, &to.1));
         assert_eq!(found, expected, "rename of directory {source} to {target} by {who}");
+        if let Some(before) = before {
+            // What leaves for a quota above the new place does so from there.
+            let evictable = self.evictable(None);
+            self.take_evicted(before, &evictable, &[]);
+        }
     }
 }

@@ -228,14 +228,25 @@ impl<S: System> Run<S> {
         action: impl FnOnce(&mut S) -> T,
     ) -> T {
         let Some(before) = self.system.books() else { return action(&mut self.system) };
+        let evictable = self.evictable(spared);
+        let outcome = action(&mut self.system);
+        self.take_evicted(before, &evictable, names);
+        outcome
+    }
+
+    /// Names of what the cache may evict now, but for `spared`.
+    fn evictable(&self, spared: Option<&Name>) -> Vec<Name> {
         let slots = self.model.slots();
-        let evictable: Vec<Name> = slots
+        slots
             .into_iter()
             .filter(|(directory, _, slot)| self.model.is_evictable(*directory, *slot))
             .map(|(directory, name, _)| (directory, name))
             .filter(|name| Some(name) != spared)
-            .collect();
-        let outcome = action(&mut self.system);
+            .collect()
+    }
+
+    /// Takes what of `evictable` was evicted since `before` out of the model. `names`: as for [`Run::call`].
+    fn take_evicted(&mut self, before: Books, evictable: &[Name], names: &[&Name]) {
         let evicted = self.books().evictions - before.evictions;
         let mut found = 0;
         for name in evictable.iter().filter(|_| evicted > 0) {
@@ -252,7 +263,6 @@ impl<S: System> Run<S> {
             }
         }
         assert_eq!(found, evicted, "something was evicted that is open or pinned, or twice");
-        outcome
     }
 
     fn books(&self) -> Books {
