@@ -314,7 +314,7 @@ impl Datapath {
             let now_ns = self.now_ns();
             let mut state = self.lock();
             state.elsewhere.change(KeyId::of(path));
-            state.elsewhere.withdrawn.put(KeyId::of(path), through);
+            state.elsewhere.note_withdrawn(KeyId::of(path), through);
             let Some(slot) = state.tree.by_path(path) else {
                 // It was known to be absent, and nobody tells this host any more when it appears.
                 drop(state);

@@ -193,6 +193,13 @@ impl Elsewhere {
         was_absent
     }
 
+    /// All versions of the name up to `through` were withdrawn. Of what was said at about the same time the earlier word may
+    /// come last: it takes nothing back.
+    fn note_withdrawn(&mut self, key: KeyId, through: Stamp) {
+        let known = self.withdrawn.get(&key).copied().unwrap_or_default();
+        self.withdrawn.put(key, through.max(known));
+    }
+
     /// Nothing that was answered about absent names is true for sure any more.
     fn forget_absence(&mut self) {
         self.absent.clear();

@@ -328,6 +328,17 @@ impl Datapath {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::datapath::elsewhere::Elsewhere;
+
+    #[test]
+    fn an_earlier_word_that_comes_last_takes_no_withdrawal_back() {
+        let (mut elsewhere, key) = (Elsewhere::default(), KeyId::of(b"kv/a"));
+        let mut through = |stamp| {
+            elsewhere.note_withdrawn(key, Stamp(stamp));
+            elsewhere.withdrawn.peek(&key).copied()
+        };
+        assert_eq!([10, 4, 12].map(&mut through), [10, 10, 12].map(|stamp| Some(Stamp(stamp))));
+    }
 
     #[test]
     fn a_replacement_is_later_than_what_a_host_with_a_fast_clock_wrote() {
