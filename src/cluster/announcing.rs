@@ -9,9 +9,11 @@ use parking_lot::Mutex;
 use tidefs_engine::types::MemberId;
 use tokio::sync::Notify;
 
+use super::batcher::Haste;
 use super::catalog::wire::{Change, Outcome};
+use super::copying::Wish;
 use super::core::{Core, Seen};
-use super::object::{Holder, Holding, Stamp};
+use super::object::{Copy, Facts, FileFacts, Holder, Holding, Medium, Stamp};
 use super::shards::{KeyId, Owners, Shard};
 
 /// Things that are announced together.
@@ -263,27 +265,79 @@ impl Core {
                 let change = Change::Announce { path: path.clone(), stamp, facts, medium, contact_age_ms };
                 let core = Arc::clone(self);
                 let told = tokio::spawn(async move { core.change_at(member, change, deadline).await });
-                under_way.push((member, shard, path, told));
+                under_way.push((member, path, stamp, told));
             }
         }
         self.counters.announced.add(under_way.len() as u64);
         let mut refused: BTreeMap<Vec<u8>, Stamp> = BTreeMap::new();
-        for (member, shard, path, told) in under_way {
+        let mut gone = Vec::new();
+        for (member, path, stamp, told) in under_way {
             match told.await {
                 Ok(Ok(Outcome::Refused { through })) => {
                     let known = refused.entry(path).or_default();
                     *known = through.max(*known);
                 }
-                Ok(Ok(Outcome::Done { .. } | Outcome::Late { .. })) => {}
+                Ok(Ok(Outcome::Done { .. } | Outcome::Late { .. })) => {
+                    if self.went_away(&**holder, &path, stamp) {
+                        gone.push((member, path, stamp));
+                    }
+                }
                 Ok(Ok(Outcome::Moved) | Err(_)) | Err(_) => {
-                    failed.entry(member).or_default().insert(shard);
+                    failed.entry(member).or_default().insert(KeyId::of(&path).shard());
                 }
             }
         }
+        self.tell_gone(holder, gone).await;
         self.counters.refused.add(refused.len() as u64);
         for (path, through) in refused {
             self.note_revocation(KeyId::of(&path).shard());
             holder.withdraw(path, through).await;
+        }
+    }
+
+    /// Whether this member has no copy of that version any more, and is publishing nothing that takes its place.
+    fn went_away(&self, holder: &dyn Holder, path: &[u8], stamp: Stamp) -> bool {
+        !holder.holds(path, stamp) && !self.publishing.lock().is_under_way(path)
+    }
+
+    /// Tells members of copies that went while they were announced: that they went may have been said before, and
+    /// to the other owner alone.
+    async fn tell_gone(self: &Arc<Self>, holder: &Arc<dyn Holder>, gone: Vec<(MemberId, Vec<u8>, Stamp)>) {
+        let deadline = self.in_background();
+        let mut under_way = Vec::new();
+        for (member, path, stamp) in gone {
+            let (core, change) = (Arc::clone(self), Change::LetGo { path: path.clone(), stamp });
+            let told = tokio::spawn(async move { core.change_at(member, change, deadline).await });
+            under_way.push((path, stamp, told));
+        }
+        for (path, stamp, told) in under_way {
+            let is_told = matches!(told.await, Ok(Ok(Outcome::Done { .. } | Outcome::Late { .. })));
+            if holder.holds(&path, stamp) {
+                // It came back meanwhile, and may have been said to be here before it was taken back.
+                self.announce_what_is_held(&path);
+            } else if !is_told {
+                self.note_again(&Change::LetGo { path, stamp });
+            }
+        }
+    }
+
+    /// Has others know how many copies there are to be of what is here, where the catalog knows it to be.
+    pub(super) fn announce_wish(self: &Arc<Self>, wish: &Wish, facts: FileFacts, copies: &[Copy]) {
+        let Some(holder) = self.holder.upgrade() else { return };
+        let (path, stamp) = (wish.path.clone(), wish.stamp);
+        if !holder.holds(&path, stamp) {
+            return;
+        }
+        let own = copies.iter().find(|copy| copy.member == self.me.member);
+        // What leaves first is not wished for more than once: if it was such a copy, it is none now.
+        let medium = own.map(|copy| copy.medium).filter(|medium| medium.is_hard()).unwrap_or(Medium::Memory);
+        let owners = self.seen().map.owners(KeyId::of(&path).shard());
+        let contact_age_ms = owners.map_or(u64::MAX, |owners| self.contact_age_ms(owners.primary));
+        let facts = Facts::File(FileFacts { replicas: wish.replicas, ..facts });
+        self.note(Change::Announce { path, stamp, facts, medium, contact_age_ms }, Haste::Now);
+        if self.went_away(&*holder, &wish.path, stamp) {
+            // It may have been let go of in between, and that said first.
+            self.note(Change::LetGo { path: wish.path.clone(), stamp }, Haste::Soon);
         }
     }
 

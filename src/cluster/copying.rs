@@ -23,10 +23,9 @@ use tidefs_engine::types::{ByteCount, MemberId, PeerId};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 
-use super::batcher::Haste;
-use super::catalog::wire::{Change, KEEP, Keep, Kept, Message};
+use super::catalog::wire::{KEEP, Keep, Kept, Message};
 use super::core::Core;
-use super::object::{Facts, FileFacts, Found, Holder, Holding, Medium, Stamp, Unkept};
+use super::object::{Facts, Found, Holder, Holding, Stamp, Unkept};
 use super::shards::{KeyId, replica_target};
 
 /// Objects that wait for their first copies.
@@ -327,9 +326,7 @@ impl Core {
             return (Copied::NotMine, 0);
         }
         if !is_known {
-            let facts = Facts::File(FileFacts { replicas: wish.replicas, ..facts });
-            let (path, stamp, medium) = (wish.path.clone(), wish.stamp, Medium::Memory);
-            self.note(Change::Announce { path, stamp, facts, medium, contact_age_ms: 0 }, Haste::Now);
+            self.announce_wish(wish, facts, &copies);
         }
         let (copied, made) = self.copy_to_others(wish, holders, &members(false)).await;
         self.copying.note_short(KeyId::of(&wish.path), matches!(copied, Copied::Short | Copied::NotNow));

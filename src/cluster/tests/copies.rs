@@ -1,11 +1,12 @@
 //! Copies that leave first, and the one that is left, over real sockets.
 
-use tidefs_engine::types::MemberId;
+use tidefs_engine::types::{ByteCount, MemberId};
 
 use super::host::{Host, Seen};
-use super::members::{in_a_cluster_of, soon, until, until_answered, wall};
+use super::members::{in_a_cluster_of, name_served, soon, until, until_answered, wall};
 use super::memory::Object;
-use crate::cluster::{Medium, Stamp};
+use crate::cluster::shards::KeyId;
+use crate::cluster::{Found, Medium, Stamp, Wish};
 
 async fn mediums(host: &Host, path: &str) -> Vec<Medium> {
     match host.look_up(path, soon()).await {
@@ -106,5 +107,39 @@ fn of_many_copies_that_go_to_a_disk_at_once_some_are_told_at_a_time_and_all_in_t
         until("some are told", || told() > 0).await;
         assert!(told() < COPIES, "all at once");
         until("all are told", || told() == COPIES).await;
+    });
+}
+
+#[test]
+fn a_copy_that_is_let_go_of_while_it_is_announced_is_not_named_any_more() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let name =
+            name_served(&hosts, |owners| owners.primary == MemberId(1) && owners.backup == Some(MemberId(2)));
+        let core = &hosts[2].cluster.core;
+        hosts[2].write(&name, b"bytes", wall(), soon()).await.unwrap();
+        hosts[2].memory.state.lock().leaves_when_announced = Some(name.clone().into());
+        core.plan_all_of(MemberId(1));
+        until("it is evicted", || hosts[2].memory.state.lock().objects.is_empty()).await;
+        until("all is announced", || core.plan.told() == 3).await;
+        until("no owner knows it", || hosts.iter().all(|host| host.cluster.status().entries == 0)).await;
+    });
+}
+
+#[test]
+fn a_copy_on_a_disk_is_known_as_one_when_more_copies_are_wanted_than_before() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let stamp = hosts[0].write("kv/a", b"bytes", wall(), soon()).await.unwrap().stamp;
+        let copies = async || match hosts[0].cluster.find(vec![b"kv/a".to_vec()], soon()).await.pop() {
+            Some(Found::Present { copies, .. }) => copies,
+            found => panic!("{found:?}"),
+        };
+        let own = async || copies().await.iter().find(|copy| copy.member == MemberId(1)).unwrap().medium;
+        hosts[0].move_to_ssd("kv/a", true);
+        until_answered("it is on a disk", async || own().await == Medium::Ssd).await;
+        let (path, head) = (b"kv/a".to_vec(), KeyId::of(b"kv/a"));
+        hosts[0].memory.state.lock().objects.get_mut(&path).unwrap().replicas = 2;
+        hosts[0].cluster.wish(Wish { path, stamp, size: ByteCount(5), replicas: 2, head });
+        until_answered("another has a copy", async || copies().await.len() == 2).await;
+        assert_eq!(own().await, Medium::Ssd);
     });
 }

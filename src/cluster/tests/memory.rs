@@ -72,6 +72,8 @@ pub(super) struct State {
     pub(super) is_full: bool,
     /// Withdraws when this says so, as a busy host does.
     pub(super) withdraws_when: Option<watch::Receiver<bool>>,
+    /// A name that is evicted, as for room, when it was just listed to be announced.
+    pub(super) leaves_when_announced: Option<Vec<u8>>,
     /// The member that it is, to fetch what it is asked to keep.
     cluster: Option<Cluster>,
 }
@@ -276,7 +278,7 @@ impl Holder for Memory {
         after: u64,
         max: usize,
     ) -> (Vec<Holding>, Option<u64>) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         let start = usize::try_from(after).unwrap();
         let page: Vec<Holding> = state
             .objects
@@ -287,7 +289,16 @@ impl Holder for Memory {
             .filter_map(|path| state.holding(path))
             .collect();
         let next = start + max;
-        (page, (next < state.objects.len()).then_some(next as u64))
+        let next = (next < state.objects.len()).then_some(next as u64);
+        // Who looks for missing copies wants to hear of all.
+        let is_walk = (0..64).filter_map(Shard::with_number).all(is_wanted);
+        let is_listed = |path: &mut Vec<u8>| !is_walk && page.iter().any(|holding| holding.path == *path);
+        if let Some(path) = state.leaves_when_announced.take_if(is_listed)
+            && let (Some(object), Some(cluster)) = (state.objects.remove(&path), &state.cluster)
+        {
+            cluster.let_go(&path, object.stamp);
+        }
+        (page, next)
     }
 
     fn agreed(&self, _: &crate::cluster::coordinator::Namespaces) {}
