@@ -244,6 +244,7 @@ impl Fetch {
             return Err(ClusterError::OtherLength { found: length, wanted: region.length() });
         }
         let (mut pulled, mut registered) = (Pulled::default(), None);
+        let mut doubted: Vec<MemberId> = Vec::new();
         loop {
             let (before, mut source) = (pulled.bytes(), None);
             let filled = match core.runtime.block_on(self.next())? {
@@ -277,6 +278,11 @@ impl Fetch {
                             return Err(error);
                         }
                         pulled = Pulled::default();
+                        // What is wrong may have come of another one before it: it is asked for the whole, once.
+                        if let Some(source) = source.filter(|it| before > 0 && !doubted.contains(it)) {
+                            doubted.push(source);
+                            self.sources.push(source);
+                        }
                     } else if pulled.bytes() > before {
                         // It gave some, and may give the rest: what takes longer than a loan is lent again. After the others.
                         source.into_iter().for_each(|source| self.sources.insert(0, source));

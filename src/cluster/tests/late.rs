@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use tidefs_engine::engine::Answer;
 use tidefs_engine::memory::{Access, PageKind, Region};
-use tidefs_engine::types::ByteCount;
+use tidefs_engine::types::{ByteCount, MemberId};
 
 use super::host::Seen;
 use super::members::{cluster_of, in_a_cluster_of, runtime, soon, started, until, until_answered, wall};
+use super::memory::Object;
 use crate::cluster::catalog::wire::Lend;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::*;
@@ -54,6 +55,67 @@ fn what_takes_longer_than_a_loan_is_lent_again() {
         let mut read = vec![0; bytes.len()];
         assert!(region.read_at(0, &mut read) && read == bytes);
         assert!(hosts[0].cluster.counters().loans_expired.get() > 0, "it was taken back in between");
+    });
+}
+
+/// Who reads on when what a member lent first was taken back.
+#[derive(Debug)]
+struct Held(Cluster);
+
+impl Arrival for Held {
+    fn arrived(&self, _bytes: ByteCount) {
+        let is_taken_back = || self.0.counters().loans_expired.get() > 0;
+        if is_taken_back() {
+            return;
+        }
+        let end = soon();
+        while !is_taken_back() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // So that nothing can be read any more, either.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+
+    fn starts_again(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn who_gave_the_rest_of_what_came_wrong_from_another_is_asked_for_the_whole() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let (wrong, right, reader) = (MemberId(1), MemberId(2), 2);
+        let hosts = started(&coordinator, 3, |config| {
+            if config.member == wrong {
+                config.timings.loan = Duration::from_secs(2);
+            }
+        })
+        .await;
+        // More than is asked for ahead.
+        let bytes: Vec<u8> = (0..(40_u32 << 20)).map(|at| (at % 239) as u8).collect();
+        let (stamp, size, path) = (Stamp(7), ByteCount(bytes.len() as u64), b"kv/a".to_vec());
+        for (at, first) in [(0, !bytes[0]), (1, bytes[0])] {
+            let mut bytes = bytes.clone();
+            bytes[0] = first;
+            let object =
+                Object { stamp, bytes: bytes.into(), is_directory: false, is_soft: false, replicas: 1 };
+            hosts[at].memory.state.lock().objects.insert(path.clone(), object);
+        }
+        hosts[0].memory.state.lock().lends_wrong_bytes = true;
+        let copies = [wrong, right].map(|member| Copy { member, medium: Medium::Memory }).to_vec();
+        let wanted = Wanted { path, stamp, size, copies };
+        let region = Arc::new(Region::anonymous(size, PageKind::Base, Access::Read).unwrap());
+        let (cluster, target) = (hosts[reader].cluster.clone(), Arc::clone(&region));
+        let arrival = Held(hosts[0].cluster.clone());
+        let fetched = tokio::task::spawn_blocking(move || {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            cluster.fetch(wanted, Duration::from_secs(20), deadline).into_region(&target, &arrival)
+        });
+        assert_eq!(fetched.await.unwrap().unwrap().checksum, xxhash_rust::xxh3::xxh3_64(&bytes));
+        let mut read = vec![0; bytes.len()];
+        assert!(region.read_at(0, &mut read) && read == bytes);
+        assert_eq!(hosts[reader].cluster.counters().corrupt.get(), 1, "what both gave was compared");
     });
 }
 
