@@ -126,11 +126,11 @@ impl State {
 
     /// A directory is about to lose its name: what is open of it without a name counts above it from now on.
     pub(super) fn pass_charges_up(&mut self, directory: Slot) {
-        let has_any = self.folders.get(directory).is_some_and(|folder| folder.unsealed > ByteCount::ZERO);
         let above = self.tree.node(directory).parent;
-        if !has_any || above == Slot::NONE {
+        if above == Slot::NONE {
             return;
         }
+        // What is empty as well: it may grow.
         let is_below = |charge: &&mut Charge| charge.directory == directory;
         self.charges.values_mut().filter(is_below).for_each(|charge| charge.directory = above);
         if let Some(folder) = self.folders.get_mut(directory) {
@@ -138,14 +138,14 @@ impl State {
         }
     }
 
-    /// Files below a quota that the kernel writes, with the backing file of each.
+    /// Unfinished files below a quota that the kernel writes, with the backing file of each.
     fn written_by_kernel(&self) -> Vec<(Slot, Arc<File>)> {
-        let file_of = |&slot: &Slot| {
+        let file_of = |(&slot, charge): (&Slot, &Charge)| {
             let open = self.object(slot)?.open.as_deref().filter(|open| open.passthrough > 0)?;
-            let is_limited = self.has_quota(self.charges.get(&slot)?.directory);
+            let is_limited = self.has_quota(charge.directory);
             open.file.as_ref().filter(|_| is_limited).map(|file| (slot, Arc::clone(file)))
         };
-        self.writing.iter().filter_map(file_of).collect()
+        self.charges.iter().filter_map(file_of).collect()
     }
 }
 
@@ -226,10 +226,15 @@ impl Datapath {
     /// Adds up anew what the directories count of unfinished files, and compares. For tests.
     ///
     /// # Panics
-    /// When they differ, or when a file is counted that is not unfinished, or otherwise than it is.
+    /// When they differ, or when a file is counted that is not unfinished, or otherwise than it is, or in a directory that was
+    /// removed.
     pub fn check_charges(&self) {
         let state = self.lock();
         for (&slot, &charge) in &state.charges {
+            let directory = charge.directory;
+            let is_there =
+                directory == Slot::ROOT || state.tree.get(directory).is_some_and(|node| !node.is_detached());
+            assert!(is_there, "{} counts in a directory that was removed", state.path_text(slot));
             assert_eq!(state.charge_of(slot), Some(charge), "what {} counts with", state.path_text(slot));
         }
         for (slot, node) in state.tree.slots() {

@@ -24,6 +24,7 @@ in_both_modes!(
     closed_temporary_files_take_no_room_beyond_their_quota,
     what_is_written_beyond_its_quota_by_whomever_is_no_object_and_its_writer_is_told,
     what_is_unlinked_while_it_is_written_takes_of_its_quota_until_it_is_closed,
+    what_is_written_without_a_name_takes_of_the_quota_above_a_directory_that_was_removed,
     an_object_takes_its_own_place_in_a_full_quota,
     a_key_of_more_than_half_its_quota_can_be_rewritten,
     a_floor_protects_a_namespace_from_the_growth_of_others,
@@ -226,6 +227,25 @@ fn what_is_unlinked_while_it_is_written_takes_of_its_quota_until_it_is_closed(mo
     assert_eq!(left_in(&limited), (8 - taken) << 20);
     drop(file);
     assert!(wait::until(wait::HANG, || left_in(&limited) == 7 << 20), "{} bytes left", left_in(&limited));
+}
+
+fn what_is_written_without_a_name_takes_of_the_quota_above_a_directory_that_was_removed(mode: Mode) {
+    let mount = small(mode);
+    let limited = mount.namespace("limited");
+    let removed = limited.join("d");
+    fs::create_dir(&removed).expect("mkdir");
+    // Nothing is known of sizes here, and there is no quota yet: with passthrough the kernel writes it.
+    let mut file = File::create(removed.join("k.tmp")).expect("create");
+    fs::remove_file(removed.join("k.tmp")).expect("unlink");
+    fs::remove_dir(&removed).expect("rmdir");
+    set(&limited, "user.tidefs.quota", "8MiB");
+    file.write_all(&pattern::object(1, 2 * MIB)).expect("write");
+    // What the daemon serves has moved to disk.
+    let left = if mode == Mode::Passthrough { 6 } else { 8 } << 20;
+    let is_counted = wait::until(wait::HANG, || left_in(&limited) == left);
+    assert!(is_counted, "{} bytes left", left_in(&limited));
+    drop(file);
+    assert!(wait::until(wait::HANG, || left_in(&limited) == 8 << 20), "{} bytes left", left_in(&limited));
 }
 
 fn an_object_takes_its_own_place_in_a_full_quota(mode: Mode) {
