@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
-use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, SegmentId, Version};
+use tidefs_engine::types::{ByteCount, DirectoryId, SegmentId, Version};
 
 use super::decorations;
 use super::packing::copy_range;
@@ -12,6 +12,7 @@ use super::release::PROVISIONAL;
 use super::room::footprint;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};
+use crate::tier::eviction::Departure;
 use crate::tier::memory::{self, DECORATED, DirectoryRecord, ObjectRecord, SOFT_COPY};
 
 /// Versions and directories begin above this many for each second since 1970, so that those of a life whose memory is
@@ -80,28 +81,16 @@ impl Datapath {
             }
         })?;
         state.adopt_directories(directories, &mut takeover.slots);
-        let mut dropped = 0;
-        let mut outgrown = Vec::with_capacity(grown.len());
-        for (segment, record) in grown {
-            match self.as_it_was_sealed(segment, &record) {
-                Ok(place) => self.take_over(&mut state, &mut takeover, place, record),
-                Err(error) => {
-                    dropped += 1;
-                    tracing::warn!(segment = segment.0, %error, "an object that was being written on is dropped");
-                }
-            }
-            outgrown.push(Place::Solo(segment));
-        }
         let mut recovered = Recovered {
             directories: takeover.slots.len() as u64 - 1,
-            removed: summary.unsealed + summary.superseded + takeover.unwanted.len() as u64 + dropped,
+            removed: summary.unsealed + summary.superseded + takeover.unwanted.len() as u64,
             corrupt: summary.corrupt,
             ..Recovered::default()
         };
         self.has_unverified.store(!takeover.adopted.is_empty(), Ordering::Relaxed);
-        state.order_adopted(takeover.adopted, &mut recovered);
+        state.order_adopted(std::mem::take(&mut takeover.adopted), &mut recovered);
         drop(state);
-        takeover.unwanted.into_iter().chain(outgrown).for_each(|place| self.free_place(place));
+        takeover.unwanted.drain(..).for_each(|place| self.free_place(place));
         // The cache may have been given less room than it had.
         let usage = self.tier.usage()?;
         if usage.used > usage.capacity {
@@ -109,7 +98,43 @@ impl Datapath {
             self.evict_for_operator(outgrown, |_, _| ControlFlow::Continue(()));
             self.tier.retry_resize()?;
         }
+        for (segment, record) in grown {
+            self.take_over_grown(&mut takeover, segment, record, &mut recovered);
+        }
         Ok(recovered)
+    }
+
+    /// Takes over an object to which its writer has added, as it was at its seal. What is colder makes room for that, so it
+    /// comes after all others.
+    fn take_over_grown(
+        &self,
+        takeover: &mut Takeover,
+        segment: SegmentId,
+        record: ObjectRecord,
+        recovered: &mut Recovered,
+    ) {
+        match self.as_it_was_sealed(segment, &record) {
+            Ok(place) => {
+                let mut state = self.lock();
+                let older = takeover.slots.get(&record.parent).and_then(|&parent| {
+                    let slot = state.tree.child(parent, &record.name)?;
+                    state.object(slot).filter(|object| object.version < record.version).map(|_| slot)
+                });
+                let older = older.map(|slot| state.remove_object(slot, Departure::Gone, None));
+                self.take_over(&mut state, takeover, place, record);
+                self.has_unverified.fetch_or(!takeover.adopted.is_empty(), Ordering::Relaxed);
+                state.order_adopted(std::mem::take(&mut takeover.adopted), recovered);
+                drop(state);
+                recovered.removed += takeover.unwanted.len() as u64 + u64::from(older.is_some());
+                older.into_iter().for_each(|older| self.bury(older));
+            }
+            Err(error) => {
+                recovered.removed += 1;
+                tracing::warn!(segment = segment.0, %error, "an object that was being written on is dropped");
+            }
+        }
+        takeover.unwanted.push(Place::Solo(segment));
+        takeover.unwanted.drain(..).for_each(|place| self.free_place(place));
     }
 
     /// Gives one object its name, or notes that it is not wanted.
@@ -142,7 +167,7 @@ impl Datapath {
 
 impl Datapath {
     /// Copies an object, as long as it was at its seal, out of a segment to which its writer has added since: the writer
-    /// may live, and so may whoever has mapped it, so the segment itself is neither kept nor cut.
+    /// may live, and so may whoever has mapped it, so the segment itself is neither kept nor cut. Evicts for the copy.
     ///
     /// # Errors
     /// [`Error::NoObject`] when it was not sealed, or what stands in the way of a copy.
@@ -153,7 +178,7 @@ impl Datapath {
         let source = self.tier.open_segment(segment)?;
         let (id, target) = self.tier.create_segment()?;
         let copied = (|| {
-            self.tier.reserve(&target, FileOffset(0), record.size)?;
+            self.reserve(&target, ByteCount::ZERO, record.size, Slot::ROOT)?;
             copy_range(&source, &target, record.size.get()).map_err(Error::io("copy of an object"))?;
             target.set_len(record.size.get()).map_err(Error::io("ftruncate of a segment"))?;
             decorations::copy(&source, &target).map_err(Error::io("attributes of an object"))?;

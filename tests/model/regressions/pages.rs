@@ -82,3 +82,21 @@ fn a_hole_that_is_made_after_the_rename_is_filled_at_a_restart() {
     assert!(run.seen(1, "k1"));
     run.system.assert_all_is_accounted_for();
 }
+
+#[test]
+fn an_object_that_its_writer_made_longer_is_there_after_a_restart_of_a_full_cache() {
+    let mut run = start();
+    let writer = run.opened(0, "k0", CREATE);
+    run.written(writer, 0, 60_000);
+    run.renamed(0, "k0", "k1");
+    // Within its last page.
+    run.written(writer, 60_000, 1);
+    run.stored(0, "k0", 60_000);
+    let used = run.system.books().expect("they are open").used;
+    let left = usize::try_from(SETUP.capacity.get() - used).expect("a small cache");
+    run.stored(0, "k2", left - 32_768);
+    assert!(run.seen(1, "k0") && run.seen(1, "k2"), "there is room for all, and not for a copy of the first");
+    run.restarted();
+    assert!(run.seen(1, "k1"), "what is colder leaves for it");
+    run.system.assert_all_is_accounted_for();
+}

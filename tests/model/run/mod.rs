@@ -163,6 +163,12 @@ impl<S: System> Run<S> {
                         Err(_) => self.model.remove_current(directory, &name),
                     }
                 }
+                // What was being written on is copied, for which others leave.
+                for (directory, name) in self.evictable(None) {
+                    if self.system.reason(&self.model.path(directory, &name)) == Some(Reason::Evicted) {
+                        self.model.remove_current(directory, &name);
+                    }
+                }
                 self.compare();
                 self.compare_bytes();
             }
