@@ -266,6 +266,8 @@ impl Datapath {
             .is_some_and(|open| open.supersedes.is_some());
         let node = state.tree.node(slot);
         if node.is_detached() && !is_pending {
+            // What it was to replace was taken away by another member, or was found to be broken.
+            self.telemetry.discarded_writes.increment();
             afterwards.doomed.push(state.discard_writing(slot));
             return;
         }

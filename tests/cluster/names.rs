@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 
+use crate::common::wait;
 use crate::fixture::{Hosts, object, publish};
 
 fn listing(directory: &std::path::Path) -> Vec<String> {
@@ -208,5 +209,21 @@ fn what_was_closed_but_for_one_descriptor_does_not_hide_what_another_host_put_in
         for _ in 0..20 {
             assert!(fs::read(a.join(&name)).expect("the new one") == object(2, 50_000), "{name}");
         }
+    }
+}
+
+#[test]
+fn a_version_that_is_dropped_since_another_host_replaced_the_name_is_counted() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/key"));
+    publish(&a, &object(1, 40_000));
+    let mut file = File::create(&a).expect("a new version");
+    file.write_all(&object(2, 50_000)).expect("its bytes");
+    publish(&b, &object(3, 60_000));
+    drop(file);
+    let dropped = || hosts.metric(0, "tidefs_discarded_writes_total");
+    assert!(wait::until(wait::HANG, || dropped() == 1));
+    for host in [&a, &b] {
+        assert!(fs::read(host).expect("the one that was published") == object(3, 60_000));
     }
 }
