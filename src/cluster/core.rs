@@ -37,6 +37,7 @@ use super::lending::Loans;
 use super::letting_go::LetGo;
 use super::member::{ClusterId, View};
 use super::object::Holder;
+use super::parting::Parting;
 use super::peers::Peers;
 use super::removing::Unheard;
 use super::settings::ClusterConfig;
@@ -108,6 +109,7 @@ pub(super) struct Core {
     pub(super) giving_back: GivingBack,
     pub(super) copying: Copying,
     pub(super) draining: Draining,
+    pub(super) parting: Parting,
     pub(super) counters: Counters,
     began: tokio::time::Instant,
     /// How long the host had slept then, and since, in milliseconds: the clock of deadlines stands still meanwhile, and the
@@ -178,6 +180,7 @@ impl Core {
             giving_back: GivingBack::default(),
             copying: Copying::default(),
             draining: Draining::default(),
+            parting: Parting::default(),
             counters: Counters::default(),
             began: {
                 let _context = runtime.enter();

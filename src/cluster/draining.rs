@@ -2,8 +2,9 @@
 //!
 //! Invariants
 //! - While it drains, this member keeps no copies for others, and its own do not count, nor do those of others that drain.
-//! - It leaves only when a whole walk found nothing left to copy, and when who serves its shards with it is there and has heard
-//!   of all that it decided: removals are known to these two alone. When its time is over before, or nobody takes what is left,
+//! - It leaves only when a whole walk found nothing left to copy, what was published since that began is copied, too
+//!   ([`super::parting`]), and who serves its shards with it is there and has heard of all that it decided: removals are known
+//!   to these two alone. After each wait for that it walks again. When its time is over before, or nobody takes what is left,
 //!   it stays a member, and a later drain begins with what is left.
 //! - A start of a member that was draining goes on with that, until the time that it was given.
 //!
@@ -23,6 +24,7 @@ use tokio::task::JoinSet;
 use super::catalog::wire::{
     DRAIN, Done, Drain, DrainOrder, DrainPhase, DrainReport, FAREWELL, Kept, Message,
 };
+use super::coordinator::Reachability;
 use super::copying::{Copied, Wish};
 use super::core::Core;
 use super::drain_file::Unfinished;
@@ -37,6 +39,8 @@ const AT_ONCE: usize = 8;
 const FRUITLESS_MAX: u32 = 10;
 /// Pause between two walks of which the first left something.
 const PAUSE: Duration = Duration::from_millis(500);
+/// Between two looks whether all have heard what was decided last.
+const HEARING: Duration = Duration::from_millis(5);
 
 /// How far the drain of this member is.
 #[derive(Debug, Default)]
@@ -51,6 +55,11 @@ struct State {
     until: Option<Duration>,
     /// Others that drained, too, when the last walk began.
     others: BTreeSet<MemberId>,
+}
+
+/// Whether something of which that became is still to be copied.
+fn is_left(copied: Copied) -> bool {
+    matches!(copied, Copied::NotNow | Copied::Short | Copied::Absent)
 }
 
 /// What one walk did.
@@ -181,11 +190,20 @@ impl Core {
 
     async fn drain_until_left(self: Arc<Self>) {
         tracing::info!("this member drains");
+        self.parting.begin();
         let mut fruitless = 0;
         let end = loop {
             let Some(walk) = self.drain_walk().await else { break DrainPhase::Late };
             if walk.left == 0 && walk.copied == 0 {
-                break DrainPhase::Left;
+                fruitless = 0;
+                if self.leave_after_walk().await {
+                    break DrainPhase::Left;
+                }
+                // What is written here or evicted elsewhere meanwhile is found by another walk.
+                if !self.wait_to_leave().await {
+                    break DrainPhase::Late;
+                }
+                continue;
             }
             fruitless = if walk.copied == 0 { fruitless + 1 } else { 0 };
             if fruitless == FRUITLESS_MAX {
@@ -195,7 +213,7 @@ impl Core {
                 tokio::time::sleep(PAUSE).await;
             }
         };
-        let end = if end == DrainPhase::Left { self.leave_when_drained().await } else { end };
+        self.parting.end();
         let mut state = self.draining.state.lock();
         state.report.phase = end;
         state.others.clear();
@@ -203,30 +221,76 @@ impl Core {
         tracing::info!(phase = ?end, left = state.report.objects_left, "the drain of this member has ended");
     }
 
-    /// Leaves; while the coordinator is away, or a member that is to know what this one decided, that waits for them, or for
-    /// the end of the time.
-    async fn leave_when_drained(&self) -> DrainPhase {
+    /// Leaves, unless something is in the way. A walk that began a moment ago found nothing left to copy; what was published
+    /// since is copied first. Returns whether it has left.
+    async fn leave_after_walk(self: &Arc<Self>) -> bool {
+        // Most of it while more may be published.
+        if !self.may_leave() || !self.drain_noted().await {
+            return false;
+        }
+        let shut = self.parting.shut();
+        let is_ready = async {
+            shut.is_idle().await;
+            let are_held = self.drain_noted().await;
+            while are_held && self.who_has_not_heard().is_some() {
+                tokio::time::sleep(HEARING).await;
+            }
+            are_held
+        };
+        let is_ready = tokio::time::timeout(self.config.timings.background, is_ready).await.unwrap_or(false);
+        if !is_ready || self.is_out_of_time() {
+            return false;
+        }
+        match self.leave(self.in_background()).await {
+            Ok(()) => {
+                // Who waits to publish learns that it is too late.
+                self.draining.state.lock().report.phase = DrainPhase::Left;
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a drained member cannot leave yet");
+                false
+            }
+        }
+    }
+
+    /// Whether everyone has heard what this member decided, and the coordinator answers.
+    fn may_leave(&self) -> bool {
+        let is_reached = matches!(self.coordinator.reachability(), Reachability::Reached);
+        is_reached && self.who_has_not_heard().is_none()
+    }
+
+    /// Has enough other members hold what was published since that was asked last. Returns whether they do.
+    async fn drain_noted(self: &Arc<Self>) -> bool {
+        let Some(noted) = self.parting.take() else { return false };
+        for holding in noted {
+            if self.is_out_of_time() || is_left(self.drain_one(holding).await.0) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Waits for the coordinator, and for members that are to know what this one decided. Returns whether the time is not
+    /// over.
+    async fn wait_to_leave(&self) -> bool {
         let mut awaited = None;
         loop {
+            tokio::time::sleep(PAUSE).await;
+            if self.is_out_of_time() {
+                return false;
+            }
+            if self.may_leave() {
+                return true;
+            }
             let ignorant = self.who_has_not_heard();
-            if let Some(member) = ignorant {
-                if awaited != ignorant {
-                    tracing::warn!(
-                        member = member.0,
-                        "a drained member stays until that one has heard what it decided"
-                    );
-                }
-            } else {
-                match self.leave(self.in_background()).await {
-                    Ok(()) => return DrainPhase::Left,
-                    Err(error) => tracing::warn!(%error, "a drained member cannot leave yet"),
-                }
+            if let Some(member) = ignorant.filter(|_| awaited != ignorant) {
+                tracing::warn!(
+                    member = member.0,
+                    "a drained member stays until that one has heard what it decided"
+                );
             }
             awaited = ignorant;
-            if self.is_out_of_time() {
-                return DrainPhase::Late;
-            }
-            tokio::time::sleep(PAUSE).await;
         }
     }
 
@@ -280,7 +344,7 @@ impl Core {
                 let (copied, made) = core.drain_one(holding).await;
                 let mut walk = walk.lock();
                 walk.copied += u64::from(made);
-                if matches!(copied, Copied::NotNow | Copied::Short | Copied::Absent) {
+                if is_left(copied) {
                     walk.left += 1;
                 } else {
                     core.note_drained(size);

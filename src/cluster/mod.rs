@@ -28,6 +28,7 @@ pub mod member;
 mod moving;
 pub mod node;
 pub mod object;
+mod parting;
 mod peers;
 mod pulling;
 mod removing;

@@ -198,7 +198,7 @@ impl Cluster {
         deadline: Instant,
     ) -> Result<Published, ClusterError> {
         let core = Arc::clone(&self.core);
-        let work = async move { core.publish(path, proposed, facts, deadline).await };
+        let work = async move { core.publish_unless_leaving(path, proposed, facts, deadline).await };
         let (stamp, is_settled) = self.run(work).await.unwrap_or(Err(ClusterError::Closed))?;
         Ok(Published { stamp, is_settled })
     }

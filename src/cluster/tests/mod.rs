@@ -9,6 +9,7 @@ mod gone;
 mod history;
 mod host;
 mod late;
+mod leaving;
 mod members;
 mod memory;
 mod network;
