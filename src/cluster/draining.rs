@@ -321,6 +321,10 @@ impl Core {
             report.objects_left = places.len() as u64;
             report.bytes_left = bytes.get();
         }
+        // Also when there is nothing to walk through.
+        if self.is_out_of_time() {
+            return None;
+        }
         let turns = Arc::new(Semaphore::new(AT_ONCE));
         let walk = Arc::new(Mutex::new(Walk::default()));
         let mut under_way = JoinSet::new();

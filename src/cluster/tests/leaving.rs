@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use super::members::{config, in_a_cluster_of, name_served, settled, soon, start_with, until, wall};
-use crate::cluster::{DrainOrder, DrainPhase};
+use super::members::{
+    config, in_a_cluster_of, name_served, runtime, settled, soon, start, start_with, until, wall,
+};
+use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::{ClusterConfig, ClusterId, DrainOrder, DrainPhase};
 
 /// For as long a drain is given to come to the point where it waits.
 const MOMENT: Duration = Duration::from_secs(1);
@@ -28,5 +31,23 @@ fn what_is_written_while_a_drained_member_waits_to_leave_is_held_by_others_when_
         for host in &hosts[1..] {
             assert_eq!(host.read(&name, soon()).await.as_deref(), Some(&b"late"[..]));
         }
+    });
+}
+
+#[test]
+fn a_drain_that_is_found_by_a_start_after_its_time_leaves_the_member_where_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("drain.json");
+    std::fs::write(&file, br#"{"until_ms":1}"#).unwrap();
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let other = start(&coordinator, config(2)).await;
+        // It holds nothing, which takes no time.
+        let overdue = ClusterConfig { drain_file: Some(file.clone()), ..config(1) };
+        let hosts = [start(&coordinator, overdue).await, other];
+        until("the drain has ended", || !file.exists()).await;
+        assert_eq!(hosts[0].cluster.status().drain.phase, DrainPhase::Late);
+        settled(&hosts).await;
+        assert!(hosts.iter().all(|host| host.cluster.core.seen().view.members().len() == 2));
     });
 }
