@@ -35,7 +35,7 @@ use super::giving_back::GivingBack;
 use super::gone::AllGone;
 use super::lending::Loans;
 use super::letting_go::LetGo;
-use super::member::{ClusterId, View};
+use super::member::{ClusterId, Member, View};
 use super::object::Holder;
 use super::parting::Parting;
 use super::peers::Peers;
@@ -83,6 +83,8 @@ pub(super) struct Core {
     pub(super) config: ClusterConfig,
     pub(super) runtime: Handle,
     pub(super) coordinator: Arc<dyn Coordinator>,
+    /// What this member is registered as. Set once.
+    pub(super) registration: OnceLock<Member>,
     pub(super) holder: Weak<dyn Holder>,
     pub(super) carrier: Speaking,
     pub(super) engine: Option<Engine>,
@@ -161,6 +163,7 @@ impl Core {
             cluster,
             config,
             coordinator,
+            registration: OnceLock::new(),
             holder,
             carrier: Speaking::new(carrier, protocol),
             engine,

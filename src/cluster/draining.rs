@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use super::catalog::wire::{
     DRAIN, Done, Drain, DrainOrder, DrainPhase, DrainReport, FAREWELL, Kept, Message,
 };
-use super::coordinator::Reachability;
+use super::coordinator::{CoordinatorError, Reachability};
 use super::copying::{Copied, Wish};
 use super::core::Core;
 use super::drain_file::Unfinished;
@@ -39,6 +39,8 @@ const AT_ONCE: usize = 8;
 const FRUITLESS_MAX: u32 = 10;
 /// Pause between two walks of which the first left something.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How often the coordinator is asked to keep a member that could not leave.
+const REGISTER_TRIES: u32 = 5;
 /// Between two looks whether all have heard what was decided last.
 const HEARING: Duration = Duration::from_millis(5);
 
@@ -249,9 +251,28 @@ impl Core {
             }
             Err(error) => {
                 tracing::warn!(%error, "a drained member cannot leave yet");
+                drop(shut);
+                self.stay_registered().await;
                 false
             }
         }
+    }
+
+    /// Has the coordinator keep this member, which it was asked in vain to take out: one that is away would do so as soon as it
+    /// is back, whether the member still wants to leave by then or not.
+    async fn stay_registered(&self) {
+        let Some(member) = self.registration.get() else { return };
+        for _ in 0..REGISTER_TRIES {
+            let is_reached = || matches!(self.coordinator.reachability(), Reachability::Reached);
+            match self.coordinator.register(member.clone(), self.in_background()).await {
+                Ok(()) | Err(CoordinatorError::Superseded { .. }) => return,
+                // What it was asked last is done when it is back.
+                Err(error) if error.is_away() && !is_reached() => return,
+                Err(error) => tracing::warn!(%error, "who could not leave is not registered again yet"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        tracing::error!("whether this member is still registered is not known; a restart registers it");
     }
 
     /// Whether everyone has heard what this member decided, and the coordinator answers.

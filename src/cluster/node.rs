@@ -124,6 +124,7 @@ impl Cluster {
             protocol: core.config.protocol,
             since: 0,
         };
+        let member = core.registration.get_or_init(|| member).clone();
         if let Err(error) = core.coordinator.register(member, deadline).await {
             core.close().await;
             return Err(error.into());

@@ -80,7 +80,8 @@ pub trait Coordinator: fmt::Debug + Send + Sync {
     /// Gives up the registration of this process. That there is none is fine.
     ///
     /// # Errors
-    /// [`CoordinatorError::Away`]; the registration then ends with its lease.
+    /// [`CoordinatorError::Away`]; the registration then ends with its lease, or as soon as the coordinator is back, unless
+    /// [`Coordinator::register`] is called again.
     fn leave(&self, deadline: Instant) -> Asked<'_, ()>;
 
     /// Who is registered, as last heard. Numbers of views only grow.

@@ -1,14 +1,18 @@
 //! A coordinator that a member does not always hear: its watch hangs, and when it goes on what came in between is compacted to
-//! what is.
+//! what is. Or it does not answer: what it was asked last is done when it does again.
 
+use std::future::ready;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tidefs_engine::types::MemberId;
 use tokio::sync::watch;
 
 use crate::cluster::coordinator::embedded::Embedded;
-use crate::cluster::coordinator::{Asked, Coordinator, NamespaceChange, Namespaces, Reachability, Start};
+use crate::cluster::coordinator::{
+    Asked, Coordinator, CoordinatorError, NamespaceChange, Namespaces, Reachability, Start,
+};
 use crate::cluster::{Member, View};
 
 /// A coordinator that a member does not hear while it is deaf. What the member asks is done.
@@ -17,13 +21,23 @@ pub(super) struct Deaf {
     pub(super) inner: Embedded,
     views: watch::Sender<View>,
     is_deaf: watch::Sender<bool>,
+    /// It does not answer.
+    away: Mutex<Option<Away>>,
+}
+
+/// What it was asked since it does not answer.
+#[derive(Debug, Default)]
+struct Away {
+    /// To register a member, or to take it out.
+    last: Option<Option<Member>>,
+    was_asked_to_leave: bool,
 }
 
 impl Deaf {
     pub(super) fn new(inner: Embedded) -> Arc<Self> {
         let (views, is_deaf) = (watch::Sender::new(View::default()), watch::Sender::new(false));
         let (mut said, mut deafness) = (inner.views(), is_deaf.subscribe());
-        let deaf = Arc::new(Self { inner, views, is_deaf });
+        let deaf = Arc::new(Self { inner, views, is_deaf, away: Mutex::default() });
         let told = Arc::downgrade(&deaf);
         tokio::spawn(async move {
             while let Some(deaf) = told.upgrade() {
@@ -48,6 +62,35 @@ impl Deaf {
     pub(super) fn set_deaf(&self, is_deaf: bool) {
         self.is_deaf.send_replace(is_deaf);
     }
+
+    /// It answers no more, which nobody has noticed yet.
+    pub(super) fn go_away(&self) {
+        *self.away.lock() = Some(Away::default());
+    }
+
+    /// It answers again, and does what it was asked last.
+    pub(super) async fn come_back(&self, deadline: Instant) {
+        let asked = self.away.lock().take().and_then(|away| away.last);
+        match asked {
+            Some(Some(member)) => self.inner.register(member, deadline).await.unwrap(),
+            Some(None) => self.inner.leave(deadline).await.unwrap(),
+            None => {}
+        }
+    }
+
+    pub(super) fn was_asked_to_leave(&self) -> bool {
+        self.away.lock().as_ref().is_some_and(|away| away.was_asked_to_leave)
+    }
+
+    /// Notes what is asked, if it does not answer.
+    fn ask(&self, wish: Option<&Member>) -> Result<(), CoordinatorError> {
+        let mut away = self.away.lock();
+        let Some(away) = away.as_mut() else { return Ok(()) };
+        away.was_asked_to_leave |= wish.is_none();
+        away.last = Some(wish.cloned());
+        let reason = "it does not answer".into();
+        Err(CoordinatorError::Away { what: "a test", away: Duration::ZERO, reason })
+    }
 }
 
 impl Coordinator for Deaf {
@@ -56,11 +99,17 @@ impl Coordinator for Deaf {
     }
 
     fn register(&self, member: Member, deadline: Instant) -> Asked<'_, ()> {
-        self.inner.register(member, deadline)
+        match self.ask(Some(&member)) {
+            Ok(()) => self.inner.register(member, deadline),
+            Err(error) => Box::pin(ready(Err(error))),
+        }
     }
 
     fn leave(&self, deadline: Instant) -> Asked<'_, ()> {
-        self.inner.leave(deadline)
+        match self.ask(None) {
+            Ok(()) => self.inner.leave(deadline),
+            Err(error) => Box::pin(ready(Err(error))),
+        }
     }
 
     fn views(&self) -> watch::Receiver<View> {

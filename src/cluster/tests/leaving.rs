@@ -5,6 +5,8 @@ use std::time::Duration;
 use super::members::{
     config, in_a_cluster_of, name_served, runtime, settled, soon, start, start_with, until, wall,
 };
+use super::unregistered::three;
+use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::{ClusterConfig, ClusterId, DrainOrder, DrainPhase};
 
@@ -50,4 +52,39 @@ fn a_drain_that_is_found_by_a_start_after_its_time_leaves_the_member_where_it_is
         settled(&hosts).await;
         assert!(hosts.iter().all(|host| host.cluster.core.seen().view.members().len() == 2));
     });
+}
+
+/// A member drains while the coordinator does not answer: it has no time, or is told to stop when it has asked to leave.
+fn stays_though_it_asked_to_leave(within_ms: Option<u64>) {
+    runtime().block_on(async {
+        let (coordinator, deaf, hosts) = three(Duration::from_secs(60)).await;
+        let first = hosts[0].cluster.me();
+        deaf[0].go_away();
+        hosts[1].cluster.drain(first, DrainOrder::Begin { within_ms }).await.unwrap();
+        if within_ms.is_none() {
+            until("it has asked to leave", || deaf[0].was_asked_to_leave()).await;
+            hosts[1].cluster.drain(first, DrainOrder::Stop).await.unwrap();
+        }
+        let phase = || hosts[0].cluster.status().drain.phase;
+        until("the drain has ended", || phase() != DrainPhase::Copying).await;
+        assert_eq!(phase(), DrainPhase::Late);
+        deaf[0].come_back(soon()).await;
+        // Nobody has lost it, nor does who joins now miss it.
+        assert!(coordinator.views().borrow().member(first).is_some());
+        settled(&hosts).await;
+        assert!(hosts.iter().all(|host| host.cluster.core.seen().view.members().len() == 3));
+        hosts[1].cluster.drain(first, DrainOrder::Begin { within_ms: None }).await.unwrap();
+        until("it leaves when it is to", || phase() == DrainPhase::Left).await;
+        assert!(coordinator.views().borrow().member(first).is_none());
+    });
+}
+
+#[test]
+fn a_drain_that_ends_late_while_the_coordinator_is_away_leaves_the_member_registered() {
+    stays_though_it_asked_to_leave(Some(2000));
+}
+
+#[test]
+fn a_drain_that_is_stopped_while_the_coordinator_is_away_leaves_the_member_registered() {
+    stays_though_it_asked_to_leave(None);
 }

@@ -19,7 +19,7 @@ use crate::cluster::shards::KeyId;
 use crate::cluster::*;
 
 /// Three members with coordinators that can be deaf, and lost members are forgotten after so long.
-async fn three(grace: Duration) -> (Embedded, Vec<Arc<Deaf>>, Vec<Host>) {
+pub(super) async fn three(grace: Duration) -> (Embedded, Vec<Arc<Deaf>>, Vec<Host>) {
     let coordinator = Embedded::new(ClusterId(7));
     let (mut deaf, mut hosts) = (Vec::new(), Vec::new());
     for id in 1..=3 {

@@ -213,6 +213,26 @@ fn an_etcd_that_is_full_is_away_until_it_takes_writes_again() {
 }
 
 #[test]
+fn a_member_that_registers_again_after_it_could_not_leave_stays_when_etcd_is_back() {
+    with_etcd(async |mut server| {
+        let lasting = EtcdSettings { lease: Duration::from_secs(60), ..server.settings("test") };
+        let stays = Etcd::start(lasting, &Handle::current());
+        let member = join(&stays, 1).await;
+        server.stop();
+        let moment = || Instant::now() + Duration::from_millis(300);
+        assert!(stays.leave(moment()).await.unwrap_err().is_away());
+        assert!(stays.register(member.clone(), moment()).await.unwrap_err().is_away());
+        let mut fulfilled = stays.shared.fulfilled.subscribe();
+        server.start_again();
+        shows(&mut fulfilled, "what was asked last is done", |done| done.number == 3).await;
+        let other = server.handle();
+        join(&other, 2).await;
+        let view = shows(&mut other.views(), "both", has(2)).await;
+        assert_eq!(as_registered(&view)[0], member);
+    });
+}
+
+#[test]
 fn who_leaves_leaves_a_later_start_of_it_registered() {
     with_etcd(async |server| {
         let (old, new) = (server.handle(), server.handle());
