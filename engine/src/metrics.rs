@@ -55,7 +55,7 @@ counters!(
     slices_retried_total,
     /// Slices that went by another transport than the best that the peer has in common with this host.
     slices_fallen_back_total,
-    /// Connections of a transport that could not be made.
+    /// Connections of a transport that could not be made, to peers that it can reach at all.
     connects_failed_total,
     /// Connections of a transport that failed while they were used.
     endpoints_failed_total,

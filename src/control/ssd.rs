@@ -127,9 +127,11 @@ const OF_DEVICES: [OfDevice; 13] = [
     ("tidefs_ssd_write_seconds", "Time from a record's first request to its last answer.", |device| {
         Value::Histogram(device.write_times.clone())
     }),
-    ("tidefs_ssd_quarantined_zones", "Zones given up after an I/O error.", |device| {
-        Value::Gauge(device.quarantined_zones)
-    }),
+    (
+        "tidefs_ssd_quarantined_zones",
+        "Zones that are not used: they gave an I/O error, or were not read in time by the start.",
+        |device| Value::Gauge(device.quarantined_zones),
+    ),
 ];
 
 /// Name, help and values of a metric of each disk and reason.
