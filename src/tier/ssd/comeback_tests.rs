@@ -21,15 +21,6 @@ fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap()
 }
 
-fn keys_of(tier: &SsdTier) -> Vec<String> {
-    recover(tier).0.into_iter().map(|(key, ..)| String::from_utf8(key).unwrap()).collect()
-}
-
-/// What a start finds on a disk, by key.
-fn found_on(content: Vec<u8>, config: &SsdConfig) -> Vec<String> {
-    keys_of(&tier_on(&[MemoryDisk::holding(content)], config))
-}
-
 /// A disk with `old`, `b` and `c` in its first zone, and `d` and the removal of `old` in the second, both closed.
 fn with_a_removal(config: &SsdConfig) -> Vec<u8> {
     let disk = MemoryDisk::new();

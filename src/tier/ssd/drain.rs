@@ -34,7 +34,7 @@ use super::{Shared, SsdTier};
 
 /// Bytes of records under way to other disks at once.
 const WINDOW: u64 = 32 << 20;
-/// How long the records of one zone may take to be written elsewhere, beyond what the rate asks for.
+/// How long a writer may take to answer: for one record, for closing its zone, or for a flush.
 const MOVE_LIMIT: Duration = Duration::from_secs(30);
 /// How long an emptied zone waits for those who still read it.
 const READERS_LIMIT: Duration = Duration::from_secs(60);
@@ -62,6 +62,13 @@ pub struct Drained {
     pub lost: u64,
     /// Objects that are still on it.
     pub left: u64,
+}
+
+impl Drained {
+    /// What was to go with a zone, which stays, counts as it did before.
+    pub(super) fn count_as(&mut self, before: Self) {
+        (self.in_memory, self.lost) = (before.in_memory, before.lost);
+    }
 }
 
 /// Keeps to a rate and to reports.
@@ -129,12 +136,12 @@ impl Shared {
             self.close_open_zone(&device)?;
             if device.is_failing() {
                 self.empty_as_a_whole(&device, &mut drained, &mut pace, progress)?;
-                return Ok(drained);
+                return Ok(Drained { left: self.index.count_device(device.number), ..drained });
             }
             let zone = device.closed_by_age().first().map(|&(_, zone)| zone);
             let zone = zone.ok_or_else(|| stuck("its zones cannot be read"))?;
             if !self.empty_to_others(&device, zone, &mut drained, &mut pace, progress)? {
-                return Ok(drained);
+                return Ok(Drained { left: self.index.count_device(device.number), ..drained });
             }
         }
     }
@@ -172,8 +179,7 @@ impl Shared {
         let mut emptying = Emptying::new(self, device, drained);
         for _ in 0..ATTEMPTS {
             if !emptying.move_all(rest, pace, progress)? {
-                // The zone stays, with what was to go with it.
-                emptying.count_as(before);
+                emptying.drained.count_as(before);
                 return Ok(false);
             }
             let left = std::mem::take(&mut emptying.left);
@@ -194,7 +200,7 @@ impl Shared {
                     device.count_write_error(&error);
                     if self.turns_out_to_fail(device) {
                         device.keep_zone(zone);
-                        emptying.count_as(before);
+                        emptying.drained.count_as(before);
                     } else {
                         self.quarantine(device, zone);
                     }
@@ -203,7 +209,7 @@ impl Shared {
             }
             device.keep_zone(zone);
             emptying.drained.moved = emptying.drained.moved.saturating_sub(given_back);
-            emptying.count_as(before);
+            emptying.drained.count_as(before);
         }
         Err(stuck(UNTAKEN))
     }
@@ -235,8 +241,11 @@ impl Shared {
         let moved_to = self.moved_to.lock().clone();
         let disks: Vec<_> =
             moved_to.iter().filter_map(|&number| self.devices.get(usize::from(number))).collect();
-        if !SsdTier::flush_disks(&disks, MOVE_LIMIT) {
-            return Err(stuck("what was moved is not durable on the other disks"));
+        let is_durable = |disk: &Arc<Device>| SsdTier::flush_disks(std::slice::from_ref(disk), MOVE_LIMIT);
+        if let Some(disk) = disks.iter().find(|disk| !is_durable(disk)) {
+            let reason =
+                format!("what was moved to {} is not durable there; remove that disk, too", disk.name);
+            return Err(stuck(&reason));
         }
         self.moved_to.lock().clear();
         Ok(())
@@ -291,7 +300,7 @@ struct OnItsWay<'a> {
 pub(super) struct Emptying<'a> {
     shared: &'a Shared,
     device: &'a Device,
-    drained: &'a mut Drained,
+    pub(super) drained: &'a mut Drained,
     under_way: VecDeque<OnItsWay<'a>>,
     /// Those that go with the zone.
     pub(super) left: Vec<(RecordHash, Place)>,
@@ -314,11 +323,6 @@ impl<'a> Emptying<'a> {
             reason: LATE,
             failed: HashSet::new(),
         }
-    }
-
-    /// What was to go with the zone counts as it did before.
-    pub(super) fn count_as(&mut self, before: Drained) {
-        (self.drained.in_memory, self.drained.lost) = (before.in_memory, before.lost);
     }
 
     /// Has records leave their zone. Returns false when nobody wants more.

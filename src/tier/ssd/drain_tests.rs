@@ -145,7 +145,7 @@ fn with_a_disk_that_takes_no_writes(config: &SsdConfig) -> (SsdTier, [Arc<Memory
 }
 
 /// What a start finds on disks that take writes again.
-fn found_on(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> Vec<Vec<u8>> {
+fn found_on_all(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> Vec<Vec<u8>> {
     let after: Vec<_> = disks.iter().map(|disk| MemoryDisk::holding(disk.content.lock().clone())).collect();
     recover(&tier_on(&after, config)).0.into_iter().map(|(key, ..)| key).collect()
 }
@@ -161,9 +161,9 @@ fn a_disk_that_takes_no_writes_is_emptied_and_the_next_start_gives_it_up() {
     tier.remove(&on_first[0], Version(5));
     assert!(tier.flush_keys([&on_first[1][..]].into_iter(), Duration::from_secs(20)));
     let expected: Vec<_> = keys().filter(|key| *key != on_first[0]).map(|key| key.to_vec()).collect();
-    assert_eq!(found_on(&disks, &config), expected);
+    assert_eq!(found_on_all(&disks, &config), expected);
     // The other one has all of it.
-    assert_eq!(found_on(&disks[1..], &config), expected);
+    assert_eq!(found_on_all(&disks[1..], &config), expected);
     tier.remove_disk(place(), false).unwrap();
 }
 
@@ -179,11 +179,11 @@ fn a_daemon_that_dies_while_it_empties_a_disk_that_takes_no_writes_loses_nothing
     let drained = tier.drain(place(), slowly, &mut |drained| drained.moved_bytes < 50_000).unwrap();
     assert!(drained.moved > 0 && drained.left > 0, "{drained:?}");
     let expected: Vec<_> = keys().map(|key| key.to_vec()).collect();
-    assert_eq!(found_on(&disks, &config), expected);
+    assert_eq!(found_on_all(&disks, &config), expected);
     // It goes on later.
     let drained = tier.drain(place(), None, &mut |_| true).unwrap();
     assert_eq!((drained.lost, drained.left), (0, 0));
-    assert_eq!(found_on(&disks, &config), expected);
+    assert_eq!(found_on_all(&disks, &config), expected);
 }
 
 /// What is in memory too does not move.
@@ -205,5 +205,5 @@ fn what_is_left_on_a_disk_that_takes_no_writes_does_not_come_back_when_it_is_rem
     assert_eq!(told.0.lock().len(), on_first.len());
     on_first.iter().for_each(|key| tier.remove(key, Version(5)));
     let expected: Vec<_> = keys().filter(|key| !on_first.contains(key)).map(|key| key.to_vec()).collect();
-    assert_eq!(found_on(&disks, &config), expected);
+    assert_eq!(found_on_all(&disks, &config), expected);
 }

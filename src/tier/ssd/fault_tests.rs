@@ -38,12 +38,6 @@ fn put_segment(tier: &SsdTier, put: Put) -> std::sync::mpsc::Receiver<(Stored, u
     receiver
 }
 
-/// What a start finds on a disk, by key.
-fn found_on(content: Vec<u8>, config: &SsdConfig) -> Vec<String> {
-    let tier = tier_on(&[MemoryDisk::holding(content)], config);
-    recover(&tier).0.into_iter().map(|(key, ..)| String::from_utf8(key).unwrap()).collect()
-}
-
 /// A tier with `old`, `b` and `c` in its first zone, and `d` and the removal of `old` in the second, which is open.
 fn with_a_removal_in_the_open_zone(disk: &Arc<MemoryDisk>, config: &SsdConfig) -> SsdTier {
     let (tier, _) = running(std::slice::from_ref(disk), config);

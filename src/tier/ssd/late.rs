@@ -39,7 +39,7 @@ pub(super) struct LateZone {
 }
 
 impl Shared {
-    /// How long a start asks a disk again in all.
+    /// How long a disk is asked again in all, by a start or by who empties it.
     pub(super) fn patience(&self) -> Duration {
         self.limit.saturating_mul(PATIENCE).min(START_LIMIT)
     }

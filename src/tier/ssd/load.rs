@@ -188,8 +188,21 @@ impl Shared {
     }
 }
 
+/// Reads one block. A disk that is late with it is asked for nothing until it answers.
+///
+/// # Errors
+/// What the disk says, or that it took longer than `limit`.
+pub(super) fn read_block(device: &Device, offset: u64, limit: Duration) -> io::Result<Arc<Buffer>> {
+    let block = Arc::new(Buffer::zeroed(BLOCK));
+    let outcome = device.disk.submit(vec![Request::read(offset, Piece::of_buffer(&block))]).wait(limit);
+    if outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+        note_late(device, &Memory::Buffer(Arc::clone(&block)), BLOCK as u64);
+    }
+    outcome.map(|()| block)
+}
+
 /// A request of a disk was late, which may fill `memory` yet: it is asked for nothing until it answers.
-pub(super) fn note_late(device: &Device, memory: &Memory, bytes: u64) {
+fn note_late(device: &Device, memory: &Memory, bytes: u64) {
     if device.overdue.leave(memory, bytes) {
         tracing::warn!(device = device.name, "a disk is late: what is on it is a miss until it answers");
     }

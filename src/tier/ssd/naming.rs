@@ -12,8 +12,6 @@
 //! Threads: one that the owner has; [`super::SsdTier::describe`] from any that may wait.
 
 use std::collections::VecDeque;
-use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
@@ -21,11 +19,9 @@ use tidefs_engine::types::{ByteCount, Version};
 
 use super::Shared;
 use super::device::Device;
-use super::disk::Request;
-use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, decode};
+use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, decode};
 use super::index::Place;
-use super::load::{Missed, note_late, says_that_it_is_damaged};
-use super::memory::{Buffer, Memory, Piece};
+use super::load::{Missed, read_block, says_that_it_is_damaged};
 use super::reasons::ReadFor;
 use super::recover::Known;
 
@@ -165,15 +161,11 @@ impl Shared {
         if !self.may_ask(&device, place) {
             return Err(Missed::Failed);
         }
-        let bytes = Arc::new(Buffer::zeroed(BLOCK));
-        let request = Request::read(device.offset(zone, place.block), Piece::of_buffer(&bytes));
-        if let Err(error) = device.disk.submit(vec![request]).wait(self.limit) {
+        let read = read_block(&device, device.offset(zone, place.block), self.limit);
+        let bytes = read.map_err(|error| {
             device.count_read_error(zone, &error);
-            if error.kind() == io::ErrorKind::TimedOut {
-                note_late(&device, &Memory::Buffer(bytes), BLOCK_BYTES);
-            }
-            return Err(Missed::Failed);
-        }
+            Missed::Failed
+        })?;
         device.work.read.add(ReadFor::Structures, BLOCK_BYTES);
         let RecordHeader { device: uuid, sequence: written, facts } =
             decode(bytes.bytes()).map_err(|_| Missed::Corrupt)?;

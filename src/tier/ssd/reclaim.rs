@@ -29,13 +29,12 @@ use super::Shared;
 use super::choosing::Choosing;
 use super::days::KEPT_EVERY;
 use super::device::{Device, FooterPlace, Zone, ZoneState};
-use super::disk::Request;
-use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
+use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
 use super::homes::Home;
 use super::identity::flush;
 use super::index::{Located, Place, ZoneId};
-use super::load::{Missed, note_late, says_that_it_is_damaged};
-use super::memory::{Buffer, Memory, Piece};
+use super::load::{Missed, read_block, says_that_it_is_damaged};
+use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Retain, Stored};
 use super::reasons::ReadFor;
 use super::recover::{read_footer, scan_zone};
@@ -102,7 +101,8 @@ impl Shared {
                     let started = Instant::now();
                     has_progress |= self.reclaim_one(device, &mut choosing);
                     if started.elapsed() >= self.limit {
-                        ask_for_an_answer(device);
+                        // Unless it reads a block at once it is late, and gets no loads until it has.
+                        let _ = read_block(device, 0, ANSWER_LIMIT);
                     }
                 }
             }
@@ -296,22 +296,13 @@ impl Shared {
                     emptied.has_moved = true;
                     budget -= bytes;
                     under_way.push((bytes, receiver));
+                    has_failed |= bring_home(device, &mut under_way, deadline);
                 }
                 Err(NotMoved::HeldUp) => {
                     emptied.is_held_up = true;
                     break;
                 }
                 Err(NotMoved::Replaced | NotMoved::Lost) => emptied.dropped += 1,
-            }
-            while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
-                let (bytes, receiver) = under_way.remove(0);
-                match wait_for(device, &receiver, deadline) {
-                    Some(stored) => has_failed |= stored == Stored::Failed,
-                    None => {
-                        under_way.push((bytes, receiver));
-                        break;
-                    }
-                }
             }
         }
         for (_, receiver) in under_way {
@@ -345,10 +336,14 @@ impl Shared {
         let nowhere = Place { zone: ZoneId::on_the_move(from.number), block: self.next_move() };
         let sequence = from.zone(place.zone.zone()).map_or(0, |zone| zone.sequence);
         let uses = self.index.get(&facts.hash).map_or(0, |found| found.heat);
-        if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
-            return Err(NotMoved::Replaced);
+        {
+            // Who stores it again forgets where it stood under this lock, too.
+            let _pending = self.pending.lock();
+            if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
+                return Err(NotMoved::Replaced);
+            }
+            self.homes.note(facts.hash, Home { version: facts.version, place, sequence, uses });
         }
-        self.homes.note(facts.hash, Home { version: facts.version, place, sequence, uses });
         let (sender, receiver) = sync_channel(1);
         let append = Append {
             hash: facts.hash,
@@ -375,24 +370,30 @@ fn first_block(device: &Device) -> Place {
     Place { zone: device.zone_id(0), block: 0 }
 }
 
-/// A disk took long: unless it reads a block at once it is late, and gets no loads until it has.
-fn ask_for_an_answer(device: &Device) {
-    let block = Arc::new(Buffer::zeroed(BLOCK));
-    let ticket = device.disk.submit(vec![Request::read(0, Piece::of_buffer(&block))]);
-    if ticket.wait(ANSWER_LIMIT).is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
-        note_late(device, &Memory::Buffer(block), BLOCK_BYTES);
+/// Waits until less than [`REINSERT_WINDOW`] is under way, as far as that may be waited for. Returns whether some was not
+/// written.
+fn bring_home(device: &Device, under_way: &mut Vec<(u64, Receiver<Stored>)>, deadline: Instant) -> bool {
+    let mut has_failed = false;
+    while under_way.iter().map(|(bytes, _)| bytes).sum::<u64>() > REINSERT_WINDOW {
+        let (bytes, receiver) = under_way.remove(0);
+        let Some(stored) = wait_for(device, &receiver, deadline) else {
+            under_way.push((bytes, receiver));
+            break;
+        };
+        has_failed |= stored == Stored::Failed;
     }
+    has_failed
 }
 
 /// Waits until a record was written again, but not while the writer itself waits for the zone. Returns how that ended.
 fn wait_for(device: &Device, receiver: &Receiver<Stored>, deadline: Instant) -> Option<Stored> {
     loop {
-        match receiver.recv_timeout(WRITER_LOOK) {
+        // Looked at first: many are asked for while nothing is to be waited for.
+        let gives_up = device.is_short_of_zones() || Instant::now() >= deadline;
+        match receiver.recv_timeout(if gives_up { Duration::ZERO } else { WRITER_LOOK }) {
             Ok(stored) => return Some(stored),
             Err(RecvTimeoutError::Disconnected) => return Some(Stored::Failed),
-            Err(RecvTimeoutError::Timeout) if device.is_short_of_zones() || Instant::now() >= deadline => {
-                return None;
-            }
+            Err(RecvTimeoutError::Timeout) if gives_up => return None,
             Err(RecvTimeoutError::Timeout) => {}
         }
     }

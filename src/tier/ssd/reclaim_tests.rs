@@ -100,11 +100,6 @@ fn a_zone_that_is_read_for_long_is_passed_over_and_stays() {
     assert_eq!(store(&tier, b"first", 1, LENGTH), Stored::Yes);
     let device = Arc::clone(&tier.shared.devices.all()[0]);
     let _lease = device.lease(0).unwrap();
-    let (end, mut number) = (Instant::now() + Duration::from_secs(20), 0);
-    while tier.status().reclaimed_zones < 3 {
-        assert!(Instant::now() < end, "the others wait for it");
-        store(&tier, &key(number), 1, LENGTH);
-        number += 1;
-    }
+    store_until_reclaimed(&tier, LENGTH);
     assert_eq!((tier.holds(b"first"), tier.status().devices[0].quarantined_zones), (Some(Version(1)), 0));
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidefs_engine::types::Version;
 
@@ -19,13 +19,10 @@ const LONGER: Duration = Duration::from_millis(300);
 /// Bytes of a record of which three fit into a zone.
 const THIRD: usize = 15 * 4096;
 
-fn keys_of(tier: &SsdTier) -> Vec<String> {
-    recover(tier).0.into_iter().map(|(key, ..)| String::from_utf8(key).unwrap()).collect()
-}
-
-/// What a start finds on a disk, by key.
-fn found_on(content: Vec<u8>, config: &SsdConfig) -> Vec<String> {
-    keys_of(&tier_on(&[MemoryDisk::holding(content)], config))
+/// Has a start scan the second zone, as after a kill.
+fn void_trailer(disk: &MemoryDisk) {
+    let trailer = usize::try_from(ZONES_START + 2 * ZONE.get()).unwrap() - 4096;
+    disk.content.lock()[trailer..trailer + 4096].fill(0);
 }
 
 /// A disk with `old`, `b` and `c` in its first zone, `d`, the removal of `old`, `e` and `f` in the second, and `g` in the
@@ -108,9 +105,7 @@ fn a_zone_that_is_late_at_a_start_keeps_its_records_and_its_removals() {
     // In the header, which says in which life the zone is, and in the data of `d`, which a scan reads.
     for byte in [0, 2 * 4096] {
         let disk = written(&config);
-        // So that the zone is scanned, as after a kill.
-        let trailer = usize::try_from(ZONES_START + 2 * ZONE.get()).unwrap() - 4096;
-        disk.content.lock()[trailer..trailer + 4096].fill(0);
+        void_trailer(&disk);
         fail_in_second_zone(&disk, byte);
         let tier = tier_on(std::slice::from_ref(&disk), &config);
         assert_eq!(keys_of(&tier), ["b", "c", "g"], "byte {byte}");
@@ -126,8 +121,7 @@ fn a_zone_that_is_late_at_a_start_keeps_its_records_and_its_removals() {
 fn what_is_older_than_removals_that_were_not_read_in_time_is_served_by_the_next_start() {
     let config = SsdConfig { limit: LONGER, ..config(1, 12) };
     let disk = written(&config);
-    let trailer = usize::try_from(ZONES_START + 2 * ZONE.get()).unwrap() - 4096;
-    disk.content.lock()[trailer..trailer + 4096].fill(0);
+    void_trailer(&disk);
     // The block of the removal, behind the header and one record.
     let block = (1..64_u64)
         .find(|block| {
@@ -159,12 +153,7 @@ fn a_zone_that_is_late_when_it_is_to_be_taken_back_stays_and_another_one_goes() 
     assert_eq!(store(&tier, b"next", 1, THIRD), Stored::Yes);
     assert_eq!(&disk.content.lock()[footer..footer + 5], b"TDSDF");
     disk.content.lock()[footer] = 0;
-    let (end, mut version) = (Instant::now() + LIMIT, 2);
-    while tier.status().reclaimed_zones < 3 {
-        assert!(Instant::now() < end, "nothing is taken back");
-        store(&tier, format!("other {version}").as_bytes(), version, THIRD);
-        version += 1;
-    }
+    store_until_reclaimed(&tier, THIRD);
     assert_eq!(tier.status().devices[0].quarantined_zones, 0);
     assert!(["a", "b", "c"].iter().all(|key| tier.holds(key.as_bytes()).is_some()));
 }
@@ -176,12 +165,7 @@ fn a_record_that_is_late_when_its_zone_is_to_be_taken_back_is_not_dropped_with_i
     assert_eq!(store_put(&tier, Put { uses: 1, ..put_of(b"used", 1, THIRD) }), Ok(Stored::Yes));
     disk.bad_error.store(libc::EAGAIN, Ordering::Relaxed);
     disk.bad_byte.store(ZONES_START + 2 * 4096, Ordering::Relaxed);
-    let (end, mut version) = (Instant::now() + LIMIT, 2);
-    while tier.status().reclaimed_zones < 3 {
-        assert!(Instant::now() < end, "nothing is taken back");
-        store(&tier, format!("other {version}").as_bytes(), version, THIRD);
-        version += 1;
-    }
+    store_until_reclaimed(&tier, THIRD);
     assert_eq!(tier.status().devices[0].quarantined_zones, 0);
     disk.bad_byte.store(u64::MAX, Ordering::Relaxed);
     assert!(is_right(&tier, b"used", 1, THIRD));

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, Version};
@@ -247,6 +247,26 @@ pub(super) fn tier_on(disks: &[Arc<MemoryDisk>], config: &SsdConfig) -> SsdTier 
     };
     let candidates = disks.iter().enumerate().map(candidate).collect();
     SsdTier::with_disks(config, None, candidates, Vec::new(), disks.len()).unwrap()
+}
+
+/// The keys that a start finds.
+pub(super) fn keys_of(tier: &SsdTier) -> Vec<String> {
+    recover(tier).0.into_iter().map(|(key, ..)| String::from_utf8(key).unwrap()).collect()
+}
+
+/// What a start finds on a disk, by key.
+pub(super) fn found_on(content: Vec<u8>, config: &SsdConfig) -> Vec<String> {
+    keys_of(&tier_on(&[MemoryDisk::holding(content)], config))
+}
+
+/// Stores other objects until some zones were taken back.
+pub(super) fn store_until_reclaimed(tier: &SsdTier, length: usize) {
+    let (end, mut version) = (Instant::now() + Duration::from_secs(20), 2);
+    while tier.status().reclaimed_zones < 3 {
+        assert!(Instant::now() < end, "nothing is taken back");
+        store(tier, format!("other {version}").as_bytes(), version, length);
+        version += 1;
+    }
 }
 
 /// What a start finds, as (key, version, length), sorted.

@@ -40,24 +40,24 @@ impl Shared {
         let before = *drained;
         for _ in 0..ATTEMPTS {
             // What is in memory now may have to move the next time.
-            (drained.in_memory, drained.lost) = (before.in_memory, before.lost);
+            drained.count_as(before);
             let (moved, mut left) = (drained.moved, 0);
             for (_, zone) in device.closed_by_age() {
                 let Some(entries) = self.entries_with_patience(device, zone, drained, progress)? else {
-                    (drained.in_memory, drained.lost) = (before.in_memory, before.lost);
+                    drained.count_as(before);
                     return Ok(());
                 };
                 let records = records_of(device, zone, entries);
                 let mut emptying = Emptying::new(self, device, drained);
                 if !emptying.move_all(records.iter().collect(), pace, progress)? {
-                    emptying.count_as(before);
+                    emptying.drained.count_as(before);
                     return Ok(());
                 }
                 left += emptying.left.len() as u64;
             }
             self.flush_moved()?;
             if drained.moved == moved {
-                return self.give_up_whole(device, left).map(|()| drained.left = 0);
+                return self.give_up_whole(device, left);
             }
         }
         Err(stuck(UNTAKEN))
