@@ -11,11 +11,11 @@ use tokio::time::timeout_at;
 
 use super::batcher::{Haste, Item};
 use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results, Revocation};
-use super::core::Core;
+use super::core::{Core, Seen};
 use super::error::ClusterError;
 use super::object::Stamp;
 use super::peers::Dirty;
-use super::shards::KeyId;
+use super::shards::{KeyId, Shard};
 
 /// Changes that are put in order under one hold of the lock.
 const SLICE: usize = 128;
@@ -173,19 +173,19 @@ impl Core {
                     continue;
                 }
                 let effects = owner.change(from, change, now);
-                let key = change.path().map(KeyId::of);
+                let (key, is_note) = (change.path().map(KeyId::of), is_note(change));
                 let told = key.and_then(|key| self.tell_in_order(key, effects.tell));
                 // Of a note all hear, too, and who changes its key later waits for that; who shares its message does not.
-                let mut waits: Vec<Wait> = told.filter(|_| !is_note(change)).into_iter().collect();
+                let mut waits: Vec<Wait> = told.filter(|_| !is_note).into_iter().collect();
                 if let Some((other, key, gone)) = effects.replicate {
                     // What others say has been gathered by them.
-                    let haste = if from == self.me && is_note(change) { Haste::Soon } else { Haste::Now };
+                    let haste = if from == self.me && is_note { Haste::Soon } else { Haste::Now };
                     // Whoever noted it says so again if this member is lost before the other owner knows.
                     waits.extend(self.replicate(other, Dirty { key, gone }, haste).map(Wait::Told));
                 }
                 if effects.outcome == Outcome::Moved {
                     self.counters.moved.increment();
-                } else if let Some(key) = key.filter(|_| !is_note(change)) {
+                } else if let Some(key) = key.filter(|_| !is_note) {
                     let takeovers = self.takeovers.lock();
                     let over = takeovers.iter().filter(|takeover| takeover.shards.contains(&key.shard()));
                     waits.extend(over.map(|takeover| Wait::Takeover(takeover.is_over.clone())));
@@ -417,6 +417,14 @@ impl Core {
         }
     }
 
+    /// Something in `shard` could not be published: it is announced when it can be.
+    pub(super) fn note_unpublished(&self, seen: &Seen, shard: Shard) {
+        self.counters.publish_failures.increment();
+        if let Some(owners) = seen.map.owners(shard) {
+            self.plan.add_unpublished(owners, shard);
+        }
+    }
+
     pub(super) async fn publish(
         self: &Arc<Self>,
         path: Vec<u8>,
@@ -439,10 +447,7 @@ impl Core {
             Ok(Outcome::Done { stamp }) => Ok((stamp, true)),
             Ok(Outcome::Late { stamp }) => Ok((stamp, false)),
             Ok(Outcome::Moved | Outcome::Refused { .. }) | Err(_) => {
-                self.counters.publish_failures.increment();
-                if let Some(owners) = seen.map.owners(shard) {
-                    self.plan.add_unpublished(owners, shard);
-                }
+                self.note_unpublished(&seen, shard);
                 Err(match result {
                     Err(error) => error,
                     Ok(_) => ClusterError::NobodyReached { reason: "nobody decides about it".to_owned() },

@@ -8,7 +8,8 @@
 //! - A loan leaves no sooner than [`ROUND`] after it ended, and no later than two rounds after.
 //! - What was lent over a connection that has ended is not given back: its lender has ended the loan with it.
 //!
-//! Limits: none of its own; the lender bounds what it lends.
+//! Limits: time is all that orders the two. A note that waits for an owner that is slow to answer, or far away, may be later
+//! than the loan, and then the fresh copy may be withdrawn. The lender bounds what it lends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

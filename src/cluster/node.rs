@@ -250,8 +250,8 @@ impl Cluster {
         self.core.note(Change::LetGo { path: path.to_vec(), stamp }, Haste::Soon);
     }
 
-    /// This member has a copy of that version, or has it in another place now. Told in the background, and before what is
-    /// dropped from here on of what was fetched is given back.
+    /// This member has a copy of that version, or has it in another place now. Told in the background, and as a rule
+    /// before what is dropped from here on of what was fetched is given back.
     pub fn hold(&self, path: &[u8], stamp: Stamp, medium: Medium) {
         self.core.note(Change::Hold { path: path.to_vec(), stamp, medium }, Haste::Soon);
     }

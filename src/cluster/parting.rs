@@ -73,10 +73,8 @@ impl Parting {
 
     async fn until(&self, is_so: impl Fn(&mut State) -> bool) {
         loop {
+            // Made before the look: it hears of all that comes after.
             let changed = self.changed.notified();
-            tokio::pin!(changed);
-            // Before the look, or what comes in between is missed.
-            changed.as_mut().enable();
             if is_so(&mut self.state.lock()) {
                 return;
             }
@@ -138,9 +136,10 @@ impl Drop for UnderWay<'_> {
                 _ => state.has_missed = true,
             }
         }
-        let is_idle = state.under_way == 0;
+        // Nobody else waits for that.
+        let is_awaited = state.is_shut && state.under_way == 0;
         drop(state);
-        if is_idle {
+        if is_awaited {
             self.parting.changed.notify_waiters();
         }
     }
@@ -157,10 +156,8 @@ impl Core {
     ) -> Result<(Stamp, bool), ClusterError> {
         let Ok(mut under_way) = timeout_at(deadline.into(), self.parting.begin_publish()).await else {
             // Should it stay.
-            let shard = KeyId::of(&path).shard();
-            if let Some(owners) = self.seen().map.owners(shard) {
-                self.plan.add_unpublished(owners, shard);
-            }
+            self.counters.publishes.increment();
+            self.note_unpublished(&self.seen(), KeyId::of(&path).shard());
             return Err(ClusterError::DeadlinePassed);
         };
         let noted = self.parting.is_noting().then(|| path.clone());

@@ -67,7 +67,7 @@ pub(super) async fn start_with(id: u64, network: &Arc<Network>, handle: Arc<dyn 
     Host { cluster, memory }
 }
 
-async fn start(id: u64, network: &Arc<Network>, coordinator: &Embedded) -> Host {
+pub(super) async fn start(id: u64, network: &Arc<Network>, coordinator: &Embedded) -> Host {
     start_with(id, network, Arc::new(coordinator.another())).await
 }
 

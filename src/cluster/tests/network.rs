@@ -40,6 +40,8 @@ struct State {
     parted: BTreeSet<Pair>,
     /// When the last message of a direction arrives.
     arrivals: BTreeMap<(PeerId, PeerId), tokio::time::Instant>,
+    /// All that is sent, and by whom, if that is recorded.
+    sent: Option<Vec<(PeerId, Channel, Vec<u8>)>>,
 }
 
 /// The network.
@@ -59,12 +61,31 @@ impl Network {
             connections: BTreeMap::new(),
             parted: BTreeSet::new(),
             arrivals: BTreeMap::new(),
+            sent: None,
         };
         Arc::new(Self { state: Mutex::new(state), joined: Notify::new() })
     }
 
     pub(super) fn add(&self, core: &Arc<Core>) {
         self.state.lock().members.insert(core.me, Arc::downgrade(core));
+    }
+
+    /// From now on what is sent is recorded.
+    pub(super) fn record(&self) {
+        self.state.lock().sent = Some(Vec::new());
+    }
+
+    /// What `from` has sent since, in that order.
+    pub(super) fn sent_by(&self, from: PeerId) -> Vec<(Channel, Vec<u8>)> {
+        let state = self.state.lock();
+        let sent = state.sent.iter().flatten().filter(|(sender, ..)| *sender == from);
+        sent.map(|(_, channel, body)| (*channel, body.clone())).collect()
+    }
+
+    fn note_sent(&self, from: PeerId, channel: Channel, body: &[u8]) {
+        if let Some(sent) = &mut self.state.lock().sent {
+            sent.push((from, channel, body.to_vec()));
+        }
     }
 
     fn core(&self, peer: PeerId) -> Option<Arc<Core>> {
@@ -155,6 +176,7 @@ impl Carrier for End {
         deadline: Instant,
     ) -> BoxFuture<'static, Result<Vec<u8>, Error>> {
         let (network, me) = (Arc::clone(&self.network), self.me);
+        network.note_sent(me, channel, &body);
         Box::pin(async move {
             let gone = || Error::PeerGone { peer, cause: "no connection".into() };
             let mut ended = network.ended(me, peer).ok_or_else(gone)?;
@@ -199,6 +221,7 @@ impl Carrier for End {
 
     fn notify(&self, peer: PeerId, channel: Channel, body: Vec<u8>) {
         let (network, me) = (Arc::clone(&self.network), self.me);
+        network.note_sent(me, channel, &body);
         let arrival = network.arrival(me, peer);
         tokio::spawn(async move {
             sleep_until(arrival).await;

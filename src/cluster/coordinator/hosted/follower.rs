@@ -277,10 +277,13 @@ impl Heard {
         }
     }
 
-    /// Whether the keeper knows all that was heard. The number of its view says so where its file is older by changes of members,
+    /// That the keeper knows all that was heard. The number of its view says so where its file is older by changes of members,
     /// the revision where it is older by several of directories, and the state of its file in all cases; an older keeper does not
     /// tell that.
-    fn is_latest(&self, told: &Told) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// In words, when it does not.
+    fn expect_latest(&self, told: &Told) -> Result<(), String> {
         let (view, revision) = (self.views.borrow().number, self.namespaces.borrow().revision);
         // One that was just started, and has no members or records yet, may not number its view or those.
         let is_numbered = told.view > 0 || !told.members.is_empty();
@@ -310,7 +313,7 @@ impl Heard {
             return Err(another_cluster(joined, told.cluster));
         }
         if joined.is_some() {
-            self.is_latest(&told)?;
+            self.expect_latest(&told)?;
         }
         *self.file.lock() = told.file;
         self.views.send_if_modified(|view| {

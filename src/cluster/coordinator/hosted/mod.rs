@@ -15,17 +15,13 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
-};
 use thiserror::Error;
 use tidefs_engine::link::{ClusterKey, LinkConfig, TlsConfig};
 use tidefs_engine::types::ByteCount;
+use tokio::net::TcpSocket;
 use tokio::runtime::Handle;
 
 use super::Coordinator;
@@ -118,7 +114,7 @@ fn who_keeps(addresses: impl IntoIterator<Item = SocketAddr>) -> WhoKeeps {
         // What stands in the way says that the keeper is another daemon: of another host, or that has the port already.
         match can_listen(address) {
             Ok(()) => return WhoKeeps::This(address),
-            Err(Errno::EADDRINUSE) => found = WhoKeeps::Neighbour,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => found = WhoKeeps::Neighbour,
             Err(_) => {}
         }
     }
@@ -127,12 +123,11 @@ fn who_keeps(addresses: impl IntoIterator<Item = SocketAddr>) -> WhoKeeps {
 
 /// Whether somebody could listen there now. Does not listen itself: nobody connects to the attempt, nor is it in the way of
 /// another daemon that listens at the same moment.
-fn can_listen(address: SocketAddr) -> Result<(), Errno> {
-    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let attempt = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+fn can_listen(address: SocketAddr) -> io::Result<()> {
+    let attempt = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // As who listens for good: connections of an earlier start that linger take no address.
-    setsockopt(&attempt, sockopt::ReuseAddr, &true)?;
-    bind(attempt.as_raw_fd(), &SockaddrStorage::from(address))
+    attempt.set_reuseaddr(true)?;
+    attempt.bind(address)
 }
 
 /// Hosts the coordinator at this address, unless another daemon of this host was quicker. Reads a file.
