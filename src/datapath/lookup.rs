@@ -95,7 +95,7 @@ impl State {
 
     /// A close was announced and did not come.
     fn stop_expecting_close(&mut self, slot: Slot) {
-        let next = self.object(slot).and_then(|object| object.open.as_ref()?.next_version);
+        let next = self.next_version(slot);
         for slot in [Some(slot), next].into_iter().flatten() {
             if let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_mut()) {
                 open.closing = false;
@@ -105,7 +105,7 @@ impl State {
 
     fn visible(&mut self, caller: &Caller, now: std::time::Duration, slot: Slot) -> Visible {
         let Some(object) = self.object(slot) else { return Visible::Yes(slot) };
-        let next = object.open.as_ref().and_then(|open| open.next_version);
+        let next = object.next_version();
         let phase = object.phase;
         let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
         if phase == Phase::Writing && !self.is_shown_while_written(slot) {

@@ -80,13 +80,6 @@ impl Datapath {
         if path == IoPath::Passthrough {
             self.refuse_if_cut_short(slot);
         }
-        {
-            let state = self.lock();
-            let refused = state.object(slot).and_then(|object| object.open.as_ref()?.refused);
-            if let Some(refusal) = refused {
-                return Err(state.error_of(refusal));
-            }
-        }
         self.keep_provisionally(handle)?;
         if path == IoPath::Passthrough { self.fit_what_the_kernel_wrote(slot) } else { Ok(()) }
     }
@@ -97,7 +90,8 @@ impl Datapath {
     /// may still be open somewhere. That it gets no record is no error: the file is sealed in a moment anyway.
     ///
     /// # Errors
-    /// [`Error::OverQuota`] and [`Error::NothingEvictable`]: it has no room as an object, and is dropped when it is released.
+    /// [`Error::OverQuota`] and [`Error::NothingEvictable`]: it has no room as an object, or what was written to it had none,
+    /// and it is dropped when it is released.
     fn keep_provisionally(&self, handle: HandleId) -> Result<(), Error> {
         let place_of = |state: &State| {
             let slot = state.handles.get(&handle)?.slot;
@@ -106,7 +100,15 @@ impl Datapath {
             Some((slot, claim.unwrap_or_else(|| (node.parent, state.tree.name(slot)))))
         };
         let is_kept = |name: &Name| !self.is_temporary(name);
-        let place = place_of(&self.lock());
+        let place = {
+            let state = self.lock();
+            let place = place_of(&state);
+            let open = place.as_ref().and_then(|&(slot, _)| state.object(slot)?.open.as_deref());
+            if let Some(refusal) = open.and_then(|open| open.refused) {
+                return Err(state.error_of(refusal));
+            }
+            place
+        };
         let Some((slot, (_, name))) = place else { return Ok(()) };
         if !is_kept(&name) {
             // Nothing is kept of a temporary file; its holes are to have their pages all the same.

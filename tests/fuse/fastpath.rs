@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidefs_client::{Cache, View};
@@ -41,6 +42,60 @@ pub(crate) fn open(mount: &Mount, directory: &Path, mode: Mode) -> Cache {
 #[track_caller]
 pub(crate) fn assert_object(view: &View, seed: usize) {
     assert_eq!(pattern::verify_object(view), Ok(offset(seed)));
+}
+
+/// A cache that has the fast path. `None` where there is none.
+pub(crate) fn fast(mount: &Mount, directory: &Path) -> Option<Cache> {
+    let cache = open(mount, directory, Mode::Passthrough);
+    cache.is_fast().then_some(cache)
+}
+
+#[track_caller]
+pub(crate) fn put(cache: &Cache, key: &str, seed: usize) {
+    cache.put(key, &pattern::object(offset(seed), MIB)).expect("put");
+}
+
+#[track_caller]
+pub(crate) fn get(cache: &Cache, key: &str, seed: usize) -> View {
+    let view = cache.get(key).expect("get").expect("a hit");
+    assert_object(&view, seed);
+    view
+}
+
+/// A view of one of two objects whose segments are registered, from before its cache goes over to another session.
+pub(crate) struct Viewed {
+    registered: Arc<()>,
+    pub(crate) view: View,
+}
+
+impl Viewed {
+    /// Has the segments of `cache` registered, and stores `viewed` and `idle` there.
+    pub(crate) fn of(cache: &Cache) -> Self {
+        let registered = Arc::new(());
+        let of_hook = Arc::clone(&registered);
+        cache.register_with(move |_, _| Some(Box::new(Arc::clone(&of_hook))));
+        put(cache, "viewed", 1);
+        put(cache, "idle", 2);
+        let view = get(cache, "viewed", 1);
+        Self { registered, view }
+    }
+
+    /// How many segments are registered.
+    pub(crate) fn count(&self) -> usize {
+        // Besides the one here and that of the function.
+        Arc::strong_count(&self.registered) - 2
+    }
+
+    /// Ends the view when one segment of the next session is mapped. Returns what the registrations share.
+    #[track_caller]
+    pub(crate) fn assert_let_go(self, cache: &Cache) -> Arc<()> {
+        assert_eq!(self.count(), 2, "what is viewed of the last session, and what is mapped of this one");
+        assert_object(&self.view, 1);
+        let Self { registered, view } = self;
+        drop(view);
+        assert_eq!((Arc::strong_count(&registered) - 2, cache.mapped_segments()), (1, 1));
+        registered
+    }
 }
 
 fn what_is_put_is_there_for_the_library_and_for_files(mode: Mode) {

@@ -3,14 +3,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use tidefs_client::{AsyncCache, Cache, View};
+use tidefs_client::{AsyncCache, Cache};
 
 use crate::common::wait::HANG;
 use crate::common::{Mode, Mount, kernel, pattern, wait};
-use crate::fastpath::{assert_object, open};
-use crate::fixture::{MIB, kv, offset, publish_object};
+use crate::fastpath::{Viewed, assert_object, fast, get, put};
+use crate::fixture::{MIB, kv, publish_object};
 
 const MODE: Mode = Mode::Passthrough;
 
@@ -22,20 +21,8 @@ fn model() -> Option<(Mount, PathBuf, Cache)> {
     let (mount, kv) = kv(MODE);
     let model = kv.join("model");
     fs::create_dir(&model).expect("a directory");
-    let cache = open(&mount, &model, MODE);
-    cache.is_fast().then_some((mount, model, cache))
-}
-
-#[track_caller]
-fn put(cache: &Cache, key: &str, seed: usize) {
-    cache.put(key, &pattern::object(offset(seed), MIB)).expect("put");
-}
-
-#[track_caller]
-fn get(cache: &Cache, key: &str, seed: usize) -> View {
-    let view = cache.get(key).expect("get").expect("a hit");
-    assert_object(&view, seed);
-    view
+    let cache = fast(&mount, &model)?;
+    Some((mount, model, cache))
 }
 
 /// Renames the directory, and makes another in its place. Returns where it is now.
@@ -49,15 +36,8 @@ fn give_way(model: &Path) -> PathBuf {
 #[test]
 fn a_cache_whose_directory_is_removed_and_made_again_maps_what_is_stored_there() {
     let Some((_mount, model, cache)) = model() else { return };
-    let registered = Arc::new(());
-    let of_hook = Arc::clone(&registered);
-    cache.register_with(move |_, _| Some(Box::new(Arc::clone(&of_hook))));
-    // Besides the one here and that of the function.
-    let count = || Arc::strong_count(&registered) - 2;
-    put(&cache, "viewed", 1);
-    put(&cache, "idle", 2);
-    let viewed = get(&cache, "viewed", 1);
-    assert_eq!(count(), 2);
+    let viewed = Viewed::of(&cache);
+    assert_eq!(viewed.count(), 2);
 
     fs::remove_dir_all(&model).expect("rm -r");
     assert!(cache.get("viewed").expect("get").is_none());
@@ -68,10 +48,7 @@ fn a_cache_whose_directory_is_removed_and_made_again_maps_what_is_stored_there()
     assert!(fs::read(model.join("new")).expect("by file") == pattern::object(3, MIB));
     assert!(wait::until(HANG, || get(&cache, "new", 3).is_mapped()), "it goes by file for good");
     assert!(cache.is_fast());
-    assert_eq!(count(), 2, "what is viewed of the last session, and what is mapped of this one");
-    assert_object(&viewed, 1);
-    drop(viewed);
-    assert_eq!((count(), cache.mapped_segments()), (1, 1));
+    viewed.assert_let_go(&cache);
 }
 
 #[test]

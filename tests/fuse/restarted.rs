@@ -1,7 +1,6 @@
 //! Caches of the client library that stay open while their daemon is killed and started again: they find the next one.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,29 +9,11 @@ use std::time::{Duration, Instant};
 use tidefs_client::{AsyncCache, Cache, Error, View};
 
 use crate::common::wait::HANG;
-use crate::common::{Mode, Mount, kernel, pattern, wait};
-use crate::fastpath::{assert_object, open};
+use crate::common::{Mode, kernel, pattern, wait};
+use crate::fastpath::{Viewed, assert_object, fast, get, put};
 use crate::fixture::{MIB, kv, offset};
 
 const MODE: Mode = Mode::Passthrough;
-
-/// A cache with the fast path. `None` where there is none.
-fn fast(mount: &Mount, kv: &Path) -> Option<Cache> {
-    let cache = open(mount, kv, MODE);
-    cache.is_fast().then_some(cache)
-}
-
-#[track_caller]
-fn put(cache: &Cache, key: &str, seed: usize) {
-    cache.put(key, &pattern::object(offset(seed), MIB)).expect("put");
-}
-
-#[track_caller]
-fn get(cache: &Cache, key: &str, seed: usize) -> View {
-    let view = cache.get(key).expect("get").expect("a hit");
-    assert_object(&view, seed);
-    view
-}
 
 /// Whether an error is what a mount says whose daemon is gone.
 fn is_of_dead_mount(error: &Error) -> bool {
@@ -87,24 +68,14 @@ fn the_next_daemons_segments_are_registered_and_those_of_the_last_let_go() {
     }
     let (mut mount, kv) = kv(MODE);
     let Some(cache) = fast(&mount, &kv) else { return };
-    let registered = Arc::new(());
-    let of_hook = Arc::clone(&registered);
-    cache.register_with(move |_, _| Some(Box::new(Arc::clone(&of_hook))));
-    // Besides the one here and that of the function.
-    let count = || Arc::strong_count(&registered) - 2;
-    put(&cache, "viewed", 1);
-    put(&cache, "idle", 2);
-    let viewed = get(&cache, "viewed", 1);
-    assert_eq!((viewed.is_registered(), count()), (true, 2));
+    let viewed = Viewed::of(&cache);
+    assert_eq!((viewed.view.is_registered(), viewed.count()), (true, 2));
 
     mount.kill9();
     mount.restart();
     assert!(wait::until(HANG, || get(&cache, "idle", 2).is_mapped()), "it goes by file for good");
     assert!(get(&cache, "idle", 2).is_registered());
-    assert_eq!(count(), 2, "what is viewed of the last daemon, and what is mapped of this one");
-    assert_object(&viewed, 1);
-    drop(viewed);
-    assert_eq!((count(), cache.mapped_segments()), (1, 1));
+    let registered = viewed.assert_let_go(&cache);
     drop(cache);
     assert_eq!(Arc::strong_count(&registered), 1, "a registration outlives the cache");
 }

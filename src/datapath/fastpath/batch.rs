@@ -17,18 +17,23 @@ enum Entry {
 }
 
 /// References that follow each other.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Batch {
     entries: Vec<Entry>,
     held: usize,
 }
 
 impl Batch {
-    /// One of a reference for each slot, but for [`Slot::NONE`]: at most as many as a request has entries.
-    pub(super) fn new(slots: &[Slot]) -> Self {
-        let entry = |(&slot, next)| if slot == Slot::NONE { Entry::Gone(next) } else { Entry::Held(slot) };
-        let entries = slots.iter().zip(1u32..).map(entry).collect();
-        Self { entries, held: slots.iter().filter(|&&slot| slot != Slot::NONE).count() }
+    /// One without references, with room for as many.
+    pub(super) fn with_capacity(entries: usize) -> Self {
+        Self { entries: Vec::with_capacity(entries), held: 0 }
+    }
+
+    /// Adds the next reference; [`Slot::NONE`]: there is none. At most as many as a request has entries.
+    pub(super) fn push(&mut self, slot: Slot) {
+        let next = u32::try_from(self.entries.len() + 1).unwrap_or(u32::MAX);
+        self.held += usize::from(slot != Slot::NONE);
+        self.entries.push(if slot == Slot::NONE { Entry::Gone(next) } else { Entry::Held(slot) });
     }
 
     /// How many are held.
@@ -79,6 +84,12 @@ mod tests {
 
     use super::*;
 
+    fn batch_of(slots: &[Slot]) -> Batch {
+        let mut batch = Batch::default();
+        slots.iter().for_each(|&slot| batch.push(slot));
+        batch
+    }
+
     /// As many as one request may have.
     const ENTRIES: u32 = 1 << 16;
 
@@ -94,7 +105,7 @@ mod tests {
         for _ in 0..200 {
             let length = 1 + random(60);
             let slots: Vec<Slot> = (0..length).map(|_| Slot(random(3) * (1 + random(1000)))).collect();
-            let (mut batch, mut model) = (Batch::new(&slots), slots.clone());
+            let (mut batch, mut model) = (batch_of(&slots), slots.clone());
             for _ in 0..random(40) {
                 let start = random(length + 4);
                 let end = if random(8) == 0 { u32::MAX } else { start + random(12) };
@@ -118,7 +129,7 @@ mod tests {
         let mut slots = vec![Slot::NONE; ENTRIES as usize];
         slots[0] = Slot(7);
         slots[ENTRIES as usize - 1] = Slot(8);
-        let (mut batch, mut taken, started) = (Batch::new(&slots), Vec::new(), Instant::now());
+        let (mut batch, mut taken, started) = (batch_of(&slots), Vec::new(), Instant::now());
         for index in 0..ENTRIES {
             batch.take(0..0, &mut taken);
             batch.take(1..ENTRIES - 1, &mut taken);

@@ -2,6 +2,7 @@
 
 use tidefs_engine::types::{DirectoryId, KeyHash, SegmentId};
 
+use super::batch::Batch;
 use super::pool::Shape;
 use super::segments::{Shared, Use};
 use super::{LOCKED_AT_ONCE, Located, Session};
@@ -141,8 +142,8 @@ impl Datapath {
     ) -> u64 {
         let first = session.next_batch();
         let expected = if probe { 0 } else { names.size_hint().1.unwrap_or(0) };
-        let (mut slots, mut left) =
-            (Vec::with_capacity(expected), if probe { 0 } else { session.references_left() });
+        let (mut batch, mut left) =
+            (Batch::with_capacity(expected), if probe { 0 } else { session.references_left() });
         let mut names = names.peekable();
         while names.peek().is_some() {
             let mut state = self.lock();
@@ -172,13 +173,13 @@ impl Datapath {
                     None => {}
                 }
                 if !probe {
-                    slots.push(held);
+                    batch.push(held);
                 }
                 tell(located);
             }
             self.settle_tally(&mut state, &mut tally, None);
         }
-        session.enter(first, &slots);
+        session.enter(first, batch);
         first
     }
 

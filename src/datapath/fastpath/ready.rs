@@ -12,6 +12,7 @@
 use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, FileOffset, KeyHash, SegmentId, Version};
 
+use super::batch::Batch;
 use super::locate::{Tally, Walk};
 use super::{Located, Session};
 use crate::datapath::rights::{Credentials, Right};
@@ -202,7 +203,9 @@ impl Datapath {
                 _ => return Followed::Else(located),
             }
         };
-        session.enter(first, &[slot]);
+        let mut batch = Batch::with_capacity(1);
+        batch.push(slot);
+        session.enter(first, batch);
         Followed::Here(here, first)
     }
 

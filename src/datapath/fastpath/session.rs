@@ -84,10 +84,9 @@ impl Session {
         self.next_batch.fetch_add(1, Ordering::Relaxed) << INDEX_BITS
     }
 
-    /// Enters the references of a batch: one for each entry, [`Slot::NONE`] where there is none.
-    pub(super) fn enter(&self, first: u64, slots: &[Slot]) {
-        if slots.iter().any(|&slot| slot != Slot::NONE) {
-            let batch = Batch::new(slots);
+    /// Enters the references of a batch, of which the first is `first`.
+    pub(super) fn enter(&self, first: u64, batch: Batch) {
+        if batch.held() > 0 {
             let mut holdings = self.holdings.lock();
             holdings.references += batch.held();
             holdings.batches.insert(first >> INDEX_BITS, batch);

@@ -73,7 +73,7 @@ pub(in crate::fuse) fn write(
     reply: ReplyWrite,
 ) {
     if ControlFiles::owns(number) {
-        // Its handles are numbers of their own.
+        // Only a segment that was opened to write takes any; all of these files share one count of handles.
         return match dispatcher.fast.write(&dispatcher.datapath, handle, offset, data) {
             Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
             Err(errno) => reply.error(errno),
