@@ -119,7 +119,7 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     raise_descriptor_limit();
     crate::ffi::keep_tables_in_mappings();
     let lock = take_lock(&effective, &mount_dir)?;
-    if is_tidefs_at(&table, &mount_dir) {
+    if table.tidefs_at(&mount_dir).is_some() {
         refuse_other_state(&lock, &mount_dir)?;
     } else {
         check_mount_point(&mount_dir)?;
@@ -134,7 +134,7 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     outcome
 }
 
-/// Removes the state directory of this mount, which holds nothing but the lock any more, or what later starts need.
+/// Removes the state directory of this mount, which holds nothing but the lock any more, a log, or what later starts need.
 fn remove_state(directory: &Path, lock: &InstanceLock) {
     if let Err(error) = Instance::of_folder(directory).remove(lock) {
         tracing::debug!(directory = %directory.display(), %error, "the state directory stays");
@@ -182,11 +182,6 @@ fn take_lock(effective: &Effective, mount_dir: &Path) -> Result<InstanceLock, Fa
     }
 }
 
-/// Whether a tidefs is mounted there, alive or not.
-fn is_tidefs_at(table: &MountTable, mount_dir: &Path) -> bool {
-    table.at(mount_dir).is_some_and(mounts::Mount::is_tidefs)
-}
-
 fn refuse_other_state(lock: &InstanceLock, mount_dir: &Path) -> Result<(), Failure> {
     if lock.had_predecessor() {
         return Ok(());
@@ -202,7 +197,7 @@ fn refuse_other_state(lock: &InstanceLock, mount_dir: &Path) -> Result<(), Failu
 /// Removes what a daemon that died left mounted. The lock is ours, so whoever mounted it is gone. Right before the new mount:
 /// until then programs meet the dead one, and write nothing into the directory below, where it would be lost to them.
 fn clear_stale_mount(mount_dir: &Path) -> Result<(), Failure> {
-    let is_stale = || MountTable::read().is_ok_and(|table| is_tidefs_at(&table, mount_dir));
+    let is_stale = || MountTable::read().is_ok_and(|table| table.tidefs_at(mount_dir).is_some());
     while is_stale() {
         let directory = mount_dir.display();
         let line = format!("tidefsd: `{directory}` is the stale mount of a daemon that died; replacing it");

@@ -7,7 +7,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 use super::Failure;
 use crate::config::ExitStatus;
 
-/// SIGTERM and SIGINT, as a flag and a sleeping thread's wake-up.
+/// SIGTERM, SIGINT and SIGHUP, as a flag and a sleeping thread's wake-up.
 #[derive(Debug)]
 pub(super) struct StopSignal;
 

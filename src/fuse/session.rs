@@ -12,7 +12,7 @@ use fuser::{BackgroundSession, Config, InitFlags, KernelConfig, MountOption, Ses
 use nix::mount::{MntFlags, umount2};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-use tidefs_control_api::mounts::{self, Mount, MountTable};
+use tidefs_control_api::mounts::{self, MountTable};
 
 use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
@@ -253,7 +253,7 @@ impl Session {
 
     /// Whether the mount table has it. No other daemon mounts there: ours holds the lock of the mount point.
     fn is_mounted(&self) -> bool {
-        MountTable::read().is_ok_and(|table| table.at(&self.directory).is_some_and(Mount::is_tidefs))
+        MountTable::read().is_ok_and(|table| table.tidefs_at(&self.directory).is_some())
     }
 
     /// Leaves the mount of a session that failed as a killed daemon does: until the next one takes it over, programs meet an

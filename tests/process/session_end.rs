@@ -9,9 +9,7 @@ use tempfile::TempDir;
 
 use super::common::pattern::{assert_same, object};
 use super::common::{Mount, wait};
-
-/// Exit code: the daemon failed while running.
-const EXIT_FAILED: i32 = 1;
+use super::daemon::EXIT_FAILED;
 
 /// The kernel's connections to FUSE daemons, mounted for this test: not every machine has them mounted.
 struct Connections(TempDir);

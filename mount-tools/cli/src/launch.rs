@@ -31,8 +31,8 @@ const EXIT_CONFIGURATION: i32 = 2;
 /// Time for a daemon to end that has said its last word, or was told to.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Time between two looks at the lock of a daemon that still stops.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// Time between two looks at the lock of a daemon that is to end.
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Variable by which the daemon finds its configuration file.
 const CONFIG_VARIABLE: &str = "TIDEFS_CONFIG";

@@ -211,7 +211,7 @@ impl Locator {
     /// The instance on `dir`, if its daemon lives.
     fn living(&self, dir: &Path) -> Result<Instance, CliError> {
         let instance = self.state.instance(dir);
-        let mount = self.table.at(dir).filter(|mount| mount.is_tidefs());
+        let mount = self.table.tidefs_at(dir);
         let none = |message| CliError::new(Exit::NoDaemon, message);
         match (probe(&instance)?, mount) {
             (Daemon::Alive { .. }, _) => Ok(instance),

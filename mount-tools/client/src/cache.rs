@@ -224,7 +224,10 @@ impl Cache {
         let has_moved = opened.as_ref().is_some_and(|opened| self.has_moved(opened));
         let opened = if has_moved { self.opened() } else { opened };
         let session = opened.as_ref().map(|opened| &opened.session);
+        // What is stored by file stands at the path: whoever looks it up next is to find it there.
+        let stores_by_file = |session: &Session| session.compare(&self.directory);
         let Some(session) = session.filter(|session| session.offers(Features::CREATE)) else {
+            session.into_iter().for_each(|session| stores_by_file(session));
             return objects.iter().map(|(key, size)| by_file(key.as_ref(), *size)).collect();
         };
         let mut writers = self.begin(session, objects)?;
@@ -237,8 +240,7 @@ impl Cache {
             }
         }
         if writers.iter().any(|begun| !matches!(begun, Begun::Writer(_))) {
-            // What is stored by file stands at the path: whoever looks it up next is to find it there.
-            session.compare(&self.directory);
+            stores_by_file(session);
         }
         let writers = writers.into_iter().zip(objects).map(|(begun, (key, size))| match begun {
             Begun::Writer(writer) => Ok(writer),

@@ -41,9 +41,9 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Whether references are kept. Not in a child of fork(2): it must not use them.
+    /// Whether references are kept. In a child of fork(2), which must not use them, there is no [`Opened`].
     pub(crate) fn keeps(&self) -> bool {
-        self.kept.is_on() && !self.session.is_inherited()
+        self.kept.is_on()
     }
 
     /// Lets go of what nobody views, of a session that is over.
@@ -134,15 +134,16 @@ impl Sessions {
         self.user().is_some() && self.current.read().as_ref().is_some_and(is_live)
     }
 
-    /// As [`Sessions::live`], or the next one below `directory`, if it is time to look for that and it is there. `None` while all is done by
-    /// file.
+    /// As [`Sessions::live`], or the next one below `directory`, if it is time to look for that and it is there. `None` while
+    /// all is done by file.
     pub(crate) fn find(&self, directory: &Path) -> Option<Arc<Opened>> {
-        self.user()?;
         self.live().or_else(|| self.find_next(directory))
     }
 
     #[cold]
     fn find_next(&self, directory: &Path) -> Option<Arc<Opened>> {
+        // A child of fork(2) takes no lock here.
+        self.user()?;
         let mut search = self.search.try_lock()?;
         // Another thread may have been faster.
         if let Some(opened) = self.live() {

@@ -71,6 +71,12 @@ impl MountTable {
         self.mounts.iter().rev().find(|mount| mount.mount_point == dir)
     }
 
+    /// The same, if it is a tidefs mount.
+    #[must_use]
+    pub fn tidefs_at(&self, dir: &Path) -> Option<&Mount> {
+        self.at(dir).filter(|mount| mount.is_tidefs())
+    }
+
     /// The mount that `path` is in, if that is a tidefs mount. `path` is absolute and without `.` and `..`.
     #[must_use]
     pub fn tidefs_containing(&self, path: &Path) -> Option<&Mount> {

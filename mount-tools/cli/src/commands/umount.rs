@@ -15,23 +15,20 @@ use nix::unistd::Pid;
 use serde_json::json;
 use tidefs_control_api::instance::Instance;
 use tidefs_control_api::lock::{Daemon, InstanceLock, LockError};
-use tidefs_control_api::mounts::{self, Mount};
+use tidefs_control_api::mounts;
 
 use crate::args::UmountArgs;
 use crate::error::{CliError, Exit};
-use crate::launch::earlier_log;
+use crate::launch::{LOOK_INTERVAL, earlier_log};
 use crate::locate::{self, mount_table, probe};
 use crate::output::Output;
-
-/// Time between two looks at a lock.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
     let table = mount_table()?;
     let dir = locate::resolve(&table, &args.dir)?;
     let state = locate::state_dir(&args.common)?;
     let instance = state.instance(&dir);
-    let mount = table.at(&dir).filter(|mount| mount.is_tidefs());
+    let mount = table.tidefs_at(&dir);
     let daemon = match (probe(&instance)?, mount) {
         (Daemon::Alive { .. }, _) => {
             stop(&instance, &dir, Duration::from_secs(args.timeout))?;
@@ -76,7 +73,7 @@ pub(super) fn take_away(instance: &Instance, dir: &Path, discards: bool) -> Resu
 }
 
 pub(super) fn is_mounted(dir: &Path) -> Result<bool, CliError> {
-    Ok(mount_table()?.at(dir).is_some_and(Mount::is_tidefs))
+    Ok(mount_table()?.tidefs_at(dir).is_some())
 }
 
 /// Tells the daemon to stop and waits until it is gone.
