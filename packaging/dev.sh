@@ -422,6 +422,8 @@ command_test() {
     run_test_programs_as_root
     export TIDEFS_TEST_PYTHON=${TIDEFS_TEST_PYTHON:-$python_env/bin/python3}
     export CARGO_TERM_PROGRESS_WHEN=never
+    # What a later build would take up again is of no use where there is none.
+    if [[ ${CI:-} == true ]]; then export CARGO_INCREMENTAL=0; fi
 
     run_log=$(mktemp)
     mounted_before=$(test_mounts)
