@@ -60,7 +60,7 @@ counters! {
     expirations: "tidefs_expirations_total", "Objects removed because their ttl passed.";
     unlinks: "tidefs_unlinks_total", "Objects removed by name.";
     replacements: "tidefs_replacements_total", "Objects replaced by a newer version.";
-    discarded_writes: "tidefs_discarded_writes_total", "Files dropped because their writer was killed or gave up, or because another member removed or replaced their name meanwhile.";
+    discarded_writes: "tidefs_discarded_writes_total", "Files dropped because their writer was killed, or what it wrote found no room or could not be sealed.";
     unknown_writers: "tidefs_unknown_writers_total", "Opens to write by processes outside of the daemon's pid namespace.";
     copied_bytes: "tidefs_copied_bytes_total", "Bytes of solo objects that passed through the daemon's memory.";
     packed_bytes: "tidefs_packed_bytes_total", "Bytes of small objects copied into packed segments.";

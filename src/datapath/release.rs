@@ -266,13 +266,6 @@ impl Datapath {
             .object(slot)
             .and_then(|object| object.open.as_ref())
             .is_some_and(|open| open.supersedes.is_some());
-        let node = state.tree.node(slot);
-        if node.is_detached() && !is_pending {
-            // What it was to replace was taken away by another member, or was found to be broken.
-            self.telemetry.discarded_writes.increment();
-            afterwards.doomed.push(state.discard_writing(slot));
-            return;
-        }
         if state.object(slot).is_some_and(Object::is_slot_file) {
             // A slot file with a name stays what it is, visible to whoever looks, in place of what stood there.
             if let Some((parent, name)) = state.drop_claim(slot) {

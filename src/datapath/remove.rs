@@ -47,6 +47,10 @@ impl State {
         let is_resident = self.object(slot).is_some_and(super::Object::is_resident);
         let is_slot_file = self.object(slot).is_some_and(super::Object::is_slot_file);
         let next = self.next_version(slot);
+        // What is written over it goes on as a file that had none before it, be it that another host replaced or removed this one
+        // or that its bytes are broken. Of one that has no name any more nothing is written.
+        let heir = next.filter(|_| ending.is_some() && is_named);
+        let heir = heir.and_then(|next| self.drop_claim(next).map(|place| (next, place)));
         match self.object(slot).map(|object| object.phase) {
             Some(Phase::Sealed) if !is_resident => {}
             Some(Phase::Sealed) => {
@@ -60,20 +64,14 @@ impl State {
         self.unpark_wait(slot);
         self.clear_expiry(slot);
         self.forget_pin(slot);
-        if departure == Departure::Gone
-            && ending.is_some()
-            && let Some(next) = next
-        {
-            self.break_promise(next);
-            if let Some(next) = self.object_mut(next) {
-                // Deleted while a new version was being written: like a file that is unlinked while open.
-                next.open_mut().supersedes = None;
-            }
-        }
         if let (Some(key), Some((now_ns, ending))) = (key, ending) {
             self.history.note(key, now_ns, ending);
         }
         self.leave_name(slot);
+        if let Some((next, (parent, name))) = heir {
+            let named = self.take_name(next, parent, name);
+            debug_assert!(named.is_ok(), "the name was just given up, below a directory that held it");
+        }
         let mut doomed = Doomed {
             place: None,
             retired: None,

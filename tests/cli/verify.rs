@@ -61,6 +61,30 @@ fn verify_drops_a_corrupt_object_and_names_it() {
 }
 
 #[test]
+fn what_is_written_over_an_object_that_is_found_to_be_corrupt_is_sealed_at_its_close() {
+    let mount = Mount::start(&[]);
+    let path = mount.namespace("ns").join("key");
+    let old = object(1, 300_000);
+    fs::write(&path, &old).expect("an object");
+    mount.wait_until_closed([path.clone()]);
+    assert!(checksum_of(&path).starts_with("xxh3-64:"));
+    let segments = files_below(&mount.instance_dir().join("memory"));
+    let segment = segments.iter().find(|path| fs::read(path).is_ok_and(|found| found == old));
+    let segment =
+        File::options().write(true).open(segment.expect("a segment of the object")).expect("root may");
+    // Whoever reads it has it replaced instead of cut.
+    let reader = File::open(&path).expect("a reader");
+    let mut file = File::create(&path).expect("a new version");
+    std::io::Write::write_all(&mut file, &object(2, 200_000)).expect("its bytes");
+    segment.write_all_at(b"another byte", 150_000).expect("memory that fails");
+    let summary = parse(&tidefs(&mount, &["verify", "--json"]).output);
+    assert_eq!(summary["corrupt"], json!(1), "{summary}");
+    drop(file);
+    assert_same(&fs::read(&path).expect("it was written"), &object(2, 200_000), "what was written");
+    drop(reader);
+}
+
+#[test]
 fn verify_tells_what_it_did_not_read() {
     let disk =
         tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory on a disk");

@@ -359,11 +359,6 @@ impl Datapath {
                 let ending = (now_ns, Ending::Withdrawn);
                 // The kernel may not have heard yet that it stands there, and take the name for what it replaced.
                 let is_young = now_ns.saturating_sub(state.tree.node(old).attributes.ctime_ns) < YOUNG_NS;
-                if state.next_version(old).is_some() {
-                    // Its close succeeds all the same: this is all that says so.
-                    let path = String::from_utf8_lossy(path);
-                    tracing::warn!(%path, "what is being written here is dropped: another member removed or replaced it");
-                }
                 let doomed = state.remove_object(old, Departure::Gone, Some(ending));
                 let answers = known.is_some_and(|ino| state.still_answers(ino));
                 (Some(doomed), None, known, answers || is_young)
