@@ -67,7 +67,7 @@ pub(super) enum Copied {
     NotNow,
     /// It is not what stands there any more, or it is another member's to see to.
     NotMine,
-    /// The catalog knows of nothing: it was removed, or is not announced yet.
+    /// The catalog knows of nothing, or of an earlier version: it was removed, or is not published yet.
     Absent,
 }
 
@@ -309,6 +309,10 @@ impl Core {
             Found::Present { stamp, facts: Facts::File(facts), copies } if stamp == wish.stamp => {
                 (facts, copies)
             }
+            // What is here came later, and the catalog has not heard of it.
+            Found::Present { stamp, facts: Facts::File(_), .. } if stamp < wish.stamp => {
+                return (Copied::Absent, 0);
+            }
             Found::Present { .. } => return (Copied::NotMine, 0),
             Found::Absent { .. } => return (Copied::Absent, 0),
             Found::Unknown => return (Copied::NotNow, 0),
@@ -366,6 +370,11 @@ impl Core {
                     self.counters.copied_bytes.add(wish.size.get());
                     made += 1;
                     holders.push(target);
+                }
+                // What it knows may be old. Whether it stands no more is for the catalog to say, which is asked again.
+                Kept::Gone if self.is_leaving() => {
+                    may_succeed_later = true;
+                    refusing.insert(target);
                 }
                 Kept::Gone => return (Copied::NotMine, made),
                 // Another member would tear its chain, or stand in the same rack: this one is asked once more.

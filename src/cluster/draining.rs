@@ -2,6 +2,7 @@
 //!
 //! Invariants
 //! - While it drains, this member keeps no copies for others, and its own do not count, nor do those of others that drain.
+//! - What the catalog does not know of, or knows an earlier version of, is announced first: what others hold of it is not enough.
 //! - It leaves only when a whole walk found nothing left to copy, what was published since that began is copied, too
 //!   ([`super::parting`]), and who serves its shards with it is there and has heard of all that it decided: removals are known
 //!   to these two alone. After each wait for that it walks again. When its time is over before, or nobody takes what is left,
@@ -220,7 +221,16 @@ impl Core {
         state.report.phase = end;
         state.others.clear();
         Unfinished::forget(self.config.drain_file.as_deref());
-        tracing::info!(phase = ?end, left = state.report.objects_left, "the drain of this member has ended");
+        let left = state.report.objects_left;
+        if end == DrainPhase::Left {
+            tracing::info!("the drain of this member has ended: it has left");
+        } else {
+            tracing::warn!(
+                phase = ?end,
+                left,
+                "the drain of this member has ended before it could leave, and it stays with what it holds; the next drain goes on"
+            );
+        }
     }
 
     /// Leaves, unless something is in the way. A walk that began a moment ago found nothing left to copy; what was published
@@ -395,7 +405,14 @@ impl Core {
             Facts::Directory(_) => (self.drain_directory(path).await, 0),
             Facts::File(facts) => {
                 let (head, replicas) = (holder.head(&path), facts.replicas.max(1));
-                self.copy(&Wish { path, stamp, size: facts.size, replicas, head }, false).await
+                let wish = Wish { path, stamp, size: facts.size, replicas, head };
+                let copied = self.copy(&wish, false).await;
+                if copied.0 == Copied::Absent {
+                    // The next walk finds it there, or not here any more.
+                    self.announce_what_is_held(&wish.path);
+                    self.plan.wake();
+                }
+                copied
             }
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::members::{
     config, in_a_cluster_of, name_served, runtime, settled, soon, start, start_with, until, wall,
 };
+use super::memory::Object;
 use super::unregistered::three;
 use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
@@ -32,6 +33,30 @@ fn what_is_written_while_a_drained_member_waits_to_leave_is_held_by_others_when_
         hosts[0].cluster.close().await;
         for host in &hosts[1..] {
             assert_eq!(host.read(&name, soon()).await.as_deref(), Some(&b"late"[..]));
+        }
+    });
+}
+
+#[test]
+fn what_a_drained_member_could_not_publish_is_held_by_others_when_it_has_left_though_they_had_an_earlier_version()
+ {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let first = hosts[0].cluster.me();
+        for number in 0..20 {
+            let name = format!("kv/{number}");
+            hosts[1].write(&name, b"earlier", wall(), soon()).await.unwrap();
+            let bytes = b"the latest"[..].into();
+            let latest = Object { stamp: wall(), bytes, is_directory: false, is_soft: false, replicas: 1 };
+            hosts[0].memory.state.lock().objects.insert(name.into_bytes(), latest);
+        }
+        hosts[1].cluster.drain(first, DrainOrder::Begin { within_ms: None }).await.unwrap();
+        until("it has left", || hosts[0].cluster.status().drain.phase == DrainPhase::Left).await;
+        hosts[0].cluster.close().await;
+        for host in &hosts[1..] {
+            for number in 0..20 {
+                let read = host.read(&format!("kv/{number}"), soon()).await;
+                assert_eq!(read.as_deref(), Some(&b"the latest"[..]), "{number}");
+            }
         }
     });
 }
