@@ -87,10 +87,9 @@ impl Embedded {
         };
         {
             let mut agreed = coordinator.shared.agreed.lock();
+            // Also when nothing is left of it: who follows may not have heard of the end of the last record.
             if agreed.changes > 0 {
                 coordinator.publish_view(&mut agreed);
-            }
-            if !agreed.namespaces.is_empty() {
                 coordinator.publish_namespaces(&mut agreed);
             }
         }

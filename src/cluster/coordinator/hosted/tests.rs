@@ -253,6 +253,23 @@ async fn a_keeper_that_starts_again_and_again_without_a_change_is_gone_by() {
 }
 
 #[tokio::test]
+async fn the_next_start_of_the_keeper_tells_of_the_end_of_the_last_record() {
+    let (_directory, settings) = place();
+    let (keeper, follower) = (handle(&settings), handle(&settings));
+    join(&*follower, 2).await;
+    follower.change_namespace("kv", sets("quota", "1GiB"), soon()).await.unwrap();
+    shows(&mut follower.namespaces(), "the record", |agreed| agreed.records.len() == 1).await;
+    drop(keeper);
+    is_reached(&*follower, false).await;
+    // Which the follower does not hear of.
+    let unheard = handle(&HostedSettings { address: free_address(), ..settings.clone() });
+    unheard.remove_namespace("kv", soon()).await.unwrap();
+    drop(unheard);
+    let _keeper = handle_again(&settings).await;
+    shows(&mut follower.namespaces(), "its end", |agreed| agreed.records.is_empty()).await;
+}
+
+#[tokio::test]
 async fn what_could_not_be_kept_is_told_to_nobody() {
     let (_directory, settings) = place();
     let (keeper, first, second) = (handle(&settings), handle(&settings), handle(&settings));
