@@ -53,13 +53,33 @@ pub enum Reachability {
         /// What the last attempt failed with.
         reason: Arc<str>,
     },
-    /// It answers, and this member does not go by what it says: what was heard before stands.
+    /// It answers, and this member does not go by what it says, or it does not register this member: what was heard before
+    /// stands.
     Refused {
         /// Since when.
         since: Instant,
         /// What is wrong with it, and what to do.
         reason: Arc<str>,
     },
+}
+
+impl Reachability {
+    /// It answers. `refused`: why this member is not registered though it wants to be, of which the log tells once.
+    fn note_answer(&mut self, refused: Option<&CoordinatorError>) {
+        let reason: Option<Arc<str>> = refused.map(|error| error.to_string().into());
+        match (reason, &*self) {
+            (None, Self::Reached) => {}
+            (Some(reason), Self::Refused { reason: known, .. }) if reason == *known => {}
+            (None, Self::Away { since, .. } | Self::Refused { since, .. }) => {
+                tracing::info!(away_s = since.elapsed().as_secs(), "the coordinator answers");
+                *self = Self::Reached;
+            }
+            (Some(reason), _) => {
+                tracing::error!(%reason, "the coordinator does not register this member, which takes part no more");
+                *self = Self::Refused { since: Instant::now(), reason };
+            }
+        }
+    }
 }
 
 /// Keeps what members agree on. All methods may be called from any thread; deadlines are absolute.

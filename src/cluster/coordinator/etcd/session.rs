@@ -91,14 +91,9 @@ async fn hold(shared: &Shared, heard: &mut Heard, pause: &mut Duration) -> Resul
     let mut lease = Lease::grant(client, shared).await?;
     let mut wishes = shared.wish.subscribe();
     let wish = wishes.borrow_and_update().clone();
-    lease.fulfil(shared, wish).await?;
+    let refused = lease.fulfil(shared, wish).await?;
     // Only now: an etcd that can be read but not written, as one that is full, does nothing that this member needs.
-    shared.reachability.send_modify(|reachability| {
-        if let Reachability::Away { since, .. } | Reachability::Refused { since, .. } = reachability {
-            tracing::info!(away_s = since.elapsed().as_secs(), %cluster, "etcd answers");
-        }
-        *reachability = Reachability::Reached;
-    });
+    shared.reachability.send_modify(|reachability| reachability.note_answer(refused.as_ref()));
     *pause = FIRST_PAUSE;
     let mut ticks = tokio::time::interval(shared.settings.lease / 3);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -109,7 +104,8 @@ async fn hold(shared: &Shared, heard: &mut Heard, pause: &mut Duration) -> Resul
                     return Ok(()); // nobody is left who could wish
                 }
                 let wish = wishes.borrow_and_update().clone();
-                lease.fulfil(shared, wish).await?;
+                let refused = lease.fulfil(shared, wish).await?;
+                shared.reachability.send_modify(|reachability| reachability.note_answer(refused.as_ref()));
             }
             _ = ticks.tick() => lease.keep(shared.settings.call_timeout).await?,
             heard_of = next_changes(&mut watching) => heard.apply(shared, &heard_of?),
@@ -278,8 +274,12 @@ impl Lease {
         }
     }
 
-    /// Does what `wish` says, and notes that it is done.
-    async fn fulfil(&mut self, shared: &Shared, wish: super::Wish) -> Result<(), Error> {
+    /// Does what `wish` says, and notes that it is done. Returns why this member is not registered though it wants to be.
+    async fn fulfil(
+        &mut self,
+        shared: &Shared,
+        wish: super::Wish,
+    ) -> Result<Option<CoordinatorError>, Error> {
         let refused = match &wish.member {
             Some(member) => self.register(shared, member).await?,
             None => {
@@ -289,8 +289,8 @@ impl Lease {
                 None
             }
         };
-        shared.fulfilled.send_replace(Fulfilled { number: wish.number, refused });
-        Ok(())
+        shared.fulfilled.send_replace(Fulfilled { number: wish.number, refused: refused.clone() });
+        Ok(refused)
     }
 
     /// Takes this start of `member` out, under whichever lease it was registered; a later one stays.
@@ -330,7 +330,6 @@ impl Lease {
             let latest = found.and_then(|pair| pair.value_str().ok()?.parse().ok()).unwrap_or(0);
             let (ours, latest) = (member.incarnation, Incarnation(latest));
             if latest > ours {
-                tracing::error!(member = format_args!("{:016x}", member.id.0), %ours, %latest, "another daemon runs as this member");
                 return Ok(Some(CoordinatorError::Superseded { member: member.id, ours, latest }));
             }
             tracing::warn!(%ours, %latest, "etcd has forgotten this start, which is noted again");

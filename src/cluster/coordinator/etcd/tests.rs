@@ -169,6 +169,8 @@ fn a_stopped_process_whose_member_was_started_again_elsewhere_does_not_come_back
         assert!(matches!(refused, Err(CoordinatorError::Superseded { .. })), "{refused:?}");
         let is_later = |view: &View| as_registered(view) == [later.clone()];
         shows(&mut old.views(), "the later start", is_later).await;
+        let is_told = |now: &Reachability| matches!(now, Reachability::Refused { reason, .. } if reason.contains("set cluster.member"));
+        shows(&mut old.shared.reachability.subscribe(), "why it is out, and what to do", is_told).await;
     });
 }
 

@@ -149,12 +149,13 @@ impl Heard {
             return Err(reason);
         }
         let Wish { cluster, member } = self.wish.lock().clone();
+        let mut superseded = None;
         if let (Some(cluster), Some(member)) = (cluster, member) {
             let (id, ours) = (member.id, member.incarnation);
             let ask = Ask::Register { cluster, member: Box::new(member) };
             match ask_by(&link, &ask, deadline).await {
                 Ok(Answered::Superseded { latest }) => {
-                    tracing::error!(member = format_args!("{:016x}", id.0), %ours, %latest, "another daemon runs as this member");
+                    superseded = Some(CoordinatorError::Superseded { member: id, ours, latest });
                 }
                 Ok(_) => {}
                 Err(error) => {
@@ -163,12 +164,7 @@ impl Heard {
                 }
             }
         }
-        self.reachability.send_modify(|reachability| {
-            if let Reachability::Away { since, .. } | Reachability::Refused { since, .. } = reachability {
-                tracing::info!(away_s = since.elapsed().as_secs(), "the coordinator answers");
-            }
-            *reachability = Reachability::Reached;
-        });
+        self.reachability.send_modify(|reachability| reachability.note_answer(superseded.as_ref()));
         Ok(link)
     }
 

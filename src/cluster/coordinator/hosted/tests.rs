@@ -253,6 +253,20 @@ async fn a_keeper_that_starts_again_and_again_without_a_change_is_gone_by() {
 }
 
 #[tokio::test]
+async fn a_process_that_the_keeper_does_not_register_any_more_says_why_and_what_to_do() {
+    let (_directory, settings) = place();
+    let (keeper, old, new) = (handle(&settings), handle(&settings), handle(&settings));
+    join(&*old, 2).await;
+    join(&*new, 2).await;
+    new.leave(soon()).await.unwrap();
+    drop(keeper);
+    is_reached(&*old, false).await;
+    let _keeper = handle_again(&settings).await;
+    let reason = is_refused(&*old).await;
+    assert!(reason.contains("set cluster.member"), "{reason}");
+}
+
+#[tokio::test]
 async fn the_next_start_of_the_keeper_tells_of_the_end_of_the_last_record() {
     let (_directory, settings) = place();
     let (keeper, follower) = (handle(&settings), handle(&settings));
