@@ -40,6 +40,8 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(3);
 const THREADS: usize = 2;
 /// That this member drains, in the state directory of the mount.
 const DRAIN: &str = "cluster-drain.json";
+/// What only this member knows to be removed when it stops, there too.
+const REMOVALS: &str = "cluster-removals.json";
 /// What the cluster agrees on where this member coordinates it, there too.
 const COORDINATOR: &str = "coordinator.json";
 
@@ -227,6 +229,7 @@ impl Membership {
                 let _ = joiner.await;
             }
             if let Some(cluster) = self.joined.cluster.get() {
+                cluster.keep_removals();
                 if let Err(error) = cluster.leave(Instant::now() + LEAVE_PATIENCE).await {
                     tracing::warn!(%error, "the cluster learns of this member's end when its lease ends");
                 }
@@ -259,6 +262,7 @@ fn member_config(effective: &Effective, key: Option<ClusterKey>, tls: Option<Tls
     config.timings.grace = Duration::from_secs(settings.grace_s);
     config.timings.keep = config.timings.keep.max(Duration::from_millis(settings.fetch_ms) * 2);
     config.drain_file = Some(effective.state.directory.join(DRAIN));
+    config.removals_file = Some(effective.state.directory.join(REMOVALS));
     config.limits.repair_bytes_per_second = settings.repair_rate.get();
     config.limits.ingest_bytes_per_second = settings.ingest_rate.get();
     config

@@ -31,6 +31,7 @@ pub mod object;
 mod parting;
 mod peers;
 mod pulling;
+mod removals_file;
 mod removing;
 pub mod rendezvous;
 mod replicating;

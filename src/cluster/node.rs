@@ -125,6 +125,7 @@ impl Cluster {
             since: 0,
         };
         let member = core.registration.get_or_init(|| member).clone();
+        core.recall_removals();
         if let Err(error) = core.coordinator.register(member, deadline).await {
             core.close().await;
             return Err(error.into());
@@ -343,6 +344,11 @@ impl Cluster {
     #[must_use]
     pub fn engine(&self) -> Option<&Engine> {
         self.core.engine.as_ref()
+    }
+
+    /// Keeps what only this member knows to be removed, for its next start. Before it [leaves](Self::leave).
+    pub fn keep_removals(&self) {
+        self.core.keep_removals();
     }
 
     /// Tells everyone that this member goes, and takes it out of the view. What it holds is not found any more.

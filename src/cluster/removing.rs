@@ -70,6 +70,11 @@ impl Unheard {
         true
     }
 
+    /// All of them, with up to which version each name was removed.
+    pub(super) fn all(&self) -> Vec<(Vec<u8>, Stamp)> {
+        self.removals.lock().through.iter().map(|(path, through)| (path.clone(), *through)).collect()
+    }
+
     /// Removals that are still to be told.
     pub(super) fn len(&self) -> usize {
         self.removals.lock().through.len()

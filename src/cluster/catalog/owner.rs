@@ -12,6 +12,7 @@
 mod learning;
 mod members;
 mod passed;
+mod removed;
 #[cfg(test)]
 mod tests;
 
@@ -445,37 +446,6 @@ impl Owner {
     /// Keys of a shard with an entry.
     pub fn keys(&self, shard: Shard) -> impl Iterator<Item = KeyId> {
         self.table.keys(shard)
-    }
-
-    /// Keys with a tombstone, in order. It costs a look at all of them.
-    #[must_use]
-    pub fn removed_keys(&self, is_wanted: impl Fn(Shard) -> bool) -> Vec<KeyId> {
-        let removed = self.table.tombstones().iter().map(|(key, ..)| key);
-        let mut keys: Vec<KeyId> = removed.filter(|key| is_wanted(key.shard())).collect();
-        keys.sort_unstable();
-        keys
-    }
-
-    /// Forgets old removals.
-    pub fn expire(&mut self, now: Duration) {
-        self.table.tombstones_mut().expire(now);
-        // Who was away for longer is not believed any more.
-        let retention = self.table.tombstones().retention();
-        let (table, away) = (&mut self.table, &mut self.away);
-        away.retain(|_, lost_at| {
-            let is_recent = *lost_at + retention > now;
-            if !is_recent {
-                table.tombstones_mut().raise_horizon(*lost_at);
-            }
-            is_recent
-        });
-    }
-
-    /// Age of the youngest removal that was forgotten.
-    #[must_use]
-    pub fn horizon_age_ms(&self, now: Duration) -> Option<u64> {
-        let horizon = self.table.tombstones().horizon()?;
-        Some(u64::try_from(now.saturating_sub(horizon).as_millis()).unwrap_or(u64::MAX))
     }
 
     /// Keys, tombstones, watched names, bytes, incomplete shards.

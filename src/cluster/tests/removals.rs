@@ -1,5 +1,6 @@
 //! What a removal or a replacement waits for, over real sockets: when it returns, nobody finds what it removed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidefs_engine::types::ByteCount;
@@ -7,9 +8,11 @@ use tokio::sync::watch;
 
 use super::host::{Host, Seen};
 use super::members::{
-    config, in_a_cluster_of, name_served, runtime, settled, soon, start_with, started, until, wall,
+    config, in_a_cluster_of, name_served, runtime, settled, soon, start_with, started, until, until_answered,
+    wall,
 };
 use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::peers::Peer;
 use crate::cluster::shards::{KeyId, Owners};
 use crate::cluster::{ClusterConfig, ClusterId, DrainOrder, DrainPhase};
 
@@ -90,7 +93,7 @@ fn a_publish_does_not_wait_for_who_hears_of_another_copy_that_was_let_go_before_
         writer.write(&gone, b"bytes", wall(), soon()).await.unwrap();
         assert!(reader.look_up(&gone, soon()).await.is_present());
         let may = hold_back(reader);
-        // Both travel in one message.
+        // The one is told shortly after the other.
         writer.evict(&gone);
         let published = writer.write(&new, b"bytes", wall(), soon());
         let published = tokio::time::timeout(Duration::from_secs(5), published).await;
@@ -220,5 +223,75 @@ fn a_removal_waits_for_who_still_hears_of_it_though_too_much_waits_to_be_told() 
         for name in &names {
             assert_eq!(reader.remembers(name), None, "{name}");
         }
+    });
+}
+
+/// A start of member 1 that keeps in `file` what it removed.
+fn keeping(file: &std::path::Path) -> ClusterConfig {
+    ClusterConfig { removals_file: Some(file.to_owned()), ..config(1) }
+}
+
+/// The host's daemon is stopped, and not killed.
+async fn stop(host: &Host) {
+    host.cluster.keep_removals();
+    host.cluster.leave(soon()).await.unwrap();
+    host.cluster.close().await;
+}
+
+#[test]
+fn what_only_a_member_knows_to_be_removed_when_it_stops_it_tells_when_it_is_started_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("removals.json");
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let mut hosts = vec![start_with(&coordinator, keeping(&file), Arc::default()).await];
+        for id in 2..=3 {
+            hosts.push(start_with(&coordinator, config(id), Arc::default()).await);
+        }
+        settled(&hosts).await;
+        let [first, second, third] = [0, 1, 2].map(|host: usize| hosts[host].cluster.me());
+        let served = |primary, backup| {
+            name_served(&hosts, |owners| owners == Owners { primary, backup: Some(backup) })
+        };
+        // One that the first decides alone, and one that nobody decides.
+        let (decided, untold) = (served(first, second), served(second, third));
+        for name in [&decided, &untold] {
+            hosts[1].write(name, b"bytes", wall(), soon()).await.unwrap();
+        }
+        for host in &hosts[1..] {
+            host.cluster.close().await;
+        }
+        until("both are missed", || {
+            [second, third].iter().all(|&other| hosts[0].cluster.core.is_suspect(other))
+        })
+        .await;
+        hosts[0].unlink(&decided, wall(), soon()).await.unwrap();
+        hosts[0].unlink(&untold, wall(), soon()).await.unwrap_err();
+        stop(&hosts[0]).await;
+        assert!(file.exists());
+
+        let mut again = Vec::new();
+        for (id, host) in (2..).zip(&hosts[1..]) {
+            again.push(start_with(&coordinator, config(id), Arc::clone(&host.memory)).await);
+        }
+        settled(&again).await;
+        again.insert(0, start_with(&coordinator, keeping(&file), Arc::clone(&hosts[0].memory)).await);
+        assert!(!file.exists(), "it is told once");
+        for name in [&decided, &untold] {
+            let is_gone = async || {
+                let mut is_gone = true;
+                for host in &again {
+                    is_gone &= host.look_up(name, soon()).await == Seen::Absent;
+                }
+                is_gone
+            };
+            until_answered("what was removed is gone", is_gone).await;
+        }
+        settled(&again).await;
+        assert!(again.iter().all(|host| host.memory.state.lock().objects.is_empty()));
+        let peers = || again[0].cluster.core.peers.lock();
+        until("all have heard of all", || peers().values().all(Peer::has_heard_all)).await;
+        stop(&again[0]).await;
+        assert!(!file.exists(), "all know of it");
     });
 }

@@ -1,0 +1,50 @@
+//! What this owner remembers to be removed, and for how long.
+
+use std::time::Duration;
+
+use super::Owner;
+use crate::cluster::object::Stamp;
+use crate::cluster::shards::{KeyId, Shard};
+
+impl Owner {
+    /// Keys with a tombstone, in order. It costs a look at all of them.
+    #[must_use]
+    pub fn removed_keys(&self, is_wanted: impl Fn(Shard) -> bool) -> Vec<KeyId> {
+        let removed = self.table.tombstones().iter().map(|(key, ..)| key);
+        let mut keys: Vec<KeyId> = removed.filter(|key| is_wanted(key.shard())).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// What was removed in some shards: through which version, and when.
+    pub fn removals(&self, is_wanted: impl Fn(Shard) -> bool) -> Vec<(KeyId, Stamp, Duration)> {
+        self.table.tombstones().iter().filter(|(key, ..)| is_wanted(key.shard())).collect()
+    }
+
+    /// An earlier start of this member knew that `key` was removed. From now on that is remembered anew.
+    pub fn recall_removal(&mut self, key: KeyId, through: Stamp, now: Duration) {
+        self.table.tombstones_mut().note(key, through, now, now);
+    }
+
+    /// Forgets old removals.
+    pub fn expire(&mut self, now: Duration) {
+        self.table.tombstones_mut().expire(now);
+        // Who was away for longer is not believed any more.
+        let retention = self.table.tombstones().retention();
+        let (table, away) = (&mut self.table, &mut self.away);
+        away.retain(|_, lost_at| {
+            let is_recent = *lost_at + retention > now;
+            if !is_recent {
+                table.tombstones_mut().raise_horizon(*lost_at);
+            }
+            is_recent
+        });
+    }
+
+    /// Age of the youngest removal that was forgotten.
+    #[must_use]
+    pub fn horizon_age_ms(&self, now: Duration) -> Option<u64> {
+        let horizon = self.table.tombstones().horizon()?;
+        Some(u64::try_from(now.saturating_sub(horizon).as_millis()).unwrap_or(u64::MAX))
+    }
+}

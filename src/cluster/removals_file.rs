@@ -1,0 +1,191 @@
+//! Removals that a member which stops has not told to all who were to know, kept in a file for its next start.
+//!
+//! Which are those of its own programs that nobody who decides was told of, and those that it decided or knows while whoever
+//! serves their shard with it is lost: nobody else remembers them then. Who comes back with what was removed would have it stand
+//! again for all.
+//!
+//! Invariants
+//! - What was kept is told by the next start, or nobody: the file goes when it was read.
+//! - What is older than removals are remembered is not gone by.
+//!
+//! Limits: [`KEPT_MAX`] of each kind, and it is said when there are more. A member that is killed keeps nothing. While it is not
+//! there nobody knows of them; what they removed goes again when it is back.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tidefs_engine::types::MemberId;
+
+use super::core::Core;
+use super::object::Stamp;
+use super::shards::{KeyId, Shard};
+use crate::replace::replace_durably;
+
+/// Removals of each kind that are kept.
+const KEPT_MAX: usize = 65_536;
+
+/// Removals as they are kept.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Removals {
+    /// When they were written, in milliseconds since 1970.
+    at_ms: u64,
+    /// By name, those that nobody who decides was told of.
+    untold: Vec<(String, Stamp)>,
+    /// By the hash of the name in hexadecimal digits, those that were decided, and how long before, in milliseconds.
+    decided: Vec<(String, Stamp, u64)>,
+}
+
+fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A name as text: any bytes are one.
+fn in_digits(name: &[u8]) -> String {
+    name.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes of what [`in_digits`] wrote; `None` for what it did not.
+fn from_digits(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> = text.chars().map(|digit| u8::try_from(digit.to_digit(16)?).ok()).collect();
+    let digits = digits.filter(|digits| digits.len() % 2 == 0)?;
+    Some(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
+}
+
+impl Removals {
+    fn load(file: &Path) -> io::Result<Self> {
+        match fs::read(file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            read => serde_json::from_slice(&read?).map_err(io::Error::other),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.untold.is_empty() && self.decided.is_empty()
+    }
+
+    fn store(&self, file: &Path) -> io::Result<()> {
+        replace_durably(file, &serde_json::to_vec(self).map_err(io::Error::other)?)
+    }
+}
+
+fn forget(file: &Path) {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(file = %file.display(), %error, "removals of before may be told again by a later start");
+        }
+        _ => {}
+    }
+}
+
+impl Core {
+    /// Whether whoever serves `shard` with this member knows of all that was removed there.
+    fn is_known_to_both(&self, shard: Shard) -> bool {
+        let map = &self.seen().map;
+        let Some(owners) = map.owners(shard).filter(|owners| owners.contains(self.me.member)) else {
+            return true;
+        };
+        let is_other = |&member: &MemberId| member != self.me.member;
+        let other = [Some(owners.primary), owners.backup].into_iter().flatten().find(is_other);
+        let peers = self.peers.lock();
+        other.is_some_and(|other| peers.get(&other).is_some_and(super::peers::Peer::has_heard_all))
+    }
+
+    /// Keeps what only this member knows to be removed, for its next start. Before it leaves.
+    pub(super) fn keep_removals(&self) {
+        // Who has drained has seen to it that others know.
+        let is_nobodys = self.seen().is_alone || self.has_left();
+        let Some(file) = self.config.removals_file.as_deref().filter(|_| !is_nobodys) else { return };
+        let lonely: Vec<Shard> = Shard::all().filter(|&shard| !self.is_known_to_both(shard)).collect();
+        let now = self.now();
+        let mut decided: Vec<_> = self.owner.lock().removals(|shard| lonely.binary_search(&shard).is_ok());
+        let mut untold = self.unheard.all();
+        if decided.len() > KEPT_MAX || untold.len() > KEPT_MAX {
+            tracing::warn!(
+                "more was removed than is kept for the next start; copies of the rest may live on elsewhere"
+            );
+            decided.sort_unstable_by_key(|&(.., at)| std::cmp::Reverse(at));
+            decided.truncate(KEPT_MAX);
+            untold.truncate(KEPT_MAX);
+        }
+        let age_ms = |at: Duration| u64::try_from(now.saturating_sub(at).as_millis()).unwrap_or(u64::MAX);
+        let kept = Removals {
+            at_ms: wall_ms(),
+            untold: untold.into_iter().map(|(path, through)| (in_digits(&path), through)).collect(),
+            decided: decided
+                .into_iter()
+                .map(|(key, through, at)| (format!("{:032x}", key.0), through, age_ms(at)))
+                .collect(),
+        };
+        if kept.is_empty() {
+            return forget(file);
+        }
+        tracing::warn!(
+            untold = kept.untold.len(),
+            decided = kept.decided.len(),
+            "some of what was removed is known here alone; the next start of this member tells the others"
+        );
+        if let Err(error) = kept.store(file) {
+            tracing::warn!(file = %file.display(), %error, "what was removed is forgotten; copies of it may live on elsewhere");
+        }
+    }
+
+    /// Knows again what an earlier start kept. Before it is registered.
+    pub(super) fn recall_removals(&self) {
+        let Some(file) = self.config.removals_file.as_deref() else { return };
+        let kept = Removals::load(file).unwrap_or_else(|error| {
+            tracing::warn!(file = %file.display(), %error, "what an earlier start removed last cannot be read and is not told");
+            Removals::default()
+        });
+        forget(file);
+        let (now, retention) = (self.now(), self.config.timings.tombstones);
+        let since_ms = wall_ms().saturating_sub(kept.at_ms);
+        let is_young = |age_ms: u64| Duration::from_millis(since_ms.saturating_add(age_ms)) < retention;
+        for (path, through) in kept.untold.into_iter().filter(|_| is_young(0)) {
+            if let Some(path) = from_digits(&path) {
+                self.remove_later(path, through);
+            }
+        }
+        let decided = kept.decided.into_iter().filter(|&(.., age_ms)| is_young(age_ms));
+        let decided = decided
+            .filter_map(|(key, through, _)| Some((KeyId(u128::from_str_radix(&key, 16).ok()?), through)));
+        let mut owner = self.owner.lock();
+        decided.for_each(|(key, through)| owner.recall_removal(key, through, now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_found_and_what_is_no_file_of_removals_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("removals.json");
+        assert_eq!(Removals::load(&file).unwrap(), Removals::default());
+        let kept = Removals {
+            at_ms: 7,
+            untold: vec![(in_digits(b"kv/\xff"), Stamp(u64::MAX))],
+            decided: vec![(format!("{:032x}", u128::MAX), Stamp(1), 5)],
+        };
+        kept.store(&file).unwrap();
+        assert_eq!(Removals::load(&file).unwrap(), kept);
+        fs::write(&file, b"{").unwrap();
+        Removals::load(&file).unwrap_err();
+        forget(&file);
+        forget(&file);
+        assert!(!file.exists());
+    }
+
+    #[test]
+    fn any_name_is_text_and_what_is_no_name_is_none() {
+        let name: Vec<u8> = (0..=255).collect();
+        assert_eq!(from_digits(&in_digits(&name)), Some(name));
+        for text in ["f", "0g", "+1", "é"] {
+            assert_eq!(from_digits(text), None, "{text}");
+        }
+    }
+}
