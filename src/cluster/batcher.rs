@@ -2,7 +2,8 @@
 //!
 //! A message leaves as soon as there is something to send that somebody waits for, and no more than [`UNDER_WAY`] at a time:
 //! what comes while they are under way shares the next one. What nobody waits for is gathered for [`GATHERED_FOR`] first, as a
-//! message costs both ends more than what is in it. Messages leave in the order in which their items came.
+//! message costs both ends more than what is in it. Messages leave in the order in which their items came. What nobody waits for
+//! has a queue of its own where some of it may be answered late: a message is answered as late as the last of its items.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -159,19 +160,6 @@ impl<T: Item, R: Send + 'static> Batcher<T, R> {
         state.queue.is_empty() && state.under_way == 0
     }
 
-    /// Closes it, if it is idle. Returns whether it was.
-    pub(super) fn close_if_idle(&self) -> bool {
-        {
-            let mut state = self.state.lock();
-            if !state.queue.is_empty() || state.under_way > 0 {
-                return false;
-            }
-            state.is_closed = true;
-        }
-        self.wake.notify_one();
-        true
-    }
-
     /// Nothing is taken or sent any more. What is queued is given up.
     pub(super) fn close(&self) {
         let given_up = {
@@ -312,12 +300,12 @@ mod tests {
     }
 
     #[test]
-    fn it_is_closed_by_who_lets_it_go_only_while_nothing_waits_and_nothing_is_under_way() {
+    fn it_is_idle_while_nothing_waits_and_nothing_is_under_way_and_takes_nothing_once_it_is_closed() {
         runtime().block_on(async {
             let batcher = Batcher::<usize, usize>::new(10);
             let gate = Arc::new(Semaphore::new(0));
             let waiting = batcher.push(1, Haste::Now).unwrap();
-            assert!(!batcher.is_idle() && !batcher.close_if_idle(), "it waits");
+            assert!(!batcher.is_idle(), "it waits");
             let opens = Arc::clone(&gate);
             let running = tokio::spawn(Arc::clone(&batcher).run(Box::new(move |items| {
                 let opens = Arc::clone(&opens);
@@ -329,10 +317,11 @@ mod tests {
             while !batcher.state.lock().queue.is_empty() {
                 tokio::task::yield_now().await;
             }
-            assert!(!batcher.is_idle() && !batcher.close_if_idle(), "it is under way");
+            assert!(!batcher.is_idle(), "it is under way");
             gate.add_permits(1);
             assert_eq!(waiting.await, Ok(1));
-            assert!(batcher.is_idle() && batcher.close_if_idle());
+            assert!(batcher.is_idle());
+            batcher.close();
             assert!(batcher.push(2, Haste::Now).is_none(), "it takes nothing any more");
             running.await.unwrap();
         });

@@ -175,7 +175,7 @@ impl Core {
                 let effects = owner.change(from, change, now);
                 let (key, is_note) = (change.path().map(KeyId::of), is_note(change));
                 let told = key.and_then(|key| self.tell_in_order(key, effects.tell));
-                // Of a note all hear, too, and who changes its key later waits for that; who shares its message does not.
+                // Of a note all hear, too, and who changes its key later waits for that; whoever noted it does not.
                 let mut waits: Vec<Wait> = told.filter(|_| !is_note).into_iter().collect();
                 if let Some((other, key, gone)) = effects.replicate {
                     // What others say has been gathered by them.
@@ -298,7 +298,8 @@ impl Core {
         }
     }
 
-    /// Queues a change for a member. Publishes get their number here, in the order in which they leave.
+    /// Queues a change for a member. Publishes get their number here, in the order in which they leave. What is noted of a name
+    /// leaves after what is being published there.
     fn push_change(
         &self,
         member: MemberId,
@@ -306,9 +307,12 @@ impl Core {
         deadline: Instant,
         haste: Haste,
     ) -> Option<oneshot::Receiver<Outcome>> {
-        let batcher = Arc::clone(&self.peers.lock().get(&member)?.changes);
+        let peers = self.peers.lock();
+        let peer = peers.get(&member)?;
         let mut publishing = self.publishing.lock();
         publishing.give_number(&mut change);
+        let is_apart = is_note(&change) && !change.path().is_some_and(|path| publishing.is_under_way(path));
+        let batcher = if is_apart { &peer.notes } else { &peer.changes };
         let receiver = batcher.push(Sent { change, deadline }, haste);
         if receiver.is_none() {
             self.counters.queue_overflows.increment();

@@ -44,17 +44,26 @@ impl Gone {
 pub(super) type AllGone = BTreeMap<MemberId, Gone>;
 
 impl Peer {
-    /// Whether nothing is left of it that is worth more than what is kept of who is gone. If so its queues take nothing more.
+    /// Whether nothing is left of it that is worth more than what is kept of who is gone.
     fn lets_go(&self) -> bool {
         let is_away = !self.is_registered && self.is_dropped && self.link != Link::Up;
         let is_idle = !self.is_settling && !self.is_probed && self.reads_under_way == 0;
-        // Whoever tells it something holds the peers, but for changes: these close by themselves.
+        // Whoever tells it something holds the peers.
         is_away
             && is_idle
             && self.paying.available_permits() == 1
             && self.revocations.is_idle()
             && self.dirty.is_idle()
-            && self.changes.close_if_idle()
+            && self.changes.is_idle()
+            && self.notes.is_idle()
+    }
+
+    /// Its queues take nothing any more.
+    fn close(&self) {
+        self.revocations.close();
+        self.dirty.close();
+        self.changes.close();
+        self.notes.close();
     }
 }
 
@@ -66,8 +75,7 @@ impl Core {
             let mut peers = self.peers.lock();
             let mut gone = self.gone.lock();
             for (member, peer) in peers.extract_if(.., |_, peer| peer.lets_go()) {
-                peer.revocations.close();
-                peer.dirty.close();
+                peer.close();
                 let Peer { descriptor, lost_at, has_left, unheard_since, .. } = peer;
                 went.push(descriptor.id);
                 let lost_at = lost_at.unwrap_or(now);

@@ -135,7 +135,10 @@ pub(super) struct Peer {
     pub(super) is_settling: bool,
     /// It was started again, and not lost since.
     pub(super) is_new_start: bool,
+    /// What somebody waits for.
     pub(super) changes: Arc<Batcher<Sent, Outcome>>,
+    /// What nobody does: in messages of its own, as one that waits for a member that hangs is answered late.
+    pub(super) notes: Arc<Batcher<Sent, Outcome>>,
     pub(super) revocations: Arc<Batcher<Revocation, ()>>,
     pub(super) dirty: Arc<Batcher<Dirty, ()>>,
     pub(super) read_rate: f64,

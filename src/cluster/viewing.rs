@@ -319,6 +319,7 @@ impl Core {
             is_settling: false,
             is_new_start: false,
             changes: Batcher::new(limit),
+            notes: Batcher::new(limit),
             revocations: Batcher::new(limit),
             dirty: Batcher::new(limit),
             read_rate: 0.0,
@@ -326,11 +327,13 @@ impl Core {
         };
         let id = descriptor.id.member;
         let core = Arc::downgrade(self);
-        let sender = core.clone();
-        self.spawn(Arc::clone(&peer.changes).run(Box::new(move |items| {
-            let core = sender.upgrade();
-            Box::pin(async move { core?.send_changes(id, items).await })
-        })));
+        for changes in [&peer.changes, &peer.notes] {
+            let sender = core.clone();
+            self.spawn(Arc::clone(changes).run(Box::new(move |items| {
+                let core = sender.upgrade();
+                Box::pin(async move { core?.send_changes(id, items).await })
+            })));
+        }
         let sender = core.clone();
         self.spawn(Arc::clone(&peer.revocations).run(Box::new(move |items| {
             let core = sender.upgrade();

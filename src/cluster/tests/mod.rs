@@ -13,6 +13,7 @@ mod leaving;
 mod members;
 mod memory;
 mod network;
+mod notes;
 mod placing;
 mod removals;
 mod simulation;

@@ -1,0 +1,49 @@
+//! What nobody waits for, and what somebody does, on their way to one member: in virtual time.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::gone::{in_virtual_time, soon, start};
+use super::members::{name_served, settled};
+use super::network::Network;
+use crate::cluster::coordinator::embedded::Embedded;
+use crate::cluster::*;
+
+/// A few messages there and back.
+const A_MOMENT: Duration = Duration::from_millis(60);
+
+#[test]
+fn notes_that_wait_for_a_member_that_hangs_hold_up_no_publish_that_does_not() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let mut hosts = Vec::new();
+        for id in 1..=4 {
+            hosts.push(start(id, &network, &coordinator).await);
+        }
+        settled(&hosts).await;
+        let [writer, primary, hangs, other] = [0, 1, 2, 3].map(|host: usize| hosts[host].cluster.me());
+        let served =
+            |backup| name_served(&hosts, |owners| owners.primary == primary && owners.backup == Some(backup));
+        let (noted, written) = (served(hangs), served(other));
+        let published = hosts[3].write(&noted, b"bytes", Stamp(7), soon()).await.unwrap();
+        let peer = |host: usize| hosts[host].cluster.core.me;
+        network.part(peer(1), peer(2));
+        let began = Instant::now();
+        // More messages than may be under way at once.
+        for round in 0..20 {
+            let medium = if round % 2 == 0 { Medium::Memory } else { Medium::Soft };
+            hosts[0].cluster.hold(noted.as_bytes(), published.stamp, medium);
+            sleep(Duration::from_millis(4)).await;
+            let began = Instant::now();
+            hosts[0].write(&written, &[round], Stamp(100 + u64::from(round)), soon()).await.unwrap();
+            assert!(began.elapsed() < A_MOMENT, "round {round} took {:?}", began.elapsed());
+        }
+        assert!(began.elapsed() < Duration::from_secs(1), "nobody has noticed that it hangs by then");
+        network.join(peer(1), peer(2));
+        settled(&hosts).await;
+        let found = hosts[3].cluster.find(vec![noted.into_bytes()], soon()).await.pop();
+        let Some(Found::Present { copies, .. }) = found else { panic!("{found:?}") };
+        assert!(copies.iter().any(|copy| copy.member == writer), "{copies:?}");
+    });
+}
