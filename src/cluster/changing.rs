@@ -390,6 +390,15 @@ impl Core {
         }
     }
 
+    /// Who is told of what nobody waits for: the primary, or its backup while it is lost.
+    pub(super) fn whom_to_note(&self, key: KeyId) -> Option<MemberId> {
+        let owners = self.seen().map.owners(key.shard())?;
+        let is_known = |&member: &MemberId| {
+            if member == self.me.member { !self.is_out() } else { !self.is_suspect(member) }
+        };
+        std::iter::once(owners.primary).chain(owners.backup).find(is_known)
+    }
+
     /// Queues what nobody waits for, for whoever decides.
     pub(super) fn note(self: &Arc<Self>, change: Change, haste: Haste) {
         let seen = self.seen();
@@ -398,17 +407,9 @@ impl Core {
         }
         let Some(key) = change.path().map(KeyId::of) else { return };
         let Some(owners) = seen.map.owners(key.shard()) else { return };
-        let is_out = self.is_out();
-        let is_known = |&member: &MemberId| {
-            let is_me = member == self.me.member;
-            if is_me { !is_out } else { !self.is_suspect(member) }
-        };
-        let Some(member) = std::iter::once(owners.primary).chain(owners.backup).find(is_known) else {
-            return self.note_again(&change);
-        };
-        if member != owners.primary && matches!(change, Change::LetGo { .. }) {
-            // What the backup tells it when it is back takes no copy away.
-            self.note_again(&change);
+        let Some(member) = self.whom_to_note(key) else { return self.note_again(&change) };
+        if member != owners.primary {
+            self.note_again_to_primary(&change, member);
         }
         if member == self.me.member {
             // Who changes the key later waits until all are told of this, whether somebody does now or not.

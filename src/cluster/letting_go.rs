@@ -10,11 +10,13 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tidefs_engine::types::MemberId;
 
 use super::batcher::Haste;
 use super::catalog::wire::Change;
 use super::core::Core;
 use super::object::Stamp;
+use super::shards::KeyId;
 
 /// Copies that are told again, at most.
 const OWED_MAX: usize = 65_536;
@@ -28,27 +30,38 @@ pub(super) struct LetGo {
     owed: Mutex<Owed>,
 }
 
+/// A copy that is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Left {
+    /// The latest version that was let go of.
+    stamp: Stamp,
+    /// Who was told of it in place of a primary that is lost, and is not told again.
+    told: Option<MemberId>,
+}
+
 #[derive(Debug, Default)]
 struct Owed {
-    /// By name, the latest version of it.
-    copies: BTreeMap<Vec<u8>, Stamp>,
+    /// By name.
+    copies: BTreeMap<Vec<u8>, Left>,
     /// The name that was told last: the next round goes on behind it, so that one deaf owner does not hold up all.
     last: Vec<u8>,
 }
 
 impl LetGo {
     /// Notes one. Returns `false` when there are too many.
-    fn add(&self, path: &[u8], stamp: Stamp) -> bool {
+    fn add(&self, path: &[u8], left: Left) -> bool {
         let mut owed = self.owed.lock();
         let is_room = owed.copies.len() < OWED_MAX || owed.copies.contains_key(path);
         if is_room {
             let known = owed.copies.entry(path.to_vec()).or_default();
-            *known = stamp.max(*known);
+            if left.stamp >= known.stamp {
+                *known = left;
+            }
         }
         is_room
     }
 
-    fn take_page(&self) -> Vec<(Vec<u8>, Stamp)> {
+    fn take_page(&self) -> Vec<(Vec<u8>, Left)> {
         let mut owed = self.owed.lock();
         let behind = (Bound::Excluded(&owed.last), Bound::Unbounded);
         let names = owed.copies.range::<Vec<u8>, _>(behind).chain(&owed.copies).take(PAGE);
@@ -70,21 +83,44 @@ impl Core {
         match change {
             // An announcement is refused where the copy is not valid any more.
             Change::Hold { path, .. } | Change::Announce { path, .. } => self.announce_what_is_held(path),
-            Change::LetGo { path, stamp } if !self.let_go.add(path, *stamp) => {
-                self.counters.let_go_lost.increment();
-                tracing::warn!(
-                    "{OWED_MAX} copies that are gone wait to be told already; the catalog names one more in vain"
-                );
-            }
+            Change::LetGo { path, stamp } => self.owe_let_go(path, Left { stamp: *stamp, told: None }),
             _ => {}
+        }
+    }
+
+    /// A note is told to the other owner in place of a primary that is lost.
+    pub(super) fn note_again_to_primary(&self, change: &Change, told: MemberId) {
+        if let Change::LetGo { path, stamp } = change {
+            // What the backup tells it when it is back takes no copy away.
+            self.owe_let_go(path, Left { stamp: *stamp, told: Some(told) });
+        }
+    }
+
+    fn owe_let_go(&self, path: &[u8], left: Left) {
+        if !self.let_go.add(path, left) {
+            self.counters.let_go_lost.increment();
+            tracing::warn!(
+                "{OWED_MAX} copies that are gone wait to be told already; the catalog names one more in vain"
+            );
         }
     }
 
     /// Tells of some of the copies that are gone once more. What is not heard again is owed again.
     pub(super) fn tell_let_go_again(self: &Arc<Self>) {
         let Some(holder) = self.holder.upgrade() else { return };
-        for (path, stamp) in self.let_go.take_page() {
-            if !holder.holds(&path, stamp) {
+        let map = Arc::clone(&self.seen().map);
+        for (path, left) in self.let_go.take_page() {
+            let Left { stamp, told } = left;
+            let key = KeyId::of(&path);
+            let decides = map.owners(key.shard()).map(|owners| owners.primary);
+            // It may decide by itself by now.
+            let is_known = told.is_some() && told == decides;
+            if is_known || holder.holds(&path, stamp) {
+                continue;
+            }
+            if told.is_some() && told == self.whom_to_note(key) {
+                self.owe_let_go(&path, left);
+            } else {
                 self.note(Change::LetGo { path, stamp }, Haste::Soon);
             }
         }
@@ -98,15 +134,16 @@ mod tests {
     #[test]
     fn what_is_owed_is_bounded_and_told_page_by_page() {
         let owed = LetGo::default();
-        assert!((0..OWED_MAX).all(|number: usize| owed.add(&number.to_be_bytes(), Stamp(1))));
-        assert!(!owed.add(b"one more", Stamp(1)) && owed.add(&0_usize.to_be_bytes(), Stamp(2)));
+        let left = |stamp| Left { stamp: Stamp(stamp), told: None };
+        assert!((0..OWED_MAX).all(|number: usize| owed.add(&number.to_be_bytes(), left(1))));
+        assert!(!owed.add(b"one more", left(1)) && owed.add(&0_usize.to_be_bytes(), left(2)));
         let page = owed.take_page();
-        assert_eq!((page.len(), page[0].1, owed.len()), (PAGE, Stamp(2), OWED_MAX - PAGE));
+        assert_eq!((page.len(), page[0].1, owed.len()), (PAGE, left(2), OWED_MAX - PAGE));
         // Those that nobody heard wait until all others were told.
-        page.iter().for_each(|(path, stamp)| assert!(owed.add(path, *stamp)));
+        page.iter().for_each(|(path, left)| assert!(owed.add(path, *left)));
         assert_eq!(owed.take_page()[0].0, PAGE.to_be_bytes());
         let few = LetGo::default();
-        assert!(few.add(b"kv/a", Stamp(1)));
+        assert!(few.add(b"kv/a", left(1)));
         assert_eq!((few.take_page().len(), few.take_page().len()), (1, 0));
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::gone::{in_virtual_time, soon, start};
-use super::members::{name_served, settled};
+use super::host::Seen;
+use super::members::{name_served, settled, until, until_answered};
 use super::network::Network;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::*;
@@ -45,5 +46,34 @@ fn notes_that_wait_for_a_member_that_hangs_hold_up_no_publish_that_does_not() {
         let found = hosts[3].cluster.find(vec![noted.into_bytes()], soon()).await.pop();
         let Some(Found::Present { copies, .. }) = found else { panic!("{found:?}") };
         assert!(copies.iter().any(|copy| copy.member == writer), "{copies:?}");
+    });
+}
+
+#[test]
+fn a_copy_that_was_let_go_of_while_the_primary_is_lost_is_told_to_its_backup_once_and_to_the_primary_later() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(1), Embedded::new(ClusterId(7)));
+        let mut hosts = Vec::new();
+        for id in 1..=3 {
+            hosts.push(start(id, &network, &coordinator).await);
+        }
+        settled(&hosts).await;
+        let [primary, backup] = [1, 2].map(|host: usize| hosts[host].cluster.me());
+        let name = name_served(&hosts, |owners| owners.primary == primary && owners.backup == Some(backup));
+        hosts[0].write(&name, b"bytes", Stamp(7), soon()).await.unwrap();
+        let peer = |host: usize| hosts[host].cluster.core.me;
+        network.part(peer(0), peer(1));
+        let core = &hosts[0].cluster.core;
+        until("the primary is lost", || core.is_suspect(primary)).await;
+        hosts[0].evict(&name);
+        sleep(Duration::from_secs(1)).await;
+        let sent = || core.counters.change_messages.get();
+        let before = sent();
+        sleep(Duration::from_secs(8)).await;
+        assert_eq!((sent(), core.let_go.len()), (before, 1));
+        network.join(peer(0), peer(1));
+        until("the primary is told", || core.let_go.len() == 0).await;
+        let is_gone = async || hosts[2].look_up(&name, soon()).await == Seen::Absent;
+        until_answered("the primary knows", is_gone).await;
     });
 }
