@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
 use crate::fixture::{Hosts, object, publish};
 
@@ -236,6 +237,21 @@ fn what_is_being_written_over_a_name_is_sealed_though_another_host_replaced_or_r
         }
     }
     assert_eq!(hosts.metric(0, "tidefs_discarded_writes_total"), 0);
+}
+
+#[test]
+fn a_file_is_published_when_it_is_closed_and_not_when_a_child_of_its_writer_lets_go_of_it() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/key"));
+    publish(&b, &object(1, 40_000));
+    let mut file = File::create(&a).expect("a new version");
+    file.write_all(&object(2, 50_000)).expect("a part of its bytes");
+    // It inherits the descriptor, and closes it when it begins another program.
+    assert!(Command::new("true").status().expect("true").success());
+    assert!(fs::read(&b).expect("the old version") == object(1, 40_000));
+    file.write_all(b"the rest").expect("the rest of its bytes");
+    drop(file);
+    assert_eq!(fs::metadata(&b).expect("the new version").len(), 50_008);
 }
 
 #[test]

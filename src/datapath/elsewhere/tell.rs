@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tidefs_engine::types::ByteCount;
 
+use super::super::open::Handle;
 use super::super::{Caller, Datapath, HandleId, Phase, Place, State};
 use super::{ClusterSide, stamp_of};
 use crate::cluster::shards::KeyId;
@@ -178,7 +179,9 @@ impl Datapath {
         }
         let state = self.lock();
         let appeared = (|| {
-            let handle = state.handles.get(&handle).filter(|handle| handle.options.write)?;
+            // A child that lets go of what it inherited closes nothing: who opened it goes on writing.
+            let is_closed = |handle: &&Handle| handle.options.write && handle.was_flushed;
+            let handle = state.handles.get(&handle).filter(is_closed)?;
             let slot = handle.slot;
             let object = state.object(slot).filter(|object| {
                 let is_ours = object.phase == Phase::Writing && object.writers() == 1;
