@@ -220,6 +220,9 @@ impl Datapath {
             Visible::No => None,
         };
         let Some(slot) = seen else {
+            if patience >= Patience::Members && state.may_hide_another(child) {
+                return Ok(Lookup::Ask);
+            }
             // As above: what is hidden is none to it, and a later call of its is not the one that was sent here.
             state.resent.pop(&Sent::of(caller, Some(&name)));
             self.telemetry.misses.increment();

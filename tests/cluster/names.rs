@@ -226,6 +226,9 @@ fn what_is_being_written_over_a_name_is_sealed_though_another_host_replaced_or_r
         file.write_all(&object(2, 50_000)).expect("a part of its bytes");
         if round < 2 {
             publish(&b.join(&name), &object(3, 60_000));
+            // Who does not write it finds that until then, as on any other host.
+            let found = Command::new("cat").arg(a.join(&name)).output().expect("cat");
+            assert!(found.stdout == object(3, 60_000), "{name}: {:?}", found.stderr);
         } else {
             fs::remove_file(b.join(&name)).expect("the unlink");
         }
@@ -237,6 +240,24 @@ fn what_is_being_written_over_a_name_is_sealed_though_another_host_replaced_or_r
         }
     }
     assert_eq!(hosts.metric(0, "tidefs_discarded_writes_total"), 0);
+}
+
+#[test]
+fn what_another_host_publishes_is_found_by_all_but_who_is_writing_that_name_and_by_those_until_it_is_closed()
+{
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-1/new"));
+    let cat = || Command::new("cat").arg(&a).output().expect("cat");
+    let mut file = File::create(&a).expect("a new file");
+    file.write_all(&object(1, 40_000)).expect("its bytes");
+    assert!(!cat().status.success(), "nobody published it");
+    publish(&b, &object(2, 50_000));
+    assert!(cat().stdout == object(2, 50_000));
+    assert_eq!(fs::metadata(&a).expect("its own").len(), 40_000, "its writer sees what it writes");
+    drop(file);
+    for host in [&a, &b] {
+        assert!(fs::read(host).expect("the last one") == object(1, 40_000));
+    }
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl Datapath {
         let mut state = self.lock();
         for (parent, name) in names {
             let Ok(slot) = state.slot_of(parent) else { continue };
-            if state.tree.child(slot, name.as_bytes()).is_some() {
+            if state.tree.child(slot, name.as_bytes()).is_some_and(|child| !state.is_first_here(child)) {
                 continue;
             }
             let path = state.path_of_child(slot, name.as_bytes());
@@ -62,10 +62,16 @@ impl Datapath {
 
     fn enter(&self, state: &mut State, parent: Ino, name: Name, key: KeyId, found: Found) {
         let Ok(parent) = state.living_directory(parent) else { return };
-        if state.tree.directory(parent).is_none() || state.tree.child(parent, name.as_bytes()).is_some() {
+        let written = state.tree.child(parent, name.as_bytes());
+        let is_taken = written.is_some_and(|written| !state.is_first_here(written));
+        if state.tree.directory(parent).is_none() || is_taken {
             return;
         }
+        let me = self.cluster.get().map(|side| side.cluster.me());
         match found {
+            // What is written there was told to the catalog just now.
+            Found::Present { copies, .. }
+                if written.is_some() && copies.iter().all(|copy| Some(copy.member) == me) => {}
             Found::Absent { is_watched: true } => {
                 state.elsewhere.absent.put(key, ());
             }

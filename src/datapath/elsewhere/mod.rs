@@ -17,12 +17,12 @@ mod fetch;
 mod keep;
 mod member;
 mod moved;
+mod shown;
 mod soft;
 mod stream;
 mod tell;
 mod unreached;
 
-use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,10 +33,10 @@ use lru::LruCache;
 use tidefs_engine::types::ByteCount;
 use tokio::runtime::Handle;
 
-use super::{Datapath, Error, Marks, Object, Phase, Place, State};
-use crate::cluster::shards::{KeyId, Shard};
+use super::{Datapath, Error, Object, Phase, Place, State};
+use crate::cluster::shards::KeyId;
 use crate::cluster::{Cluster, Copy, DirectoryFacts, Facts, FileFacts, Listing, Medium, Stamp};
-use crate::namespace::{Attributes, Cookie, Ino, Name, Slot, permissions};
+use crate::namespace::{Cookie, Ino, Slot};
 
 pub(super) use fetch::Away;
 pub use member::MemberSide;
@@ -267,36 +267,6 @@ impl State {
         Some((stamp_of(object), Facts::File(facts)))
     }
 
-    /// Shows an object of another member under its name, without its bytes.
-    fn show(&mut self, parent: Slot, name: Name, stamp: Stamp, facts: &FileFacts, copies: Vec<Copy>) {
-        let mut object = Object::writing(Place::Remote);
-        object.open = None;
-        object.phase = Phase::Sealed;
-        object.size = facts.size;
-        object.version = self.take_version();
-        object.sealed_at_ns = i64::try_from(stamp.0).unwrap_or(i64::MAX);
-        object.marks = Marks::FINAL;
-        if facts.replicas > 1 {
-            // For the day when its copy here is the one that counts.
-            object.open_mut().policy.replicas = Some(facts.replicas);
-        }
-        let attributes = Attributes {
-            mode: permissions(facts.mode),
-            uid: facts.uid,
-            gid: facts.gid,
-            atime_ns: facts.mtime_ns,
-            mtime_ns: facts.mtime_ns,
-            ctime_ns: object.sealed_at_ns,
-        };
-        let slot = self.tree.make(attributes, crate::namespace::Body::File(object));
-        if self.tree.attach(slot, parent, name).is_ok() {
-            self.elsewhere.copies.insert(slot, copies);
-        } else if let Some(object) = self.object_mut(slot) {
-            object.phase = Phase::Gone;
-            self.drop_if_unused(slot);
-        }
-    }
-
     /// Tells the catalog that the object in `slot`, which is about to leave its name, is not here any more. Nobody waits for
     /// that.
     pub(super) fn let_go(&mut self, slot: Slot) {
@@ -359,31 +329,6 @@ impl State {
     /// Whether other members may hold names too, and are to be told of those here.
     pub(super) fn has_members(&self) -> bool {
         self.elsewhere.cluster.is_some() || self.elsewhere.solitude.is_some()
-    }
-
-    /// Takes an object that is only shown here, and that nobody uses, out of the tree.
-    pub(super) fn unshow(&mut self, slot: Slot) {
-        let is_idle =
-            |object: &&mut Object| object.is_remote() && !object.is_open() && object.next_version().is_none();
-        if let Some(object) = self.object_mut(slot).filter(is_idle) {
-            object.phase = Phase::Gone;
-            self.clear_expiry(slot);
-            self.tree.detach(slot);
-            self.drop_if_unused(slot);
-        }
-    }
-
-    /// Takes those of `shown` out of the tree which others answer for from now on. Returns what the kernel knows of them.
-    fn unshow_moved(&mut self, shown: &[Slot], moved: &BTreeSet<Shard>) -> Vec<Ino> {
-        let is_moved = |slot: &Slot| {
-            // Since it was listed it may have become something else.
-            self.elsewhere.copies.contains_key(slot)
-                && moved.contains(&KeyId::of(&self.tree.path(*slot)).shard())
-        };
-        let slots: Vec<Slot> = shown.iter().copied().filter(is_moved).collect();
-        let inos = slots.iter().map(|&slot| self.tree.ino(slot)).collect();
-        slots.into_iter().for_each(|slot| self.unshow(slot));
-        inos
     }
 }
 
