@@ -194,6 +194,9 @@ pub struct OpenState {
     pub pinned_at_ns: i64,
     /// The version and length under which the cluster heard of the file at its close, before it is sealed.
     pub promised: Option<(Stamp, ByteCount)>,
+    /// Length and time of the last write when that version was replaced or removed elsewhere: a file that stays like that is
+    /// that version, and what is written since is a later one.
+    pub withdrawn: Option<(ByteCount, i64)>,
 }
 
 /// A file as the cache knows it.

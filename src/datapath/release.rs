@@ -262,10 +262,13 @@ impl Datapath {
     pub(super) fn end_writing(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
         let stat = self.stat_of(state, slot);
         state.tree.node_mut(slot).attributes.mtime_ns = stat.attributes.mtime_ns;
-        let is_pending = state
-            .object(slot)
-            .and_then(|object| object.open.as_ref())
-            .is_some_and(|open| open.supersedes.is_some());
+        let open = state.object(slot).and_then(|object| object.open.as_ref());
+        let is_pending = open.is_some_and(|open| open.supersedes.is_some());
+        if open.is_some_and(|open| open.withdrawn == Some((stat.size, stat.attributes.mtime_ns))) {
+            // All hosts had it for a while, until another one replaced or removed it.
+            afterwards.doomed.push(state.discard_writing(slot));
+            return;
+        }
         if state.object(slot).is_some_and(Object::is_slot_file) {
             // A slot file with a name stays what it is, visible to whoever looks, in place of what stood there.
             if let Some((parent, name)) = state.drop_claim(slot) {

@@ -211,6 +211,7 @@ impl Datapath {
             object.marks.set(Marks::ON_SSD, false);
             let open = object.open_mut();
             open.next_version = heir;
+            open.withdrawn = None;
             // A close that was announced before the rename is on its way still.
             open.closing &= open.writers > 0;
         }

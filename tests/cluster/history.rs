@@ -9,6 +9,7 @@ use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -148,15 +149,21 @@ struct Programs {
     seeds: AtomicU64,
     is_over: AtomicBool,
     history: Mutex<History>,
+    /// How they publish.
+    publish: Publish,
 }
 
+/// Has the program with a number publish a value as an object of a length. Returns whether that was done.
+type Publish = fn(usize, &Path, u64, usize) -> bool;
+
 impl Programs {
-    fn new() -> Self {
+    fn new(publish: Publish) -> Self {
         Self {
             epoch: Instant::now(),
             seeds: AtomicU64::new(1),
             is_over: AtomicBool::new(false),
             history: Mutex::default(),
+            publish,
         }
     }
 
@@ -178,9 +185,9 @@ impl Programs {
         self.history.lock().expect("nobody panics with it").partings.push(parting);
     }
 
-    /// One program on a host, until the run is over.
-    fn run(&self, host: usize, folder: &Path, seed: u64) {
-        let mut random = StdRng::seed_from_u64(seed);
+    /// The program with a number on a host, until the run is over.
+    fn run(&self, (host, number): (usize, usize), folder: &Path) {
+        let mut random = StdRng::seed_from_u64((host * PROGRAMS + number) as u64);
         while !self.is_over.load(Ordering::Relaxed) {
             let key = random.random_range(0..KEYS);
             let path = folder.join(format!("key-{key}"));
@@ -189,7 +196,7 @@ impl Programs {
                 0..35 => {
                     let value = self.seeds.fetch_add(1, Ordering::Relaxed);
                     let length = random.random_range(pattern::HEAD_BYTES..120_000);
-                    (Did::Publish(value), publish(&path, value, length))
+                    (Did::Publish(value), (self.publish)(number, &path, value, length))
                 }
                 35..45 => (Did::Unlink, fs::remove_file(&path).is_ok()),
                 _ => match read(&path) {
@@ -215,6 +222,14 @@ fn publish(path: &Path, value: u64, length: usize) -> bool {
     written.is_ok()
 }
 
+/// The same by a process of its own that writes straight to the name: only that one sees the file before it is closed.
+fn copy(path: &Path, value: u64, length: usize) -> bool {
+    let mut source = tempfile::NamedTempFile::new().expect("a file elsewhere");
+    source.write_all(&pattern::object(value, length)).expect("its bytes");
+    let copied = Command::new("cp").arg(source.path()).arg(path).stderr(Stdio::null()).status();
+    copied.expect("cp").success()
+}
+
 /// What stands there; nothing when the host cannot be asked.
 fn read(path: &Path) -> Option<Option<u64>> {
     match fs::read(path) {
@@ -235,14 +250,18 @@ impl Drop for Over<'_> {
 
 /// Has programs on all hosts work while `disturb` runs. Returns what they did and saw.
 fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) -> History {
-    let programs = Programs::new();
+    history_by(|_, path, value, length| publish(path, value, length), hosts, disturb)
+}
+
+/// The same, where they publish like that.
+fn history_by(publish: Publish, hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) -> History {
+    let programs = Programs::new(publish);
     let folders: Vec<PathBuf> = hosts.mounts.iter().map(|mount| mount.join("whole-0")).collect();
     thread::scope(|scope| {
         for (host, folder) in folders.iter().enumerate() {
             for number in 0..PROGRAMS {
                 let programs = &programs;
-                let seed = (host * PROGRAMS + number) as u64;
-                scope.spawn(move || programs.run(host, folder, seed));
+                scope.spawn(move || programs.run((host, number), folder));
             }
         }
         // Also when it panics, or nobody would ever join the programs.
@@ -282,6 +301,21 @@ fn expect_explained(hosts: &Hosts, history: &History, may_lose: bool) {
 fn looks_on_all_hosts_are_explained_by_what_all_hosts_did() {
     let mut hosts = Hosts::start(3, &[]);
     let history = history_of(&mut hosts, |_, programs| {
+        thread::sleep(length());
+        programs.wait_for(1);
+    });
+    expect_explained(&hosts, &history, false);
+}
+
+#[test]
+fn looks_on_all_hosts_are_explained_where_files_are_written_straight_to_their_names() {
+    let mut hosts = Hosts::start(3, &[]);
+    // One on each host: what two write to one file at once is of both, as on any file system.
+    let both: Publish = |number, path, value, length| match number {
+        0 => copy(path, value, length),
+        _ => publish(path, value, length),
+    };
+    let history = history_by(both, &mut hosts, |_, programs| {
         thread::sleep(length());
         programs.wait_for(1);
     });

@@ -275,6 +275,27 @@ fn a_file_is_published_when_it_is_closed_and_not_when_a_child_of_its_writer_lets
     assert_eq!(fs::metadata(&b).expect("the new version").len(), 50_008);
 }
 
+/// As a shell does that writes a file with several programs: it closes the descriptor once before it begins.
+#[test]
+fn what_is_written_after_a_close_of_one_descriptor_is_sealed_though_another_host_replaced_or_removed_that() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-1"));
+    for (round, removes) in [false, true].into_iter().enumerate() {
+        let name = format!("key-{round}");
+        let mut kept = closed_for_most(&a.join(&name), &object(1, 40_000));
+        publish(&b.join(&name), &object(2, 60_000));
+        if removes {
+            fs::remove_file(b.join(&name)).expect("the unlink");
+        }
+        kept.write_all(b"and more").expect("what is written since");
+        drop(kept);
+        let written = [&*object(1, 40_000), b"and more"].concat();
+        for host in [&a, &b] {
+            assert!(fs::read(host.join(&name)).expect("the last one") == written, "{name}");
+        }
+    }
+}
+
 #[test]
 fn an_object_that_is_written_on_is_sealed_with_what_it_had_though_another_host_replaced_it_meanwhile() {
     let hosts = Hosts::start(2, &[]);

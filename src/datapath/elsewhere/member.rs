@@ -309,7 +309,7 @@ impl Datapath {
 
     /// What stood at `path` was removed or replaced on another member.
     pub(super) fn withdraw_for_peer(&self, path: &[u8], through: Stamp) {
-        let (mut unsealed, mut kept) = (None, None);
+        let mut kept = None;
         let (doomed, emptied, known, may_stand) = {
             let now_ns = self.now_ns();
             let mut state = self.lock();
@@ -338,11 +338,11 @@ impl Datapath {
                 (None, emptied, known, false)
             } else {
                 let (current, next) = state.versions_of(slot);
-                if let Some(next) =
-                    next.filter(|&next| state.promised(next).is_some_and(|promised| promised <= through))
-                {
-                    // Its close was told, and it was removed or replaced before its last descriptor is gone.
-                    unsealed = Some(state.discard_writing(next));
+                let promised = next.and_then(|next| {
+                    state.object(next)?.open.as_ref()?.promised.map(|promised| (next, promised))
+                });
+                if let Some((next, (_, length))) = promised.filter(|(_, (stamp, _))| *stamp <= through) {
+                    self.withdraw_promise(&mut state, next, length);
                 }
                 let old = current.filter(|&slot| {
                     let is_old =
@@ -352,7 +352,6 @@ impl Datapath {
                 let Some(old) = old else {
                     // The kernel may still take the name for what a rename that is under way here replaces.
                     drop(state);
-                    unsealed.into_iter().for_each(|doomed| self.bury(doomed));
                     return self.forget_names_in_kernel();
                 };
                 let known = (state.tree.node(old).lookups > 0).then(|| state.tree.ino(old));
@@ -372,7 +371,7 @@ impl Datapath {
             // An inode that answers still stands there: the name is what is to be looked up again.
             self.forget_names_in_kernel();
         }
-        doomed.into_iter().chain(unsealed).for_each(|doomed| self.bury(doomed));
+        doomed.into_iter().for_each(|doomed| self.bury(doomed));
         if let (Some(this), Some(kept)) = (self.this.get().and_then(std::sync::Weak::upgrade), kept) {
             this.tell_later(vec![kept]);
         }

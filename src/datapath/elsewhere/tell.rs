@@ -195,6 +195,9 @@ impl Datapath {
                 return None;
             }
             let stat = self.stat_of(&state, slot);
+            if open.withdrawn == Some((stat.size, stat.attributes.mtime_ns)) {
+                return None;
+            }
             let facts = FileFacts {
                 size: stat.size,
                 mtime_ns: stat.attributes.mtime_ns,
@@ -283,15 +286,23 @@ impl Datapath {
         self.lock().elsewhere.change(KeyId::of(path))
     }
 
+    /// What the file in `slot` was promised to be, with that length, was replaced or removed elsewhere before its last descriptor
+    /// was closed. Unless somebody goes on writing it, nothing comes of it when that is.
+    pub(super) fn withdraw_promise(&self, state: &mut State, slot: Slot, length: ByteCount) {
+        let mtime_ns = self.stat_of(state, slot).attributes.mtime_ns;
+        if let Some(open) = state.object_mut(slot).and_then(|object| object.open.as_mut()) {
+            open.promised = None;
+            open.withdrawn = Some((length, mtime_ns));
+        }
+    }
+
     /// The version of an object is what the catalog made of the one that was proposed.
     fn take_stamp(&self, ino: Ino, (proposed, given): (Stamp, Stamp), is_promise: bool, size: ByteCount) {
         let mut state = self.lock();
         let Some(slot) = state.tree.by_ino(ino) else { return };
         if is_promise && state.is_withdrawn(slot, given) {
             // Removed or replaced on another member before this one heard that it was published.
-            let doomed = state.discard_writing(slot);
-            drop(state);
-            return self.bury(doomed);
+            return self.withdraw_promise(&mut state, slot, size);
         }
         let Some(object) = state.object_mut(slot) else { return };
         let given_ns = i64::try_from(given.0).unwrap_or(i64::MAX);

@@ -95,18 +95,25 @@ impl Pending {
     /// Answers with `outcome`, or leaves the look-up to wait for a writer's close.
     fn reply_or_wait(self, waiter: &Waiter, outcome: Result<Lookup, Error>) {
         match outcome {
-            Ok(Lookup::Wait) => waiter.leave(Box::new(self)),
+            Ok(Lookup::Wait) => waiter.leave(Box::new(Left { pending: self, waiter: waiter.clone() })),
             outcome => reply_lookup(&self.lifetimes, outcome, self.reply),
         }
     }
 }
 
-impl Waiting for Pending {
+/// A look-up that waits for a close, and may have to ask others when that brings nothing.
+struct Left {
+    pending: Pending,
+    waiter: Waiter,
+}
+
+impl Waiting for Left {
     fn try_again(self: Box<Self>, is_late: bool) -> Option<Box<dyn Waiting>> {
-        match self.look(if is_late { Patience::None } else { Patience::Writers }) {
+        match self.pending.look(if is_late { Patience::None } else { Patience::Members }) {
             Ok(Lookup::Wait) => Some(self),
             outcome => {
-                reply_lookup(&self.lifetimes, outcome, self.reply);
+                let Self { pending, waiter } = *self;
+                pending.reply_or_go_on(&waiter, outcome);
                 None
             }
         }
