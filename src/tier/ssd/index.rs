@@ -10,13 +10,18 @@ use hashbrown::hash_table::Entry as TableEntry;
 use parking_lot::Mutex;
 use tidefs_engine::types::Version;
 
-use super::format::RecordHash;
+use super::format::{BLOCK_BYTES, RecordHash, ZONE_BYTES_MAX};
 
 const SHARDS: usize = 16;
 /// How often a use is counted before it makes no difference: reclaim asks whether there were any.
 const HEAT_MAX: u32 = 3;
 const HEAT_SHIFT: u32 = 30;
-const BLOCKS_MASK: u32 = (1 << HEAT_SHIFT) - 1;
+/// Whether an older record of the version may stand on the disk too.
+const AGAIN: u32 = 1 << 29;
+/// Of the longest zone.
+const BLOCKS_MASK: u32 = AGAIN - 1;
+
+const _: () = assert!(ZONE_BYTES_MAX / BLOCK_BYTES <= BLOCKS_MASK as u64);
 
 /// Where a record stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,6 +73,8 @@ pub(super) struct Located {
     pub(super) owner: u32,
     /// Uses since it was written, and those that it came with, up to a few.
     pub(super) heat: u32,
+    /// Whether its version was stored before, and that record may stand on the disk too.
+    pub(super) is_again: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +84,7 @@ struct Entry {
     zone: ZoneId,
     block: u32,
     owner: u32,
-    /// Blocks, with the heat in the upper two bits.
+    /// Blocks, with the heat in the upper two bits and [`AGAIN`] below.
     blocks: u32,
 }
 
@@ -85,8 +92,9 @@ const _: () = assert!(size_of::<Entry>() == 40);
 
 impl Entry {
     fn new(hash: RecordHash, located: &Located) -> Self {
-        let Located { version, place, blocks, owner, heat } = *located;
-        let blocks = (blocks & BLOCKS_MASK) | heat.min(HEAT_MAX) << HEAT_SHIFT;
+        let Located { version, place, blocks, owner, heat, is_again } = *located;
+        let again = if is_again { AGAIN } else { 0 };
+        let blocks = (blocks & BLOCKS_MASK) | again | heat.min(HEAT_MAX) << HEAT_SHIFT;
         Self { hash, version, zone: place.zone, block: place.block, owner, blocks }
     }
 
@@ -97,6 +105,7 @@ impl Entry {
             blocks: self.blocks & BLOCKS_MASK,
             owner: self.owner,
             heat: self.blocks >> HEAT_SHIFT,
+            is_again: self.blocks & AGAIN != 0,
         }
     }
 }
@@ -139,11 +148,13 @@ impl Index {
             shard.entry(table_hash(&hash), |entry| entry.hash == hash, |entry| table_hash(&entry.hash));
         match slot {
             TableEntry::Occupied(mut slot) => {
-                let is_newer = slot.get().version <= located.version;
+                let known = slot.get().located();
+                let is_newer = known.version <= located.version;
                 if is_newer {
-                    self.count_out(&slot.get().located());
+                    self.count_out(&known);
                     self.count_in(located);
-                    *slot.get_mut() = Entry::new(hash, located);
+                    let is_again = located.is_again || known.version == located.version;
+                    *slot.get_mut() = Entry::new(hash, &Located { is_again, ..*located });
                 }
                 is_newer
             }
@@ -177,7 +188,8 @@ impl Index {
         self.change(hash, |entry| {
             let stands = entry.version == version && entry.zone == from.zone && entry.block == from.block;
             if stands {
-                (entry.zone, entry.block, entry.blocks) = (to.zone, to.block, entry.blocks & BLOCKS_MASK);
+                (entry.zone, entry.block) = (to.zone, to.block);
+                entry.blocks &= BLOCKS_MASK | AGAIN;
             }
             stands
         })
@@ -187,7 +199,7 @@ impl Index {
     pub(super) fn touch(&self, hash: &RecordHash) {
         self.change(hash, |entry| {
             let heat = (entry.blocks >> HEAT_SHIFT).saturating_add(1).min(HEAT_MAX);
-            entry.blocks = (entry.blocks & BLOCKS_MASK) | heat << HEAT_SHIFT;
+            entry.blocks = (entry.blocks & (BLOCKS_MASK | AGAIN)) | heat << HEAT_SHIFT;
             true
         });
     }
@@ -277,7 +289,7 @@ mod tests {
 
     fn located(version: u64, zone: u32, block: u32) -> Located {
         let place = Place { zone: ZoneId::new(3, zone), block };
-        Located { version: Version(version), place, blocks: 5, owner: 9, heat: 0 }
+        Located { version: Version(version), place, blocks: 5, owner: 9, heat: 0, is_again: false }
     }
 
     #[test]
@@ -301,7 +313,8 @@ mod tests {
         assert_eq!(index.get(&hash(1)), Some(located(5, 1, 2)));
         assert!(index.put(hash(1), &located(5, 2, 2)));
         assert_eq!(index.remove_if(&hash(1), |found| found.version <= Version(4)), None);
-        assert_eq!(index.remove_if(&hash(1), |found| found.version <= Version(5)), Some(located(5, 2, 2)));
+        let again = Located { is_again: true, ..located(5, 2, 2) };
+        assert_eq!(index.remove_if(&hash(1), |found| found.version <= Version(5)), Some(again));
         assert_eq!((index.get(&hash(1)), index.len()), (None, 0));
     }
 
@@ -316,6 +329,11 @@ mod tests {
         assert!(!index.relocate(&hash(1), Version(4), from, to));
         assert!(index.relocate(&hash(1), Version(5), from, to));
         assert_eq!(index.get(&hash(1)), Some(located(5, 7, 3)));
+        // Nor that an older record of its version may stand.
+        index.put(hash(1), &located(5, 8, 3));
+        index.touch(&hash(1));
+        assert!(index.relocate(&hash(1), Version(5), located(5, 8, 3).place, to));
+        assert_eq!(index.get(&hash(1)), Some(Located { is_again: true, ..located(5, 7, 3) }));
     }
 
     #[test]

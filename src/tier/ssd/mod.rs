@@ -43,6 +43,7 @@ mod memory;
 mod naming;
 mod open;
 mod open_zone;
+mod orders;
 mod outdated;
 mod overdue;
 mod queue;
@@ -51,10 +52,12 @@ mod reasons;
 mod reclaim;
 mod recover;
 mod resume;
+mod retain;
 mod shared;
 mod stations;
 mod status;
 mod surplus;
+mod under_way;
 mod unwritable;
 mod work;
 mod writer;
@@ -455,9 +458,7 @@ impl SsdTier {
         threads.reclaimer.into_iter().for_each(join);
         threads.drainer.into_iter().for_each(join);
         self.shared.is_reclaim_over.store(true, Ordering::Relaxed);
-        for device in self.shared.devices.all() {
-            device.queue.close();
-        }
+        self.shared.devices.all().iter().for_each(|device| device.queue.close());
         threads.writers.into_iter().for_each(|(_, thread)| join(thread));
         self.shared.keep_days();
     }

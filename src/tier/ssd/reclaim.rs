@@ -77,7 +77,8 @@ pub(super) enum NotMoved {
     Replaced,
     /// It cannot be read, or is too large.
     Lost,
-    /// Its disk did not give it in time, or the other one takes nothing. It stands where it stood.
+    /// Its disk did not give it in time, or the other one takes nothing, or its owner stores it again: what is stored last is
+    /// to come last in the order. It stands where it stood.
     HeldUp,
 }
 
@@ -143,7 +144,7 @@ impl Shared {
             tracing::warn!(
                 device = device.name,
                 zone = number,
-                "a zone is not taken back for now: its disk is late or fails"
+                "a zone is not taken back for now: its disk is late or fails, or what stands there is being stored again"
             );
             choosing.note_late(device, number);
             return false;
@@ -338,7 +339,10 @@ impl Shared {
         let uses = self.index.get(&facts.hash).map_or(0, |found| found.heat);
         {
             // Who stores it again forgets where it stood under this lock, too.
-            let _pending = self.pending.lock();
+            let pending = self.pending.lock();
+            if pending.is_stored_now(facts.hash, facts.version) {
+                return Err(NotMoved::HeldUp);
+            }
             if !self.index.relocate(&facts.hash, facts.version, place, nowhere) {
                 return Err(NotMoved::Replaced);
             }

@@ -6,6 +6,7 @@
 //! Invariants
 //! - A record of a zone without a footer counts only when its data matches its checksum: a torn one loses itself alone.
 //! - What was removed stays removed, whichever of record and removal is read first; what was stored after that is there.
+//! - Of a version that stands twice the record that was stored last counts, on whichever disk it is ([`Orders`]).
 //! - A zone that is lost, or of which nobody can tell its life, has its removals read block by block: they count
 //!   whatever the life is, since a record that was stored after one has a larger order.
 //!
@@ -33,6 +34,7 @@ use super::load::says_that_it_is_damaged;
 use super::memory::Buffer;
 use super::naming::{NOBODY, Standing, Unnamed};
 use super::open_zone::write_footer;
+use super::orders::Orders;
 use super::reasons::ReadFor;
 use super::{Shared, checksum_of};
 
@@ -85,6 +87,7 @@ struct Gathered<'a> {
     replaced: HashMap<RecordHash, Version>,
     /// Keys of which a record stands beyond a capacity and another one stands too.
     crossed: HashSet<RecordHash>,
+    orders: Orders,
     last_order: Order,
     last_version: Version,
 }
@@ -101,12 +104,15 @@ struct Removed {
 }
 
 impl Gathered<'_> {
-    /// A removal hides everything up to its version, but for what was stored after it.
-    fn note_removal(&mut self, tombstone: &Tombstone, device: u8) {
+    /// A removal hides everything up to its version, but for what was stored after it, as `found` may be.
+    fn note_removal(&mut self, tombstone: &Tombstone, device: u8, found: Option<Located>) {
+        let is_found_after = found.is_some_and(|found| {
+            found.version == tombstone.version && self.orders.is_after(found.place, tombstone.order)
+        });
         let removed = self.removed.entry(tombstone.hash).or_default();
         let is_before =
             |(version, order): (Version, Order)| version == tombstone.version && order > tombstone.order;
-        let version = if removed.again.is_some_and(is_before) {
+        let version = if is_found_after || removed.again.is_some_and(is_before) {
             version_before(tombstone.version)
         } else {
             tombstone.version
@@ -151,6 +157,7 @@ impl Shared {
             removed: HashMap::new(),
             replaced: HashMap::new(),
             crossed: HashSet::new(),
+            orders: Orders::default(),
             last_order: 0,
             last_version: Version::default(),
         };
@@ -160,7 +167,7 @@ impl Shared {
             let patience = patience.entry(zone.device).or_insert_with(|| self.patience());
             match self.entries_in_time(&device, zone, patience) {
                 Ok(entries) => {
-                    self.enter(&device, zone.zone, &entries, &mut gathered);
+                    self.enter(&device, zone, &entries, &mut gathered);
                     summary.zones += u64::from(zone.scanned.is_none());
                     summary.scanned_zones += u64::from(zone.scanned.is_some());
                     true
@@ -178,7 +185,7 @@ impl Shared {
                         FooterEntry::Tombstones(_) => true,
                         FooterEntry::Object { facts, .. } => facts.length == ByteCount::ZERO,
                     });
-                    self.enter(&device, zone.zone, &entries, &mut gathered);
+                    self.enter(&device, zone, &entries, &mut gathered);
                     if is_late {
                         late.push(LateZone { device, zone: zone.zone, is_salvaged: is_whole });
                     } else {
@@ -229,9 +236,10 @@ impl Shared {
         // Another disk knows nothing of it when it took no writes at the time, and may outlive this one's removals.
         let Some(found) = hidden else { return };
         let disks = [found.place.zone.device()].into_iter().chain(self.second_places(&hash));
+        let pending = self.pending.lock();
         for device in disks.filter_map(|number| self.devices.get(number)) {
             if device.number != removed.device {
-                self.bury(&device, hash, removed.version);
+                self.bury(&pending, &device, hash, removed.version);
             }
         }
     }
@@ -293,24 +301,31 @@ impl Shared {
     }
 
     /// Enters a zone's records into the index, and notes what it removed.
-    fn enter(&self, device: &Device, zone: u32, entries: &[FooterEntry], gathered: &mut Gathered<'_>) {
+    fn enter(&self, device: &Device, known: &Known, entries: &[FooterEntry], gathered: &mut Gathered<'_>) {
+        let zone = device.zone_id(known.zone);
+        gathered.orders.begin(zone, known.sequence, entries);
         for entry in entries {
             match entry {
                 FooterEntry::Object { block, facts } => {
                     gathered.last_order = gathered.last_order.max(facts.order);
                     gathered.last_version = gathered.last_version.max(facts.version);
-                    let place = Place { zone: device.zone_id(zone), block: *block };
+                    let place = Place { zone, block: *block };
                     let blocks = u32::try_from(facts.blocks()).unwrap_or(u32::MAX);
-                    let located = Located { version: facts.version, place, blocks, owner: NOBODY, heat: 0 };
+                    let (version, owner) = (facts.version, NOBODY);
+                    let located = Located { version, place, blocks, owner, heat: 0, is_again: false };
                     gathered.note_record(facts);
                     self.note_second_place(&facts.hash, facts.version, device.number);
+                    let mut is_replaced = false;
                     if let Some(found) = self.index.get(&facts.hash) {
                         gathered.note_two(facts, &found);
+                        is_replaced = found.version == facts.version
+                            && gathered.orders.is_after(found.place, facts.order);
                         if self.is_surplus(found.place) || self.is_surplus(place) {
                             gathered.crossed.insert(facts.hash);
                         }
                     }
-                    if self.index.put(facts.hash, &located) && (gathered.is_early)(&facts.key) {
+                    let counts = !is_replaced && self.index.put(facts.hash, &located);
+                    if counts && (gathered.is_early)(&facts.key) {
                         gathered.early.push(Standing::new(place, facts.clone()));
                     }
                 }
@@ -318,7 +333,8 @@ impl Shared {
                     for tombstone in tombstones {
                         gathered.last_order = gathered.last_order.max(tombstone.order);
                         gathered.last_version = gathered.last_version.max(tombstone.version);
-                        gathered.note_removal(tombstone, device.number);
+                        let found = self.index.get(&tombstone.hash);
+                        gathered.note_removal(tombstone, device.number, found);
                     }
                 }
             }

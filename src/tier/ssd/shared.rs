@@ -1,6 +1,6 @@
 //! What writers, loaders and reclaim share: the index, what is on its way, and the order of everything.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io as std_io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -26,9 +26,10 @@ use super::io::Io;
 use super::naming::NOBODY;
 use super::open::{Assembled, Growth, SsdConfig};
 use super::open_zone::fits_a_zone;
-use super::queue::{Append, Job, Origin};
+use super::queue::{Append, Job, Origin, Stored};
 use super::recover::version_before;
 use super::status::{Counters, DeviceStatus, SsdStatus};
+use super::under_way::UnderWay;
 use super::{Located, Owner};
 
 /// The same checksum as the memory tier takes, so that it is taken once.
@@ -39,13 +40,6 @@ pub(super) fn checksum_of(data: &[u8]) -> Checksum {
 /// How much a disk has to do, and how much it did: the least is asked first.
 pub(super) fn load_of(device: &Device) -> (u64, u64) {
     (device.queue.bytes(), device.work.written.total())
-}
-
-/// A record that an owner gave and that is not in the index yet.
-#[derive(Debug)]
-pub(super) struct Pending {
-    device: u8,
-    pub(super) is_cancelled: bool,
 }
 
 /// Everything but the threads.
@@ -74,9 +68,9 @@ pub(super) struct Shared {
     pub(super) index: Index,
     /// Where records stood that are written once more.
     pub(super) homes: Homes,
-    /// Guards what is on its way, by key and version; a removal and the end of a record decide under it which comes
-    /// first. Taken before a shard of the index and before a queue.
-    pub(super) pending: Mutex<BTreeMap<(RecordHash, Version), Pending>>,
+    /// Guards what is on its way; a removal and the end of a record decide under it which comes first. Taken before a shard
+    /// of the index and before a queue.
+    pub(super) pending: Mutex<UnderWay>,
     pub(super) order: AtomicU64,
     /// A disk's part of the budgets.
     budget: Budget,
@@ -239,12 +233,11 @@ impl Shared {
         }
         let (hash, version) = (append.hash, append.version);
         let mut pending = self.pending.lock();
-        if pending.contains_key(&(hash, version)) {
+        if pending.has(hash, version) {
             return Err(Refused::Underway);
         }
         // All records of a key stand on one disk at a time, so that a removal there hides every one of them.
-        let under_way = pending.range((hash, Version(0))..=(hash, Version(u64::MAX))).next_back();
-        let bound = under_way.map(|(_, pending)| usize::from(pending.device));
+        let bound = pending.disks_of(hash).next_back().map(usize::from);
         let bound = bound.or_else(|| self.index.get(&hash).map(|known| known.place.zone.device()));
         let device = match bound {
             // What stands on a disk that is leaving, or takes no writes, is written elsewhere; its removals go to both.
@@ -274,9 +267,9 @@ impl Shared {
             let mut admission = device.admission.lock();
             admission.admit(append.length, queued, written, now)?;
         }
-        pending.insert((hash, version), Pending { device: device.number, is_cancelled: false });
+        pending.begin(hash, version, device.number);
         if !device.queue.push(Job::Append(append)) {
-            pending.remove(&(hash, version));
+            pending.end(hash, version);
             return Err(Refused::NoDevice);
         }
         Ok(())
@@ -285,8 +278,7 @@ impl Shared {
     /// The disks to which a record of a key is on its way, and that on which it stands.
     pub(super) fn disks_of(&self, hash: RecordHash) -> Vec<u8> {
         let pending = self.pending.lock();
-        let under_way = pending.range((hash, Version(0))..=(hash, Version(u64::MAX)));
-        let mut disks: Vec<u8> = under_way.map(|(_, pending)| pending.device).collect();
+        let mut disks: Vec<u8> = pending.disks_of(hash).collect();
         let stands = self.index.get(&hash);
         disks.extend(stands.and_then(|found| u8::try_from(found.place.zone.device()).ok()));
         disks
@@ -311,32 +303,30 @@ impl Shared {
         self.least_busy().is_some_and(|device| device.queue.bytes() > 0)
     }
 
-    /// The place of a record in the order of everything, if it is still wanted.
-    pub(super) fn draw_order_if_wanted(&self, append: &Append) -> Option<Order> {
-        let pending = self.pending.lock();
-        let is_wanted = match append.origin {
-            Origin::Owner(_) => {
-                pending.get(&(append.hash, append.version)).is_some_and(|pending| !pending.is_cancelled)
-            }
-            Origin::Zone(place) => self
-                .index
-                .get(&append.hash)
-                .is_some_and(|found| found.place == place && found.version == append.version),
+    /// The place of a record in the order of everything. Else how its way ends: as one that is not wanted any more, or stands
+    /// where it stood while its owner stores that version again, which is not to come before it in the order.
+    pub(super) fn draw_order(&self, append: &Append) -> Result<Order, Stored> {
+        let (hash, version) = (append.hash, append.version);
+        let under_way = self.pending.lock();
+        let is_stored_now = under_way.is_stored_now(hash, version);
+        let stands_at = |place| {
+            self.index.get(&hash).is_some_and(|found| found.place == place && found.version == version)
         };
-        is_wanted.then(|| self.next_order())
+        match append.origin {
+            Origin::Owner(_) if is_stored_now => Ok(self.next_order()),
+            Origin::Zone(place) if stands_at(place) && is_stored_now => Err(Stored::Failed),
+            Origin::Zone(place) if stands_at(place) => Ok(self.next_order()),
+            Origin::Owner(_) | Origin::Zone(_) => Err(Stored::Superseded),
+        }
     }
 
     /// See [`super::SsdTier::remove`].
     pub(super) fn remove(&self, hash: RecordHash, version: Version) {
         let mut pending = self.pending.lock();
-        let mut devices: Vec<u8> = Vec::new();
-        for (_, pending) in pending.range_mut((hash, Version(0))..=(hash, version)) {
-            pending.is_cancelled = true;
-            devices.push(pending.device);
-        }
+        let mut devices = pending.cancel(hash, version);
         let removed = self.index.remove_if(&hash, |found| found.version <= version);
         devices.extend(removed.and_then(|removed| u8::try_from(removed.place.zone.device()).ok()));
-        self.bury_wherever(devices, hash, version);
+        self.bury_wherever(&pending, devices, hash, version);
     }
 
     /// A version is about to be entered into the index: what stood of it elsewhere counts no more. Returns an older one that
@@ -348,15 +338,21 @@ impl Shared {
 
     /// A version was entered into the index, where `older` stood, if any did: else one may stand where a start finds it
     /// all the same. Called under the lock of what is pending.
-    pub(super) fn bury_replaced(&self, hash: RecordHash, version: Version, older: Option<&Located>) {
+    pub(super) fn bury_replaced(
+        &self,
+        under_way: &UnderWay,
+        hash: RecordHash,
+        version: Version,
+        older: Option<&Located>,
+    ) {
         self.intents.note_stored(hash, version);
         let device = older.and_then(|older| u8::try_from(older.place.zone.device()).ok());
-        self.bury_wherever(device.into_iter().collect(), hash, version_before(version));
+        self.bury_wherever(under_way, device.into_iter().collect(), hash, version_before(version));
     }
 
     /// Leaves a removal for the disks that are `known` to have a record, and for those that may. Called under the lock of
     /// what is pending.
-    fn bury_wherever(&self, mut devices: Vec<u8>, hash: RecordHash, version: Version) {
+    fn bury_wherever(&self, under_way: &UnderWay, mut devices: Vec<u8>, hash: RecordHash, version: Version) {
         if !devices.is_empty() {
             // A copy may stand on a disk that is being emptied, or on which a start found it.
             devices.extend(self.devices.numbers(Device::is_leaving));
@@ -369,19 +365,22 @@ impl Shared {
         devices.dedup();
         for number in devices {
             if let Some(device) = self.devices.get(usize::from(number)) {
-                self.bury(&device, hash, version);
+                self.bury(under_way, &device, hash, version);
             }
         }
     }
 
     /// Removes a key on every disk, wherever it may stand.
     pub(super) fn remove_everywhere(&self, hash: RecordHash, version: Version) {
-        let _pending = self.pending.lock();
-        self.devices.all().iter().for_each(|device| self.bury(device, hash, version));
+        let pending = self.pending.lock();
+        self.devices.all().iter().for_each(|device| self.bury(&pending, device, hash, version));
     }
 
-    /// Leaves a removal for a disk's writer. Called under the lock of what is pending.
-    pub(super) fn bury(&self, device: &Device, hash: RecordHash, version: Version) {
+    /// Leaves a removal for a disk's writer. Of a version that is on its way all is to stay, though its order may be drawn
+    /// already. Called under the lock of what is pending.
+    pub(super) fn bury(&self, under_way: &UnderWay, device: &Device, hash: RecordHash, version: Version) {
+        let stays = under_way.is_stored_now(hash, version);
+        let version = if stays { version_before(version) } else { version };
         let tombstone = Tombstone { order: self.next_order(), hash, version };
         self.intents.add(device.number, hash, version);
         if !device.queue.push_tombstones([tombstone]) && !self.is_stopping() {
@@ -403,16 +402,17 @@ impl Shared {
         self.end_dropped(dropped.map(|dropped| (*hash, dropped)));
     }
 
-    /// Records are not in the index any more. Where a start found a second one it may stand yet, and nobody would know of it.
+    /// Records are not in the index any more. Where a start found a second one, or an older one of its version was stored before,
+    /// that may stand yet, and nobody would know of it.
     fn end_dropped(&self, dropped: impl IntoIterator<Item = (RecordHash, Located)>) {
         let dropped: Vec<_> = dropped.into_iter().collect();
         {
-            let _pending = self.pending.lock();
+            let pending = self.pending.lock();
             for (hash, record) in &dropped {
-                for device in
-                    self.second_places(hash).into_iter().filter_map(|number| self.devices.get(number))
-                {
-                    self.bury(&device, *hash, record.version);
+                let again = record.is_again.then(|| record.place.zone.device());
+                let numbers = again.into_iter().chain(self.second_places(hash));
+                for device in numbers.filter_map(|number| self.devices.get(number)) {
+                    self.bury(&pending, &device, *hash, record.version);
                 }
             }
         }
@@ -422,11 +422,11 @@ impl Shared {
     /// Takes a record out for good: a start does not find it either.
     pub(super) fn forget_record(&self, hash: &RecordHash, place: Place) {
         let dropped = {
-            let _pending = self.pending.lock();
+            let pending = self.pending.lock();
             let dropped = self.index.remove_if(hash, |found| found.place == place);
             let device = self.devices.get(place.zone.device());
             if let (Some(dropped), Some(device)) = (dropped, device) {
-                self.bury(&device, *hash, dropped.version);
+                self.bury(&pending, &device, *hash, dropped.version);
             }
             dropped
         };

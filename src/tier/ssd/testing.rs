@@ -42,7 +42,9 @@ pub(super) struct MemoryDisk {
     pub(super) holds_allocations: AtomicBool,
     /// Requests do not end, until they are [let go](Self::let_go).
     pub(super) hangs: AtomicBool,
-    /// Those that have not.
+    /// Writes do not.
+    pub(super) hangs_writes: AtomicBool,
+    /// Those that have not ended.
     pub(super) held: Mutex<Vec<(Request, Arc<Completion>)>>,
     /// What was written stays, as far as anybody knows, unless the power goes.
     pub(super) fails_flushes: AtomicBool,
@@ -69,6 +71,7 @@ impl MemoryDisk {
     /// It does not hang any more, and does what it was asked meanwhile.
     pub(super) fn let_go(&self) {
         self.hangs.store(false, Ordering::Relaxed);
+        self.hangs_writes.store(false, Ordering::Relaxed);
         let held = std::mem::take(&mut *self.held.lock());
         held.into_iter().for_each(|(request, completion)| self.end(request, &completion));
     }
@@ -136,7 +139,9 @@ impl MemoryDisk {
 impl Disk for MemoryDisk {
     fn submit(&self, requests: Vec<Request>) -> Ticket {
         let (ticket, completion) = Ticket::new(requests.len());
-        if self.hangs.load(Ordering::Relaxed) {
+        let is_write = |request: &Request| matches!(request, Request::Write { .. });
+        let hangs_writes = self.hangs_writes.load(Ordering::Relaxed) && requests.iter().any(is_write);
+        if hangs_writes || self.hangs.load(Ordering::Relaxed) {
             let held = requests.into_iter().map(|request| (request, Arc::clone(&completion)));
             self.held.lock().extend(held);
             return ticket;

@@ -15,20 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tidefs_engine::types::Version;
-
 use super::device::Device;
 use super::disk::{Request, Ticket};
-use super::format::{
-    BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, TOMBSTONES_MAX, Tombstone,
-    TombstoneBlock, encode, tombstone_footer_bytes,
-};
+use super::format::{BLOCK, BLOCK_BYTES, FooterEntry, RecordFacts, RecordHeader, Tombstone, encode};
 use super::given_up::GivenUp;
 use super::identity::{flush, write_blocks};
 use super::index::{Located, Place, ZoneId};
 use super::memory::{Buffer, Piece};
 use super::open_zone::{Last, OpenZone};
-use super::queue::{Append, Done, Job, Next, Origin, Retain, Stored};
+use super::queue::{Append, Done, Job, Next, Origin, Stored};
 use super::reasons::WrittenFor;
 use super::{Shared, checksum_of};
 
@@ -151,7 +146,7 @@ impl Writer {
         self.close_zone();
     }
 
-    fn end_with(&self, went_well: bool, done: Done) {
+    pub(super) fn end_with(&self, went_well: bool, done: Done) {
         done(if went_well { Stored::Yes } else { Stored::Failed });
     }
 
@@ -232,7 +227,7 @@ impl Writer {
         }
     }
 
-    fn append(&mut self, append: Append) {
+    pub(super) fn append(&mut self, append: Append) {
         let memory_length = usize::try_from(append.length.get()).unwrap_or(usize::MAX);
         let Some(data) = append.memory.prefix(memory_length) else { return self.finish(append, None) };
         let facts = RecordFacts {
@@ -247,8 +242,10 @@ impl Writer {
         if self.device.is_failing() || !self.ensure_zone(facts.blocks(), facts.footer_bytes(), Last::Left) {
             return self.finish(append, None);
         }
-        let Some(order) = self.shared.draw_order_if_wanted(&append) else {
-            return self.finish_superseded(append);
+        let order = match self.shared.draw_order(&append) {
+            Ok(order) => order,
+            Err(Stored::Superseded) => return self.finish_superseded(append),
+            Err(_) => return self.finish(append, None),
         };
         let facts = RecordFacts { order, ..facts };
         match self.submit(&append, &facts) {
@@ -369,26 +366,24 @@ impl Writer {
         let stored = {
             let mut pending = self.shared.pending.lock();
             // What is written again from a zone is not pending; the same version from its owner may be.
-            let is_owners = matches!(origin, Origin::Owner(_));
-            let ended = is_owners.then(|| pending.remove(&(hash, version))).flatten();
-            let was_cancelled = ended.is_some_and(|pending| pending.is_cancelled);
+            let was_cancelled = matches!(origin, Origin::Owner(_)) && pending.end(hash, version);
             match (written, origin) {
                 (None, _) => Stored::Failed,
                 (Some(_), Origin::Owner(_)) if was_cancelled => Stored::Superseded,
                 (Some((place, blocks)), Origin::Owner(owner)) => {
-                    let located = Located { version, place, blocks, owner, heat: uses };
+                    let located = Located { version, place, blocks, owner, heat: uses, is_again: false };
                     let older = self.shared.begin_entering(&hash, version);
                     if self.shared.index.put(hash, &located) {
                         // It is not to come back when this one is dropped.
-                        self.shared.bury_replaced(hash, version, older.as_ref());
+                        self.shared.bury_replaced(&pending, hash, version, older.as_ref());
                         Stored::Yes
                     } else {
-                        self.shared.bury(&self.device, hash, version);
+                        self.shared.bury(&pending, &self.device, hash, version);
                         Stored::Superseded
                     }
                 }
                 (Some((to, _)), Origin::Zone(from)) => {
-                    let stands = self.move_in_index(hash, version, (from, to));
+                    let stands = self.move_in_index(&pending, hash, version, (from, to));
                     if stands { Stored::Yes } else { Stored::Superseded }
                 }
             }
@@ -408,91 +403,9 @@ impl Writer {
         let Append { hash, version, length, memory, origin, done, .. } = append;
         drop(memory);
         if matches!(origin, Origin::Owner(_)) {
-            self.shared.pending.lock().remove(&(hash, version));
+            self.shared.pending.lock().end(hash, version);
         }
         self.device.queue.settle(length);
         done(Stored::Superseded);
-    }
-
-    /// Writes what of a zone once more that is being taken back.
-    pub(super) fn retain(&mut self, retain: Retain) {
-        let Retain { tombstones, records, done } = retain;
-        let written = self.write_tombstones(&tombstones, Last::Taken)
-            && records.into_iter().all(|(from, facts)| self.write_bare(from, facts));
-        self.end_with(written && self.flush(), done);
-    }
-
-    /// Writes a record without data once more, and waits. Returns whether it stands, or is not wanted any more.
-    fn write_bare(&mut self, from: Place, facts: RecordFacts) -> bool {
-        let (hash, version, footer_bytes) = (facts.hash, facts.version, facts.footer_bytes());
-        if !self.ensure_zone(1, footer_bytes, Last::Taken) {
-            return false;
-        }
-        let stands = |found: Located| found.place == from && found.version == version;
-        let order = {
-            let _pending = self.shared.pending.lock();
-            self.shared.index.get(&hash).is_some_and(stands).then(|| self.shared.next_order())
-        };
-        let (Some(order), Some(open)) = (order, self.open.as_mut()) else { return true };
-        let (device, sequence) = (self.device.uuid, open.sequence);
-        let header = RecordHeader { device, sequence, facts: RecordFacts { order, ..facts } };
-        if let Err(error) = self.device.write_frame(open.zone, open.next_block, &header, self.shared.limit) {
-            self.device.count_write_error(&error);
-            self.abandon_zone();
-            return false;
-        }
-        let to = Place { zone: self.device.zone_id(open.zone), block: open.next_block };
-        open.next_block += 1;
-        open.footer_bytes += footer_bytes;
-        open.entries.push(FooterEntry::Object { block: to.block, facts: header.facts });
-        self.device.count_written(WrittenFor::Again, BLOCK_BYTES);
-        let _pending = self.shared.pending.lock();
-        self.move_in_index(hash, version, (from, to));
-        true
-    }
-
-    /// A record was written once more. Returns whether it still counts. Called under the lock of what is pending.
-    fn move_in_index(&self, hash: RecordHash, version: Version, (from, to): (Place, Place)) -> bool {
-        let stands = self.shared.index.relocate(&hash, version, from, to);
-        // Nobody knows the copy: a start must not find it, when nothing newer hides it.
-        if !stands && self.shared.index.get(&hash).is_none_or(|found| found.version < version) {
-            self.shared.bury(&self.device, hash, version);
-        }
-        stands
-    }
-
-    /// Writes removals and waits. Returns whether they are written.
-    pub(super) fn write_tombstones(&mut self, tombstones: &[Tombstone], last: Last) -> bool {
-        tombstones.chunks(TOMBSTONES_MAX).all(|chunk| self.write_tombstone_block(chunk, last))
-    }
-
-    fn write_tombstone_block(&mut self, tombstones: &[Tombstone], last: Last) -> bool {
-        const ATTEMPTS: u32 = 3;
-        let footer_bytes = tombstone_footer_bytes(tombstones.len());
-        for _ in 0..ATTEMPTS {
-            if !self.ensure_zone(1, footer_bytes, last) {
-                return false;
-            }
-            let Some(open) = self.open.as_mut() else { return false };
-            let block = TombstoneBlock {
-                device: self.device.uuid,
-                sequence: open.sequence,
-                tombstones: tombstones.iter().map(|tombstone| self.shared.as_of_now(tombstone)).collect(),
-            };
-            match self.device.write_frame(open.zone, open.next_block, &block, self.shared.limit) {
-                Ok(()) => {
-                    open.next_block += 1;
-                    open.footer_bytes += footer_bytes;
-                    open.entries.push(FooterEntry::Tombstones(block.tombstones));
-                    self.device.count_written(WrittenFor::Removals, BLOCK_BYTES);
-                    return true;
-                }
-                Err(error) => {
-                    self.device.count_write_error(&error);
-                    self.abandon_zone();
-                }
-            }
-        }
-        false
     }
 }

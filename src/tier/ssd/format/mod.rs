@@ -36,7 +36,7 @@ pub const META_BYTES_MAX: usize = 2048;
 pub(super) const TOMBSTONES_MAX: usize = 96;
 
 /// Most bytes of a zone, as of `ssd.zone`: a record is as long at most, and a start reads one as a whole.
-const ZONE_BYTES_MAX: u64 = 4 << 30;
+pub(super) const ZONE_BYTES_MAX: u64 = 4 << 30;
 
 /// Largest epoch that counts: one for each start.
 pub(super) const EPOCH_MAX: u64 = 1 << 30;

@@ -1,0 +1,115 @@
+//! What of a zone that is taken back is written once more by the writer itself: removals, and records without data.
+//!
+//! Invariant: a record without data that is written once more does not come behind one that its owner stores of the same
+//! version meanwhile.
+//!
+//! Threads: the disk's writer.
+
+use tidefs_engine::types::Version;
+
+use super::format::{
+    BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, RecordHeader, TOMBSTONES_MAX, Tombstone,
+    TombstoneBlock, tombstone_footer_bytes,
+};
+use super::index::{Located, Place};
+use super::open_zone::Last;
+use super::queue::Retain;
+use super::reasons::WrittenFor;
+use super::under_way::UnderWay;
+use super::writer::Writer;
+
+impl Writer {
+    /// Writes what of a zone once more that is being taken back.
+    pub(super) fn retain(&mut self, retain: Retain) {
+        let Retain { tombstones, records, done } = retain;
+        if !records.is_empty() {
+            // What is stored once more is not to come before what stood.
+            self.reap_all();
+        }
+        let written = self.write_tombstones(&tombstones, Last::Taken)
+            && records.into_iter().all(|(from, facts)| self.write_bare(from, facts));
+        self.end_with(written && self.flush(), done);
+    }
+
+    /// Writes a record without data once more, and waits. Returns whether it stands, or is not wanted any more.
+    fn write_bare(&mut self, from: Place, facts: RecordFacts) -> bool {
+        let (hash, version, footer_bytes) = (facts.hash, facts.version, facts.footer_bytes());
+        if !self.ensure_zone(1, footer_bytes, Last::Taken) {
+            return false;
+        }
+        let stands = |found: Located| found.place == from && found.version == version;
+        let order = {
+            let pending = self.shared.pending.lock();
+            let is_wanted = self.shared.index.get(&hash).is_some_and(stands)
+                && !pending.is_stored_elsewhere(hash, version, self.device.number);
+            is_wanted.then(|| self.shared.next_order())
+        };
+        let (Some(order), Some(open)) = (order, self.open.as_mut()) else { return true };
+        let (device, sequence) = (self.device.uuid, open.sequence);
+        let header = RecordHeader { device, sequence, facts: RecordFacts { order, ..facts } };
+        if let Err(error) = self.device.write_frame(open.zone, open.next_block, &header, self.shared.limit) {
+            self.device.count_write_error(&error);
+            self.abandon_zone();
+            return false;
+        }
+        let to = Place { zone: self.device.zone_id(open.zone), block: open.next_block };
+        open.next_block += 1;
+        open.footer_bytes += footer_bytes;
+        open.entries.push(FooterEntry::Object { block: to.block, facts: header.facts });
+        self.device.count_written(WrittenFor::Again, BLOCK_BYTES);
+        let pending = self.shared.pending.lock();
+        self.move_in_index(&pending, hash, version, (from, to));
+        true
+    }
+
+    /// A record was written once more. Returns whether it still counts. Called under the lock of what is pending.
+    pub(super) fn move_in_index(
+        &self,
+        under_way: &UnderWay,
+        hash: RecordHash,
+        version: Version,
+        (from, to): (Place, Place),
+    ) -> bool {
+        let stands = self.shared.index.relocate(&hash, version, from, to);
+        // Nobody knows the copy: a start must not find it, when nothing newer hides it.
+        if !stands && self.shared.index.get(&hash).is_none_or(|found| found.version < version) {
+            self.shared.bury(under_way, &self.device, hash, version);
+        }
+        stands
+    }
+
+    /// Writes removals and waits. Returns whether they are written.
+    pub(super) fn write_tombstones(&mut self, tombstones: &[Tombstone], last: Last) -> bool {
+        tombstones.chunks(TOMBSTONES_MAX).all(|chunk| self.write_tombstone_block(chunk, last))
+    }
+
+    fn write_tombstone_block(&mut self, tombstones: &[Tombstone], last: Last) -> bool {
+        const ATTEMPTS: u32 = 3;
+        let footer_bytes = tombstone_footer_bytes(tombstones.len());
+        for _ in 0..ATTEMPTS {
+            if !self.ensure_zone(1, footer_bytes, last) {
+                return false;
+            }
+            let Some(open) = self.open.as_mut() else { return false };
+            let block = TombstoneBlock {
+                device: self.device.uuid,
+                sequence: open.sequence,
+                tombstones: tombstones.iter().map(|tombstone| self.shared.as_of_now(tombstone)).collect(),
+            };
+            match self.device.write_frame(open.zone, open.next_block, &block, self.shared.limit) {
+                Ok(()) => {
+                    open.next_block += 1;
+                    open.footer_bytes += footer_bytes;
+                    open.entries.push(FooterEntry::Tombstones(block.tombstones));
+                    self.device.count_written(WrittenFor::Removals, BLOCK_BYTES);
+                    return true;
+                }
+                Err(error) => {
+                    self.device.count_write_error(&error);
+                    self.abandon_zone();
+                }
+            }
+        }
+        false
+    }
+}
