@@ -5,11 +5,13 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use io_uring::squeue::{Entry, PushError};
+use io_uring::squeue::{Entry, Flags, PushError};
 use io_uring::{IoUring, opcode, types};
+use tidefs_engine::types::ByteCount;
 
 use super::super::disk::Request;
-use super::super::memory::Piece;
+use super::super::format::{BLOCK, BLOCK_BYTES};
+use super::super::memory::{Buffer, Piece};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -18,10 +20,39 @@ enum Direction {
     Flush,
 }
 
+/// The file of a disk.
+#[derive(Debug)]
+pub(super) struct DiskFile {
+    pub(super) file: File,
+    /// Whether its filesystem has whoever submits a request wait for the end of it, as FUSE has, and NFS and SMB on older
+    /// kernels: threads of the kernel are to submit it then.
+    waits: bool,
+}
+
+impl DiskFile {
+    /// A file of `length` bytes.
+    pub(super) fn new(file: File, length: ByteCount) -> Self {
+        let waits = !takes_requests_at_once(&file, length);
+        Self { file, waits }
+    }
+}
+
+/// Whether a file takes requests without waiting for their end. preadv2(2) of `RWF_NOWAIT`: "if this flag is not supported by
+/// the filesystem, EOPNOTSUPP is returned", which is said before the filesystem is asked; and behind the end of a file nothing
+/// is read.
+fn takes_requests_at_once(file: &File, length: ByteCount) -> bool {
+    let buffer = Arc::new(Buffer::zeroed(BLOCK));
+    let vector = libc::iovec { iov_base: Piece::of_buffer(&buffer).start().cast(), iov_len: BLOCK };
+    let offset = i64::try_from(length.get().next_multiple_of(BLOCK_BYTES)).unwrap_or(0);
+    // SAFETY: `vector` is one range of `buffer`, which nobody else has and which outlives the call; the descriptor is open.
+    let outcome = unsafe { libc::preadv2(file.as_raw_fd(), &raw const vector, 1, offset, libc::RWF_NOWAIT) };
+    outcome >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EOPNOTSUPP)
+}
+
 /// One request, with everything that the kernel may touch while it works on it.
 #[derive(Debug)]
 pub(super) struct Transfer {
-    file: Arc<File>,
+    file: Arc<DiskFile>,
     direction: Direction,
     offset: u64,
     /// What is left to move; its addresses lie in `_pieces`.
@@ -35,7 +66,7 @@ unsafe impl Send for Transfer {}
 
 impl Transfer {
     /// The request on `file`.
-    pub(super) fn new(file: Arc<File>, request: Request) -> Self {
+    pub(super) fn new(file: Arc<DiskFile>, request: Request) -> Self {
         let (direction, offset, pieces) = match request {
             Request::Read { offset, pieces } => (Direction::Read, offset, pieces),
             Request::Write { offset, pieces } => (Direction::Write, offset, pieces),
@@ -50,9 +81,9 @@ impl Transfer {
 
     /// The submission of what is left to do.
     pub(super) fn entry(&self) -> Entry {
-        let file = types::Fd(self.file.as_raw_fd());
+        let file = types::Fd(self.file.file.as_raw_fd());
         let count = u32::try_from(self.vectors.len()).unwrap_or(u32::MAX);
-        match self.direction {
+        let entry = match self.direction {
             Direction::Read => {
                 opcode::Readv::new(file, self.vectors.as_ptr(), count).offset(self.offset).build()
             }
@@ -60,12 +91,13 @@ impl Transfer {
                 opcode::Writev::new(file, self.vectors.as_ptr(), count).offset(self.offset).build()
             }
             Direction::Flush => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
-        }
+        };
+        if self.file.waits { entry.flags(Flags::ASYNC) } else { entry }
     }
 
     /// Does what is left in the calling thread. Returns what the system call says.
     pub(super) fn call(&self) -> i64 {
-        let file = self.file.as_raw_fd();
+        let file = self.file.file.as_raw_fd();
         let vectors = self.vectors.as_ptr();
         let count = i32::try_from(self.vectors.len()).unwrap_or(i32::MAX);
         let offset = i64::try_from(self.offset).unwrap_or(i64::MAX);

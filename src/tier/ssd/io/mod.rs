@@ -4,7 +4,8 @@
 //! and depth, so [`Io::start`] says loudly that they are used.
 //!
 //! Each disk has a way of its own, with a thread, or threads, of its own: one that hangs keeps those of no other busy. That
-//! goes for what the kernel does by threads of the one that submitted, too.
+//! goes for what the kernel does by threads of the one that submitted, too. A file whose filesystem would have who submits wait
+//! for it is left to threads of the kernel from the start.
 //!
 //! Limits: [`DEPTH`] requests of a disk are with the kernel at once; further ones wait in line. Whoever submits bounds how many
 //! they are: loaders by their number, writers by their window.
@@ -27,7 +28,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 use tidefs_engine::types::ByteCount;
 
-use self::ffi::Transfer;
+use self::ffi::{DiskFile, Transfer};
 use self::pool::Pool;
 use self::ring::Ring;
 use super::disk::{Completion, Disk, Request, Ticket};
@@ -178,7 +179,7 @@ pub(super) fn settle_abandoned() -> bool {
 /// A file, or a block device, that is opened for direct I/O.
 #[derive(Debug)]
 pub(super) struct FileDisk {
-    file: Arc<File>,
+    file: Arc<DiskFile>,
     mover: Mover,
     io: Arc<Io>,
 }
@@ -186,8 +187,16 @@ pub(super) struct FileDisk {
 impl FileDisk {
     /// A disk on `file`.
     pub(super) fn new(file: File, io: Arc<Io>) -> Self {
-        Self { file: Arc::new(file), mover: io.one_more(), io }
+        // One that does not even say how long it is has its requests fail.
+        let length = length_of(&file).unwrap_or_default();
+        Self { file: Arc::new(DiskFile::new(file, length)), mover: io.one_more(), io }
     }
+}
+
+/// How long a file, or a device, is.
+fn length_of(mut file: &File) -> io::Result<ByteCount> {
+    // Of a device, metadata says nothing; the position is not used by anybody.
+    file.seek(SeekFrom::End(0)).map(ByteCount)
 }
 
 impl Drop for FileDisk {
@@ -231,7 +240,7 @@ impl Disk for FileDisk {
         }
         let length = i64::try_from(length.get()).map_err(|_| io::ErrorKind::InvalidInput)?;
         loop {
-            match fallocate(&*self.file, FallocateFlags::empty(), 0, length) {
+            match fallocate(&self.file.file, FallocateFlags::empty(), 0, length) {
                 Err(nix::errno::Errno::EINTR) => {}
                 outcome => return Ok(outcome?),
             }
@@ -239,23 +248,24 @@ impl Disk for FileDisk {
     }
 
     fn length(&self) -> io::Result<ByteCount> {
-        // Of a device, metadata says nothing; the position is not used by anybody.
-        (&*self.file).seek(SeekFrom::End(0)).map(ByteCount)
+        length_of(&self.file.file)
     }
 
     fn cut(&self, length: ByteCount) -> io::Result<()> {
-        let metadata = self.file.metadata()?;
+        let metadata = self.file.file.metadata()?;
         if metadata.is_file() && metadata.len() > length.get() {
-            self.file.set_len(length.get())
+            self.file.file.set_len(length.get())
         } else {
             Ok(())
         }
     }
 
     fn allocated(&self) -> io::Result<ByteCount> {
-        Ok(ByteCount(self.file.metadata()?.blocks() * 512))
+        Ok(ByteCount(self.file.file.metadata()?.blocks() * 512))
     }
 }
 
+#[cfg(test)]
+mod slow_fs_tests;
 #[cfg(test)]
 mod tests;
