@@ -5,8 +5,8 @@
 //! yet are loaded ahead of their use ([`Datapath::prefetch`]) by threads that have nothing else to do, and by at most half
 //! of them; a request for one of these waits for the load that is under way, or makes it an ordinary one.
 //!
-//! What comes from other members takes half of the threads at most where there is a disk: a peer that hangs, or an object that is
-//! read while it arrives, keeps a thread for as long as its transfer takes, and loads from the disk go on by the others.
+//! What comes from other members where there is a disk, or from one of several disks, takes a part of the threads at most
+//! ([`super::ways`]): loads from elsewhere go on by the others.
 //!
 //! A request that waits for a disk otherwise, or takes long for another reason, is a *job*: it is done by the same threads,
 //! before loads, and by at most half of them: however many change a policy of all that is below a directory, loads have threads.
@@ -15,15 +15,15 @@
 //! wait to be loaded ahead; further ones are not. How long a load takes at most is the SSD tier's limit, and one from a disk
 //! that waited for a thread that long is a miss.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::ByteCount;
 
+use super::load_lines::{Lines, Load, Next, Why};
+use super::ways::Way;
 use super::{Datapath, Error};
 use crate::namespace::Ino;
 use crate::tier::ssd::{ReadFor, SsdTier};
@@ -46,131 +46,6 @@ pub enum Need {
     Whole,
     /// Its first ones, while the others come.
     Start,
-}
-
-/// One object that is to be loaded.
-#[derive(Default)]
-struct Load {
-    waiting: Vec<Rest>,
-    /// Those who can do with its first bytes.
-    at_start: Vec<Rest>,
-    is_running: bool,
-    has_started: bool,
-    /// Since when somebody waits.
-    since: Option<Instant>,
-    /// Its bytes, when it was begun ahead of its use.
-    ahead: Option<ByteCount>,
-    /// Whether a client named it.
-    is_named: bool,
-}
-
-#[derive(Default)]
-struct Lines {
-    loads: HashMap<Ino, Load>,
-    jobs: VecDeque<Job>,
-    /// Those that somebody waits for. One that was moved here from `ahead` stands in both.
-    wanted: VecDeque<Ino>,
-    /// Those that nobody waits for yet.
-    ahead: VecDeque<Ino>,
-    /// Those that somebody waits for, that come from other members, and for which there was no thread.
-    far: VecDeque<Ino>,
-    /// Requests that wait.
-    count: usize,
-    threads: usize,
-    running_jobs: usize,
-    running_ahead: usize,
-    running_far: usize,
-    is_closed: bool,
-}
-
-/// What a thread is to do.
-enum Next {
-    Job(Job),
-    Load(Ino, Turn),
-}
-
-/// What a thread is to load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    /// Somebody waits for it. Where it comes from is still to be found out.
-    Wanted,
-    /// Somebody waits for it, and it comes from another member.
-    Far,
-    /// Nobody waits for it yet.
-    Ahead,
-    /// Nor for this one, which a client named.
-    Named,
-}
-
-impl Lines {
-    fn half(&self) -> usize {
-        self.threads.div_ceil(2)
-    }
-
-    /// What is next for a thread that has nothing to do.
-    fn next(&mut self) -> Option<Next> {
-        if self.running_jobs < self.half()
-            && let Some(job) = self.jobs.pop_front()
-        {
-            self.running_jobs += 1;
-            return Some(Next::Job(job));
-        }
-        self.take().map(|(ino, turn)| Next::Load(ino, turn))
-    }
-
-    /// The next object to load.
-    fn take(&mut self) -> Option<(Ino, Turn)> {
-        // They waited longer than those that are wanted.
-        while self.running_far < self.half()
-            && let Some(ino) = self.far.pop_front()
-        {
-            if self.begin(ino) {
-                self.running_far += 1;
-                return Some((ino, Turn::Far));
-            }
-        }
-        while let Some(ino) = self.wanted.pop_front() {
-            if self.begin(ino) {
-                return Some((ino, Turn::Wanted));
-            }
-        }
-        while self.running_ahead < self.half()
-            && let Some(ino) = self.ahead.pop_front()
-        {
-            if self.begin(ino) {
-                self.running_ahead += 1;
-                let is_named = self.loads.get(&ino).is_some_and(|load| load.is_named);
-                return Some((ino, if is_named { Turn::Named } else { Turn::Ahead }));
-            }
-        }
-        None
-    }
-
-    /// One that was taken because it is wanted comes from another member. Returns whether this thread may load it; else one of
-    /// those that do so now is to, when it is done.
-    fn goes_far(&mut self, ino: Ino) -> bool {
-        let may = self.running_far < self.half();
-        if may {
-            self.running_far += 1;
-        } else {
-            if let Some(load) = self.loads.get_mut(&ino) {
-                load.is_running = false;
-            }
-            self.far.push_back(ino);
-        }
-        may
-    }
-
-    /// Since when somebody waits for what comes next.
-    fn since(&self, next: &Next) -> Option<Instant> {
-        let Next::Load(ino, _) = next else { return None };
-        self.loads.get(ino).and_then(|load| load.since)
-    }
-
-    fn begin(&mut self, ino: Ino) -> bool {
-        let load = self.loads.get_mut(&ino).filter(|load| !load.is_running);
-        load.map(|load| load.is_running = true).is_some()
-    }
 }
 
 /// Where requests are left to wait.
@@ -305,13 +180,22 @@ impl Datapath {
         answer.unwrap_or(false)
     }
 
-    /// Whether an object comes from another member, and a disk needs threads, too.
-    fn keeps_a_thread_from_the_disk(&self, ino: Ino) -> bool {
-        let is_far = || {
+    /// Where an object comes from, when others need threads, too.
+    fn way_of(&self, ino: Ino) -> Option<Way> {
+        let ssd = self.ssd.get()?;
+        let has_members = self.cluster.get().is_some();
+        if !has_members && !ssd.has_several_disks() {
+            return None;
+        }
+        let key = {
             let state = self.lock();
-            state.tree.by_ino(ino).is_some_and(|slot| state.remote_size(slot).is_some())
+            let slot = state.tree.by_ino(ino)?;
+            if has_members && state.remote_size(slot).is_some() {
+                return Some(Way::Member);
+            }
+            state.ssd_key(slot)?
         };
-        self.ssd.get().is_some() && self.cluster.get().is_some() && is_far()
+        if ssd.has_several_disks() { ssd.disk_of(&key).map(Way::Disk) } else { None }
     }
 
     /// Whether somebody waited for a thread for as long as a disk may take.
@@ -341,41 +225,37 @@ impl Datapath {
                     self.loader.arrived.wait(&mut lines);
                 }
             };
-            let (ino, mut turn) = match next {
-                Next::Load(ino, turn) => (ino, turn),
+            let mut turn = match next {
+                Next::Load(turn) => turn,
                 Next::Job(job) => {
                     job(true);
                     self.loader.lines.lock().running_jobs -= 1;
                     continue;
                 }
             };
-            if matches!(turn, Turn::Wanted | Turn::Named) && self.keeps_a_thread_from_the_disk(ino) {
-                let mut lines = self.loader.lines.lock();
-                lines.running_ahead -= usize::from(turn == Turn::Named);
-                if !lines.goes_far(ino) {
-                    continue;
-                }
-                turn = Turn::Far;
+            let ino = turn.ino;
+            if turn.way.is_none()
+                && let Some(way) = self.way_of(ino)
+                && !self.loader.lines.lock().goes_by(way, &mut turn)
+            {
+                continue;
             }
-            let needs_free_room = turn == Turn::Ahead;
+            let needs_free_room = turn.why == Why::Ahead;
             // A miss is told by what waits for it.
-            let outcome = match turn {
-                Turn::Ahead => self.promote_into_free_room(ino),
-                Turn::Named => self.promote_for(ino, ReadFor::Ahead),
-                Turn::Wanted if self.has_waited_too_long(since) && self.must_load(ino) => {
+            let outcome = match turn.why {
+                Why::Ahead => self.promote_into_free_room(ino),
+                Why::Named => self.promote_for(ino, ReadFor::Ahead),
+                Why::Wanted
+                    if turn.way != Some(Way::Member)
+                        && self.has_waited_too_long(since)
+                        && self.must_load(ino) =>
+                {
                     self.telemetry.ssd_promotion_misses.increment();
                     Err(Error::NoObject)
                 }
-                Turn::Wanted | Turn::Far => self.promote(ino),
+                Why::Wanted => self.promote(ino),
             };
-            let load = {
-                let mut lines = self.loader.lines.lock();
-                let load = lines.loads.remove(&ino).unwrap_or_default();
-                lines.count -= load.waiting.len() + load.at_start.len();
-                lines.running_ahead -= usize::from(matches!(turn, Turn::Ahead | Turn::Named));
-                lines.running_far -= usize::from(turn == Turn::Far);
-                load
-            };
+            let load = self.loader.lines.lock().end(turn);
             let is_wanted = !load.waiting.is_empty() || !load.at_start.is_empty() || load.has_started;
             let outcome =
                 if needs_free_room && is_wanted { outcome.or_else(|_| self.promote(ino)) } else { outcome };
@@ -391,12 +271,17 @@ impl Datapath {
 
 #[cfg(test)]
 mod tests {
+    use super::super::load_lines::Turn;
     use super::*;
 
     fn lines(threads: usize) -> Loader {
         let loader = Loader::default();
         loader.lines.lock().threads = threads;
         loader
+    }
+
+    fn turn(number: u64, why: Why) -> Option<Turn> {
+        Some(Turn { ino: Ino(number), why, way: None })
     }
 
     #[test]
@@ -407,9 +292,9 @@ mod tests {
         loader.leave(Ino(3), Box::new(|_| ()));
         loader.leave(Ino(2), Box::new(|_| ()));
         let mut lines = loader.lines.lock();
-        assert_eq!(lines.take(), Some((Ino(3), Turn::Wanted)));
-        assert_eq!(lines.take(), Some((Ino(2), Turn::Wanted)), "somebody waits for it now");
-        assert_eq!(lines.take(), Some((Ino(1), Turn::Ahead)));
+        assert_eq!(lines.take(), turn(3, Why::Wanted));
+        assert_eq!(lines.take(), turn(2, Why::Wanted), "somebody waits for it now");
+        assert_eq!(lines.take(), turn(1, Why::Ahead));
         assert_eq!(lines.take(), None);
     }
 
@@ -422,7 +307,7 @@ mod tests {
         let is_job = |next: Option<Next>| matches!(next, Some(Next::Job(_)));
         assert!(is_job(lines.next()) && is_job(lines.next()));
         assert!(
-            matches!(lines.next(), Some(Next::Load(Ino(1), Turn::Wanted))),
+            matches!(lines.next(), Some(Next::Load(Turn { ino: Ino(1), why: Why::Wanted, .. }))),
             "who waits for a load is forgotten"
         );
         assert!(lines.next().is_none(), "the other jobs have their turn when one of these has ended");
@@ -442,7 +327,7 @@ mod tests {
         let mut lines = loader.lines.lock();
         assert_eq!(
             (lines.take(), lines.take(), lines.take()),
-            (Some((Ino(1), Turn::Ahead)), Some((Ino(2), Turn::Named)), None)
+            (turn(1, Why::Ahead), turn(2, Why::Named), None)
         );
     }
 
@@ -455,23 +340,55 @@ mod tests {
         let rest = std::sync::Arc::clone(&told);
         loader.leave(Ino(20_000), Box::new(move |is_back| *rest.lock() = Some(is_back)));
         assert_eq!(*told.lock(), None, "it waits");
-        assert_eq!(loader.lines.lock().take(), Some((Ino(20_000), Turn::Wanted)));
+        assert_eq!(loader.lines.lock().take(), turn(20_000, Why::Wanted));
+    }
+
+    /// One way keeps `most` of the threads. Objects from 1 on wait, all that are numbered up to `most + 1` for what comes on it.
+    fn keeps_at_most(way: Way, most: u64) {
+        let loader = lines(4);
+        (1..=most + 3).for_each(|number| loader.leave(Ino(number), Box::new(|_| ())));
+        let mut lines = loader.lines.lock();
+        let mut turns = Vec::new();
+        for number in 1..=most + 1 {
+            let mut next = lines.take().unwrap();
+            assert_eq!(Some(next), turn(number, Why::Wanted));
+            assert_eq!(lines.goes_by(way, &mut next), number <= most, "{number}");
+            turns.push(next);
+        }
+        // Those behind it come from elsewhere.
+        assert_eq!(lines.take(), turn(most + 2, Why::Wanted));
+        lines.end(turns[0]);
+        let waited = Turn { ino: Ino(most + 1), why: Why::Wanted, way: Some(way) };
+        assert_eq!(lines.take(), Some(waited), "one of its loads has ended");
+        assert_eq!(lines.take(), turn(most + 3, Why::Wanted));
+        assert_eq!(lines.take(), None);
     }
 
     #[test]
     fn half_of_the_threads_stay_for_the_disk_while_peers_hang() {
+        keeps_at_most(Way::Member, 2);
+    }
+
+    #[test]
+    fn a_quarter_of_the_threads_stays_for_other_disks_while_one_hangs() {
+        keeps_at_most(Way::Disk(1), 3);
+    }
+
+    #[test]
+    fn what_is_loaded_ahead_from_a_disk_that_hangs_takes_none_of_its_threads_from_the_others() {
         let loader = lines(4);
-        (1..=5).for_each(|number| loader.leave(Ino(number), Box::new(|_| ())));
+        assert!((1..=3).all(|number| loader.leave_ahead(Ino(number), ByteCount(1), true)));
         let mut lines = loader.lines.lock();
-        for number in 1..=3 {
-            assert_eq!(lines.take(), Some((Ino(number), Turn::Wanted)));
-            assert_eq!(lines.goes_far(Ino(number)), number <= 2, "{number}");
-        }
-        // Those behind it are of the disk.
-        assert_eq!(lines.take(), Some((Ino(4), Turn::Wanted)));
-        lines.running_far -= 1;
-        assert_eq!(lines.take(), Some((Ino(3), Turn::Far)), "one of the peers has answered");
-        assert_eq!(lines.take(), Some((Ino(5), Turn::Wanted)));
+        assert!((0..3).all(|_| lines.ways.begin(Way::Disk(0), 4)));
+        let mut next = lines.take().unwrap();
+        assert!(!lines.goes_by(Way::Disk(0), &mut next));
+        assert_eq!(
+            (lines.take(), lines.take(), lines.take()),
+            (turn(2, Why::Named), turn(3, Why::Named), None)
+        );
+        lines.running_ahead = 0;
         assert_eq!(lines.take(), None);
+        lines.ways.end(Way::Disk(0));
+        assert_eq!(lines.take(), Some(Turn { ino: Ino(1), why: Why::Named, way: Some(Way::Disk(0)) }));
     }
 }

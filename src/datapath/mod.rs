@@ -31,6 +31,7 @@ mod history;
 mod inspect;
 mod lingering;
 mod listing;
+mod load_lines;
 mod loader;
 mod lookup;
 mod misses;
@@ -63,6 +64,7 @@ mod stat;
 mod storing;
 mod unsealed;
 mod verify;
+mod ways;
 mod write;
 mod xattrs;
 

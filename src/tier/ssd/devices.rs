@@ -29,6 +29,11 @@ impl Devices {
         self.list.read().iter().flatten().cloned().collect()
     }
 
+    /// How many disks are in use.
+    pub(super) fn count(&self) -> usize {
+        self.list.read().iter().flatten().count()
+    }
+
     /// The numbers of some disks in use.
     pub(super) fn numbers(&self, is_meant: impl Fn(&Device) -> bool) -> Vec<u8> {
         let list = self.list.read();

@@ -58,6 +58,19 @@ impl SsdTier {
         asked.is_none_or(|(device, place)| self.shared.may_ask(&device, place))
     }
 
+    /// Whether there is more than one disk.
+    #[must_use]
+    pub fn has_several_disks(&self) -> bool {
+        self.shared.devices.count() > 1
+    }
+
+    /// The number of the disk on which an object stands.
+    #[must_use]
+    pub fn disk_of(&self, key: &[u8]) -> Option<u8> {
+        let found = self.shared.index.get(&self.shared.hash(key))?;
+        u8::try_from(found.place.zone.device()).ok()
+    }
+
     /// Lets go of memory that this thread wanted filled, as far as its disk was late and has done so by now. Returns whether
     /// there is more of it. Waits for nothing.
     #[must_use]
