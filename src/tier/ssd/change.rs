@@ -187,6 +187,7 @@ impl SsdTier {
             return Err(ChangeError::HoldsObjects(held));
         }
         device.is_leaving.store(true, Ordering::Relaxed);
+        shared.outdate_leaning_on(&device);
         device.queue.close();
         self.join_writer(device.number);
         shared.drop_device(device.number);

@@ -186,6 +186,29 @@ fn a_daemon_that_dies_while_it_empties_a_disk_that_takes_no_writes_loses_nothing
     assert_eq!(found_on_all(&disks, &config), expected);
 }
 
+#[test]
+fn what_is_removed_while_a_disk_that_takes_no_writes_is_emptied_costs_nothing_else_of_it() {
+    let config = config(2, 40);
+    let (tier, disks) = with_a_disk_that_takes_no_writes(&config);
+    while !tier.shared.devices.all()[0].is_failing() {
+        assert!(!tier.flush(Duration::from_secs(20)));
+    }
+    let slowly = Some(ByteCount(100_000));
+    let drained = tier.drain(place(), slowly, &mut |drained| drained.moved_bytes < 50_000).unwrap();
+    assert!(drained.moved > 0 && drained.left > 1, "{drained:?}");
+    let removed = *keys_on_first(&tier).last().unwrap();
+    tier.remove(&removed, Version(5));
+    // The writer of the disk hands it on, and the other one notes it.
+    let others = &tier.shared.devices.all()[1..];
+    SsdTier::flush_disks(&tier.shared.devices.all()[..1], Duration::from_secs(20));
+    assert!(SsdTier::flush_disks(others, Duration::from_secs(20)));
+    let expected: Vec<_> = keys().filter(|key| *key != removed).map(|key| key.to_vec()).collect();
+    assert_eq!(found_on_all(&disks, &config), expected);
+    // Without that other disk nobody would know of it.
+    tier.remove_disk(Path::new("disk 1"), true).unwrap();
+    assert!(tier.shared.devices.all()[0].is_outdated.load(Ordering::Relaxed));
+}
+
 /// What is in memory too does not move.
 #[test]
 fn what_is_left_on_a_disk_that_takes_no_writes_does_not_come_back_when_it_is_removed() {

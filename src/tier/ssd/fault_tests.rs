@@ -153,6 +153,21 @@ fn a_removal_outlives_a_write_error_in_its_zone() {
 }
 
 #[test]
+fn a_removal_that_cannot_be_written_costs_nothing_else_in_its_zone() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 12));
+    let (tier, told) = running(std::slice::from_ref(&disk), &config);
+    assert!(["a", "b"].iter().all(|key| store(&tier, key.as_bytes(), 1, THIRD) == Stored::Yes));
+    disk.next_write_error.store(libc::EIO, Ordering::Relaxed);
+    tier.remove(b"a", Version(1));
+    assert!(tier.flush(LIMIT));
+    assert_eq!((tier.status().devices[0].write_errors, told.0.lock().len()), (1, 0));
+    assert!(is_right(&tier, b"b", 1, THIRD));
+    assert_eq!(store(&tier, b"c", 1, THIRD), Stored::Yes);
+    drop(tier);
+    assert_eq!(found_on(disk.content.lock().clone(), &config), ["b", "c"]);
+}
+
+#[test]
 fn a_key_that_is_removed_after_its_zone_was_given_up_stays_removed() {
     let (disk, config) = (MemoryDisk::new(), config(1, 12));
     let (tier, _) = running(std::slice::from_ref(&disk), &config);

@@ -5,6 +5,8 @@
 //!
 //! Threads: the disk's writer.
 
+use std::io;
+
 use tidefs_engine::types::Version;
 
 use super::format::{
@@ -106,10 +108,23 @@ impl Writer {
                 }
                 Err(error) => {
                     self.device.count_write_error(&error);
-                    self.abandon_zone();
+                    self.end_zone_after(&error);
                 }
             }
         }
         false
+    }
+
+    /// Removals could not be written at the end of the open zone. What stands in it can be read as before; the next start finds
+    /// it, whatever it finds of them.
+    fn end_zone_after(&mut self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::TimedOut {
+            // They may be written yet, when another record stands there.
+            return self.abandon_zone();
+        }
+        if let Some(open) = self.open.as_mut() {
+            open.next_block += 1;
+        }
+        self.close_zone();
     }
 }

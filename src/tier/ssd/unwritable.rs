@@ -5,7 +5,8 @@
 //!
 //! Invariants
 //! - Nothing leaves the index before that: a start that comes earlier finds what did not move, and what was removed on it.
-//! - What is removed on it meanwhile, and cannot be noted there, has the pool go ahead at once, as on any such disk.
+//! - What is removed on it meanwhile, and cannot be noted there, is noted on another disk, which keeps it as long as this one has
+//!   an older zone. When that one fails, or is taken out, the pool goes ahead of this one at once.
 //! - Its removals are kept as long as another disk that is being emptied may need them.
 //!
 //! Threads: that which empties the disk.
@@ -17,6 +18,7 @@ use super::Shared;
 use super::change::ChangeError;
 use super::device::Device;
 use super::drain::{ATTEMPTS, Drained, Emptying, Pace, UNTAKEN, records_of, stuck};
+use super::format::Tombstone;
 
 impl Shared {
     /// After a failed write: whether the disk takes no more, which it takes a few to know.
@@ -27,6 +29,34 @@ impl Shared {
             }
         }
         true
+    }
+
+    /// Notes removals of a disk that takes no writes, and is being emptied, on another one. Returns whether there is one.
+    pub(super) fn bury_elsewhere(&self, device: &Device, removals: &[Tombstone]) -> bool {
+        let is_trusted = !device.is_outdated.load(Ordering::Relaxed);
+        let other = if device.is_leaving() && is_trusted { self.least_busy() } else { None };
+        let Some(other) = other else { return false };
+        for removal in removals {
+            self.intents.add(other.number, removal.hash, removal.version);
+        }
+        other.queue.push_tombstones(removals.iter().copied())
+    }
+
+    /// Has the next start give up what a disk holds, and with it what those hold whose removals it may keep. Returns whether all
+    /// of that is noted.
+    pub(super) fn give_up_with(&self, device: &Device) -> bool {
+        let is_noted = self.outdate(device);
+        self.outdate_leaning_on(device) && is_noted
+    }
+
+    /// A disk may keep removals of others that take no writes, and is not trusted any more: nor are they. Returns whether that is
+    /// noted.
+    pub(super) fn outdate_leaning_on(&self, device: &Device) -> bool {
+        let leans_on_it =
+            |other: &&Arc<Device>| other.number != device.number && other.is_leaving() && other.is_failing();
+        let all = self.devices.all();
+        // Each of them, also after one that could not be noted.
+        all.iter().filter(leans_on_it).fold(true, |is_noted, other| self.outdate(other) && is_noted)
     }
 
     /// Empties a disk that takes no writes. Ends early when nobody wants more.

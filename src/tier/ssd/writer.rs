@@ -186,9 +186,12 @@ impl Writer {
         false
     }
 
-    /// Removals that are not written any more: the disk is not trusted by the next start.
+    /// Removals that are not written any more: another disk keeps them, or this one is not trusted by the next start.
     fn lose(&mut self, removals: &[Tombstone]) {
-        if removals.is_empty() || self.shared.outdate(&self.device) {
+        if removals.is_empty()
+            || self.shared.bury_elsewhere(&self.device, removals)
+            || self.shared.give_up_with(&self.device)
+        {
             return self.shared.intents.settle(self.device.number, removals);
         }
         let counter = &self.shared.counters.lost_removals;
