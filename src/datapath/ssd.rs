@@ -196,7 +196,8 @@ impl Datapath {
         Leaving::Gone(state.evict_object(victim, self.now_ns(), ending))
     }
 
-    /// Whether the object's record on SSD is as it is in memory.
+    /// Whether the object's record on SSD is as it is in memory. Until one that was sent because attributes changed has ended its
+    /// way, the one that stands there says what they were.
     pub(super) fn stands_on_ssd(&self, ssd: &SsdTier, state: &State, slot: Slot) -> bool {
         let is_same = |object: &Object| {
             object.phase == Phase::Sealed
@@ -205,7 +206,7 @@ impl Datapath {
                 && !object.marks.has(Marks::DECORATED)
         };
         state.object(slot).is_some_and(is_same)
-            && state.ssd_record(slot).is_some_and(|record| ssd.holds(&record.key) == Some(record.version))
+            && state.ssd_record(slot).is_some_and(|record| ssd.has_settled(&record.key, record.version))
     }
 
     /// Takes a victim out of the tables of memory to send it to a disk, if one takes it.

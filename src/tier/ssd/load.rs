@@ -58,6 +58,12 @@ impl SsdTier {
         asked.is_none_or(|(device, place)| self.shared.may_ask(&device, place))
     }
 
+    /// Whether a version of a key can be loaded, and none of it is on its way, which may say other things of it.
+    #[must_use]
+    pub fn has_settled(&self, key: &[u8], version: Version) -> bool {
+        self.shared.has_settled(self.shared.hash(key), version)
+    }
+
     /// Whether there is more than one disk.
     #[must_use]
     pub fn has_several_disks(&self) -> bool {

@@ -257,4 +257,16 @@ mod tests {
         drop(tier);
         assert_eq!(meta_after_a_start(&[disk], &config, b"key"), None);
     }
+
+    #[test]
+    fn a_version_that_is_stored_again_has_not_settled_before_that_has_ended() {
+        let (disk, config) = (MemoryDisk::new(), config(1, 12));
+        let (tier, _) = running(std::slice::from_ref(&disk), &config);
+        assert_eq!(store_put(&tier, again(b"key", b"before")), Ok(Stored::Yes));
+        assert!(tier.has_settled(b"key", Version(7)) && !tier.has_settled(b"key", Version(6)));
+        begin_again(&tier, &disk, b"key");
+        assert!(tier.holds(b"key") == Some(Version(7)) && !tier.has_settled(b"key", Version(7)));
+        disk.let_go();
+        assert!(tier.flush(LIMIT) && tier.has_settled(b"key", Version(7)));
+    }
 }

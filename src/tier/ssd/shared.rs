@@ -275,6 +275,12 @@ impl Shared {
         Ok(())
     }
 
+    /// See [`super::SsdTier::has_settled`].
+    pub(super) fn has_settled(&self, hash: RecordHash, version: Version) -> bool {
+        let under_way = self.pending.lock();
+        !under_way.has(hash, version) && self.index.get(&hash).is_some_and(|found| found.version == version)
+    }
+
     /// The disks to which a record of a key is on its way, and that on which it stands.
     pub(super) fn disks_of(&self, hash: RecordHash) -> Vec<u8> {
         let pending = self.pending.lock();
