@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Caller, Datapath, Error, HandleId, Marks, Object, Phase, SizeChange, Stat, State};
+use super::{Caller, Datapath, Error, HandleId, Marks, Object, Phase, Place, SizeChange, Stat, State};
 use crate::namespace::{Ino, Slot, permissions};
 
 /// What setattr changes. `None` leaves a thing as it is.
@@ -41,7 +41,8 @@ impl Datapath {
     /// Changes attributes of `ino` and returns all of them.
     ///
     /// # Errors
-    /// As [`Datapath::change_size`] for a length; [`Error::Io`] when the record cannot be written.
+    /// As [`Datapath::change_size`] for a length; [`Error::Io`] when the record cannot be written; [`Error::NoObject`] of
+    /// who may do what with an object that is on disk alone.
     pub fn setattr(&self, caller: &Caller, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {
         if let Some(size) = change.size {
             self.change_size(caller, ino, change.through, SizeChange::Set(size))?;
@@ -53,6 +54,12 @@ impl Datapath {
         let now_ns = self.now_ns();
         let mut state = self.lock();
         let slot = state.slot_of(ino)?;
+        let is_on_ssd_alone =
+            |object: &Object| object.phase == Phase::Sealed && matches!(object.place, Place::Ssd);
+        if change.is_of_access() && state.object(slot).is_some_and(is_on_ssd_alone) {
+            // It was to be brought back before, and could not be. What its record on disk allows would be allowed again.
+            return Err(Error::NoObject);
+        }
         let changes_owner = change.uid.is_some() || change.gid.is_some();
         let is_file = state.object(slot).is_some();
         let loses_privileges = is_file && (changes_owner || (change.size.is_some() && caller.uid != 0));

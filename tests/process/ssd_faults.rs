@@ -2,6 +2,7 @@
 //! serves on.
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -184,6 +185,27 @@ fn a_disk_that_answers_too_late_is_a_miss_in_time_and_a_hit_when_it_is_fast_agai
     assert!(until(HANG, || found(&namespace, 0..1) == 1), "it is not asked any more");
     assert_eq!(found(&namespace, 0..OBJECTS), OBJECTS, "nothing was lost");
     serves(&mount, &namespace);
+}
+
+/// What its record on disk allows would be allowed again after a restart.
+#[test]
+fn the_mode_of_an_object_whose_disk_is_late_is_not_changed_and_chmod_says_so() {
+    let disk = FaultyDisk::new();
+    let mut mount = mount_on_late(&disk, "ssd.deadline_ms=4000");
+    let namespace = mount.namespace("kv");
+    write_and_evict(&mount, &namespace);
+    let object = namespace.join("object0");
+    let mode = |object: &Path| fs::metadata(object).expect("it is known").permissions().mode() & 0o777;
+    let chmod = |mode: u32| fs::set_permissions(&object, fs::Permissions::from_mode(mode));
+    let before = mode(&object);
+    disk.set(|faults| faults.holds_reads = true);
+    let refused = chmod(0o600).expect_err("it cannot be brought back");
+    assert_eq!((refused.raw_os_error(), mode(&object)), (Some(libc::ENOENT), before));
+    disk.set(|faults| faults.holds_reads = false);
+    assert!(until(HANG, || chmod(0o600).is_ok()), "the disk is not asked any more");
+    mount.kill9();
+    mount.restart();
+    assert_eq!(mode(&namespace.join("object0")), 0o600);
 }
 
 #[test]
