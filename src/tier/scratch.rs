@@ -267,12 +267,13 @@ impl ScratchFile {
     /// Writes `data` at `offset`, growing the file as needed.
     ///
     /// # Errors
-    /// [`ScratchError`], and then nothing was written.
+    /// [`ScratchError`]; nothing was written then, unless the disk refused: then a part of it may have been.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<(), ScratchError> {
         self.admit(ByteCount(data.len() as u64))?;
-        self.file().write_all_at(data, offset).map_err(|source| self.disk(source))?;
+        let written = self.file().write_all_at(data, offset);
+        // A disk that became full took a part of it.
         self.recount();
-        Ok(())
+        written.map_err(|source| self.disk(source))
     }
 
     /// Sets the length; growth is a hole and costs nothing yet.
@@ -313,10 +314,10 @@ impl ScratchFile {
         let as_offset = |value: u64| {
             i64::try_from(value).map_err(|_| self.disk(io::Error::from(io::ErrorKind::FileTooLarge)))
         };
-        fallocate(&**self.file(), flags, as_offset(offset)?, as_offset(length.get())?)
-            .map_err(|errno| self.disk(errno.into()))?;
+        let changed = fallocate(&**self.file(), flags, as_offset(offset)?, as_offset(length.get())?);
+        // As above.
         self.recount();
-        Ok(())
+        changed.map_err(|errno| self.disk(errno.into()))
     }
 }
 
