@@ -68,9 +68,14 @@ pub(super) fn status(tier: &SsdTier, naming: Option<(ObjectCount, ObjectCount)>)
         refused_queue: status.refused_queue,
         refused_rate: status.refused_rate,
         refused_day: status.refused_day,
-        refused_other: status.refused_other,
+        refused_other: status.refused_large + status.refused_disk,
         corrupt_records: status.corrupt_records,
-        dropped_objects: status.dropped_objects,
+        dropped_objects: status.dropped_for.iter().map(|(_, count)| count).sum(),
+        dropped_for: status
+            .dropped_for
+            .iter()
+            .map(|(reason, count)| ((*reason).to_owned(), *count))
+            .collect(),
         reclaimed_zones: status.reclaimed_zones,
         zone_waits: status.zone_waits,
         lost_removals: status.lost_removals,
@@ -159,9 +164,12 @@ pub(super) fn metrics(status: &ssd::SsdStatus) -> Vec<Family> {
         ("queue", status.refused_queue),
         ("rate", status.refused_rate),
         ("day", status.refused_day),
-        ("other", status.refused_other),
+        ("too_large", status.refused_large),
+        ("no_disk", status.refused_disk),
     ];
-    let refused = refused.map(|(reason, value)| (reason.to_owned(), Value::Counter(value)));
+    let counter = |(reason, value): (&str, u64)| (reason.to_owned(), Value::Counter(value));
+    let refused = refused.map(counter);
+    let dropped = status.dropped_for.iter().copied().map(counter);
     let mut families = vec![
         Family::gauge("tidefs_ssd_records", "Records that can be loaded.", status.objects),
         Family::gauge("tidefs_ssd_index_bytes", "Heap bytes of the index.", status.index_bytes.get()),
@@ -172,7 +180,8 @@ pub(super) fn metrics(status: &ssd::SsdStatus) -> Vec<Family> {
         ),
         Family::labelled(
             "tidefs_ssd_refused_total",
-            "Objects that budgets kept from the disks.",
+            "Objects that were not written: the disks had enough to do (`queue`), a budget was used up (`rate`, `day`), or they \
+             are `too_large`, or there is `no_disk` that takes any.",
             "reason",
             refused,
         ),
@@ -181,12 +190,19 @@ pub(super) fn metrics(status: &ssd::SsdStatus) -> Vec<Family> {
             "Records that did not match their checksum.",
             status.corrupt_records,
         ),
-        Family::counter(
+        Family::labelled(
             "tidefs_ssd_dropped_total",
-            "Objects dropped with their zone.",
-            status.dropped_objects,
+            "Records that were given up: for the `room` of their zone, for an `error` of it, as their `disk` was emptied or \
+             taken out, or as its `capacity` became smaller.",
+            "reason",
+            dropped,
         ),
         Family::counter("tidefs_ssd_reclaimed_zones_total", "Zones taken back.", status.reclaimed_zones),
+        Family::counter(
+            "tidefs_ssd_zone_waits_total",
+            "Times that no zone was free in time, each of which cost what was to be written.",
+            status.zone_waits,
+        ),
         Family::counter(
             "tidefs_ssd_lost_removals_total",
             "Removals that could not be written.",

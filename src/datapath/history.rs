@@ -5,6 +5,8 @@ use std::num::NonZeroUsize;
 use lru::LruCache;
 use tidefs_engine::types::KeyHash;
 
+use crate::tier::ssd::{DroppedFor, Refused};
+
 const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
 
 /// How an object came to its end.
@@ -17,6 +19,10 @@ pub(super) enum Ending {
     },
     /// Evicted because its own directory's quota was full.
     EvictedForQuota,
+    /// It was on disk alone, and its record was given up.
+    Dropped(DroppedFor),
+    /// It was to leave memory for a disk, which refused it, or did not store it.
+    NotStored(Option<Refused>),
     /// Evicted by the operator.
     EvictedByOperator,
     /// Its time to live passed.
@@ -51,6 +57,29 @@ pub(super) enum Ending {
     },
     /// A write was refused because nothing in the cache could be evicted.
     NoRoom,
+}
+
+/// Why an object that was on disk alone is gone.
+pub(super) const fn dropped_text(reason: DroppedFor) -> &'static str {
+    match reason {
+        DroppedFor::Room => "its room on disk was needed, and it had not been used there",
+        DroppedFor::Error => "its disk gave an error, or other bytes than it was given",
+        DroppedFor::Disk => "its disk was emptied or taken out",
+        DroppedFor::Capacity => "the capacity of its disk became smaller",
+    }
+}
+
+/// Why an object that was to leave memory for a disk is gone.
+pub(super) const fn not_stored_text(refused: Option<Refused>) -> &'static str {
+    match refused {
+        Some(Refused::QueueFull) => "memory was full, and the disks had enough to do",
+        Some(Refused::OverRate | Refused::OverDay) => {
+            "memory was full, and the write budget of the disks was used up"
+        }
+        Some(Refused::TooLarge | Refused::KeyTooLong) => "memory was full, and it is too large for the disks",
+        Some(Refused::NoDevice) => "memory was full, and no disk takes anything",
+        Some(Refused::Underway) | None => "memory was full, and its disk did not store it",
+    }
 }
 
 /// Endings by key.

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
 
-use super::history::Ending;
+use super::history::{Ending, dropped_text, not_stored_text};
 use super::{Datapath, Error, Kind, Object, Phase, Place, State, key_hash};
 use crate::namespace::{Ino, Slot, split_path};
 use crate::tier::memory::{MemoryReport, MemoryUsage, PackedUsage, Pin, PolicyRecord};
@@ -357,6 +357,10 @@ impl Datapath {
             },
             Ending::EvictedForQuota => {
                 Fate::Evicted { at_ns, for_whom: None, reason: "the quota of its directory was full" }
+            }
+            Ending::Dropped(reason) => Fate::Evicted { at_ns, for_whom: None, reason: dropped_text(reason) },
+            Ending::NotStored(refused) => {
+                Fate::Evicted { at_ns, for_whom: None, reason: not_stored_text(refused) }
             }
             Ending::EvictedByOperator => Fate::Evicted {
                 at_ns,

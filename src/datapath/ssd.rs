@@ -26,7 +26,7 @@ use super::{Datapath, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::eviction::Departure;
 use crate::tier::memory::ObjectRecord;
-use crate::tier::ssd::{Owner, SsdTier};
+use crate::tier::ssd::{DroppedFor, Owner, SsdTier};
 
 /// An object on its way to a disk.
 #[derive(Debug)]
@@ -269,7 +269,7 @@ impl Datapath {
     }
 
     /// The SSD tier gave up a record.
-    fn dropped(&self, slot: Slot, version: Version) {
+    fn dropped(&self, slot: Slot, version: Version, reason: DroppedFor) {
         let doomed = {
             let mut state = self.lock();
             if state.tree.directory(slot).is_some() {
@@ -284,8 +284,7 @@ impl Datapath {
             if object.phase != Phase::Sealed || !matches!(object.place, Place::Ssd) {
                 return;
             }
-            let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
-            state.remove_object(slot, Departure::Gone, Some((self.now_ns(), ending)))
+            state.remove_object(slot, Departure::Gone, Some((self.now_ns(), Ending::Dropped(reason))))
         };
         self.count_evictions(std::slice::from_ref(&doomed));
         self.bury(doomed);
@@ -312,9 +311,9 @@ impl Owner for SsdOwner {
         is_directory_key(key)
     }
 
-    fn dropped(&self, number: u32, version: Version) {
+    fn dropped(&self, number: u32, version: Version, reason: DroppedFor) {
         if let Some(datapath) = self.0.upgrade() {
-            datapath.dropped(Slot(number), version);
+            datapath.dropped(Slot(number), version, reason);
         }
     }
 }

@@ -46,7 +46,8 @@ enum Handed {
     Taken,
     /// The object left, or moved: what is there now is sent another time.
     Changed,
-    Refused(String),
+    /// With what the tier says, if it was asked.
+    Refused(String, Option<Refused>),
 }
 
 impl Datapath {
@@ -63,7 +64,7 @@ impl Datapath {
         let done = move |stored| {
             if let Some(datapath) = weak.upgrade() {
                 datapath.lent.fetch_sub(counted.get(), Ordering::Relaxed);
-                datapath.stored(&told_as, stored);
+                datapath.stored(&told_as, stored, None);
             }
             if let Some(told) = told {
                 // Who asked may have stopped waiting.
@@ -72,7 +73,7 @@ impl Datapath {
         };
         let handed = match self.bytes_to_store(&lent) {
             Ok((bytes, checksum)) => self.hand_over(lent, &sent, (bytes, checksum), durable, done),
-            Err(error) => Handed::Refused(error.to_string()),
+            Err(error) => Handed::Refused(error.to_string(), None),
         };
         match handed {
             Handed::Taken => return true,
@@ -80,10 +81,10 @@ impl Datapath {
                 self.lent.fetch_sub(counted.get(), Ordering::Relaxed);
                 return true;
             }
-            Handed::Refused(reason) => {
+            Handed::Refused(reason, refused) => {
                 tracing::debug!(ino = sent.ino.0, reason, "an evicted object is not stored");
                 self.lent.fetch_sub(counted.get(), Ordering::Relaxed);
-                self.stored(&sent, Stored::Failed);
+                self.stored(&sent, Stored::Failed, refused);
             }
         }
         false
@@ -98,7 +99,9 @@ impl Datapath {
         durable: bool,
         done: impl FnOnce(Stored) + Send + 'static,
     ) -> Handed {
-        let Some(ssd) = self.ssd.get() else { return Handed::Refused("there is no SSD tier".to_owned()) };
+        let Some(ssd) = self.ssd.get() else {
+            return Handed::Refused("there is no SSD tier".to_owned(), None);
+        };
         let mut state = self.lock();
         let Some(slot) = state.slot_of_sent(sent) else { return Handed::Changed };
         if state.object(slot).is_none_or(|object| !object.place.is_same(&lent.place)) {
@@ -122,7 +125,7 @@ impl Datapath {
         });
         let put = match put {
             Ok(put) => put,
-            Err(error) => return Handed::Refused(error.to_string()),
+            Err(error) => return Handed::Refused(error.to_string(), None),
         };
         // It does not wait for a disk.
         match ssd.put(put, done) {
@@ -141,7 +144,7 @@ impl Datapath {
                     // Others were faster than the look at the queue: it stays for another round.
                     state.readmit(slot);
                 }
-                Handed::Refused(format!("{refused:?}"))
+                Handed::Refused(format!("{refused:?}"), Some(refused))
             }
         }
     }
@@ -178,8 +181,8 @@ impl Datapath {
         is_whole.then_some(bytes).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// The way of an object to its disk has ended.
-    fn stored(&self, sent: &Sent, stored: Stored) {
+    /// The way of an object to its disk has ended, before it began when it was `refused`.
+    fn stored(&self, sent: &Sent, stored: Stored, refused: Option<Refused>) {
         let doomed = {
             let mut state = self.lock();
             // Under another name by now, it is on another way, or on none.
@@ -208,8 +211,8 @@ impl Datapath {
                 }
                 // No disk took it, and room was needed.
                 (true, Stored::Superseded | Stored::Failed) => {
-                    let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
-                    state.remove_object(slot, Departure::Evicted, Some((self.now_ns(), ending)))
+                    let ending = Some((self.now_ns(), Ending::NotStored(refused)));
+                    state.remove_object(slot, Departure::Evicted, ending)
                 }
                 (false, _) => return,
             }

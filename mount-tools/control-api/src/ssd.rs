@@ -28,8 +28,11 @@ pub struct SsdStatus {
     pub refused_other: u64,
     /// Records that did not match their checksum; each was a miss.
     pub corrupt_records: u64,
-    /// Objects dropped when their zone was taken back.
+    /// Records that were given up.
     pub dropped_objects: u64,
+    /// The same by reason: `room`, when their zone was taken back, `error`, `disk`, when theirs was emptied or taken out, and
+    /// `capacity`, when that became smaller.
+    pub dropped_for: BTreeMap<String, u64>,
     /// Zones taken back.
     pub reclaimed_zones: u64,
     /// Times that no zone was free in time.

@@ -138,7 +138,7 @@ mod tests {
     use super::super::testing::{
         ELSEWHERE, MemoryDisk, config, put_of, recover, running, store, store_put, tier_on,
     };
-    use super::super::{Owner, SsdTier, Stored};
+    use super::super::{DroppedFor, Owner, SsdTier, Stored};
     use tidefs_engine::types::Version;
 
     /// Three of them fill a zone.
@@ -196,7 +196,7 @@ mod tests {
     struct Slow;
 
     impl Owner for Slow {
-        fn dropped(&self, _: u32, _: Version) {}
+        fn dropped(&self, _: u32, _: Version, _: DroppedFor) {}
 
         fn has_elsewhere(&self, number: u32, _: Version) -> bool {
             std::thread::sleep(Duration::from_micros(200));

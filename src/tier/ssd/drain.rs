@@ -28,6 +28,7 @@ use super::index::Place;
 use super::load::says_that_it_is_damaged;
 use super::open_zone::fits_a_zone;
 use super::queue::{Job, Stored, report_to};
+use super::reasons::DroppedFor;
 use super::reclaim::NotMoved;
 use super::shared::load_of;
 use super::{Shared, SsdTier};
@@ -196,7 +197,7 @@ impl Shared {
             rest = records.iter().filter(|&record| stands(record)).collect();
             let given_back = rest.iter().filter(|(place, _)| !is_left.contains(place)).count() as u64;
             if given_back == 0 {
-                if let Err(error) = self.free_zone(device, zone, &left) {
+                if let Err(error) = self.free_zone(device, zone, &left, DroppedFor::Disk) {
                     device.count_write_error(&error);
                     if self.turns_out_to_fail(device) {
                         device.keep_zone(zone);

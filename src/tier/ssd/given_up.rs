@@ -26,6 +26,7 @@ use super::format::{BLOCK, FooterEntry, Order, RecordHeader, Tombstone, Tombston
 use super::identity::{flush, read_blocks};
 use super::open_zone::Last;
 use super::queue::Job;
+use super::reasons::DroppedFor;
 use super::recover::{fits, read_footer};
 use super::writer::Writer;
 
@@ -49,7 +50,7 @@ impl Shared {
     /// does not find it. Does not wait. When the writer has ended, the next start finds the zone as it is.
     pub(super) fn quarantine(&self, device: &Device, zone: u32) {
         let is_first = device.give_up(zone);
-        self.drop_zone(device.zone_id(zone));
+        self.drop_zone(device.zone_id(zone), DroppedFor::Error);
         if is_first {
             device.queue.push(Job::GiveUp(zone));
         }
@@ -166,7 +167,7 @@ impl Writer {
     /// Gives up a zone with what is known to stand in it.
     pub(super) fn give_up(&mut self, zone: u32, entries: &[FooterEntry]) {
         self.device.give_up(zone);
-        self.shared.drop_zone(self.device.zone_id(zone));
+        self.shared.drop_zone(self.device.zone_id(zone), DroppedFor::Error);
         let removals = self.shared.needed_tombstones(&self.device, zone, entries);
         for removal in &removals {
             self.shared.intents.add(self.device.number, removal.hash, removal.version);

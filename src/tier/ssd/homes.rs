@@ -16,6 +16,7 @@ use tidefs_engine::types::Version;
 use super::Shared;
 use super::format::{Order, RecordHash};
 use super::index::{Place, ZoneId};
+use super::reasons::DroppedFor;
 
 /// Where a record stood.
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +92,7 @@ impl Shared {
         (0..home.uses).for_each(|_| self.index.touch(hash));
         if device.zone(zone).is_some_and(|zone| zone.is_given_up()) {
             // What stood there may have been taken out before.
-            self.drop_record(hash, |found| found.place == home.place);
+            self.drop_record(hash, DroppedFor::Error, |found| found.place == home.place);
         }
         true
     }

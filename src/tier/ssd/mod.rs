@@ -94,7 +94,7 @@ pub use self::load::Missed;
 pub use self::naming::{FoundRecord, Standing, Unnamed};
 pub use self::open::SsdConfig;
 pub use self::queue::Stored;
-pub use self::reasons::{ReadFor, WrittenFor};
+pub use self::reasons::{DroppedFor, ReadFor, WrittenFor};
 pub use self::recover::{Indexed, RecoverySummary};
 pub use self::status::{DeviceStatus, SsdSpace, SsdStatus};
 
@@ -102,7 +102,7 @@ pub use self::status::{DeviceStatus, SsdSpace, SsdStatus};
 pub trait Owner: Send + Sync + fmt::Debug {
     /// The tier gave up the record of a version. `number` is what the owner gave with it. Called without a lock of the
     /// tier, from threads of its own and from those that load.
-    fn dropped(&self, number: u32, version: Version);
+    fn dropped(&self, number: u32, version: Version, reason: DroppedFor);
 
     /// Whether the owner has the bytes of a version elsewhere too: then its record is not worth being written again.
     fn has_elsewhere(&self, number: u32, version: Version) -> bool;

@@ -1,4 +1,4 @@
-//! What a disk writes and reads bytes for.
+//! What a disk writes and reads bytes for, and why objects leave the disks, or do not get there.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +33,25 @@ pub enum ReadFor {
     Structures,
 }
 
+/// Why a record is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DroppedFor {
+    /// Its zone was taken back, to have room for others.
+    Room,
+    /// Its zone gave an error, or it is damaged.
+    Error,
+    /// Its disk was emptied or taken out.
+    Disk,
+    /// The capacity of its disk became smaller.
+    Capacity,
+}
+
+impl DroppedFor {
+    /// Each with its name.
+    pub const ALL: [(Self, &'static str); 4] =
+        [(Self::Room, "room"), (Self::Error, "error"), (Self::Disk, "disk"), (Self::Capacity, "capacity")];
+}
+
 impl WrittenFor {
     /// Each with its name.
     pub const ALL: [(Self, &'static str); 4] = [
@@ -59,7 +78,7 @@ impl ReadFor {
     ];
 }
 
-/// What bytes move for.
+/// What bytes move for, or records are given up for.
 pub(super) trait Reason: Copy + 'static {
     /// Each with its name.
     const EACH: &'static [(Self, &'static str)];
@@ -84,38 +103,51 @@ impl Reason for ReadFor {
     }
 }
 
-/// Bytes since the start, by what they moved for.
+impl Reason for DroppedFor {
+    const EACH: &'static [(Self, &'static str)] = &Self::ALL;
+
+    fn place(self) -> usize {
+        self as usize
+    }
+}
+
+/// Bytes, or records, since the start, by what for.
 #[derive(Debug)]
 pub(super) struct ByReason<R> {
-    bytes: Box<[AtomicU64]>,
+    counts: Box<[AtomicU64]>,
     reasons: PhantomData<R>,
 }
 
 impl<R: Reason> Default for ByReason<R> {
     fn default() -> Self {
-        Self { bytes: R::EACH.iter().map(|_| AtomicU64::new(0)).collect(), reasons: PhantomData }
+        Self { counts: R::EACH.iter().map(|_| AtomicU64::new(0)).collect(), reasons: PhantomData }
     }
 }
 
 impl<R: Reason> ByReason<R> {
-    /// Counts bytes.
-    pub(super) fn add(&self, reason: R, bytes: u64) {
-        self.bytes[reason.place()].fetch_add(bytes, Ordering::Relaxed);
+    /// Counts some more.
+    pub(super) fn add(&self, reason: R, count: u64) {
+        self.counts[reason.place()].fetch_add(count, Ordering::Relaxed);
     }
 
     /// All of them.
     pub(super) fn total(&self) -> u64 {
-        self.bytes.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
+        self.counts.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
     }
 
     /// Those of one reason.
     pub(super) fn of(&self, reason: R) -> u64 {
-        self.bytes[reason.place()].load(Ordering::Relaxed)
+        self.counts[reason.place()].load(Ordering::Relaxed)
     }
 
     /// Each reason's.
-    pub(super) fn by_reason(&self) -> Vec<(&'static str, ByteCount)> {
-        R::EACH.iter().map(|&(reason, name)| (name, ByteCount(self.of(reason)))).collect()
+    pub(super) fn by_reason(&self) -> Vec<(&'static str, u64)> {
+        R::EACH.iter().map(|&(reason, name)| (name, self.of(reason))).collect()
+    }
+
+    /// Each reason's bytes.
+    pub(super) fn bytes_by_reason(&self) -> Vec<(&'static str, ByteCount)> {
+        self.by_reason().into_iter().map(|(name, bytes)| (name, ByteCount(bytes))).collect()
     }
 }
 
@@ -129,7 +161,7 @@ mod tests {
             counted.add(reason, bytes);
             assert_eq!(counted.of(reason), bytes, "{name}");
         }
-        let each: Vec<u64> = counted.by_reason().into_iter().map(|(_, bytes)| bytes.get()).collect();
+        let each: Vec<u64> = counted.by_reason().into_iter().map(|(_, bytes)| bytes).collect();
         assert_eq!(each, (1..=each.len() as u64).collect::<Vec<_>>());
         assert_eq!(counted.total(), each.iter().sum::<u64>());
     }
@@ -138,5 +170,6 @@ mod tests {
     fn bytes_are_counted_for_the_reason_that_is_given() {
         each_has_a_place_of_its_own::<WrittenFor>();
         each_has_a_place_of_its_own::<ReadFor>();
+        each_has_a_place_of_its_own::<DroppedFor>();
     }
 }

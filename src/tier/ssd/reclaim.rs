@@ -36,7 +36,7 @@ use super::index::{Located, Place, ZoneId};
 use super::load::{Missed, read_block, says_that_it_is_damaged};
 use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Retain, Stored};
-use super::reasons::ReadFor;
+use super::reasons::{DroppedFor, ReadFor};
 use super::recover::{read_footer, scan_zone};
 
 /// Zones that are kept free ahead of the writer.
@@ -62,8 +62,6 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(100);
 struct Emptied {
     /// Those that stood in it: what still does goes with it.
     stood: Vec<(RecordHash, Place)>,
-    /// How many are not written again.
-    dropped: u64,
     /// Whether any is written again.
     has_moved: bool,
     /// Whether one of them is held up: then the zone stays for now.
@@ -139,7 +137,7 @@ impl Shared {
         if !self.retain(device, removals, records) && !may_lose {
             return false;
         }
-        let Emptied { stood, dropped, has_moved, is_held_up } = self.empty_zone(device, number, &entries);
+        let Emptied { stood, has_moved, is_held_up } = self.empty_zone(device, number, &entries);
         if is_held_up {
             tracing::warn!(
                 device = device.name,
@@ -157,10 +155,9 @@ impl Shared {
         }
         // What stands elsewhere now is durable before it is gone here: one flush for a zone.
         let flushed = if has_moved { flush(&*device.disk, self.limit) } else { Ok(()) };
-        match flushed.and_then(|()| self.free_zone(device, number, &stood)) {
+        match flushed.and_then(|()| self.free_zone(device, number, &stood, DroppedFor::Room)) {
             Ok(()) => {
                 self.counters.reclaimed_zones.fetch_add(1, Ordering::Relaxed);
-                self.counters.dropped_objects.fetch_add(dropped, Ordering::Relaxed);
             }
             Err(error) => {
                 device.count_write_error(&error);
@@ -262,10 +259,11 @@ impl Shared {
         device: &Device,
         number: u32,
         left: &[(RecordHash, Place)],
+        reason: DroppedFor,
     ) -> io::Result<()> {
         device.void_zone(number, self.limit)?;
         for (hash, place) in left {
-            self.drop_record(hash, |found| found.place == *place);
+            self.drop_record(hash, reason, |found| found.place == *place);
         }
         self.homes.forget_in(|home| home == device.zone_id(number));
         device.change_zone(number, Zone::free);
@@ -303,7 +301,8 @@ impl Shared {
                     emptied.is_held_up = true;
                     break;
                 }
-                Err(NotMoved::Replaced | NotMoved::Lost) => emptied.dropped += 1,
+                // It goes with the zone, unless it is gone already.
+                Err(NotMoved::Replaced | NotMoved::Lost) => {}
             }
         }
         for (_, receiver) in under_way {

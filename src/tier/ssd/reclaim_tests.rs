@@ -17,7 +17,7 @@ const LENGTH: usize = 9000;
 struct Slow;
 
 impl Owner for Slow {
-    fn dropped(&self, _number: u32, _version: Version) {
+    fn dropped(&self, _number: u32, _version: Version, _reason: DroppedFor) {
         thread::sleep(Duration::from_millis(2));
     }
 
@@ -102,4 +102,24 @@ fn a_zone_that_is_read_for_long_is_passed_over_and_stays() {
     let _lease = device.lease(0).unwrap();
     store_until_reclaimed(&tier, LENGTH);
     assert_eq!((tier.holds(b"first"), tier.status().devices[0].quarantined_zones), (Some(Version(1)), 0));
+}
+
+#[test]
+fn what_is_given_up_is_counted_by_reason() {
+    let (disk, config) = (MemoryDisk::new(), config(1, 8));
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    let dropped = |reason: &str| {
+        let by_reason = tier.status().dropped_for;
+        by_reason.into_iter().find(|(name, _)| *name == reason).unwrap().1
+    };
+    store_until_reclaimed(&tier, LENGTH);
+    assert!(dropped("room") >= 9 && dropped("error") == 0);
+    assert_eq!(store(&tier, b"last", 1, LENGTH), Stored::Yes);
+    let place = tier.shared.index.get(&tier.shared.hash(b"last")).unwrap().place;
+    let device = &tier.shared.devices.all()[0];
+    disk.bad_byte.store(device.offset(place.zone.zone(), place.block + 1), Ordering::Relaxed);
+    assert_eq!(tier.read(b"last", Version(1), ByteCount(LENGTH as u64)), Err(Missed::Failed));
+    assert!((1..=20).contains(&dropped("error")), "those of its zone");
+    tier.remove_disk(std::path::Path::new("disk 0"), true).unwrap();
+    assert!(dropped("disk") > 0 && tier.records() == 0);
 }

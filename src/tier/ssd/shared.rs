@@ -27,6 +27,7 @@ use super::naming::NOBODY;
 use super::open::{Assembled, Growth, SsdConfig};
 use super::open_zone::fits_a_zone;
 use super::queue::{Append, Job, Origin, Stored};
+use super::reasons::DroppedFor;
 use super::recover::version_before;
 use super::status::{Counters, DeviceStatus, SsdStatus};
 use super::under_way::UnderWay;
@@ -221,7 +222,8 @@ impl Shared {
             Err(Refused::QueueFull) => &self.counters.refused_queue,
             Err(Refused::OverRate) => &self.counters.refused_rate,
             Err(Refused::OverDay) => &self.counters.refused_day,
-            Err(_) => &self.counters.refused_other,
+            Err(Refused::TooLarge | Refused::KeyTooLong) => &self.counters.refused_large,
+            Err(Refused::NoDevice) => &self.counters.refused_disk,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         outcome
@@ -403,14 +405,19 @@ impl Shared {
     }
 
     /// Takes a record out of the index and tells its owner; what stands on disk goes with its zone.
-    pub(super) fn drop_record(&self, hash: &RecordHash, is_meant: impl FnOnce(&Located) -> bool) {
+    pub(super) fn drop_record(
+        &self,
+        hash: &RecordHash,
+        reason: DroppedFor,
+        is_meant: impl FnOnce(&Located) -> bool,
+    ) {
         let dropped = self.index.remove_if(hash, is_meant);
-        self.end_dropped(dropped.map(|dropped| (*hash, dropped)));
+        self.end_dropped(dropped.map(|dropped| (*hash, dropped)), reason);
     }
 
     /// Records are not in the index any more. Where a start found a second one, or an older one of its version was stored before,
     /// that may stand yet, and nobody would know of it.
-    fn end_dropped(&self, dropped: impl IntoIterator<Item = (RecordHash, Located)>) {
+    fn end_dropped(&self, dropped: impl IntoIterator<Item = (RecordHash, Located)>, reason: DroppedFor) {
         let dropped: Vec<_> = dropped.into_iter().collect();
         {
             let pending = self.pending.lock();
@@ -422,7 +429,7 @@ impl Shared {
                 }
             }
         }
-        self.tell_owner(dropped.into_iter().map(|(_, record)| record));
+        self.tell_owner(dropped.into_iter().map(|(_, record)| record), reason);
     }
 
     /// Takes a record out for good: a start does not find it either.
@@ -436,26 +443,29 @@ impl Shared {
             }
             dropped
         };
-        self.tell_owner(dropped);
+        self.tell_owner(dropped, DroppedFor::Error);
     }
 
     /// Takes everything out that stands in a zone.
-    pub(super) fn drop_zone(&self, zone: ZoneId) {
+    pub(super) fn drop_zone(&self, zone: ZoneId, reason: DroppedFor) {
         self.return_from(zone);
         self.homes.forget_in(|home| home == zone);
-        self.end_dropped(self.index.remove_zone(zone));
+        self.end_dropped(self.index.remove_zone(zone), reason);
     }
 
     /// Takes everything out that stands on a disk.
     pub(super) fn drop_device(&self, number: u8) {
         self.homes.forget_in(|home| home.device() == usize::from(number));
-        self.end_dropped(self.index.remove_device(number));
+        self.end_dropped(self.index.remove_device(number), DroppedFor::Disk);
     }
 
-    fn tell_owner(&self, dropped: impl IntoIterator<Item = Located>) {
-        let Some(owner) = self.owner.get() else { return };
-        let known = dropped.into_iter().filter(|dropped| dropped.owner != NOBODY);
-        known.for_each(|dropped| owner.dropped(dropped.owner, dropped.version));
+    fn tell_owner(&self, dropped: impl IntoIterator<Item = Located>, reason: DroppedFor) {
+        for dropped in dropped {
+            self.counters.dropped.add(reason, 1);
+            if let Some(owner) = self.owner.get().filter(|_| dropped.owner != NOBODY) {
+                owner.dropped(dropped.owner, dropped.version, reason);
+            }
+        }
     }
 
     /// A disk wrote `bytes` in `elapsed`.

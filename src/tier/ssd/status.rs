@@ -8,7 +8,7 @@ use super::device::{Device, ZoneState};
 use super::endurance::DayStatus;
 use super::format::{BLOCK_BYTES, Uuid};
 use super::identity::Unusable;
-use super::reasons::WrittenFor;
+use super::reasons::{ByReason, DroppedFor, WrittenFor};
 use crate::telemetry::Distribution;
 
 /// Counts of a pool since its start.
@@ -17,9 +17,10 @@ pub(super) struct Counters {
     pub(super) refused_queue: AtomicU64,
     pub(super) refused_rate: AtomicU64,
     pub(super) refused_day: AtomicU64,
-    pub(super) refused_other: AtomicU64,
+    pub(super) refused_large: AtomicU64,
+    pub(super) refused_disk: AtomicU64,
     pub(super) corrupt_records: AtomicU64,
-    pub(super) dropped_objects: AtomicU64,
+    pub(super) dropped: ByReason<DroppedFor>,
     pub(super) reclaimed_zones: AtomicU64,
     pub(super) zone_waits: AtomicU64,
     pub(super) lost_removals: AtomicU64,
@@ -100,12 +101,14 @@ pub struct SsdStatus {
     pub refused_rate: u64,
     /// Objects not written because of the budget of the day.
     pub refused_day: u64,
-    /// Objects not written because they are too large, or no disk takes any.
-    pub refused_other: u64,
+    /// Objects not written because they, or what is kept beside them, are too large.
+    pub refused_large: u64,
+    /// Objects not written because no disk takes any.
+    pub refused_disk: u64,
     /// Records that did not match their checksum.
     pub corrupt_records: u64,
-    /// Objects dropped when their zone was taken back.
-    pub dropped_objects: u64,
+    /// Records that were given up, by reason ([`DroppedFor`]).
+    pub dropped_for: Vec<(&'static str, u64)>,
     /// Zones taken back.
     pub reclaimed_zones: u64,
     /// Times that no zone was free in time.
@@ -122,9 +125,10 @@ impl Counters {
             refused_queue: get(&self.refused_queue),
             refused_rate: get(&self.refused_rate),
             refused_day: get(&self.refused_day),
-            refused_other: get(&self.refused_other),
+            refused_large: get(&self.refused_large),
+            refused_disk: get(&self.refused_disk),
             corrupt_records: get(&self.corrupt_records),
-            dropped_objects: get(&self.dropped_objects),
+            dropped_for: self.dropped.by_reason(),
             reclaimed_zones: get(&self.reclaimed_zones),
             zone_waits: get(&self.zone_waits),
             lost_removals: get(&self.lost_removals),
@@ -147,7 +151,8 @@ impl DeviceStatus {
         let count =
             |wanted: &[ZoneState]| zones.iter().filter(|zone| wanted.contains(&zone.state)).count() as u64;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (written_for, read_for) = (device.work.written.by_reason(), device.work.read.by_reason());
+        let (written_for, read_for) =
+            (device.work.written.bytes_by_reason(), device.work.read.bytes_by_reason());
         let sum = |parts: &[(&str, ByteCount)]| ByteCount(parts.iter().map(|(_, bytes)| bytes.get()).sum());
         Self {
             name: device.name.clone(),

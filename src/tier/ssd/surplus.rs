@@ -23,6 +23,7 @@ use super::index::{Place, ZoneId};
 use super::memory::{Buffer, Memory};
 use super::naming::Standing;
 use super::queue::{Append, Job, Origin};
+use super::reasons::DroppedFor;
 
 impl Shared {
     /// Whether a place lies beyond the capacity of its disk.
@@ -55,7 +56,7 @@ impl Shared {
                 );
             }
             for zone in zones {
-                self.drop_zone(device.zone_id(zone));
+                self.drop_zone(device.zone_id(zone), DroppedFor::Capacity);
                 device.queue.push(Job::GiveUp(zone));
             }
         }

@@ -11,7 +11,9 @@ use tidefs_engine::types::{ByteCount, Version};
 use super::disk::{Completion, Disk, Request, Ticket};
 use super::format::BLOCK;
 use super::open::Candidate;
-use super::{Budget, Indexed, Missed, Owner, Put, ReadFor, RecoverySummary, Source, SsdConfig, SsdTier};
+use super::{
+    Budget, DroppedFor, Indexed, Missed, Owner, Put, ReadFor, RecoverySummary, Source, SsdConfig, SsdTier,
+};
 
 /// One thing that a disk was asked, in order.
 #[derive(Clone, Debug)]
@@ -206,7 +208,7 @@ pub(super) const ELSEWHERE: u32 = 1 << 30;
 pub(super) struct Told(pub(super) Mutex<Vec<(u32, Version)>>);
 
 impl Owner for Told {
-    fn dropped(&self, number: u32, version: Version) {
+    fn dropped(&self, number: u32, version: Version, _reason: DroppedFor) {
         self.0.lock().push((number, version));
     }
 

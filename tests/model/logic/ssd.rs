@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::mount::{MntFlags, umount2};
 use tidefs::namespace::Ino;
 use tidefs::tier::memory::{DirectoryRecord, ObjectRecord, PolicyRecord};
-use tidefs::tier::ssd::{Budget, Owner, Put, Source, SsdConfig, SsdTier};
+use tidefs::tier::ssd::{Budget, DroppedFor, Owner, Put, Source, SsdConfig, SsdTier};
 use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::Logic;
@@ -101,7 +101,7 @@ impl Logic {
 struct Nobody;
 
 impl Owner for Nobody {
-    fn dropped(&self, _number: u32, _version: Version) {}
+    fn dropped(&self, _number: u32, _version: Version, _reason: DroppedFor) {}
 
     fn has_elsewhere(&self, _number: u32, _version: Version) -> bool {
         false

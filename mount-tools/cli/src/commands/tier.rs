@@ -59,13 +59,21 @@ pub(super) fn ssd(tier: &SsdStatus) -> String {
         format!("; {} of {} names are back", grouped(named.0), grouped(objects.0))
     });
     format!(
-        "{} records, {} for the index; {} objects refused, {} dropped, {} damaged{naming}",
+        "{} records, {} for the index; {} objects refused, {} dropped{}, {} damaged{naming}",
         grouped(tier.records.0),
         tier.index_bytes,
         grouped(refused),
         grouped(tier.dropped_objects),
+        dropped_for(&tier.dropped_for),
         grouped(tier.corrupt_records)
     )
+}
+
+/// Why records were given up, in brackets; nothing when none was.
+fn dropped_for(by_reason: &BTreeMap<String, u64>) -> String {
+    let some = by_reason.iter().filter(|(_, count)| **count > 0);
+    let list: Vec<String> = some.map(|(reason, count)| format!("{reason} {}", grouped(*count))).collect();
+    if list.is_empty() { String::new() } else { format!(" ({})", list.join(", ")) }
 }
 
 /// What the bytes of a disk were written and read for, in one line.
