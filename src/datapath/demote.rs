@@ -31,6 +31,7 @@ impl Datapath {
     /// Keeps room free ahead of writers, until `is_stopping` says so. Runs in a thread of its own.
     pub fn demote_in_background(&self, is_stopping: impl Fn() -> bool) {
         let (mut copies_from, mut kept_at) = (Duration::ZERO, Duration::ZERO);
+        let mut outdated = Vec::new();
         while !is_stopping() {
             let target = self.settings.write_headroom.saturating_add(self.settings.free_ahead);
             let free = self.tier.usage().map(|usage| usage.free).unwrap_or_default();
@@ -41,6 +42,7 @@ impl Datapath {
             if now >= kept_at + UNKEPT_PAUSE {
                 kept_at = now;
                 self.keep_unkept();
+                self.keep_elsewhere(&mut outdated);
             }
             if is_short && now >= copies_from && !self.copy_coldest() {
                 copies_from = now + REFUSED_PAUSE;
@@ -49,6 +51,9 @@ impl Datapath {
                 std::thread::sleep(if is_short { BUSY_PAUSE } else { IDLE_PAUSE });
             }
         }
+        // The disks write what is left to them now, and no more.
+        self.keep_unkept();
+        self.keep_elsewhere(&mut outdated);
     }
 
     /// Sends the coldest objects to the disks until `missing` bytes are free or on their way. Returns whether any went.

@@ -1,7 +1,8 @@
 //! What a directory is, kept where a start finds it: in memory, and on SSD, where a host that lost its memory finds it.
 //!
 //! Without the record of a directory on SSD what is below it is found by no start that has lost its memory. So a record that
-//! no disk took is sent again, until one does.
+//! no disk took is sent again, until one does; and one that stands on a disk which the next start does not trust goes to another:
+//! what is below the directory may stand there.
 //!
 //! Threads: [`Datapath::keep_unkept`] is called by the demoter; the rest by any, under the lock.
 
@@ -68,6 +69,23 @@ impl Datapath {
             let mut state = self.lock();
             // One that is gone has a slot without a directory, or with another one, which then is written once more.
             unkept.into_iter().for_each(|slot| self.keep_directory(&mut state, slot));
+        }
+    }
+
+    /// Sends the records of directories to other disks that stand where the next start gives them up. `known`: the disks for which
+    /// that was done. The tree is looked at once for each, under the lock, as a listing of the whole mount does.
+    pub(super) fn keep_elsewhere(&self, known: &mut Vec<u8>) {
+        let Some(ssd) = self.ssd.get() else { return };
+        let outdated = ssd.outdated_disks();
+        if outdated.iter().all(|number| known.contains(number)) || !ssd.takes_records() {
+            return;
+        }
+        *known = outdated;
+        let mut state = self.lock();
+        for (id, slot) in state.directory_slots() {
+            if !ssd.outlives_a_start(&directory_key(id)) {
+                self.keep_directory(&mut state, slot);
+            }
         }
     }
 

@@ -104,7 +104,7 @@ impl Datapath {
 }
 
 impl State {
-    fn directory_slots(&self) -> HashMap<DirectoryId, Slot> {
+    pub(super) fn directory_slots(&self) -> HashMap<DirectoryId, Slot> {
         let id_of = |slot: Slot| Some((self.tree.directory(slot)?.id, slot));
         self.subtree(Slot::ROOT).into_iter().chain([Slot::ROOT]).filter_map(id_of).collect()
     }

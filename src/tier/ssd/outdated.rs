@@ -11,10 +11,31 @@ use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::ByteCount;
 
-use super::Shared;
 use super::device::Device;
 use super::format::{BLOCK_BYTES, Superblock};
 use super::identity::write_superblocks;
+use super::{Shared, SsdTier};
+
+impl SsdTier {
+    /// The numbers of the disks whose content the next start gives up.
+    #[must_use]
+    pub fn outdated_disks(&self) -> Vec<u8> {
+        self.shared.devices.numbers(|device| device.is_outdated.load(Ordering::Relaxed))
+    }
+
+    /// Whether a record of a key stands, or is on its way, where the next start finds it.
+    #[must_use]
+    pub fn outlives_a_start(&self, key: &[u8]) -> bool {
+        let outdated = self.outdated_disks();
+        self.shared.disks_of(self.shared.hash(key)).iter().any(|number| !outdated.contains(number))
+    }
+
+    /// Whether any disk takes records.
+    #[must_use]
+    pub fn takes_records(&self) -> bool {
+        self.shared.least_busy().is_some()
+    }
+}
 
 impl Shared {
     /// Has the next start give up what a disk holds. Returns false when there is neither another disk nor a file to
