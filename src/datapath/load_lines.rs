@@ -159,6 +159,11 @@ impl Lines {
         load
     }
 
+    /// Whether something that waited for its way may be loaded now.
+    pub(super) fn has_way_for_more(&self) -> bool {
+        self.ways.has_next(self.threads)
+    }
+
     /// Since when somebody waits for what comes next.
     pub(super) fn since(&self, next: &Next) -> Option<Instant> {
         let Next::Load(turn) = next else { return None };

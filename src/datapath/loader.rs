@@ -22,7 +22,7 @@ use hashbrown::hash_map::Entry;
 use parking_lot::{Condvar, Mutex};
 use tidefs_engine::types::ByteCount;
 
-use super::load_lines::{Lines, Load, Next, Why};
+use super::load_lines::{Lines, Load, Next, Turn, Why};
 use super::ways::Way;
 use super::{Datapath, Error};
 use crate::namespace::Ino;
@@ -131,6 +131,17 @@ impl Loader {
         lines.ahead.push_back(ino);
         self.arrived.notify_one();
         true
+    }
+
+    /// A thread has done its turn. Returns who waits for it.
+    fn end(&self, turn: Turn) -> Load {
+        let mut lines = self.lines.lock();
+        let load = lines.end(turn);
+        if lines.has_way_for_more() {
+            // This thread may have another thing to do first, and those that sleep had none when it came.
+            self.arrived.notify_one();
+        }
+        load
     }
 
     /// Whether an object is on its way, or in line for that.
@@ -255,7 +266,7 @@ impl Datapath {
                 }
                 Why::Wanted => self.promote(ino),
             };
-            let load = self.loader.lines.lock().end(turn);
+            let load = self.loader.end(turn);
             let is_wanted = !load.waiting.is_empty() || !load.at_start.is_empty() || load.has_started;
             let outcome =
                 if needs_free_room && is_wanted { outcome.or_else(|_| self.promote(ino)) } else { outcome };
@@ -271,7 +282,6 @@ impl Datapath {
 
 #[cfg(test)]
 mod tests {
-    use super::super::load_lines::Turn;
     use super::*;
 
     fn lines(threads: usize) -> Loader {

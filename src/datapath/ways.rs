@@ -68,6 +68,12 @@ impl Ways {
         waiting.push_back(ino);
     }
 
+    /// Whether there is one that waited and whose way has a thread for it now.
+    pub(super) fn has_next(&self, threads: usize) -> bool {
+        let waits = |line: &Line| !line.wanted.is_empty() || !line.ahead.is_empty();
+        self.0.iter().any(|(way, line)| waits(line) && line.running < way.most(threads))
+    }
+
     /// One that waited and whose way has a thread for it now.
     pub(super) fn next(&mut self, is_ahead: bool, threads: usize) -> Option<(Ino, Way)> {
         let free = self.0.iter_mut().filter(|(way, line)| line.running < way.most(threads));
@@ -98,8 +104,11 @@ mod tests {
         ways.wait(disk, Ino(2), false);
         assert!(ways.begin(Way::Disk(4), 4), "another disk has threads");
         assert_eq!(ways.next(false, 4), None);
+        assert!(!ways.has_next(4));
         ways.end(disk);
+        assert!(ways.has_next(4), "who sleeps is to be woken");
         assert_eq!((ways.next(false, 4), ways.next(false, 4)), (Some((Ino(2), disk)), None));
         assert_eq!(ways.next(true, 4), Some((Ino(1), disk)));
+        assert!(!ways.has_next(4));
     }
 }
