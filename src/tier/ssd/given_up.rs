@@ -24,7 +24,6 @@ use super::Shared;
 use super::device::{Device, FooterPlace, ZoneState};
 use super::format::{BLOCK, FooterEntry, Order, RecordHeader, Tombstone, TombstoneBlock, decode};
 use super::identity::{flush, read_blocks};
-use super::open_zone::Last;
 use super::queue::Job;
 use super::reasons::DroppedFor;
 use super::recover::{fits, read_footer};
@@ -184,7 +183,7 @@ impl Writer {
         self.given_up.retry_at = None;
         for (zone, removals) in std::mem::take(&mut self.given_up.zones) {
             let is_safe = removals.is_empty()
-                || (!self.device.is_failing() && self.write_tombstones(&removals, Last::Left));
+                || (!self.device.is_failing() && self.write_tombstones(&removals, self.last_for_removals()));
             // Records may have been moved out of it.
             self.reap_all();
             let is_safe = is_safe && (self.device.is_failing() || self.is_flushed());

@@ -2,7 +2,8 @@
 //!
 //! Invariants
 //! - A footer names only what a flush before it made durable.
-//! - The last free zone is kept for removals of a zone that is being taken back: without them none would become free.
+//! - The last free zone is kept for removals of a zone that is being taken back: without them none would become free. When no
+//!   more is taken back, at the end of the tier, it is for all removals that are left: a disk that lost one is not trusted.
 //!
 //! Limits: a record that finds no free zone within `ZONE_WAIT` is dropped.
 //! Threads: the disk's writer.
@@ -42,7 +43,7 @@ pub(super) struct OpenZone {
 /// Who may take the last free zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Last {
-    /// The removals for which a zone waits that is being taken back.
+    /// The removals for which a zone waits that is being taken back, and all when none is any more.
     Taken,
     /// All others leave it.
     Left,
@@ -82,6 +83,11 @@ impl Writer {
                 self.device.wait_for_free_zone(kept, ZONE_LOOK);
             }
         }
+    }
+
+    /// Whether removals that no zone waits for may take the last one.
+    pub(super) fn last_for_removals(&self) -> Last {
+        if self.shared.is_reclaim_over.load(Ordering::Relaxed) { Last::Taken } else { Last::Left }
     }
 
     /// Free zones that are left for others.

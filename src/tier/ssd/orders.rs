@@ -269,4 +269,40 @@ mod tests {
         disk.let_go();
         assert!(tier.flush(LIMIT) && tier.has_settled(b"key", Version(7)));
     }
+
+    /// Stores versions again and again, as others do with other keys, and uses them so that reclaim moves them. Returns what each
+    /// key says in the end.
+    fn store_again_and_again(tier: &SsdTier, worker: u8) -> Vec<([u8; 2], Vec<u8>)> {
+        let keys: Vec<[u8; 2]> = (0..6).map(|number| [worker, number]).collect();
+        let mut last: Vec<Vec<u8>> = vec![Vec::new(); keys.len()];
+        for round in 0..150_usize {
+            let at = (round * 7 + usize::from(worker) + round / 11) % keys.len();
+            let meta = round.to_string().into_bytes();
+            if store_put(tier, again(&keys[at], &meta)) == Ok(Stored::Yes) {
+                last[at] = meta;
+            }
+            // One that is gone is stored once more later.
+            let _ = tier.read(&keys[(at + 3) % keys.len()], Version(7), ByteCount(LENGTH as u64));
+        }
+        keys.into_iter().zip(last).collect()
+    }
+
+    #[test]
+    fn whatever_reclaim_moves_meanwhile_a_start_finds_what_was_stored_last() {
+        let (disks, config) = ([MemoryDisk::new(), MemoryDisk::new()], config(2, 8));
+        let (tier, _) = running(&disks, &config);
+        let last: Vec<_> = std::thread::scope(|scope| {
+            let tier = &tier;
+            let workers: Vec<_> =
+                (0..3).map(|worker| scope.spawn(move || store_again_and_again(tier, worker))).collect();
+            workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+        });
+        assert!(tier.flush(LIMIT) && tier.status().reclaimed_zones > 0);
+        drop(tier);
+        let tier = tier_on(&disks, &config);
+        recover(&tier);
+        let found = |key: &[u8]| tier.describe(key).ok().map(|standing| standing.record.meta);
+        let found: Vec<_> = last.iter().filter_map(|(key, meta)| Some((found(key)?, meta))).collect();
+        assert!(!found.is_empty() && found.iter().all(|(found, last)| found == *last), "{found:?}");
+    }
 }

@@ -128,3 +128,39 @@ impl Writer {
         self.close_zone();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    use tidefs_engine::types::Version;
+
+    use super::super::Stored;
+    use super::super::testing::*;
+    use super::super::writer::Writer;
+
+    /// Three of them fill a zone.
+    const THIRD: usize = 15 * 4096;
+
+    #[test]
+    fn a_removal_that_comes_when_all_zones_are_full_and_the_tier_ends_is_noted() {
+        let (disk, config) = (MemoryDisk::new(), config(1, 8));
+        let tier = tier_on(std::slice::from_ref(&disk), &config);
+        recover(&tier);
+        // As when the tier ends: no zone is taken back any more.
+        tier.shared.is_reclaim_over.store(true, Ordering::Relaxed);
+        let device = Arc::clone(&tier.shared.devices.all()[0]);
+        let writer = Writer::new(Arc::clone(&tier.shared), Arc::clone(&device));
+        let writer = std::thread::spawn(move || writer.run());
+        let stored =
+            (0..100_u8).take_while(|number| store(&tier, &[*number], 1, THIRD) == Stored::Yes).count();
+        assert!((9..99).contains(&stored), "{stored} find room");
+        tier.remove(&[0], Version(1));
+        device.queue.close();
+        writer.join().unwrap();
+        assert_eq!((tier.status().lost_removals, tier.records()), (0, stored - 1));
+        let content = disk.content.lock().clone();
+        assert_eq!(found_on(content, &config).len(), stored - 1);
+    }
+}

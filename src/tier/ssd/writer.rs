@@ -176,7 +176,7 @@ impl Writer {
         }
         if self.device.is_failing() {
             self.lose(&removals);
-        } else if self.write_tombstones(&removals, Last::Left) {
+        } else if self.write_tombstones(&removals, self.last_for_removals()) {
             self.unsettled.extend(removals);
             return true;
         } else {
