@@ -110,7 +110,8 @@ impl State {
         Some(object_key(directory.id, self.tree.name(slot).as_bytes()))
     }
 
-    /// What a disk needs of an object, whose record is there or on its way from now on. `None` for what is not stored.
+    /// What a disk needs of an object, whose record is there or on its way from now on. Until that is handed over, one that stands
+    /// says other things of it. `None` for what is not stored.
     pub(super) fn send(&mut self, slot: Slot) -> Option<Lent> {
         let object = self.object(slot)?;
         let is_storable = object.phase == Phase::Sealed
@@ -136,7 +137,7 @@ impl State {
         };
         if let Some(object) = self.object_mut(slot) {
             object.marks.set(Marks::ON_SSD, true);
-            object.marks.set(Marks::STALE_ON_SSD, false);
+            object.marks.set(Marks::STALE_ON_SSD, true);
         }
         Some(lent)
     }

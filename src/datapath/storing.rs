@@ -3,7 +3,8 @@
 //! Invariants
 //! - A record is handed over under the lock, while its key still stands for that version at that place: what removes
 //!   or replaces it later finds the record on its way.
-//! - Bytes leave memory only when the record that stands says what the object is now.
+//! - Bytes leave memory only when the record that stands says what the object is now: it is stale from the moment that it is sent
+//!   to that in which it is handed over, and what is said of it then is what it is then.
 
 use std::io;
 use std::sync::Arc;
@@ -117,7 +118,9 @@ impl Datapath {
             Bytes::Packed(extent) => self.packed_bytes(&extent, lent.size).map(Source::Bytes),
         };
         let put = source.and_then(|source| {
-            let record = ObjectRecord { checksum, ..lent.record };
+            let directory = state.directory_id(state.tree.node(slot).parent).map_err(io::Error::other)?;
+            let record = state.object_record(slot, directory, &state.tree.name(slot));
+            let record = ObjectRecord { checksum, ..record };
             let meta = record.encode().map_err(io::Error::other)?;
             let (version, length, owner) = (sent.version, lent.size, lent.slot.0);
             let uses = lent.uses;
@@ -128,14 +131,19 @@ impl Datapath {
             Err(error) => return Handed::Refused(error.to_string(), None),
         };
         // It does not wait for a disk.
+        let ctime_ns = lent.record.ctime_ns;
         match ssd.put(put, done) {
-            Ok(()) => Handed::Taken,
+            Ok(()) => {
+                if let Some(object) = state.object_mut(slot) {
+                    object.marks.set(Marks::STALE_ON_SSD, false);
+                }
+                Handed::Taken
+            }
             Err(Refused::Underway) => {
                 // It was needed for a moment on its way; the end of that way decides. What is on its way may say less.
-                if let Some(object) = state.object_mut(slot)
-                    && lent.was_stale
-                {
-                    object.marks.set(Marks::STALE_ON_SSD, true);
+                let has_changed = state.tree.node(slot).attributes.ctime_ns != ctime_ns;
+                if let Some(object) = state.object_mut(slot) {
+                    object.marks.set(Marks::STALE_ON_SSD, lent.was_stale || has_changed);
                 }
                 Handed::Changed
             }
