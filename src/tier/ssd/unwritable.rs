@@ -56,7 +56,8 @@ impl Shared {
             |other: &&Arc<Device>| other.number != device.number && other.is_leaving() && other.is_failing();
         let all = self.devices.all();
         // Each of them, also after one that could not be noted.
-        all.iter().filter(leans_on_it).fold(true, |is_noted, other| self.outdate(other) && is_noted)
+        let noted: Vec<bool> = all.iter().filter(leans_on_it).map(|other| self.outdate(other)).collect();
+        noted.into_iter().all(|is_noted| is_noted)
     }
 
     /// Empties a disk that takes no writes. Ends early when nobody wants more.
