@@ -204,6 +204,17 @@ impl Index {
         });
     }
 
+    /// Notes that an older record of a version may stand. Returns whether that version stands.
+    pub(super) fn mark_again(&self, hash: &RecordHash, version: Version) -> bool {
+        self.change(hash, |entry| {
+            let is_meant = entry.version == version;
+            if is_meant {
+                entry.blocks |= AGAIN;
+            }
+            is_meant
+        })
+    }
+
     /// Notes how the owner finds the object of a version.
     pub(super) fn set_owner(&self, hash: &RecordHash, version: Version, owner: u32) -> bool {
         self.change(hash, |entry| {

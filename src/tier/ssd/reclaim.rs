@@ -11,7 +11,8 @@
 //!   the zone is free: from then on the writer may put other records where it stood.
 //! - A zone whose disk is late with what is to be written again, or does not take it, stays for now: that is not lost.
 //! - What was written again is durable before its zone is void. But reclaim waits for no record when the writer needs the
-//!   zone: their bytes are in memory of their own, and a kill then loses them. Until such a record is written again the index names no zone for it, and loads try again.
+//!   zone: their bytes are in memory of their own, and a kill then loses them. One whose version was stored before, which a start
+//!   would find instead, is given up then. Until such a record is written again the index names no zone for it, and loads try again.
 //!
 //! Limits: a disk that is late holds up the others once, for as long as a request or two may take, and is passed over then
 //! until it answers. A zone that is read for longer than `READERS_LIMIT` is passed over for a while.
@@ -59,13 +60,13 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(100);
 
 /// What became of the records of a zone.
 #[derive(Debug, Default)]
-struct Emptied {
+pub(super) struct Emptied {
     /// Those that stood in it: what still does goes with it.
-    stood: Vec<(RecordHash, Place)>,
+    pub(super) stood: Vec<(RecordHash, Place)>,
     /// Whether any is written again.
     has_moved: bool,
     /// Whether one of them is held up: then the zone stays for now.
-    is_held_up: bool,
+    pub(super) is_held_up: bool,
 }
 
 /// Why a record is not written again.
@@ -261,6 +262,10 @@ impl Shared {
         left: &[(RecordHash, Place)],
         reason: DroppedFor,
     ) -> io::Result<()> {
+        // What was stored again may stand elsewhere as it was before: a kill after this zone is void would bring that back.
+        for (hash, place) in left {
+            self.drop_record(hash, reason, |found| found.place == *place && found.is_again);
+        }
         device.void_zone(number, self.limit)?;
         for (hash, place) in left {
             self.drop_record(hash, reason, |found| found.place == *place);
@@ -271,12 +276,12 @@ impl Shared {
     }
 
     /// Writes again what a zone is not to take along.
-    fn empty_zone(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) -> Emptied {
+    pub(super) fn empty_zone(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) -> Emptied {
         let mut emptied = Emptied::default();
         let mut budget = u64::from(device.zone_blocks) * BLOCK_BYTES / PARTS * REINSERTED_PARTS;
         let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
         let deadline = Instant::now() + REINSERT_LIMIT;
-        let mut has_failed = false;
+        let (mut has_failed, mut again) = (false, Vec::new());
         for entry in entries {
             let FooterEntry::Object { block, facts } = entry else { continue };
             let place = Place { zone: device.zone_id(number), block: *block };
@@ -294,6 +299,7 @@ impl Shared {
                 Ok(receiver) => {
                     emptied.has_moved = true;
                     budget -= bytes;
+                    again.extend(located.is_again.then_some(facts.hash));
                     under_way.push((bytes, receiver));
                     has_failed |= bring_home(device, &mut under_way, deadline);
                 }
@@ -311,6 +317,15 @@ impl Shared {
         }
         // A writer that waits for the zone gets it nevertheless.
         emptied.is_held_up |= has_failed && !device.is_short_of_zones();
+        if !emptied.is_held_up {
+            // As in `free_zone`: of these, what is not written again by now is given up.
+            let moving = ZoneId::on_the_move(device.number);
+            for hash in again {
+                self.drop_record(&hash, DroppedFor::Room, |found| {
+                    found.place.zone == moving && found.is_again
+                });
+            }
+        }
         emptied
     }
 

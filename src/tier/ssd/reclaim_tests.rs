@@ -123,3 +123,41 @@ fn what_is_given_up_is_counted_by_reason() {
     tier.remove_disk(std::path::Path::new("disk 0"), true).unwrap();
     assert!(dropped("disk") > 0 && tier.records() == 0);
 }
+
+/// The writer has no time for it before its zone is void, and a start would find what it was before.
+#[test]
+fn what_was_stored_again_does_not_come_back_as_it_was_with_a_kill_while_reclaim_moves_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = SsdConfig { intents: Some(directory.path().join("intents")), ..config(1, 12) };
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config);
+    let device = Arc::clone(&tier.shared.devices.all()[0]);
+    let zone_of = |key: &[u8]| tier.shared.index.get(&tier.shared.hash(key)).unwrap().place.zone.zone();
+    assert_eq!(store(&tier, b"key", 1, LENGTH), Stored::Yes);
+    let mut number = 0;
+    let mut fill = || {
+        number += 1;
+        assert_eq!(store(&tier, &key(number), 1, LENGTH), Stored::Yes);
+        zone_of(&key(number))
+    };
+    while fill() == 0 {}
+    assert_eq!(store_put(&tier, Put { uses: 1, ..put_of(b"key", 1, LENGTH) }), Ok(Stored::Yes));
+    assert_eq!(zone_of(b"key"), 1);
+    while fill() == 1 {}
+    // From the next zone on the writer waits for its blocks.
+    disk.holds_allocations.store(true, Ordering::Relaxed);
+    (0..20).for_each(|number| tier.put(put_of(&key(1000 + number), 1, LENGTH), |_| ()).unwrap());
+    thread::scope(|scope| {
+        // As when it waits for the zone that is taken back.
+        scope.spawn(|| device.wait_for_free_zone(99, Duration::from_secs(3)));
+        let entries = tier.shared.entries_in(&device, 1).unwrap();
+        let emptied = tier.shared.empty_zone(&device, 1, &entries);
+        assert!(!emptied.is_held_up && device.end_reading(1, Duration::from_secs(20)));
+        tier.shared.free_zone(&device, 1, &emptied.stood, DroppedFor::Room).unwrap();
+    });
+    let killed = MemoryDisk::holding(disk.content.lock().clone());
+    let found = tier_on(&[killed], &config);
+    recover(&found);
+    assert_eq!(found.holds(b"key"), None);
+    disk.holds_allocations.store(false, Ordering::Relaxed);
+}

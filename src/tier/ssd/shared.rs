@@ -387,8 +387,7 @@ impl Shared {
     /// Leaves a removal for a disk's writer. Of a version that is on its way all is to stay, though its order may be drawn
     /// already. Called under the lock of what is pending.
     pub(super) fn bury(&self, under_way: &UnderWay, device: &Device, hash: RecordHash, version: Version) {
-        let stays = under_way.is_stored_now(hash, version);
-        let version = if stays { version_before(version) } else { version };
+        let version = if under_way.takes_along(hash, version) { version_before(version) } else { version };
         let tombstone = Tombstone { order: self.next_order(), hash, version };
         self.intents.add(device.number, hash, version);
         if !device.queue.push_tombstones([tombstone]) && !self.is_stopping() {
@@ -397,9 +396,10 @@ impl Shared {
         }
     }
 
-    /// A removal as it is to be written now. What stands in the index of its version was stored after it.
+    /// A removal as it is to be written now. What stands in the index of its version was stored after it, and has to take along
+    /// what was to be removed.
     pub(super) fn as_of_now(&self, tombstone: &Tombstone) -> Tombstone {
-        let stands = self.index.get(&tombstone.hash).is_some_and(|found| found.version == tombstone.version);
+        let stands = self.index.mark_again(&tombstone.hash, tombstone.version);
         let version = if stands { version_before(tombstone.version) } else { tombstone.version };
         Tombstone { version, ..*tombstone }
     }

@@ -3,6 +3,7 @@
 //! Limits: as many as wait for the disks' writers, which admission bounds by their bytes.
 //! Threads: any, under the lock of [`super::Shared`].
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use tidefs_engine::types::Version;
@@ -10,10 +11,13 @@ use tidefs_engine::types::Version;
 use super::format::RecordHash;
 
 /// One of them.
-#[derive(Debug)]
-struct Pending {
+#[derive(Debug, Default)]
+pub(super) struct Pending {
     device: u8,
-    is_cancelled: bool,
+    /// Whether it was removed.
+    pub(super) is_cancelled: bool,
+    /// Whether an older record of its version stands that was to be removed: what that says would hide this one.
+    pub(super) is_again: Cell<bool>,
 }
 
 /// What is on its way, by key and version.
@@ -35,6 +39,15 @@ impl UnderWay {
         self.0.get(&(hash, version)).is_some_and(|pending| !pending.is_cancelled)
     }
 
+    /// The same. An older record of it stays that was to be removed: from now on this one has to take it along.
+    pub(super) fn takes_along(&self, hash: RecordHash, version: Version) -> bool {
+        let takes = self.is_stored_now(hash, version);
+        if let Some(pending) = self.0.get(&(hash, version)).filter(|_| takes) {
+            pending.is_again.set(true);
+        }
+        takes
+    }
+
     /// The same, of one that goes to another disk than `device`.
     pub(super) fn is_stored_elsewhere(&self, hash: RecordHash, version: Version, device: u8) -> bool {
         let is_elsewhere = self.0.get(&(hash, version)).is_some_and(|pending| pending.device != device);
@@ -48,7 +61,7 @@ impl UnderWay {
 
     /// A record is left for a disk.
     pub(super) fn begin(&mut self, hash: RecordHash, version: Version, device: u8) {
-        self.0.insert((hash, version), Pending { device, is_cancelled: false });
+        self.0.insert((hash, version), Pending { device, ..Pending::default() });
     }
 
     /// The versions up to `version` are removed. Returns the disks to which they go.
@@ -60,8 +73,8 @@ impl UnderWay {
         cancelled.collect()
     }
 
-    /// A record is not on its way any more. Returns whether it was removed meanwhile.
-    pub(super) fn end(&mut self, hash: RecordHash, version: Version) -> bool {
-        self.0.remove(&(hash, version)).is_some_and(|pending| pending.is_cancelled)
+    /// A record is not on its way any more. Returns what became of it meanwhile.
+    pub(super) fn end(&mut self, hash: RecordHash, version: Version) -> Pending {
+        self.0.remove(&(hash, version)).unwrap_or_default()
     }
 }

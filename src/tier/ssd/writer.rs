@@ -25,6 +25,7 @@ use super::memory::{Buffer, Piece};
 use super::open_zone::{Last, OpenZone};
 use super::queue::{Append, Done, Job, Next, Origin, Stored};
 use super::reasons::WrittenFor;
+use super::under_way::Pending;
 use super::{Shared, checksum_of};
 
 /// Bytes under way at once.
@@ -369,12 +370,14 @@ impl Writer {
         let stored = {
             let mut pending = self.shared.pending.lock();
             // What is written again from a zone is not pending; the same version from its owner may be.
-            let was_cancelled = matches!(origin, Origin::Owner(_)) && pending.end(hash, version);
+            let is_owners = matches!(origin, Origin::Owner(_));
+            let ended = if is_owners { pending.end(hash, version) } else { Pending::default() };
             match (written, origin) {
                 (None, _) => Stored::Failed,
-                (Some(_), Origin::Owner(_)) if was_cancelled => Stored::Superseded,
+                (Some(_), Origin::Owner(_)) if ended.is_cancelled => Stored::Superseded,
                 (Some((place, blocks)), Origin::Owner(owner)) => {
-                    let located = Located { version, place, blocks, owner, heat: uses, is_again: false };
+                    let is_again = ended.is_again.get();
+                    let located = Located { version, place, blocks, owner, heat: uses, is_again };
                     let older = self.shared.begin_entering(&hash, version);
                     if self.shared.index.put(hash, &located) {
                         // It is not to come back when this one is dropped.
