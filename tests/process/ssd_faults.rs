@@ -364,6 +364,9 @@ fn a_host_that_lost_its_memory_finds_what_is_below_the_directories_of_a_disk_tha
     write_and_evict(&mount, &namespace);
     let below = |number: u64| namespace.join(format!("below{number}"));
     (0..8).for_each(|number| fs::create_dir(below(number)).expect("mkdir"));
+    // With the root and the namespace. What were under way would cost the objects of its zone.
+    let records = || mount.control_get("/v1/status").json()["ssd"]["records"].as_u64().expect("a number");
+    assert!(until(HANG, || records() == OBJECTS + 10), "{} records", records());
     disks[0].set(|faults| faults.write_error = Some(libc::EIO));
     // With removals that it cannot note it is not trusted any more.
     (0..OBJECTS)
