@@ -136,9 +136,9 @@ mod tests {
 
     use tidefs_engine::types::Version;
 
-    use super::super::Stored;
     use super::super::testing::*;
     use super::super::writer::Writer;
+    use super::super::{SsdConfig, Stored};
 
     /// Three of them fill a zone.
     const THIRD: usize = 15 * 4096;
@@ -162,5 +162,28 @@ mod tests {
         assert_eq!((tier.status().lost_removals, tier.records()), (0, stored - 1));
         let content = disk.content.lock().clone();
         assert_eq!(found_on(content, &config).len(), stored - 1);
+    }
+    #[test]
+    fn a_disk_without_room_for_removals_when_the_tier_ends_is_trusted_by_the_next_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let [intents, epochs] = ["intents", "epochs"].map(|name| Some(directory.path().join(name)));
+        let config = SsdConfig { intents, epochs, ..config(1, 8) };
+        let disk = MemoryDisk::new();
+        let tier = tier_on(std::slice::from_ref(&disk), &config);
+        recover(&tier);
+        tier.shared.is_reclaim_over.store(true, Ordering::Relaxed);
+        let device = Arc::clone(&tier.shared.devices.all()[0]);
+        let writer = Writer::new(Arc::clone(&tier.shared), Arc::clone(&device));
+        let writer = std::thread::spawn(move || writer.run());
+        assert!(["a", "b", "c"].iter().all(|key| store(&tier, key.as_bytes(), 1, THIRD) == Stored::Yes));
+        disk.allocate_error.store(libc::ENOSPC, Ordering::Relaxed);
+        assert_eq!(store(&tier, b"d", 1, THIRD), Stored::Failed);
+        tier.remove(b"a", Version(1));
+        device.queue.close();
+        writer.join().unwrap();
+        assert_eq!(tier.status().lost_removals, 1);
+        disk.allocate_error.store(0, Ordering::Relaxed);
+        // Unless the machine starts anew before that, it knows what was removed.
+        assert_eq!(keys_of(&tier_on(&[disk], &config)), ["b", "c"]);
     }
 }

@@ -187,11 +187,12 @@ impl Writer {
         false
     }
 
-    /// Removals that are not written any more: another disk keeps them, or this one is not trusted by the next start.
+    /// Removals that are not written any more: another disk keeps them, or this one is not trusted by the next start. One that only
+    /// had no room for them at the end of the tier is: they stand in the file of intents.
     fn lose(&mut self, removals: &[Tombstone]) {
         if removals.is_empty()
             || self.shared.bury_elsewhere(&self.device, removals)
-            || self.shared.give_up_with(&self.device)
+            || (self.device.is_failing() && self.shared.give_up_with(&self.device))
         {
             return self.shared.intents.settle(self.device.number, removals);
         }
