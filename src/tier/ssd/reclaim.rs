@@ -146,11 +146,13 @@ impl Shared {
                 "a zone is not taken back for now: its disk is late or fails, or what stands there is being stored again"
             );
             choosing.note_late(device, number);
+            self.note_that_it_stays(&stood);
             return false;
         }
         if !device.end_reading(number, READERS_LIMIT) {
             // It was given up meanwhile, or who reads there goes on with that.
             device.keep_zone(number);
+            self.note_that_it_stays(&stood);
             choosing.note_late(device, number);
             return false;
         }
@@ -273,6 +275,15 @@ impl Shared {
         self.homes.forget_in(|home| home == device.zone_id(number));
         device.change_zone(number, Zone::free);
         Ok(())
+    }
+
+    /// A zone stays of which some records stand elsewhere by now: they stand twice, and take along what stays when they go.
+    fn note_that_it_stays(&self, stood: &[(RecordHash, Place)]) {
+        for (hash, place) in stood {
+            if let Some(found) = self.index.get(hash).filter(|found| found.place != *place) {
+                self.index.mark_again(hash, found.version);
+            }
+        }
     }
 
     /// Writes again what a zone is not to take along.
