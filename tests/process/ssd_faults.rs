@@ -352,41 +352,6 @@ fn a_disk_that_fails_costs_no_durability_while_another_takes_everything() {
     assert_eq!(synced.expect_err("no disk takes it").raw_os_error(), Some(libc::EIO));
 }
 
-/// The record of a directory may stand on the disk that the next start does not trust, and what is below it on the other one.
-#[test]
-fn a_host_that_lost_its_memory_finds_what_is_below_the_directories_of_a_disk_that_failed() {
-    let disks = [FaultyDisk::new(), FaultyDisk::new()];
-    let dirs = format!("ssd.dirs={}:{}", disks[0].path().display(), disks[1].path().display());
-    let options = ["ssd.capacity=512MiB", "ssd.io_uring=false", "ssd.deadline_ms=60000", dirs.as_str()];
-    let more = ["capacity=64MiB", "ssd.zone=8MiB", "ssd.queue_ms=60000", "on_stop=keep"];
-    let mut mount = Mount::start(&[&more[..], &options[..]].concat());
-    let namespace = mount.namespace("kv");
-    write_and_evict(&mount, &namespace);
-    let below = |number: u64| namespace.join(format!("below{number}"));
-    (0..8).for_each(|number| fs::create_dir(below(number)).expect("mkdir"));
-    // With the root and the namespace. What were under way would cost the objects of its zone.
-    let records = || mount.control_get("/v1/status").json()["ssd"]["records"].as_u64().expect("a number");
-    assert!(until(HANG, || records() == OBJECTS + 10), "{} records", records());
-    disks[0].set(|faults| faults.write_error = Some(libc::EIO));
-    // With removals that it cannot note it is not trusted any more.
-    (0..OBJECTS)
-        .for_each(|number| fs::remove_file(namespace.join(format!("object{number}"))).expect("unlink"));
-    state_is(&mount, "failing");
-    (0..8).for_each(|number| write(&below(number), 100 + number));
-    let object = |number: u64| below(number).join(format!("object{}", 100 + number));
-    mount.wait_until_closed((0..8).map(object));
-    evict(&mount);
-    assert!(mount.stop().success());
-    disks[0].set(|faults| faults.write_error = None);
-    umount2(&mount.instance_dir().join("memory"), MntFlags::MNT_DETACH).expect("umount of the memory");
-    mount.start_daemon();
-    for number in 0..8 {
-        let found = fs::read(object(number)).unwrap_or_else(|error| panic!("object {number}: {error}"));
-        assert_same(&found, &content(100 + number), "below a directory");
-    }
-    assert_eq!(found(&namespace, 0..OBJECTS), 0, "what was removed came back");
-}
-
 #[test]
 fn a_directory_that_no_disk_took_at_first_is_found_with_what_is_below_it_by_a_host_that_lost_its_memory() {
     let disk = FaultyDisk::new();
