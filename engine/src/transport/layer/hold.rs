@@ -4,8 +4,10 @@
 //! - An operation is held here, on its way to the connection below, or in flight there, and counted in all three.
 //! - What is on its way is in no table; a cancel or an end meanwhile is noted and done when it has arrived.
 //!
-//! Limits: as many operations as the transport below holds at once. A task of each connection, which sleeps while nothing
-//! is held, lets operations go on that had to wait.
+//! Limits: as many operations as the transport below holds at once.
+//!
+//! Threads: who posts lets go on what has nothing before it; one task of the layer, which sleeps while nothing is held, lets
+//! the rest go on, in turn among the connections.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -38,10 +40,30 @@ pub(super) enum Outcome {
     Lose,
 }
 
+impl Outcome {
+    /// Whether it gets to the transport below.
+    fn moves(&self) -> bool {
+        matches!(self, Self::Pass | Self::Corrupt(_))
+    }
+}
+
 /// Decides about operations, in the order in which they are posted.
 pub(super) trait Policy: Send + Sync + fmt::Debug {
     /// What becomes of an operation of `length` bytes to `peer`, and when.
     fn decide(&self, peer: PeerId, length: usize, now: Instant) -> (Instant, Outcome);
+
+    /// When an operation that is due at `due` may start, as far as is known.
+    fn ready_at(&self, due: Instant) -> Instant {
+        due
+    }
+
+    /// Whether an operation of `length` bytes that is due since `due` may start at `now`. One that may is counted.
+    fn start(&self, _due: Instant, _length: usize, _now: Instant) -> bool {
+        true
+    }
+
+    /// One that might start has found no room below, and is to be asked for again.
+    fn not_started(&self, _length: usize) {}
 
     /// Whether nothing gets to `peer` at the moment.
     fn is_cut_off(&self, _peer: PeerId) -> bool {
@@ -54,17 +76,35 @@ pub(super) trait Policy: Send + Sync + fmt::Debug {
 pub(super) struct Holder {
     policy: Arc<dyn Policy>,
     operations_max: usize,
-    runtime: Handle,
-    endpoints: Mutex<Vec<Weak<Held>>>,
+    endpoints: Arc<Endpoints>,
+    /// Something is held, has ended, or is over.
+    wake: Arc<Notify>,
+}
+
+/// The connections, for as long as somebody has them.
+#[derive(Debug, Default)]
+struct Endpoints(Mutex<Vec<Weak<Held>>>);
+
+impl Endpoints {
+    fn all(&self) -> Vec<Arc<Held>> {
+        let mut endpoints = self.0.lock();
+        endpoints.retain(|endpoint| endpoint.strong_count() > 0);
+        endpoints.iter().filter_map(Weak::upgrade).collect()
+    }
 }
 
 impl Holder {
     pub(super) fn new(policy: Arc<dyn Policy>, operations_max: usize, runtime: &Handle) -> Self {
-        Self { policy, operations_max, runtime: runtime.clone(), endpoints: Mutex::default() }
+        let (endpoints, wake) = (Arc::new(Endpoints::default()), Arc::<Notify>::default());
+        runtime.spawn(follow(Arc::downgrade(&endpoints), Arc::clone(&wake)));
+        Self { policy, operations_max, endpoints, wake }
     }
+}
 
-    fn endpoints(&self) -> Vec<Arc<Held>> {
-        self.endpoints.lock().iter().filter_map(Weak::upgrade).collect()
+impl Drop for Holder {
+    /// Wakes the task for its end.
+    fn drop(&mut self) {
+        self.wake.notify_one();
     }
 }
 
@@ -76,24 +116,23 @@ impl Wrap for Holder {
             policy: Arc::clone(&self.policy),
             operations_max: self.operations_max,
             table: Mutex::default(),
-            wake: Arc::default(),
+            wake: Arc::clone(&self.wake),
             ended: Notify::new(),
         });
-        self.runtime.spawn(follow(Arc::downgrade(&held), Arc::clone(&held.wake)));
-        let mut endpoints = self.endpoints.lock();
-        endpoints.retain(|endpoint| endpoint.strong_count() > 0);
-        endpoints.push(Arc::downgrade(&held));
+        self.endpoints.0.lock().push(Arc::downgrade(&held));
         Arc::new(HoldEndpoint(held))
     }
 
     fn forget(&self, peer: PeerId) {
-        let endpoints = self.endpoints();
-        endpoints.iter().filter(|endpoint| endpoint.peer == peer).for_each(|endpoint| endpoint.pump());
+        let endpoints = self.endpoints.all();
+        for endpoint in endpoints.iter().filter(|endpoint| endpoint.peer == peer) {
+            endpoint.pump();
+        }
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            for endpoint in self.endpoints() {
+            for endpoint in self.endpoints.all() {
                 endpoint.close().await;
             }
         })
@@ -160,6 +199,7 @@ impl Held {
         let refusal = error_of(&self.state());
         let mut refused = Vec::new();
         let mut table = self.table.lock();
+        let is_first = table.waiting.is_empty();
         while refusal.is_some() || table.operations() < self.operations_max {
             let Some(operation) = operations.pop_front() else { break };
             let late = (operation.deadline <= now).then_some(Error::DeadlinePassed);
@@ -178,16 +218,20 @@ impl Held {
         for (operation, error) in refused {
             operation.complete(Err(error));
         }
-        self.pump();
+        if is_first {
+            self.pump();
+        }
         self.wake.notify_one();
     }
 
-    /// Takes an operation out of the counts. Whoever waits for its ticket finds room.
-    fn count_down(&self, rail: RailId, length: u64) {
+    /// Takes an operation out of the counts. Whoever waits for its ticket finds room. Returns whether something is held that
+    /// may find it, too.
+    fn count_down(&self, rail: RailId, length: u64) -> bool {
         let mut table = self.table.lock();
         if let Some(load) = table.loads.get_mut(&rail) {
             *load = (load.0 - 1, load.1 - length);
         }
+        !table.waiting.is_empty()
     }
 
     fn finish(&self, operation: Operation, result: Result<(), Error>) {
@@ -202,12 +246,13 @@ impl Held {
         }
     }
 
-    /// Lets go on what is due, and ends what is late.
-    fn pump(self: &Arc<Self>) {
+    /// Lets go on what is due, and ends what is late. Returns whether anything went on.
+    fn pump(self: &Arc<Self>) -> bool {
         let now = Instant::now();
         if let Some(error) = error_of(&self.state()) {
             let all = self.table.lock().take(|_, _| true);
-            return self.finish_all(all, &error);
+            self.finish_all(all, &error);
+            return false;
         }
         let mut table = self.table.lock();
         let late = table.take(|_, operation| operation.deadline <= now);
@@ -217,6 +262,10 @@ impl Held {
         while let Some(entry) =
             table.waiting.first_entry().filter(|entry| !is_cut_off && entry.key().0 <= now)
         {
+            let (due, (operation, outcome)) = (entry.key().0, entry.get());
+            if outcome.moves() && !self.policy.start(due, operation.local.length(), now) {
+                break;
+            }
             let (turn, (operation, outcome)) = entry.remove_entry();
             match outcome {
                 Outcome::Fail(error) => failed.push((operation, error)),
@@ -234,9 +283,11 @@ impl Held {
         for (operation, error) in failed {
             self.finish(operation, Err(error));
         }
-        if !passing.is_empty() {
+        let has_passed = !passing.is_empty();
+        if has_passed {
             self.pass(passing);
         }
+        has_passed
     }
 
     /// Posts below, in turn; what has no room is held again.
@@ -254,6 +305,7 @@ impl Held {
         let mut table = self.table.lock();
         // The ones that are left are the last of those that were given.
         while let (Some(operation), Some((turn, outcome))) = (operations.pop_back(), turns.pop_back()) {
+            self.policy.not_started(operation.local.length());
             table.waiting.insert(turn, (operation, outcome));
         }
         table.on_the_way -= 1;
@@ -283,9 +335,11 @@ impl Held {
             if let Some((target, victim)) = target.filter(|_| result.is_ok()) {
                 change_byte(&target, victim);
             }
-            held.count_down(rail, length);
+            let is_more = held.count_down(rail, length);
             ticket.complete(result);
-            held.wake.notify_one();
+            if is_more {
+                held.wake.notify_one();
+            }
             held.ended.notify_waiters();
         })
     }
@@ -324,11 +378,15 @@ impl Held {
         }
     }
 
+    fn is_holding(&self) -> bool {
+        !self.table.lock().waiting.is_empty()
+    }
+
     /// How long nothing needs to be done; `None` while nothing is held.
     fn idle_for(&self) -> Option<Duration> {
         let table = self.table.lock();
         let (due, _) = table.waiting.first_key_value()?.0;
-        let to_go = due.saturating_duration_since(Instant::now());
+        let to_go = self.policy.ready_at(*due).saturating_duration_since(Instant::now());
         // What is due and still here has no room, or no way: it is tried again when something has ended.
         Some(if to_go.is_zero() { LOOK_EVERY } else { to_go.min(LOOK_EVERY) })
     }
@@ -343,16 +401,22 @@ fn change_byte(target: &MemorySlice, victim: u64) {
     }
 }
 
-/// Pumps when something is due or has ended, until the connection is dropped or closed.
-async fn follow(held: Weak<Held>, wake: Arc<Notify>) {
+/// Pumps when something is due or has ended, until the layer is dropped: the one of which something went on last comes last.
+async fn follow(endpoints: Weak<Endpoints>, wake: Arc<Notify>) {
+    let mut first = 0;
     loop {
-        let Some(strong) = held.upgrade() else { return };
-        if strong.table.lock().is_closed {
-            return;
+        let Some(mut all) = endpoints.upgrade().map(|endpoints| endpoints.all()) else { return };
+        let count = all.len().max(1);
+        all.rotate_left(first % count);
+        let mut last = None;
+        for (place, held) in all.iter().enumerate().filter(|(_, held)| held.is_holding()) {
+            if held.pump() {
+                last = Some(place);
+            }
         }
-        strong.pump();
-        let idle_for = strong.idle_for();
-        drop(strong);
+        first = last.map_or(first, |last| first + last + 1) % count;
+        let idle_for = all.iter().filter_map(|held| held.idle_for()).min();
+        drop(all);
         match idle_for {
             // Whichever comes first; the time out is no error.
             Some(idle_for) => drop(tokio::time::timeout(idle_for, wake.notified()).await),

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::memory::Access;
 use crate::transport::conformance::{Batch, Pair, Scene, conformance, peer};
 use crate::transport::sim::{Conditions, SimNetwork};
-use crate::transport::{BoxFuture, Direction, Exchange, Transport};
+use crate::transport::{BoxFuture, Direction, Endpoint, Exchange, Transport};
 use crate::types::PeerId;
 
 /// Both ends of a quiet network with a layer around each.
@@ -153,6 +153,49 @@ fn a_peer_that_is_cut_off_gets_nothing_until_it_heals() {
     faults.heal(peer(2));
     patient.expect_done();
     near.expect(2, "after it healed");
+}
+
+/// Two connections of a network that carries this many bytes in a second, and `count` reads of a thousand bytes each.
+fn slowly(bytes_per_second: u64, count: u64, patience: Duration) -> (Scene, Vec<Arc<dyn Endpoint>>, Batch) {
+    let scene = Scene::new(|| {
+        around(Conditions::default(), |inner| throttled(inner, bytes_per_second, &Handle::current()))
+    });
+    let endpoints = vec![scene.connect(), scene.connect()];
+    let batch = reads(&scene, count, patience);
+    (scene, endpoints, batch)
+}
+
+fn reads(scene: &Scene, count: u64, patience: Duration) -> Batch {
+    let near = scene.pair.a.share(1000, Access::ReadWrite, 1);
+    let far = scene.pair.b.share(1000, Access::Read, 2);
+    let mut batch = Batch::until(Instant::now() + patience);
+    (0..count).for_each(|_| batch.read(near.local(0, 1000), far.remote(0)));
+    batch
+}
+
+/// Forty reads of two seconds each, of which one starts before they are given up.
+#[test]
+fn what_is_given_up_while_it_waits_takes_none_of_the_rate() {
+    let (scene, endpoints, mut late) = slowly(500, 40, Duration::from_millis(100));
+    late.post(&endpoints[0]);
+    let results = late.results();
+    assert!(results.iter().filter(|result| **result == Err(Error::DeadlinePassed)).count() >= 39);
+    let mut patient = reads(&scene, 1, Duration::from_secs(40));
+    patient.post(&endpoints[0]);
+    patient.expect_done();
+}
+
+/// Two hundred reads of 50 ms each on one connection, and one on another.
+#[test]
+fn who_asks_for_little_does_not_wait_for_all_that_another_has_asked_for() {
+    let (scene, endpoints, mut much) = slowly(20_000, 200, Duration::from_secs(60));
+    much.post(&endpoints[0]);
+    let mut little = reads(&scene, 1, Duration::from_secs(60));
+    little.post(&endpoints[1]);
+    little.expect_done();
+    assert!(much.ended() < 100, "{} of 200 went before it", much.ended());
+    endpoints[0].cancel(much.id);
+    much.results();
 }
 
 #[test]
