@@ -1,11 +1,13 @@
 //! Connections that are made from here: for links, which are kept, and for streams, which are handed out.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 
 use super::handshake::{Identity, Token, Verdict};
 use super::stream::Stream;
@@ -15,6 +17,9 @@ use crate::types::PeerId;
 
 /// How an attempt to make a link ended, once it has.
 pub(super) type Dialled = Option<Result<Arc<Link>, Error>>;
+
+/// How long the address before it is waited for before the next one is tried beside it (RFC 8305 says 250 ms).
+const HEAD_START: Duration = Duration::from_millis(250);
 
 /// Shortest and longest pause before a peer that says "duplicate" is dialled again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
@@ -76,7 +81,8 @@ impl Links {
         }
     }
 
-    /// Tries the addresses in turn. An error that says more than "nobody is there" is kept.
+    /// Tries the addresses in turn; one that does not answer holds up none that follow it. Only one is greeted at a time: a
+    /// peer takes a second greeting for the end of the first. An error that says more than "nobody is there" is kept.
     async fn dial_any(
         &self,
         peer: PeerId,
@@ -86,16 +92,20 @@ impl Links {
     ) -> Result<(Stream, Identity, Verdict), Error> {
         let me = self.identity(token);
         let mut kept: Option<Error> = None;
-        for (index, &address) in addresses.iter().enumerate() {
+        let mut calls = Calls::new(addresses);
+        while let Some((address, called)) = calls.next(deadline).await {
             let left = deadline.saturating_duration_since(Instant::now());
-            let share = left / u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
-            let error = match tokio::time::timeout(share, self.dial_one(peer, address, &me)).await {
-                Ok(Ok(dialled)) => return Ok(dialled),
-                Ok(Err(error)) => error,
-                Err(_) => Error::Unreachable {
-                    address: address.to_string().into(),
-                    cause: format!("no answer within {} ms", share.as_millis()).into(),
-                },
+            let share = left / u32::try_from(calls.open() + 1).unwrap_or(u32::MAX);
+            let error = match called {
+                Ok(socket) => {
+                    let greeting = tokio::time::timeout(share, self.greet(peer, address, socket, &me));
+                    match greeting.await {
+                        Ok(Ok(dialled)) => return Ok(dialled),
+                        Ok(Err(error)) => error,
+                        Err(_) => unreachable_by(address, &silent(share)),
+                    }
+                }
+                Err(error) => unreachable_by(address, &error),
             };
             let says_more = !matches!(error, Error::Unreachable { .. });
             if says_more || kept.as_ref().is_none_or(|kept| matches!(kept, Error::Unreachable { .. })) {
@@ -108,17 +118,15 @@ impl Links {
         }))
     }
 
-    async fn dial_one(
+    /// Makes a stream of a socket that was just connected, and lets both ends prove themselves.
+    async fn greet(
         &self,
         peer: PeerId,
         address: SocketAddr,
+        socket: TcpStream,
         me: &Identity,
     ) -> Result<(Stream, Identity, Verdict), Error> {
-        let unreachable = |error: io::Error| Error::Unreachable {
-            address: address.to_string().into(),
-            cause: error.to_string().into(),
-        };
-        let socket = TcpStream::connect(address).await.map_err(unreachable)?;
+        let unreachable = |error: io::Error| unreachable_by(address, &error);
         socket::prepare(&socket, self.config.silence_max).map_err(unreachable)?;
         let stream = match &self.encryption {
             Some(encryption) => {
@@ -133,5 +141,56 @@ impl Links {
         };
         let (identity, verdict) = greet::introduce(&stream, &self.prover, me, peer).await?;
         Ok((stream, identity, verdict))
+    }
+}
+
+fn unreachable_by(address: SocketAddr, error: &io::Error) -> Error {
+    Error::Unreachable { address: address.to_string().into(), cause: error.to_string().into() }
+}
+
+fn silent(waited: Duration) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} ms", waited.as_millis()))
+}
+
+/// Sockets on their way to addresses, the preferred ones ahead of the others.
+#[derive(Debug)]
+struct Calls {
+    /// Those that were not begun.
+    rest: VecDeque<SocketAddr>,
+    /// Ended when this is dropped.
+    under_way: JoinSet<(SocketAddr, io::Result<TcpStream>)>,
+    next_at: Instant,
+}
+
+impl Calls {
+    fn new(addresses: &[SocketAddr]) -> Self {
+        let rest = addresses.iter().copied().collect();
+        Self { rest, under_way: JoinSet::new(), next_at: Instant::now() }
+    }
+
+    /// Addresses of which [`Self::next`] has not said how it went.
+    fn open(&self) -> usize {
+        self.rest.len() + self.under_way.len()
+    }
+
+    /// How it went with the next address, in the order in which they answer. Those that have not by `deadline` have failed.
+    async fn next(&mut self, deadline: Instant) -> Option<(SocketAddr, io::Result<TcpStream>)> {
+        loop {
+            let is_time = self.under_way.is_empty() || self.next_at <= Instant::now();
+            if is_time && let Some(address) = self.rest.pop_front() {
+                let now = Instant::now();
+                let patience = deadline.saturating_duration_since(now);
+                self.under_way.spawn(async move {
+                    let called = tokio::time::timeout(patience, TcpStream::connect(address)).await;
+                    (address, called.unwrap_or_else(|_| Err(silent(patience))))
+                });
+                self.next_at = now + HEAD_START;
+            }
+            tokio::select! {
+                // Nothing here panics, and who drops the tasks asks no more.
+                called = self.under_way.join_next() => return called?.ok(),
+                () = tokio::time::sleep_until(self.next_at.into()), if !self.rest.is_empty() => {}
+            }
+        }
     }
 }

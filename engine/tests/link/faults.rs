@@ -131,3 +131,36 @@ async fn an_idle_link_outlives_many_silence_limits() {
     assert!(link.is_up());
     assert_eq!(a.seen.events(), [Event::Connected(b.me)]);
 }
+
+/// An address that takes no connection and says nothing of it: its queue is full.
+fn dead_address() -> (Vec<socket2::Socket>, SocketAddr) {
+    let new = || socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let listener = new();
+    listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    listener.listen(0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let first = new();
+    first.connect(&address).unwrap();
+    (vec![listener, first], address.as_socket().unwrap())
+}
+
+#[tokio::test]
+async fn an_address_that_does_not_answer_holds_up_none_that_follow_it() {
+    let far = Node::start(2);
+    let patient = LinkConfig { connect_timeout: Duration::from_secs(120), ..config() };
+    let near = Node::with(peer(1, 1), patient);
+    let (_held, dead) = dead_address();
+    let addresses = [vec![dead, dead], far.links.addresses()].concat();
+    let link = near.links.connect(far.me, &addresses, soon()).await.unwrap();
+    assert_eq!(link.remote(), far.links.addresses()[0]);
+}
+
+#[tokio::test]
+async fn addresses_that_do_not_answer_are_named_when_the_time_is_over() {
+    let near = Node::with(peer(1, 1), LinkConfig { connect_timeout: Duration::from_millis(600), ..config() });
+    let (_held, dead) = dead_address();
+    let refused = near.links.connect(peer(2, 1), &[dead], soon()).await.unwrap_err();
+    let Error::Unreachable { address, cause } = &refused else { panic!("{refused:?}") };
+    assert_eq!(**address, dead.to_string());
+    assert!(cause.starts_with("no answer within "), "{refused}");
+}
