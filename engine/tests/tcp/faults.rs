@@ -92,6 +92,45 @@ async fn pump(
     }
 }
 
+/// As one of several paths that is dead: it takes connections, and carries the first `carried` of them.
+async fn carry_few(target: SocketAddr, carried: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (never, is_never) = watch::channel(false);
+        let mut hung = Vec::new();
+        for count in 0.. {
+            let Ok((near, _)) = listener.accept().await else { break };
+            if count < carried {
+                let far = TcpStream::connect(target).await.unwrap();
+                tokio::spawn(carry(near, far, is_never.clone(), is_never.clone()));
+            } else {
+                hung.push(near);
+            }
+        }
+        drop(never);
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_hang_hold_up_none_that_is_up() {
+    let patient = TcpConfig { connect_timeout: Duration::from_secs(60), ..TcpConfig::default() };
+    let node = |member| Node::with(member, LinkConfig::default(), patient.clone());
+    let (a, b) = (node(1), node(2));
+    // The link and one of the four.
+    let address = carry_few(b.links.addresses()[0], 2).await;
+    let endpoint = tokio::time::timeout(Duration::from_secs(20), a.connect(b.me, &[address])).await.unwrap();
+    let (near, far) = (a.share(1, MIB, 1), b.share(2, MIB, 2));
+    tokio::task::block_in_place(|| {
+        let mut batch = Batch::until(soon());
+        batch.read(near.local(0, MIB), far.remote(0));
+        batch.post(&endpoint);
+        batch.expect_done();
+    });
+    near.expect(2, "over the connection that is up");
+}
+
 struct Scene {
     relay: Relay,
     a: Node,

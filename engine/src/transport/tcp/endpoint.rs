@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 use super::frame::{Header, Kind};
 use super::lane::{Lane, Load, Posted};
@@ -25,6 +25,8 @@ use crate::types::{ByteCount, PeerId};
 
 /// Shortest and longest pause before a failed connection is dialled again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Time for the other connections when one is up: what begins on few would stay there.
+const MOMENT: Duration = Duration::from_secs(1);
 /// Attempts without any connection after which the endpoint has failed.
 const ATTEMPTS_MAX: u32 = 4;
 
@@ -73,7 +75,8 @@ struct Signals {
 }
 
 impl TcpEndpoint {
-    /// Dials; one connection is enough to begin.
+    /// Dials. One connection is enough to begin: the others get [`MOMENT`] from then on, and follow later if that is too
+    /// short.
     pub(super) async fn dial(
         peer: PeerId,
         links: Arc<Links>,
@@ -82,43 +85,16 @@ impl TcpEndpoint {
         policy: Policy,
         granted: Granted,
     ) -> Result<Arc<Self>, Error> {
-        let deadline = Instant::now() + config.connect_timeout;
-        let mut dials = tokio::task::JoinSet::new();
-        for _ in 0..granted.lanes {
-            let (links, granted) = (Arc::clone(&links), granted.clone());
-            let runtime = links.runtime().clone();
-            let dial =
-                async move { links.dial_stream(peer, &granted.addresses, granted.token, deadline).await };
-            dials.spawn_on(dial, &runtime);
-        }
-        let load = Arc::new(Load::default());
-        let mut lanes = Vec::new();
-        let mut refused = Error::transport(NAME, "the peer grants no connection");
-        while let Some(dialled) = dials.join_next().await {
-            match dialled {
-                Ok(Ok(stream)) => {
-                    lanes.push(Some(start_lane(stream, &links, &load, &pollers, &policy)?));
-                }
-                Ok(Err(error)) => {
-                    refused = error;
-                    lanes.push(None);
-                }
-                Err(_) => return Err(Error::Closed),
-            }
-        }
-        if lanes.iter().all(Option::is_none) {
-            return Err(refused);
-        }
         let endpoint = Arc::new(Self {
             peer,
             links,
             pollers,
             config,
             policy,
+            lanes: RwLock::new(vec![None; granted.lanes]),
             granted,
-            lanes: RwLock::new(lanes.clone()),
             over: Mutex::new(None),
-            load,
+            load: Arc::default(),
             next_operation: AtomicU64::new(1),
             armed: Mutex::new(None),
             signals: Arc::default(),
@@ -126,11 +102,26 @@ impl TcpEndpoint {
         });
         let runtime = endpoint.links.runtime();
         endpoint.tasks.spawn(runtime, reap(Arc::downgrade(&endpoint), Arc::clone(&endpoint.signals)));
-        for (place, lane) in lanes.into_iter().enumerate() {
+        // One message for each place.
+        let (tell, mut told) = mpsc::unbounded_channel();
+        for place in 0..endpoint.granted.lanes {
             let (weak, signals) = (Arc::downgrade(&endpoint), Arc::clone(&endpoint.signals));
-            endpoint.tasks.spawn(runtime, keep(weak, signals, place, lane));
+            endpoint.tasks.spawn(runtime, keep(weak, signals, place, tell.clone()));
         }
-        Ok(endpoint)
+        drop(tell);
+        let mut refused = Error::transport(NAME, "the peer grants no connection");
+        while let Some(dialled) = told.recv().await {
+            match dialled {
+                Ok(()) => {
+                    let all = async { while told.recv().await.is_some() {} };
+                    // Whoever has not told goes on.
+                    let _ = tokio::time::timeout(MOMENT, all).await;
+                    return Ok(endpoint);
+                }
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
     }
 
     fn over(&self) -> Option<Error> {
@@ -185,13 +176,13 @@ impl TcpEndpoint {
     }
 
     /// Gives up when no connection is left and none can be made.
-    fn dial_failed(&self, error: Error, attempts: u32) {
+    fn dial_failed(&self, error: &Error, attempts: u32) {
         tracing::debug!(peer = %self.peer, %error, attempts, "a data connection is not made again");
         let is_final = matches!(error, Error::PeerGone { .. } | Error::Refused { .. });
         let is_alone = self.lanes.read().iter().all(Option::is_none);
         if is_alone && (is_final || attempts >= ATTEMPTS_MAX) {
             let error = match error {
-                Error::PeerGone { .. } => error,
+                Error::PeerGone { .. } => error.clone(),
                 error => Error::transport(NAME, error.to_string()),
             };
             self.end(EndpointState::Failed(error));
@@ -309,21 +300,23 @@ async fn reap(endpoint: Weak<TcpEndpoint>, signals: Arc<Signals>) {
     }
 }
 
-/// Watches the connection at `place`, and dials again when it failed.
-async fn keep(endpoint: Weak<TcpEndpoint>, signals: Arc<Signals>, place: usize, lane: Option<Arc<Lane>>) {
-    let mut next = lane;
+/// Dials the connection at `place`, tells how that went, watches it, and dials again when it failed.
+async fn keep(
+    endpoint: Weak<TcpEndpoint>,
+    signals: Arc<Signals>,
+    place: usize,
+    tell: mpsc::UnboundedSender<Result<(), Error>>,
+) {
+    let mut tell = Some(tell);
     let mut attempts = 0;
     loop {
-        if let Some(lane) = next.take() {
-            attempts = 0;
-            lane.until_over().await;
-        }
         let stop = signals.stop.notified();
         let dial = match endpoint.upgrade() {
             Some(endpoint) if endpoint.over().is_none() => endpoint.redial(place),
             _ => return,
         };
         let pause = (PAUSE.0 * 2_u32.saturating_pow(attempts)).min(PAUSE.1);
+        let pause = if tell.is_some() { Duration::ZERO } else { pause };
         let dialled = async {
             tokio::time::sleep(pause).await;
             dial.await
@@ -332,11 +325,21 @@ async fn keep(endpoint: Weak<TcpEndpoint>, signals: Arc<Signals>, place: usize, 
             dialled = dialled => dialled,
             () = stop => return,
         };
-        attempts += 1;
-        let Some(endpoint) = endpoint.upgrade() else { return };
-        match dialled.and_then(|stream| endpoint.put(place, stream)) {
-            Ok(lane) => next = lane,
-            Err(error) => endpoint.dial_failed(error, attempts),
+        let Some(found) = endpoint.upgrade() else { return };
+        let lane = dialled.and_then(|stream| found.put(place, stream));
+        match (tell.take(), &lane) {
+            // Nobody may wait any more: another was the first.
+            (Some(tell), lane) => drop(tell.send(lane.as_ref().map(drop).map_err(Error::clone))),
+            (None, Err(error)) => {
+                attempts += 1;
+                found.dial_failed(error, attempts);
+            }
+            (None, Ok(_)) => {}
+        }
+        drop(found);
+        if let Ok(Some(lane)) = lane {
+            attempts = 0;
+            lane.until_over().await;
         }
     }
 }

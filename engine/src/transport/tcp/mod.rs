@@ -218,7 +218,11 @@ impl Transport for TcpTransport {
             let pollers = Arc::clone(&self.pollers);
             let (config, policy) = (self.config.clone(), self.policy.clone());
             let endpoint = TcpEndpoint::dial(peer, links, pollers, config, policy, granted).await?;
-            self.endpoints.lock().push((peer, Arc::downgrade(&endpoint)));
+            let mut endpoints = self.endpoints.lock();
+            // Those that failed were closed since.
+            endpoints.retain(|(_, endpoint)| endpoint.strong_count() > 0);
+            endpoints.push((peer, Arc::downgrade(&endpoint)));
+            drop(endpoints);
             if let Err(closed) = self.check_open() {
                 endpoint.end(EndpointState::Closed);
                 return Err(closed);
