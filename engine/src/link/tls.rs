@@ -3,6 +3,8 @@
 //! The session keeps its own buffers and is driven by the same calls as a plain socket, so that everything above is
 //! written once. Plain bytes wait in it at most for [`BUFFER_BYTES`].
 
+mod authorities;
+
 use std::fmt;
 use std::fs;
 use std::io::{self, IoSlice, Read, Write};
@@ -11,10 +13,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
+use self::authorities::Authorities;
 use super::TlsConfig;
 use super::stream::Nonblocking;
 use crate::error::Error;
@@ -24,9 +27,19 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 /// What makes sessions: the files of [`TlsConfig`], read once.
 pub(super) struct Encryption {
+    authorities: Authorities,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    name: ServerName<'static>,
+    /// What sessions are made with until another authority counts. Held to make it.
+    current: Mutex<Option<Current>>,
+}
+
+/// How sessions are made while these authorities count.
+struct Current {
+    authorities: Vec<usize>,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
-    name: ServerName<'static>,
 }
 
 impl fmt::Debug for Encryption {
@@ -41,48 +54,64 @@ impl Encryption {
     /// # Errors
     /// [`Error::Unavailable`] with the file and what is wrong with it.
     pub(super) fn open(config: &TlsConfig) -> Result<Self, Error> {
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(&config.authority)? {
-            roots.add(certificate).map_err(|error| unusable(&config.authority, &error))?;
-        }
-        let roots = Arc::new(roots);
-        let chain = certificates(&config.certificate)?;
-        let key = || PrivateKeyDer::from_pem_file(&config.key).map_err(|error| unusable(&config.key, &error));
-        let name = ServerName::try_from(config.name.clone())
-            .map_err(|error| unusable(Path::new(&config.name), &error))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let authorities = Authorities::new(certificates(&config.authority)?)
+            .map_err(|error| unusable(&config.authority, &error))?;
+        authorities.in_date(UnixTime::now()).map_err(|error| unusable(&config.authority, &error))?;
+        let encryption = Self {
+            authorities,
+            chain: certificates(&config.certificate)?,
+            key: PrivateKeyDer::from_pem_file(&config.key).map_err(|error| unusable(&config.key, &error))?,
+            name: ServerName::try_from(config.name.clone())
+                .map_err(|error| unusable(Path::new(&config.name), &error))?,
+            current: Mutex::default(),
+        };
+        encryption.configs().map_err(|error| unusable(&config.certificate, &error))?;
+        Ok(encryption)
+    }
+
+    /// How sessions are made now.
+    fn configs(&self) -> Result<(Arc<ClientConfig>, Arc<ServerConfig>), rustls::Error> {
+        let authorities = self.authorities.in_date(UnixTime::now())?;
+        let mut current = self.current.lock();
+        let found = match current.take().filter(|current| current.authorities == authorities) {
+            Some(found) => found,
+            None => self.make(authorities)?,
+        };
+        let Current { client, server, .. } = current.insert(found);
+        Ok((Arc::clone(client), Arc::clone(server)))
+    }
+
+    fn make(&self, authorities: Vec<usize>) -> Result<Current, rustls::Error> {
+        let roots = Arc::new(self.authorities.store(&authorities)?);
+        let provider = Arc::new(authorities::provider());
         let versions = [&rustls::version::TLS13];
-        let wrong_pair = |error: rustls::Error| unusable(&config.certificate, &error);
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(&versions)
-            .map_err(wrong_pair)?
+            .with_protocol_versions(&versions)?
             .with_root_certificates(Arc::clone(&roots))
-            .with_client_auth_cert(chain.clone(), key()?)
-            .map_err(wrong_pair)?;
+            .with_client_auth_cert(self.chain.clone(), self.key.clone_key())?;
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .build()
-            .map_err(|error| unusable(&config.authority, &error))?;
+            .map_err(|error| rustls::Error::General(error.to_string()))?;
         let mut server = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&versions)
-            .map_err(wrong_pair)?
+            .with_protocol_versions(&versions)?
             .with_client_cert_verifier(verifier)
-            .with_single_cert(chain, key()?)
-            .map_err(wrong_pair)?;
+            .with_single_cert(self.chain.clone(), self.key.clone_key())?;
         // Connections live long, so nothing is gained by resuming one.
         server.send_tls13_tickets = 0;
-        Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
+        Ok(Current { authorities, client: Arc::new(client), server: Arc::new(server) })
     }
 
     /// The session of the end that dialled.
     pub(super) fn dialled(&self) -> io::Result<Session> {
-        let connection = ClientConnection::new(Arc::clone(&self.client), self.name.clone());
+        let (client, _) = self.configs().map_err(io::Error::other)?;
+        let connection = ClientConnection::new(client, self.name.clone());
         Ok(Session::new(connection.map_err(io::Error::other)?.into()))
     }
 
     /// The session of the end that accepted.
     pub(super) fn accepted(&self) -> io::Result<Session> {
-        let connection = ServerConnection::new(Arc::clone(&self.server));
-        Ok(Session::new(connection.map_err(io::Error::other)?.into()))
+        let (_, server) = self.configs().map_err(io::Error::other)?;
+        Ok(Session::new(ServerConnection::new(server).map_err(io::Error::other)?.into()))
     }
 }
 

@@ -126,9 +126,39 @@ async fn a_listener_that_ends_its_stream_in_the_handshake_has_proved_nothing() {
     assert!(listening.await.unwrap().0 > 0, "a ClientHello was heard");
 }
 
+fn refusal(tls: TlsConfig) -> String {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let config = LinkConfig { tls: Some(tls), ..config() };
+    let events = std::sync::Arc::new(crate::common::Recorder::default());
+    let refused =
+        tidefs_engine::link::Links::start(runtime.handle().clone(), config, peer(1, 1), events).unwrap_err();
+    assert!(matches!(refused, Error::Unavailable { .. }), "{refused}");
+    refused.to_string()
+}
+
+#[test]
+fn an_authority_that_has_expired_signs_for_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+    let pem = params.self_signed(&key).unwrap().pem();
+    let refused = refusal(certified(folder.path(), &Issuer::new(params, key), &pem));
+    assert!(refused.contains("authority.pem") && refused.contains("expired"), "{refused}");
+    // One beside it that has not expired is enough.
+    let (issuer, good) = authority();
+    let encrypted = certified(folder.path(), &issuer, &format!("{pem}{good}"));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let encrypted = LinkConfig { tls: Some(encrypted), ..config() };
+        let (a, b) = (Node::with(peer(1, 1), encrypted.clone()), Node::with(peer(2, 1), encrypted));
+        assert!(a.connect(&b).await.is_ok());
+    });
+}
+
 #[test]
 fn a_missing_file_is_named() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
     let nowhere = Path::new("/nowhere/authority.pem").to_owned();
     let tls = TlsConfig {
         authority: nowhere.clone(),
@@ -136,10 +166,6 @@ fn a_missing_file_is_named() {
         key: nowhere,
         name: NAME.to_owned(),
     };
-    let config = LinkConfig { tls: Some(tls), ..config() };
-    let events = std::sync::Arc::new(crate::common::Recorder::default());
-    let refused =
-        tidefs_engine::link::Links::start(runtime.handle().clone(), config, peer(1, 1), events).unwrap_err();
-    assert!(matches!(refused, Error::Unavailable { .. }), "{refused}");
-    assert!(refused.to_string().contains("/nowhere/authority.pem"), "{refused}");
+    let refused = refusal(tls);
+    assert!(refused.contains("/nowhere/authority.pem"), "{refused}");
 }
