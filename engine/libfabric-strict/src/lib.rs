@@ -174,3 +174,10 @@ pub extern "C" fn strict_failures() -> usize {
 pub extern "C" fn strict_memory_max(bytes: usize) {
     world().memory_max = bytes;
 }
+
+/// Addresses in all vectors.
+// SAFETY: the name is unique to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn strict_addresses() -> usize {
+    world().vectors.values().flatten().flatten().count()
+}

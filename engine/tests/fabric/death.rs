@@ -13,7 +13,7 @@ use tidefs_engine::error::Error;
 use tidefs_engine::memory::Access;
 use tidefs_engine::transport::{BoxFuture, Direction, Exchange, Transport};
 
-use crate::harness::{Memory, PATIENCE, Run, block_on, connect, open, pattern, peer};
+use crate::harness::{Memory, PATIENCE, Run, block_on, connect_as, open, pattern, peer};
 
 const ROLE: &str = "TIDEFS_TEST_FABRIC_SERVER";
 const LENGTH: u64 = 64 << 20;
@@ -110,7 +110,7 @@ fn a_killed_peer_ends_its_operations_and_nobody_elses() {
     assert_eq!(Run::start(&endpoint, &local, &remote, &one, PATIENCE).wait(), [Ok(())]);
     assert_eq!(local.bytes(0, 1 << 20), pattern(9, LENGTH)[..1 << 20]);
 
-    let survivor = connect(&near, &other);
+    let survivor = connect_as(&near, peer(1), &other, peer(3));
     let elsewhere = Memory::new(&other, 1, 1 << 20, Access::ReadWrite);
     for direction in [Direction::Read, Direction::Write] {
         let all: Vec<_> = (0..64).map(|index| (direction, index << 20, index << 20, 1 << 20)).collect();
@@ -132,7 +132,7 @@ fn a_killed_peer_ends_its_operations_and_nobody_elses() {
     let results = Run::start(&survivor, &local, &elsewhere, &read, PATIENCE).wait();
     // It may have been made anew meanwhile, if the dead peer's operations did not end by themselves.
     if results[0].is_err() {
-        let again = connect(&near, &other);
+        let again = connect_as(&near, peer(1), &other, peer(3));
         assert_eq!(Run::start(&again, &local, &elsewhere, &read, PATIENCE).wait(), [Ok(())]);
         println!("the endpoint was opened again");
     }

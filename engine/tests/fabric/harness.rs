@@ -191,6 +191,11 @@ pub(crate) fn memory_max(bytes: usize) {
     set(c"strict_memory_max", bytes);
 }
 
+/// Addresses that endpoints of the strict provider know.
+pub(crate) fn addresses() -> usize {
+    take(c"strict_addresses")
+}
+
 /// What rules of the strict provider were broken since the last call.
 pub(crate) fn violations() -> String {
     type Take = unsafe extern "C" fn(*mut c_char, usize) -> usize;
@@ -373,7 +378,18 @@ impl Pair {
     }
 }
 
+/// The first of a pair to the second.
 pub(crate) fn connect(near: &Arc<Fabric>, far: &Arc<Fabric>) -> Arc<dyn Endpoint> {
-    let exchange = Direct { other: Arc::clone(far), own: peer(1) };
-    block_on(near.connect(peer(2), &exchange)).unwrap()
+    connect_as(near, peer(1), far, peer(2))
+}
+
+/// One end to another, which know each other by these names.
+pub(crate) fn connect_as(
+    near: &Arc<Fabric>,
+    own: PeerId,
+    far: &Arc<Fabric>,
+    other: PeerId,
+) -> Arc<dyn Endpoint> {
+    let exchange = Direct { other: Arc::clone(far), own };
+    block_on(near.connect(other, &exchange)).unwrap()
 }

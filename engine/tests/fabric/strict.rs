@@ -11,9 +11,9 @@ use tidefs_engine::types::RegionId;
 
 use crate::budget::with_pages;
 use crate::harness::{
-    Memory, PATIENCE, Pair, Run, alone, announce, asked, block_on, bound, connect, dead, expect_no_violation,
-    fragile, halt, held, in_pieces, mute, open_strict, peer, refusals, reusing, silence, strict_config,
-    stuck,
+    Memory, PATIENCE, Pair, Run, addresses, alone, announce, asked, block_on, bound, connect, connect_as,
+    dead, expect_no_violation, fragile, halt, held, in_pieces, mute, open_strict, peer, refusals, reusing,
+    silence, strict_config, stuck,
 };
 
 const READ: [(Direction, u64, u64, u64); 3] =
@@ -126,7 +126,7 @@ fn a_peer_that_is_closed_fails_its_operations_and_nobody_elses() {
     let _alone = alone();
     let Some(pair) = Pair::open_strict() else { return };
     let Some(other) = open_strict() else { return };
-    let survivor = connect(&pair.near, &other);
+    let survivor = connect_as(&pair.near, peer(1), &other, peer(3));
     let (local, remote) = pair.memory(1 << 20);
     let elsewhere = Memory::new(&other, 2, 1 << 20, Access::ReadWrite);
     block_on(pair.far.close());
@@ -138,6 +138,34 @@ fn a_peer_that_is_closed_fails_its_operations_and_nobody_elses() {
     assert_eq!(survivor.state(), EndpointState::Ready);
     pair.near.forget(peer(2));
     close((pair, other));
+}
+
+/// The far end gives up reads that do not end, and with them its endpoints, again and again. What it was reached at before is
+/// of no use to anybody, and costs a provider as much as a connection that works.
+#[test]
+fn what_a_peer_was_reached_at_before_is_forgotten() {
+    let _alone = alone();
+    let Some((pair, local, remote)) = open() else { return };
+    let mut there = Arc::clone(&pair.endpoint);
+    for _ in 0..4 {
+        let back = connect_as(&pair.far, peer(2), &pair.near, peer(1));
+        silence(true);
+        let results = Run::start(&back, &remote, &local, &READ, Duration::from_millis(100)).wait();
+        silence(false);
+        assert!(results.iter().all(Result::is_err), "{results:?}");
+        let again = connect_as(&pair.far, peer(2), &pair.near, peer(1));
+        assert_eq!(read(&again, &remote, &local).wait(), DONE);
+        assert!(matches!(there.state(), EndpointState::Failed(_)), "it leads to what is closed");
+        there = connect(&pair.near, &pair.far);
+        assert_eq!(read(&there, &local, &remote).wait(), DONE);
+    }
+    // Each end has two NICs, each of which knows one of the other end.
+    let limit = Instant::now() + PATIENCE;
+    while addresses() > 4 {
+        assert!(Instant::now() < limit, "{} addresses are known", addresses());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    close(pair);
 }
 
 #[test]
@@ -347,11 +375,11 @@ fn a_nic_is_given_as_many_operations_as_it_takes() {
     let local = Memory::new(&near, 1, 1 << 20, Access::ReadWrite);
     let reads: Vec<_> = (0..COUNT).map(|index| (Direction::Read, index * 256, 0, 256)).collect();
     refusals();
-    let run = |far: &Arc<_>| {
+    let run = |(number, far): (u64, &Arc<_>)| {
         let remote = Memory::new(far, 2, 1 << 20, Access::ReadWrite);
-        Run::start(&connect(&near, far), &local, &remote, &reads, PATIENCE)
+        Run::start(&connect_as(&near, peer(1), far, peer(number)), &local, &remote, &reads, PATIENCE)
     };
-    let runs: Vec<Run> = far.iter().map(run).collect();
+    let runs: Vec<Run> = (2..).zip(&far).map(run).collect();
     let waiters = runs.into_iter().map(|run| std::thread::spawn(move || run.wait()));
     for waiter in waiters.collect::<Vec<_>>() {
         assert!(waiter.join().unwrap().iter().all(Result::is_ok));

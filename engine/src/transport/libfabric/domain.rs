@@ -42,15 +42,11 @@ use crate::types::{PeerId, RegionId};
 
 mod life;
 mod memory;
+mod peers;
 mod silence;
 
 use life::Grave;
-
-/// A peer's address in the vector.
-struct Known {
-    slot: u64,
-    holders: HashSet<PeerId>,
-}
+use peers::Known;
 
 /// Deadlines are looked at this often while anything is under way.
 const SWEEP: Duration = Duration::from_millis(5);
@@ -194,6 +190,7 @@ impl Domain {
             Command::Insert(peer, address, connection, reply) => {
                 let _ = reply.send(self.insert(peer, address, connection));
             }
+            Command::Keep(peer, addresses) => self.keep(peer, &addresses),
             Command::Forget(peer) => self.forget(peer),
             Command::Post(jobs) => self.waiting.extend(jobs),
             Command::Cancel(connection, batch) => self.give_up(&Error::Cancelled, |job| {
@@ -204,51 +201,6 @@ impl Domain {
             }
             Command::Close(_) => self.close(),
         }
-    }
-
-    fn insert(
-        &mut self,
-        peer: PeerId,
-        address: Vec<u8>,
-        connection: Option<Arc<Connection>>,
-    ) -> Result<u64, Error> {
-        let to_error = |failure: Failure| Error::transport(NAME, failure.to_string());
-        if self.port.is_none() {
-            self.open_port().map_err(to_error)?;
-        }
-        let own = self.name.lock().len();
-        if address.len() != own {
-            return Err(Error::protocol(format!("an address of {} bytes, ours has {own}", address.len())));
-        }
-        let known = match self.known.get_mut(&address) {
-            Some(known) => known,
-            None => {
-                // Just opened, if it was not open.
-                let port = self.port.as_mut().ok_or(Error::Closed)?;
-                let slot = port.insert(&address).map_err(to_error)?;
-                self.known.entry(address).or_insert(Known { slot, holders: HashSet::new() })
-            }
-        };
-        known.holders.insert(peer);
-        let slot = known.slot;
-        self.has_met_peers = true;
-        self.connections.retain(|connection| connection.strong_count() > 0);
-        self.connections.extend(connection.as_ref().map(Arc::downgrade));
-        Ok(slot)
-    }
-
-    fn forget(&mut self, peer: PeerId) {
-        let error = Error::PeerGone { peer, cause: "its link is closed".into() };
-        for connection in self.connections.iter().filter_map(Weak::upgrade) {
-            if connection.peer == peer {
-                connection.fail(&error);
-            }
-        }
-        self.give_up(&error, |job| job.connection.peer == peer);
-        self.refusing.remove(&peer);
-        self.known.values_mut().for_each(|known| {
-            known.holders.remove(&peer);
-        });
     }
 
     /// Ends the jobs that wait, and marks those in flight, whose `is_meant` is true.
@@ -477,15 +429,6 @@ impl Domain {
             self.leave_silent_peers(now);
             self.leave_stuck_operations(now);
         }
-        let in_use: HashSet<u64> = self.flights.iter().flatten().map(|flight| flight.job.peer).collect();
-        let Some(port) = self.port.as_mut() else { return };
-        self.known.retain(|_, known| {
-            let is_kept = !known.holders.is_empty() || in_use.contains(&known.slot);
-            if !is_kept {
-                port.remove(known.slot);
-                self.heard.remove(&known.slot);
-            }
-            is_kept
-        });
+        self.forget_addresses();
     }
 }

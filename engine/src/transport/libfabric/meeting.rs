@@ -48,7 +48,8 @@ impl Fabric {
         self.pages.is_some()
     }
 
-    /// Asks the NIC of each pair to learn the address of the peer's rail that it talks to.
+    /// Asks the NIC of each pair to learn the address of the peer's rail that it talks to, and all to forget what the peer had
+    /// before.
     fn introduce(
         &self,
         peer: PeerId,
@@ -56,6 +57,8 @@ impl Fabric {
         pairs: &[(usize, usize)],
         connection: Option<&Arc<Connection>>,
     ) -> Vec<oneshot::Receiver<Result<u64, Error>>> {
+        let all: Arc<[Vec<u8>]> = addresses.into();
+        self.nics.iter().for_each(|nic| nic.progress.send(Command::Keep(peer, Arc::clone(&all))));
         let insert = |&(rail, other): &(usize, usize)| {
             let (reply, answer) = oneshot::channel();
             let command = Command::Insert(peer, addresses[other].clone(), connection.cloned(), reply);

@@ -47,6 +47,8 @@ pub(super) enum Command {
     Register(RegionId, Portion, mpsc::SyncSender<Result<Vec<u64>, Error>>),
     /// Withdraws it, while peers may use it or not; the sender is dropped when that is done.
     Unregister(RegionId, bool, oneshot::Sender<()>),
+    /// A peer has these addresses, and any that it had before no more: they went with an endpoint that it has closed.
+    Keep(PeerId, Arc<[Vec<u8>]>),
     /// Learns a peer's address. With a connection, its operations end when the address is lost.
     Insert(PeerId, Vec<u8>, Option<Arc<Connection>>, oneshot::Sender<Result<u64, Error>>),
     /// Forgets a peer's addresses and ends its operations.
