@@ -49,7 +49,8 @@ pub struct Batch {
     /// Which goes first where there is no room for all.
     pub priority: Priority,
     /// Sent to every peer of the batch when all of it has succeeded, as a notification on the engine's reserved channel;
-    /// at most 64 KiB. The requests to a peer that it cannot be sent to end with the reason, though their bytes were moved.
+    /// at most 64 KiB. The batch ends when all have said that they have it. The requests to a peer that has not, by the
+    /// deadline or the end of its link, end with the reason, though their bytes were moved: it may know of them or not.
     pub notify: Option<Vec<u8>>,
 }
 

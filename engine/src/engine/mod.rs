@@ -336,7 +336,7 @@ impl Inner {
                 length: ByteCount(bytes.len() as u64),
                 limit: ByteCount(NOTIFY_BYTES_MAX as u64),
             });
-        let follow_up = Some(self.when_done(&requests, notify));
+        let follow_up = Some(self.when_done(&requests, deadline, notify));
         let transfer = Transfer::new(id, requests.iter().map(|_| 1), follow_up);
         let mut resolved = Vec::with_capacity(requests.len());
         for (entry, request) in requests.into_iter().enumerate() {

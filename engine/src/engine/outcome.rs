@@ -5,13 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use tokio::task::JoinSet;
+
 use super::Inner;
+use super::descriptor::{Bytes, Describe};
 use super::flight::Flight;
-use super::messages::TRANSFER_DONE;
+use super::messages::{DESCRIBE, TRANSFER_DONE};
 use super::peer::{Peer, Way};
 use crate::error::Error;
+use crate::link::Link;
+use crate::metrics::Metrics;
 use crate::queue::Lane;
-use crate::queue::transfer::FollowUp;
+use crate::queue::transfer::{Conclusion, FollowUp};
 use crate::request::{RemotePlace, Request};
 use crate::transport::Direction;
 use crate::types::{ByteCount, PeerId};
@@ -24,10 +29,56 @@ const REGION_ATTEMPTS_MAX: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// Tells each peer, and notes what is known of that with the entries that are its.
+async fn tell_all(
+    links: Vec<(PeerId, Vec<usize>, Option<Arc<Link>>)>,
+    bytes: Vec<u8>,
+    deadline: Instant,
+    conclusion: &mut Conclusion,
+) {
+    let mut telling = JoinSet::new();
+    for (peer, entries, link) in links {
+        let bytes = bytes.clone();
+        telling.spawn(async move {
+            let gone = || Error::PeerGone { peer, cause: "its link is closed".into() };
+            let told = match link {
+                Some(link) => tell(&link, bytes, deadline).await,
+                None => Err(gone()),
+            };
+            (peer, entries, told)
+        });
+    }
+    while let Some(Ok((peer, entries, told))) = telling.join_next().await {
+        if let Err(error) = &told {
+            tracing::warn!(%peer, %error, "a peer may not be told that a transfer is done");
+        }
+        entries.into_iter().for_each(|entry| conclusion.entries[entry] = told.clone());
+    }
+}
+
+/// Tells a peer that a transfer is done. It answers the question that follows when it has heard what went before.
+async fn tell(link: &Link, bytes: Vec<u8>, deadline: Instant) -> Result<(), Error> {
+    link.notify(TRANSFER_DONE, bytes)?;
+    link.call(DESCRIBE, Describe { regions: Vec::new() }.to_bytes(), deadline).await.map(drop)
+}
+
+fn count_results(metrics: &Metrics, results: &[Result<(), Error>]) {
+    let failed = results.iter().filter(|result| result.is_err()).count() as u64;
+    let late = results.iter().filter(|result| **result == Err(Error::DeadlinePassed)).count() as u64;
+    metrics.requests_succeeded_total.add(results.len() as u64 - failed);
+    metrics.requests_failed_total.add(failed);
+    metrics.deadlines_passed_total.add(late);
+}
+
 impl Inner {
     /// What is done when all of a batch has ended: when all of it has succeeded, each of its peers is sent the
-    /// notification, and the requests to one that cannot be told have failed; then it is counted.
-    pub(super) fn when_done(self: &Arc<Self>, requests: &[Request], notify: Option<Vec<u8>>) -> FollowUp {
+    /// notification, and the requests to one that does not answer that it has it have failed; then it is counted.
+    pub(super) fn when_done(
+        self: &Arc<Self>,
+        requests: &[Request],
+        deadline: Instant,
+        notify: Option<Vec<u8>>,
+    ) -> FollowUp {
         let mut entries_of: BTreeMap<PeerId, Vec<usize>> = BTreeMap::new();
         if notify.is_some() {
             for (entry, request) in requests.iter().enumerate() {
@@ -35,23 +86,22 @@ impl Inner {
             }
         }
         let engine = Arc::downgrade(self);
-        Box::new(move |results| {
+        Box::new(move |mut conclusion| {
             let Some(engine) = engine.upgrade() else { return };
-            if let Some(bytes) = notify.filter(|_| results.iter().all(Result::is_ok)) {
-                for (peer, entries) in entries_of {
-                    let gone = || Error::PeerGone { peer, cause: "its link is closed".into() };
-                    let link = engine.links.link(peer).ok_or_else(gone);
-                    if let Err(error) = link.and_then(|link| link.notify(TRANSFER_DONE, bytes.clone())) {
-                        tracing::warn!(%peer, %error, "a peer is not told that a transfer is done");
-                        entries.into_iter().for_each(|entry| results[entry] = Err(error.clone()));
-                    }
-                }
-            }
-            let failed = results.iter().filter(|result| result.is_err()).count() as u64;
-            let late = results.iter().filter(|result| **result == Err(Error::DeadlinePassed)).count() as u64;
-            engine.metrics.requests_succeeded_total.add(results.len() as u64 - failed);
-            engine.metrics.requests_failed_total.add(failed);
-            engine.metrics.deadlines_passed_total.add(late);
+            let metrics = Arc::clone(&engine.metrics);
+            let Some(bytes) = notify.filter(|_| conclusion.entries.iter().all(Result::is_ok)) else {
+                return count_results(&metrics, &conclusion.entries);
+            };
+            let links: Vec<_> = entries_of
+                .into_iter()
+                .map(|(peer, entries)| (peer, entries, engine.links.link(peer)))
+                .collect();
+            // What becomes of a notification that nobody waits for is not known.
+            conclusion.entries.fill(Err(Error::Closed));
+            engine.runtime.spawn(async move {
+                tell_all(links, bytes, deadline, &mut conclusion).await;
+                count_results(&metrics, &conclusion.entries);
+            });
         })
     }
 

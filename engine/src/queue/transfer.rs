@@ -3,12 +3,12 @@
 //! Invariants
 //! - It ends when the last slice of every entry has ended; so nothing can touch any of its memory then.
 //! - An entry's result is `Ok`, or the first error among its slices.
-//! - It ends once: who waits is woken once, and the follow-up runs once, before anybody is woken.
+//! - It ends once: who waits is woken once, and the follow-up runs once, before anybody is woken. It may take its time.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -41,8 +41,22 @@ struct Entry {
     error: Option<Error>,
 }
 
-/// What is done with the results before anybody is told. What it makes of them is told.
-pub type FollowUp = Box<dyn FnOnce(&mut [Result<(), Error>]) + Send>;
+/// What is done with the results before anybody is told.
+pub type FollowUp = Box<dyn FnOnce(Conclusion) + Send>;
+
+/// The results of a submission all of whose slices have ended. When it is dropped, who waits is told what it holds then.
+#[derive(Debug)]
+pub struct Conclusion {
+    transfer: Arc<Transfer>,
+    /// One for each entry; as many stay.
+    pub entries: Vec<Result<(), Error>>,
+}
+
+impl Drop for Conclusion {
+    fn drop(&mut self) {
+        self.transfer.conclude(std::mem::take(&mut self.entries));
+    }
+}
 
 struct State {
     entries: Vec<Entry>,
@@ -63,6 +77,7 @@ impl fmt::Debug for State {
 /// One submission, shared between who waits for it and what ends it.
 #[derive(Debug)]
 pub struct Transfer {
+    me: Weak<Self>,
     id: BatchId,
     began: Instant,
     /// Guards all of it; a short critical section for each slice.
@@ -85,8 +100,13 @@ impl Transfer {
             progress: None,
             report: None,
         };
-        let transfer =
-            Arc::new(Self { id, began: Instant::now(), state: Mutex::new(state), ended: Condvar::new() });
+        let transfer = Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            id,
+            began: Instant::now(),
+            state: Mutex::new(state),
+            ended: Condvar::new(),
+        });
         if transfer.state.lock().open_entries == 0 {
             transfer.finish();
         }
@@ -157,15 +177,22 @@ impl Transfer {
     }
 
     fn finish(&self) {
-        let (mut entries, follow_up) = {
+        let (entries, follow_up) = {
             let mut state = self.state.lock();
             let result = |entry: Entry| entry.error.map_or(Ok(()), Err);
             let entries: Vec<_> = std::mem::take(&mut state.entries).into_iter().map(result).collect();
             (entries, state.follow_up.take())
         };
-        if let Some(follow_up) = follow_up {
-            follow_up(&mut entries);
+        // Whoever ends the last slice holds it.
+        let Some(transfer) = self.me.upgrade() else { return };
+        let conclusion = Conclusion { transfer, entries };
+        match follow_up {
+            Some(follow_up) => follow_up(conclusion),
+            None => drop(conclusion),
         }
+    }
+
+    fn conclude(&self, entries: Vec<Result<(), Error>>) {
         let (waker, progress) = {
             let mut state = self.state.lock();
             state.report = Some(Report { entries, elapsed: self.began.elapsed() });
@@ -353,9 +380,9 @@ mod tests {
         let count = Arc::new(AtomicU32::new(0));
         let follow_up = {
             let count = Arc::clone(&count);
-            Box::new(move |entries: &mut [Result<(), Error>]| {
-                assert_eq!(entries, [Ok(())]);
-                entries[0] = Err(Error::Closed);
+            Box::new(move |mut conclusion: Conclusion| {
+                assert_eq!(conclusion.entries, [Ok(())]);
+                conclusion.entries[0] = Err(Error::Closed);
                 count.fetch_add(1, Ordering::SeqCst);
             })
         };
@@ -372,6 +399,20 @@ mod tests {
             assert_eq!(handle.wait().entries, [Err(Error::Closed)]);
             assert_eq!(count.load(Ordering::SeqCst), 1);
         });
+    }
+
+    #[test]
+    fn who_waits_is_told_when_the_follow_up_lets_go_of_the_results() {
+        let (hand_on, handed_on) = std::sync::mpsc::channel();
+        let follow_up = Box::new(move |conclusion: Conclusion| hand_on.send(conclusion).unwrap());
+        let transfer = Transfer::new(BatchId::next(), [1], Some(follow_up));
+        let handle = TransferHandle::new(Arc::clone(&transfer), None);
+        assert!(transfer.slices_ended(0, 1, Ok(())), "nothing of it is under way");
+        let mut conclusion = handed_on.recv().unwrap();
+        let handle = handle.wait_for(Duration::from_millis(1)).unwrap_err();
+        conclusion.entries[0] = Err(Error::DeadlinePassed);
+        drop(conclusion);
+        assert_eq!(handle.wait().entries, [Err(Error::DeadlinePassed)]);
     }
 
     #[test]

@@ -12,8 +12,8 @@ use crate::transfer::{Cancel, FollowUp, Transfer, TransferHandle};
 /// Counts, and checks that it is called with all results there.
 fn follow_up(count: &Arc<AtomicUsize>) -> Option<FollowUp> {
     let count = Arc::clone(count);
-    Some(Box::new(move |entries| {
-        assert_eq!(entries.len(), 2);
+    Some(Box::new(move |conclusion| {
+        assert_eq!(conclusion.entries.len(), 2);
         count.fetch_add(1, Ordering::SeqCst);
     }))
 }

@@ -2,7 +2,8 @@
 
 use std::sync::mpsc;
 
-use super::ways::until;
+use tidefs_engine::queue::TransferHandle;
+
 use super::*;
 
 #[test]
@@ -32,50 +33,77 @@ fn one_thread() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// The peer's only thread is held, so that it reads nothing; its memory is reached without it. What was told before the
-/// queue was full arrives when it goes on, and nothing else does.
+/// An engine whose peer has one thread, which is held: it reads nothing, and its memory is reached without it.
+struct Held {
+    runtime: Runtime,
+    here: End,
+    there: End,
+    /// Dropped, it goes on.
+    go_on: mpsc::Sender<()>,
+    _theirs: Runtime,
+}
+
+impl Held {
+    fn peer(silence_max: Duration) -> Self {
+        let (runtime, theirs) = (runtime(), one_thread());
+        let there = end(&theirs, "shm");
+        let listen = vec!["127.0.0.1:0".parse().unwrap()];
+        let queue_bytes_max = ByteCount::kib(64);
+        let link = LinkConfig { listen, queue_bytes_max, silence_max, ..LinkConfig::default() };
+        let me = PeerId { member: member(), incarnation: Incarnation(1) };
+        let config = EngineConfig { link, ..EngineConfig::new(me) };
+        let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
+            Ok(vec![TransportName::Shm.open(&TransportOptions::default(), parts)?])
+        });
+        here.connect(&runtime, &there);
+        // Its memory is mapped from now on.
+        let read = here.request(&there, Direction::Read, 0, 0, 4096);
+        here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
+        let ((is_held, held), (go_on, wait)) = (mpsc::channel(), mpsc::channel::<()>());
+        theirs.spawn(async move {
+            is_held.send(()).unwrap();
+            // Until the sender is dropped.
+            let _ = wait.recv();
+        });
+        held.recv().unwrap();
+        Self { runtime, here, there, go_on, _theirs: theirs }
+    }
+
+    fn submit(&self, notice: Vec<u8>) -> TransferHandle {
+        let read = self.here.request(&self.there, Direction::Read, 0, 0, 4096);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        self.here.engine.submit(Batch { notify: Some(notice), ..Batch::new(vec![read], deadline) })
+    }
+}
+
+/// What was told before the queue was full arrives when the peer goes on, and nothing else does.
 #[test]
 fn a_batch_whose_peer_cannot_be_told_has_failed() {
-    let (runtime, held_runtime) = (runtime(), one_thread());
-    let there = end(&held_runtime, "shm");
-    let link = LinkConfig {
-        listen: vec!["127.0.0.1:0".parse().unwrap()],
-        queue_bytes_max: ByteCount::kib(64),
-        // Nothing is heard of it for as long as it is held.
-        silence_max: Duration::from_secs(120),
-        ..LinkConfig::default()
-    };
-    let me = PeerId { member: member(), incarnation: Incarnation(1) };
-    let config = EngineConfig { link, ..EngineConfig::new(me) };
-    let here = start_with(&runtime, config, Access::ReadWrite, |parts| {
-        Ok(vec![TransportName::Shm.open(&TransportOptions::default(), parts)?])
-    });
-    here.connect(&runtime, &there);
-    let read = here.request(&there, Direction::Read, 0, 0, 4096);
-    let soon = || Instant::now() + Duration::from_secs(60);
-    // Its memory is mapped from now on.
-    here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
-    let ((is_held, held), (go_on, wait)) = (mpsc::channel(), mpsc::channel::<()>());
-    held_runtime.spawn(async move {
-        is_held.send(()).unwrap();
-        // Until the sender is dropped.
-        let _ = wait.recv();
-    });
-    held.recv().unwrap();
-    let mut told = 0;
-    let failed = loop {
-        assert!(told < 10_000, "the queue has a limit");
-        let batch = Batch { notify: Some(vec![7; 64 << 10]), ..Batch::new(vec![read], soon()) };
-        match here.engine.submit(batch).wait().into_result() {
-            Ok(()) => told += 1,
-            Err(error) => break error,
-        }
-    };
+    // Nothing is heard of it for as long as it is held.
+    let held = Held::peer(Duration::from_secs(120));
+    let mut batches: Vec<TransferHandle> = Vec::new();
+    while !batches.iter().any(TransferHandle::is_ended) {
+        assert!(batches.len() < 10_000, "the queue has a limit");
+        batches.push(held.submit(vec![7; 64 << 10]));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let Held { runtime, here, there, go_on, _theirs } = held;
     drop(go_on);
-    assert!(matches!(failed, Error::Busy { .. }), "{failed}");
-    assert_eq!(here.engine.metrics().requests_failed_total.get(), 1);
-    until(&|| there.listener.told.lock().len() >= told);
+    let results: Vec<_> = batches.into_iter().map(|batch| batch.wait().into_result()).collect();
+    let failed: Vec<_> = results.iter().filter_map(|result| result.as_ref().err()).collect();
+    assert!(failed.iter().all(|error| matches!(error, Error::Busy { .. })), "{failed:?}");
+    assert_eq!(here.engine.metrics().requests_failed_total.get(), failed.len() as u64);
     let answer = here.engine.call(there.id, FIRST_FREE_CHANNEL, Vec::new(), soon());
     assert_eq!(runtime.block_on(answer), Ok(Vec::new()));
-    assert_eq!(there.listener.told.lock().len(), told, "{told} batches have succeeded");
+    let told = there.listener.told.lock().len();
+    assert_eq!(told, results.len() - failed.len(), "those that have succeeded");
+}
+
+/// The socket has the notice, and nobody reads it before the link is given up.
+#[test]
+fn a_batch_whose_notice_is_under_way_when_the_link_ends_has_failed() {
+    let held = Held::peer(Duration::from_secs(5));
+    let failed = held.submit(b"layer 7".to_vec()).wait().into_result().unwrap_err();
+    assert!(matches!(failed, Error::PeerGone { .. }), "{failed}");
+    assert_eq!(held.there.listener.told.lock().len(), 0);
 }
