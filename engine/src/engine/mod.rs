@@ -324,7 +324,11 @@ impl Inner {
             return Arc::clone(peer);
         }
         let mut peers = self.peers.write();
-        Arc::clone(peers.entry(id).or_insert_with(|| Arc::new(Peer::new(id, self.transports.len()))))
+        Arc::clone(peers.entry(id).or_insert_with(|| {
+            let peer = Peer::new(id, self.transports.len());
+            self.links.link(id).iter().for_each(|link| peer.listens_at(link));
+            Arc::new(peer)
+        }))
     }
 
     fn submit(self: &Arc<Self>, batch: Batch) -> TransferHandle {

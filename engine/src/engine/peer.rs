@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use super::descriptor::RegionDescriptor;
 use crate::error::Error;
+use crate::link::Link;
 use crate::plan::cool_down::CoolDown;
 use crate::queue::Lane;
 use crate::queue::rails::Rails;
@@ -324,6 +325,14 @@ impl Peer {
             changed: Notify::new(),
             // Grows with use: an idle peer costs no table.
             regions: Mutex::new(LruCache::unbounded()),
+        }
+    }
+
+    /// It is at the other end of `link`: where it listens is known by that, if nobody has said it before.
+    pub(super) fn listens_at(&self, link: &Link) {
+        let mut addresses = self.addresses.lock();
+        if addresses.is_empty() {
+            *addresses = link.listens_at();
         }
     }
 

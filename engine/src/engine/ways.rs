@@ -294,6 +294,13 @@ impl Inner {
         }
     }
 
+    /// A peer that was asked for something from here can be dialled, too, when the link that it made is gone.
+    pub(super) fn note_where(&self, link: &Link) {
+        if let Some(peer) = self.peers.read().get(&link.peer()) {
+            peer.listens_at(link);
+        }
+    }
+
     /// Forgets a peer and its predecessors, as far as nobody uses them.
     pub(super) fn forget(&self, peer: PeerId) {
         let is_it = |id: &PeerId| id.member == peer.member && id.incarnation <= peer.incarnation;

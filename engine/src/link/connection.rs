@@ -21,7 +21,7 @@ use super::frame::{Header, Kind};
 use super::handshake::Identity;
 use super::outbox::{Outbox, Sent};
 use super::stream::Stream;
-use super::{BootId, Channel, LinkConfig};
+use super::{BootId, Channel, LinkConfig, socket};
 use crate::error::Error;
 use crate::types::{BoxFuture, PeerId};
 
@@ -116,6 +116,12 @@ impl Link {
     #[must_use]
     pub fn remote(&self) -> SocketAddr {
         self.remote
+    }
+
+    /// Where the peer says that it listens, as far as it can be dialled from here.
+    #[must_use]
+    pub fn listens_at(&self) -> Vec<SocketAddr> {
+        socket::candidates(&self.identity.addresses, Some(self.remote))
     }
 
     /// Whether this end dialled.

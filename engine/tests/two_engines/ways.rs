@@ -317,3 +317,31 @@ fn a_peer_that_went_is_forgotten_once_nothing_holds_it_and_known_again_when_it_i
         }
     });
 }
+
+/// The peer has dialled by a way that ends, and is dialled where it said that it listens.
+#[test]
+fn a_peer_that_has_dialled_is_dialled_when_its_link_is_gone() {
+    let runtime = runtime();
+    let (here, there) = (end(&runtime, "tcp"), end(&runtime, "tcp"));
+    let target = here.engine.addresses()[0];
+    let (address, way) = runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let way = tokio::spawn(async move {
+            let (mut near, _) = listener.accept().await.unwrap();
+            let mut far = tokio::net::TcpStream::connect(target).await.unwrap();
+            let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+        });
+        (address, way)
+    });
+    let ask = || runtime.block_on(here.engine.call(there.id, FIRST_FREE_CHANNEL, vec![1], soon()));
+    assert!(matches!(ask(), Err(Error::PeerGone { .. })), "nobody has said where it is");
+    let links =
+        PeerDescriptor { addresses: vec![address], transports: Vec::new(), ..here.engine.descriptor() };
+    // They have no transport in common by that, but a link.
+    assert!(runtime.block_on(there.engine.connect(&links, soon())).is_err());
+    assert_eq!(ask(), Ok(vec![1]));
+    way.abort();
+    until(&|| !here.engine.status().peers[0].is_linked);
+    assert_eq!(ask(), Ok(vec![1]));
+}
