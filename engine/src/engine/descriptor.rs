@@ -151,6 +151,19 @@ mod tests {
     }
 
     #[test]
+    fn version_1_of_a_region_is_these_bytes() {
+        let region = RegionDescriptor {
+            id: RegionId(5),
+            length: ByteCount(300),
+            is_writable: true,
+            keys: vec![("tcp".into(), vec![7, 8])],
+        };
+        let golden = [1, 5, 0xac, 2, 1, 1, 3, b't', b'c', b'p', 2, 7, 8];
+        assert_eq!(region.encode(), golden);
+        assert_eq!(RegionDescriptor::decode(&golden), Ok(region));
+    }
+
+    #[test]
     fn what_is_no_descriptor_is_refused_with_its_fault() {
         let refused = |bytes: &[u8]| PeerDescriptor::decode(bytes).unwrap_err().to_string();
         assert!(refused(&[]).contains("an empty PeerDescriptor"));
