@@ -329,7 +329,7 @@ impl Flight {
 /// Cuts a part of `request` into what `lane` takes.
 fn cut_for(lane: &Lane, request: &Resolved, part: Slice) -> Vec<Slice> {
     let limits = Limits {
-        slice_bytes: lane.capabilities().slice_bytes.get(),
+        slice_bytes: lane.wanted_slice_bytes(),
         operation_bytes_max: lane.capabilities().operation_bytes_max.get(),
         local_chunk_bytes: None,
         remote_chunk_bytes: None,

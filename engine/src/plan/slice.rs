@@ -32,6 +32,19 @@ pub struct Slice {
 /// A tail of at most this part of a slice is merged into the slice before it.
 const CRUMB: u64 = 16;
 
+/// Slices that are to wait before those that follow are longer than they must be: cutting is for connections that would have
+/// nothing to do.
+const ENOUGH: u64 = 8;
+/// How many times as long as they must be slices may get: what is urgent waits for the one that is under way.
+const STRETCH: u64 = 4;
+
+/// The length to want for slices that join `waiting_bytes` of others, where `least` is what pays: each costs a message, an
+/// answer and a ticket.
+#[must_use]
+pub fn wanted_bytes(least: u64, waiting_bytes: u64) -> u64 {
+    (waiting_bytes / ENOUGH).clamp(least, least.saturating_mul(STRETCH))
+}
+
 /// Cuts `length` bytes that start at `local_offset` of one region and `remote_offset` of the other.
 ///
 /// A request of no bytes is one slice of no bytes, so that it too is checked and answered by the peer.
@@ -70,6 +83,12 @@ fn to_boundary(offset: u64, chunk: Option<u64>) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn slices_are_longer_where_enough_of_them_wait() {
+        let wanted = [0, 799, 1600, 3200, u64::MAX].map(|waiting| wanted_bytes(100, waiting));
+        assert_eq!(wanted, [100, 100, 200, 400, 400]);
+    }
 
     const PLAIN: Limits = Limits {
         slice_bytes: 100,

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::memory::MemorySlice;
 use crate::plan::route::{self, RailView, Rate};
+use crate::plan::slice;
 use crate::queue::rails::Rails;
 use crate::sync::{AtomicUsize, Mutex, Ordering};
 use crate::topology::Topology;
@@ -150,6 +151,13 @@ impl Lane {
     #[must_use]
     pub fn endpoint(&self) -> &Arc<dyn Endpoint> {
         &self.endpoint
+    }
+
+    /// How long slices of a request are to be that joins what waits here.
+    #[must_use]
+    pub fn wanted_slice_bytes(&self) -> u64 {
+        let waiting = self.rails.lock().iter().map(|state| state.waiting_bytes).sum();
+        slice::wanted_bytes(self.capabilities.slice_bytes.get(), waiting)
     }
 
     /// The rail for an operation on `memory`, which is then counted there until [`Self::ended`].
