@@ -57,6 +57,7 @@ pub(super) struct Domain {
     // The order of fields is that of their drops: the endpoint goes before what it may touch.
     port: Option<Port>,
     graves: Vec<Grave>,
+    /// By slot, as far as slots were ever used: they are looked through often, and a provider has thousands.
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
     credits: Credits,
@@ -116,7 +117,7 @@ impl Domain {
         let mut domain = Self {
             port: None,
             graves: Vec::new(),
-            flights: (0..settings.slots).map(|_| None).collect(),
+            flights: Vec::new(),
             free: (0..settings.slots).rev().collect(),
             credits: Credits::new(settings.slots),
             waiting: VecDeque::new(),
@@ -392,6 +393,9 @@ impl Domain {
                 self.in_flight_bytes += job.operation.local.length() as u64;
                 let (began, patience) = (Instant::now(), self.patience());
                 let flight = Flight { job, began, patience, is_confirming: false, given_up: None };
+                if self.flights.len() <= slot {
+                    self.flights.resize_with(slot + 1, || None);
+                }
                 self.flights[slot] = Some(flight);
                 None
             }
