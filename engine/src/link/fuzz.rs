@@ -1,6 +1,8 @@
 //! The parsers of this folder for fuzzing.
 
-use super::frame::{HEADER_BYTES, Header, Kind};
+#[cfg(test)]
+use super::frame::Kind;
+use super::frame::{HEADER_BYTES, Header};
 use super::handshake::{GREETING_BYTES, Greeting, Identity, Verdict};
 use super::inbox::Inbox;
 
