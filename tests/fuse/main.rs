@@ -5,6 +5,7 @@ mod common;
 
 mod async_io;
 mod attributes;
+mod batches;
 mod concurrent_writers;
 mod eviction;
 mod fastpath;
@@ -14,6 +15,7 @@ mod full;
 mod hidden;
 mod ioctl;
 mod kept;
+mod late;
 mod listing;
 mod long_work;
 mod moved;

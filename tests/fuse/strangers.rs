@@ -15,14 +15,19 @@ use crate::ioctl::{Control, metric};
 /// A user who owns nothing.
 const STRANGER: u32 = 54_322;
 
-/// A session of another user, opened by this process.
-fn open_as(mount: &Mount, user: u32) -> Control {
+/// What `call` says to another user.
+fn call_as<T>(user: u32, call: impl FnOnce() -> T) -> T {
     // Of this thread alone, which is the test's own.
     let (root, root_group) = (setfsuid(user.into()), setfsgid(user.into()));
-    let control = Control::open(mount);
+    let said = call();
     setfsuid(root);
     setfsgid(root_group);
-    control
+    said
+}
+
+/// A session of another user, opened by this process.
+fn open_as(mount: &Mount, user: u32) -> Control {
+    call_as(user, || Control::open(mount))
 }
 
 /// Makes an object of the session and seals it. Returns its segment.
@@ -37,6 +42,33 @@ fn stranger() -> Peer {
     let mut stranger = Peer::spawn();
     stranger.become_user(STRANGER, STRANGER);
     stranger
+}
+
+#[test]
+fn an_object_that_may_not_be_read_fails_none_that_is_looked_up_with_it() {
+    for mode in [Mode::Passthrough, Mode::Direct] {
+        let (_mount, kv) = kv(mode);
+        for (name, rights) in [("open", 0o644), ("secret", 0o600), ("other", 0o644)] {
+            publish_object(&kv.join(name), 1, MIB);
+            fs::set_permissions(kv.join(name), fs::Permissions::from_mode(rights)).expect("chmod");
+        }
+        let keys = ["open", "secret", "none", "other"];
+        let (each, many) = call_as(STRANGER, || {
+            let cache = tidefs_client::Cache::open(&kv).expect("the cache opens");
+            (cache.lookup_each(&keys), cache.lookup_many(&keys))
+        });
+        let each = each.expect("the keys are keys");
+        let denied = [each[1].as_ref().expect_err("it may not be read"), &many.expect_err("nor here")];
+        for error in denied {
+            assert_eq!(error.errno(), libc::EACCES);
+            assert!(error.to_string().contains(kv.join("secret").to_str().expect("a text")), "{error}");
+        }
+        assert!(matches!(each[2], Ok(None)));
+        for found in [&each[0], &each[3]] {
+            let view = found.as_ref().expect("it may be read").as_ref().expect("a hit");
+            assert_eq!(pattern::verify_object(view), Ok(1));
+        }
+    }
 }
 
 #[test]

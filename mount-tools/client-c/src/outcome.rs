@@ -43,15 +43,18 @@ fn note(message: String) {
     let _ = MESSAGE.try_with(|last| last.replace(message));
 }
 
+/// The number of a failure, whose message is noted.
+pub(crate) fn note_failure(error: &Error) -> c_int {
+    note(error.to_string());
+    -error.errno()
+}
+
 /// Runs the inside of a function of the interface and makes a number of what it says.
 pub(crate) fn guard(inside: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     // What a panic left half done belongs to the call; the library's own locks are not poisoned.
     match catch_unwind(AssertUnwindSafe(inside)) {
         Ok(Ok(code)) => code,
-        Ok(Err(Failure::Client(error))) => {
-            note(error.to_string());
-            -error.errno()
-        }
+        Ok(Err(Failure::Client(error))) => note_failure(&error),
         Ok(Err(Failure::Argument(what))) => {
             note(what.to_owned());
             -libc::EINVAL
@@ -102,12 +105,16 @@ mod tests {
         assert_eq!(guard_value(7, || panic!("a test")), 7);
     }
 
+    fn bad_key() -> Error {
+        Error::BadKey { key: "../x".to_owned() }
+    }
+
     #[test]
     fn a_failure_says_its_number_and_why() {
-        assert_eq!(guard(|| Err(Error::BadKey.into())), -libc::EINVAL);
-        assert!(message().starts_with("a key must be"), "{}", message());
+        assert_eq!(guard(|| Err(bad_key().into())), -libc::EINVAL);
+        assert!(message().starts_with("\"../x\" is no key"), "{}", message());
         assert_eq!(guard(|| Ok(TIDEFS_MISS)), TIDEFS_MISS);
-        assert!(message().starts_with("a key must be"), "what succeeds leaves the message");
+        assert!(message().starts_with("\"../x\" is no key"), "what succeeds leaves the message");
         note("cut\0here".to_owned());
         assert_eq!(message(), "cut");
     }

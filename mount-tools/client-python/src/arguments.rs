@@ -49,7 +49,9 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Key {
 /// The error of the library as one of Python: `OSError` of its number, or `ValueError` for what makes no sense.
 pub(crate) fn raise(error: Error) -> PyErr {
     match error {
-        Error::BadKey | Error::TooLong { .. } => PyValueError::new_err(error.to_string()),
+        Error::BadKey { .. } | Error::TooLong { .. } | Error::Ready { .. } => {
+            PyValueError::new_err(error.to_string())
+        }
         Error::Io { .. } | Error::BadReply | Error::Cuda(_) => {
             PyOSError::new_err((error.errno(), error.to_string()))
         }

@@ -147,7 +147,7 @@ pub(crate) fn prefix(session: &Session, keys: &[Name<'_>]) -> Result<(usize, Opt
         let mut request = Encoder::new(Flags::NONE, session.scope, 0);
         let taken = keys[present..].iter().take(BATCH_MAX).take_while(|key| request.push(*key)).count();
         if taken == 0 {
-            return Err(Error::BadKey);
+            return Err(Error::too_long_for_a_request());
         }
         let reply = session.call(Command::Prefix, request, 0)?;
         let header = Header::read_from_prefix(&reply).map_err(|_| Error::BadReply)?.0;

@@ -1,18 +1,17 @@
 //! The cache as a program sees it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidefs_control_api::ioctl::{Command, Create, Entry, Features, Flags, Name, Range, Status};
+use tidefs_control_api::ioctl::{Name, Status};
 
 use crate::batch::{self, Answer};
-use crate::session::Session;
+use crate::file::Files;
 use crate::sessions::{Opened, Sessions};
 use crate::statistics::Counters;
-use crate::writer::seal_all;
-use crate::{Error, Registration, Statistics, View, Writer, file};
+use crate::{Error, Registration, Statistics, View, file};
 
 /// How long [`Cache::wait_ready`] and [`Cache::wait_range`] pause at first and at most between two looks.
 pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
@@ -20,16 +19,15 @@ pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Dura
 /// A directory of a tidefs mount, or any directory.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    pub(crate) directory: PathBuf,
-    /// Shared by all clones.
+    /// These three are shared by all clones.
+    pub(crate) files: Arc<Files>,
     pub(crate) sessions: Arc<Sessions>,
-    /// Permissions of new objects.
-    mode: u32,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl Cache {
-    /// Opens a cache: a mount of tidefs, or a directory below it, for keys relative to that.
+    /// Opens a cache: a mount of tidefs, or a directory below it, for keys relative to that. A mount that comes to be there later is
+    /// found, too; where one was and is no more, all is a miss and nothing is stored.
     ///
     /// # Errors
     /// [`Error::Io`] when there is no such directory.
@@ -39,13 +37,14 @@ impl Cache {
         if !directory.metadata().map_err(Error::io("open the cache"))?.is_dir() {
             return Err(Error::io("open the cache")(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
         }
-        let sessions = Arc::new(Sessions::open(&directory));
-        Ok(Self { directory, sessions, mode: file::mode_of_new_files(), counters: Arc::default() })
+        let files = Arc::new(Files::below(directory));
+        let sessions = Arc::new(Sessions::open(&files));
+        Ok(Self { files, sessions, counters: Arc::default() })
     }
 
     /// The session to ask; `None` while all is done by file.
     pub(crate) fn opened(&self) -> Option<Arc<Opened>> {
-        self.sessions.find(&self.directory)
+        self.sessions.find(&self.files)
     }
 
     /// Whether objects are mapped; else all is done by file. When the daemon is started again, or another directory is at the path
@@ -81,9 +80,20 @@ impl Cache {
     /// # Errors
     /// As [`Cache::get`], of any of them.
     pub fn lookup_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<View>>, Error> {
-        let views = self.find_all(&batch::names_of(keys)?)?;
+        let views = self.find_all(&batch::names_of(keys)?, Ok)??;
         self.counters.count(views.iter().flatten());
         Ok(views)
+    }
+
+    /// As [`Cache::lookup_many`]. One that may not be read does not fail the others.
+    ///
+    /// # Errors
+    /// [`Error::BadKey`].
+    pub fn lookup_each<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<View>, Error>>, Error> {
+        let found: Vec<Result<Option<View>, Error>> =
+            self.find_all(&batch::names_of(keys)?, |views| views.into_iter().map(Ok).collect())?;
+        self.counters.count(found.iter().flatten().flatten());
+        Ok(found)
     }
 
     /// The same as far as it can be said without a file: `None` when that takes one.
@@ -126,7 +136,7 @@ impl Cache {
                 Some(Answer::Absent | Answer::ByFile | Answer::Loadable) | None => {}
             }
         }
-        file::read_into(&file::path_of(&self.directory, key), target)
+        self.files.read_into(key, target)
     }
 
     /// How many of the keys, from the first on, are there: the longest prefix of a chain that the cache has.
@@ -145,7 +155,7 @@ impl Cache {
                 None => break,
                 Some(_) if self.has_moved(&opened) => return self.prefix_by_file(&names),
                 Some(Status::Absent) => return Ok(present),
-                Some(_) if file::exists(&file::path_of(&self.directory, names[present].0))? => present += 1,
+                Some(_) if self.files.has(names[present].0)? => present += 1,
                 Some(_) => return Ok(present),
             }
         }
@@ -154,7 +164,7 @@ impl Cache {
 
     fn prefix_by_file(&self, names: &[Name<'_>]) -> Result<usize, Error> {
         for (present, name) in names.iter().enumerate() {
-            if !file::exists(&file::path_of(&self.directory, name.0))? {
+            if !self.files.has(name.0)? {
                 return Ok(present);
             }
         }
@@ -202,131 +212,6 @@ impl Cache {
         }
     }
 
-    /// Begins an object of `size` bytes.
-    ///
-    /// # Errors
-    /// [`Error::BadKey`]; [`Error::Io`] when it may not be made, or there is no room.
-    pub fn create(&self, key: impl AsRef<[u8]>, size: usize) -> Result<Writer, Error> {
-        let created = self.create_many(&[(key.as_ref(), size)])?.pop();
-        created.ok_or(Error::BadReply)
-    }
-
-    /// Begins many objects, each given by its key and its size.
-    ///
-    /// # Errors
-    /// As [`Cache::create`], of any of them; then none is begun.
-    pub fn create_many<K: AsRef<[u8]>>(&self, objects: &[(K, usize)]) -> Result<Vec<Writer>, Error> {
-        let by_file = |key: &[u8], size| Writer::owned(size, file::path_of(&self.directory, key));
-        for (key, _) in objects {
-            file::check_new(key.as_ref())?;
-        }
-        let opened = self.opened();
-        let has_moved = opened.as_ref().is_some_and(|opened| self.has_moved(opened));
-        let opened = if has_moved { self.opened() } else { opened };
-        let session = opened.as_ref().map(|opened| &opened.session);
-        // What is stored by file stands at the path: whoever looks it up next is to find it there.
-        let stores_by_file = |session: &Session| session.compare(&self.directory);
-        let Some(session) = session.filter(|session| session.offers(Features::CREATE)) else {
-            session.into_iter().for_each(|session| stores_by_file(session));
-            return objects.iter().map(|(key, size)| by_file(key.as_ref(), *size)).collect();
-        };
-        let mut writers = self.begin(session, objects)?;
-        for (index, writer) in writers.iter_mut().enumerate() {
-            let (key, size) = (objects[index].0.as_ref(), objects[index].1);
-            if let Begun::NoDirectory = writer {
-                let path = file::path_of(&self.directory, key);
-                file::make_parent(&path).map_err(Error::io("make the directory of an object"))?;
-                *writer = self.begin(session, &[(key, size)])?.pop().unwrap_or(Begun::ByFile);
-            }
-        }
-        if writers.iter().any(|begun| !matches!(begun, Begun::Writer(_))) {
-            stores_by_file(session);
-        }
-        let writers = writers.into_iter().zip(objects).map(|(begun, (key, size))| match begun {
-            Begun::Writer(writer) => Ok(writer),
-            Begun::NoDirectory | Begun::ByFile => by_file(key.as_ref(), *size),
-        });
-        writers.collect()
-    }
-
-    fn begin<K: AsRef<[u8]>>(
-        &self,
-        session: &Arc<Session>,
-        objects: &[(K, usize)],
-    ) -> Result<Vec<Begun>, Error> {
-        let records: Vec<Create<'_>> = objects
-            .iter()
-            .map(|(key, size)| Create { size: *size as u64, mode: self.mode, name: Name(key.as_ref()) })
-            .collect();
-        let (mut begun, mut failure) = (Vec::with_capacity(objects.len()), None);
-        let asked =
-            session.each(Command::Create, Flags::NONE, &records, |first, start, entries: &[Entry]| {
-                for ((entry, reference), (key, size)) in entries.iter().zip(first..).zip(&objects[start..]) {
-                    begun.push(match entry.status() {
-                        Status::Ok => {
-                            let path = file::path_of(&self.directory, key.as_ref());
-                            match session.segments.get(entry.segment.get(), *size, true) {
-                                Ok(mapping) => {
-                                    Begun::Writer(Writer::mapped(session, mapping, *size, reference, path))
-                                }
-                                Err(_) => {
-                                    session.send_ranges(
-                                        Command::Abort,
-                                        Flags::NONE,
-                                        &[Range { first: reference, count: 1 }],
-                                    );
-                                    Begun::ByFile
-                                }
-                            }
-                        }
-                        Status::Absent => Begun::NoDirectory,
-                        Status::AskByFile | Status::Invalid => Begun::ByFile,
-                        status => {
-                            failure = failure.or(Some(status));
-                            Begun::ByFile
-                        }
-                    });
-                }
-            });
-        match (asked, failure) {
-            (_, Some(status)) => Err(Error::of("create an object", status)),
-            (Ok(()), None) => Ok(begun),
-            // The daemon is gone, or another one is there.
-            (Err(_), None) => Ok(objects.iter().map(|_| Begun::ByFile).collect()),
-        }
-    }
-
-    /// Makes many objects visible, each as [`Writer::seal`] does, whichever cache began them. Returns the first failure after
-    /// all were tried.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn seal_many(&self, writers: Vec<Writer>) -> Result<(), Error> {
-        seal_all(writers)
-    }
-
-    /// Stores an object, in place of what stood under its key.
-    ///
-    /// # Errors
-    /// As [`Cache::create`].
-    pub fn put(&self, key: impl AsRef<[u8]>, bytes: &[u8]) -> Result<(), Error> {
-        self.put_many(&[(key, bytes)])
-    }
-
-    /// Stores many objects. Each becomes visible whole; on a failure others of them may be stored.
-    ///
-    /// # Errors
-    /// As [`Cache::create`], of any of them.
-    pub fn put_many<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Result<(), Error> {
-        let sizes: Vec<(&[u8], usize)> =
-            objects.iter().map(|(key, bytes)| (key.as_ref(), bytes.len())).collect();
-        let mut writers = self.create_many(&sizes)?;
-        for (writer, (_, bytes)) in writers.iter_mut().zip(objects) {
-            writer.copy_from_slice(bytes);
-        }
-        self.seal_many(writers)
-    }
-
     /// Calls `register` for each segment that is mapped, now and from now on, with its start and its length: for
     /// `cudaHostRegister`, `ibv_reg_mr` and the like. What it returns is dropped right before the segment is unmapped, which
     /// is when the last view of it is dropped and the cache is, or the daemon has given the segment up. With `None` the
@@ -369,13 +254,6 @@ impl Cache {
             opened.session.give_back_all();
         }
     }
-}
-
-/// What became of an object to begin.
-enum Begun {
-    Writer(Writer),
-    NoDirectory,
-    ByFile,
 }
 
 #[cfg(test)]

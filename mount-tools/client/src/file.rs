@@ -1,10 +1,18 @@
 //! The same by file: where there is no fast path, and for what it does not serve.
+//!
+//! Invariants
+//! - Nothing is stored, and nothing found, below the mount point of a mount that is gone: what stands there is none of the cache.
+//!   Between the look at it and the store a mount may still go, unseen.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidefs_control_api::ioctl::CONTROL_FILE;
 
 use crate::Error;
 
@@ -16,7 +24,7 @@ const PATH_BYTES_MAX: usize = 4096;
 /// Checks a key.
 pub(crate) fn check(key: &[u8]) -> Result<&[u8], Error> {
     let is_part = |part: &[u8]| !matches!(part, b"" | b"." | b"..") && !part.contains(&0);
-    if key.split(|&byte| byte == b'/').all(is_part) { Ok(key) } else { Err(Error::BadKey) }
+    if key.split(|&byte| byte == b'/').all(is_part) { Ok(key) } else { Err(Error::bad_key(key)) }
 }
 
 /// Checks the key of an object that is to be made: no file has a longer one. Looking for it is a miss.
@@ -26,12 +34,126 @@ pub(crate) fn check_new(key: &[u8]) -> Result<(), Error> {
     if key.len() < PATH_BYTES_MAX && key.split(|&byte| byte == b'/').all(is_short) {
         return Ok(());
     }
-    Err(Error::io("create an object")(io::Error::from_raw_os_error(libc::ENAMETOOLONG)))
+    let shown = Path::new(OsStr::from_bytes(&key[..key.len().min(PATH_BYTES_MAX)]));
+    Err(Error::at("create an object", shown)(io::Error::from_raw_os_error(libc::ENAMETOOLONG)))
 }
 
-/// The file of a key.
-pub(crate) fn path_of(directory: &Path, key: &[u8]) -> PathBuf {
-    directory.join(OsStr::from_bytes(key))
+/// The files of a cache.
+#[derive(Debug)]
+pub(crate) struct Files {
+    directory: PathBuf,
+    /// The device of the mount of tidefs in which they were seen last; 0 while they were seen in none.
+    device: AtomicU64,
+    umask: Umask,
+}
+
+impl Files {
+    /// Those below `directory`.
+    pub(crate) fn below(directory: PathBuf) -> Self {
+        Self { directory, device: AtomicU64::new(0), umask: Umask::open() }
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The file of a key.
+    pub(crate) fn path_of(&self, key: &[u8]) -> PathBuf {
+        self.directory.join(OsStr::from_bytes(key))
+    }
+
+    /// Permissions that open(2) would give a new one.
+    pub(crate) fn mode_of_new(&self) -> u32 {
+        0o666 & !self.umask.now()
+    }
+
+    /// The root of the mount of tidefs that they are in now, if they are in one.
+    pub(crate) fn find_mount(&self) -> Option<&Path> {
+        let (nearest, device) = self.nearest().ok()?;
+        let control = |root: &&Path| root.join(".tidefs").join(CONTROL_FILE).metadata();
+        let root = nearest.ancestors().find(|root| control(root).is_ok_and(|found| found.dev() == device))?;
+        self.device.store(device, Ordering::Relaxed);
+        Some(root)
+    }
+
+    /// What there is of the directory and those above it, and the device that it is on.
+    fn nearest(&self) -> io::Result<(&Path, u64)> {
+        for above in self.directory.ancestors() {
+            match above.metadata() {
+                Ok(found) => return Ok((above, found.dev())),
+                Err(error) if is_miss(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    /// Whether the mount is gone in which they were, and no other is in its place: what stands at their paths is none of the cache,
+    /// and nothing is to be stored there.
+    fn are_gone(&self) -> bool {
+        let known = self.device.load(Ordering::Relaxed);
+        // Of a dead mount, whoever opens a file of it is told.
+        known != 0 && self.nearest().is_ok_and(|(_, device)| device != known) && self.find_mount().is_none()
+    }
+
+    fn check_stores(&self, operation: &'static str, path: &Path) -> Result<(), Error> {
+        let gone = || io::Error::from_raw_os_error(libc::ENOTCONN);
+        if self.are_gone() { Err(Error::at(operation, path)(gone())) } else { Ok(()) }
+    }
+
+    /// All bytes of an object; `None` is a miss.
+    pub(crate) fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        if self.are_gone() { Ok(None) } else { read(&self.path_of(key)) }
+    }
+
+    /// The first bytes of an object, as many as fit. Returns the length of the object; `None` is a miss.
+    pub(crate) fn read_into(&self, key: &[u8], target: &mut [u8]) -> Result<Option<usize>, Error> {
+        if self.are_gone() { Ok(None) } else { read_into(&self.path_of(key), target) }
+    }
+
+    /// Whether an object is there.
+    pub(crate) fn has(&self, key: &[u8]) -> Result<bool, Error> {
+        Ok(!self.are_gone() && exists(&self.path_of(key))?)
+    }
+
+    /// Pins an object. Returns whether it is there.
+    pub(crate) fn pin(&self, key: &[u8], pin: &str) -> Result<bool, Error> {
+        Ok(!self.are_gone() && self::pin(&self.path_of(key), pin)?)
+    }
+
+    /// Makes an object, of which `path` is the file: whole under its name, or not at all.
+    pub(crate) fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
+        self.check_stores("write an object", path)?;
+        write(path, bytes)
+    }
+
+    /// Makes the directories above a file.
+    pub(crate) fn make_parent(&self, path: &Path) -> Result<(), Error> {
+        const OPERATION: &str = "make the directory of an object";
+        self.check_stores(OPERATION, path)?;
+        make_parent(path).map_err(Error::at(OPERATION, path))
+    }
+}
+
+/// What new files of this process may not be allowed, which umask(2) may change at any time.
+#[derive(Debug)]
+struct Umask(Option<File>);
+
+impl Umask {
+    fn open() -> Self {
+        // Without setting it there is no way to ask for the umask but this.
+        Self(File::open("/proc/self/status").ok())
+    }
+
+    fn now(&self) -> u32 {
+        // proc(5): it is in the second line, behind a name of up to 64 characters.
+        let mut text = [0; 256];
+        let length = self.0.as_ref().and_then(|status| status.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let mut lines = text[..length].split(|&byte| byte == b'\n');
+        let umask = lines.find_map(|line| line.strip_prefix(b"Umask:"));
+        let umask = umask.and_then(|digits| std::str::from_utf8(digits).ok());
+        umask.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0o022)
+    }
 }
 
 /// Whether an error says that nothing is there.
@@ -43,16 +165,16 @@ fn is_miss(error: &io::Error) -> bool {
 }
 
 /// All bytes of an object; `None` is a miss.
-pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
+fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if is_miss(&error) => Ok(None),
-        Err(error) => Err(Error::io("read an object")(error)),
+        Err(error) => Err(Error::at("read an object", path)(error)),
     }
 }
 
 /// The first bytes of an object, as many as fit. Returns the length of the object; `None` is a miss.
-pub(crate) fn read_into(path: &Path, target: &mut [u8]) -> Result<Option<usize>, Error> {
+fn read_into(path: &Path, target: &mut [u8]) -> Result<Option<usize>, Error> {
     let mut read = || -> io::Result<usize> {
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
@@ -68,32 +190,36 @@ pub(crate) fn read_into(path: &Path, target: &mut [u8]) -> Result<Option<usize>,
     match read() {
         Ok(length) => Ok(Some(length)),
         Err(error) if is_miss(&error) => Ok(None),
-        Err(error) => Err(Error::io("read an object")(error)),
+        Err(error) => Err(Error::at("read an object", path)(error)),
     }
 }
 
 /// Whether an object is there.
-pub(crate) fn exists(path: &Path) -> Result<bool, Error> {
+fn exists(path: &Path) -> Result<bool, Error> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(metadata.is_file()),
         Err(error) if is_miss(&error) => Ok(false),
-        Err(error) => Err(Error::io("look for an object")(error)),
+        Err(error) => Err(Error::at("look for an object", path)(error)),
     }
 }
 
 /// Pins an object. Returns whether it is there.
-pub(crate) fn pin(path: &Path, pin: &str) -> Result<bool, Error> {
+fn pin(path: &Path, pin: &str) -> Result<bool, Error> {
+    // The attribute of a directory holds for all that is below it.
+    if !exists(path)? {
+        return Ok(false);
+    }
     match crate::ffi::set_attribute(path, c"user.tidefs.pin", pin.as_bytes()) {
         Ok(()) => Ok(true),
         Err(error) if is_miss(&error) => Ok(false),
         // A filesystem without attributes evicts nothing.
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => exists(path),
-        Err(error) => Err(Error::io("pin an object")(error)),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(true),
+        Err(error) => Err(Error::at("pin an object", path)(error)),
     }
 }
 
 /// Makes an object: whole under its name, or not at all.
-pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let written = create(path, random).and_then(|(temporary, mut file)| {
         let written = file.write_all(bytes).and_then(|()| fs::rename(&temporary, path));
         if written.is_err() {
@@ -102,7 +228,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         }
         written
     });
-    written.map_err(Error::io("write an object"))
+    written.map_err(Error::at("write an object", path))
 }
 
 fn random() -> io::Result<u64> {
@@ -131,17 +257,8 @@ fn create(path: &Path, draw: impl Fn() -> io::Result<u64>) -> io::Result<(PathBu
 }
 
 /// Makes the directories above a file.
-pub(crate) fn make_parent(path: &Path) -> io::Result<()> {
+fn make_parent(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)
-}
-
-/// The permissions that open(2) would give a new file.
-pub(crate) fn mode_of_new_files() -> u32 {
-    // Without setting it there is no way to ask for the umask but this.
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
-    let umask = umask.and_then(|text| u32::from_str_radix(text.trim(), 8).ok()).unwrap_or(0o022);
-    0o666 & !umask
 }
 
 #[cfg(test)]
@@ -154,8 +271,8 @@ mod tests {
             assert!(check(good).is_ok(), "{good:?}");
         }
         for bad in [&b""[..], b"/a", b"a/", b"a//b", b"../a", b"a/./b", b"a\0"] {
-            assert!(matches!(check(bad), Err(Error::BadKey)), "{bad:?}");
-            assert!(matches!(check_new(bad), Err(Error::BadKey)), "{bad:?}");
+            assert!(matches!(check(bad), Err(Error::BadKey { .. })), "{bad:?}");
+            assert!(matches!(check_new(bad), Err(Error::BadKey { .. })), "{bad:?}");
         }
         for (length, count, is_made) in [(255, 1, true), (256, 1, false), (255, 16, true), (255, 17, false)] {
             let key = vec!["n".repeat(length); count].join("/");
@@ -168,7 +285,7 @@ mod tests {
     #[test]
     fn an_object_written_by_file_is_whole_and_leaves_nothing_beside_it() {
         let directory = tempfile::tempdir().unwrap();
-        let path = path_of(directory.path(), b"deep/er/key");
+        let path = directory.path().join("deep/er/key");
         assert_eq!(read(&path).unwrap(), None);
         write(&path, b"12345").unwrap();
         assert_eq!(read(&path).unwrap().unwrap(), b"12345");
@@ -176,7 +293,34 @@ mod tests {
         assert_eq!(read_into(&path, &mut three).unwrap(), Some(5));
         assert_eq!(&three, b"123");
         assert!(exists(&path).unwrap() && !exists(path.parent().unwrap()).unwrap());
+        assert!(!pin(path.parent().unwrap(), "hard").unwrap(), "a directory is no object");
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_was_in_a_mount_is_not_looked_for_where_none_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::below(directory.path().join("kv"));
+        let path = files.path_of(b"dir/key");
+        files.write(&path, b"plain").unwrap();
+        assert!(files.find_mount().is_none() && files.has(b"dir/key").unwrap());
+        let device = directory.path().metadata().unwrap().dev();
+        files.device.store(device, Ordering::Relaxed);
+        assert!(files.has(b"dir/key").unwrap(), "it is where it was");
+        files.device.store(device + 1, Ordering::Relaxed);
+        assert!(!files.has(b"dir/key").unwrap() && files.read(b"dir/key").unwrap().is_none());
+        assert!(
+            files.read_into(b"dir/key", &mut []).unwrap().is_none()
+                && !files.pin(b"dir/key", "hard").unwrap()
+        );
+        for directory in ["dir", "other"] {
+            let path = files.path_of(format!("{directory}/new").as_bytes());
+            assert_eq!(files.write(&path, b"new").unwrap_err().errno(), libc::ENOTCONN);
+            assert_eq!(files.make_parent(&path).unwrap_err().errno(), libc::ENOTCONN);
+        }
+        assert_eq!(fs::read_dir(files.directory()).unwrap().count(), 1);
+        fs::remove_dir_all(files.directory()).unwrap();
+        assert_eq!(files.write(&path, b"new").unwrap_err().errno(), libc::ENOTCONN, "nor is it made again");
     }
 
     #[test]

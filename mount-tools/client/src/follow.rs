@@ -96,8 +96,8 @@ impl Cache {
         }
     }
 
-    /// Keeps an object from being evicted, or ends that. Returns whether it is there. On another filesystem, which evicts
-    /// nothing, that is all it does.
+    /// Keeps an object from being evicted, or ends that. Returns whether it is there; a directory is no object. On another
+    /// filesystem, which evicts nothing, that is all it does.
     ///
     /// # Errors
     /// [`Error::BadKey`]; [`Error::Io`] when the caller may not change the object.
@@ -129,8 +129,8 @@ impl Cache {
             let pinned = match status {
                 Status::Ok => Ok(true),
                 Status::Absent => Ok(false),
-                Status::AskByFile => file::pin(&file::path_of(&self.directory, name.0), &pin.text()),
-                status => Err(Error::of("pin an object", status)),
+                Status::AskByFile => self.files.pin(name.0, &pin.text()),
+                status => Err(Error::of("pin an object", &self.files.path_of(name.0), status)),
             };
             match pinned {
                 Ok(is_there) => present += usize::from(is_there),
@@ -162,7 +162,7 @@ fn follow(
         name: Name(key),
     };
     if !request.push(&record) {
-        return Err(Error::BadKey); // longer than any path
+        return Err(Error::too_long_for_a_request());
     }
     let reply = session.call(Command::Follow, request, 0)?;
     let (header, entries) = results::<Entry>(&reply).ok_or(Error::BadReply)?;

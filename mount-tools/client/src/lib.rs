@@ -33,6 +33,7 @@ mod area;
 mod asynchronous;
 mod batch;
 mod cache;
+mod create;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod error;
@@ -43,6 +44,7 @@ mod fork;
 mod kept;
 mod lookup;
 mod memory;
+mod put;
 mod segments;
 mod session;
 mod sessions;

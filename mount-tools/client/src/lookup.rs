@@ -6,7 +6,7 @@ use crate::batch::{self, Answer};
 use crate::kept::Moment;
 use crate::session::Session;
 use crate::sessions::Opened;
-use crate::{Cache, Error, View, file};
+use crate::{Cache, Error, View};
 
 /// Objects below memory that are asked for ahead of the one that is read, and how often that is done anew: what the daemon
 /// loads ahead is bounded, and grows by what is read.
@@ -14,15 +14,19 @@ const AHEAD: usize = 256;
 const ASKED_EVERY: usize = 64;
 
 impl Cache {
-    /// Views of all names.
-    pub(crate) fn find_all(&self, names: &[Name<'_>]) -> Result<Vec<Option<View>>, Error> {
+    /// What is found of each name. `of_all` makes that of views of all of them, where there are.
+    pub(crate) fn find_all<C: FromIterator<Result<Option<View>, Error>>>(
+        &self,
+        names: &[Name<'_>],
+        of_all: impl FnOnce(Vec<Option<View>>) -> C,
+    ) -> Result<C, Error> {
         let Some(opened) = self.opened() else {
-            return names.iter().map(|name| self.read(name)).collect();
+            return Ok(names.iter().map(|name| self.read(name)).collect());
         };
         let asked = if opened.keeps() {
             let (views, moment) = self.find_kept(&opened, names);
             if views.iter().all(Option::is_some) {
-                return Ok(views);
+                return Ok(of_all(views));
             }
             ask_rest(&opened, names, views, moment, true)
         } else {
@@ -35,7 +39,7 @@ impl Cache {
             }
             Ok(answers) => answers,
             // The daemon is gone, or another one is there: its files may be. Or a key is too long for any request.
-            Err(Error::Io { .. } | Error::BadKey) => names.iter().map(|_| Answer::ByFile).collect(),
+            Err(Error::Io { .. }) => names.iter().map(|_| Answer::ByFile).collect(),
             Err(error) => return Err(error),
         };
         let loadable: Vec<Name<'_>> = answers
@@ -55,7 +59,7 @@ impl Cache {
                 self.read(name)
             }
         });
-        whole.collect()
+        Ok(whole.collect())
     }
 
     /// What can be said of all names without a file; unless it `may_wait`, without another host or thread, too.
@@ -76,7 +80,7 @@ impl Cache {
     /// does not count. Looked at now and then, so it is asked where not all was found.
     pub(crate) fn has_moved(&self, opened: &Opened) -> bool {
         if opened.session.is_to_compare() {
-            opened.session.compare(&self.directory);
+            opened.session.compare(self.files.directory());
         }
         opened.session.is_left()
     }
@@ -88,7 +92,7 @@ impl Cache {
     }
 
     fn read(&self, name: &Name<'_>) -> Result<Option<View>, Error> {
-        let bytes = file::read(&file::path_of(&self.directory, name.0))?;
+        let bytes = self.files.read(name.0)?;
         Ok(bytes.map(|bytes| View::owned(0, bytes)))
     }
 
@@ -103,7 +107,7 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`] when the clock cannot be mapped, or no thread be started.
     pub fn keep(&self, bytes: usize) -> Result<bool, Error> {
-        self.sessions.keep(&self.directory, bytes).map_err(Error::io("map the names clock"))
+        self.sessions.keep(&self.files, bytes).map_err(Error::io("map the names clock"))
     }
 }
 

@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::Error;
 use crate::area::Area;
+use crate::file::Files;
 use crate::fork::Owner;
 use crate::segments::{Hook, Segments};
 
@@ -72,23 +73,21 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens a session for keys below `directory`. `None` when there is no fast path there.
+    /// Opens a session of `owner`, this process, for keys of `files`. `None` when there is no fast path there.
     ///
     /// `hook` registers what it maps.
-    pub(crate) fn open(directory: &Path, hook: &Arc<Hook>) -> Option<Self> {
-        // The control file is at the root of the mount, above the directory.
-        let root = directory.ancestors().find(|above| above.join(".tidefs").join(CONTROL_FILE).exists())?;
-        let tidefs = root.join(".tidefs");
+    pub(crate) fn open(owner: Owner, files: &Files, hook: &Arc<Hook>) -> Option<Self> {
+        let tidefs = files.find_mount()?.join(".tidefs");
         let control = File::options().read(true).write(true).open(tidefs.join(CONTROL_FILE)).ok()?;
         let segments = Segments::open(&tidefs.join(SEGMENT_DIRECTORY), hook).ok()?;
         // One mount may end, and another begin, between any two of these. While the control file is open no other mount is the
         // same device.
-        let (device, scope) = (control.metadata().ok()?.dev(), directory.metadata().ok()?);
+        let (device, scope) = (control.metadata().ok()?.dev(), files.directory().metadata().ok()?);
         if scope.dev() != device || segments.device().ok()? != device {
             return None;
         }
         let mut session = Self {
-            owner: Owner::this_process()?,
+            owner,
             control,
             is_dead: AtomicBool::new(false),
             is_left: AtomicBool::new(false),
@@ -225,8 +224,13 @@ impl Session {
         self.gives_back() && self.is_full(&self.returning.lock(), 1, length)
     }
 
+    /// Bytes of objects that may be kept from being evicted without a use for them.
+    pub(crate) fn kept_back_max(&self) -> usize {
+        usize::try_from(self.facts.kept_back_max.get()).unwrap_or(usize::MAX)
+    }
+
     fn is_full(&self, returning: &Returning, more: usize, length: usize) -> bool {
-        let bytes_max = usize::try_from(self.facts.kept_back_max.get()).unwrap_or(usize::MAX);
+        let bytes_max = self.kept_back_max();
         let (count, bytes) = (returning.count() + more, returning.bytes + length);
         // Of a session that was left none come to go along with.
         count >= RELEASE_BATCH || bytes >= bytes_max || self.is_left() && count > 0
@@ -319,7 +323,7 @@ impl Session {
             request.reserve(sizes.sum());
             let taken = rest.iter().take_while(|record| request.push(*record)).count();
             if taken == 0 {
-                return Err(Error::BadKey); // longer than any path
+                return Err(Error::too_long_for_a_request());
             }
             let reply = self.call(command, request, 0)?;
             let (header, results) = results::<T>(&reply).ok_or(Error::BadReply)?;

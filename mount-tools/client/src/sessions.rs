@@ -2,7 +2,7 @@
 //!
 //! A session belongs to one directory of one mount. It is over when the daemon of that mount ended, however it did, or when that
 //! directory is no more, or another is at the path of the cache: then the cache goes by file, and looks for the next session at
-//! its path.
+//! its path. So it does while there was none yet: the mount may come later.
 //!
 //! Invariants
 //! - A call takes one [`Opened`] and stays with it, so nothing that one session gave is used with another.
@@ -11,19 +11,18 @@
 //! - The next session keeps as much, and registers its segments by the same function, from its first segment on.
 //! - A child of fork(2) takes no lock here, and gets no session.
 //!
-//! Limits: the next session is looked for by calls alone, not more often than `PAUSES` say. A cache that had no fast path when it
-//! was opened gets none.
+//! Limits: the next session is looked for by calls alone, not more often than `PAUSES` say.
 //! Threads: any; there is none of its own.
 
 use std::fmt;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
 use crate::Registration;
+use crate::file::Files;
 use crate::fork::{Owner, Registered};
 use crate::kept::Kept;
 use crate::memory::Register;
@@ -86,11 +85,11 @@ impl Search {
 
 /// The sessions of a cache, one after the other.
 pub(crate) struct Sessions {
-    /// Whose they are. `None` when there was no fast path.
+    /// Whose they are. `None` when its children cannot be told from it: then there is no fast path.
     owner: Option<Owner>,
     /// By what segments are registered, of all of them.
     hook: Arc<Hook>,
-    /// `None` between two. Held to be looked at and to be set, no longer.
+    /// `None` before the first, and between two. Held to be looked at and to be set, no longer.
     current: RwLock<Option<Arc<Opened>>>,
     /// Held by the one who looks for the next, and then sets `current`. Others that come to look try it and go on without.
     search: Mutex<Search>,
@@ -106,13 +105,16 @@ impl fmt::Debug for Sessions {
 }
 
 impl Sessions {
-    /// Opens the first one, for keys below `directory`.
-    pub(crate) fn open(directory: &Path) -> Self {
-        let hook = Arc::default();
-        let session = Session::open(directory, &hook).map(Arc::new);
-        let owner = session.as_ref().map(|session| session.owner());
-        let opened = session.map(|session| Arc::new(Opened { session, kept: Kept::default() }));
-        Self { owner, hook, current: RwLock::new(opened), search: Mutex::new(Search::new()) }
+    /// Opens the first one, for keys of `files`, if it is there already.
+    pub(crate) fn open(files: &Files) -> Self {
+        let mut sessions = Self {
+            owner: Owner::this_process(),
+            hook: Arc::default(),
+            current: RwLock::default(),
+            search: Mutex::new(Search::new()),
+        };
+        *sessions.current.get_mut() = sessions.open_next(files, 0);
+        sessions
     }
 
     /// The process that may use them, if it is this one.
@@ -134,14 +136,14 @@ impl Sessions {
         self.user().is_some() && self.current.read().as_ref().is_some_and(is_live)
     }
 
-    /// As [`Sessions::live`], or the next one below `directory`, if it is time to look for that and it is there. `None` while
-    /// all is done by file.
-    pub(crate) fn find(&self, directory: &Path) -> Option<Arc<Opened>> {
-        self.live().or_else(|| self.find_next(directory))
+    /// As [`Sessions::live`], or the next one for `files`, if it is time to look for that and it is there. `None` while all is
+    /// done by file.
+    pub(crate) fn find(&self, files: &Files) -> Option<Arc<Opened>> {
+        self.live().or_else(|| self.find_next(files))
     }
 
     #[cold]
-    fn find_next(&self, directory: &Path) -> Option<Arc<Opened>> {
+    fn find_next(&self, files: &Files) -> Option<Arc<Opened>> {
         // A child of fork(2) takes no lock here.
         self.user()?;
         let mut search = self.search.try_lock()?;
@@ -150,8 +152,7 @@ impl Sessions {
             return Some(opened);
         }
         let over = self.current.write().take();
-        let next =
-            search.is_due(Instant::now()).then(|| self.open_next(directory, search.kept_max)).flatten();
+        let next = search.is_due(Instant::now()).then(|| self.open_next(files, search.kept_max)).flatten();
         if let Some(opened) = &next {
             search.succeed();
             *self.current.write() = Some(Arc::clone(opened));
@@ -164,8 +165,8 @@ impl Sessions {
         next
     }
 
-    fn open_next(&self, directory: &Path, kept_max: usize) -> Option<Arc<Opened>> {
-        let session = Arc::new(Session::open(directory, &self.hook)?);
+    fn open_next(&self, files: &Files, kept_max: usize) -> Option<Arc<Opened>> {
+        let session = Arc::new(Session::open(self.user()?, files, &self.hook)?);
         let kept = Kept::default();
         if kept_max > 0 {
             // A daemon without a clock, or one that is gone again: it is asked each time.
@@ -178,12 +179,12 @@ impl Sessions {
     ///
     /// # Errors
     /// What mapping the clock and starting a thread say.
-    pub(crate) fn keep(&self, directory: &Path, bytes_max: usize) -> io::Result<bool> {
+    pub(crate) fn keep(&self, files: &Files, bytes_max: usize) -> io::Result<bool> {
         if self.user().is_none() {
             return Ok(false);
         }
         // So that a caller who was told `false` may ask again.
-        drop(self.find(directory));
+        drop(self.find(files));
         // Whoever looks for the next one sees the new limit, or is done and has set it here.
         let mut search = self.search.lock();
         search.kept_max = bytes_max;
@@ -224,11 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn where_there_was_no_fast_path_none_is_looked_for() {
+    fn where_there_is_no_fast_path_one_is_looked_for() {
         let directory = tempfile::tempdir().unwrap();
-        let sessions = Sessions::open(directory.path());
-        assert!(sessions.find(directory.path()).is_none());
-        assert!(!sessions.keep(directory.path(), 1).unwrap());
-        assert_eq!(sessions.search.lock().not_before, None);
+        let files = Files::below(directory.path().to_owned());
+        let sessions = Sessions::open(&files);
+        assert!(sessions.find(&files).is_none() && !sessions.keep(&files, 1).unwrap());
+        let first = sessions.search.lock().not_before;
+        sessions.search.lock().not_before = Some(Instant::now());
+        assert!(sessions.find(&files).is_none());
+        assert!(first.is_some() && sessions.search.lock().not_before > first);
     }
 }

@@ -1,0 +1,104 @@
+//! Storing many objects. What is begun and not sealed yet cannot be evicted, so they are stored in rounds: a batch that is larger
+//! than the cache passes through it as if its objects were stored one after the other.
+//!
+//! Limits: a round has [`ROUND_MAX`] objects, and as many bytes as the daemon lets a client keep from being evicted without a use
+//! for them, but one object at least. An object for which there is no room is tried twice.
+
+use crate::create::Begun;
+use crate::{Cache, Error, file, writer};
+
+/// Objects of one round: a request or two.
+const ROUND_MAX: usize = 512;
+
+impl Cache {
+    /// Stores an object, in place of what stood under its key.
+    ///
+    /// # Errors
+    /// As [`Cache::create`].
+    pub fn put(&self, key: impl AsRef<[u8]>, bytes: &[u8]) -> Result<(), Error> {
+        self.put_many(&[(key, bytes)])
+    }
+
+    /// Stores many objects, the first ones first. Each becomes visible whole. They may be more than the cache holds: then it has the
+    /// last of them.
+    ///
+    /// # Errors
+    /// [`Error::BadKey`], before anything is stored; else as [`Cache::create`], the first failure after all were tried.
+    pub fn put_many<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Result<(), Error> {
+        match self.store(objects)?.into_iter().min_by_key(|(index, _)| *index) {
+            Some((_, error)) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Cache::put_many`]. Returns what became of each.
+    ///
+    /// # Errors
+    /// [`Error::BadKey`], before anything is stored.
+    pub fn put_each<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Result<Vec<Result<(), Error>>, Error> {
+        let mut outcomes: Vec<_> = objects.iter().map(|_| Ok(())).collect();
+        for (index, error) in self.store(objects)? {
+            outcomes[index] = Err(error);
+        }
+        Ok(outcomes)
+    }
+
+    /// Stores objects, and returns the failures, each with the index of its object.
+    fn store<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Result<Vec<(usize, Error)>, Error> {
+        objects.iter().try_for_each(|(key, _)| file::check_new(key.as_ref()))?;
+        let (mut failures, mut start) = (Vec::new(), 0);
+        while start < objects.len() {
+            let round = &objects[start..start + self.round(&objects[start..])];
+            for (index, error) in self.store_at_once(round) {
+                // What was begun beside it is sealed by now, and makes place for it.
+                let is_tried_alone = round.len() > 1 && is_want_of_room(&error);
+                let failed = if is_tried_alone {
+                    self.store_at_once(&round[index..=index]).pop().map(|(_, error)| error)
+                } else {
+                    Some(error)
+                };
+                failures.extend(failed.map(|error| (start + index, error)));
+            }
+            start += round.len();
+        }
+        Ok(failures)
+    }
+
+    /// How many of the objects, from the first on, are stored at once.
+    fn round<K>(&self, objects: &[(K, &[u8])]) -> usize {
+        let bytes_max = self.sessions.live().map_or(0, |opened| opened.session.kept_back_max());
+        let mut bytes = 0_usize;
+        let fits = |(_, object): &&(K, &[u8])| {
+            bytes = bytes.saturating_add(object.len());
+            bytes <= bytes_max
+        };
+        objects.iter().take(ROUND_MAX).take_while(fits).count().max(1)
+    }
+
+    fn store_at_once<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Vec<(usize, Error)> {
+        let sizes: Vec<(&[u8], usize)> =
+            objects.iter().map(|(key, bytes)| (key.as_ref(), bytes.len())).collect();
+        let (mut failures, mut writers, mut indices) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (begun, (key, bytes))) in self.begin_all(&sizes).into_iter().zip(objects).enumerate() {
+            let stored = match begun {
+                Begun::Writer(mut writer) => {
+                    writer.copy_from_slice(bytes);
+                    writers.push(writer);
+                    indices.push(index);
+                    Ok(())
+                }
+                Begun::ByFile => self.files.write(&self.files.path_of(key.as_ref()), bytes),
+                Begun::Failed(error) => Err(error),
+            };
+            failures.extend(stored.err().map(|error| (index, error)));
+        }
+        let unsealed = writer::seal_each(writers).into_iter();
+        failures.extend(unsealed.map(|(index, error)| (indices[index], error)));
+        failures
+    }
+}
+
+/// Whether something could be stored if there were less else.
+fn is_want_of_room(error: &Error) -> bool {
+    matches!(error.errno(), libc::ENOSPC | libc::EDQUOT | libc::EMFILE)
+}
