@@ -17,6 +17,7 @@ use crate::fixture::{MIB, kv, kv_with, offset};
 in_fast_modes!(
     segments_are_registered_once_and_let_go_before_they_are_unmapped,
     a_device_reads_and_writes_objects_by_one_registration_while_all_else_is_evicted,
+    of_a_closed_cache_only_what_is_viewed_stays_mapped_and_registered,
 );
 
 /// Pages that a registration keeps in memory, as a device would.
@@ -71,6 +72,49 @@ fn segments_are_registered_once_and_let_go_before_they_are_unmapped(mode: Mode) 
     assert_eq!(last.is_registered(), expected > 0, "while it is viewed");
     drop(last);
     assert_eq!(pins.load(Ordering::Relaxed), 0);
+}
+
+fn of_a_closed_cache_only_what_is_viewed_stays_mapped_and_registered(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    let cache = open(&mount, &kv, mode);
+    let pins = Arc::new(AtomicUsize::new(0));
+    let of_hook = Arc::clone(&pins);
+    cache.register_with(move |start, length| Some(Box::new(Pin::new(start, length, &of_hook))));
+    let keys: Vec<String> = (0..8).map(|index| format!("k{index}")).collect();
+    for (seed, key) in keys.iter().enumerate() {
+        cache.put(key, &pattern::object(offset(seed), MIB)).expect("put");
+    }
+    drop(cache.lookup_many(&keys).expect("lookup"));
+    let writer = cache.create("begun", MIB).expect("create");
+    let view = cache.get("k3").expect("get").expect("a hit");
+    let is_fast = cache.is_fast();
+    assert_eq!(pins.load(Ordering::Relaxed), if is_fast { 9 } else { 0 });
+    let clone = cache.clone();
+    drop(cache);
+    assert_eq!(clone.mapped_segments(), pins.load(Ordering::Relaxed), "it is not closed while a clone lives");
+    drop(clone);
+    assert_eq!(pins.load(Ordering::Relaxed), if is_fast { 2 } else { 0 }, "the view and the writer");
+    if is_fast {
+        assert_eq!(Arc::strong_count(&pins), 3, "the function is gone, but what it registered");
+        let open = files_open_below(mount.path());
+        assert_eq!(open.len(), 1, "to give references back takes one file: {open:?}");
+    }
+    assert_object(&view, 3);
+    drop(view);
+    writer.seal().expect("it may be sealed still");
+    assert_eq!(pins.load(Ordering::Relaxed), 0);
+    assert!(!is_fast || files_open_below(mount.path()).is_empty());
+    assert!(fs::metadata(kv.join("begun")).expect("it is there").len() == offset(MIB));
+}
+
+/// The files below a directory that this process has open.
+fn files_open_below(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let descriptors =
+        fs::read_dir("/proc/self/fd").expect("proc").map(|entry| entry.expect("an entry").path());
+    descriptors
+        .filter_map(|path| fs::read_link(path).ok())
+        .filter(|path| path.starts_with(directory))
+        .collect()
 }
 
 /// Buffers that a device can know at once.

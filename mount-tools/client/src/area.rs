@@ -42,9 +42,18 @@ impl Session {
         let bytes = reply.get(HEADER_BYTES..).ok_or(Error::BadReply)?;
         let grant = AreaGrant::read_from_prefix(bytes).map_err(|_| Error::BadReply)?.0;
         let segment = grant.segment.get();
-        let mapping =
-            self.segments.get(segment, AREA_BYTES, true).map_err(Error::io("map the request area"))?;
-        Ok(Area { segment, mapping })
+        match self.segments.get(segment, AREA_BYTES, true) {
+            Ok(mapping) => Ok(Area { segment, mapping }),
+            Err(error) => {
+                self.unregister(segment);
+                Err(Error::io("map the request area")(error))
+            }
+        }
+    }
+
+    /// Takes an area back. It goes with the session at the latest.
+    pub(crate) fn unregister(&self, segment: u64) {
+        let _ = self.call(Command::Unregister, Encoder::new(Flags::NONE, segment, 0), 0);
     }
 
     /// Makes one request with as many records as fit into the area. Returns how many those were, the first reference and the

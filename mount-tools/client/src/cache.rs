@@ -60,6 +60,13 @@ impl Cache {
         self.sessions.live().map_or(0, |opened| opened.session.segments.len())
     }
 
+    /// Registered segments that nobody views or writes: how many registrations end when the cache is dropped. `None` when another
+    /// thread may change that right now, for it waits for none; for who is called while others stand still.
+    #[must_use]
+    pub fn idle_registrations(&self) -> Option<usize> {
+        self.sessions.idle_registrations()
+    }
+
     /// What was shown and what was copied so far, by this value and its clones.
     #[must_use]
     pub fn statistics(&self) -> Statistics {

@@ -41,8 +41,9 @@ pub(crate) type Hook = Mutex<Option<Box<Register>>>;
 
 /// Mapped segments by number.
 pub(crate) struct Segments {
-    /// Of the mount that was there when it was opened: under its path there may be another one, whose segments are others.
-    directory: File,
+    /// Of the mount that was there when it was opened: under its path there may be another one, whose segments are others. `None`
+    /// once nothing is to be mapped any more. Held to open a segment.
+    directory: RwLock<Option<File>>,
     /// Shared with the sessions before and after.
     hook: Arc<Hook>,
     /// Never held while a registration is made or ended: that may wait for others, or let go of views.
@@ -69,6 +70,7 @@ impl Segments {
         // To look names up in it, it need not be opened to be read.
         let flags = libc::O_PATH | libc::O_DIRECTORY;
         let directory = File::options().read(true).custom_flags(flags).open(directory)?;
+        let directory = RwLock::new(Some(directory));
         Ok(Self { directory, hook: Arc::clone(hook), mapped: RwLock::default() })
     }
 
@@ -77,7 +79,7 @@ impl Segments {
     /// # Errors
     /// What fstat(2) says.
     pub(crate) fn device(&self) -> io::Result<u64> {
-        self.directory.metadata().map(|metadata| metadata.dev())
+        self.directory.read().as_ref().ok_or_else(closed)?.metadata().map(|metadata| metadata.dev())
     }
 
     /// Registers all that are mapped, for who holds the lock of the hook, and is to drop what this returns without it.
@@ -147,7 +149,9 @@ impl Segments {
     }
 
     fn open_segment(&self, segment: u64, is_writable: bool) -> io::Result<File> {
-        ffi::open_below(&self.directory, &CString::new(segment.to_string())?, is_writable)
+        let directory = self.directory.read();
+        let directory = directory.as_ref().ok_or_else(closed)?;
+        ffi::open_below(directory, &CString::new(segment.to_string())?, is_writable)
     }
 
     /// Unmaps segments that are no more, once nobody views them.
@@ -165,8 +169,30 @@ impl Segments {
         drop(ended);
     }
 
+    /// Unmaps all, once nobody views them, and maps none any more.
+    pub(crate) fn close(&self) {
+        let directory = self.directory.write().take();
+        self.forget_all();
+        drop(directory);
+    }
+
+    /// How many are registered that nobody uses, or the session alone, as the segment `own`. `None` when another thread holds the
+    /// lock.
+    pub(crate) fn idle_registrations(&self, own: Option<u64>) -> Option<usize> {
+        let mapped = self.mapped.try_read()?;
+        let is_idle = |(segment, mapping): &(&u64, &Arc<Mapping>)| {
+            let users = if own == Some(**segment) { 2 } else { 1 };
+            mapping.is_registered() && Arc::strong_count(mapping) == users
+        };
+        Some(mapped.iter().filter(is_idle).count())
+    }
+
     /// How many are mapped.
     pub(crate) fn len(&self) -> usize {
         self.mapped.read().len()
     }
+}
+
+fn closed() -> io::Error {
+    io::Error::from_raw_os_error(libc::EBADF)
 }

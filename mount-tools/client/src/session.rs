@@ -152,15 +152,20 @@ impl Session {
         !self.is_inherited() && !self.is_dead()
     }
 
-    /// Unmaps what nobody views, once it is over, and gives back what the daemon still has for it.
+    /// Unmaps what nobody views, once nothing is looked up by it any more, and gives back what the daemon still has for it.
     pub(crate) fn let_go(&self) {
         let area = self.area.lock().take();
         if let Some(area) = area.filter(|_| self.gives_back()) {
-            // It goes with the session at the latest.
-            let _ = self.call(Command::Unregister, Encoder::new(Flags::NONE, area.segment, 0), 0);
+            self.unregister(area.segment);
         }
-        self.segments.forget_all();
+        self.segments.close();
         self.give_back_all();
+    }
+
+    /// Registered segments that nobody views or writes. `None` when another thread holds a lock.
+    pub(crate) fn idle_registrations(&self) -> Option<usize> {
+        let area = self.area.try_lock()?;
+        self.segments.idle_registrations(area.as_ref().map(|area| area.segment))
     }
 
     pub(crate) fn offers(&self, features: Features) -> bool {

@@ -9,6 +9,7 @@
 //! - One thread at a time looks for the next session. No other waits for it: those go by file meanwhile.
 //! - What a session that is over has mapped is unmapped, but for what is still viewed or written.
 //! - The next session keeps as much, and registers its segments by the same function, from its first segment on.
+//! - When the cache is closed, all is unmapped but what is still viewed or written.
 //! - A child of fork(2) takes no lock here, and gets no session.
 //!
 //! Limits: the next session is looked for by calls alone, not more often than `PAUSES` say.
@@ -136,6 +137,15 @@ impl Sessions {
         self.user().is_some() && self.current.read().as_ref().is_some_and(is_live)
     }
 
+    /// Registered segments that nobody views. `None` in a child of fork(2), and when another thread holds a lock.
+    pub(crate) fn idle_registrations(&self) -> Option<usize> {
+        self.user()?;
+        match &*self.current.try_read()? {
+            Some(opened) => opened.session.idle_registrations(),
+            None => Some(0),
+        }
+    }
+
     /// As [`Sessions::live`], or the next one for `files`, if it is time to look for that and it is there. `None` while all is
     /// done by file.
     pub(crate) fn find(&self, files: &Files) -> Option<Arc<Opened>> {
@@ -205,6 +215,26 @@ impl Sessions {
         let replaced = hook.replace(register);
         drop(hook);
         drop((opened, mapped, replaced));
+    }
+}
+
+impl Drop for Sessions {
+    /// What is still viewed or written has its own part in the session.
+    fn drop(&mut self) {
+        // A child of fork(2) takes no lock: another thread of its parent may have held it.
+        if self.user().is_none() {
+            return;
+        }
+        if let Some(opened) = self.current.get_mut().take() {
+            opened.kept.clear();
+            // Where nobody else has the session it ends here, and the daemon need not be told of what it held.
+            if Arc::strong_count(&opened.session) > 1 {
+                opened.session.let_go();
+            }
+        }
+        // What is still viewed keeps its session, and that the hook.
+        let register = self.hook.lock().take();
+        drop(register);
     }
 }
 
