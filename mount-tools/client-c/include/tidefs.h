@@ -110,6 +110,17 @@ int tidefs_lookup_many(const tidefs_cache *cache,
                        size_t count,
                        tidefs_view **views);
 
+// As tidefs_lookup_many. `outcomes`: where goes what became of each key, TIDEFS_OK, TIDEFS_MISS or a negative number of errno: an
+// object that may not be read does not fail the others. Where an argument makes no sense, all of them are what the function
+// returns.
+//
+// As of tidefs_lookup_many; `outcomes` has room for `count` numbers.
+int tidefs_lookup_each(const tidefs_cache *cache,
+                       const char *const *keys,
+                       size_t count,
+                       tidefs_view **views,
+                       int *outcomes);
+
 // Copies the first bytes of an object to `target`, `capacity` at most. `length`: where the length of the whole object
 // goes; 0 of a miss or a failure.
 //
@@ -281,13 +292,23 @@ int tidefs_seal_many(const tidefs_cache *cache,
 // `writer` is NULL or a writer that has not ended; nobody uses it or its bytes any more.
 void tidefs_writer_abort(tidefs_writer *writer);
 
-// Stores `count` objects, each in place of what stood under its key. Each becomes visible whole; on a failure others of
-// them may be stored.
+// Stores `count` objects, the first ones first, each in place of what stood under its key. Each becomes visible whole. They may be
+// more than the cache holds: then it has the last of them. After a failure the others are tried all the same; the first one is
+// told. With a key that no file can have, nothing is stored.
 //
 // `cache` is NULL or an open cache; `objects` has `count` of them, each with a text and with bytes that may be read.
 int tidefs_put_many(const tidefs_cache *cache,
                     const tidefs_object *objects,
                     size_t count);
+
+// As tidefs_put_many. `outcomes`: where goes what became of each object, TIDEFS_OK or a negative number of errno. Where an argument
+// makes no sense nothing is stored, and all of them are what the function returns.
+//
+// As of tidefs_put_many; `outcomes` has room for `count` numbers.
+int tidefs_put_each(const tidefs_cache *cache,
+                    const tidefs_object *objects,
+                    size_t count,
+                    int *outcomes);
 
 // Stores one object. See tidefs_put_many.
 //

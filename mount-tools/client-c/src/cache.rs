@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidefs_client::{Cache, Error, Pin, View};
 
-use crate::outcome::{Failure, TIDEFS_MISS, TIDEFS_OK, guard, guard_value};
+use crate::outcome::{Failure, TIDEFS_MISS, TIDEFS_OK, guard, guard_value, note_failure};
 use crate::{TidefsView, ffi};
 
 /// An open cache: a directory of a tidefs mount, or any directory.
@@ -97,6 +97,46 @@ pub unsafe extern "C" fn tidefs_lookup_many(
         let keys = unsafe { ffi::texts(keys, count)? };
         for (target, found) in targets.iter_mut().zip(cache.0.lookup_many(&keys)?) {
             *target = found.map_or(std::ptr::null_mut(), |view| ffi::give(TidefsView(view)));
+        }
+        Ok(TIDEFS_OK)
+    })
+}
+
+/// As tidefs_lookup_many. `outcomes`: where goes what became of each key, TIDEFS_OK, TIDEFS_MISS or a negative number of errno: an
+/// object that may not be read does not fail the others. Where an argument makes no sense, all of them are what the function
+/// returns.
+///
+/// # Safety
+/// As of tidefs_lookup_many; `outcomes` has room for `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_lookup_each(
+    cache: *const TidefsCache,
+    keys: *const *const c_char,
+    count: usize,
+    views: *mut *mut TidefsView,
+    outcomes: *mut c_int,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let targets = unsafe { ffi::values_mut(views, count, "views is NULL")? };
+        targets.fill(std::ptr::null_mut());
+        // SAFETY: as the caller promises.
+        let outcomes = unsafe { ffi::values_mut(outcomes, count, "outcomes is NULL")? };
+        outcomes.fill(-libc::EINVAL);
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let keys = unsafe { ffi::texts(keys, count)? };
+        let found = cache.0.lookup_each(&keys).inspect_err(|error| outcomes.fill(-error.errno()))?;
+        for ((target, outcome), found) in targets.iter_mut().zip(outcomes).zip(found) {
+            *outcome = match found {
+                Ok(Some(view)) => {
+                    *target = ffi::give(TidefsView(view));
+                    TIDEFS_OK
+                }
+                Ok(None) => TIDEFS_MISS,
+                Err(error) => note_failure(&error),
+            };
         }
         Ok(TIDEFS_OK)
     })

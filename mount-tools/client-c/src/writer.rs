@@ -201,8 +201,9 @@ pub unsafe extern "C" fn tidefs_writer_abort(writer: *mut TidefsWriter) {
     guard_value((), || drop(writer));
 }
 
-/// Stores `count` objects, each in place of what stood under its key. Each becomes visible whole; on a failure others of
-/// them may be stored.
+/// Stores `count` objects, the first ones first, each in place of what stood under its key. Each becomes visible whole. They may be
+/// more than the cache holds: then it has the last of them. After a failure the others are tried all the same; the first one is
+/// told. With a key that no file can have, nothing is stored.
 ///
 /// # Safety
 /// `cache` is NULL or an open cache; `objects` has `count` of them, each with a text and with bytes that may be read.
@@ -216,19 +217,60 @@ pub unsafe extern "C" fn tidefs_put_many(
         // SAFETY: as the caller promises.
         let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
         // SAFETY: as the caller promises.
-        let objects = unsafe { ffi::values(objects, count, "objects is NULL")? };
-        let object = |object: &TidefsObject| {
-            // SAFETY: as the caller promises.
-            let key = unsafe { ffi::text(object.key, "a key is NULL")? };
-            // SAFETY: as the caller promises.
-            let bytes =
-                unsafe { ffi::bytes(object.bytes, object.length, "the bytes of an object are NULL")? };
-            Ok((key, bytes))
-        };
-        let objects = objects.iter().map(object).collect::<Result<Vec<_>, Failure>>()?;
+        let objects = unsafe { objects_of(objects, count)? };
         cache.0.put_many(&objects)?;
         Ok(TIDEFS_OK)
     })
+}
+
+/// As tidefs_put_many. `outcomes`: where goes what became of each object, TIDEFS_OK or a negative number of errno. Where an argument
+/// makes no sense nothing is stored, and all of them are what the function returns.
+///
+/// # Safety
+/// As of tidefs_put_many; `outcomes` has room for `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tidefs_put_each(
+    cache: *const TidefsCache,
+    objects: *const TidefsObject,
+    count: usize,
+    outcomes: *mut c_int,
+) -> c_int {
+    guard(|| {
+        // SAFETY: as the caller promises.
+        let outcomes = unsafe { ffi::values_mut(outcomes, count, "outcomes is NULL")? };
+        outcomes.fill(-libc::EINVAL);
+        // SAFETY: as the caller promises.
+        let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
+        // SAFETY: as the caller promises.
+        let objects = unsafe { objects_of(objects, count)? };
+        let stored = cache.0.put_each(&objects).inspect_err(|error| outcomes.fill(-error.errno()))?;
+        let mut failure = None;
+        for (outcome, stored) in outcomes.iter_mut().zip(stored) {
+            *outcome = stored.as_ref().map_or_else(|error| -error.errno(), |()| TIDEFS_OK);
+            failure = failure.or(stored.err());
+        }
+        failure.map_or(Ok(TIDEFS_OK), |error| Err(error.into()))
+    })
+}
+
+/// The keys and bytes of objects to store.
+///
+/// # Safety
+/// As of tidefs_put_many.
+unsafe fn objects_of<'a>(
+    objects: *const TidefsObject,
+    count: usize,
+) -> Result<Vec<(&'a [u8], &'a [u8])>, Failure> {
+    // SAFETY: as the caller promises.
+    let objects = unsafe { ffi::values(objects, count, "objects is NULL")? };
+    let object = |object: &TidefsObject| {
+        // SAFETY: as the caller promises.
+        let key = unsafe { ffi::text(object.key, "a key is NULL")? };
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { ffi::bytes(object.bytes, object.length, "the bytes of an object are NULL")? };
+        Ok((key, bytes))
+    };
+    objects.iter().map(object).collect()
 }
 
 /// Stores one object. See tidefs_put_many.

@@ -1,9 +1,12 @@
-// Every function with NULL where it must not be: each says -EINVAL and why, or does nothing. null DIRECTORY
+// Every function with NULL where it must not be: each says -EINVAL and why, or does nothing. And those that tell of each object
+// what became of it. null DIRECTORY
 
+#define _POSIX_C_SOURCE 200809L
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <tidefs.h>
 
@@ -50,6 +53,30 @@ static void *fail_early(void *nothing) {
     EXPECT(pthread_setspecific(key_of_thread, &key_of_thread) == 0);
     REFUSED("cache", tidefs_get(NULL, "a", &view));
     return NULL;
+}
+
+// In a directory in which `a` is an object.
+static void each_is_told(const tidefs_cache *cache, const char *directory) {
+    const tidefs_object objects[] = {{"b", "bb", 2}, {"a/c", "c", 1}, {"d", "d", 1}}, none = {"../a", "x", 1};
+    int outcomes[3];
+    int outcome = tidefs_put_each(cache, objects, 3, outcomes);
+    EXPECT(outcome < 0 && strstr(tidefs_error_message(), "a/c") != NULL);
+    EXPECT(outcomes[0] == TIDEFS_OK && outcomes[1] == outcome && outcomes[2] == TIDEFS_OK);
+    REFUSED("../a", tidefs_put_each(cache, &none, 1, outcomes));
+    EXPECT(outcomes[0] == -EINVAL);
+    EXPECT(tidefs_put_each(cache, NULL, 0, NULL) == TIDEFS_OK);
+
+    // What nobody can read.
+    EXPECT(chdir(directory) == 0 && symlink("loop", "loop") == 0);
+    const char *keys[] = {"b", "loop", "nowhere", "d"};
+    tidefs_view *views[4];
+    int found[4];
+    EXPECT(tidefs_lookup_each(cache, keys, 4, views, found) == TIDEFS_OK);
+    EXPECT(found[0] == TIDEFS_OK && found[1] == -ELOOP && found[2] == TIDEFS_MISS && found[3] == TIDEFS_OK);
+    EXPECT(views[0] != NULL && views[1] == NULL && views[2] == NULL && views[3] != NULL);
+    EXPECT(tidefs_view_length(views[0]) == 2 && strstr(tidefs_error_message(), "loop") != NULL);
+    tidefs_views_release(views, 4);
+    EXPECT(tidefs_lookup_many(cache, keys, 4, views) == -ELOOP && views[0] == NULL);
 }
 
 int main(int argc, char **argv) {
@@ -120,6 +147,16 @@ int main(int argc, char **argv) {
     REFUSED("bytes", tidefs_put_many(cache, &empty, 1));
     REFUSED("cache", tidefs_put(NULL, "a", "x", 1));
     EXPECT(tidefs_put(cache, "a", NULL, 0) == TIDEFS_OK);
+    int outcomes[2] = {1, 1};
+    REFUSED("outcomes", tidefs_put_each(cache, &nameless, 1, NULL));
+    REFUSED("a key", tidefs_put_each(cache, &nameless, 1, outcomes));
+    EXPECT(outcomes[0] == -EINVAL && outcomes[1] == 1);
+    REFUSED("cache", tidefs_put_each(NULL, &empty, 1, outcomes));
+    REFUSED("outcomes", tidefs_lookup_each(cache, keys, 1, views, NULL));
+    REFUSED("views", tidefs_lookup_each(cache, keys, 1, NULL, outcomes));
+    REFUSED("a key", tidefs_lookup_each(cache, keys, 2, views, outcomes));
+    EXPECT(outcomes[1] == -EINVAL);
+    each_is_told(cache, argv[1]);
     REFUSED("cache", tidefs_register_with(NULL, take, leave, NULL));
     REFUSED("register_segment", tidefs_register_with(cache, NULL, leave, NULL));
     REFUSED("unregister_segment", tidefs_register_with(cache, take, NULL, NULL));
