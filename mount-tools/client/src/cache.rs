@@ -32,10 +32,12 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`] when there is no such directory.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, Error> {
-        let directory = directory.as_ref().canonicalize().map_err(Error::io("open the cache"))?;
+        let named = directory.as_ref();
+        let refused = || Error::at("open the cache", named);
+        let directory = named.canonicalize().map_err(refused())?;
         // Searching it is enough to use it, so it is not opened to be listed.
-        if !directory.metadata().map_err(Error::io("open the cache"))?.is_dir() {
-            return Err(Error::io("open the cache")(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
+        if !directory.metadata().map_err(refused())?.is_dir() {
+            return Err(refused()(std::io::Error::from_raw_os_error(libc::ENOTDIR)));
         }
         let files = Arc::new(Files::below(directory));
         let sessions = Arc::new(Sessions::open(&files));
