@@ -2,13 +2,14 @@
 
 use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use pyo3::{IntoPyObjectExt as _, PyTraverseError, PyVisit};
 use tidefs_client::Pin;
 
 use crate::apart::drop_apart;
@@ -27,6 +28,8 @@ const INTERRUPTIBLE: Duration = Duration::from_millis(50);
 pub(crate) struct Cache {
     /// `None` once it is closed.
     inner: RwLock<Option<Arc<Opened>>>,
+    /// What segments are, or were, registered with. Held for a look: the collector of garbage looks, too.
+    hooks: Mutex<Vec<Weak<Hooks>>>,
 }
 
 /// A cache that is in use, by the object or by a call.
@@ -60,7 +63,7 @@ impl Cache {
     #[new]
     fn new(py: Python<'_>, directory: PathBuf) -> PyResult<Self> {
         let inner = py.detach(|| tidefs_client::Cache::open(directory)).map_err(raise)?;
-        Ok(Self { inner: RwLock::new(Some(Arc::new(Opened(Some(inner))))) })
+        Ok(Self { inner: RwLock::new(Some(Arc::new(Opened(Some(inner))))), hooks: Mutex::default() })
     }
 
     /// Whether objects are mapped; else all is done by file. When the daemon is started again they are not, from the call that
@@ -96,6 +99,17 @@ impl Cache {
         let cache = self.inner()?;
         let found = py.detach(|| cache.lookup_many(&keys)).map_err(raise)?;
         Ok(found.into_iter().map(|view| view.map(View::new)).collect())
+    }
+
+    /// As lookup_many. In place of an object that may not be read there is the exception that says so; it does not fail the others.
+    fn lookup_each(&self, py: Python<'_>, keys: Vec<Key>) -> PyResult<Vec<Py<PyAny>>> {
+        let cache = self.inner()?;
+        let found = py.detach(|| cache.lookup_each(&keys)).map_err(raise)?;
+        let objects = found.into_iter().map(|found| match found {
+            Ok(view) => view.map(View::new).into_py_any(py),
+            Err(error) => raise(error).into_py_any(py),
+        });
+        objects.collect()
     }
 
     /// Copies the first bytes of an object into a buffer, as many as fit. Returns the length of the object; None is a miss.
@@ -201,13 +215,26 @@ impl Cache {
         py.detach(|| cache.put(&key, data)).map_err(raise)
     }
 
-    /// Stores many objects, each given by its key and its data. Each becomes visible whole.
+    /// Stores many objects, the first ones first, each given by its key and its data. Each becomes visible whole. They may be more
+    /// than the cache holds: then it has the last of them. Raises the first failure after all were tried.
     fn put_many(&self, py: Python<'_>, objects: Vec<(Key, Bound<'_, PyAny>)>) -> PyResult<()> {
         let cache = self.inner()?;
-        let data: Vec<Bytes> = objects.iter().map(|(_, data)| Bytes::of(data)).collect::<PyResult<_>>()?;
-        let objects: Vec<(&Key, &[u8])> =
-            objects.iter().zip(&data).map(|((key, _), data)| (key, data.as_slice())).collect();
+        let data = bytes_of(&objects)?;
+        let objects = with_bytes(&objects, &data);
         py.detach(|| cache.put_many(&objects)).map_err(raise)
+    }
+
+    /// As put_many. Returns for each object None, or the exception that says why it is not stored.
+    fn put_each(
+        &self,
+        py: Python<'_>,
+        objects: Vec<(Key, Bound<'_, PyAny>)>,
+    ) -> PyResult<Vec<Option<PyErr>>> {
+        let cache = self.inner()?;
+        let data = bytes_of(&objects)?;
+        let objects = with_bytes(&objects, &data);
+        let stored = py.detach(|| cache.put_each(&objects)).map_err(raise)?;
+        Ok(stored.into_iter().map(|stored| stored.err().map(raise)).collect())
     }
 
     /// Keeps references to the objects that were looked up last, up to so many bytes of them, when their views are released: who
@@ -238,7 +265,12 @@ impl Cache {
         unregister: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         let cache = self.inner()?;
-        let hooks = Arc::new(Hooks { register, unregister });
+        let hooks = Arc::new(Hooks::new(register, unregister));
+        {
+            let mut known = self.hooks.lock();
+            known.retain(|hooks| hooks.strong_count() > 0);
+            known.push(Arc::downgrade(&hooks));
+        }
         py.detach(|| cache.register_with(move |start, length| hooks.register(start, length)));
         Ok(())
     }
@@ -266,9 +298,29 @@ impl Cache {
     }
 
     /// Closes it. Its views and writers may outlive it.
-    fn close(&self) {
+    pub(crate) fn close(&self) {
         let inner = self.inner.write().take();
         drop(inner);
+    }
+
+    /// Ends what leads back to it.
+    fn __clear__(&self) {
+        self.close();
+    }
+
+    /// Shows the collector of garbage what segments are registered with, when nobody but this object keeps that: views and writers
+    /// of registered segments do, and the collector knows nothing of them.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let (Some(inner), Some(known)) = (self.inner.try_read(), self.hooks.try_lock()) else {
+            return Ok(());
+        };
+        let hooks: Vec<Arc<Hooks>> = known.iter().filter_map(Weak::upgrade).collect();
+        let registered = hooks.iter().map(|hooks| hooks.registered()).sum::<Option<usize>>();
+        let idle = inner.as_ref().and_then(|cache| cache.idle_registrations());
+        if registered.is_some() && registered == idle {
+            hooks.iter().try_for_each(|hooks| hooks.visit(&visit))?;
+        }
+        Ok(())
     }
 
     /// Itself, for a `with` block.
@@ -281,6 +333,22 @@ impl Cache {
     fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
         self.close();
     }
+}
+
+/// The data of objects, as bytes.
+fn bytes_of(objects: &[(Key, Bound<'_, PyAny>)]) -> PyResult<Vec<Bytes>> {
+    let one = |(key, data): &(Key, Bound<'_, PyAny>)| {
+        Bytes::of(data).map_err(|error| {
+            let (py, key) = (data.py(), String::from_utf8_lossy(key.as_ref()));
+            PyErr::from_type(error.get_type(py), format!("the data of {key:?}: {}", error.value(py)))
+        })
+    };
+    objects.iter().map(one).collect()
+}
+
+/// The keys of objects, each with the bytes of its data.
+fn with_bytes<'a>(objects: &'a [(Key, Bound<'_, PyAny>)], data: &'a [Bytes]) -> Vec<(&'a Key, &'a [u8])> {
+    objects.iter().zip(data).map(|((key, _), data)| (key, data.as_slice())).collect()
 }
 
 /// Waits in pieces, so that an interrupted program stops.

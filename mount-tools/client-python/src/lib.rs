@@ -20,12 +20,21 @@ mod writer;
 /// Reads and writes a tidefs cache without a copy.
 #[pyo3::pymodule]
 mod _tidefs {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::cache::Cache;
     #[pymodule_export]
     use crate::view::View;
     #[pymodule_export]
     use crate::writer::Writer;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // The collector of garbage has it called while what segments are registered with is still whole.
+        let cache = module.getattr("Cache")?;
+        cache.setattr("__del__", cache.getattr("close")?)
+    }
 
     #[expect(non_upper_case_globals, reason = "the name that Python packages give it")]
     #[pymodule_export]

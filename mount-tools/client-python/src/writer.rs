@@ -124,7 +124,7 @@ impl Writer {
         state.writer.is_none() || state.is_doomed
     }
 
-    /// Copies bytes to `offset`. Returns how many.
+    /// Copies bytes to `offset`. Returns how many. ValueError when they do not fit, or would change what was made ready.
     #[pyo3(signature = (data, offset = 0))]
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<usize> {
         let bytes = Bytes::of(data)?;
@@ -135,17 +135,14 @@ impl Writer {
                 return Err(over());
             }
             let writer = state.writer.as_mut().ok_or_else(over)?;
-            let end = offset.checked_add(source.len());
-            let target = end.and_then(|end| writer.get_mut(offset..end));
-            let target =
-                target.ok_or_else(|| PyValueError::new_err("the bytes do not fit into the object"))?;
-            target.copy_from_slice(source);
+            writer.write_at(offset, source).map_err(raise)?;
             Ok(source.len())
         })
     }
 
     /// Says that the bytes from `start` to `stop` are as they will stay, and shows them to who waits for them
-    /// (Cache.wait_ready) before the object is sealed. From then on they are not written.
+    /// (Cache.wait_ready) before the object is sealed. From then on they are not written: write refuses it, and who writes by a
+    /// buffer or a tensor is to see to it.
     fn ready(&self, py: Python<'_>, start: usize, stop: usize) -> PyResult<()> {
         py.detach(|| {
             let part = {
@@ -165,7 +162,10 @@ impl Writer {
     #[pyo3(signature = (length = None))]
     fn seal(&self, py: Python<'_>, length: Option<usize>) -> PyResult<()> {
         if length.is_some_and(|length| length > self.length) {
-            return Err(PyValueError::new_err("longer than the object was created for"));
+            return Err(PyValueError::new_err(format!(
+                "longer than the {} bytes that the object was created for",
+                self.length
+            )));
         }
         let writer = self.take()?;
         py.detach(|| writer.seal_first(length.unwrap_or(self.length))).map_err(raise)
