@@ -87,15 +87,14 @@ impl Package {
     }
 }
 
-/// Runs the cases of the package in a directory of each kind.
-#[test]
-fn the_wheel_shows_objects_without_a_copy_and_keeps_them_while_they_are_used() {
+/// Runs the cases of a script, which are `count` at least, in a directory of each kind.
+fn run_cases(script: &str, count: usize) {
     let Some(package) = Package::installed() else { return };
-    let script: PathBuf = checkout().join("tests/clients/scripts/tidefs_package.py");
+    let path: PathBuf = checkout().join("tests/clients/scripts").join(script);
     let run = |place: &Path, is_fast: bool| {
-        let finished = package.run(&script, &[place], is_fast).success("tidefs_package.py");
+        let finished = package.run(&path, &[place], is_fast).success(script);
         assert!(
-            finished.output.lines().filter(|line| line.starts_with("ok ")).count() > 10,
+            finished.output.lines().filter(|line| line.starts_with("ok ")).count() >= count,
             "{}",
             finished.output
         );
@@ -108,6 +107,16 @@ fn the_wheel_shows_objects_without_a_copy_and_keeps_them_while_they_are_used() {
     }
     let elsewhere = tempfile::tempdir().expect("a temporary directory");
     run(elsewhere.path(), false);
+}
+
+#[test]
+fn the_wheel_shows_objects_without_a_copy_and_keeps_them_while_they_are_used() {
+    run_cases("tidefs_package.py", 11);
+}
+
+#[test]
+fn the_wheel_tells_of_each_object_and_an_engine_is_collected_with_its_cache() {
+    run_cases("tidefs_stores.py", 4);
 }
 
 /// What hangs here ends with a trace of all threads.
