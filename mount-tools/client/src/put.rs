@@ -2,7 +2,7 @@
 //! than the cache passes through it as if its objects were stored one after the other.
 //!
 //! Limits: a round has [`ROUND_MAX`] objects, and as many bytes as the daemon lets a client keep from being evicted without a use
-//! for them, but one object at least. An object for which there is no room is tried twice.
+//! for them, but one object at least. An object for which there is no room is tried once more, alone, unless a smaller one was in vain.
 
 use crate::create::Begun;
 use crate::{Cache, Error, file, writer};
@@ -47,17 +47,23 @@ impl Cache {
     fn store<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Result<Vec<(usize, Error)>, Error> {
         objects.iter().try_for_each(|(key, _)| file::check_new(key.as_ref()))?;
         let (mut failures, mut start) = (Vec::new(), 0);
+        // Length of the smallest object for which there was no room when it was tried alone.
+        let mut too_long = usize::MAX;
         while start < objects.len() {
             let round = &objects[start..start + self.round(&objects[start..])];
             for (index, error) in self.store_at_once(round) {
+                let length = round[index].1.len();
+                if round.len() == 1 || !is_want_of_room(&error) || length >= too_long {
+                    failures.push((start + index, error));
+                    continue;
+                }
                 // What was begun beside it is sealed by now, and makes place for it.
-                let is_tried_alone = round.len() > 1 && is_want_of_room(&error);
-                let failed = if is_tried_alone {
-                    self.store_at_once(&round[index..=index]).pop().map(|(_, error)| error)
-                } else {
-                    Some(error)
-                };
-                failures.extend(failed.map(|error| (start + index, error)));
+                if let Some((_, error)) = self.store_at_once(&round[index..=index]).pop() {
+                    if error.errno() == libc::ENOSPC {
+                        too_long = length;
+                    }
+                    failures.push((start + index, error));
+                }
             }
             start += round.len();
         }
