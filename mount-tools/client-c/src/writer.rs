@@ -217,7 +217,10 @@ pub unsafe extern "C" fn tidefs_put_many(
         // SAFETY: as the caller promises.
         let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
         // SAFETY: as the caller promises.
-        let objects = unsafe { objects_of(objects, count)? };
+        let objects = unsafe { ffi::values(objects, count, "objects is NULL")? };
+        // SAFETY: as the caller promises.
+        let object = |object| unsafe { object_of(object) };
+        let objects = objects.iter().map(object).collect::<Result<Vec<_>, Failure>>()?;
         cache.0.put_many(&objects)?;
         Ok(TIDEFS_OK)
     })
@@ -242,7 +245,10 @@ pub unsafe extern "C" fn tidefs_put_each(
         // SAFETY: as the caller promises.
         let cache = unsafe { ffi::reference(cache, NO_CACHE)? };
         // SAFETY: as the caller promises.
-        let objects = unsafe { objects_of(objects, count)? };
+        let objects = unsafe { ffi::values(objects, count, "objects is NULL")? };
+        // SAFETY: as the caller promises.
+        let object = |object| unsafe { object_of(object) };
+        let objects = objects.iter().map(object).collect::<Result<Vec<_>, Failure>>()?;
         let stored = cache.0.put_each(&objects).inspect_err(|error| outcomes.fill(-error.errno()))?;
         let mut failure = None;
         for (outcome, stored) in outcomes.iter_mut().zip(stored) {
@@ -253,24 +259,16 @@ pub unsafe extern "C" fn tidefs_put_each(
     })
 }
 
-/// The keys and bytes of objects to store.
+/// The key and the bytes of an object to store.
 ///
 /// # Safety
 /// As of tidefs_put_many.
-unsafe fn objects_of<'a>(
-    objects: *const TidefsObject,
-    count: usize,
-) -> Result<Vec<(&'a [u8], &'a [u8])>, Failure> {
+unsafe fn object_of(object: &TidefsObject) -> Result<(&[u8], &[u8]), Failure> {
     // SAFETY: as the caller promises.
-    let objects = unsafe { ffi::values(objects, count, "objects is NULL")? };
-    let object = |object: &TidefsObject| {
-        // SAFETY: as the caller promises.
-        let key = unsafe { ffi::text(object.key, "a key is NULL")? };
-        // SAFETY: as the caller promises.
-        let bytes = unsafe { ffi::bytes(object.bytes, object.length, "the bytes of an object are NULL")? };
-        Ok((key, bytes))
-    };
-    objects.iter().map(object).collect()
+    let key = unsafe { ffi::text(object.key, "a key is NULL")? };
+    // SAFETY: as the caller promises.
+    let bytes = unsafe { ffi::bytes(object.bytes, object.length, "the bytes of an object are NULL")? };
+    Ok((key, bytes))
 }
 
 /// Stores one object. See tidefs_put_many.
