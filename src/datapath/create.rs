@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tidefs_engine::types::{ByteCount, FileOffset, SegmentId, Version};
 
 use super::decorations;
+use super::guessed::Guess;
 use super::resent::Sent;
 use super::room::footprint;
 use super::{
@@ -14,9 +15,6 @@ use super::{
 };
 use crate::namespace::{Attributes, Body, Directory, Ino, Name, Slot};
 use crate::tier::memory::{DirectoryRecord, PolicyRecord};
-
-/// Part of the capacity that is reserved for one writer at most on the strength of a guess.
-const GUESS_SHARE: u64 = 8;
 
 /// How often a create meets a name that changes under it before it gives up.
 const JOINS_MAX: u32 = 16;
@@ -32,20 +30,12 @@ struct Backing {
 }
 
 impl Datapath {
-    /// Makes a segment for a new file in `directory`, with `expected` bytes allocated if there is room for them.
-    fn fresh_segment(&self, directory: Slot, expected: ByteCount) -> Result<Backing, Error> {
+    /// Makes a segment for a new file in `directory`, with the bytes of `guess` allocated if there is room for them.
+    fn fresh_segment(&self, directory: Slot, guess: &Guess<'_>) -> Result<Backing, Error> {
         let (id, file) = self.tier.create_segment()?;
-        let guess =
-            ByteCount(expected.get().min(self.settings.capacity.get() / GUESS_SHARE)).round_up_to_pages();
-        let mut reserved = ByteCount::ZERO;
-        // Room for the guess, and beyond it the headroom from which a larger file grows. When nothing can be evicted
-        // the file starts with nothing: whoever writes is told then, as POSIX programs expect.
-        let room = self
-            .make_room_in_quota(guess, directory)
-            .and_then(|()| self.make_room(guess.saturating_add(self.settings.write_headroom), directory));
-        if room.is_ok() && guess > ByteCount::ZERO && self.tier.reserve(&file, FileOffset(0), guess).is_ok() {
-            reserved = guess;
-        }
+        let has_room = self.make_room_for_guess(directory, guess) && guess.bytes() > ByteCount::ZERO;
+        let is_reserved = has_room && self.tier.reserve(&file, FileOffset(0), guess.bytes()).is_ok();
+        let reserved = if is_reserved { guess.bytes() } else { ByteCount::ZERO };
         Ok(Backing { place: Place::Solo(id), file: Some(Arc::new(file)), reserved })
     }
 
@@ -89,11 +79,11 @@ impl Datapath {
         mode: u32,
         options: OpenOptions,
     ) -> Result<Option<(Stat, Opened)>, Error> {
-        let (parent, expected, is_limited, is_scratch) = {
+        let (parent, is_limited, is_scratch) = {
             let state = self.lock();
             let parent = state.living_directory(parent)?;
             let is_scratch = state.effective_policy(parent).record.scratch == Some(true);
-            (parent, state.expected_size(parent), state.has_quota(parent), is_scratch)
+            (parent, state.has_quota(parent), is_scratch)
         };
         if is_scratch {
             // Served by the daemon, which counts what it takes of the disk.
@@ -101,17 +91,19 @@ impl Datapath {
             return self.enter_new_file(caller, parent, name, mode, options, (backing, IoPath::Direct));
         }
         let mut path = self.path_of_new_file(name, options);
+        let is_guessed = path == IoPath::Passthrough;
+        // Counted until the file has it, or is not made.
+        let guess = if is_guessed { self.take_guess(parent) } else { Guess::nothing(self) };
         if path == IoPath::Passthrough
-            && expected.is_none()
+            && guess.bytes() == ByteCount::ZERO
             && (is_limited || !self.has_room_to_spare()? || (self.settings.is_limited_apart)(caller.thread))
         {
             // Nobody knows how large it becomes, and there is not much room, or it would be taken from the memory that the
             // writer has for itself: each write asks for its own.
             path = IoPath::Direct;
         }
-        let guess = if path == IoPath::Passthrough { expected.unwrap_or_default() } else { ByteCount::ZERO };
-        let backing = self.fresh_segment(parent, guess)?;
-        if backing.reserved < guess {
+        let backing = self.fresh_segment(parent, &guess)?;
+        if backing.reserved < guess.bytes() {
             // There is no room even for what is expected: who writes is to be told, so the daemon must see it.
             path = IoPath::Direct;
         }
@@ -144,7 +136,7 @@ impl Datapath {
         object.marks.set(Marks::SHOWN, self.is_temporary(name));
         let open = object.open_mut();
         open.file = backing.file;
-        open.reserved = backing.reserved;
+        (open.reserved, open.guessed) = (backing.reserved, backing.reserved);
         let slot = state.tree.make(attributes, Body::File(object));
         state.take_name(slot, parent, name.clone())?;
         state.recharge(slot);

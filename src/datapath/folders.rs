@@ -4,7 +4,7 @@ use hashbrown::{HashMap, HashSet};
 use tidefs_engine::types::{ByteCount, ObjectCount, PAGE};
 
 use super::domains::DomainId;
-use super::guess::SizeGuess;
+use super::guess::{Expected, SizeGuess};
 use super::room::footprint;
 use super::{Error, Object, Phase, State};
 use crate::namespace::{Name, Slot, Tree};
@@ -32,6 +32,8 @@ pub(super) struct Folder {
     pub(super) bytes: ByteCount,
     /// Bytes of unfinished files below it, at any depth, in whole pages.
     pub(super) unsealed: ByteCount,
+    /// Those of them that were reserved on a guess and are not written, as far as is known.
+    pub(super) guessed: ByteCount,
     /// Sealed objects below it, at any depth.
     pub(super) objects: ObjectCount,
     /// How large the next object written here is expected to be.
@@ -43,6 +45,18 @@ pub(super) struct Folder {
 }
 
 impl Folder {
+    /// Counts so many bytes more of unfinished files, `guessed` of them on a guess.
+    pub(super) fn add_unsealed(&mut self, bytes: ByteCount, guessed: ByteCount) {
+        self.unsealed = self.unsealed.saturating_add(bytes);
+        self.guessed = self.guessed.saturating_add(guessed);
+    }
+
+    /// Counts so many less.
+    pub(super) fn take_unsealed(&mut self, bytes: ByteCount, guessed: ByteCount) {
+        self.unsealed = self.unsealed.saturating_sub(bytes);
+        self.guessed = self.guessed.saturating_sub(guessed);
+    }
+
     /// Whether the objects here compete among themselves.
     pub(super) fn wants_domain(&self) -> bool {
         self.policy.quota.is_some() || self.policy.floor.is_some() || self.policy.eviction.is_some()
@@ -108,6 +122,7 @@ impl Folders {
             turn: false,
             bytes: ByteCount::ZERO,
             unsealed: ByteCount::ZERO,
+            guessed: ByteCount::ZERO,
             objects: ObjectCount(0),
             guess: SizeGuess::default(),
             hits: 0,
@@ -163,11 +178,11 @@ impl Folders {
         &mut self,
         tree: &Tree<Object>,
         directory: Slot,
-        change: impl Fn(ByteCount) -> ByteCount,
+        change: impl Fn(&mut Folder),
     ) {
         for ancestor in tree.ancestors(directory) {
             if let Some(folder) = self.by_slot.get_mut(&ancestor) {
-                folder.unsealed = change(folder.unsealed);
+                change(folder);
             }
         }
     }
@@ -344,10 +359,10 @@ impl State {
         self.folders.get(directory).is_some_and(|folder| folder.policy.quota.is_some())
     }
 
-    /// Size that the next object in `directory` is expected to have, `None` when its sizes are not known or vary.
+    /// What the next object in `directory` is expected to be, `None` when its sizes are not known or vary.
     ///
     /// A directory without objects expects what the nearest directory above has.
-    pub(super) fn expected_size(&self, directory: Slot) -> Option<ByteCount> {
+    pub(super) fn expected_size(&self, directory: Slot) -> Option<Expected> {
         self.tree
             .ancestors(directory)
             .filter_map(|ancestor| self.folders.get(ancestor))

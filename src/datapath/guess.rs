@@ -1,4 +1,5 @@
-//! How large the next object of a directory will be, by those before: so many pages are allocated when one is created.
+//! How large the next object of a directory will be, by those before: so many pages are allocated when one is created
+//! ([`guessed`](super::guessed) says how many of all those).
 //!
 //! A guess that is too small has writers ask for room with each write; one that is far too large has the kernel clear huge
 //! pages for nothing. So the largest size counts, which a few smaller objects in between (the last part of a prompt) do not
@@ -14,6 +15,17 @@ const SLACK: u64 = 8;
 const SURPRISE_MEMORY: u8 = 8;
 /// So many objects in a row of less than half the size are what is written now.
 const SMALLER_RUN: u8 = 4;
+/// So many objects of about the size make it worth what is evicted for one more: one alone may have been the only one.
+const SETTLED: u8 = 4;
+
+/// What is expected of the next object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Expected {
+    /// Its size.
+    pub(super) size: ByteCount,
+    /// Whether several had about that size.
+    pub(super) is_settled: bool,
+}
 
 /// What is expected in one directory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,6 +38,8 @@ pub(super) struct SizeGuess {
     smaller: u8,
     /// The largest of these.
     largest_smaller: ByteCount,
+    /// Objects of about the size, since it is what it is; stops at `SETTLED`.
+    alike: u8,
 }
 
 impl SizeGuess {
@@ -34,14 +48,21 @@ impl SizeGuess {
         self.size > ByteCount::ZERO
     }
 
-    /// The size that is expected; `None` when none is known, or when sizes vary.
-    pub(super) fn expected(&self) -> Option<ByteCount> {
-        (self.has_met_any() && self.surprises == 0).then_some(self.size)
+    /// What is expected; `None` when no size is known, or when sizes vary.
+    pub(super) fn expected(&self) -> Option<Expected> {
+        let expected = Expected { size: self.size, is_settled: self.alike >= SETTLED };
+        (self.has_met_any() && self.surprises == 0).then_some(expected)
     }
 
     /// An object of this size was sealed.
     pub(super) fn learn(&mut self, size: ByteCount) {
-        let is_surprise = self.has_met_any() && size.0 > self.size.0 + self.size.0 / SLACK;
+        let is_first = !self.has_met_any();
+        let is_surprise = !is_first && size.0 > self.size.0 + self.size.0 / SLACK;
+        if is_first || is_surprise {
+            self.alike = 1;
+        } else if size.0 >= self.size.0 - self.size.0 / SLACK {
+            self.alike = (self.alike + 1).min(SETTLED);
+        }
         self.surprises = if is_surprise { SURPRISE_MEMORY } else { self.surprises.saturating_sub(1) };
         if size.0 >= self.size.0 / 2 {
             (self.smaller, self.largest_smaller) = (0, ByteCount::ZERO);
@@ -52,7 +73,8 @@ impl SizeGuess {
         let faded = self.size.0 - self.size.0 / DECAY;
         self.size = ByteCount(faded.max(size.0));
         if self.smaller == SMALLER_RUN {
-            *self = Self { size: self.largest_smaller, surprises: self.surprises, ..Self::default() };
+            let (size, surprises) = (self.largest_smaller, self.surprises);
+            *self = Self { size, surprises, alike: 1, ..Self::default() };
         }
     }
 }
@@ -61,10 +83,29 @@ impl SizeGuess {
 mod tests {
     use super::*;
 
-    fn after(sizes: &[u64]) -> Option<u64> {
+    fn expected_after(sizes: &[u64]) -> Option<Expected> {
         let mut guess = SizeGuess::default();
         sizes.iter().for_each(|&kib| guess.learn(ByteCount::kib(kib)));
-        guess.expected().map(|size| size.0 >> 10)
+        guess.expected()
+    }
+
+    fn after(sizes: &[u64]) -> Option<u64> {
+        expected_after(sizes).map(|expected| expected.size.0 >> 10)
+    }
+
+    #[test]
+    fn a_size_is_settled_when_four_objects_had_it() {
+        let is_settled = |sizes: &[u64]| expected_after(sizes).is_some_and(|expected| expected.is_settled);
+        assert!(!is_settled(&[4096; 3]));
+        assert!(is_settled(&[4096; 4]));
+        // The last part of a prompt changes nothing of that, in either direction.
+        assert!(!is_settled(&[4096, 64, 4096, 64, 64, 4096]));
+        assert!(is_settled(&[4096, 64, 4096, 64, 64, 4096, 4096]));
+        assert!(is_settled(&[4096, 4096, 4096, 4096, 64, 64, 64]));
+        // One large object among small ones, and small ones after large ones, are new sizes.
+        assert!(!is_settled(&[&[64; 100][..], &[4096], &[64; 3]].concat()));
+        assert!(!is_settled(&[4096, 4096, 4096, 4096, 64, 64, 64, 64]));
+        assert!(is_settled(&[4096, 64, 64, 64, 64, 64, 64, 64]));
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod expiry;
 mod fastpath;
 mod folders;
 mod guess;
+mod guessed;
 mod history;
 mod inspect;
 mod lingering;
@@ -195,6 +196,8 @@ pub struct State {
     next_handle: u64,
     /// Walks that apply a changed policy and are not through.
     walks: u32,
+    /// Bytes that are being reserved on a guess and are in no charge yet.
+    guessing: ByteCount,
     /// What each unfinished file is counted with in the quotas above it.
     charges: HashMap<Slot, unsealed::Charge>,
     sealed_bytes: ByteCount,
@@ -294,6 +297,7 @@ impl Datapath {
             next_directory: DirectoryId(DirectoryId::ROOT.0 + 1),
             next_handle: 1,
             walks: 0,
+            guessing: ByteCount::ZERO,
             charges: HashMap::new(),
             sealed_bytes: ByteCount::ZERO,
             sealed_objects: 0,

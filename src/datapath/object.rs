@@ -170,6 +170,8 @@ pub struct OpenState {
     pub refused: Option<Refusal>,
     /// Bytes from the start of the backing file whose pages are allocated.
     pub reserved: ByteCount,
+    /// As many of them as were allocated on a guess of its size ([`guessed`](super::guessed)).
+    pub guessed: ByteCount,
     /// As far as pages were reserved when a hole was made before them, which ended what `reserved` knows.
     pub reserved_behind_hole: ByteCount,
     /// Length that the quotas above count at least: as it was last seen, or is about to be.

@@ -402,15 +402,16 @@ impl State {
     /// Moves a directory with everything below it: what it holds is accounted above its new place.
     fn move_directory(&mut self, slot: Slot, parent: Slot, name: Name) -> Result<(), Error> {
         use super::folders::Change;
-        let (bytes, objects, unsealed) =
-            self.folder(slot).map(|folder| (folder.bytes, folder.objects, folder.unsealed))?;
+        let folder = self.folder(slot)?;
+        let (bytes, objects) = (folder.bytes, folder.objects);
+        let (unsealed, guessed) = (folder.unsealed, folder.guessed);
         let old_parent = self.tree.node(slot).parent;
         self.leave_name(slot);
         self.folders.account(&self.tree, old_parent, Change::Take { bytes, objects });
-        self.folders.account_unsealed(&self.tree, old_parent, |above| above.saturating_sub(unsealed));
+        self.folders.account_unsealed(&self.tree, old_parent, |above| above.take_unsealed(unsealed, guessed));
         self.take_name(slot, parent, name)?;
         self.folders.account(&self.tree, parent, Change::Add { bytes, objects });
-        self.folders.account_unsealed(&self.tree, parent, |above| above.saturating_add(unsealed));
+        self.folders.account_unsealed(&self.tree, parent, |above| above.add_unsealed(unsealed, guessed));
         Ok(())
     }
 }

@@ -97,6 +97,9 @@ impl Datapath {
     pub(super) fn give_back_surplus(&self, state: &mut State, slot: Slot) {
         let Some(object) = state.object_mut(slot) else { return };
         let (Some(open), Place::Solo(_)) = (object.open.as_deref_mut(), &object.place) else { return };
+        if open.writers == 0 {
+            open.guessed = ByteCount::ZERO;
+        }
         let reserved = open.reserved.max(open.reserved_behind_hole);
         let Some(file) = open.file.as_ref().filter(|_| open.writers == 0 && reserved > ByteCount::ZERO)
         else {

@@ -6,7 +6,8 @@
 //! has more than that one, whose place it takes.
 //!
 //! Invariants
-//! - `Folder::unsealed` is the sum of the charges of the directory and of those below it.
+//! - `Folder::unsealed` is the sum of the charges of the directory and of those below it, and `Folder::guessed` that of
+//!   what they have on a guess.
 //! - What the daemon writes, and what ftruncate(2) and fallocate(2) make, is counted before it has its pages.
 //!
 //! Limits: what the kernel writes by passthrough beyond the reservation is counted by [`Datapath::count_growth`], which the
@@ -18,6 +19,7 @@ use std::sync::atomic::Ordering;
 
 use tidefs_engine::types::ByteCount;
 
+use super::folders::Folder;
 use super::room::footprint;
 use super::{Datapath, Error, IoPath, Phase, State};
 use crate::namespace::Slot;
@@ -29,6 +31,8 @@ pub(super) struct Charge {
     pub(super) directory: Slot,
     /// Bytes, in whole pages.
     pub(super) bytes: ByteCount,
+    /// Those of them that were reserved on a guess of its size, beyond its length as it was last seen.
+    pub(super) guessed: ByteCount,
 }
 
 impl State {
@@ -43,7 +47,7 @@ impl State {
 
     /// Begins to count a file without a name, which is written for a name in `directory`.
     pub(super) fn charge_in(&mut self, slot: Slot, directory: Slot) {
-        self.set_charge(slot, Some(Charge { directory, bytes: ByteCount::ZERO }));
+        self.set_charge(slot, Some(Charge { directory, bytes: ByteCount::ZERO, guessed: ByteCount::ZERO }));
         self.recharge(slot);
     }
 
@@ -68,11 +72,13 @@ impl State {
         if before == now {
             return;
         }
-        if let Some(Charge { directory, bytes }) = before {
-            self.folders.account_unsealed(&self.tree, directory, |unsealed| unsealed.saturating_sub(bytes));
+        if let Some(Charge { directory, bytes, guessed }) = before {
+            let take = |folder: &mut Folder| folder.take_unsealed(bytes, guessed);
+            self.folders.account_unsealed(&self.tree, directory, take);
         }
-        if let Some(Charge { directory, bytes }) = now {
-            self.folders.account_unsealed(&self.tree, directory, |unsealed| unsealed.saturating_add(bytes));
+        if let Some(Charge { directory, bytes, guessed }) = now {
+            let add = |folder: &mut Folder| folder.add_unsealed(bytes, guessed);
+            self.folders.account_unsealed(&self.tree, directory, add);
         }
     }
 
@@ -91,7 +97,8 @@ impl State {
             None => self.charges.get(&slot)?.directory,
         };
         let whole = footprint(open.reserved.max(open.reserved_behind_hole).max(open.claimed));
-        Some(Charge { directory, bytes: whole.saturating_sub(self.counted_beside(slot)) })
+        let guessed = open.guessed.saturating_sub(footprint(open.claimed));
+        Some(Charge { directory, bytes: whole.saturating_sub(self.counted_beside(slot)), guessed })
     }
 
     /// Bytes of the sealed object whose place the file in `slot` takes, or which it is.
@@ -101,9 +108,9 @@ impl State {
 
     /// What the file in `slot` adds to the quotas above it when it has `length` bytes; `None` when none counts it.
     fn growth(&self, slot: Slot, length: ByteCount) -> Option<Charge> {
-        let Charge { directory, bytes } = *self.charges.get(&slot)?;
+        let Charge { directory, bytes, .. } = *self.charges.get(&slot)?;
         let wanted = footprint(length).saturating_sub(self.counted_beside(slot));
-        Some(Charge { directory, bytes: wanted.saturating_sub(bytes) })
+        Some(Charge { directory, bytes: wanted.saturating_sub(bytes), guessed: ByteCount::ZERO })
     }
 
     /// Counts the file in `slot` with at least `length` bytes.
@@ -134,16 +141,16 @@ impl State {
         let is_below = |charge: &&mut Charge| charge.directory == directory;
         self.charges.values_mut().filter(is_below).for_each(|charge| charge.directory = above);
         if let Some(folder) = self.folders.get_mut(directory) {
-            folder.unsealed = ByteCount::ZERO;
+            (folder.unsealed, folder.guessed) = (ByteCount::ZERO, ByteCount::ZERO);
         }
     }
 
-    /// Unfinished files below a quota that the kernel writes, with the backing file of each.
+    /// Unfinished files that the kernel writes and that are below a quota, or rest on a guess, with the backing file of each.
     fn written_by_kernel(&self) -> Vec<(Slot, Arc<File>)> {
         let file_of = |(&slot, charge): (&Slot, &Charge)| {
             let open = self.object(slot)?.open.as_deref().filter(|open| open.passthrough > 0)?;
-            let is_limited = self.has_quota(charge.directory);
-            open.file.as_ref().filter(|_| is_limited).map(|file| (slot, Arc::clone(file)))
+            let counts = charge.guessed > ByteCount::ZERO || self.has_quota(charge.directory);
+            open.file.as_ref().filter(|_| counts).map(|file| (slot, Arc::clone(file)))
         };
         self.charges.iter().filter_map(file_of).collect()
     }
@@ -168,7 +175,7 @@ impl Datapath {
         self.make_room_below(whole, |state| {
             let in_the_way = state
                 .growth(slot, end)
-                .and_then(|Charge { directory, bytes }| state.quota_in_the_way(directory, bytes, None));
+                .and_then(|Charge { directory, bytes, .. }| state.quota_in_the_way(directory, bytes, None));
             if in_the_way.is_none() {
                 state.claim_length(slot, end);
             }
@@ -197,7 +204,8 @@ impl Datapath {
         self.fit_quota(slot).inspect_err(|error| self.note_refusal(slot, error))
     }
 
-    /// Counts what the kernel has written by passthrough into files below a quota, and evicts what has no room beside it.
+    /// Counts what the kernel has written by passthrough into files below a quota, and evicts what has no room beside it; and
+    /// what it has written of a guess, which makes room for the next.
     pub fn count_growth(&self) {
         if self.passthrough_writers.load(Ordering::Relaxed) == 0 {
             return;
@@ -241,8 +249,20 @@ impl Datapath {
             if let Some(folder) = state.folders.get(slot) {
                 let is_below =
                     |charge: &&Charge| state.tree.ancestors(charge.directory).any(|above| above == slot);
-                let sum = state.charges.values().filter(is_below).map(|charge| charge.bytes.get()).sum();
-                assert_eq!(folder.unsealed, ByteCount(sum), "unfinished below {}", state.path_text(slot));
+                let sum_of = |part: fn(&Charge) -> ByteCount| {
+                    state.charges.values().filter(is_below).map(|charge| part(charge).get()).sum()
+                };
+                let path = state.path_text(slot);
+                assert_eq!(
+                    folder.unsealed,
+                    ByteCount(sum_of(|charge| charge.bytes)),
+                    "unfinished below {path}"
+                );
+                assert_eq!(
+                    folder.guessed,
+                    ByteCount(sum_of(|charge| charge.guessed)),
+                    "guessed below {path}"
+                );
             } else if !node.is_detached() {
                 let is_counted = state.charges.contains_key(&slot);
                 assert_eq!(is_counted, state.charge_of(slot).is_some(), "{} counts", state.path_text(slot));

@@ -351,6 +351,7 @@ impl Datapath {
                 SizeChange::Set(_) | SizeChange::Allocate { .. } => {}
             }
             open.reserved = kept.round_up_to_pages();
+            open.guessed = open.guessed.min(open.reserved);
         }
         if !matches!(change, SizeChange::Punch { .. }) {
             // Of an object whose writer goes on after the rename, this is the length that a restart finds.
@@ -372,6 +373,7 @@ impl Datapath {
         file.set_len(0).map_err(Error::io("ftruncate of a segment"))?;
         let open = object.open_mut();
         (open.reserved, open.reserved_behind_hole) = (ByteCount::ZERO, ByteCount::ZERO);
+        open.guessed = ByteCount::ZERO;
         state.measure(slot);
         Ok(())
     }

@@ -12,6 +12,7 @@ mod fastpath;
 mod fixture;
 mod follow;
 mod full;
+mod guessed;
 mod hidden;
 mod ioctl;
 mod kept;
