@@ -3,10 +3,10 @@
 //! ```text
 //!  0  state       u32   the mark: these 8 bytes are written in one step,
 //!  4  units       u32   and last, when the rest of a live block is there
-//!  8  version     u64   of the object
+//!  8  origin      u64   version of the object when it was packed, whatever its record says after a rename
 //! 16  data length u32
 //! 20  record length u16
-//! 22  generation  u16  how often the object was rewritten; the highest of one version is valid
+//! 22  generation  u16  how often the object was rewritten; the highest of one origin is valid
 //! 24  format      u32
 //! 28  tag         u32  crc32 over bytes 8..28 and the record
 //! 32  record, then data at the next multiple of 8, then nothing up to the next unit
@@ -83,8 +83,8 @@ pub(super) struct Block {
 /// What the header of a live block says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockHeader {
-    /// Of the object.
-    pub(super) version: Version,
+    /// Version of the object when it was packed: what it is in all its rewrites, of which a kill may leave two.
+    pub(super) origin: Version,
     /// How often it was rewritten.
     pub(super) generation: u16,
     /// Checksum of the header and the record.
@@ -99,14 +99,14 @@ impl BlockHeader {
     /// `record` is encoded and thereby at most [`RECORD_BYTES_MAX`]; `data_length` is at most
     /// [`super::PACKED_MAX`].
     pub(super) fn new(
-        version: Version,
+        origin: Version,
         generation: u16,
         record: &[u8],
         data_length: usize,
     ) -> (Self, Vec<u8>) {
         let data_length = u32::try_from(data_length).expect("the caller checked PACKED_MAX");
         let record_length = u16::try_from(record.len()).expect("an encoded record is below RECORD_BYTES_MAX");
-        let mut header = Self { version, generation, tag: 0, data_length, record_length };
+        let mut header = Self { origin, generation, tag: 0, data_length, record_length };
         let fixed = header.fixed();
         header.tag = tag(&fixed, record);
         let mut bytes = Vec::with_capacity(HEADER_BYTES + record.len() + 8);
@@ -119,7 +119,7 @@ impl BlockHeader {
 
     fn fixed(&self) -> [u8; 20] {
         let mut bytes = [0; 20];
-        bytes[..8].copy_from_slice(&self.version.0.to_le_bytes());
+        bytes[..8].copy_from_slice(&self.origin.0.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.data_length.to_le_bytes());
         bytes[12..14].copy_from_slice(&self.record_length.to_le_bytes());
         bytes[14..16].copy_from_slice(&self.generation.to_le_bytes());
@@ -143,7 +143,7 @@ impl BlockHeader {
     fn parse_fixed(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HEADER_BYTES] = bytes.get(..HEADER_BYTES)?.try_into().ok()?;
         let header = Self {
-            version: Version(u64::from_le_bytes(bytes[8..16].try_into().ok()?)),
+            origin: Version(u64::from_le_bytes(bytes[8..16].try_into().ok()?)),
             data_length: u32::from_le_bytes(bytes[16..20].try_into().ok()?),
             record_length: u16::from_le_bytes(bytes[20..22].try_into().ok()?),
             generation: u16::from_le_bytes(bytes[22..24].try_into().ok()?),
@@ -214,7 +214,7 @@ mod tests {
         let (header, bytes) = bytes_of(&record, 9);
         let block = BlockHeader::parse(&bytes).unwrap();
         assert_eq!((block.state, block.units, block.header), (State::Live, header.units(), Some(header)));
-        assert_eq!((header.version, header.generation, header.data_length()), (Version(3), 9, 4096));
+        assert_eq!((header.origin, header.generation, header.data_length()), (Version(3), 9, 4096));
         assert_eq!(header.data_offset(), bytes.len() as u64);
         assert_eq!(header.record(&bytes[HEADER_BYTES..]), Ok(record));
     }

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
-use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, ObjectCount};
+use tidefs_engine::types::{ByteCount, DirectoryId, FileOffset, ObjectCount, Version};
 
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use self::block::fuzz;
@@ -164,7 +164,7 @@ impl PackedPool {
         record: &ObjectRecord,
         data: &[u8],
     ) -> Result<PackedExtent, MemoryError> {
-        self.store(namespace, record, data, 0)
+        self.store(namespace, record, data, (record.version, 0))
     }
 
     fn store(
@@ -172,7 +172,7 @@ impl PackedPool {
         namespace: DirectoryId,
         record: &ObjectRecord,
         data: &[u8],
-        generation: u16,
+        (origin, generation): (Version, u16),
     ) -> Result<PackedExtent, MemoryError> {
         let name = || std::path::PathBuf::from(String::from_utf8_lossy(&record.name).into_owned());
         let size = ByteCount(data.len() as u64);
@@ -183,7 +183,7 @@ impl PackedPool {
             return Err(MemoryError::TooLarge { size, maximum: PACKED_MAX });
         }
         let encoded = record.encode().map_err(|source| MemoryError::Record { path: name(), source })?;
-        let (header, head) = BlockHeader::new(record.version, generation, &encoded, data.len());
+        let (header, head) = BlockHeader::new(origin, generation, &encoded, data.len());
         let units = header.units();
         let heap = self.heap(namespace);
         let (segment, unit) = heap.lock().allocate(self, namespace, units)?;
@@ -263,7 +263,8 @@ impl PackedPool {
         let mut data = vec![0; length];
         let count = self.read(&extent, FileOffset(0), &mut data)?;
         data.truncate(count);
-        let new = self.store(namespace, record, &data, header.generation.saturating_add(1))?;
+        let rewritten = (header.origin, header.generation.saturating_add(1));
+        let new = self.store(namespace, record, &data, rewritten)?;
         if let Err(error) = self.free(extent) {
             self.free(new)?;
             return Err(error);

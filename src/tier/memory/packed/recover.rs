@@ -20,7 +20,7 @@ use super::{PackedExtent, PackedPool, Segment};
 pub(in super::super) struct PackedRecovery {
     /// Segments with live blocks.
     found: Vec<Found>,
-    /// Highest generation of each object that was rewritten.
+    /// Highest generation of each object that was rewritten, by its origin.
     generations: HashMap<Version, u16>,
     /// Objects told.
     pub(in super::super) objects: u64,
@@ -89,7 +89,7 @@ impl PackedPool {
             for (unit, tag) in live {
                 let extent = PackedExtent { segment: segment.index, unit, tag };
                 match self.record_in(&segment, &extent) {
-                    Ok(record) if self.is_superseded(recovery, &segment, &extent, &record)? => {
+                    Ok(_) if Self::is_superseded(recovery, &segment, &extent)? => {
                         recovery.superseded += 1;
                         self.free(extent)?;
                     }
@@ -110,16 +110,13 @@ impl PackedPool {
     }
 
     fn is_superseded(
-        &self,
         recovery: &PackedRecovery,
         segment: &Segment,
         extent: &PackedExtent,
-        record: &ObjectRecord,
     ) -> Result<bool, MemoryError> {
-        match recovery.generations.get(&record.version) {
-            Some(generation) => Ok(segment.header(extent)?.generation < *generation),
-            None => Ok(false),
-        }
+        let header = segment.header(extent)?;
+        let latest = recovery.generations.get(&header.origin);
+        Ok(latest.is_some_and(|latest| header.generation < *latest))
     }
 
     fn walk(&self, segment: &Segment, recovery: &mut PackedRecovery) -> Result<Walk, MemoryError> {
@@ -151,7 +148,7 @@ impl PackedPool {
                     walk.live.push((unit, header.tag));
                     walk.live_units += u64::from(block.units);
                     if header.generation > 0 {
-                        let latest = recovery.generations.entry(header.version).or_default();
+                        let latest = recovery.generations.entry(header.origin).or_default();
                         *latest = header.generation.max(*latest);
                     }
                 }

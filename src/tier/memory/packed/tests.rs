@@ -267,13 +267,17 @@ fn of_an_object_and_its_rewrite_a_restart_finds_the_rewrite() {
     let pool = Pool::open(&place);
     pack(&pool, NS, 1, 3000);
     pack(&pool, NS, 2, 3000);
-    // A kill in the middle of a rewrite: the new one is there, the old one not freed yet.
-    pool.pool.store(DirectoryId(6), &object(b"renamed", 1, 3000), &data(1, 3000), 1).unwrap();
+    let moved = pack(&pool, NS, 3, 3000);
+    let moved = pool.pool.rewrite(moved, NS, &object(b"moved", 4, 3000)).unwrap();
+    assert_eq!(pool.pool.segment(&moved).unwrap().header(&moved).unwrap().origin, Version(3));
+    // A kill in the middle of a rewrite: the new one is there, the old one not freed yet. A rename gives it another version.
+    pool.pool.store(DirectoryId(6), &object(b"changed", 1, 3000), &data(1, 3000), (Version(1), 1)).unwrap();
+    pool.pool.store(DirectoryId(6), &object(b"again", 5, 3000), &data(3, 3000), (Version(3), 2)).unwrap();
     let (told, recovery) = Pool::open(&place).recover();
     let mut names: Vec<_> = told.iter().map(|(_, record)| record.name.clone()).collect();
     names.sort();
-    assert_eq!(names, [&b"k2"[..], b"renamed"]);
-    assert_eq!(recovery.superseded, 1);
+    assert_eq!(names, [&b"again"[..], b"changed", b"k2"]);
+    assert_eq!(recovery.superseded, 2);
 }
 
 /// Every write that storing an object makes, in order, is left out from some point on, as by a kill; the objects
