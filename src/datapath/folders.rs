@@ -249,8 +249,8 @@ impl State {
         };
         let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
         let object = self.object(slot).filter(|object| object.phase == Phase::Sealed)?;
-        let own = object.open.as_ref().filter(|open| open.policy.pin.is_some());
-        let since_ns = own.map_or(i64::MIN, |open| open.pinned_at_ns).max(object.sealed_at_ns);
+        let set_at_ns = object.open.as_ref().and_then(|open| open.policy.pinned_at_ns);
+        let since_ns = object.sealed_at_ns.max(set_at_ns.unwrap_or(i64::MIN));
         Some(since_ns.saturating_add(ttl_ns))
     }
 

@@ -192,8 +192,6 @@ pub struct OpenState {
     pub was_opened: bool,
     /// Policy set on this file itself.
     pub policy: PolicyRecord,
-    /// When the pin among that was set, in nanoseconds since 1970. After a restart, when the attributes changed last.
-    pub pinned_at_ns: i64,
     /// The version and length under which the cluster heard of the file at its close, before it is sealed.
     pub promised: Option<(Stamp, ByteCount)>,
     /// Length and time of the last write when that version was replaced or removed elsewhere: a file that stays like that is

@@ -283,8 +283,12 @@ impl State {
         object.marks.set(Marks::UNVERIFIED, record.checksum.is_some());
         object.marks.set(Marks::DECORATED, record.mode & DECORATED != 0);
         if record.policy != memory::PolicyRecord::default() {
-            let open = object.open_mut();
-            (open.policy, open.pinned_at_ns) = (record.policy.clone(), record.ctime_ns);
+            let mut policy = record.policy.clone();
+            if matches!(policy.pin, Some(memory::Pin::Soft { ttl_s: Some(_) })) {
+                // An earlier daemon kept only when the attributes changed last.
+                policy.pinned_at_ns.get_or_insert(record.ctime_ns);
+            }
+            object.open_mut().policy = policy;
         }
         if let Some(slot) = self.tree.child(parent, name.as_bytes()) {
             return match self.object_mut(slot) {

@@ -12,7 +12,7 @@ use super::policy_text::{RECOMPUTE, SETTABLE, apply, is_settable, written};
 use super::regroup::Changes;
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
-use crate::tier::memory::PolicyRecord;
+use crate::tier::memory::{Pin, PolicyRecord};
 
 /// What names of policy and facts begin with.
 pub(super) const PREFIX: &str = "user.tidefs.";
@@ -279,10 +279,15 @@ impl Datapath {
         if !changed {
             return Err(Error::NoAttribute);
         }
+        let now_ns = self.now_ns();
+        if key == "pin" {
+            // One that is set again counts from now, too.
+            let has_end = !is_directory && matches!(after.pin, Some(Pin::Soft { ttl_s: Some(_) }));
+            after.pinned_at_ns = has_end.then_some(now_ns);
+        }
         let is_other = after != before;
         let changes = Changes::between(&before, &after);
         state.set_policy(slot, after);
-        let now_ns = self.now_ns();
         state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
         let persisted = if is_directory {
             self.persist_directory(&mut state, slot)
@@ -302,11 +307,6 @@ impl Datapath {
         let quota = state.folders.get(slot).and_then(|folder| folder.policy.quota);
         let walk = (is_directory && changes.is_any()).then(|| state.begin_walk(slot, changes));
         if !is_directory {
-            let open = state.object_mut(slot).and_then(|object| object.open.as_deref_mut());
-            if let Some(open) = open.filter(|_| key == "pin") {
-                // One that is set again counts from now, too.
-                open.pinned_at_ns = now_ns;
-            }
             let parent = state.tree.node(slot).parent;
             state.regroup_object(parent, slot, Changes { order: true, expiries: key == "ttl" });
         }

@@ -5,7 +5,7 @@
 //!
 //! Invariants
 //! - What [`ObjectRecord::encode`] returns, [`ObjectRecord::decode`] reads back equal.
-//! - Formats 1 to 4 never change; their golden bytes are in the tests. Another layout is another format number.
+//! - Formats 1 to 5 never change; their golden bytes are in the tests. Another layout is another format number.
 //! - A record without what a later format added is written in the earlier one, which earlier daemons read.
 
 use serde::de::DeserializeOwned;
@@ -39,6 +39,8 @@ const FORMAT_DURABLE: u8 = 2;
 const FORMAT_RECOMPUTE: u8 = 3;
 /// Ends in the policy's `replicas` behind that.
 const FORMAT_REPLICAS: u8 = 4;
+/// Ends in the policy's `pinned_at_ns` behind that.
+const FORMAT_PINNED_AT: u8 = 5;
 /// How postcard writes a `None`.
 const NONE: u8 = 0;
 const HEADER_BYTES: usize = 4;
@@ -122,9 +124,11 @@ pub struct PolicyRecord {
     pub durable: Option<bool>,
     /// Bytes a second that computing an object again yields. Format 2 is a record without this and what follows.
     pub recompute_bytes_per_second: Option<ByteCount>,
-    /// How many members of a cluster are to hold an object. The last field of every record: format 3 is a record without
-    /// it.
+    /// How many members of a cluster are to hold an object. Format 3 is a record without this and what follows.
     pub replicas: Option<u8>,
+    /// When a soft pin with an end was set on an object itself, in nanoseconds since 1970: its time counts from here. The
+    /// last field of every record: format 4 is a record without it.
+    pub pinned_at_ns: Option<i64>,
 }
 
 /// An order not to evict.
@@ -158,7 +162,7 @@ pub enum RecordError {
     Foreign,
     /// Written by a version of the daemon with another layout.
     #[error(
-        "record format {format} is not known, this daemon writes {FORMAT} to {FORMAT_REPLICAS}; use the daemon that wrote it"
+        "record format {format} is not known, this daemon writes {FORMAT} to {FORMAT_PINNED_AT}; use the daemon that wrote it"
     )]
     Format {
         /// The number found.
@@ -241,11 +245,12 @@ impl DirectoryRecord {
 impl PolicyRecord {
     /// The earliest format that can say it.
     fn format(&self) -> u8 {
-        match (self.durable, self.recompute_bytes_per_second, self.replicas) {
-            (_, _, Some(_)) => FORMAT_REPLICAS,
-            (_, Some(_), None) => FORMAT_RECOMPUTE,
-            (Some(_), None, None) => FORMAT_DURABLE,
-            (None, None, None) => FORMAT,
+        match (self.durable, self.recompute_bytes_per_second, self.replicas, self.pinned_at_ns) {
+            (_, _, _, Some(_)) => FORMAT_PINNED_AT,
+            (_, _, Some(_), None) => FORMAT_REPLICAS,
+            (_, Some(_), None, None) => FORMAT_RECOMPUTE,
+            (Some(_), None, None, None) => FORMAT_DURABLE,
+            (None, None, None, None) => FORMAT,
         }
     }
 
@@ -272,7 +277,7 @@ fn validate_number(field: &'static str, number: u64) -> Result<(), RecordError> 
 
 /// How many `None` at the end of a body a format leaves out.
 fn left_out(format: u8) -> usize {
-    usize::from(FORMAT_REPLICAS - format)
+    usize::from(FORMAT_PINNED_AT - format)
 }
 
 fn encode(kind: u8, body: &impl Serialize, format: u8) -> Result<Vec<u8>, RecordError> {
@@ -302,8 +307,8 @@ fn decode<T: DeserializeOwned>(kind: u8, bytes: &[u8]) -> Result<T, RecordError>
         return Err(RecordError::Damaged);
     }
     let value = match header[3] {
-        format @ FORMAT..=FORMAT_REPLICAS => {
-            let whole = [body, &[NONE; 3][..left_out(format)]].concat();
+        format @ FORMAT..=FORMAT_PINNED_AT => {
+            let whole = [body, &[NONE; 4][..left_out(format)]].concat();
             postcard::take_from_bytes(&whole).map(|(value, rest)| (value, rest.len()))
         }
         format => return Err(RecordError::Format { format }),

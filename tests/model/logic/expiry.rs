@@ -8,7 +8,7 @@ use tidefs::datapath::{AttributeChange, Datapath, Lookup, Patience};
 use tidefs::namespace::Ino;
 
 use super::meanwhile::{filled, meanwhile};
-use super::{Logic, caller};
+use super::{Logic, System as _, caller};
 
 /// A directory of objects that all got `policy` and are all past the time that it gives them.
 fn due(count: usize, policy: &str, value: &str) -> (Logic, Ino) {
@@ -108,6 +108,22 @@ fn a_soft_pin_ends_with_its_time_whatever_changes_meanwhile() {
     pin(own);
     assert_eq!(after(3), [true, false], "one that is set again counts from then");
     assert_eq!(after(3), [true, true]);
+}
+
+#[test]
+fn a_soft_pin_ends_with_its_time_after_a_restart_too() {
+    let (mut logic, top) = filled(1);
+    let found = logic.lookup(0, top, "k0").expect("it is there").0;
+    logic.datapath().set_attribute(found, b"user.tidefs.pin", b"soft:4s", None).expect("a policy");
+    logic.clock.advance(Duration::from_secs(3));
+    // Of what changes its attributes a restart knows when.
+    let touched = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+    logic.datapath().setattr(&caller(0), found, &touched).expect("new attributes");
+    logic.restart();
+    assert!(!is_unpinned(logic.datapath(), b"ns/k0"));
+    logic.clock.advance(Duration::from_secs(2));
+    logic.datapath().expire();
+    assert!(is_unpinned(logic.datapath(), b"ns/k0"), "its time counts anew from the start");
 }
 
 #[test]

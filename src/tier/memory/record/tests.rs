@@ -33,6 +33,7 @@ pub(in super::super) fn object(name: &[u8], version: u64, size: u64) -> ObjectRe
             durable: None,
             recompute_bytes_per_second: None,
             replicas: None,
+            pinned_at_ns: None,
         },
     }
 }
@@ -106,6 +107,20 @@ fn format_4_has_its_golden_bytes_with_and_without_what_earlier_ones_added() {
     assert_eq!(DirectoryRecord::decode(&record.encode().unwrap()), Ok(record));
 }
 
+#[test]
+fn format_5_has_its_golden_bytes_with_and_without_what_earlier_ones_added() {
+    let mut record = object(b"block.bin", 42, 65536);
+    record.policy.pinned_at_ns = Some(1_700_000_000_000_000_002);
+    assert_eq!(hex(&record.encode().unwrap()), GOLDEN_PINNED_AT);
+    assert_eq!(ObjectRecord::decode(&record.encode().unwrap()), Ok(record.clone()));
+    record.policy.durable = Some(false);
+    record.policy.replicas = Some(2);
+    assert_eq!(ObjectRecord::decode(&record.encode().unwrap()), Ok(record));
+}
+
+const GOLDEN_PINNED_AT: &str = "54446f050709626c6f636b2e62696e2a80800401888e98a8c0e0808101a48302e807648280d0e2c6bfce972f01\
+                                0608012901808080800400013c0101010901fd01036c72750101000000018480d0e2c6bfce972f3507f68a";
+
 const GOLDEN_REPLICAS: &str = "544464040c01026e73ed830100050204000000010000000000000102595b2580";
 
 const GOLDEN_RECOMPUTE: &str = "544464030c01026e73ed83010005020400000001000000000001ac02620f1e54";
@@ -145,9 +160,9 @@ fn each_damage_has_its_own_error() {
     assert_eq!(ObjectRecord::decode(&[0; RECORD_BYTES_MAX + 1]), Err(RecordError::TooLong));
     assert_eq!(DirectoryRecord::decode(&good), Err(RecordError::Foreign));
     let mut later = good[..good.len() - 4].to_vec();
-    later[3] = 5;
+    later[3] = 6;
     later.extend(crc32fast::hash(&later).to_le_bytes());
-    assert_eq!(ObjectRecord::decode(&later), Err(RecordError::Format { format: 5 }));
+    assert_eq!(ObjectRecord::decode(&later), Err(RecordError::Format { format: 6 }));
     let mut longer = good[..good.len() - 4].to_vec();
     longer.push(0);
     longer.extend(crc32fast::hash(&longer).to_le_bytes());
@@ -171,10 +186,23 @@ fn any_policy() -> impl Strategy<Value = PolicyRecord> {
         option::of(any::<bool>()),
         option::of(any::<u64>().prop_map(ByteCount)),
         option::of(any::<u8>()),
+        option::of(any::<i64>()),
     )
         .prop_map(
-            |(quota, floor, ttl_s, pin, priority, eviction, scratch, durable, recompute, replicas)| {
-                let recompute_bytes_per_second = recompute;
+            |(
+                quota,
+                floor,
+                ttl_s,
+                pin,
+                priority,
+                eviction,
+                scratch,
+                durable,
+                recompute,
+                replicas,
+                pinned,
+            )| {
+                let (recompute_bytes_per_second, pinned_at_ns) = (recompute, pinned);
                 PolicyRecord {
                     quota,
                     floor,
@@ -186,6 +214,7 @@ fn any_policy() -> impl Strategy<Value = PolicyRecord> {
                     durable,
                     recompute_bytes_per_second,
                     replicas,
+                    pinned_at_ns,
                 }
             },
         )
