@@ -3,6 +3,11 @@
 //! All objects compete in one order, so that the coldest of the whole cache leaves first, whatever directories a
 //! client spreads its keys over. A directory with a quota, a floor or a policy of its own gets a domain of its own:
 //! its objects are ordered among themselves, and who grows pays (docs/adr/0003-eviction-domains.md).
+//!
+//! Invariant: a victim is found without a look at every domain, of which there may be thousands: those that hold something
+//! are kept in the order of what they hold, and those that have soft copies, or are below others, are known.
+
+use std::collections::BTreeSet;
 
 use tidefs_engine::types::{ByteCount, KeyHash};
 
@@ -24,6 +29,8 @@ pub struct EvictionSettings {
 pub(super) struct DomainId(u32);
 
 impl DomainId {
+    /// After every other in order.
+    const LAST: Self = Self(u32::MAX);
     /// The domain of everything that has no other.
     pub(super) const ROOT: Self = Self(0);
 }
@@ -50,6 +57,16 @@ pub(super) struct Domain {
 pub(super) struct Domains {
     all: Vec<Option<Domain>>,
     settings: EvictionSettings,
+    /// Those that hold something, by how much.
+    by_bytes: BTreeSet<(ByteCount, DomainId)>,
+    /// Those that have soft copies.
+    with_soft: BTreeSet<DomainId>,
+    /// Those whose directory is below that of another one that is not the root's.
+    nested: BTreeSet<DomainId>,
+    /// What all of them hold.
+    bytes: ByteCount,
+    /// How many there are.
+    count: u64,
 }
 
 pub(super) fn object_slot(slot: Slot) -> ObjectSlot {
@@ -58,7 +75,15 @@ pub(super) fn object_slot(slot: Slot) -> ObjectSlot {
 
 impl Domains {
     pub(super) fn new(settings: &EvictionSettings) -> Self {
-        let mut domains = Self { all: Vec::new(), settings: settings.clone() };
+        let mut domains = Self {
+            all: Vec::new(),
+            settings: settings.clone(),
+            by_bytes: BTreeSet::new(),
+            with_soft: BTreeSet::new(),
+            nested: BTreeSet::new(),
+            bytes: ByteCount::ZERO,
+            count: 0,
+        };
         domains.add(Slot::ROOT, None);
         domains
     }
@@ -75,6 +100,7 @@ impl Domains {
             .expect("the configured policy was validated when the daemon started");
         let domain =
             Some(Domain { directory, order, bytes: ByteCount::ZERO, evicted: 0, soft: 0, folders: 0 });
+        self.count += 1;
         let free = self.all.iter().position(Option::is_none);
         let index = free.unwrap_or(self.all.len());
         if free.is_some() {
@@ -94,20 +120,86 @@ impl Domains {
     pub(super) fn leave(&mut self, id: DomainId) {
         let domain = self.get_mut(id);
         domain.folders = domain.folders.saturating_sub(1);
-        if domain.folders == 0 && id != DomainId::ROOT {
+        if domain.folders == 0 && id != DomainId::ROOT && self.all[id.0 as usize].is_some() {
+            self.change_bytes(id, |_| ByteCount::ZERO);
+            self.with_soft.remove(&id);
+            self.nested.remove(&id);
+            self.count -= 1;
             self.all[id.0 as usize] = None;
         }
     }
 
+    /// Changes what a domain holds.
+    pub(super) fn change_bytes(&mut self, id: DomainId, change: impl FnOnce(ByteCount) -> ByteCount) {
+        let id = self.living(id);
+        let before = self.get(id).bytes;
+        let now = change(before);
+        self.get_mut(id).bytes = now;
+        self.bytes = self.bytes.saturating_sub(before).saturating_add(now);
+        self.by_bytes.remove(&(before, id));
+        if now > ByteCount::ZERO {
+            self.by_bytes.insert((now, id));
+        }
+    }
+
+    /// Counts a soft copy in a domain, or takes one out.
+    fn change_soft(&mut self, id: DomainId, is_there: bool) {
+        let id = self.living(id);
+        let soft = &mut self.get_mut(id).soft;
+        *soft = if is_there { *soft + 1 } else { soft.saturating_sub(1) };
+        if *soft > 0 {
+            self.with_soft.insert(id);
+        } else {
+            self.with_soft.remove(&id);
+        }
+    }
+
+    /// Whether the directory of a domain is below that of another one that is not the root's.
+    pub(super) fn set_nested(&mut self, id: DomainId, is_nested: bool) {
+        if is_nested {
+            self.nested.insert(id);
+        } else {
+            self.nested.remove(&id);
+        }
+    }
+
+    /// Those for which that is so.
+    pub(super) fn nested(&self) -> impl Iterator<Item = DomainId> {
+        self.nested.iter().copied()
+    }
+
+    /// Those that have soft copies.
+    pub(super) fn with_soft(&self) -> Vec<DomainId> {
+        self.with_soft.iter().copied().collect()
+    }
+
+    /// The one that holds most of those that come after `previous` in that order, which begins with `None`.
+    pub(super) fn next_largest(
+        &self,
+        previous: Option<(ByteCount, DomainId)>,
+    ) -> Option<(ByteCount, DomainId)> {
+        let end = previous.unwrap_or((ByteCount(u64::MAX), DomainId::LAST));
+        self.by_bytes.range(..end).next_back().copied()
+    }
+
+    /// An equal part of what all hold.
+    pub(super) fn fair_share(&self) -> ByteCount {
+        ByteCount(self.bytes.get() / self.count.max(1))
+    }
+
+    /// `id`, or the root's when it is gone.
+    fn living(&self, id: DomainId) -> DomainId {
+        if self.all[id.0 as usize].is_some() { id } else { DomainId::ROOT }
+    }
+
     pub(super) fn get(&self, id: DomainId) -> &Domain {
-        self.all[id.0 as usize]
-            .as_ref()
-            .unwrap_or_else(|| self.all[0].as_ref().expect("the root's domain stays"))
+        let id = self.living(id);
+        self.all[id.0 as usize].as_ref().expect("the root's domain stays, and others were just seen")
     }
 
     pub(super) fn get_mut(&mut self, id: DomainId) -> &mut Domain {
-        let index = if self.all[id.0 as usize].is_some() { id.0 as usize } else { 0 };
-        self.all[index].as_mut().expect("the root's domain stays, and others were just seen")
+        let id = self.living(id);
+        self.all[id.0 as usize].as_mut().expect("the root's domain stays, and others were just seen")
     }
 
     /// About the next `limit` objects in the orders of all domains that list them cheaply.
@@ -133,6 +225,22 @@ impl Domains {
         self.all.iter_mut().flatten().for_each(|domain| domain.order.set_below(objects));
     }
 
+    /// Compares what is known of all with each. For tests.
+    pub(super) fn check(&self) {
+        let held = |(id, domain): (DomainId, &Domain)| {
+            (domain.bytes > ByteCount::ZERO).then_some((domain.bytes, id))
+        };
+        assert_eq!(self.by_bytes, self.iter().filter_map(held).collect::<BTreeSet<_>>(), "what domains hold");
+        let soft = |(id, domain): (DomainId, &Domain)| (domain.soft > 0).then_some(id);
+        assert_eq!(
+            self.with_soft,
+            self.iter().filter_map(soft).collect::<BTreeSet<_>>(),
+            "domains with soft copies"
+        );
+        let bytes = self.iter().map(|(_, domain)| domain.bytes.get()).sum();
+        assert_eq!((self.bytes, self.count), (ByteCount(bytes), self.iter().count() as u64), "all domains");
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (DomainId, &Domain)> {
         self.all.iter().zip(0u32..).filter_map(|(domain, index)| Some((DomainId(index), domain.as_ref()?)))
     }
@@ -152,11 +260,10 @@ impl State {
         let held = self.is_held(slot);
         let id = self.domain_of(slot);
         let predecessor = predecessor.filter(|&other| self.domain_of(other) == id).map(object_slot);
-        let domain = self.domains.get_mut(id);
-        domain.bytes.0 += bytes.0;
-        domain.order.insert(object_slot(slot), key, predecessor, class);
+        self.domains.change_bytes(id, |held| held.saturating_add(bytes));
+        self.domains.get_mut(id).order.insert(object_slot(slot), key, predecessor, class);
         if held {
-            domain.order.set_held(object_slot(slot), true);
+            self.domains.get_mut(id).order.set_held(object_slot(slot), true);
             self.note_hold(slot);
         }
         if self.is_soft(slot) {
@@ -178,16 +285,14 @@ impl State {
             self.count_soft(slot, false);
         }
         let id = self.domain_of(slot);
-        let domain = self.domains.get_mut(id);
-        domain.bytes = domain.bytes.saturating_sub(bytes);
-        domain.order.remove(object_slot(slot), departure);
+        self.domains.change_bytes(id, |held| held.saturating_sub(bytes));
+        self.domains.get_mut(id).order.remove(object_slot(slot), departure);
     }
 
     /// Counts the soft copy in `slot` in its domain, or takes it out.
     pub(super) fn count_soft(&mut self, slot: Slot, is_there: bool) {
         let id = self.domain_of(slot);
-        let soft = &mut self.domains.get_mut(id).soft;
-        *soft = if is_there { *soft + 1 } else { soft.saturating_sub(1) };
+        self.domains.change_soft(id, is_there);
     }
 
     /// Whether an object may not be evicted: it is open, pinned, being replaced, or waits for its rename.

@@ -67,8 +67,8 @@ impl Folder {
 #[derive(Debug)]
 pub(super) struct Folders {
     by_slot: HashMap<Slot, Folder>,
-    /// How many of them have a floor.
-    floors: usize,
+    /// Those of them that have a floor.
+    floors: HashSet<Slot>,
 }
 
 /// A quota that something would pass.
@@ -108,7 +108,7 @@ impl EffectivePolicy {
 
 impl Folders {
     pub(super) fn new(root_domain: DomainId) -> Self {
-        let mut folders = Self { by_slot: HashMap::new(), floors: 0 };
+        let mut folders = Self { by_slot: HashMap::new(), floors: HashSet::new() };
         folders.insert(Slot::ROOT, PolicyRecord::default(), root_domain);
         folders
     }
@@ -128,28 +128,41 @@ impl Folders {
             hits: 0,
             misses: 0,
         };
-        self.floors += usize::from(folder.policy.floor.is_some());
-        let before = self.by_slot.insert(slot, folder);
-        self.floors -= usize::from(before.is_some_and(|folder| folder.policy.floor.is_some()));
+        self.note_floor(slot, folder.policy.floor.is_some());
+        self.by_slot.insert(slot, folder);
+    }
+
+    fn note_floor(&mut self, slot: Slot, has_floor: bool) {
+        if has_floor {
+            self.floors.insert(slot);
+        } else {
+            self.floors.remove(&slot);
+        }
     }
 
     pub(super) fn remove(&mut self, slot: Slot) {
-        let before = self.by_slot.remove(&slot);
-        self.floors -= usize::from(before.is_some_and(|folder| folder.policy.floor.is_some()));
+        self.by_slot.remove(&slot);
+        self.note_floor(slot, false);
     }
 
     /// Gives the directory in `slot` another policy of its own. Returns the policy again when there is no such directory.
     pub(super) fn set_policy(&mut self, slot: Slot, policy: PolicyRecord) -> Option<PolicyRecord> {
         let Some(folder) = self.by_slot.get_mut(&slot) else { return Some(policy) };
-        self.floors += usize::from(policy.floor.is_some());
-        self.floors -= usize::from(folder.policy.floor.is_some());
+        let has_floor = policy.floor.is_some();
         folder.policy = policy;
+        self.note_floor(slot, has_floor);
         None
     }
 
-    /// Compares the number of floors with the directories. For tests.
+    /// The directories that have a floor, and it.
+    pub(super) fn floors(&self) -> impl Iterator<Item = (Slot, ByteCount)> {
+        self.floors.iter().filter_map(|&slot| Some((slot, self.get(slot)?.policy.floor?)))
+    }
+
+    /// Compares those that have a floor with the directories. For tests.
     pub(super) fn check_floors(&self) {
-        let found = self.by_slot.values().filter(|folder| folder.policy.floor.is_some()).count();
+        let has_floor = |(slot, folder): (&Slot, &Folder)| folder.policy.floor.is_some().then_some(*slot);
+        let found: HashSet<Slot> = self.by_slot.iter().filter_map(has_floor).collect();
         assert_eq!(self.floors, found, "directories with a floor");
     }
 
@@ -316,7 +329,7 @@ impl State {
     ///
     /// A floor is of all objects below its directory. Closed temporary files that nobody came for are none.
     pub(super) fn may_leave_for(&self, victim: Slot, growing: Slot) -> bool {
-        if self.folders.floors == 0 {
+        if self.folders.floors.is_empty() {
             return true;
         }
         let Some(object) = self.object(victim).filter(|object| object.phase == Phase::Sealed) else {

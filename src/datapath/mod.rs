@@ -65,6 +65,7 @@ mod stat;
 mod storing;
 mod unsealed;
 mod verify;
+mod victims;
 mod ways;
 mod write;
 mod xattrs;

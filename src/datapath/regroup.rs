@@ -150,6 +150,10 @@ impl State {
             (true, _) => self.domains.add(slot, policy.as_deref()),
             (false, _) => self.folders.domain(self.tree.node(slot).parent),
         };
+        if wants {
+            let above = self.folders.domain(self.tree.node(slot).parent);
+            self.domains.set_nested(target, above != DomainId::ROOT);
+        }
         if target == own {
             return;
         }
@@ -260,6 +264,7 @@ impl Datapath {
         let state = self.lock();
         assert_eq!(state.walks, 0, "walks under way");
         state.folders.check_floors();
+        state.domains.check();
         let mut found = std::collections::HashMap::<DomainId, (usize, u64)>::new();
         for (slot, node) in state.tree.slots() {
             if let Some(folder) =
@@ -267,6 +272,9 @@ impl Datapath {
             {
                 let has = state.domains.get(folder.domain).directory == slot;
                 assert_eq!(has, folder.wants_domain(), "a domain of {}", state.path_text(slot));
+                let above = state.folders.domain(node.parent);
+                let is_nested = state.domains.nested().any(|id| id == folder.domain);
+                assert!(!has || is_nested == (above != DomainId::ROOT), "{}", state.path_text(slot));
                 assert!(
                     has || folder.domain == state.folders.domain(node.parent),
                     "{}",

@@ -17,7 +17,6 @@ use std::time::Duration;
 use tidefs_engine::types::{ByteCount, FileOffset, PAGE};
 
 use super::burial::Doomed;
-use super::domains::DomainId;
 use super::folders::QuotaInTheWay;
 use super::history::Ending;
 use super::lingering::Lingerers;
@@ -25,7 +24,6 @@ use super::object::Refusal;
 use super::ssd::{Leaving, MayLend};
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::Slot;
-use crate::tier::eviction::Departure;
 use crate::tier::memory::MemoryUsage;
 
 const BATCH_MAX: usize = 64;
@@ -389,84 +387,6 @@ impl Datapath {
     pub fn set_keeper(&self, thread: std::thread::Thread) {
         // A second keeper would be a bug of the composition root; the first one is woken.
         let _ = self.keeper.set(thread);
-    }
-}
-
-impl State {
-    /// The object that leaves next when `directory` grows.
-    ///
-    /// Whose domain holds more than its share pays first, the grower before others; then whoever holds most above
-    /// its share. A floor is never broken for somebody else: [`State::may_leave_for`].
-    pub(super) fn victim_anywhere(&mut self, directory: Slot) -> Option<Slot> {
-        let grower = self.folders.domain(directory);
-        let count = self.domains.iter().count() as u64;
-        let capacity: u64 = self.domains.iter().map(|(_, domain)| domain.bytes.get()).sum();
-        let fair = capacity / count.max(1);
-        let excess = |state: &Self, id: DomainId, bytes: ByteCount| {
-            let domain = state.domains.get(id);
-            let floor = state.folders.get(domain.directory).and_then(|folder| folder.policy.floor);
-            bytes.get().saturating_sub(floor.map_or(fair, ByteCount::get))
-        };
-        let mut candidates: Vec<(bool, u64, DomainId)> = self
-            .domains
-            .iter()
-            .filter(|&(id, domain)| {
-                !domain.order.is_empty() && (id == grower || domain.bytes > ByteCount::ZERO)
-            })
-            .map(|(id, domain)| {
-                let excess = excess(self, id, domain.bytes);
-                (id == grower && excess > 0, excess, id)
-            })
-            .collect();
-        // What another member has a copy of goes before what nobody else has, whoever grows.
-        let has_soft = |id: &DomainId| self.domains.get(*id).soft > 0;
-        let soft: Vec<DomainId> = candidates.iter().map(|&(_, _, id)| id).filter(has_soft).collect();
-        if let Some(victim) = soft
-            .into_iter()
-            .find_map(|id| self.victim_for(id, directory).filter(|slot| self.leaves_first(*slot)))
-        {
-            return Some(victim);
-        }
-        candidates.sort_unstable();
-        candidates.into_iter().rev().find_map(|(_, _, id)| self.victim_for(id, directory))
-    }
-
-    /// The object that leaves next in the domain `id`, if no floor keeps it from what grows in `growing`.
-    fn victim_for(&mut self, id: DomainId, growing: Slot) -> Option<Slot> {
-        self.victim_of(id).filter(|&victim| self.may_leave_for(victim, growing))
-    }
-
-    fn victim_of(&mut self, id: DomainId) -> Option<Slot> {
-        loop {
-            let victim = self.domains.get_mut(id).order.victim().map(|object| Slot(object.0))?;
-            if !self.is_referenced(victim) {
-                return Some(victim);
-            }
-            // Taking a reference does not exclude an object from eviction; being met here does.
-            self.update_hold(victim);
-        }
-    }
-
-    /// The object that leaves next below `top`, which has a domain of its own, for what grows in `growing`.
-    fn victim_below(&mut self, top: Slot, growing: Slot) -> Option<Slot> {
-        let mut ids: Vec<DomainId> = self
-            .domains
-            .iter()
-            .filter(|(_, domain)| self.tree.ancestors(domain.directory).any(|ancestor| ancestor == top))
-            .map(|(id, _)| id)
-            .collect();
-        ids.sort_unstable_by_key(|&id| std::cmp::Reverse(self.domains.get(id).bytes));
-        ids.into_iter().find_map(|id| self.victim_for(id, growing))
-    }
-
-    pub(super) fn count_eviction(&mut self, victim: Slot) {
-        let id = self.domain_of(victim);
-        self.domains.get_mut(id).evicted += 1;
-    }
-
-    pub(super) fn evict_object(&mut self, victim: Slot, now_ns: i64, ending: Ending) -> Doomed {
-        self.count_eviction(victim);
-        self.remove_object(victim, Departure::Evicted, Some((now_ns, ending)))
     }
 }
 

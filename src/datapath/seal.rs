@@ -315,8 +315,8 @@ impl Datapath {
         state.uncount(parent, before);
         state.count(parent, now);
         let id = state.domain_of(slot);
-        let domain = state.domains.get_mut(id);
-        domain.bytes = domain.bytes.saturating_sub(footprint(before)).saturating_add(footprint(now));
+        let grown = |held: ByteCount| held.saturating_sub(footprint(before)).saturating_add(footprint(now));
+        state.domains.change_bytes(id, grown);
         if let Some(object) = state.object_mut(slot) {
             object.size = now;
         }

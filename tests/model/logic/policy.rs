@@ -1,15 +1,20 @@
 //! Policies of directories with many objects: changed in parts, between which others are served.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tidefs::datapath::Datapath;
+use tidefs::datapath::{Datapath, OpenOptions};
 use tidefs::namespace::Ino;
+use tidefs_engine::types::ByteCount;
 
-use super::caller;
-use super::meanwhile::{Meanwhile, filled, meanwhile};
+use super::meanwhile::{Meanwhile, SETUP, filled, meanwhile};
+use super::{Logic, caller};
+
+/// A page, which is no object that is packed.
+const PAGE: usize = 4096;
 
 fn set(datapath: &Datapath, directory: Ino, policy: &str, value: Option<&str>) {
     let name = format!("user.tidefs.{policy}");
@@ -47,6 +52,75 @@ fn nobody_waits_for_a_change_of_policy_longer_than_for_a_part_of_it() {
         }
         set(logic.datapath(), top, policy, Some(value));
         logic.datapath().check_domains();
+    }
+}
+
+/// Makes a directory with a quota, and `count` objects of a page in it.
+fn limited(datapath: &Datapath, name: &str, count: u64) -> Ino {
+    let ino = datapath.make_directory(&caller(0), Ino::ROOT, name.as_bytes(), 0o755).expect("mkdir").ino;
+    set(datapath, ino, "quota", Some("1GiB"));
+    for index in 0..count {
+        let options = OpenOptions { write: true, exclusive: true, ..OpenOptions::default() };
+        let name = format!("k{index}");
+        let created = datapath.create(&caller(0), ino, name.as_bytes(), 0o644, options);
+        let handle = created.expect("a file").1.handle;
+        datapath.write(handle, 0, &[1; PAGE]).expect("room for a page");
+        datapath.flush(&caller(0), handle).expect("a close");
+        datapath.release(handle);
+    }
+    ino
+}
+
+fn evict_page(datapath: &Datapath) {
+    let page = ByteCount(PAGE as u64);
+    let done = datapath.evict_coldest(page, |_| ControlFlow::Continue(()));
+    assert_eq!((done.objects, done.bytes), (1, page));
+}
+
+#[test]
+fn who_holds_most_above_its_share_pays_for_all() {
+    let logic = Logic::new(SETUP);
+    let datapath = logic.datapath();
+    let floors = [None, Some(8), None, None, Some(3), None];
+    let mut held = [1_u64, 12, 9, 3, 5, 7];
+    for (index, count) in held.into_iter().enumerate() {
+        let ino = limited(datapath, &format!("d{index}"), count);
+        if let Some(pages) = floors[index] {
+            set(datapath, ino, "floor", Some(&(pages * PAGE).to_string()));
+        }
+    }
+    while held.iter().sum::<u64>() > 20 {
+        // The root has a share, too.
+        let fair = held.iter().sum::<u64>() * PAGE as u64 / (held.len() as u64 + 1);
+        let excess = |index: usize| {
+            let share = floors[index].map_or(fair, |pages| (pages * PAGE) as u64);
+            (held[index] * PAGE as u64).saturating_sub(share)
+        };
+        let most = (0..held.len()).map(excess).max().expect("there are some");
+        evict_page(datapath);
+        let left = |index: usize| {
+            let path = format!("d{index}");
+            datapath.sealed_below(path.as_bytes()).expect("it is there").len() as u64
+        };
+        let paid = (0..held.len()).find(|&index| left(index) < held[index]).expect("one has paid");
+        assert_eq!(excess(paid), most, "d{paid} paid, of {held:?}");
+        held[paid] -= 1;
+        datapath.check_domains();
+    }
+}
+
+#[test]
+#[ignore = "measures, and asserts nothing: run by hand, as docs/BENCHMARKING.md says under Longer runs"]
+fn how_long_a_victim_takes_among_many_directories_with_a_policy() {
+    for directories in [16, 4096] {
+        let logic = Logic::new(SETUP);
+        for index in 0..directories {
+            limited(logic.datapath(), &format!("d{index}"), 4);
+        }
+        let victims = directories.min(1000);
+        let began = Instant::now();
+        (0..victims).for_each(|_| evict_page(logic.datapath()));
+        println!("{directories} directories: {:?} for each victim", began.elapsed() / victims);
     }
 }
 
