@@ -12,7 +12,7 @@ use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash};
 
 use super::release::Afterwards;
 use super::room::footprint;
-use super::stat::last_written_ns;
+use super::stat::{last_changed_ns, last_written_ns};
 use super::{Datapath, Error, HandleId, Marks, Phase, Place, State};
 use crate::namespace::{Name, Slot};
 
@@ -180,7 +180,9 @@ impl Datapath {
         let node = state.tree.node_mut(slot);
         let written_ns = last_written_ns(node.attributes.mtime_ns, &metadata, now_ns);
         node.attributes.mtime_ns = written_ns;
-        node.attributes.ctime_ns = now_ns;
+        // A rename is a change, a close is none.
+        let changed_ns = last_changed_ns(node.attributes.ctime_ns, &metadata, now_ns);
+        node.attributes.ctime_ns = if is_in_place { changed_ns } else { now_ns };
         let mut record = state.object_record(slot, directory, &name);
         record.version = version;
         record.size = size;
@@ -283,7 +285,11 @@ impl Datapath {
             // The writer went on after the rename through a descriptor it had kept.
             self.account_growth(state, slot, before, now);
             if went_on {
-                state.tree.node_mut(slot).attributes.mtime_ns = written_ns;
+                let attributes = &mut state.tree.node_mut(slot).attributes;
+                attributes.mtime_ns = written_ns;
+                if let Some(metadata) = &metadata {
+                    attributes.ctime_ns = last_changed_ns(attributes.ctime_ns, metadata, self.now_ns());
+                }
             }
             let directory = state.directory_id(state.tree.node(slot).parent).unwrap_or(DirectoryId::ROOT);
             let record = state.object_record(slot, directory, &state.tree.name(slot));

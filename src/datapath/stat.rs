@@ -60,6 +60,13 @@ pub(super) fn last_written_ns(stored_ns: i64, metadata: &std::fs::Metadata, now_
     if stored_ns > now_ns { written_ns } else { stored_ns.max(written_ns) }
 }
 
+/// When a file that is not finished changed last: by its owner (`stored_ns`), or by a write. What the daemon does to its backing
+/// file, as it gives it a record, is no change of the file; a time that its owner set ahead is none either.
+pub(super) fn last_changed_ns(stored_ns: i64, metadata: &std::fs::Metadata, now_ns: i64) -> i64 {
+    let written_ns = written_ns(metadata);
+    if written_ns > now_ns { stored_ns } else { stored_ns.max(written_ns) }
+}
+
 /// When the attributes of a backing file last changed, in nanoseconds since 1970.
 fn changed_ns(metadata: &std::fs::Metadata) -> i64 {
     metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec())
@@ -122,13 +129,16 @@ impl Datapath {
                 size = ByteCount(metadata.len());
                 occupied = ByteCount(metadata.blocks() * 512);
                 // The bytes of one without a name may be from before its owner set a time.
-                attributes.mtime_ns = match object.phase {
-                    Phase::Gone => attributes.mtime_ns.max(written_ns(&metadata)),
+                let Attributes { mtime_ns, ctime_ns, .. } = attributes;
+                (attributes.mtime_ns, attributes.ctime_ns) = match object.phase {
+                    // It went with its name.
+                    Phase::Gone => (mtime_ns.max(written_ns(&metadata)), ctime_ns.max(changed_ns(&metadata))),
                     Phase::Writing | Phase::Parked | Phase::Sealed => {
-                        last_written_ns(attributes.mtime_ns, &metadata, self.now_ns())
+                        let now_ns = self.now_ns();
+                        let written_ns = last_written_ns(mtime_ns, &metadata, now_ns);
+                        (written_ns, last_changed_ns(ctime_ns, &metadata, now_ns))
                     }
                 };
-                attributes.ctime_ns = attributes.ctime_ns.max(changed_ns(&metadata));
             }
         }
         let links = u32::from(!node.is_detached() || object.phase == Phase::Writing);

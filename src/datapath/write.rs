@@ -336,7 +336,9 @@ impl Datapath {
             }
         };
         let sized = ByteCount(file.metadata().map_err(Error::io("stat of a segment"))?.len());
+        let now_ns = self.now_ns();
         let mut state = self.lock();
+        state.tree.node_mut(slot).attributes.ctime_ns = now_ns;
         if let Some(object) = state.object_mut(slot) {
             if object.phase == Phase::Parked {
                 object.size = sized;

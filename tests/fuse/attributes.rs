@@ -32,6 +32,7 @@ in_both_modes!(
     mtime_is_the_time_of_writing,
     ctime_moves_with_each_change_of_attributes,
     ctime_moves_with_what_is_written,
+    a_close_changes_no_times_of_a_file,
     access_for_writing_succeeds_on_a_sealed_object,
     a_created_file_has_the_mode_asked_for_less_the_umask,
     touching_times_does_not_change_version_or_checksum,
@@ -247,6 +248,22 @@ fn ctime_moves_with_what_is_written(mode: Mode) {
         std::thread::sleep(Duration::from_millis(20));
         change();
         assert!(ctime() > before, "{what} moves ctime");
+    }
+}
+
+fn a_close_changes_no_times_of_a_file(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    for length in [0, 100, 100_000] {
+        let path = kv.join(format!("key{length}"));
+        let times =
+            |facts: &fs::Metadata| ((facts.mtime(), facts.mtime_nsec()), (facts.ctime(), facts.ctime_nsec()));
+        let file = File::create_new(&path).expect("create");
+        file.write_all_at(&vec![1; length], 0).expect("write");
+        let open = times(&file.metadata().expect("fstat"));
+        std::thread::sleep(Duration::from_millis(20));
+        drop(file);
+        mount.wait_until_closed([&path]);
+        assert_eq!(times(&fs::metadata(&path).expect("stat")), open, "mtime and ctime of {length} bytes");
     }
 }
 
