@@ -13,7 +13,7 @@ use tidefs_control_api::ioctl::{
 use zerocopy::FromBytes as _;
 
 use crate::common::{Mode, Mount, kernel, pattern, wait};
-use crate::fixture::{MIB, kv, offset, publish_object};
+use crate::fixture::{MIB, kv, kv_with, offset, publish_object};
 
 /// An open control file.
 pub(crate) struct Control {
@@ -93,6 +93,21 @@ pub(crate) fn metric(mount: &Mount, name: &str) -> u64 {
     let text = fs::read_to_string(mount.join(".tidefs/metrics")).expect("the metrics");
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     value.expect("the metric is there")
+}
+
+#[test]
+fn what_is_large_enough_for_a_slot_file_is_sent_to_its_file() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, _kv) = kv_with(Mode::Passthrough, &["capacity=64MiB", "scratch.min=32MiB"]);
+    let control = Control::open(&mount);
+    let begin = |mib: usize| {
+        let create = Create { size: offset(mib * MIB), mode: 0o644, name: Name(b"kv/key") };
+        control.one::<Entry>(Command::Create, &create).1.status()
+    };
+    // However large: the disk has room for it.
+    assert_eq!([31, 32, 1 << 20].map(begin), [Status::Ok, Status::AskByFile, Status::AskByFile]);
 }
 
 #[test]

@@ -86,12 +86,12 @@ impl Datapath {
         if size == ByteCount::ZERO {
             return Err(Located::Invalid);
         }
+        if size >= self.settings.scratch_min {
+            // A slot file, of which the disk has room.
+            return Err(Located::AskByFile);
+        }
         if size > self.settings.capacity {
             return Err(Located::NoRoom);
-        }
-        if size >= self.settings.scratch_min {
-            // Its size may make a slot file of it, which its file call decides.
-            return Err(Located::AskByFile);
         }
         let target = self.target_of(&self.lock(), session, scope, request)?;
         let failed = |error: Error| Located::of(&error);
