@@ -67,7 +67,12 @@ pub(super) struct Domains {
     bytes: ByteCount,
     /// How many there are.
     count: u64,
+    /// Objects on SSD, as the orders were told.
+    below: usize,
 }
+
+/// Part of the number of objects on SSD by which it may be another one before all orders are told: a sixteenth.
+const BELOW_SLACK: usize = 16;
 
 pub(super) fn object_slot(slot: Slot) -> ObjectSlot {
     ObjectSlot(slot.0)
@@ -83,6 +88,7 @@ impl Domains {
             nested: BTreeSet::new(),
             bytes: ByteCount::ZERO,
             count: 0,
+            below: 0,
         };
         domains.add(Slot::ROOT, None);
         domains
@@ -95,9 +101,10 @@ impl Domains {
     /// Makes a domain for `directory`, ordered by the policy named `policy` or the default one.
     pub(super) fn add(&mut self, directory: Slot, policy: Option<&str>) -> DomainId {
         let name = policy.unwrap_or(&self.settings.policy);
-        let order = policy_by_name(name, &self.settings.parameters)
+        let mut order = policy_by_name(name, &self.settings.parameters)
             .or_else(|| policy_by_name(&self.settings.policy, &self.settings.parameters))
             .expect("the configured policy was validated when the daemon started");
+        order.set_below(self.below);
         let domain =
             Some(Domain { directory, order, bytes: ByteCount::ZERO, evicted: 0, soft: 0, folders: 0 });
         self.count += 1;
@@ -202,12 +209,13 @@ impl Domains {
         self.all[id.0 as usize].as_mut().expect("the root's domain stays, and others were just seen")
     }
 
-    /// About the next `limit` objects in the orders of all domains that list them cheaply.
+    /// About the next `limit` objects in the orders of all domains that list them cheaply: of those that hold most, when
+    /// there are more domains than that.
     pub(super) fn coldest(&mut self, limit: usize) -> Vec<Slot> {
-        let mut orders: Vec<_> = self.all.iter_mut().flatten().map(|domain| &mut domain.order).collect();
-        orders.retain(|order| order.lists_cheaply() && !order.is_empty());
-        let share = limit / orders.len().max(1);
-        let next = orders.into_iter().flat_map(|order| order.coldest(share));
+        let mut largest: Vec<DomainId> = self.by_bytes.iter().rev().take(limit).map(|&(_, id)| id).collect();
+        largest.retain(|&id| self.get(id).order.lists_cheaply());
+        let share = limit / largest.len().max(1);
+        let next = largest.into_iter().flat_map(|id| self.get_mut(id).order.coldest(share));
         next.map(|object| Slot(object.0)).collect()
     }
 
@@ -220,9 +228,12 @@ impl Domains {
         next.into_iter().map(|object| Slot(object.0)).collect()
     }
 
-    /// Tells all orders how many objects are on SSD.
+    /// Tells all orders about how many objects are on SSD, when it is another number than they were told.
     pub(super) fn set_below(&mut self, objects: usize) {
-        self.all.iter_mut().flatten().for_each(|domain| domain.order.set_below(objects));
+        if objects.abs_diff(self.below) > self.below / BELOW_SLACK {
+            self.below = objects;
+            self.all.iter_mut().flatten().for_each(|domain| domain.order.set_below(objects));
+        }
     }
 
     /// Compares what is known of all with each. For tests.
@@ -345,5 +356,30 @@ impl State {
         if let Some(class) = is_admitted {
             order.set_class(object_slot(slot), class);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tier::eviction::RetentionClass;
+
+    #[test]
+    fn of_more_domains_than_are_listed_those_that_hold_most_are() {
+        let settings =
+            EvictionSettings { policy: "lru".to_owned(), parameters: EvictionParameters::default() };
+        let mut domains = Domains::new(&settings);
+        for index in 1..=10 {
+            let id = domains.add(Slot(index), None);
+            let objects = [2 * index, 2 * index + 1].map(ObjectSlot);
+            for object in objects {
+                let key = KeyHash(object.0.into());
+                domains.get_mut(id).order.insert(object, key, None, RetentionClass::NORMAL);
+            }
+            domains.change_bytes(id, |_| ByteCount(index.into()));
+        }
+        assert_eq!(domains.coldest(3), [20, 18, 16].map(Slot));
+        assert_eq!(domains.coldest(20).len(), 20);
+        domains.check();
     }
 }
