@@ -4,6 +4,7 @@
 //! inline; a look-up or listing that has to wait for a writer's close is carried on by the `waiter` thread, with its reply.
 //! The daemon never touches a path below its own mount: the kernel would ask the daemon.
 
+mod alive;
 mod asked;
 mod attributes;
 mod begin;

@@ -14,6 +14,7 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use tidefs_control_api::mounts::{self, MountTable};
 
+use super::alive::Alive;
 use super::attributes::Lifetimes;
 use super::control_files::ControlFiles;
 use super::dispatch::{CONTROL_HANDLES, Dispatcher, LISTS_ATTRIBUTES, REQUEST_MAX, WANTED};
@@ -25,6 +26,8 @@ use crate::datapath::Datapath;
 
 /// How long the mount of a session that ended may be on its way out: an unmount by force ends the session first.
 const UNMOUNT_GRACE: Duration = Duration::from_secs(1);
+/// How fuser names the threads that answer the kernel, before their numbers.
+const THREAD_PREFIX: &str = "fuser-";
 /// Between two looks at what is waited for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -150,6 +153,8 @@ pub struct Session {
     directory: PathBuf,
     facts: SessionFacts,
     helpers: Vec<JoinHandle<()>>,
+    /// Those that answer the kernel.
+    threads: Alive,
     datapath: Arc<Datapath>,
 }
 
@@ -216,12 +221,15 @@ impl Session {
             helpers.push(helper(&format!("load-{index}"), move || datapath.run_loads())?);
         }
         let background = session.spawn().map_err(MountError::Thread)?;
+        let threads = Alive::find(THREAD_PREFIX, facts.threads, || background.guard.is_finished());
+        let threads = threads.map_err(MountError::Thread)?;
         Ok(Self {
             own,
             background,
             directory: settings.directory.clone(),
             facts,
             helpers,
+            threads,
             datapath: Arc::clone(datapath),
         })
     }
@@ -232,10 +240,17 @@ impl Session {
         &self.facts
     }
 
-    /// Whether the session has ended by itself: somebody unmounted the directory, or it failed.
+    /// Whether the session has ended by itself: somebody unmounted the directory, or it failed, be it in one of its threads:
+    /// a daemon that lacks one leaves programs waiting.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.background.guard.is_finished()
+        self.background.guard.is_finished() || self.lost().is_some()
+    }
+
+    /// The name of a thread that ended before the session did.
+    fn lost(&self) -> Option<&str> {
+        let helper = self.helpers.iter().find(|helper| helper.is_finished());
+        helper.map(|helper| helper.thread().name().unwrap_or_default()).or_else(|| self.threads.lost())
     }
 
     /// Whether a session that is over failed: its mount is there still, and answers nobody.
@@ -264,6 +279,13 @@ impl Session {
     pub fn abandon(mut self) -> io::Result<()> {
         if let Some(own) = self.own.take() {
             own.release();
+        }
+        if let (false, Some(name)) = (self.background.guard.is_finished(), self.lost()) {
+            let error = io::Error::other(format!("its thread `{name}` ended"));
+            self.datapath.loader().close();
+            // The others answer until the process ends, and the mount is left to the next daemon.
+            std::mem::forget(self.background);
+            return Err(error);
         }
         self.join()
     }
@@ -395,7 +417,7 @@ pub(super) fn pin_this_thread() {
     }
     let index = thread::current()
         .name()
-        .and_then(|name| name.strip_prefix("fuser-"))
+        .and_then(|name| name.strip_prefix(THREAD_PREFIX))
         .and_then(|index| index.parse::<usize>().ok());
     let this = Pid::from_raw(0);
     let (Some(index), Ok(allowed)) = (index, sched_getaffinity(this)) else { return };
