@@ -6,13 +6,14 @@
 mod background;
 mod cluster;
 mod memory_groups;
+mod mount_point;
 mod secrets;
 mod settings;
 mod ssd;
 mod stop_signal;
 
 use std::fmt::Display;
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use std::time::{Duration, SystemTime};
 
 use tidefs_control_api::instance::Instance;
 use tidefs_control_api::lock::{InstanceLock, LockError};
-use tidefs_control_api::mounts::{self, MountTable};
+use tidefs_control_api::mounts::MountTable;
 use tidefs_control_api::{ApiError, ErrorBody, ErrorCode};
 use tidefs_engine::time::SystemClock;
 use tidefs_engine::types::ByteCount;
@@ -38,6 +39,7 @@ use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
 use crate::tier::ssd::Unnamed;
 
 use background::Background;
+use mount_point::{check_mount_point, clear_stale_mount, mount_point_failure, refuse_other_state};
 use secrets::Secrets;
 use settings::{session_settings, settings_of};
 use stop_signal::StopSignal;
@@ -119,10 +121,14 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     raise_descriptor_limit();
     crate::ffi::keep_tables_in_mappings();
     let lock = take_lock(&effective, &mount_dir)?;
-    if table.tidefs_at(&mount_dir).is_some() {
-        refuse_other_state(&lock, &mount_dir)?;
-    } else {
-        check_mount_point(&mount_dir)?;
+    match table.tidefs_at(&mount_dir) {
+        Some(mount) => refuse_other_state(&lock, mount).inspect_err(|_| {
+            // The mount is not taken for one of this directory at the next start.
+            if !lock.had_predecessor() {
+                remove_state(&effective.state.directory, &lock);
+            }
+        })?,
+        None => check_mount_point(&mount_dir)?,
     }
     let stop = StopSignal::install()?;
     let leaves_nothing = effective.config.runtime.on_stop == OnStop::Discard;
@@ -139,17 +145,6 @@ fn remove_state(directory: &Path, lock: &InstanceLock) {
     if let Err(error) = Instance::of_folder(directory).remove(lock) {
         tracing::debug!(directory = %directory.display(), %error, "the state directory stays");
     }
-}
-
-fn mount_point_failure(directory: &Path, error: &io::Error) -> Failure {
-    let directory = directory.display();
-    let hint = match error.kind() {
-        io::ErrorKind::NotFound => format!("make it with `mkdir -p {directory}`"),
-        io::ErrorKind::NotADirectory => "a mount point is a directory: choose another".to_owned(),
-        io::ErrorKind::PermissionDenied => "run as a user who may enter it".to_owned(),
-        _ => "choose another directory".to_owned(),
-    };
-    Failure::new(ExitStatus::MountPoint, format!("cannot mount on `{directory}`: {error}; {hint}"))
 }
 
 /// Takes the lock of this mount point, so that one daemon serves it.
@@ -179,54 +174,6 @@ fn take_lock(effective: &Effective, mount_dir: &Path) -> Result<InstanceLock, Fa
             }
             outcome => return outcome.map_err(|error| Failure::new(ExitStatus::Environment, error)),
         }
-    }
-}
-
-fn refuse_other_state(lock: &InstanceLock, mount_dir: &Path) -> Result<(), Failure> {
-    if lock.had_predecessor() {
-        return Ok(());
-    }
-    let text = format!(
-        "`{}` is a tidefs mount of another state directory; unmount it there (`umount {0}`), or start with its \
-         -o state_dir=DIR",
-        mount_dir.display()
-    );
-    Err(Failure::new(ExitStatus::MountPoint, text))
-}
-
-/// Removes what a daemon that died left mounted. The lock is ours, so whoever mounted it is gone. Right before the new mount:
-/// until then programs meet the dead one, and write nothing into the directory below, where it would be lost to them.
-fn clear_stale_mount(mount_dir: &Path) -> Result<(), Failure> {
-    let is_stale = || MountTable::read().is_ok_and(|table| table.tidefs_at(mount_dir).is_some());
-    while is_stale() {
-        let directory = mount_dir.display();
-        let line = format!("tidefsd: `{directory}` is the stale mount of a daemon that died; replacing it");
-        tell(io::stderr(), line);
-        mounts::detach(mount_dir).map_err(|error| {
-            let text = format!(
-                "the stale mount on `{}` cannot be removed: {error}; unmount it with `umount -l {0}`",
-                mount_dir.display()
-            );
-            Failure::new(ExitStatus::MountPoint, text)
-        })?;
-    }
-    check_mount_point(mount_dir)
-}
-
-fn check_mount_point(mount_dir: &Path) -> Result<(), Failure> {
-    let other = MountTable::read().ok().and_then(|table| table.at(mount_dir).cloned());
-    if let Some(other) = other.filter(|_| mount_dir != Path::new("/")) {
-        let text = format!(
-            "`{}` is in use: a filesystem of type {} is mounted there; unmount it or choose another directory",
-            mount_dir.display(),
-            other.fstype
-        );
-        return Err(Failure::new(ExitStatus::MountPoint, text));
-    }
-    match fs::metadata(mount_dir) {
-        Ok(metadata) if metadata.is_dir() => Ok(()),
-        Ok(_) => Err(mount_point_failure(mount_dir, &io::Error::from(io::ErrorKind::NotADirectory))),
-        Err(error) => Err(mount_point_failure(mount_dir, &error)),
     }
 }
 

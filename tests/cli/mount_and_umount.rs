@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tidefs_control_api::instance::StateDir;
-use tidefs_control_api::lock::{self, Daemon};
+use tidefs_control_api::lock::{self, Daemon, InstanceLock};
 
 use super::common::faulty_disk::FaultyDisk;
 use super::common::mount::mounts_below;
@@ -148,6 +148,38 @@ fn umount_takes_away_the_mount_of_a_dead_daemon() {
     place.kill_daemon();
     place.run(&["umount", argument(&place.point)]).success("tidefs umount of a dead mount");
     assert!(!place.is_mounted());
+}
+
+#[test]
+fn what_a_daemon_of_another_state_directory_serves_is_neither_taken_away_nor_replaced() {
+    let place = Unmounted::new();
+    place.run(&["mount", argument(&place.point), "-o", &place.options("")]).success("tidefs mount");
+    place.works("served");
+    let other = place.base.path().join("other-state");
+    let instance = StateDir::new(&other).instance(&place.point);
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(binary());
+        program::run(command.args(arguments).arg("--state-dir").arg(&other), COMMAND)
+    };
+    let mount = ["mount", argument(&place.point), "-o", &place.options("")];
+    // It leaves no record by which the next start would take the mount for its own.
+    for attempt in 0..2 {
+        let refused = run(&mount);
+        assert!(refused.errors.contains("of another state directory"), "{attempt}: {refused:?}");
+        assert_eq!(lock::probe(&instance.lock()).expect("the state"), Daemon::NoRecord, "{attempt}");
+    }
+    // As a start leaves that failed when nothing was mounted yet.
+    drop(InstanceLock::acquire(&instance.lock()).expect("a lock"));
+    for arguments in
+        [&mount[..], &["umount", mount[1]], &["umount", mount[1], "--discard"], &["status", mount[1]]]
+    {
+        let refused = run(arguments);
+        assert!(!refused.status.success(), "{arguments:?}: {refused:?}");
+        assert!(refused.errors.contains("a daemon of another state directory"), "{arguments:?}: {refused:?}");
+    }
+    assert!(place.is_mounted());
+    place.works("still");
+    place.run(&["umount", argument(&place.point)]).success("tidefs umount");
 }
 
 #[test]

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tidefs_control_api::answer::Answer;
 use tidefs_control_api::instance::{Instance, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
-use tidefs_control_api::mounts::{self, MountTable};
+use tidefs_control_api::mounts::MountTable;
 use tidefs_control_api::{Status, routes};
 use tidefs_engine::types::ByteCount;
 
@@ -172,8 +173,9 @@ impl Launch {
             let daemon = lock::probe(&instance.lock()).map_err(io_error("look for the daemon of"))?;
             let table = MountTable::read().map_err(io_error("read the mounts on"))?;
             let Daemon::Alive { pid } = daemon else {
-                let Some(mount) = table.at(&self.dir) else { return Ok(false) };
-                return mounts::is_stale(mount, state).map_err(io_error("look for the daemon of"));
+                // What another daemon serves is for the new one to refuse.
+                let mount = table.tidefs_at(&self.dir);
+                return Ok(mount.is_some_and(|mount| mount.ask() == Answer::Gone));
             };
             let dir = self.dir.clone();
             if table.tidefs().any(|mount| mount.mount_point == dir) {

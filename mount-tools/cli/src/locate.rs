@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use tidefs_control_api::KeyPath;
+use tidefs_control_api::answer::Answer;
 use tidefs_control_api::instance::{Instance, STATE_DIR_VARIABLE, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
 use tidefs_control_api::mounts::{Mount, MountTable};
@@ -50,6 +51,32 @@ pub(crate) fn no_record(state: &StateDir, mount: &Mount, caller: u32) -> CliErro
         CliError::new(Exit::NoDaemon, format!("{dir} is mounted, but {state} knows nothing of its daemon"))
             .next_step("name the daemon's own state directory with --state-dir")
     })
+}
+
+/// Makes sure that nobody serves `mount`, though the daemon of `instance`, which has a record of it, is gone.
+///
+/// # Errors
+/// A daemon of another state directory serves it, or nobody can say that none does.
+pub(crate) fn refuse_served(instance: &Instance, mount: &Mount) -> Result<(), CliError> {
+    let dir = mount.mount_point.display();
+    match mount.ask() {
+        Answer::Gone => Ok(()),
+        Answer::Served => {
+            let message = format!(
+                "a daemon of another state directory serves {dir}; that of {} is gone",
+                instance.dir().display()
+            );
+            Err(CliError::new(Exit::NoDaemon, message)
+                .next_step("name the daemon's own state directory with --state-dir"))
+        }
+        Answer::Unknown => {
+            let message = format!("{dir} does not answer, so its daemon may be stopped and not gone");
+            Err(CliError::new(Exit::Failed, message).next_step(format!(
+                "let it go on (kill -CONT), or take the mount away whatever it is with `umount -l {}`",
+                quoted(&mount.mount_point)
+            )))
+        }
+    }
 }
 
 /// That `caller`, an ordinary user, has no right to ask the daemon of `mount`, if another user runs that.
@@ -215,11 +242,13 @@ impl Locator {
         let none = |message| CliError::new(Exit::NoDaemon, message);
         match (probe(&instance)?, mount) {
             (Daemon::Alive { .. }, _) => Ok(instance),
-            (Daemon::Gone, Some(_)) => Err(none(format!("the daemon of {} is gone", dir.display()))
-                .next_step(format!(
+            (Daemon::Gone, Some(mount)) => {
+                refuse_served(&instance, mount)?;
+                Err(none(format!("the daemon of {} is gone", dir.display())).next_step(format!(
                     "mount again, or `tidefs umount {}` takes the dead mount away",
                     quoted(dir)
-                ))),
+                )))
+            }
             (Daemon::NoRecord, Some(mount)) => Err(no_record(&self.state, mount, self.caller)),
             (_, None) => Err(none(format!("no daemon serves {}", dir.display()))
                 .next_step(format!("`tidefs mount {}` starts one", quoted(dir)))),
@@ -405,9 +434,10 @@ mod tests {
         let host = Host::new(&[]);
         let error = host.find(None, "/a/key").unwrap_err();
         assert!(error.next_step.unwrap().contains("--state-dir"));
+        // What is there is no mount, so that it says nothing of a daemon.
         drop(host.lock("a"));
         let error = host.find(None, "/a/key").unwrap_err();
-        assert!(error.exit == Exit::NoDaemon && error.message.contains("is gone"), "{error}");
+        assert!(error.exit == Exit::Failed && error.message.contains("does not answer"), "{error}");
         assert_eq!(host.locator(Some("c")).instance().unwrap_err().exit, Exit::NoDaemon);
         assert_eq!(host.locator(None).instance().unwrap_err().exit, Exit::NoDaemon);
     }

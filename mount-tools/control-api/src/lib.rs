@@ -2,7 +2,7 @@
 //!
 //! Three things: the ioctls of the fast path ([`ioctl`]), the types that travel over the admin socket (HTTP over a unix
 //! socket, root only), and how the state of one mount is found on the host ([`instance`], [`lock`], [`mounts`],
-//! [`socket`]) without asking the mount itself, which may be dead or hang.
+//! [`socket`]) without asking the mount itself, which may be dead or hang; only who takes one away does ([`answer`]).
 //!
 //! The last two are there with the feature `admin`, which is on by default; a client library does without.
 //!
@@ -11,6 +11,8 @@
 //! - Readers ignore fields that they do not know, and take the default for one that is missing.
 //! - The daemon refuses query keys and request fields that it does not know: a typing error is not a wish.
 
+#[cfg(feature = "admin")]
+pub mod answer;
 #[cfg(feature = "admin")]
 pub mod cluster;
 #[cfg(feature = "admin")]
@@ -23,6 +25,8 @@ pub mod drain;
 pub mod error;
 #[cfg(feature = "admin")]
 pub mod event;
+#[cfg(feature = "admin")]
+mod ffi;
 #[cfg(feature = "admin")]
 pub mod instance;
 pub mod ioctl;

@@ -104,8 +104,8 @@ impl InstanceLock {
         }
     }
 
-    /// Whether a daemon held this lock before and left without cleaning up. A mount that is found at its mount
-    /// point now is that daemon's, so it is dead.
+    /// Whether a daemon held this lock before and left without cleaning up. A mount that is found at its mount point now is
+    /// that daemon's, unless it answers ([`crate::answer`]).
     #[must_use]
     pub fn had_predecessor(&self) -> bool {
         self.had_predecessor

@@ -14,9 +14,6 @@ use std::process::Command;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 
-use crate::instance::StateDir;
-use crate::lock::{self, Daemon};
-
 /// Filesystem type of a tidefs mount.
 pub const FSTYPE: &str = "fuse.tidefs";
 
@@ -34,6 +31,8 @@ pub struct Mount {
     pub source: OsString,
     /// The user who runs its daemon, for a FUSE mount.
     pub user_id: Option<u32>,
+    /// The group of that user's process when it mounted.
+    pub group_id: Option<u32>,
 }
 
 impl Mount {
@@ -145,17 +144,6 @@ pub fn find_mount(dir: &Path) -> io::Result<Option<Mount>> {
     Ok(MountTable::read()?.at(dir).cloned())
 }
 
-/// Whether `mount` is a tidefs mount whose daemon is gone.
-///
-/// A mount without a record below `state` is not called stale: its daemon may keep its state elsewhere and be
-/// well.
-///
-/// # Errors
-/// The record is there and cannot be read.
-pub fn is_stale(mount: &Mount, state: &StateDir) -> io::Result<bool> {
-    Ok(mount.is_tidefs() && lock::probe(&state.instance(&mount.mount_point).lock())? == Daemon::Gone)
-}
-
 /// Takes the topmost mount on `dir` out of the tree at once; processes that are in it keep it until they leave.
 ///
 /// An ordinary user cannot, but may have `fusermount3` do it for a FUSE mount of theirs.
@@ -194,15 +182,16 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     fields.find(|field| *field == b"-")?;
     let fstype = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = OsString::from_vec(unescape(fields.next()?));
-    let user_id = fields.next().and_then(user_id_of);
+    let superoptions = fields.next().unwrap_or_default();
+    let (user_id, group_id) = (id_of(superoptions, b"user_id="), id_of(superoptions, b"group_id="));
     let is_path = mount_point.as_os_str().as_bytes().starts_with(b"/");
-    is_path.then_some(Mount { mount_point, fstype, source, user_id })
+    is_path.then_some(Mount { mount_point, fstype, source, user_id, group_id })
 }
 
-/// The user of `rw,user_id=0,group_id=0`.
-fn user_id_of(superoptions: &[u8]) -> Option<u32> {
+/// The number after `key` in the likes of `rw,user_id=0,group_id=0`.
+fn id_of(superoptions: &[u8], key: &[u8]) -> Option<u32> {
     let mut options = superoptions.split(|byte| *byte == b',');
-    let text = options.find_map(|option| option.strip_prefix(b"user_id="))?;
+    let text = options.find_map(|option| option.strip_prefix(key))?;
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
@@ -225,13 +214,12 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::InstanceLock;
 
     const TABLE: &[u8] = b"27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
         40 27 0:50 / /mnt/kv rw,nosuid,nodev shared:7 master:1 - fuse.tidefs tidefs rw,user_id=0\n\
         41 40 0:51 / /mnt/kv/inner rw - tmpfs none rw\n\
         42 27 0:52 / /mnt/a\\040b\\134 rw - fuse.tidefs tidefs rw\n\
-        43 27 0:53 / /mnt/\xff rw - fuse.tidefs tidefs rw,user_id=1000,group_id=1000,allow_other\n\
+        43 27 0:53 / /mnt/\xff rw - fuse.tidefs tidefs rw,user_id=1000,group_id=1001,allow_other\n\
         garbage\n\
         44 27 0:54 / /mnt/over rw - fuse.tidefs tidefs rw\n\
         45 44 0:55 / /mnt/over rw - ext4 /dev/vdb rw\n";
@@ -242,8 +230,8 @@ mod tests {
         let found: Vec<&[u8]> = table.tidefs().map(|m| m.mount_point.as_os_str().as_bytes()).collect();
         assert_eq!(found, [&b"/mnt/kv"[..], b"/mnt/a b\\", b"/mnt/\xff", b"/mnt/over"]);
         assert_eq!(table.at(Path::new("/mnt/kv")).unwrap().source, "tidefs");
-        let users: Vec<Option<u32>> = table.tidefs().map(|mount| mount.user_id).collect();
-        assert_eq!(users, [Some(0), None, Some(1000), None]);
+        let users: Vec<_> = table.tidefs().map(|mount| (mount.user_id, mount.group_id)).collect();
+        assert_eq!(users, [(Some(0), None), (None, None), (Some(1000), Some(1001)), (None, None)]);
     }
 
     #[test]
@@ -275,24 +263,6 @@ mod tests {
         assert_eq!(resolve("link/../real/./kv//inside/x"), root.join("real/kv/inside/x"));
         assert_eq!(resolve("absent/../link/kv/a/.."), root.join("real/kv"));
         assert!(table.resolve(&root.join("loop/x")).is_err());
-    }
-
-    #[test]
-    fn a_mount_is_stale_only_when_its_record_says_that_the_daemon_is_gone() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::new(dir.path());
-        let table = MountTable::parse(TABLE);
-        let mount = table.at(Path::new("/mnt/kv")).unwrap();
-        assert!(!is_stale(mount, &state).unwrap(), "no record: another state directory may know better");
-
-        let instance = state.instance(&mount.mount_point);
-        std::fs::create_dir(instance.dir()).unwrap();
-        let lock = InstanceLock::acquire(&instance.lock()).unwrap();
-        assert!(!is_stale(mount, &state).unwrap(), "its daemon lives");
-        drop(lock);
-        assert!(is_stale(mount, &state).unwrap());
-        let other = Mount { fstype: "ext4".into(), ..mount.clone() };
-        assert!(!is_stale(&other, &state).unwrap());
     }
 
     #[test]

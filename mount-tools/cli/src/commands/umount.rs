@@ -1,8 +1,8 @@
 //! `tidefs umount`: the orderly end of a mount, and the burial of a dead one.
 //!
-//! The daemon is told to stop and does the rest; its lock tells when it is gone. Whatever mount is left then
-//! belongs to nobody and is taken away. `--discard` frees the kept memory under the lock, so that no daemon
-//! starts on it meanwhile.
+//! The daemon is told to stop and does the rest; its lock tells when it is gone. Whatever mount is left then is taken away,
+//! unless it answers: a daemon of another state directory serves it. `--discard` frees the kept memory under the lock, so
+//! that no daemon starts on it meanwhile.
 
 use std::fs;
 use std::io;
@@ -34,7 +34,8 @@ pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
             stop(&instance, &dir, Duration::from_secs(args.timeout))?;
             "stopped"
         }
-        (Daemon::Gone, Some(_)) => {
+        (Daemon::Gone, Some(mount)) => {
+            locate::refuse_served(&instance, mount)?;
             output.note("its daemon was gone already; taking the mount away");
             "gone"
         }
@@ -63,9 +64,10 @@ pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
 /// Takes away what a daemon that is gone left on `dir`, and frees what it keeps when it `discards`.
 ///
 /// # Errors
-/// [`CliError`] when a mount cannot be taken away, or when another daemon serves `dir` by now.
+/// [`CliError`] when a mount cannot be taken away, or when another daemon serves `dir`.
 pub(super) fn take_away(instance: &Instance, dir: &Path, discards: bool) -> Result<(), CliError> {
-    while is_mounted(dir)? {
+    while let Some(mount) = mount_table()?.tidefs_at(dir) {
+        locate::refuse_served(instance, mount)?;
         mounts::detach(dir)
             .map_err(|error| CliError::system(format!("cannot unmount {}", dir.display()), &error))?;
     }
@@ -95,7 +97,8 @@ fn stop(instance: &Instance, dir: &Path, timeout: Duration) -> Result<(), CliErr
                     timeout.as_secs()
                 );
                 return Err(CliError::new(Exit::Failed, message).next_step(format!(
-                    "look at its log {}; if it is stuck, `kill -9 {pid}` and unmount again: no object is lost",
+                    "it was told, and stops when it can; look at its log {}; if it is stuck, `kill -9 {pid}` and unmount \
+                     again: no object is lost",
                     instance.log().display()
                 )));
             }

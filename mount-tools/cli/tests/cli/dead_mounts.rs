@@ -89,6 +89,18 @@ fn umount_takes_the_mount_of_a_dead_daemon_away() {
 }
 
 #[test]
+fn a_mount_whose_daemon_may_only_be_stopped_is_left_alone_whatever_the_record_says() {
+    let host = Host::new();
+    let mount = OrphanMount::hanging(&host.mount_dir());
+    leave_record(&host);
+    for command in ["umount MNT", "umount MNT --discard", "status --mount MNT"] {
+        let ended = host.run(command);
+        assert!(ended.code == 1 && ended.stderr.contains("does not answer"), "{command}: {ended:?}");
+    }
+    assert!(mount.is_there());
+}
+
+#[test]
 fn a_mount_without_a_record_is_left_alone() {
     let host = Host::new();
     let mount = OrphanMount::dead(&host.mount_dir());
