@@ -17,10 +17,12 @@ use tidefs_control_api::{
     AddDiskRequest, ApiError, DrainDiskRequest, DrainRequest, ErrorBody, ErrorCode, EvictRequest, KeyPath,
     ListQuery, PathQuery, PinRequest, RemoveDiskRequest, VerifyRequest, routes,
 };
+use tokio::task::JoinSet;
 use tracing::{debug, error, info};
 
 use super::Operations;
-use super::stream::{self, Lines, Turns};
+use super::caller::Caller;
+use super::stream::{self, Lines, Turn, Turns};
 
 /// Longest request body; the longest request names one path of 4096 bytes, each escaped to four.
 pub(super) const BODY_MAX: usize = 64 << 10;
@@ -28,16 +30,16 @@ pub(super) const BODY_MAX: usize = 64 << 10;
 /// Time for a whole answer; one that is streamed only has to start in it.
 pub(super) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What each handler has at hand.
+/// What each handler of a connection has at hand.
 #[derive(Clone, Debug)]
-struct Control {
+pub(super) struct Control {
     operations: Arc<dyn Operations>,
     turns: Turns,
+    caller: Caller,
 }
 
-/// All routes, answered by `operations`.
-pub(super) fn router(operations: Arc<dyn Operations>) -> Router {
-    let control = Control { operations, turns: Turns::new() };
+/// All routes; a [`Control`] answers them.
+pub(super) fn router() -> Router<Control> {
     Router::new()
         .route(routes::STATUS, get(status))
         .route(routes::LIST, get(list))
@@ -58,7 +60,6 @@ pub(super) fn router(operations: Arc<dyn Operations>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .layer(middleware::from_fn(within_deadline))
-        .with_state(control)
 }
 
 /// The router for callers that are not answered.
@@ -77,9 +78,10 @@ async fn status(State(control): State<Control>, _: Query<NoQuery>) -> Reply {
 
 async fn list(State(control): State<Control>, Query(query): Query<ListQuery>) -> Reply {
     check_path(&query.path)?;
-    let operations = Arc::clone(&control.operations);
-    let work = move |lines: &Lines| operations.list(&query, &mut |part| lines.send(part));
-    Ok(stream::answer(&control.turns.list, work).await?)
+    let work = move |operations: &dyn Operations, lines: &Lines| {
+        operations.list(&query, &mut |part| lines.send(part))
+    };
+    control.stream(&control.turns.list, work).await
 }
 
 async fn stat(State(control): State<Control>, Query(query): Query<PathQuery>) -> Reply {
@@ -115,14 +117,13 @@ async fn evict(
     if let Some(path) = &request.path {
         check_path(path)?;
     }
-    let operations = Arc::clone(&control.operations);
-    let work = move |lines: &Lines| {
+    let work = move |operations: &dyn Operations, lines: &Lines| {
         let force = request.force;
         let evicted = operations.evict(&target, force, &mut |progress| lines.offer(progress))?;
         info!(?target, force, objects = evicted.objects.0, bytes = evicted.bytes.0, "evicted");
         Ok(evicted)
     };
-    Ok(stream::answer(&control.turns.evict, work).await?)
+    control.stream(&control.turns.evict, work).await
 }
 
 async fn pin(State(control): State<Control>, _: Query<NoQuery>, Json(request): Json<PinRequest>) -> Reply {
@@ -159,9 +160,10 @@ async fn verify(
     if let Some(path) = &request.path {
         check_path(path)?;
     }
-    let operations = Arc::clone(&control.operations);
-    let work = move |lines: &Lines| operations.verify(&request, &mut |progress| lines.offer(progress));
-    Ok(stream::answer(&control.turns.verify, work).await?)
+    let work = move |operations: &dyn Operations, lines: &Lines| {
+        operations.verify(&request, &mut |progress| lines.offer(progress))
+    };
+    control.stream(&control.turns.verify, work).await
 }
 
 async fn add_disk(
@@ -196,9 +198,10 @@ async fn drain_disk(
     _: Query<NoQuery>,
     Json(request): Json<DrainDiskRequest>,
 ) -> Reply {
-    let operations = Arc::clone(&control.operations);
-    let work = move |lines: &Lines| operations.drain_disk(&request, &mut |progress| lines.offer(progress));
-    Ok(stream::answer(&control.turns.drain, work).await?)
+    let work = move |operations: &dyn Operations, lines: &Lines| {
+        operations.drain_disk(&request, &mut |progress| lines.offer(progress))
+    };
+    control.stream(&control.turns.drain, work).await
 }
 
 async fn no_route(request: Request) -> Refusal {
@@ -228,19 +231,51 @@ async fn within_deadline(request: Request, next: Next) -> Response {
 }
 
 impl Control {
-    /// Runs `operation` on a blocking thread. A panic in it is an error of this one request.
+    /// Answers with `operations`; nobody asks yet.
+    pub(super) fn new(operations: Arc<dyn Operations>) -> Self {
+        Self { operations, turns: Turns::new(), caller: Caller::default() }
+    }
+
+    /// The same for what `caller` asks.
+    pub(super) fn for_caller(&self, caller: Caller) -> Self {
+        Self { caller, ..self.clone() }
+    }
+
+    /// Runs `operation` on a blocking thread, unless its caller has left before its turn comes. A panic in it is an error of
+    /// this one request.
     async fn run<T: Send + 'static>(
         &self,
         operation: impl FnOnce(&dyn Operations) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let operations = Arc::clone(&self.operations);
-        match tokio::task::spawn_blocking(move || operation(operations.as_ref())).await {
-            Ok(result) => Ok(result?),
-            Err(join_error) => {
+        let (operations, caller) = (Arc::clone(&self.operations), self.caller.clone());
+        // What has not begun when this future is dropped, as at the deadline, never does.
+        let mut task = JoinSet::new();
+        task.spawn_blocking(move || {
+            caller.check()?;
+            operation(operations.as_ref())
+        });
+        match task.join_next().await {
+            Some(Ok(result)) => Ok(result?),
+            Some(Err(join_error)) => {
                 error!(error = %join_error, "an operation of the admin API did not end");
                 Err(stream::failed().into())
             }
+            None => Err(stream::failed().into()),
         }
+    }
+
+    /// Streams what `work` tells when it is its `turn`, unless its caller has left by then.
+    async fn stream<S: Serialize>(
+        &self,
+        turn: &Turn,
+        work: impl FnOnce(&dyn Operations, &Lines) -> Result<S, ApiError> + Send + 'static,
+    ) -> Reply {
+        let (operations, caller) = (Arc::clone(&self.operations), self.caller.clone());
+        let work = move |lines: &Lines| {
+            caller.check()?;
+            work(operations.as_ref(), lines)
+        };
+        Ok(stream::answer(turn, work).await?)
     }
 
     async fn call<T: Serialize + Send + 'static>(

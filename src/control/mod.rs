@@ -6,6 +6,7 @@
 //! Invariants
 //! - Root and the daemon's own user are answered, everybody else is told 403 and nothing more.
 //! - A request is refused as a whole or done as a whole: parts that are not understood are errors.
+//! - Nothing is begun for a caller that has left (`caller`): it was told that it failed.
 //! - The socket's folder has mode 0700, the socket 0600, before the first request is accepted.
 //!
 //! Limits: `server::CONNECTIONS_MAX` connections (further ones wait), `handlers::BODY_MAX` bytes of request,
@@ -13,6 +14,7 @@
 //! request's head.
 //! Threads: one, `control`, runs the runtime; operations run on its few blocking threads, never on it.
 
+mod caller;
 mod cluster;
 mod credentials;
 mod disks;

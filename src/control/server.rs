@@ -21,8 +21,10 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use super::Operations;
+use super::caller::Caller;
 use super::credentials::Peer;
-use super::{handlers, stream};
+use super::handlers::{self, Control};
+use super::stream;
 
 /// Connections served at once; further ones wait in the socket's queue.
 pub(super) const CONNECTIONS_MAX: usize = 64;
@@ -108,7 +110,7 @@ impl ControlServer {
             .map_err(io_error("start a runtime for"))?;
         let (stop, stopping) = watch::channel(false);
         let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
-            runtime.block_on(serve(listener, handlers::router(operations), stopping));
+            runtime.block_on(serve(listener, &Control::new(operations), stopping));
             runtime.shutdown_timeout(STOP_PATIENCE);
         });
         let thread = thread.map_err(io_error("start a thread for"))?;
@@ -192,7 +194,7 @@ fn remove_stale_socket(socket_path: &Path) -> Result<(), StartError> {
     std::fs::remove_file(socket_path).map_err(io_error("remove"))
 }
 
-async fn serve(listener: StdListener, router: Router, mut stopping: watch::Receiver<bool>) {
+async fn serve(listener: StdListener, control: &Control, mut stopping: watch::Receiver<bool>) {
     let listener = match UnixListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
@@ -201,7 +203,7 @@ async fn serve(listener: StdListener, router: Router, mut stopping: watch::Recei
         }
     };
     let own_uid = nix::unistd::geteuid().as_raw();
-    let refusing_router = handlers::refusing_router();
+    let (router, refusing_router) = (handlers::router(), handlers::refusing_router());
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {
@@ -222,21 +224,24 @@ async fn serve(listener: StdListener, router: Router, mut stopping: watch::Recei
                 continue;
             }
         };
-        let router = match Peer::of(&stream) {
-            Ok(peer) if peer.is_allowed(own_uid) => router.clone(),
-            Ok(peer) => {
-                warn!(uid = peer.uid, pid = peer.pid, "a user without the right asked the admin socket");
-                refusing_router.clone()
-            }
+        let met = Peer::of(&stream).and_then(|peer| Ok((peer, Caller::of(&stream)?)));
+        let (peer, (caller, connection)) = match met {
+            Ok(met) => met,
             Err(error) => {
                 debug!(%error, "a caller left at once");
                 continue;
             }
         };
+        let router = if peer.is_allowed(own_uid) {
+            router.clone().with_state(control.for_caller(caller))
+        } else {
+            warn!(uid = peer.uid, pid = peer.pid, "a user without the right asked the admin socket");
+            refusing_router.clone()
+        };
         let stopping = stopping.clone();
         connections.spawn(async move {
             serve_connection(stream, router, stopping).await;
-            drop(permit);
+            drop((connection, permit));
         });
     }
     drop(listener);

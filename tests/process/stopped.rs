@@ -1,13 +1,17 @@
 //! A daemon that is stopped (SIGSTOP), or killed: the kernel goes on serving what is open.
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+
+use tidefs_control_api::socket::SocketAddress;
 
 use super::common::Mount;
 use super::common::pattern::{assert_same, object};
 use super::common::sys::Mapping;
-use super::common::wait::{HANG, within};
+use super::common::wait::{HANG, until, within};
 
 /// Objects that are open and mapped.
 const OBJECTS: u64 = 8;
@@ -104,4 +108,32 @@ fn open_objects_are_read_and_mapped_while_the_daemon_is_stopped() {
         assert_same(&found, &object(number, SIZE), "after SIGCONT");
     }
     fs::write(place.join("new"), object(99, SIZE)).expect("the daemon takes new objects again");
+}
+
+#[test]
+fn what_a_caller_asked_for_that_gave_up_while_the_daemon_was_stopped_is_not_done() {
+    let mount = Mount::start(&[]);
+    let key = mount.namespace("ns").join("key");
+    fs::write(&key, object(1, SIZE)).expect("an object");
+    mount.wait_until_closed([&key]);
+    mount.stand_still();
+    let socket = mount.instance_dir().join("control.sock");
+    for (route, body) in [
+        ("evict", r#"{"path":"ns/key"}"#),
+        ("evict", r#"{"bytes":1}"#),
+        ("pin", r#"{"path":"ns/key","pin":"hard"}"#),
+    ] {
+        let address = SocketAddress::new(&socket).expect("the socket's folder");
+        let mut caller = UnixStream::connect(address.path()).expect("the kernel takes the call");
+        let length = body.len();
+        write!(caller, "POST /v1/{route} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}")
+            .expect("it is sent");
+    }
+    mount.go_on();
+    let dropped = || mount.log().matches("is not carried out: its caller has left").count();
+    assert!(until(HANG, || dropped() == 3), "{}", mount.log());
+    let stat = mount.control_get("/v1/stat?path=ns/key").json();
+    assert_eq!((stat["tier"].as_str(), stat["pin"].as_str()), (Some("memory"), Some("none")), "{stat}");
+    let evicted = mount.control("POST", "/v1/evict", Some(r#"{"path":"ns/key"}"#));
+    assert!(evicted.json()["objects"] == 1, "who waits for the answer is served");
 }
