@@ -14,11 +14,13 @@ use std::time::{Duration, Instant};
 use hashbrown::HashSet;
 use parking_lot::MutexGuard;
 
+use super::domains::object_slot;
 use super::history::Ending;
 use super::inspect::{EvictionProgress, NodeFacts, Obstacle, OperatorEviction, STAYED_NAMED_MAX};
 use super::room::footprint;
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::{Cookie, Ino, Slot, Tree};
+use crate::tier::eviction::standing::{Standing, last_to_leave_first};
 
 /// Nodes that are gone through under the lock at once: about a tenth of a millisecond.
 pub(super) const PART: usize = 64;
@@ -186,7 +188,13 @@ impl Datapath {
         mut each: impl FnMut(NodeFacts) -> ControlFlow<()>,
     ) -> Result<u64, Error> {
         let files = match order {
-            Order::Heat => self.sorted_below(path, |state, slot| Reverse(state.last_touch(slot))),
+            Order::Heat => {
+                self.met_below(path, |state, slot| (object_slot(slot), state.standing(slot))).map(|files| {
+                    let standings: Vec<_> =
+                        files.into_iter().map(|(ino, (slot, standing))| (ino, slot, standing)).collect();
+                    last_to_leave_first(&standings)
+                })
+            }
             Order::Name => self.sorted_below(path, |state, slot| state.tree.path(slot)),
             Order::Size => self.sorted_below(path, |state, slot| Reverse(self.stat_of(state, slot).size)),
             Order::Age => self.sorted_below(path, State::sealed_at_ns),
@@ -207,6 +215,14 @@ impl Datapath {
 
     /// Inode numbers of the visible files at and below `path`, in ascending order of what `key` says of each.
     fn sorted_below<K: Ord>(&self, path: &[u8], key: impl Fn(&State, Slot) -> K) -> Result<Vec<Ino>, Error> {
+        let mut files = self.met_below(path, key)?;
+        // It is stable: equal ones stand by their numbers.
+        files.sort_by(|(_, one), (_, other)| one.cmp(other));
+        Ok(files.into_iter().map(|(ino, _)| ino).collect())
+    }
+
+    /// Inode numbers of the visible files at and below `path`, in ascending order, with what `key` says of each.
+    fn met_below<K>(&self, path: &[u8], key: impl Fn(&State, Slot) -> K) -> Result<Vec<(Ino, K)>, Error> {
         let mut files = Vec::new();
         let met =
             |state: &mut State, slot| state.is_shown(slot).then(|| (state.tree.ino(slot), key(state, slot)));
@@ -214,11 +230,10 @@ impl Datapath {
             files.extend(part);
             ControlFlow::Continue(())
         })?;
-        // Both sorts are stable: of one that was met twice the first stays, and equal ones stand by their numbers.
+        // It is stable: of one that was met twice the first stays.
         files.sort_by_key(|(ino, _)| *ino);
         files.dedup_by_key(|(ino, _)| *ino);
-        files.sort_by(|(_, one), (_, other)| one.cmp(other));
-        Ok(files.into_iter().map(|(ino, _)| ino).collect())
+        Ok(files)
     }
 
     /// Inode numbers of the sealed objects at and below `path`.
@@ -307,10 +322,10 @@ impl State {
         is_whole && !self.tree.node(slot).is_detached()
     }
 
-    /// Clock of the last use of the object in `slot`, comparable within a domain.
-    fn last_touch(&self, slot: Slot) -> Option<u64> {
+    /// Where the object in `slot` stands in the order of eviction of its domain.
+    fn standing(&self, slot: Slot) -> Option<Standing> {
         let domain = self.domains.get(self.domain_of(slot));
-        domain.order.last_touch(super::domains::object_slot(slot))
+        domain.order.standing(object_slot(slot))
     }
 
     /// When the object in `slot` was sealed; before all others if it is not.

@@ -123,6 +123,27 @@ fn list_is_in_the_order_that_is_asked_for() {
 }
 
 #[test]
+fn a_list_by_heat_is_the_order_of_eviction_backwards() {
+    let mount = Mount::start(&["policy=lru"]);
+    let paths = ["low", "high", "normal"].map(|name| mount.namespace(name).join("a"));
+    for (path, priority) in paths.iter().zip(["-5", "5", "0"]) {
+        let directory = path.parent().expect("its directory");
+        set_xattr(directory, "user.tidefs.priority", priority.as_bytes()).expect("a priority");
+        fs::write(path, object(1, 100_000)).expect("an object");
+    }
+    mount.wait_until_closed(&paths);
+    // What was used last is not what stays longest.
+    fs::read(&paths[0]).expect("the object");
+    mount.wait_until_closed(&paths);
+    assert_eq!(names(&run_json(&mount, &["list", "--sort=heat"])), ["high/a", "normal/a", "low/a"]);
+    for evicted in ["low", "normal", "high"] {
+        run_json(&mount, &["evict", "--bytes", "1KiB"]);
+        let left = run_json(&mount, &["list", "--sort=heat"]);
+        assert!(!names(&left).contains(&format!("{evicted}/a").as_str()), "{evicted} leaves next: {left}");
+    }
+}
+
+#[test]
 fn list_all_names_every_object_once() {
     let mount = Mount::start(&[]);
     let place = mount.namespace("ns");

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 
+use super::leaf_bonus::LeafBonusParameters;
+use super::standing::last_to_leave_first;
 use super::*;
 
 const SLOTS: u32 = 48;
@@ -230,6 +232,27 @@ proptest! {
                     prop_assert!(!known.held.contains(&victim.0), "{} evicts a held object", name);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn objects_by_their_standing_are_the_victims_backwards(ops in ops()) {
+        // Patience shrinks with the cache: what is told of one object is of the cache as it is.
+        let leaf_bonus = LeafBonusParameters { link_patience: 1e6, ..LeafBonusParameters::default() };
+        let parameters = EvictionParameters { leaf_bonus, ..EvictionParameters::default() };
+        for name in [LEAF_BONUS, LRU] {
+            let mut policy = policy_by_name(name, &parameters).unwrap();
+            let mut known = Known::default();
+            for op in ops.iter().filter(|op| !matches!(op, Op::Hold(_, true))) {
+                apply(op, policy.as_mut(), &mut known);
+            }
+            let slots = || (0..SLOTS).map(ObjectSlot);
+            let standings: Vec<_> = slots().map(|slot| (slot, slot, policy.standing(slot))).collect();
+            let mut order = last_to_leave_first(&standings);
+            let strangers = order.split_off(known.present.len());
+            prop_assert!(strangers.iter().all(|slot| !known.present.contains(&slot.0)), "{}", name);
+            order.reverse();
+            prop_assert_eq!(order, drain(policy.as_mut()), "{}", name);
         }
     }
 

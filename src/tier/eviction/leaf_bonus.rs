@@ -37,6 +37,7 @@ use self::newcomers::Newcomers;
 use self::node::{Capacity, HITS_LIMIT, Node};
 use super::ghost::{Fingerprint, Ghost};
 use super::heap::{SlotHeap, index, reach};
+use super::standing::{Standing, Turn};
 use super::{Departure, Eviction, ObjectSlot, RetentionClass};
 
 /// What can be tuned; the defaults are measured by the replay test.
@@ -306,6 +307,15 @@ impl Eviction for LeafBonus {
 
     fn coldest(&mut self, limit: usize) -> Vec<ObjectSlot> {
         rehearsal::Rehearsal::new(self).take(limit).collect()
+    }
+
+    fn standing(&self, object: ObjectSlot) -> Option<Standing> {
+        let node = self.node(object)?;
+        let is_newcomer = node.is_newcomer();
+        let turn = Turn { class: node.retention_class(), is_newcomer, score: node.score() };
+        let patience = self.link_patience.of(Capacity::round(self.len).objects());
+        let at_latest = Turn { score: node.score().saturating_add(patience), ..turn };
+        Some(Standing { turn, at_latest, predecessor: self.live_predecessor(object) })
     }
 
     fn last_touch(&self, object: ObjectSlot) -> Option<u64> {

@@ -16,6 +16,7 @@ use ::lru::LruCache;
 use hashbrown::HashMap;
 use tidefs_engine::types::KeyHash;
 
+use super::standing::Standing;
 use super::{Departure, Eviction, ObjectSlot, RetentionClass};
 
 /// See the module page.
@@ -156,9 +157,16 @@ impl Eviction for Lru {
         merged.map(|(_, object)| object).take(limit).collect()
     }
 
+    fn standing(&self, object: ObjectSlot) -> Option<Standing> {
+        if let Some(place) = self.aside.get(&object) {
+            return Some(Standing::alone(place.class, place.touched));
+        }
+        let mut lists = self.lists.iter();
+        lists.find_map(|(&class, list)| Some(Standing::alone(class, *list.cache.peek(&object)?)))
+    }
+
     fn last_touch(&self, object: ObjectSlot) -> Option<u64> {
-        let aside = self.aside.get(&object).map(|place| place.touched);
-        aside.or_else(|| self.lists.values().find_map(|list| list.cache.peek(&object).copied()))
+        self.standing(object).map(|standing| standing.turn.score)
     }
 
     fn len(&self) -> usize {

@@ -14,6 +14,7 @@ mod heap;
 pub mod leaf_bonus;
 pub mod lru;
 pub mod s3fifo;
+pub mod standing;
 
 #[cfg(test)]
 mod conformance;
@@ -25,6 +26,8 @@ mod replay;
 use std::fmt;
 
 use tidefs_engine::types::KeyHash;
+
+use standing::Standing;
 
 /// Index of an object in the daemon's object table. Reused only after the object left every policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,6 +91,9 @@ pub trait Eviction: Send + fmt::Debug {
 
     /// The next `limit` objects in the order in which they would be evicted, for people to look at.
     fn coldest(&mut self, limit: usize) -> Vec<ObjectSlot>;
+
+    /// Where the object stands in the order of eviction, held or not; see [`standing`].
+    fn standing(&self, object: ObjectSlot) -> Option<Standing>;
 
     /// Clock value of the object's last touch; counts touches, so larger is more recent.
     fn last_touch(&self, object: ObjectSlot) -> Option<u64>;

@@ -19,6 +19,7 @@ use tidefs_engine::types::KeyHash;
 
 use super::ghost::{Fingerprint, Ghost};
 use super::heap::{ABSENT, HeapNode, SlotHeap, index, reach};
+use super::standing::Standing;
 use super::{Departure, Eviction, ObjectSlot, RetentionClass};
 
 /// Bits of [`Node::rank`] below the class.
@@ -104,6 +105,11 @@ impl HeapNode for Node {
 impl Node {
     fn class(&self) -> u64 {
         self.rank >> ENTRY_BITS
+    }
+
+    fn retention_class(&self) -> RetentionClass {
+        let [.., class] = self.class().to_be_bytes();
+        RetentionClass(class)
     }
 
     fn entry(&self) -> u64 {
@@ -294,6 +300,10 @@ impl Eviction for S3Fifo {
 
     fn set_below(&mut self, objects: usize) {
         self.ghost.set_below(objects);
+    }
+
+    fn standing(&self, object: ObjectSlot) -> Option<Standing> {
+        self.queues.node(object.0).map(|node| Standing::alone(node.retention_class(), node.last_touch))
     }
 
     fn last_touch(&self, object: ObjectSlot) -> Option<u64> {

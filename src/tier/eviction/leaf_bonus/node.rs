@@ -107,6 +107,10 @@ impl Node {
         self.counts = if newcomer { self.counts | NEWCOMER } else { self.counts & !NEWCOMER };
     }
 
+    pub(super) fn is_newcomer(&self) -> bool {
+        self.counts & NEWCOMER != 0
+    }
+
     /// Whether it stands in a heap.
     pub(super) fn is_queued(&self) -> bool {
         self.counts & (PRESENT | HELD | NEWCOMER) == PRESENT
@@ -151,6 +155,11 @@ impl Node {
 
     pub(super) fn class(&self) -> u64 {
         self.rank >> SCORE_BITS
+    }
+
+    pub(super) fn retention_class(&self) -> RetentionClass {
+        let [.., class] = self.class().to_be_bytes();
+        RetentionClass(class)
     }
 
     pub(super) fn set_class(&mut self, class: RetentionClass) {
