@@ -133,7 +133,8 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     let stop = StopSignal::install()?;
     let leaves_nothing = effective.config.runtime.on_stop == OnStop::Discard;
     let state = effective.state.clone();
-    let outcome = Daemon::start(effective, secrets, &mount_dir).and_then(|daemon| daemon.run_until(&stop));
+    let outcome = Daemon::start(effective, secrets, &mount_dir, lock.had_predecessor())
+        .and_then(|daemon| daemon.run_until(&stop));
     if leaves_nothing && !state.memory.exists() {
         remove_state(&state.directory, &lock);
     }
@@ -263,9 +264,18 @@ fn session_failure(mount_dir: &Path, error: Option<io::Error>) -> Failure {
 }
 
 impl Daemon {
-    fn start(effective: Effective, secrets: Secrets, mount_dir: &Path) -> Result<Self, Failure> {
+    /// `follows_another`: an earlier daemon used this state directory.
+    fn start(
+        effective: Effective,
+        secrets: Secrets,
+        mount_dir: &Path,
+        follows_another: bool,
+    ) -> Result<Self, Failure> {
         let telemetry = Arc::new(Telemetry::default());
         let datapath = open_datapath(&effective, &telemetry)?;
+        if follows_another {
+            datapath.follows_another();
+        }
         let discards = effective.config.runtime.on_stop == OnStop::Discard;
         Self::start_on(&datapath, effective, secrets, mount_dir, &telemetry).inspect_err(|_| {
             if discards {

@@ -81,6 +81,9 @@ pub(super) fn attach(
     })?;
     let (found, unnamed) =
         datapath.attach_ssd(tier).map_err(|error| Failure::new(ExitStatus::Failed, error))?;
+    if found.objects > 0 {
+        datapath.follows_another();
+    }
     tracing::info!(
         objects = found.objects,
         zones = found.zones,

@@ -300,7 +300,9 @@ impl Operations for DaemonOperations {
             Fate::Withdrawn { at_ns } => Verdict::Withdrawn { at: stamp(at_ns) },
             Fate::Unreachable { at_ns } => Verdict::Unreachable { at: stamp(at_ns) },
             Fate::Expired { at_ns } => Verdict::Expired { at: stamp(at_ns) },
-            Fate::Deleted { at_ns, process } => Verdict::Deleted { at: stamp(at_ns), by_pid: Some(process) },
+            Fate::Deleted { at_ns, process } => {
+                Verdict::Deleted { at: stamp(at_ns), by_pid: Some(process).filter(|process| *process != 0) }
+            }
             Fate::Renamed { at_ns, to } => {
                 Verdict::Renamed { at: stamp(at_ns), to: KeyPath::from_bytes(&to) }
             }
@@ -309,10 +311,13 @@ impl Operations for DaemonOperations {
             }
             Fate::WriterKilled { at_ns, process } => Verdict::WriterDied { at: stamp(at_ns), pid: process },
             Fate::Corrupt { at_ns } => Verdict::Corrupt { at: stamp(at_ns) },
-            Fate::Unknown { history_is_whole: true } => Verdict::NeverWritten,
-            Fate::Unknown { history_is_whole: false } => {
-                let since = self.facts.get().map_or_else(SystemTime::now, |facts| facts.started_at);
-                Verdict::UnknownHistoryTooOld { since: Timestamp(since) }
+            Fate::Unknown { history_is_whole } => {
+                let since =
+                    Timestamp(self.facts.get().map_or_else(SystemTime::now, |facts| facts.started_at));
+                match history_is_whole {
+                    true => Verdict::NeverWritten { since: Some(since) },
+                    false => Verdict::UnknownHistoryTooOld { since },
+                }
             }
         };
         Ok(Why::new(path.clone(), verdict))

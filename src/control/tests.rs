@@ -60,7 +60,7 @@ impl Operations for FakeDaemon {
     }
 
     fn why(&self, path: &KeyPath) -> Result<Why, ApiError> {
-        Ok(Why::new(path.clone(), Verdict::NeverWritten))
+        Ok(Why::new(path.clone(), Verdict::NeverWritten { since: None }))
     }
 
     fn locate(&self, path: &KeyPath) -> Result<Where, ApiError> {

@@ -19,8 +19,8 @@ pub(super) enum Ending {
     },
     /// Evicted because its own directory's quota was full.
     EvictedForQuota,
-    /// It was on disk alone, and its record was given up.
-    Dropped(DroppedFor),
+    /// It was on disk alone, and its record was given up; `None`: just before it was to be read.
+    Dropped(Option<DroppedFor>),
     /// It was to leave memory for a disk, which refused it, or did not store it.
     NotStored(Option<Refused>),
     /// Evicted by the operator.
@@ -31,9 +31,9 @@ pub(super) enum Ending {
     Withdrawn,
     /// No member that was said to hold it gave it.
     Unreachable,
-    /// Removed by name.
+    /// Removed by name; of directories it is noted, too, for what was below them.
     Deleted {
-        /// Process that removed it.
+        /// Process that removed it; 0: not known.
         process: u32,
     },
     /// Its writer was killed before it closed.
@@ -60,12 +60,13 @@ pub(super) enum Ending {
 }
 
 /// Why an object that was on disk alone is gone.
-pub(super) const fn dropped_text(reason: DroppedFor) -> &'static str {
+pub(super) const fn dropped_text(reason: Option<DroppedFor>) -> &'static str {
     match reason {
-        DroppedFor::Room => "its room on disk was needed, and it had not been used there",
-        DroppedFor::Error => "its disk gave an error, or other bytes than it was given",
-        DroppedFor::Disk => "its disk was emptied or taken out",
-        DroppedFor::Capacity => "the capacity of its disk became smaller",
+        None => "it was on disk alone, and its disk needed the place, failed, or was removed",
+        Some(DroppedFor::Room) => "its room on disk was needed, and it had not been used there",
+        Some(DroppedFor::Error) => "its disk gave an error, or other bytes than it was given",
+        Some(DroppedFor::Disk) => "its disk was emptied or taken out",
+        Some(DroppedFor::Capacity) => "the capacity of its disk became smaller",
     }
 }
 
@@ -110,6 +111,11 @@ impl History {
     /// The key is stored again.
     pub(super) fn clear(&mut self, key: KeyHash) {
         self.endings.pop(&key);
+    }
+
+    /// There was an earlier daemon, which knew of other endings.
+    pub(super) fn follows_another(&mut self) {
+        self.has_forgotten = true;
     }
 
     /// Whether some endings are older than what is remembered.

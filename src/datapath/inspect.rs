@@ -327,6 +327,11 @@ impl Datapath {
         coldest.iter().position(|object| object.0 == slot.0).map(|rank| rank as u64)
     }
 
+    /// Says that an earlier daemon served this mount: nothing is known of what became of keys then.
+    pub fn follows_another(&self) {
+        self.lock().history.follows_another();
+    }
+
     /// What became of `path`.
     #[must_use]
     pub fn fate(&self, path: &[u8]) -> Fate {
@@ -347,7 +352,8 @@ impl Datapath {
             .and_then(|slot| state.tree.directory(slot))
             .and_then(|directory| state.history.get(key_hash(directory.id, name)));
         let Some((at_ns, ending)) = ending else {
-            return Fate::Unknown { history_is_whole: !state.history.has_forgotten() };
+            let is_forgotten = state.history.has_forgotten() || state.was_removed_above(path);
+            return Fate::Unknown { history_is_whole: !is_forgotten };
         };
         match ending {
             Ending::Evicted { for_directory } => Fate::Evicted {
@@ -442,6 +448,23 @@ impl Datapath {
     pub fn path_of_ino(&self, ino: Ino) -> Option<Vec<u8>> {
         let state = self.lock();
         state.tree.by_ino(ino).map(|slot| state.tree.path(slot))
+    }
+}
+
+impl State {
+    /// Whether a directory above `path` was removed: what was in it is not known any more, also where there is another by now.
+    fn was_removed_above(&self, path: &[u8]) -> bool {
+        let mut below = path;
+        while !below.is_empty() {
+            let (above, _) = split_path(below);
+            let (parent, name) = split_path(above);
+            let parent = self.tree.by_path(parent).and_then(|slot| self.tree.directory(slot));
+            if parent.is_some_and(|parent| self.history.get(key_hash(parent.id, name)).is_some()) {
+                return true;
+            }
+            below = above;
+        }
+        false
     }
 }
 

@@ -203,7 +203,7 @@ impl Datapath {
                     self.telemetry.corrupt_objects.increment();
                     Ending::Corrupt
                 } else {
-                    Ending::Evicted { for_directory: Slot::ROOT.0 }
+                    Ending::Dropped(None)
                 };
                 is_same.then(|| state.remove_object(slot, Departure::Gone, Some((self.now_ns(), ending))))
             };

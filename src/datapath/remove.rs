@@ -8,7 +8,7 @@ use super::burial::Doomed;
 use super::folders::Change;
 use super::history::Ending;
 use super::room::footprint;
-use super::{Caller, Datapath, Error, Marks, Phase, Place, State};
+use super::{Caller, Datapath, Error, Marks, Phase, Place, State, key_hash};
 use crate::namespace::{Body, Ino, Name, Node, Slot};
 use crate::tier::eviction::Departure;
 
@@ -237,6 +237,8 @@ impl Datapath {
         }
         let id = directory.id;
         self.tier.remove_directory(id)?;
+        let key = key_hash(state.directory_id(parent)?, name.as_bytes());
+        state.history.note(key, self.now_ns(), Ending::Deleted { process: 0 });
         state.leave_directory(slot);
         state.tree.node_mut(parent).attributes.written_at(self.now_ns());
         state.drop_if_unused(slot);

@@ -40,8 +40,8 @@ pub(super) struct Lent {
     pub(super) may_change: bool,
     /// How often it was used after the first time, which is what it was made for.
     pub(super) uses: u32,
-    /// Whether it stays in memory: then its pages are not about to be free.
-    pub(super) stays: bool,
+    /// As what it leaves memory. `None`: it stays, and its pages are not about to be free.
+    pub(super) leaves: Option<Ending>,
     /// Whether the record that stands, or is on its way, says other things of it.
     pub(super) was_stale: bool,
 }
@@ -132,7 +132,7 @@ impl State {
             place: object.place.clone(),
             may_change: object.marks.has(Marks::WRITABLE_MAPPING),
             uses: u32::from(object.uses).saturating_sub(1),
-            stays: true,
+            leaves: None,
             was_stale: object.marks.has(Marks::ON_SSD) && object.marks.has(Marks::STALE_ON_SSD),
         };
         if let Some(object) = self.object_mut(slot) {
@@ -188,7 +188,7 @@ impl Datapath {
                 return Leaving::Gone(self.demote(state, victim));
             }
             if may != MayLend::No
-                && let Some(lent) = self.lend(ssd, state, victim, may)
+                && let Some(lent) = self.lend(ssd, state, victim, (ending, may))
             {
                 state.count_eviction(victim);
                 return Leaving::Lent(Box::new(lent));
@@ -211,7 +211,13 @@ impl Datapath {
     }
 
     /// Takes a victim out of the tables of memory to send it to a disk, if one takes it.
-    fn lend(&self, ssd: &SsdTier, state: &mut State, victim: Slot, may: MayLend) -> Option<Lent> {
+    fn lend(
+        &self,
+        ssd: &SsdTier,
+        state: &mut State,
+        victim: Slot,
+        (ending, may): (Ending, MayLend),
+    ) -> Option<Lent> {
         let size = state.object(victim)?.size;
         let has_room = may == MayLend::Yes || ssd.has_room_in_queue(size);
         let lent = has_room.then(|| state.send(victim)).flatten()?;
@@ -219,7 +225,7 @@ impl Datapath {
         if let Some(object) = state.object_mut(victim) {
             object.marks.set(Marks::STORING, true);
         }
-        Some(Lent { stays: false, ..lent })
+        Some(Lent { leaves: Some(ending), ..lent })
     }
 
     pub(super) fn lent_bytes(&self) -> ByteCount {
@@ -285,7 +291,7 @@ impl Datapath {
             if object.phase != Phase::Sealed || !matches!(object.place, Place::Ssd) {
                 return;
             }
-            state.remove_object(slot, Departure::Gone, Some((self.now_ns(), Ending::Dropped(reason))))
+            state.remove_object(slot, Departure::Gone, Some((self.now_ns(), Ending::Dropped(Some(reason)))))
         };
         self.count_evictions(std::slice::from_ref(&doomed));
         self.bury(doomed);

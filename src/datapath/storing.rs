@@ -32,6 +32,7 @@ struct Sent {
     size: ByteCount,
     /// As in [`Lent`].
     was_stale: bool,
+    leaves: Option<Ending>,
 }
 
 /// Where its bytes are.
@@ -55,11 +56,11 @@ impl Datapath {
     /// Leaves an object to the SSD tier. `told`: who wants to know when that has ended.
     /// Returns whether it takes what it is given.
     pub(super) fn store(&self, lent: Lent, durable: bool, told: Option<SyncSender<()>>) -> bool {
-        let counted = if lent.stays { ByteCount::ZERO } else { lent.size };
+        let counted = if lent.leaves.is_none() { ByteCount::ZERO } else { lent.size };
         self.lent.fetch_add(counted.get(), Ordering::Relaxed);
         let version = lent.record.version;
         let (ino, key, size) = (lent.ino, lent.key.clone(), lent.size);
-        let sent = Arc::new(Sent { ino, version, key, size, was_stale: lent.was_stale });
+        let sent = Arc::new(Sent { ino, version, key, size, was_stale: lent.was_stale, leaves: lent.leaves });
         let weak = self.this.get().cloned().unwrap_or_default();
         let told_as = Arc::clone(&sent);
         let done = move |stored| {
@@ -148,7 +149,7 @@ impl Datapath {
                 Handed::Changed
             }
             Err(refused) => {
-                if !lent.stays && refused == Refused::QueueFull {
+                if lent.leaves.is_some() && refused == Refused::QueueFull {
                     // Others were faster than the look at the queue: it stays for another round.
                     state.readmit(slot);
                 }
@@ -219,8 +220,11 @@ impl Datapath {
                 }
                 // No disk took it, and room was needed.
                 (true, Stored::Superseded | Stored::Failed) => {
-                    let ending = Some((self.now_ns(), Ending::NotStored(refused)));
-                    state.remove_object(slot, Departure::Evicted, ending)
+                    let ending = match sent.leaves {
+                        Some(ending @ (Ending::EvictedByOperator | Ending::EvictedForQuota)) => ending,
+                        _ => Ending::NotStored(refused),
+                    };
+                    state.remove_object(slot, Departure::Evicted, Some((self.now_ns(), ending)))
                 }
                 (false, _) => return,
             }

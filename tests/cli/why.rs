@@ -42,6 +42,32 @@ fn what_was_never_written_and_what_is_here() {
 }
 
 #[test]
+fn of_what_was_before_the_last_start_or_in_a_removed_directory_nothing_is_claimed() {
+    let mut mount = Mount::start(&["on_stop=keep"]);
+    let place = mount.namespace("ns");
+    fs::write(place.join("gone"), object(1, 100_000)).expect("an object");
+    mount.wait_until_closed([place.join("gone")]);
+    run_json(&mount, &["evict", argument(&place.join("gone"))]);
+    assert_kind(&verdict(&mount, &place.join("gone")), "evicted");
+    assert_kind(&verdict(&mount, &place.join("never")), "never_written");
+    let inner = place.join("inner");
+    fs::create_dir(&inner).expect("a directory");
+    fs::remove_dir(&inner).expect("rmdir");
+    assert_kind(&verdict(&mount, &inner.join("key")), "unknown_history_too_old");
+    fs::create_dir(&inner).expect("another of that name");
+    assert_kind(&verdict(&mount, &inner.join("key")), "unknown_history_too_old");
+    mount.restart();
+    let unknown = verdict(&mount, &place.join("gone"));
+    assert_kind(&unknown, "unknown_history_too_old");
+    assert!(unknown["since"].is_string(), "{unknown}");
+    let human = text(&mount, &["why", argument(&place.join("gone"))]);
+    assert!(
+        human.contains("nothing from before its start") && !human.contains("was never written"),
+        "{human}"
+    );
+}
+
+#[test]
 fn what_was_evicted_by_pressure_and_by_an_operator() {
     let mount = Mount::start(&["capacity=64MiB", "policy=lru"]);
     let (old, new) = (mount.namespace("old"), mount.namespace("new"));

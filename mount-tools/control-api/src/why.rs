@@ -34,8 +34,12 @@ pub enum Verdict {
         /// Where its bytes are.
         tier: Tier,
     },
-    /// Nobody wrote it since the daemon keeps books.
-    NeverWritten,
+    /// Nobody wrote it since the daemon keeps books, which is from its mount's first start.
+    NeverWritten {
+        /// Where the books start; an older daemon does not say.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        since: Option<Timestamp>,
+    },
     /// It made room.
     Evicted {
         /// When.
@@ -107,9 +111,10 @@ pub enum Verdict {
         /// When.
         at: Timestamp,
     },
-    /// It is not here, and what the books say does not reach back far enough.
+    /// It is not here, and what the books say does not reach back far enough: to before the daemon's start, or to what was in a
+    /// directory that was removed, or to what came before the newest 65,536 endings.
     UnknownHistoryTooOld {
-        /// Where the books start.
+        /// When the daemon started.
         since: Timestamp,
     },
     /// A verdict that this version does not know; the explanation still is right.
@@ -127,10 +132,14 @@ impl Verdict {
             // A directory, or a place that this version does not know.
             Self::Present { tier: Tier::Other } => format!("{name} is in the cache."),
             Self::Present { tier } => format!("{name} is in the cache ({tier})."),
-            Self::NeverWritten => format!(
-                "{name} was never written. Check the spelling, and that its writer uses this mount and this \
-                 namespace."
-            ),
+            Self::NeverWritten { since } => {
+                let since =
+                    since.map_or_else(String::new, |since| format!(" since its daemon started, at {since}"));
+                format!(
+                    "{name} was never written{since}. Check the spelling, and that its writer uses this mount and this \
+                     namespace."
+                )
+            }
             Self::Evicted { at, for_whom, reason } => {
                 let for_whom =
                     for_whom.as_ref().map_or_else(String::new, |who| format!(" to make room for `{who}`"));
@@ -178,8 +187,8 @@ impl Verdict {
                  more are corrupt, suspect the machine's memory."
             ),
             Self::UnknownHistoryTooOld { since } => format!(
-                "{name} is not here, and what happened before {since} is no longer known. It may never have \
-                 been written."
+                "{name} is not here, and why is not known: the daemon knows nothing from before its start at {since}, nor of \
+                 what was in a directory that was removed. It may never have been written, or have left."
             ),
             Self::Other => format!("{name}: a verdict that this version of the tools does not know."),
         }
