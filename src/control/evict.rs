@@ -45,7 +45,7 @@ pub(super) fn evict(
             .map_err(|error| refusal(path, &error))?,
         EvictTarget::Bytes(wanted) => {
             let outcome = datapath.evict_coldest(*wanted, tell);
-            missing_bytes = wanted.saturating_sub(outcome.bytes);
+            missing_bytes = wanted.saturating_sub(outcome.bytes.saturating_sub(outcome.held));
             outcome
         }
         EvictTarget::Pattern(pattern) => {
@@ -73,7 +73,9 @@ fn evicted(outcome: OperatorEviction, missing_bytes: ByteCount) -> Evicted {
     });
     Evicted {
         objects: ObjectCount(outcome.objects),
-        bytes: outcome.bytes,
+        bytes: outcome.bytes.saturating_sub(outcome.held),
+        held_bytes: outcome.held,
+        elsewhere_bytes: outcome.elsewhere,
         missing_bytes,
         skipped_objects: ObjectCount(outcome.stayed),
         skipped: skipped.collect(),

@@ -218,6 +218,8 @@ impl Operations for DaemonOperations {
                 page_size: overview.report.page_size,
                 private_mount: overview.report.private_mount,
                 prefaulted: overview.prefaulted,
+                waiting: overview.waiting,
+                held: overview.held,
                 warnings: memory_warnings,
             },
             counters: Counters {

@@ -231,7 +231,7 @@ fn every_route_answers_with_its_type() {
     assert_eq!(
         fixture.lines("POST", routes::EVICT, r#"{"bytes":4096,"force":true}"#),
         [
-            json!({"event": "summary", "objects": 1, "bytes": 4096, "missing_bytes": 0, "skipped_objects": 0, "skipped": []})
+            json!({"event": "summary", "objects": 1, "bytes": 4096, "held_bytes": 0, "elsewhere_bytes": 0, "missing_bytes": 0, "skipped_objects": 0, "skipped": []})
         ]
     );
     let (_, pinned) = fixture.json("POST", routes::PIN, r#"{"path":"ns/key","pin":"soft","ttl_s":60}"#);

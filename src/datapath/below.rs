@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 use parking_lot::MutexGuard;
+use tidefs_engine::types::ByteCount;
 
 use super::domains::object_slot;
 use super::history::Ending;
 use super::inspect::{EvictionProgress, NodeFacts, Obstacle, OperatorEviction, STAYED_NAMED_MAX};
-use super::room::footprint;
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::{Cookie, Ino, Slot, Tree};
 use crate::tier::eviction::standing::{Standing, last_to_leave_first};
@@ -281,6 +281,7 @@ impl Datapath {
         let mut so_far = EvictionProgress { total: self.objects_below(path), ..EvictionProgress::default() };
         // Of all that stay the number is kept, of few the name.
         let (mut stayed, mut named) = (HashSet::new(), Vec::new());
+        let (mut evicted, mut elsewhere) = (Vec::new(), ByteCount::ZERO);
         self.in_parts_below(path, evict, |part| {
             let mut doomed = Vec::new();
             so_far.looked_at += part.len() as u64;
@@ -297,14 +298,22 @@ impl Datapath {
                 }
             }
             so_far.objects += doomed.len() as u64;
-            so_far.bytes =
-                doomed.iter().fold(so_far.bytes, |sum, gone| sum.saturating_add(footprint(gone.size)));
+            for gone in &doomed {
+                let resident = gone.resident_bytes();
+                so_far.bytes = so_far.bytes.saturating_add(resident);
+                if resident == ByteCount::ZERO {
+                    elsewhere = elsewhere.saturating_add(gone.size);
+                } else {
+                    evicted.push(gone.ino);
+                }
+            }
             self.count_evictions(&doomed);
             doomed.into_iter().for_each(|gone| self.bury(gone));
             progress(&so_far)
         })?;
-        let stayed = stayed.len() as u64;
-        Ok(OperatorEviction { objects: so_far.objects, bytes: so_far.bytes, stayed, named })
+        let (stayed, held) = (stayed.len() as u64, self.held_of_evicted(&evicted));
+        let EvictionProgress { objects, bytes, .. } = so_far;
+        Ok(OperatorEviction { objects, bytes, held, elsewhere, stayed, named })
     }
 
     /// Sealed objects at and below `path`, as they are counted.

@@ -14,6 +14,10 @@ use crate::tier::memory::{MemoryReport, MemoryUsage, PackedUsage, Pin, PolicyRec
 pub struct Overview {
     /// Pages of the memory tier.
     pub usage: MemoryUsage,
+    /// Of the pages in use, those that hold nothing and wait for the next object.
+    pub waiting: ByteCount,
+    /// Those of objects that are gone by name and that programs may still have open or mapped.
+    pub held: ByteCount,
     /// Free memory that is touched ahead, beside those.
     pub prefaulted: ByteCount,
     /// What the memory tier got when it was opened.
@@ -139,8 +143,12 @@ pub struct EvictionProgress {
 pub struct OperatorEviction {
     /// Objects that went.
     pub objects: u64,
-    /// Bytes they occupied.
+    /// Bytes of memory they occupied.
     pub bytes: ByteCount,
+    /// Those of these bytes that programs still have open or mapped.
+    pub held: ByteCount,
+    /// Bytes of those that were on disk, or on another member, alone.
+    pub elsewhere: ByteCount,
     /// Objects that stayed.
     pub stayed: u64,
     /// Paths of the first of those, 100 at most, and why they did.
@@ -236,6 +244,7 @@ impl Datapath {
     /// [`Error::Io`] when the memory tier cannot be asked.
     pub fn overview(&self) -> Result<Overview, Error> {
         let usage = self.tier.usage()?;
+        let waiting = self.pooled().saturating_add(self.blank_bytes());
         let mut state = self.lock();
         self.count_misses(&mut state);
         let namespaces = state
@@ -260,6 +269,8 @@ impl Datapath {
             .collect();
         Ok(Overview {
             usage,
+            waiting,
+            held: state.held_by_departed(),
             prefaulted: self.prefaulted(),
             report: self.tier.report(),
             objects: state.sealed_objects,
@@ -437,10 +448,12 @@ impl Datapath {
         bytes: ByteCount,
         mut progress: impl FnMut(&EvictionProgress) -> ControlFlow<()>,
     ) -> OperatorEviction {
-        let (objects, bytes) = self.evict_for_operator(bytes, |objects, bytes| {
+        let mut evicted = Vec::new();
+        let (objects, bytes) = self.evict_for_operator(bytes, &mut evicted, |objects, bytes| {
             progress(&EvictionProgress { objects, bytes, ..EvictionProgress::default() })
         });
-        OperatorEviction { objects, bytes, ..OperatorEviction::default() }
+        let held = self.held_of_evicted(&evicted);
+        OperatorEviction { objects, bytes, held, ..OperatorEviction::default() }
     }
 
     /// The path of a live inode.

@@ -19,6 +19,7 @@ mod burial;
 mod create;
 mod decorations;
 mod demote;
+mod departed;
 mod directory_records;
 mod domains;
 mod elsewhere;
@@ -190,6 +191,8 @@ pub struct State {
     parked_open: VecDeque<Slot>,
     /// What left its name and the kernel still knows.
     lingering: lingering::Lingering,
+    /// Sealed objects that left their names, and that the kernel or a client may still have.
+    departed: departed::Departed,
     /// Where the next look for idle inodes starts.
     inode_hand: Slot,
     next_version: Version,
@@ -293,6 +296,7 @@ impl Datapath {
             parked: BTreeSet::new(),
             parked_open: VecDeque::new(),
             lingering: lingering::Lingering::default(),
+            departed: departed::Departed::default(),
             inode_hand: Slot(0),
             next_version: Version(1),
             next_directory: DirectoryId(DirectoryId::ROOT.0 + 1),

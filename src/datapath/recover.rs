@@ -95,7 +95,7 @@ impl Datapath {
         let usage = self.tier.usage()?;
         if usage.used > usage.capacity {
             let outgrown = usage.used.saturating_sub(usage.capacity);
-            self.evict_for_operator(outgrown, |_, _| ControlFlow::Continue(()));
+            self.evict_for_operator(outgrown, &mut Vec::new(), |_, _| ControlFlow::Continue(()));
             self.tier.retry_resize()?;
         }
         for (segment, record) in grown {

@@ -51,6 +51,9 @@ impl State {
         // or that its bytes are broken. Of one that has no name any more nothing is written.
         let heir = next.filter(|_| ending.is_some() && is_named);
         let heir = heir.and_then(|next| self.drop_claim(next).map(|place| (next, place)));
+        if is_resident && self.object(slot).is_some_and(|object| object.phase == Phase::Sealed) {
+            self.note_departed(slot, size);
+        }
         match self.object(slot).map(|object| object.phase) {
             Some(Phase::Sealed) if !is_resident => {}
             Some(Phase::Sealed) => {
@@ -126,6 +129,7 @@ impl State {
             return None;
         }
         self.discharge(slot);
+        self.forget_departed(slot);
         match self.tree.free(slot).body {
             Body::File(object) => match object.place {
                 Place::Remote => {

@@ -23,7 +23,7 @@ use super::lingering::Lingerers;
 use super::object::Refusal;
 use super::ssd::{Leaving, MayLend};
 use super::{Datapath, Error, Phase, State};
-use crate::namespace::Slot;
+use crate::namespace::{Ino, Slot};
 use crate::tier::memory::MemoryUsage;
 
 const BATCH_MAX: usize = 64;
@@ -273,10 +273,11 @@ impl Datapath {
     }
 
     /// Evicts the coldest objects of so many bytes, as many at once as the disks take. Tells `progress` how many objects and
-    /// bytes went, until that breaks it off. Returns the same.
+    /// bytes went, until that breaks it off. Returns the same. `gone`: gets the inode numbers of those that no disk took.
     pub(super) fn evict_for_operator(
         &self,
         bytes: ByteCount,
+        gone: &mut Vec<Ino>,
         mut progress: impl FnMut(u64, ByteCount) -> ControlFlow<()>,
     ) -> (u64, ByteCount) {
         let mut evicted = (0, ByteCount::ZERO);
@@ -309,6 +310,9 @@ impl Datapath {
             };
             last_went = self.clock.monotonic();
             evicted = (evicted.0 + 1, evicted.1.saturating_add(footprint(size)));
+            if let Leaving::Gone(doomed) = &leaving {
+                gone.push(doomed.ino);
+            }
             under_way.extend(self.see_off_and_tell(leaving));
         }
         for wait in &under_way {

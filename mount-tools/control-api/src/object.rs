@@ -327,9 +327,13 @@ pub type EvictEvent = Event<EvictProgress, Evicted>;
 pub struct Evicted {
     /// Objects evicted.
     pub objects: ObjectCount,
-    /// Bytes of theirs that are free now.
+    /// Bytes of memory of theirs that are free now.
     pub bytes: ByteCount,
-    /// Of the bytes that were asked for, those that found nothing to evict; only for [`EvictTarget::Bytes`].
+    /// Bytes of memory of theirs that become free when the programs that have them open, or may have them mapped, let go.
+    pub held_bytes: ByteCount,
+    /// Bytes of those that were on disk, or on another member, alone: no memory of this host is freed.
+    pub elsewhere_bytes: ByteCount,
+    /// Of the bytes that were asked for, those that are not free now; only for [`EvictTarget::Bytes`].
     pub missing_bytes: ByteCount,
     /// Objects that were asked for and stay.
     pub skipped_objects: ObjectCount,

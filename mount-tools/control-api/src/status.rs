@@ -126,6 +126,11 @@ pub struct MemoryStatus {
     /// Free memory that is touched and held ahead of objects, beside what they use: where the first touch is slow, as in a
     /// virtual machine.
     pub prefaulted: ByteCount,
+    /// Of the memory in use, what holds nothing and waits for the next object: it goes before any object is evicted.
+    pub waiting: ByteCount,
+    /// What belongs to objects that were evicted, replaced or deleted, and that programs have open or may have mapped: it is free
+    /// when they let go. What left within the last second may be among it.
+    pub held: ByteCount,
     /// What is worse than it could be, and why.
     pub warnings: Vec<String>,
 }

@@ -59,8 +59,16 @@ fn stays(path: &KeyPath, evicted: &Evicted) -> bool {
 }
 
 fn human(evicted: &Evicted, force: bool) -> String {
-    let mut text =
-        format!("evicted {} objects, {} are free now\n", grouped(evicted.objects.0), evicted.bytes);
+    let mut text = format!("evicted {} objects, {} are free now", grouped(evicted.objects.0), evicted.bytes);
+    for (bytes, what) in [
+        (evicted.held_bytes, "more when the programs that have them open or mapped let go"),
+        (evicted.elsewhere_bytes, "were on disk or on another member alone"),
+    ] {
+        if bytes > ByteCount::ZERO {
+            write!(text, "; {bytes} {what}").expect("writing to a String cannot fail");
+        }
+    }
+    text.push('\n');
     if evicted.missing_bytes > ByteCount::ZERO {
         writeln!(
             text,
@@ -117,6 +125,20 @@ mod tests {
         assert!(human(&kept(SkipReason::Referenced), false).contains("--force"));
         assert!(!human(&kept(SkipReason::BeingWritten), false).contains("--force"));
         assert!(!human(&kept(SkipReason::Pinned), true).contains("--force"));
+    }
+
+    #[test]
+    fn bytes_that_are_not_free_are_told_from_those_that_are() {
+        let told = Evicted {
+            objects: ObjectCount(3),
+            bytes: ByteCount::mib(1),
+            held_bytes: ByteCount::mib(2),
+            elsewhere_bytes: ByteCount::mib(4),
+            ..Evicted::default()
+        };
+        let told = human(&told, true);
+        assert!(told.starts_with("evicted 3 objects, 1.0 MiB are free now; 2.0 MiB more when"), "{told}");
+        assert!(told.contains("; 4.0 MiB were on disk"), "{told}");
     }
 
     #[test]

@@ -50,7 +50,16 @@ fn human(status: &Status) -> String {
 
 fn memory(status: &Status) -> String {
     let share = percent(status.used.get(), status.capacity.get());
-    format!("{} of {} used ({share}), {} free", status.used, status.capacity, status.free)
+    let mut text = format!("{} of {} used ({share}), {} free", status.used, status.capacity, status.free);
+    for (bytes, what) in [
+        (status.memory.waiting, "hold nothing and wait for the next objects"),
+        (status.memory.held, "are of objects that are gone, and that programs have open or mapped"),
+    ] {
+        if bytes > ByteCount::ZERO {
+            write!(text, "; {bytes} of it {what}").expect("writing to a String cannot fail");
+        }
+    }
+    text
 }
 
 fn objects(status: &Status) -> String {

@@ -58,6 +58,8 @@ fn status() -> Status {
             page_size: Some(ByteCount::mib(2)),
             private_mount: true,
             prefaulted: ByteCount::mib(512),
+            waiting: ByteCount::mib(64),
+            held: ByteCount::ZERO,
             warnings: vec!["the kernel has no noswap for tmpfs".into()],
         },
         counters: Counters { hits: 3000, misses: 1000, opens: 2900, creates: 50 },
@@ -208,6 +210,8 @@ fn evict_sends_exactly_what_was_named() {
     let evicted = Evicted {
         objects: ObjectCount(2),
         bytes: ByteCount::mib(10),
+        held_bytes: ByteCount::mib(2),
+        elsewhere_bytes: ByteCount::ZERO,
         missing_bytes: ByteCount::ZERO,
         skipped_objects: ObjectCount(3),
         skipped: vec![Skipped { path: KeyPath::from_bytes(b"llama/p"), reason: SkipReason::Pinned }],
