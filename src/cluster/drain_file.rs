@@ -9,7 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::replace::replace;
+use crate::replace::{read_whole, replace};
+
+/// Longest file that is read: it holds one number.
+const FILE_BYTES_MAX: usize = 4096;
 
 /// A drain that is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +40,7 @@ impl Unfinished {
     /// What an earlier start left. What cannot be read is said, and none.
     pub(super) fn load(file: Option<&Path>) -> Option<Self> {
         let file = file?;
-        let read = match fs::read(file) {
+        let read = match read_whole(file, FILE_BYTES_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             read => read.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other)),
         };

@@ -5,7 +5,6 @@
 //! Without a budget of the day there is none.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,7 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Shared;
 use super::endurance::{DAY, Earlier};
-use crate::replace::replace;
+use crate::replace::{read_whole, replace};
+
+/// Longest file that is read: 256 places, each with a name of `PATH_MAX` (4096) bytes and 256 for what is beside it.
+const FILE_BYTES_MAX: usize = 256 * (4096 + 256);
 
 /// How often it is written.
 pub(super) const KEPT_EVERY: Duration = Duration::from_secs(60);
@@ -37,7 +39,7 @@ impl Days {
     /// What an earlier life left; nothing when that cannot be read, which is said.
     pub(super) fn load(path: Option<&Path>) -> Self {
         let Some(path) = path else { return Self::default() };
-        fs::read(path).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
+        read_whole(path, FILE_BYTES_MAX).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(file = %path.display(), %error, "the day of ssd.write_bytes_per_day begins anew");
             }

@@ -16,9 +16,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::format::{EPOCH_MAX, Uuid};
-use crate::replace::replace_durably;
+use crate::replace::{read_whole, replace_durably};
 
 const POOLS_MAX: usize = 16;
+
+/// Longest file that is read: 256 bytes for each pool.
+const FILE_BYTES_MAX: usize = POOLS_MAX * 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Reached {
@@ -38,7 +41,7 @@ impl Epochs {
     /// What an earlier life left. Without a path nothing is kept.
     pub(super) fn load(path: Option<&Path>) -> Self {
         let Some(path) = path else { return Self::default() };
-        let mut epochs = fs::read(path).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
+        let mut epochs = read_whole(path, FILE_BYTES_MAX).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(file = %path.display(), %error, "it is not known which disks of the SSD tier were missing");
             }

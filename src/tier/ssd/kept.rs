@@ -7,15 +7,15 @@
 //! kept nor taken for true.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tidefs_engine::types::ByteCount;
 
 use super::open::DEVICES_MAX;
-use crate::replace::replace;
+use crate::replace::{read_whole, replace};
 
 /// Longest file that is read: a disk in each list for every one of a pool, each with a path of `PATH_MAX` (4096) bytes
 /// and 256 for what is beside it.
@@ -48,7 +48,7 @@ impl Changes {
     /// What an earlier daemon left; nothing when it left nothing, or what cannot be read or be true, which is said.
     pub(super) fn load(file: Option<&Path>) -> Self {
         let Some(file) = file else { return Self::default() };
-        read(file).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
+        read_whole(file, FILE_BYTES_MAX).and_then(|text| Self::parse(&text)).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(
                     file = %file.display(), %error,
@@ -136,13 +136,6 @@ impl Changes {
     }
 }
 
-/// The whole of a file that is no longer than one of ours.
-fn read(file: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    File::open(file)?.take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut text)?;
-    if text.len() > FILE_BYTES_MAX { Err(too_long()) } else { Ok(text) }
-}
-
 fn too_long() -> io::Error {
     invalid(format!("it is longer than {FILE_BYTES_MAX} bytes"))
 }
@@ -191,7 +184,7 @@ mod tests {
         assert_eq!(Changes::load(Some(&file)), changes);
         fs::write(&file, [text.clone(), vec![b' '; FILE_BYTES_MAX]].concat()).unwrap();
         assert_eq!(Changes::load(Some(&file)), Changes::default());
-        assert_eq!(read(&file).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(read_whole(&file, FILE_BYTES_MAX).unwrap_err().kind(), io::ErrorKind::InvalidData);
         changes.store(Some(&file));
         let more = (0..DEVICES_MAX).map(|at| Added { path: format!("/{at}").into(), capacity: ByteCount(1) });
         let more =

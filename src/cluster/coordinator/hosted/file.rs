@@ -1,19 +1,21 @@
 //! What is agreed on, in a file of the keeper's state directory: its next start goes on with it.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
 use crate::cluster::coordinator::embedded::Agreed;
 use crate::cluster::member::ClusterId;
-use crate::replace::replace_durably;
+use crate::replace::{read_whole, replace_durably};
+
+/// Longest file that is read: a hundred times what ten thousand directories take.
+const FILE_BYTES_MAX: usize = 256 << 20;
 
 /// What an earlier start kept; without a file a cluster that begins.
 ///
 /// # Errors
 /// When the file cannot be read, or is not ours: a cluster with members is not to be forgotten for that.
 pub(super) fn load(file: &Path) -> io::Result<Agreed> {
-    match fs::read(file) {
+    match read_whole(file, FILE_BYTES_MAX) {
         Ok(text) => {
             let agreed: Agreed = serde_json::from_slice(&text).map_err(io::Error::other)?;
             if !agreed.can_go_on() {
@@ -45,6 +47,8 @@ pub(super) fn store(file: &Path, agreed: &Agreed) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
