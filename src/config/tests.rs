@@ -453,3 +453,24 @@ proptest! {
         let _ = Config::load(&Sources { environment, ..sources() });
     }
 }
+
+#[test]
+fn what_is_set_for_etcd_and_would_not_be_used_is_refused() {
+    let refused = |options: &str| from_options(options).unwrap_err().to_string();
+    let sound = "cluster.etcd=https://a:1 https://b:1,cluster.etcd_authority=/ca,cluster.etcd_identity=/me";
+    for options in [sound, "cluster.etcd=http://a:1,cluster.etcd_user_file=/user", "cluster.etcd=http://a:1"]
+    {
+        from_options(options).unwrap();
+    }
+    for (options, key, says) in [
+        ("cluster.etcd=http://a:1 https://b:1,cluster.etcd_authority=/ca", "cluster.etcd", "some are not"),
+        ("cluster.etcd=https://a:1", "cluster.etcd", "cluster.etcd_authority is not set"),
+        ("cluster.etcd=http://a:1,cluster.etcd_authority=/ca", "cluster.etcd_authority", "not encrypted"),
+        ("cluster.etcd=http://a:1,cluster.etcd_identity=/me", "cluster.etcd_identity", "not encrypted"),
+    ] {
+        let refusal = refused(options);
+        assert!(refusal.contains(key) && refusal.contains(says), "{options}: {refusal}");
+    }
+    let both = refused("cluster.etcd=http://a:1,cluster.etcd_authority=/ca,cluster.etcd_identity=/me");
+    assert_eq!(both.lines().count(), 2, "each is told: {both}");
+}

@@ -11,7 +11,7 @@ use super::error::{Cause, Problem};
 use super::host::Host;
 use super::instance::MountPlace;
 use super::merge::Given;
-use super::settings::Config;
+use super::settings::{ClusterSettings, Config};
 use super::sources::Origin;
 use super::value::SettingValue;
 
@@ -23,11 +23,7 @@ pub(super) fn validate(config: &Config, host: &Host, mount: &MountPlace, given: 
     check_state_dir_is_known(host, given);
     check_scratch_capacity_is_known(config, host, mount, given);
     check_ssd(config, mount, given);
-    if config.cluster.coordinator.get().is_some() && !config.cluster.etcd.items().is_empty() {
-        let reason = "members of a cluster meet by etcd or by one of them, not by both".to_owned();
-        let next_step = "leave one of cluster.coordinator and cluster.etcd empty".to_owned();
-        given.contradict("cluster.coordinator", &["cluster.etcd"], reason, next_step);
-    }
+    check_etcd(&config.cluster, given);
 }
 
 fn check_capacity(config: &Config, host: &Host, given: &mut Given) {
@@ -86,6 +82,43 @@ fn check_ssd(config: &Config, mount: &MountPlace, given: &mut Given) {
             format!("this is more than half of memory.capacity, {}", config.memory.capacity.show()),
             format!("set ssd.free_ahead to at most {}", most.show()),
         );
+    }
+}
+
+/// What is set for etcd is used, and enough for it: what would be left out without a word is refused.
+fn check_etcd(cluster: &ClusterSettings, given: &mut Given) {
+    const ETCD: &str = "cluster.etcd";
+    const AUTHORITY: &str = "cluster.etcd_authority";
+    const IDENTITY: &str = "cluster.etcd_identity";
+    let endpoints = cluster.etcd.items();
+    if cluster.coordinator.get().is_some() && !endpoints.is_empty() {
+        let reason = "members of a cluster meet by etcd or by one of them, not by both".to_owned();
+        let next_step = "leave one of cluster.coordinator and cluster.etcd empty".to_owned();
+        given.contradict("cluster.coordinator", &[ETCD], reason, next_step);
+    }
+    if endpoints.is_empty() {
+        return;
+    }
+    let encrypted = endpoints.iter().filter(|endpoint| endpoint.starts_with("https://")).count();
+    if 0 < encrypted && encrypted < endpoints.len() {
+        let reason = "some of these are encrypted and some are not".to_owned();
+        let next_step = format!("name all endpoints of {ETCD} with https://, or all with http://");
+        given.contradict(ETCD, &[], reason, next_step);
+        return;
+    }
+    let has_authority = cluster.etcd_authority.path().is_some();
+    if encrypted > 0 && !has_authority {
+        let reason =
+            format!("{AUTHORITY} is not set, so nobody can tell whether it is this etcd that answers");
+        let next_step = format!("set {AUTHORITY} to the file with the certificate of who signed etcd's");
+        given.contradict(ETCD, &[AUTHORITY], reason, next_step);
+    }
+    for (key, file) in [(AUTHORITY, &cluster.etcd_authority), (IDENTITY, &cluster.etcd_identity)] {
+        if encrypted == 0 && file.path().is_some() {
+            let reason = "the endpoints of etcd are not encrypted, so it would not be used".to_owned();
+            let next_step = format!("name them with https:// in {ETCD}, or leave {key} empty");
+            given.contradict(key, &[ETCD], reason, next_step);
+        }
     }
 }
 

@@ -101,7 +101,8 @@ fn files_of_a_cluster_that_are_missing_or_too_short_are_refused_together_before_
     let etcd = "etcd=http://127.0.0.1:1";
     let files = ["cluster.etcd_authority", "cluster.etcd_identity", "cluster.etcd_user_file"];
     let named: String = files.iter().map(|key| format!(",{key}={missing}")).collect();
-    let options = format!("{etcd},cluster_key={short}{named},cluster.tls_authority={missing}");
+    let encrypted = "etcd=https://127.0.0.1:1";
+    let options = format!("{encrypted},cluster_key={short}{named},cluster.tls_authority={missing}");
     let words = ["cluster_key=", "8 bytes", "cluster.tls_authority=", "cluster.tls_identity is not set"];
     a_file_is_refused(&place, &options, &[&words[..], &files[..]].concat());
     let hosted = "coordinator=127.0.0.1:1";
