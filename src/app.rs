@@ -4,6 +4,7 @@
 //! goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
 
 mod background;
+mod check;
 mod cluster;
 mod memory_groups;
 mod mount_point;
@@ -104,8 +105,8 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     let host = Host::of_this_process().map_err(|error| Failure::new(ExitStatus::Environment, error))?;
     let effective = Config::load(&Sources::of_process(arguments, mount_dir.clone(), host))
         .map_err(|errors| Failure::new(ExitStatus::Configuration, errors))?;
-    let secrets = Secrets::read(&effective)?;
     if arguments.check_config {
+        check::check(&effective, &table, &mount_dir)?;
         let (settings, instance) = (effective.entries.len(), &effective.instance);
         let line = match arguments.json {
             true => format!("{:#}", serde_json::json!({ "settings": settings, "instance": instance })),
@@ -114,6 +115,7 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
         tell(io::stdout(), line);
         return Ok(());
     }
+    let secrets = Secrets::read(&effective)?;
     start_logging(&effective.config);
     for ignored in &effective.ignored_options {
         tracing::info!(option = ?ignored, "a mount option means nothing here and is ignored");

@@ -2,13 +2,21 @@
 //!
 //! They are read before anything is touched: one that cannot be used is a wrong setting, and is told with all others that are.
 
-use std::fs;
 use std::path::Path;
 
 use tidefs_engine::link::{ClusterKey, TlsConfig};
 
 use super::Failure;
-use crate::config::{Cause, ClusterSettings, Effective, ExitStatus, OptionalFile, Origin, Problem};
+use super::check::contradiction;
+use crate::config::{ClusterSettings, Effective, ExitStatus, OptionalFile, Problem};
+use crate::replace::read_whole;
+
+/// Longest file that is read: hundreds of certificates.
+const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// How the parts of a PEM file are called in it.
+const CERTIFICATE: &str = "CERTIFICATE";
+const PRIVATE_KEY: &str = "PRIVATE KEY";
 
 /// A secret that is shorter can be guessed.
 const KEY_BYTES_MIN: usize = 16;
@@ -71,18 +79,12 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn wrong(&mut self, key: &str, reason: String, next_step: &str) {
-        let entry = self.effective.entries.iter().find(|entry| entry.key == key);
-        self.problems.push(Problem {
-            key: key.to_owned(),
-            value: entry.map(|entry| entry.value.clone()),
-            origin: entry.map_or(Origin::Default, |entry| entry.origin.clone()),
-            cause: Cause::Contradiction { reason, next_step: next_step.to_owned() },
-        });
+        self.problems.push(contradiction(self.effective, key, reason, next_step));
     }
 
     /// The content of a file, if one is given.
     fn file(&mut self, key: &str, file: &OptionalFile) -> Option<Vec<u8>> {
-        match fs::read(file.path()?) {
+        match read_whole(file.path()?, FILE_BYTES_MAX) {
             Ok(bytes) => Some(bytes),
             Err(error) => {
                 let reason = format!("the file cannot be read: {error}");
@@ -110,11 +112,22 @@ impl Reader<'_> {
     fn tls(&mut self, settings: &ClusterSettings) -> Option<TlsConfig> {
         const AUTHORITY: &str = "cluster.tls_authority";
         const IDENTITY: &str = "cluster.tls_identity";
+        let before = self.problems.len();
         self.file(AUTHORITY, &settings.tls_authority);
         self.file(IDENTITY, &settings.tls_identity);
         match (settings.tls_authority.path(), settings.tls_identity.path()) {
             (None, None) => None,
-            (Some(authority), Some(identity)) => Some(encryption(authority, identity, settings)),
+            (Some(authority), Some(identity)) => {
+                let encryption = encryption(authority, identity, settings);
+                // What cannot be read was told already.
+                if self.problems.len() == before
+                    && let Err(error) = encryption.check()
+                {
+                    let next_step = "correct the file that is named: both hold PEM, and the certificate bears cluster.tls_name";
+                    self.wrong(IDENTITY, error.to_string(), next_step);
+                }
+                Some(encryption)
+            }
             (authority, _) => {
                 let (set, missing) =
                     if authority.is_some() { (AUTHORITY, IDENTITY) } else { (IDENTITY, AUTHORITY) };
@@ -132,10 +145,35 @@ impl Reader<'_> {
             self.wrong("cluster.etcd", "this tidefsd was built without etcd".to_owned(), next_step);
         }
         EtcdSecrets {
-            authority: self.file("cluster.etcd_authority", &settings.etcd_authority),
-            identity: self.file("cluster.etcd_identity", &settings.etcd_identity),
-            user: self.file("cluster.etcd_user_file", &settings.etcd_user_file),
+            authority: self.pem("cluster.etcd_authority", &settings.etcd_authority, &[CERTIFICATE]),
+            identity: self.pem("cluster.etcd_identity", &settings.etcd_identity, &[CERTIFICATE, PRIVATE_KEY]),
+            user: self.user("cluster.etcd_user_file", &settings.etcd_user_file),
         }
+    }
+
+    /// `NAME:PASSWORD`.
+    fn user(&mut self, key: &str, file: &OptionalFile) -> Option<Vec<u8>> {
+        let line = self.file(key, file)?;
+        let name_end = line.trim_ascii_end().iter().position(|byte| *byte == b':');
+        if name_end.is_some_and(|end| end > 0 && end + 1 < line.trim_ascii_end().len()) {
+            return Some(line);
+        }
+        self.wrong(
+            key,
+            "the file does not hold a name and a password".to_owned(),
+            "write NAME:PASSWORD into it",
+        );
+        None
+    }
+
+    /// The content of a file that holds each of `parts` as PEM; the words that such a part begins with.
+    fn pem(&mut self, key: &str, file: &OptionalFile, parts: &[&str]) -> Option<Vec<u8>> {
+        let text = self.file(key, file)?;
+        let holds = |part: &&&str| String::from_utf8_lossy(&text).contains(&format!("{part}-----"));
+        let Some(missing) = parts.iter().find(|part| !holds(part)) else { return Some(text) };
+        let reason = format!("the file holds no {} as PEM", missing.to_lowercase());
+        self.wrong(key, reason, "write it into the file, from -----BEGIN to -----END");
+        None
     }
 }
 

@@ -62,6 +62,44 @@ fn a_check_of_the_configuration_is_told_to_programs_as_one_document() {
 }
 
 #[test]
+fn a_check_of_the_configuration_looks_at_what_it_names_and_tells_all_that_is_wrong() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let place = |name: &str| folder.path().join(name);
+    for (name, text) in [("key", "0123456789abcdef"), ("ca", "no certificate"), ("host", "nor this")] {
+        fs::write(place(name), text).expect("a file");
+    }
+    fs::create_dir(place("disk")).expect("a directory");
+    fs::create_dir(place("mount")).expect("a mount point");
+    let check = |point: &str, options: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidefsd"));
+        command.arg(place(point)).args(["-o", options, "--check-config"]);
+        program::run(&mut command, wait::HANG)
+    };
+    let (here, coordinator) = (folder.path().display(), "cluster.coordinator=127.0.0.1:7401");
+    check("mount", &format!("ssd.dirs={here}/disk")).success("what is there");
+    let wrong = check(
+        "absent",
+        &format!(
+            "ssd.dirs={here}/disk:{here}/no-disk:{here}/key,{coordinator},cluster.key_file={here}/key,\
+             cluster.tls_authority={here}/ca,cluster.tls_identity={here}/host"
+        ),
+    );
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+    for said in [
+        "no-disk: it does not exist; make the directory",
+        "key: it is neither a directory nor a block device",
+        "there is no certificate in it",
+        "mkdir -p",
+    ] {
+        assert!(wrong.errors.contains(said), "{said}: {}", wrong.errors);
+    }
+    assert_eq!(wrong.errors.matches("it does not exist").count(), 1, "{}", wrong.errors);
+    assert_eq!(fs::read_dir(place("disk")).expect("the disk").count(), 0, "nothing is made");
+    let wrong = check("mount", &format!("cluster.etcd=http://a:1,cluster.etcd_user_file={here}/key"));
+    assert!(wrong.errors.contains("write NAME:PASSWORD into it"), "{}", wrong.errors);
+}
+
+#[test]
 fn the_daemon_has_a_manual_page_with_its_settings() {
     let place = tempfile::tempdir().expect("a directory");
     let mut command = Command::new(binary());

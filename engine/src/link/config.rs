@@ -5,6 +5,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::tls::Encryption;
+use crate::error::Error;
 use crate::types::ByteCount;
 
 /// The secret that all engines of a cluster share. Shows no byte of itself.
@@ -40,6 +42,16 @@ pub struct TlsConfig {
     pub key: PathBuf,
     /// The DNS name that every engine's certificate bears: peers are known by their id, not by their host.
     pub name: String,
+}
+
+impl TlsConfig {
+    /// Reads the files and looks whether they can be used, and go together.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] with the file and what is wrong with it.
+    pub fn check(&self) -> Result<(), Error> {
+        Encryption::open(self).map(drop)
+    }
 }
 
 /// How links are made and how long silence is borne.
