@@ -84,7 +84,7 @@ fn changed(tier: &SsdTier, effective: &Effective) -> DisksChanged {
     disks.sort();
     configured.sort();
     let as_configured = disks == configured;
-    DisksChanged { disks, as_configured, setting }
+    DisksChanged { capacity: None, disks, as_configured, setting }
 }
 
 pub(super) fn add(
@@ -95,7 +95,9 @@ pub(super) fn add(
 ) -> Result<DisksChanged, ApiError> {
     let added = disks.add_disk(place(&request.path)?, request.capacity);
     added.map_err(|error| refusal(&request.path, &error))?;
-    Ok(changed(tier(datapath)?, effective))
+    let tier = tier(datapath)?;
+    let device = tier.status().devices.into_iter().find(|device| device.name == request.path);
+    Ok(DisksChanged { capacity: device.map(|device| device.capacity), ..changed(tier, effective) })
 }
 
 pub(super) fn remove(

@@ -11,8 +11,8 @@ use crate::Event;
 pub struct AddDiskRequest {
     /// A directory, or a block device, as an absolute path.
     pub path: String,
-    /// Most bytes of real blocks. Absent: as much as the others may hold, of the first one `ssd.capacity`, or three quarters
-    /// of what is free where that is not set.
+    /// Most bytes of real blocks. Absent: as much as the largest of the others may hold, at most three quarters of what is free;
+    /// of the first one `ssd.capacity`, or three quarters of what is free where that is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<ByteCount>,
 }
@@ -42,6 +42,9 @@ pub struct DrainDiskRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DisksChanged {
+    /// What a disk that was added may hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<ByteCount>,
     /// The disks in use now.
     pub disks: Vec<String>,
     /// Whether the configuration names the same ones. If not, the change lasts until the machine restarts.

@@ -78,8 +78,8 @@ impl From<io::Error> for ChangeError {
 }
 
 impl SsdTier {
-    /// Takes a place into use, with room for `capacity` bytes, or as much as the others have, or, where nothing says how
-    /// much that is, three quarters of what is free. What it held is void.
+    /// Takes a place into use, with room for `capacity` bytes, or as much as each of those has that are configured, or else the
+    /// largest of the others, if that is free, or three quarters of what is free. What it held is void.
     ///
     /// # Errors
     /// Why it is not used. Then a directory that was empty is empty again.
@@ -100,7 +100,10 @@ impl SsdTier {
             (Some(capacity), Some(size)) if capacity > size => Err(ChangeError::TooMuch { capacity, size }),
             _ => Ok(()),
         };
-        let capacity = capacity.or(configured).unwrap_or_else(|| default_share(place, held));
+        let capacity = capacity.or(configured).unwrap_or_else(|| {
+            let share = default_share(place, held);
+            self.largest_capacity().map_or(share, |largest| largest.min(share))
+        });
         fits.and_then(|()| self.add_disk(name, disk, capacity)).inspect_err(|_| {
             if held == ByteCount::ZERO && place.is_dir() {
                 // The error that led here says more than one of this.
@@ -109,6 +112,12 @@ impl SsdTier {
         })?;
         shared.note_change(|changes| changes.add(place, capacity));
         Ok(())
+    }
+
+    /// The capacity of the largest disk in use.
+    fn largest_capacity(&self) -> Option<ByteCount> {
+        let capacities = self.status().devices.into_iter().map(|device| device.capacity);
+        capacities.max().filter(|largest| *largest > ByteCount::ZERO)
     }
 
     pub(super) fn add_disk(

@@ -65,8 +65,8 @@ pub(crate) struct TierStatusArgs {
 pub(crate) struct AddArgs {
     /// A directory on the disk, which must exist, or a block device
     place: PathBuf,
-    /// Most bytes of it; default: as much as the other disks may hold, of the first one `ssd.capacity`, or three quarters of
-    /// what is free where that is not set
+    /// Most bytes of it; default: as much as the largest of the other disks may hold, at most three quarters of what is free;
+    /// of the first one `ssd.capacity`, or three quarters of what is free where that is not set
     #[arg(long, value_name = "SIZE")]
     capacity: Option<ByteCount>,
     #[command(flatten)]
@@ -107,7 +107,8 @@ pub(crate) fn add(args: &AddArgs, output: Output) -> Result<(), CliError> {
     let request = AddDiskRequest { path: absolute(&args.place)?, capacity: args.capacity };
     let value = client.post(routes::TIER_ADD, &request)?;
     let now: DisksChanged = client.read(value.clone())?;
-    output.result(&value, || format!("added {}\n{}", request.path, lasting(&now)))
+    let holds = now.capacity.map_or_else(String::new, |capacity| format!(", which may hold {capacity}"));
+    output.result(&value, || format!("added {}{holds}\n{}", request.path, lasting(&now)))
 }
 
 pub(crate) fn remove(args: &RemoveArgs, output: Output) -> Result<(), CliError> {
