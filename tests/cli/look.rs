@@ -1,8 +1,10 @@
 //! `tidefs status`, `list` and `stat`.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -254,4 +256,26 @@ fn a_stopped_daemon_makes_commands_fail_and_not_hang() {
     fails(&mount, &["stat", argument(&key)], EXIT_NO_DAEMON, "gone");
     mount.start_daemon();
     assert_eq!(run_json(&mount, &["status"])["objects"], json!(1));
+}
+
+#[test]
+fn a_name_as_a_list_shows_it_is_taken_with_escaped() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    let path = place.join(OsStr::from_bytes(b"a\xff\nb\\c"));
+    fs::write(&path, object(1, 100_000)).expect("an object");
+    let shown = r"ns/a\xff\x0ab\x5cc";
+    assert!(wait::until(wait::HANG, || names(&run_json(&mount, &["list"])) == [shown]));
+    let absolute = format!("{}/{shown}", mount.path().display());
+    for spelled in [shown, &absolute] {
+        let stat = run_json(&mount, &["stat", "--escaped", spelled]);
+        assert_eq!((&stat["path"], &stat["size"]), (&json!(shown), &json!(100_000)), "{stat}");
+    }
+    fails(&mount, &["stat", shown], EXIT_NOT_FOUND, "no object");
+    wrong_usage(&mount, &["stat", "--escaped", r"ns/a\q"], r"ns/a\q");
+    assert_eq!(run_json(&mount, &["list", "--escaped", &absolute])["total"], json!(1));
+    let is_closed = || run_json(&mount, &["stat", "--escaped", shown])["references"] == 0;
+    assert!(wait::until(wait::HANG, is_closed));
+    assert_eq!(run_json(&mount, &["evict", "--escaped", &absolute])["objects"], json!(1));
+    assert_eq!(run_json(&mount, &["why", "--escaped", shown])["verdict"]["kind"], json!("evicted"));
 }

@@ -11,6 +11,8 @@ use tidefs_engine::types::ByteCount;
 use crate::bench::BenchArgs;
 use crate::commands::disks::TierCommand;
 
+pub(crate) use self::spelling::Spelling;
+
 const EXIT_CODES: &str = "Exit codes: 0 it worked; 1 it failed; 2 wrong command line; 3 no such daemon or mount; \
                           4 no such object.";
 
@@ -242,6 +244,8 @@ pub(crate) struct ListArgs {
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
+    pub(crate) spelling: Spelling,
+    #[command(flatten)]
     pub(crate) select: Select,
 }
 
@@ -274,6 +278,8 @@ pub(crate) struct PathArgs {
     /// Path below a mount; outside of any mount, a relative path is a key of the daemon
     pub(crate) path: PathBuf,
     #[command(flatten)]
+    pub(crate) spelling: Spelling,
+    #[command(flatten)]
     pub(crate) select: Select,
 }
 
@@ -298,6 +304,8 @@ pub(crate) struct EvictArgs {
     /// Evict pinned and open objects too; not with --bytes, which takes what is coldest
     #[arg(long, conflicts_with = "bytes")]
     pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) spelling: Spelling,
     #[command(flatten)]
     pub(crate) select: Select,
 }
@@ -325,6 +333,8 @@ pub(crate) struct PinArgs {
     /// End a soft pin after this time, for example 90s, 10m or 2h; default: never
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "none")]
     pub(crate) ttl: Option<std::time::Duration>,
+    #[command(flatten)]
+    pub(crate) spelling: Spelling,
     #[command(flatten)]
     pub(crate) select: Select,
 }
@@ -365,6 +375,8 @@ pub(crate) struct VerifyArgs {
     /// Most bytes to read a second, for example 200MiB [default: no limit]
     #[arg(long, value_name = "SIZE")]
     pub(crate) rate: Option<ByteCount>,
+    #[command(flatten)]
+    pub(crate) spelling: Spelling,
     #[command(flatten)]
     pub(crate) select: Select,
 }
@@ -459,6 +471,8 @@ pub(crate) struct ManpagesArgs {
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+mod spelling;
 
 #[cfg(test)]
 mod documented;

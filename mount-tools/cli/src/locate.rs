@@ -13,7 +13,7 @@ use tidefs_control_api::instance::{Instance, STATE_DIR_VARIABLE, StateDir};
 use tidefs_control_api::lock::{self, Daemon};
 use tidefs_control_api::mounts::{Mount, MountTable};
 
-use crate::args::{Common, Select};
+use crate::args::{Common, Select, Spelling};
 use crate::client::Client;
 use crate::error::{CliError, Exit};
 use crate::shell::quoted;
@@ -104,9 +104,13 @@ pub(crate) fn connect(select: &Select) -> Result<Client, CliError> {
 }
 
 /// A way to the daemon of `path`, and the key that `path` is.
-pub(crate) fn connect_to(select: &Select, path: &Path) -> Result<(Client, KeyPath), CliError> {
+pub(crate) fn connect_to(
+    select: &Select,
+    path: &Path,
+    spelling: Spelling,
+) -> Result<(Client, KeyPath), CliError> {
     let locator = Locator::new(select)?;
-    let (instance, key) = locator.instance_of(path)?;
+    let (instance, key) = locator.instance_of(&spelling.read(path)?)?;
     let words = locator.words_for(&instance, &key) + &state_dir_option(&select.common);
     Ok((client(&instance)?.about(words), key))
 }

@@ -70,18 +70,7 @@ impl KeyPath {
     /// # Errors
     /// A backslash that does not start `\xHH`, and names that no file has.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ParseKeyPathError> {
-        let error = || ParseKeyPathError::Escape { text: self.0.clone() };
-        let mut bytes = Vec::with_capacity(self.0.len());
-        let mut parts = self.0.split('\\');
-        bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
-        for part in parts {
-            let hex = part.strip_prefix('x').and_then(|rest| rest.get(..2)).ok_or_else(error)?;
-            if !hex.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-                return Err(error());
-            }
-            bytes.push(u8::from_str_radix(hex, 16).map_err(|_| error())?);
-            bytes.extend_from_slice(&part.as_bytes()[3..]);
-        }
+        let bytes = unescape(&self.0)?;
         let bytes = trim_slashes(&bytes);
         let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && !name.contains(&0);
         if !bytes.is_empty() && !bytes.split(|byte| *byte == b'/').all(is_name) {
@@ -113,6 +102,26 @@ impl fmt::Display for KeyPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
     }
+}
+
+/// The bytes that `text` stands for, escaped as the module page says; any path, not only that of a key.
+///
+/// # Errors
+/// A backslash that does not start `\xHH`.
+pub fn unescape(text: &str) -> Result<Vec<u8>, ParseKeyPathError> {
+    let error = || ParseKeyPathError::Escape { text: text.to_owned() };
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut parts = text.split('\\');
+    bytes.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
+    for part in parts {
+        let hex = part.strip_prefix('x').and_then(|rest| rest.get(..2)).ok_or_else(error)?;
+        if !hex.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(error());
+        }
+        bytes.push(u8::from_str_radix(hex, 16).map_err(|_| error())?);
+        bytes.extend_from_slice(&part.as_bytes()[3..]);
+    }
+    Ok(bytes)
 }
 
 fn trim_slashes(mut bytes: &[u8]) -> &[u8] {

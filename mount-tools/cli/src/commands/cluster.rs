@@ -94,7 +94,7 @@ pub(crate) fn catalog(args: &StatusArgs, output: Output) -> Result<(), CliError>
 }
 
 pub(crate) fn locate(args: &PathArgs, output: Output) -> Result<(), CliError> {
-    let (client, path) = locate::connect_to(&args.select, &args.path)?;
+    let (client, path) = locate::connect_to(&args.select, &args.path, args.spelling)?;
     let value = client.get(routes::WHERE, &PathQuery { path })?;
     let found: Where = client.read(value.clone())?;
     output.result(&value, || human(&found))

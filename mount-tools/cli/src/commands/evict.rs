@@ -22,7 +22,7 @@ pub(crate) fn run(args: &EvictArgs, output: Output) -> Result<ExitCode, CliError
     let mut request = EvictRequest { force: args.force, ..EvictRequest::default() };
     let client = match (&args.what.path, &args.what.pattern) {
         (Some(path), _) => {
-            let (client, path) = locate::connect_to(&args.select, path)?;
+            let (client, path) = locate::connect_to(&args.select, path, args.spelling)?;
             request.path = Some(path);
             client
         }

@@ -28,7 +28,7 @@ const COLUMNS: [Column; 7] = [
 /// Writes the list while it comes. Ends with success when its reader has seen enough.
 pub(crate) fn run(args: &ListArgs, output: Output) -> Result<ExitCode, CliError> {
     let (client, path) = match &args.path {
-        Some(path) => locate::connect_to(&args.select, path)?,
+        Some(path) => locate::connect_to(&args.select, path, args.spelling)?,
         None => (locate::connect(&args.select)?, KeyPath::root()),
     };
     let query = ListQuery { path, sort: args.sort.into(), limit: (!args.all).then_some(args.limit) };

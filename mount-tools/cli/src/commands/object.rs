@@ -10,14 +10,14 @@ use crate::locate;
 use crate::output::{Output, age, duration, facts, grouped};
 
 pub(crate) fn stat(args: &PathArgs, output: Output) -> Result<(), CliError> {
-    let (client, path) = locate::connect_to(&args.select, &args.path)?;
+    let (client, path) = locate::connect_to(&args.select, &args.path, args.spelling)?;
     let value = client.get(routes::STAT, &PathQuery { path })?;
     let stat: ObjectStat = client.read(value.clone())?;
     output.result(&value, || human(&stat, SystemTime::now()))
 }
 
 pub(crate) fn why(args: &PathArgs, output: Output) -> Result<(), CliError> {
-    let (client, path) = locate::connect_to(&args.select, &args.path)?;
+    let (client, path) = locate::connect_to(&args.select, &args.path, args.spelling)?;
     let value = client.get(routes::WHY, &PathQuery { path })?;
     let why: Why = client.read(value.clone())?;
     output.result(&value, || why.explanation)

@@ -14,7 +14,7 @@ pub(crate) fn run(args: &PinArgs, output: Output) -> Result<(), CliError> {
         return Err(CliError::new(Exit::Usage, "only a soft pin takes --ttl")
             .next_step("use --soft, or leave out --ttl: a hard pin holds until --none takes it away"));
     }
-    let (client, path) = locate::connect_to(&args.select, &args.path)?;
+    let (client, path) = locate::connect_to(&args.select, &args.path, args.spelling)?;
     let request = PinRequest { path, pin: args.strength.pin(), ttl_s: args.ttl.map(|ttl| ttl.as_secs()) };
     request.validate()?;
     let value = client.post(routes::PIN, &request)?;

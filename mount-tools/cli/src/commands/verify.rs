@@ -19,7 +19,7 @@ const TEMPLATE: &str = "{wide_bar} {human_pos}/{human_len} objects, {msg}, {eta}
 pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, CliError> {
     let (client, path) = match &args.path {
         Some(path) => {
-            let (client, path) = locate::connect_to(&args.select, path)?;
+            let (client, path) = locate::connect_to(&args.select, path, args.spelling)?;
             (client, Some(path))
         }
         None => (locate::connect(&args.select)?, None),
