@@ -68,7 +68,9 @@ pub(crate) enum Command {
     /// Evict an object, all objects below a directory, all that fit a pattern, or the coldest ones
     #[command(
         after_help = "Examples:\n  tidefs evict /mnt/kv/llama/0a1b.bin\n  tidefs evict /mnt/kv/old-model --force\n  \
-                      tidefs evict --pattern 'llama/**/*.bin'\n  tidefs evict --bytes 4GiB"
+                      tidefs evict --pattern 'llama/**/*.bin'\n  tidefs evict --bytes 4GiB\n\n\
+                      It exits with 1 if the object that PATH names is kept. What is kept below a directory or of a pattern, \
+                      and bytes that were not found, are told and no failure."
     )]
     Evict(EvictArgs),
     /// Order not to evict an object or what is below a directory
@@ -77,7 +79,8 @@ pub(crate) enum Command {
     Pin(PinArgs),
     /// Read objects and compare them with their checksums; corrupt ones are dropped from the cache
     #[command(
-        after_help = "Examples:\n  tidefs verify\n  tidefs verify /mnt/kv/llama\n  tidefs verify --tier ssd --rate 200MiB"
+        after_help = "Examples:\n  tidefs verify\n  tidefs verify /mnt/kv/llama\n  tidefs verify --tier ssd --rate 200MiB\n\n\
+                      It exits with 1 if an object is corrupt, or could not be read."
     )]
     Verify(VerifyArgs),
     /// Look at the configuration of a daemon

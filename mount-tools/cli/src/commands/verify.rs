@@ -15,7 +15,7 @@ use crate::output::{Output, grouped};
 
 const TEMPLATE: &str = "{wide_bar} {human_pos}/{human_len} objects, {msg}, {eta} left";
 
-/// Exits with 1 if something is corrupt.
+/// Exits with 1 if something is corrupt, or could not be read.
 pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, CliError> {
     let (client, path) = match &args.path {
         Some(path) => {
@@ -31,7 +31,8 @@ pub(crate) fn run(args: &VerifyArgs, output: Output) -> Result<ExitCode, CliErro
     bar.finish_and_clear();
     let (summary, value): (VerifySummary, _) = followed?;
     output.result(&value, || human(&summary))?;
-    Ok(if summary.corrupt.0 > 0 { Exit::Failed.into() } else { ExitCode::SUCCESS })
+    let is_sound = summary.corrupt.0 + summary.unreadable.0 == 0;
+    Ok(if is_sound { ExitCode::SUCCESS } else { Exit::Failed.into() })
 }
 
 fn show(bar: &ProgressBar, progress: &VerifyProgress) {
