@@ -22,10 +22,16 @@ use tidefs_engine::types::MemberId;
 use super::core::Core;
 use super::object::Stamp;
 use super::shards::{KeyId, Shard};
-use crate::replace::replace_durably;
+use crate::replace::{read_whole, replace_durably};
 
 /// Removals of each kind that are kept.
 const KEPT_MAX: usize = 65_536;
+/// Length of a name in the file.
+const NAME_MAX: usize = 2 * libc::PATH_MAX as usize;
+/// Length of what else there is in the file of a removal, and more.
+const REMOVAL_MAX: usize = 256;
+/// Length of the file.
+const FILE_MAX: usize = KEPT_MAX * (NAME_MAX + 2 * REMOVAL_MAX);
 
 /// Removals as they are kept.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +63,7 @@ fn from_digits(text: &str) -> Option<Vec<u8>> {
 
 impl Removals {
     fn load(file: &Path) -> io::Result<Self> {
-        match fs::read(file) {
+        match read_whole(file, FILE_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             read => serde_json::from_slice(&read?).map_err(io::Error::other),
         }
