@@ -163,6 +163,7 @@ mod tests {
         let content = disk.content.lock().clone();
         assert_eq!(found_on(content, &config).len(), stored - 1);
     }
+
     #[test]
     fn a_disk_without_room_for_removals_when_the_tier_ends_is_trusted_by_the_next_start() {
         let directory = tempfile::tempdir().unwrap();

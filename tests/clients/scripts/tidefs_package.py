@@ -17,6 +17,9 @@ import traceback
 import numpy
 import tidefs
 
+import cases
+from cases import refused
+
 MIB = 1 << 20
 
 
@@ -33,14 +36,6 @@ def segments_of_this_process():
 
 def lies_in_a_segment(address):
     return any(start <= address < end for start, end in segments_of_this_process())
-
-
-def refused(kind, call):
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 def an_array_of_a_view_is_the_memory_of_the_cache(cache):
@@ -444,34 +439,25 @@ def the_hints_name_what_there_is(_cache):
     assert set(tidefs.__all__) == {"Cache", "View", "Writer", "__version__"}
 
 
-def main():
-    cases = [value for name, value in list(globals().items()) if callable(value) and name in CASES]
-    assert len(cases) == len(CASES)
-    for case in cases:
-        with tidefs.Cache(sys.argv[1]) as cache:
-            assert cache.is_fast == (os.environ["TIDEFS_EXPECT_FAST"] == "1")
-            case(cache)
-        print("ok", case.__name__)
-
-
-CASES = [
-    "an_array_of_a_view_is_the_memory_of_the_cache",
-    "what_is_made_of_a_view_keeps_its_bytes",
-    "a_released_view_gives_nothing_more",
-    "dlpack_says_what_it_cannot",
-    "a_writer_is_filled_in_place_and_sealed_at_the_end_of_its_block",
-    "an_exception_gives_the_object_up",
-    "keys_are_text_or_bytes",
-    "buffers_of_any_shape_are_taken_and_read_only_ones_are_not_filled",
-    "tensors_of_the_host_are_taken_and_others_are_refused",
-    "tensors_of_torch_go_in_and_come_out_where_it_is_installed",
-    "a_wait_lets_other_threads_run_and_ends_in_time",
-    "many_threads_share_one_cache",
-    "what_was_found_outlives_its_cache",
-    "a_forked_child_gives_nothing_of_its_parent_back",
-    "a_forked_child_is_told_nothing_by_what_its_parent_kept",
-    "segments_are_pinned_once_and_let_go_before_they_are_unmapped",
-    "a_failure_is_the_error_of_its_number",
-    "the_hints_name_what_there_is",
-]
-main()
+cases.run(
+    [
+        an_array_of_a_view_is_the_memory_of_the_cache,
+        what_is_made_of_a_view_keeps_its_bytes,
+        a_released_view_gives_nothing_more,
+        dlpack_says_what_it_cannot,
+        a_writer_is_filled_in_place_and_sealed_at_the_end_of_its_block,
+        an_exception_gives_the_object_up,
+        keys_are_text_or_bytes,
+        buffers_of_any_shape_are_taken_and_read_only_ones_are_not_filled,
+        tensors_of_the_host_are_taken_and_others_are_refused,
+        tensors_of_torch_go_in_and_come_out_where_it_is_installed,
+        a_wait_lets_other_threads_run_and_ends_in_time,
+        many_threads_share_one_cache,
+        what_was_found_outlives_its_cache,
+        a_forked_child_gives_nothing_of_its_parent_back,
+        a_forked_child_is_told_nothing_by_what_its_parent_kept,
+        segments_are_pinned_once_and_let_go_before_they_are_unmapped,
+        a_failure_is_the_error_of_its_number,
+        the_hints_name_what_there_is,
+    ]
+)

@@ -10,15 +10,10 @@ import weakref
 
 import tidefs
 
+import cases
+from cases import refused
+
 MIB = 1 << 20
-
-
-def refused(kind, call):
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 class Engine:
@@ -97,20 +92,11 @@ def an_object_is_made_by_the_umask_of_its_moment(cache):
             assert mode == 0o666 & ~mask, (name, oct(mode), oct(mask))
 
 
-def main():
-    cases = [value for name, value in list(globals().items()) if callable(value) and name in CASES]
-    assert len(cases) == len(CASES)
-    for case in cases:
-        with tidefs.Cache(sys.argv[1]) as cache:
-            assert cache.is_fast == (os.environ["TIDEFS_EXPECT_FAST"] == "1")
-            case(cache)
-        print("ok", case.__name__)
-
-
-CASES = [
-    "an_engine_that_owns_its_cache_is_collected_with_it",
-    "what_is_not_stored_is_said_of_each",
-    "what_was_made_ready_is_not_written_again",
-    "an_object_is_made_by_the_umask_of_its_moment",
-]
-main()
+cases.run(
+    [
+        an_engine_that_owns_its_cache_is_collected_with_it,
+        what_is_not_stored_is_said_of_each,
+        what_was_made_ready_is_not_written_again,
+        an_object_is_made_by_the_umask_of_its_moment,
+    ]
+)
