@@ -29,6 +29,7 @@ mod fastpath;
 mod folders;
 mod guess;
 mod guessed;
+mod headroom;
 mod history;
 mod inspect;
 mod lingering;

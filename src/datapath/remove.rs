@@ -1,7 +1,5 @@
 //! How things leave: eviction, unlink, replacement, a directory's end, and the kernel's FORGET.
 
-use std::sync::atomic::Ordering;
-
 use tidefs_engine::types::{ByteCount, ObjectCount, SegmentId};
 
 use super::burial::Doomed;
@@ -11,9 +9,6 @@ use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Phase, Place, State, key_hash};
 use crate::namespace::{Body, Ino, Name, Node, Slot};
 use crate::tier::eviction::Departure;
-
-/// A pause of writers after which the keeper may be asleep; it watches for a second after the last of them.
-const KEEPER_SLEEPS_AFTER_MS: u64 = 500;
 
 /// Stands for bytes that are freed already. Segment ids start far above it.
 pub(super) const NO_SEGMENT: SegmentId = SegmentId(0);
@@ -294,22 +289,6 @@ impl Datapath {
         };
         if let Some(kernel) = self.kernel.get() {
             kernel.drop_idle(&idle);
-        }
-    }
-
-    /// Passthrough handles that may write and are open.
-    pub(super) fn count_passthrough_writer(&self, opened: bool) {
-        if opened {
-            let others = self.passthrough_writers.fetch_add(1, Ordering::Relaxed);
-            if others == 0
-                && self.last_writer_ms.load(Ordering::Relaxed) + KEEPER_SLEEPS_AFTER_MS < self.now_ms()
-                && let Some(keeper) = self.keeper.get()
-            {
-                keeper.unpark();
-            }
-            self.last_writer_ms.store(self.now_ms(), Ordering::Relaxed);
-        } else {
-            self.passthrough_writers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! The truth about free pages is the private tmpfs's own count; nothing is summed up by hand. A writer whose size is
 //! known (`ftruncate`, `fallocate`, writes through the daemon, or the size that objects of its directory have) has
 //! its pages allocated beforehand. A passthrough writer that outgrows that is served from the headroom, which the
-//! keeper thread ([`Datapath::keep_headroom`]) restores while such writers are open.
+//! keeper thread ([`super::headroom`]) restores while such writers are open.
 //!
 //! Limits: a request waits for room at most `runtime.deadline_ms`; an eviction round takes at most `BATCH_MAX`
 //! objects under the lock.
@@ -24,21 +24,10 @@ use super::object::Refusal;
 use super::ssd::{Leaving, MayLend};
 use super::{Datapath, Error, Phase, State};
 use crate::namespace::{Ino, Slot};
-use crate::tier::memory::MemoryUsage;
 
 const BATCH_MAX: usize = 64;
 /// Room that lets any record of a packed object be written: two of the grains in which the tier allocates.
 const RECORD_ROOM: ByteCount = ByteCount::kib(128);
-/// How often free room is looked at while passthrough writers are open: a memory copy fills about 5 MiB in that time.
-const WATCH_INTERVAL: Duration = Duration::from_micros(500);
-/// Bytes a second that all writers together are taken to write at most: the memory of a large machine.
-const WRITE_RATE_MAX: u64 = 256 << 30;
-/// How long the keeper pauses at most however much is free.
-const WATCH_INTERVAL_MAX: Duration = Duration::from_millis(20);
-/// How long the keeper goes on watching after the last of them closed: the next one is on its way.
-const WATCHED_AFTER_MS: u64 = 1000;
-/// How long the keeper sleeps at most when there are none; the next writer wakes it.
-const IDLE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a request pauses before it looks again, when everything is open at the moment.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
 /// How often it does so before it is refused: closes that are on their way have arrived by then.
@@ -46,7 +35,7 @@ const RETRY_MAX: u32 = 10;
 
 /// Whether something may be evicted that is nowhere else.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Loss {
+pub(super) enum Loss {
     Accepted,
     Refused,
 }
@@ -54,12 +43,6 @@ enum Loss {
 /// Pages that an object of `size` occupies.
 pub(super) fn footprint(size: ByteCount) -> ByteCount {
     size.round_up_to_pages()
-}
-
-/// How long the keeper may look away when `spare` bytes are free beyond the headroom: writers cannot fill them sooner.
-fn watch_interval(spare: ByteCount) -> Duration {
-    let filled_in_ms = spare.get() / (WRITE_RATE_MAX / 1000);
-    Duration::from_millis(filled_in_ms).clamp(WATCH_INTERVAL, WATCH_INTERVAL_MAX)
 }
 
 impl Datapath {
@@ -121,7 +104,7 @@ impl Datapath {
     }
 
     /// Evicts objects that occupy at least `missing` bytes, or as many as one batch holds, or all there are. Returns how many.
-    fn evict(&self, missing: ByteCount, directory: Slot, loss: Loss) -> usize {
+    pub(super) fn evict(&self, missing: ByteCount, directory: Slot, loss: Loss) -> usize {
         let leaving = self.choose_leaving(&mut self.lock(), missing, directory, loss);
         let count = leaving.len();
         leaving.into_iter().for_each(|leaving| self.see_off(leaving, None));
@@ -322,89 +305,5 @@ impl Datapath {
             self.wait_until_stored(wait);
         }
         evicted
-    }
-
-    /// The keeper's loop: restores the headroom while passthrough writers are open, until `is_stopping` says so.
-    ///
-    /// The composition root runs it with real-time priority where it may: it sleeps nearly always, and what it does
-    /// in time is what keeps a writer from a full tmpfs.
-    pub fn keep_headroom(&self, is_stopping: impl Fn() -> bool) {
-        let mut last_writer = self.now_ms();
-        while !is_stopping() {
-            let now_ms = self.now_ms();
-            if self.passthrough_writers.load(Ordering::Relaxed) > 0 {
-                last_writer = now_ms;
-            } else if now_ms.saturating_sub(last_writer) > WATCHED_AFTER_MS {
-                std::thread::park_timeout(IDLE_INTERVAL);
-                if self.passthrough_writers.load(Ordering::Relaxed) > 0 {
-                    last_writer = self.now_ms();
-                }
-                continue;
-            }
-            let mut spare = ByteCount::ZERO;
-            while let Ok(MemoryUsage { free, .. }) = self.tier.usage() {
-                if free < PAGE {
-                    self.ends_of_room.fetch_add(1, Ordering::Relaxed);
-                }
-                self.give_up_prefault(free);
-                spare = free.saturating_sub(self.settings.write_headroom.max(self.prefaulted()));
-                let missing = self.missing_headroom(free);
-                if missing == ByteCount::ZERO || !self.restore_headroom(missing, free) {
-                    break;
-                }
-                self.telemetry.surprise_growth_bytes.add(missing.get());
-            }
-            std::thread::sleep(watch_interval(spare));
-        }
-    }
-
-    /// Bytes that the headroom lacks. What is on its way to a disk counts as free until half of the headroom is used:
-    /// dropping something else for the moment that its write takes would lose it for nothing.
-    fn missing_headroom(&self, free: ByteCount) -> ByteCount {
-        let missing = self.settings.write_headroom.saturating_sub(free);
-        if self.is_urgent(free) { missing } else { missing.saturating_sub(self.lent_bytes()) }
-    }
-
-    /// Whether so little is free that room is needed at once.
-    fn is_urgent(&self, free: ByteCount) -> bool {
-        free < ByteCount(self.settings.write_headroom.get() / 2)
-    }
-
-    /// Lets objects of `missing` bytes leave. While there is time they go to a disk that takes them, so that the keeper, which
-    /// runs before the demoter, loses nothing that the demoter would have kept; and while the disks write, which makes room
-    /// in their queues, only those leave that are there already. Returns whether anything went.
-    fn restore_headroom(&self, missing: ByteCount, free: ByteCount) -> bool {
-        if self.free_what_waits(missing) {
-            return true;
-        }
-        let has_time = !self.is_urgent(free);
-        if has_time && self.send_coldest(missing) {
-            return true;
-        }
-        if has_time && self.ssd.get().is_some_and(|ssd| ssd.is_writing()) {
-            return self.evict(missing, Slot::ROOT, Loss::Refused) > 0;
-        }
-        self.evict_round_for_reuse(missing, Slot::ROOT) > 0
-    }
-
-    /// The keeper's thread, to be woken when a writer comes after a pause.
-    pub fn set_keeper(&self, thread: std::thread::Thread) {
-        // A second keeper would be a bug of the composition root; the first one is woken.
-        let _ = self.keeper.set(thread);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_keeper_looks_again_before_writers_can_fill_what_is_free() {
-        for spare in [0, 1, 200 << 20, 1 << 30, 5 << 30, 1 << 40].map(ByteCount) {
-            let pause = watch_interval(spare);
-            assert!((WATCH_INTERVAL..=WATCH_INTERVAL_MAX).contains(&pause), "{spare}: {pause:?}");
-            let written = u128::from(WRITE_RATE_MAX) * pause.as_nanos() / 1_000_000_000;
-            assert!(pause == WATCH_INTERVAL || written <= u128::from(spare.get()), "{spare}: {pause:?}");
-        }
     }
 }
