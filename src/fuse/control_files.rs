@@ -13,9 +13,10 @@ use fuser::{Errno, FileAttr, FileType, INodeNo};
 use parking_lot::Mutex;
 
 use super::fast_files;
+use crate::namespace::RESERVED_AT_ROOT;
 
 /// Name of the directory.
-pub(super) const DIRECTORY: &[u8] = b".tidefs";
+pub(super) const DIRECTORY: &[u8] = RESERVED_AT_ROOT;
 
 /// Inode numbers of control files have this bit; generations of ordinary ones never reach it.
 pub(super) const MARK: u64 = 1 << 63;

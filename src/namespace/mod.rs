@@ -12,7 +12,8 @@ mod tree;
 
 pub use directory::{Children, Cookie, Directory};
 pub use node::{
-    Attributes, Body, Ino, NAME_LENGTH_MAX, Name, NameError, Node, Slot, nanos_of, permissions, time_of,
+    Attributes, Body, Ino, NAME_LENGTH_MAX, Name, NameError, Node, RESERVED_AT_ROOT, Slot, nanos_of,
+    permissions, time_of,
 };
 pub use processes::{ProcessId, Processes, ThreadId, WriterFate, supplementary_groups, writer_fate};
 pub use tree::{Tree, TreeError, split_path};

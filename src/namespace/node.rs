@@ -46,6 +46,9 @@ impl Ino {
     }
 }
 
+/// Name at the root of the mount that no object and no directory has: the daemon's own files stand there.
+pub const RESERVED_AT_ROOT: &[u8] = b".tidefs";
+
 /// Longest name of a directory entry, as on other Linux filesystems.
 pub const NAME_LENGTH_MAX: usize = 255;
 

@@ -28,6 +28,7 @@ in_fast_modes!(
     a_batch_that_names_a_key_twice_answers_for_each,
     what_comes_later_is_waited_for,
     keys_are_relative_to_the_directory_that_was_opened,
+    keys_at_the_top_of_the_mount_are_like_any_other,
     many_threads_share_one_cache,
     many_tasks_share_one_cache_and_wait_on_no_thread,
 );
@@ -345,6 +346,27 @@ fn what_comes_later_is_waited_for(mode: Mode) {
         let view = waiter.join().expect("joined").expect("wait").expect("it came");
         assert_object(&view, 3);
     });
+}
+
+fn keys_at_the_top_of_the_mount_are_like_any_other(mode: Mode) {
+    let (mount, _kv) = kv(mode);
+    let top = mount.join("");
+    let cache = open(&mount, &top, mode);
+    let bytes = pattern::object(1, MIB);
+    let mut writer = cache.create("key", MIB).expect("create");
+    assert_eq!(writer.is_mapped(), cache.is_fast(), "bytes go to a segment");
+    writer.copy_from_slice(&bytes);
+    writer.seal().expect("seal");
+    assert_eq!(get(&cache, "key", 1).is_mapped(), cache.is_fast());
+    assert!(fs::read(top.join("key")).expect("read") == bytes, "by file");
+
+    let refused = cache.put(".tidefs", &bytes).expect_err("the daemon's own files stand there");
+    assert!(refused.to_string().contains(".tidefs"), "{refused}");
+    assert!(top.join(".tidefs/status").is_file());
+    let left = fs::read_dir(&top).expect("readdir").map(|entry| entry.expect("an entry").file_name());
+    let mut left: Vec<_> = left.collect();
+    left.sort();
+    assert_eq!(left, ["key", "kv"], "nothing else is left");
 }
 
 fn keys_are_relative_to_the_directory_that_was_opened(mode: Mode) {

@@ -15,7 +15,7 @@ use super::{LOCKED_AT_ONCE, Located, Session};
 use crate::datapath::release::Afterwards;
 use crate::datapath::room::footprint;
 use crate::datapath::{Caller, Datapath, Error, Marks, Object, Place, State, key_hash};
-use crate::namespace::{Attributes, Body, Ino, Name, Slot};
+use crate::namespace::{Attributes, Body, Ino, Name, RESERVED_AT_ROOT, Slot};
 
 /// How often a begin looks for a segment to use again before it makes one.
 const EVICTIONS_FOR_REUSE: usize = 4;
@@ -138,8 +138,7 @@ impl Datapath {
         let credentials = session.credentials();
         let (within, leaf) = Walk::new(state, credentials, scope).split(state, request.name);
         let parent = within?.slot;
-        if parent == Slot::ROOT {
-            // Objects are in namespaces; a file of the root is made by its path.
+        if parent == Slot::ROOT && leaf == RESERVED_AT_ROOT {
             return Err(Located::AskByFile);
         }
         let name = Name::new(leaf).map_err(|_| Located::Invalid)?;
