@@ -13,6 +13,7 @@
 //! - The kernel is told after the tables changed, never before, and never under the lock.
 
 mod attributes;
+mod backing;
 mod below;
 mod blank;
 mod burial;
@@ -145,6 +146,8 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
     fn forget_attributes_now(&self, ino: Ino);
     /// Nobody uses these inodes: the kernel may drop them.
     fn drop_idle(&self, inos: &[Ino]);
+    /// Whether the kernel has a backing file of the inode. Waits for nothing.
+    fn has_backing(&self, ino: Ino) -> bool;
     /// The inode's backing file is not needed for further opens; its pages may go.
     fn release_backing(&self, ino: Ino);
     /// Names were made known that the kernel did not ask for: it asks again for each name that it uses, and does when this

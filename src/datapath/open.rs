@@ -9,11 +9,10 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tidefs_engine::types::{ByteCount, SegmentId, Version};
+use tidefs_engine::types::{ByteCount, Version};
 
-use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
+use super::{Caller, Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
-use crate::tier::memory::MemoryError;
 
 /// How long a version waits for a thread that was sent to open it: it comes back within its system call, unless it dies.
 pub(super) const EXPECTED_FOR_MS: u64 = 10_000;
@@ -72,7 +71,7 @@ pub struct Handle {
 }
 
 /// What an open gives.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Opened {
     /// The inode that was opened.
     pub ino: Ino,
@@ -84,6 +83,8 @@ pub struct Opened {
     pub announces_close: bool,
     /// Whether the kernel may believe, until it is told otherwise, that the name stands for this file.
     pub is_cacheable: bool,
+    /// Its bytes, where the kernel is to move them and does not have them: they may lose their name from now on.
+    pub backing: Option<Arc<File>>,
 }
 
 impl Datapath {
@@ -269,6 +270,7 @@ impl Datapath {
         if needs_file {
             self.open_backing(state, slot)?;
         }
+        let backing = self.backing_for_kernel(state, slot, path)?;
         if is_resumed {
             self.resume_times(state, slot);
         }
@@ -279,49 +281,8 @@ impl Datapath {
             // At the open, since the kernel leaves that to the daemon and writes without it (FUSE_HANDLE_KILLPRIV_V2).
             state.tree.node_mut(slot).attributes.drop_privileges();
         }
-        Ok(self.open_handle(state, caller, slot, options, path))
-    }
-
-    /// Makes sure that the object's backing file is open.
-    pub(super) fn open_backing(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
-        let Some(object) = state.object_mut(slot) else { return Err(Error::IsDirectory) };
-        if let Place::Solo(segment) = object.place
-            && object.file().is_none()
-        {
-            let file = self.segment_file(segment)?;
-            object.open_mut().file = Some(Arc::new(file));
-        }
-        Ok(())
-    }
-
-    /// The file of a segment. One that is gone is another object's by now; that the system refuses to open it, for want of
-    /// descriptors perhaps, says nothing of the object.
-    fn segment_file(&self, segment: SegmentId) -> Result<File, Error> {
-        let of = |error: MemoryError| if error.is_gone() { Error::Stale } else { error.into() };
-        self.tier.open_segment(segment).map_err(of)
-    }
-
-    /// The backing file of `ino`, for the kernel to serve it from.
-    ///
-    /// # Errors
-    /// [`Error::Stale`] when there is none any more; [`Error::Unsupported`] for packed objects; [`Error::Io`].
-    pub fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Error> {
-        let state = self.lock();
-        self.backing_file_of(&state, state.slot_of(ino)?)
-    }
-
-    /// The same for the file in `slot`.
-    pub(super) fn backing_file_of(&self, state: &State, slot: Slot) -> Result<Arc<File>, Error> {
-        let object = state.object(slot).ok_or(Error::IsDirectory)?;
-        if let Some(file) = object.file() {
-            return Ok(Arc::clone(file));
-        }
-        match &object.place {
-            Place::Solo(segment) => Ok(Arc::new(self.segment_file(*segment)?)),
-            Place::Scratch(scratch) => Ok(Arc::clone(scratch.file())),
-            Place::Packed(_) => Err(Error::Unsupported("packed objects have no backing file")),
-            Place::Ssd | Place::Remote => Err(Error::Stale),
-        }
+        let opened = self.open_handle(state, caller, slot, options, path);
+        Ok(Opened { backing, ..opened })
     }
 
     /// Who moves the bytes of a file that is being created.
@@ -425,7 +386,8 @@ impl Datapath {
             IoPath::Passthrough => self.telemetry.passthrough_opens.increment(),
             IoPath::Direct | IoPath::Cached => self.telemetry.direct_opens.increment(),
         }
-        Opened { ino, handle, path, announces_close, is_cacheable: state.is_cacheable(slot) }
+        let is_cacheable = state.is_cacheable(slot);
+        Opened { ino, handle, path, announces_close, is_cacheable, backing: None }
     }
 
     /// A writer is in another pid namespace: it cannot be told from others, and how it ends is not seen.
@@ -433,33 +395,6 @@ impl Datapath {
         static WARNED: std::sync::Once = std::sync::Once::new();
         self.telemetry.unknown_writers.increment();
         WARNED.call_once(|| tracing::warn!("{UNKNOWN_WRITERS}; tidefs_unknown_writers_total counts them"));
-    }
-
-    /// The kernel did not take the backing file: the daemon serves the handle itself.
-    ///
-    /// # Errors
-    /// [`Error::Io`] when another handle of the inode is served by passthrough, which cannot be mixed.
-    pub fn fall_back_to_direct(&self, handle: HandleId) -> Result<(), Error> {
-        self.telemetry.passthrough_failures.increment();
-        let mut state = self.lock();
-        let Some(open) = state.handles.get_mut(&handle) else { return Err(Error::BadHandle) };
-        let (slot, options) = (open.slot, open.options);
-        if open.path != IoPath::Passthrough {
-            return Ok(());
-        }
-        open.path = IoPath::Direct;
-        if options.write {
-            self.count_passthrough_writer(false);
-        }
-        self.open_backing(&mut state, slot)?;
-        let Some(open) = state.object_mut(slot).map(Object::open_mut) else { return Err(Error::BadHandle) };
-        open.passthrough -= 1;
-        open.direct_mappable += u32::from(options.read);
-        if open.passthrough > 0 {
-            let source = std::io::Error::other("another handle of the file is served by the kernel");
-            return Err(Error::Io { operation: "open without passthrough", source });
-        }
-        Ok(())
     }
 }
 

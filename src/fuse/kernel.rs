@@ -145,6 +145,10 @@ impl KernelCache for Kernel {
         self.queue.arrived.notify_one();
     }
 
+    fn has_backing(&self, ino: Ino) -> bool {
+        self.backings.lock().contains_key(&ino)
+    }
+
     fn release_backing(&self, ino: Ino) {
         let backing = self.backings.lock().remove(&ino);
         drop(backing);

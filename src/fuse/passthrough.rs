@@ -60,7 +60,10 @@ pub(super) fn answer(
         Some(backing) => Ok(backing),
         None => {
             // Fetched before the map of backing files is locked: the datapath locks that map under its own lock.
-            let file = datapath.backing_file(opened.ino).inspect_err(|_| datapath.release(opened.handle))?;
+            let file = match &opened.backing {
+                Some(file) => Arc::clone(file),
+                None => datapath.backing_file(opened.ino).inspect_err(|_| datapath.release(opened.handle))?,
+            };
             kernel.register(opened.ino, || reply.register(&file))
         }
     };

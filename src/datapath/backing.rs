@@ -1,0 +1,97 @@
+//! Backing files: what the kernel, or the daemon itself, reads and writes an open object by.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use tidefs_engine::types::SegmentId;
+
+use super::open::{HandleId, IoPath};
+use super::{Datapath, Error, KernelCache, Object, Place, State};
+use crate::namespace::{Ino, Slot};
+use crate::tier::memory::MemoryError;
+
+impl Datapath {
+    /// The bytes that the kernel is to be given with an open. Under the same lock as the open: a segment file of which the
+    /// kernel has none yet may be anybody's to free as soon as its object has lost its name.
+    pub(super) fn backing_for_kernel(
+        &self,
+        state: &State,
+        slot: Slot,
+        path: IoPath,
+    ) -> Result<Option<Arc<File>>, Error> {
+        let lacks_it = |kernel: &&Arc<dyn KernelCache>| !kernel.has_backing(state.tree.ino(slot));
+        match self.kernel.get().filter(|_| path == IoPath::Passthrough).filter(lacks_it) {
+            Some(_) => self.backing_file_of(state, slot).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes sure that the object's backing file is open.
+    pub(super) fn open_backing(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
+        let Some(object) = state.object_mut(slot) else { return Err(Error::IsDirectory) };
+        if let Place::Solo(segment) = object.place
+            && object.file().is_none()
+        {
+            let file = self.segment_file(segment)?;
+            object.open_mut().file = Some(Arc::new(file));
+        }
+        Ok(())
+    }
+
+    /// The file of a segment. One that is gone is another object's by now; that the system refuses to open it, for want of
+    /// descriptors perhaps, says nothing of the object.
+    fn segment_file(&self, segment: SegmentId) -> Result<File, Error> {
+        let of = |error: MemoryError| if error.is_gone() { Error::Stale } else { error.into() };
+        self.tier.open_segment(segment).map_err(of)
+    }
+
+    /// The backing file of `ino`, for the kernel to serve it from.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when there is none any more; [`Error::Unsupported`] for packed objects; [`Error::Io`].
+    pub fn backing_file(&self, ino: Ino) -> Result<Arc<File>, Error> {
+        let state = self.lock();
+        self.backing_file_of(&state, state.slot_of(ino)?)
+    }
+
+    /// The same for the file in `slot`.
+    pub(super) fn backing_file_of(&self, state: &State, slot: Slot) -> Result<Arc<File>, Error> {
+        let object = state.object(slot).ok_or(Error::IsDirectory)?;
+        if let Some(file) = object.file() {
+            return Ok(Arc::clone(file));
+        }
+        match &object.place {
+            Place::Solo(segment) => Ok(Arc::new(self.segment_file(*segment)?)),
+            Place::Scratch(scratch) => Ok(Arc::clone(scratch.file())),
+            Place::Packed(_) => Err(Error::Unsupported("packed objects have no backing file")),
+            Place::Ssd | Place::Remote => Err(Error::Stale),
+        }
+    }
+
+    /// The kernel did not take the backing file: the daemon serves the handle itself.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when another handle of the inode is served by passthrough, which cannot be mixed.
+    pub fn fall_back_to_direct(&self, handle: HandleId) -> Result<(), Error> {
+        self.telemetry.passthrough_failures.increment();
+        let mut state = self.lock();
+        let Some(open) = state.handles.get_mut(&handle) else { return Err(Error::BadHandle) };
+        let (slot, options) = (open.slot, open.options);
+        if open.path != IoPath::Passthrough {
+            return Ok(());
+        }
+        open.path = IoPath::Direct;
+        if options.write {
+            self.count_passthrough_writer(false);
+        }
+        self.open_backing(&mut state, slot)?;
+        let Some(open) = state.object_mut(slot).map(Object::open_mut) else { return Err(Error::BadHandle) };
+        open.passthrough -= 1;
+        open.direct_mappable += u32::from(options.read);
+        if open.passthrough > 0 {
+            let source = std::io::Error::other("another handle of the file is served by the kernel");
+            return Err(Error::Io { operation: "open without passthrough", source });
+        }
+        Ok(())
+    }
+}
