@@ -223,8 +223,8 @@ impl Datapath {
             if patience >= Patience::Members && state.may_hide_another(child) {
                 return Ok(Lookup::Ask);
             }
-            // As above: what is hidden is none to it, and a later call of its is not the one that was sent here.
-            state.resent.pop(&Sent::of(caller, Some(&name)));
+            // As above: what is hidden is none to it.
+            self.note_absent(&mut state, caller, &name);
             self.telemetry.misses.increment();
             return Ok(Lookup::Absent { cacheable: false });
         };
@@ -255,7 +255,7 @@ impl Datapath {
         self.fast.absences.note(key);
         if self.is_temporary(name) {
             // A writer's look-up before it creates or renames its file: no block of a chain, and no miss.
-            state.resent.pop(&Sent::of(caller, Some(name)));
+            self.note_absent(state, caller, name);
             return Lookup::Absent { cacheable: true };
         }
         let has_members = state.has_members();
@@ -263,8 +263,7 @@ impl Datapath {
         if !is_certain && patience >= Patience::Members {
             return Lookup::Ask;
         }
-        // Who was sent here to open another version finds none: that open is over.
-        state.resent.pop(&Sent::of(caller, Some(name)));
+        self.note_absent(state, caller, name);
         state.chains.probed(caller.thread.0, key, now);
         self.note_miss(state, caller, parent, key);
         let is_revocable = !has_members || self.can_tell_names();

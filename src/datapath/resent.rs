@@ -21,6 +21,9 @@ const RESENT_LATE: Duration = Duration::from_secs(30);
 /// How long after it found something by that it is taken to go on within the same system call.
 const FOUND: Duration = Duration::from_secs(2);
 
+/// How long after it found nothing a thread is taken to look once more within the same system call: it does at once.
+const FOUND_NOTHING: Duration = Duration::from_millis(100);
+
 /// Who was sent. Callers that the daemon cannot tell apart are told apart by the names that they were sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Sent {
@@ -49,6 +52,8 @@ pub(super) struct Resent {
     refused: Option<Error>,
     /// What it found when it looked the name up again, and when.
     found: Option<(Ino, Duration)>,
+    /// When it found nothing instead.
+    found_nothing: Option<Duration>,
 }
 
 impl Resent {
@@ -56,6 +61,11 @@ impl Resent {
     /// is sent for itself.
     pub(super) fn is_for(&self, options: OpenOptions) -> bool {
         self.options.write || !options.write
+    }
+
+    /// Whether it found nothing, and did not look once more at once.
+    fn is_over(&self, now: Duration) -> bool {
+        self.found_nothing.is_some_and(|at| now.saturating_sub(at) > FOUND_NOTHING)
     }
 
     /// The name, and why no version could be begun under it.
@@ -89,9 +99,10 @@ impl Datapath {
         options: OpenOptions,
     ) {
         let at = self.clock.monotonic();
-        state
-            .resent
-            .put(Sent::of(caller, name.as_ref()), Resent { name, at, options, refused: None, found: None });
+        state.resent.put(
+            Sent::of(caller, name.as_ref()),
+            Resent { name, at, options, refused: None, found: None, found_nothing: None },
+        );
     }
 
     /// What a caller is told who asked for attributes of what its name does not stand for any more. This may come before
@@ -117,7 +128,11 @@ impl Datapath {
 
     /// Whether the open of `slot` (`None`: of an inode that is gone) is the second one of a thread that was sent.
     pub(super) fn is_resent(&self, state: &State, resent: &Resent, slot: Option<Slot>) -> bool {
-        let since = self.clock.monotonic().saturating_sub(resent.at);
+        let now = self.clock.monotonic();
+        let since = now.saturating_sub(resent.at);
+        if resent.is_over(now) {
+            return false;
+        }
         match slot {
             Some(slot) if state.is_there(slot) => {
                 since < RESENT && resent.name == Some(state.name_sought(slot))
@@ -141,6 +156,18 @@ impl Datapath {
         }
     }
 
+    /// A thread found nothing under `name`, which it may have been sent to look up again. Told so, the kernel drops what it
+    /// knew of the name, and looks it up once more; then that open is over.
+    pub(super) fn note_absent(&self, state: &mut State, caller: &Caller, name: &Name) {
+        let sent = Sent::of(caller, Some(name));
+        let Some(resent) = state.resent.peek_mut(&sent) else { return };
+        if resent.found_nothing.is_none() && resent.name.as_ref() == Some(name) {
+            resent.found_nothing = Some(self.clock.monotonic());
+        } else {
+            state.resent.pop(&sent);
+        }
+    }
+
     /// Gives a writer who was sent to look `name` up again a version to write, or has the one that is being written wait: one
     /// that may write what it finds. The kernel looks at that when it opens it, which is later; and the name may be one of
     /// another directory than it was sent for.
@@ -161,6 +188,7 @@ impl Datapath {
                 resent.options.write
                     && resent.refused.is_none()
                     && resent.name.as_ref() == Some(name)
+                    && !resent.is_over(now)
                     && now.saturating_sub(resent.at) < RESENT
             };
             let Some(resent) = state.resent.peek(&Sent::of(caller, Some(name))).filter(is_same) else {

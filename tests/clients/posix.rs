@@ -91,7 +91,10 @@ fn files_and_directories_are_as_posix_has_them(mode: Mode) {
     let surprising: Vec<_> = failed.iter().filter(|case| !may_fail(case)).collect();
     assert!(surprising.is_empty(), "{surprising:?} failed:\n{said}");
     assert!(passed.len() > 150, "the suite has run:\n{said}");
-    assert!(mount.is_bare() || failed.contains("link::remove_link::regular"), "what is refused fails:\n{said}");
+    assert!(
+        mount.is_bare() || failed.contains("link::remove_link::regular"),
+        "what is refused fails:\n{said}"
+    );
     assert_eq!(fs::read_dir(&place).expect("readdir").count(), 0, "it removes what it made");
 }
 

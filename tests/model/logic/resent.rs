@@ -1,6 +1,12 @@
-//! What a writer meets that was sent to look its name up again, when others were faster.
+//! What a program meets that was sent to look its name up again, when others were faster.
 
-use tidefs::datapath::{Error, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use tidefs::datapath::{Error, KernelCache, OpenOptions};
+use tidefs::namespace::Ino;
 use tidefs_engine::types::ByteCount;
 
 use super::{Logic, Setup, caller};
@@ -37,4 +43,64 @@ fn a_reader_keeps_its_bytes_when_a_writer_comes_late_to_a_version_that_was_repla
     let found = logic.open(2, "k", READ).expect("open");
     assert_eq!(logic.read(2, found, 0, 60_000).expect("read"), bytes(2, 50_000));
     logic.close(2, found);
+}
+
+/// One open(2) by a name that others take away and give again: what its first look-up finds nothing by makes the kernel drop
+/// what it knew of the name and look once more, and what that finds may be gone when it is opened.
+#[test]
+fn a_reader_that_was_sent_and_looks_twice_is_told_of_a_miss_and_of_no_error() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let read = OpenOptions { read: true, ..OpenOptions::default() };
+    let vanish = |logic: &mut Logic, seed| {
+        publish(logic, 0, seed);
+        let ino = logic.resolve(1, "k").expect("it is there");
+        logic.unlink(0, "k").expect("unlink");
+        logic.datapath().open(&caller(1), ino, read).map(|opened| opened.ino)
+    };
+    let sent = vanish(&mut logic, 1);
+    assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
+    assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
+    let again = vanish(&mut logic, 2);
+    assert!(matches!(again, Err(Error::NoObject)), "{again:?}");
+
+    // Its next open(2) is sent anew, after one that is over by finding nothing, too.
+    let next = vanish(&mut logic, 3);
+    assert!(matches!(next, Err(Error::Stale)), "{next:?}");
+    assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
+    logic.advance(Duration::from_secs(1), false);
+    let later = vanish(&mut logic, 4);
+    assert!(matches!(later, Err(Error::Stale)), "{later:?}");
+}
+
+/// A kernel that was given no file yet.
+#[derive(Debug)]
+struct NewKernel;
+
+impl KernelCache for NewKernel {
+    fn forget_attributes(&self, _: Ino) {}
+    fn forget_attributes_now(&self, _: Ino) {}
+    fn drop_idle(&self, _: &[Ino]) {}
+    fn has_backing(&self, _: Ino) -> bool {
+        false
+    }
+    fn release_backing(&self, _: Ino) {}
+    fn forget_names(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn what_was_opened_has_its_bytes_for_the_kernel_though_its_name_goes_before_that_takes_them() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    logic.datapath().attach_kernel(Arc::new(NewKernel), true);
+    publish(&mut logic, 0, 1);
+    let ino = logic.resolve(1, "k").expect("it is there");
+    let read = OpenOptions { read: true, ..OpenOptions::default() };
+    let opened = logic.datapath().open(&caller(1), ino, read).expect("open");
+    logic.unlink(0, "k").expect("unlink");
+    let backing = opened.backing.expect("the kernel lacks it");
+    let mut found = vec![0; 50_000];
+    backing.read_exact_at(&mut found, 0).expect("its bytes");
+    assert!(found == bytes(1, 50_000));
+    logic.datapath().release(opened.handle);
 }
