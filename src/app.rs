@@ -6,6 +6,7 @@
 mod background;
 mod check;
 mod cluster;
+mod logging;
 mod memory_groups;
 mod mount_point;
 mod secrets;
@@ -30,7 +31,7 @@ use tidefs_engine::time::SystemClock;
 use tidefs_engine::types::ByteCount;
 
 use crate::config::{
-    Config, DaemonArgs, Effective, ExitStatus, Host, HugePages as HugePagesChoice, LogFormat, OnStop, Sources,
+    Config, DaemonArgs, Effective, ExitStatus, Host, HugePages as HugePagesChoice, OnStop, Sources,
 };
 use crate::control::{ControlServer, DaemonFacts, DaemonOperations, Joining};
 use crate::datapath::Datapath;
@@ -116,7 +117,7 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let secrets = Secrets::read(&effective)?;
-    start_logging(&effective.config);
+    logging::start(&effective.config);
     for ignored in &effective.ignored_options {
         tracing::info!(option = ?ignored, "a mount option means nothing here and is ignored");
     }
@@ -178,19 +179,6 @@ fn take_lock(effective: &Effective, mount_dir: &Path) -> Result<InstanceLock, Fa
             outcome => return outcome.map_err(|error| Failure::new(ExitStatus::Environment, error)),
         }
     }
-}
-
-fn start_logging(config: &Config) {
-    // What cannot be written is left out: to tell of that on standard error, which it is, would be a panic.
-    let builder = tracing_subscriber::fmt()
-        .log_internal_errors(false)
-        .with_env_filter(config.log.level.to_env_filter())
-        .with_writer(io::stderr);
-    // Failing means that somebody installed a logger before us, which then stays.
-    let _ = match config.log.format {
-        LogFormat::Text => builder.with_ansi(false).with_target(false).try_init(),
-        LogFormat::Json => builder.json().try_init(),
-    };
 }
 
 /// One descriptor per open file: as many as the system allows.

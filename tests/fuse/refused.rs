@@ -9,7 +9,7 @@ use nix::sys::stat::{Mode as FileMode, SFlag, mknod};
 use crate::common::modes::in_both_modes;
 use crate::common::sys::{failure, open_file, set_xattr, sorted_names};
 use crate::common::{Mode, Peer};
-use crate::fixture::{kv, publish_object};
+use crate::fixture::{kv, kv_with, publish_object};
 
 in_both_modes!(
     hard_links_are_refused,
@@ -21,6 +21,7 @@ in_both_modes!(
     a_file_larger_than_the_cache_is_refused,
     a_negative_or_absurd_size_is_refused,
     unknown_fallocate_modes_are_refused,
+    what_is_refused_without_end_is_told_of_a_hundred_times,
 );
 
 fn hard_links_are_refused(mode: Mode) {
@@ -119,4 +120,18 @@ fn unknown_fallocate_modes_are_refused(mode: Mode) {
         assert_eq!(error, Errno::EOPNOTSUPP, "{flags:?}");
     }
     assert_eq!(file.metadata().expect("fstat").len(), 100_000);
+}
+
+fn what_is_refused_without_end_is_told_of_a_hundred_times(mode: Mode) {
+    let (mount, kv) = kv_with(mode, &["capacity=64MiB"]);
+    if mount.is_bare() {
+        return;
+    }
+    let file = File::create(kv.join("key")).expect("create");
+    for _ in 0..500 {
+        assert_eq!(failure(file.set_len(512 << 20), "ftruncate"), Errno::EFBIG);
+    }
+    let log = mount.log();
+    assert_eq!(log.matches("a request was refused").count(), 100, "{log}");
+    assert_eq!(log.matches("lines like the next one are left out").count(), 1, "{log}");
 }
