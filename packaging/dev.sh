@@ -62,13 +62,6 @@ need_sudo() {
 # shellcheck source=packaging/needs.sh
 source "$root/packaging/needs.sh"
 
-check_fuse_device() {
-    [[ -c /dev/fuse ]] && return
-    die "/dev/fuse does not exist, so no FUSE filesystem can be mounted." \
-        "On a host: modprobe fuse (as root). In a container, start it with" \
-        "  --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined"
-}
-
 command_deps() {
     ensure_rust
     ensure_packages "${test_needs[@]}"

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What `dev.sh` needs of the machine, and how it gets what is missing: it says what, and why. Sourced by it; `root`, `target_dir`,
-# `python_env`, `posix_suite`, `note`, `die`, `am_root`, `as_root` and `need_sudo` are its own.
+# `python_env`, `posix_suite`, `note`, `die`, `am_root`, `as_root` and `need_sudo` are its own, and it reads the lists.
+# shellcheck disable=SC2034,SC2154
 
 # command-or-path : apt package : reason
 readonly run_needs=(
@@ -120,4 +121,11 @@ ensure_posix_suite() {
         --root "$target_dir/test-tools" --version "$version" pjdfstest) ||
         die "cargo could not install pjdfstest $version." "Check the network, or what ~/.cargo/config.toml says of registries."
     rm -rf -- "$target_dir/test-tools/target"
+}
+
+check_fuse_device() {
+    [[ -c /dev/fuse ]] && return
+    die "/dev/fuse does not exist, so no FUSE filesystem can be mounted." \
+        "On a host: modprobe fuse (as root). In a container, start it with" \
+        "  --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined"
 }
