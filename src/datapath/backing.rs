@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidefs_engine::types::SegmentId;
 
 use super::open::{HandleId, IoPath};
-use super::{Datapath, Error, KernelCache, Object, Place, State};
+use super::{Datapath, Error, Object, Place, State};
 use crate::namespace::{Ino, Slot};
 use crate::tier::memory::MemoryError;
 
@@ -19,11 +19,9 @@ impl Datapath {
         slot: Slot,
         path: IoPath,
     ) -> Result<Option<Arc<File>>, Error> {
-        let lacks_it = |kernel: &&Arc<dyn KernelCache>| !kernel.has_backing(state.tree.ino(slot));
-        match self.kernel.get().filter(|_| path == IoPath::Passthrough).filter(lacks_it) {
-            Some(_) => self.backing_file_of(state, slot).map(Some),
-            None => Ok(None),
-        }
+        let is_lacking = path == IoPath::Passthrough
+            && self.kernel.get().is_some_and(|kernel| !kernel.has_backing(state.tree.ino(slot)));
+        is_lacking.then(|| self.backing_file_of(state, slot)).transpose()
     }
 
     /// Makes sure that the object's backing file is open.

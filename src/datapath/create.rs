@@ -146,7 +146,10 @@ impl Datapath {
         self.telemetry.creates.increment();
         // Who creates a file is its first writer, though it be open for reading only: its close seals it.
         let options = OpenOptions { write: true, ..options };
+        // The file is held since a moment ago, so this fails for nobody.
+        let for_kernel = self.backing_for_kernel(&state, slot, path)?;
         let opened = self.open_handle(&mut state, caller, slot, options, path);
+        let opened = Opened { backing: for_kernel, ..opened };
         Ok(Some((self.stat_of(&state, slot), opened)))
     }
 

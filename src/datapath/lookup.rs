@@ -223,7 +223,7 @@ impl Datapath {
             if patience >= Patience::Members && state.may_hide_another(child) {
                 return Ok(Lookup::Ask);
             }
-            // As above: what is hidden is none to it.
+            // What is hidden is none to it.
             self.note_absent(&mut state, caller, &name);
             self.telemetry.misses.increment();
             return Ok(Lookup::Absent { cacheable: false });

@@ -281,8 +281,7 @@ impl Datapath {
             // At the open, since the kernel leaves that to the daemon and writes without it (FUSE_HANDLE_KILLPRIV_V2).
             state.tree.node_mut(slot).attributes.drop_privileges();
         }
-        let opened = self.open_handle(state, caller, slot, options, path);
-        Ok(Opened { backing, ..opened })
+        Ok(Opened { backing, ..self.open_handle(state, caller, slot, options, path) })
     }
 
     /// Who moves the bytes of a file that is being created.

@@ -129,10 +129,10 @@ impl Datapath {
     /// Whether the open of `slot` (`None`: of an inode that is gone) is the second one of a thread that was sent.
     pub(super) fn is_resent(&self, state: &State, resent: &Resent, slot: Option<Slot>) -> bool {
         let now = self.clock.monotonic();
-        let since = now.saturating_sub(resent.at);
         if resent.is_over(now) {
             return false;
         }
+        let since = now.saturating_sub(resent.at);
         match slot {
             Some(slot) if state.is_there(slot) => {
                 since < RESENT && resent.name == Some(state.name_sought(slot))
