@@ -53,21 +53,27 @@ pub(super) async fn start_with(coordinator: &Embedded, config: ClusterConfig, me
 
 /// Waits until all of them know all of each other, and all that they hold.
 pub(super) async fn settled(hosts: &[Host]) {
-    until("all know each other", || {
-        hosts.iter().all(|host| {
-            let status = host.cluster.status();
-            status.members.len() == hosts.len()
-                && status.incomplete_shards == 0
-                && status.shards_to_announce == 0
-                && host.cluster.core.takeovers.lock().is_empty()
-                && host.cluster.core.peers.lock().values().all(|peer| !peer.is_owed_anything())
-                && status
-                    .members
-                    .iter()
-                    .all(|member| matches!(member.link, LinkState::Up | LinkState::Myself))
-        })
-    })
-    .await;
+    let end = soon();
+    while let Some(unsettled) = hosts.iter().find(|host| !is_settled(host, hosts.len())) {
+        assert!(Instant::now() < end, "not all know each other: {}", seen_by(unsettled));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn seen_by(host: &Host) -> String {
+    let (status, core) = (host.cluster.status(), &host.cluster.core);
+    format!("{status:#?} {:#?} {:?}", core.peers.lock(), core.takeovers.lock())
+}
+
+fn is_settled(host: &Host, members: usize) -> bool {
+    let status = host.cluster.status();
+    let core = &host.cluster.core;
+    status.members.len() == members
+        && status.incomplete_shards == 0
+        && status.shards_to_announce == 0
+        && core.takeovers.lock().is_empty()
+        && core.peers.lock().values().all(|peer| !peer.is_owed_anything())
+        && status.members.iter().all(|member| matches!(member.link, LinkState::Up | LinkState::Myself))
 }
 
 pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
