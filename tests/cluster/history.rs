@@ -18,17 +18,16 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::common::etcd::Etcd;
 use crate::common::{pattern, wait};
 use crate::fixture::Hosts;
-use crate::way::{Way, free_port};
 
 /// Keys that all programs fight for.
 const KEYS: usize = 6;
 /// Programs on each host.
 const PROGRAMS: usize = 2;
-/// How long what hosts are still to be told when they have met again takes to be told.
-const HEARING: Duration = Duration::from_secs(1);
+/// Names of each program for what only takes room, and the length of that.
+const FILLERS: u32 = 16;
+const FILLER: usize = 2 << 20;
 /// A call of at least this length may have given up waiting for a member (`cluster.patience_ms` is 2000).
 const CERTAIN: Duration = Duration::from_millis(1800);
 
@@ -77,7 +76,7 @@ impl Parting {
 
 /// What was done and seen, and when hosts were parted meanwhile.
 #[derive(Default)]
-struct History {
+pub(crate) struct History {
     events: Vec<Event>,
     partings: Vec<Parting>,
 }
@@ -144,41 +143,44 @@ fn around(history: &[Event], read: &Event) -> String {
 }
 
 /// What programs do, and the history of it.
-struct Programs {
+pub(crate) struct Programs {
     epoch: Instant,
     seeds: AtomicU64,
     is_over: AtomicBool,
     history: Mutex<History>,
     /// How they publish.
     publish: Publish,
+    /// Of a hundred things that each does, so many are an object of [`FILLER`] bytes that nobody looks at.
+    fillers: u32,
 }
 
 /// Has the program with a number publish a value as an object of a length. Returns whether that was done.
 type Publish = fn(usize, &Path, u64, usize) -> bool;
 
 impl Programs {
-    fn new(publish: Publish) -> Self {
+    fn new(publish: Publish, fillers: u32) -> Self {
         Self {
             epoch: Instant::now(),
             seeds: AtomicU64::new(1),
             is_over: AtomicBool::new(false),
             history: Mutex::default(),
             publish,
+            fillers,
         }
     }
 
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.history.lock().expect("nobody panics with it").events.len()
     }
 
     /// Waits until so much more was done and seen.
-    fn wait_for(&self, more: usize) {
+    pub(crate) fn wait_for(&self, more: usize) {
         let wanted = self.count() + more;
         assert!(wait::until(wait::HANG, || self.count() >= wanted), "the programs stand still");
     }
 
     /// Parts hosts while `parted` runs, which returns when all have heard of all again.
-    fn part(&self, parted: impl FnOnce()) {
+    pub(crate) fn part(&self, parted: impl FnOnce()) {
         let from = self.epoch.elapsed();
         parted();
         let parting = Parting { from, until: self.epoch.elapsed() };
@@ -191,6 +193,10 @@ impl Programs {
         while !self.is_over.load(Ordering::Relaxed) {
             let key = random.random_range(0..KEYS);
             let path = folder.join(format!("key-{key}"));
+            if random.random_range(0..100) < self.fillers {
+                let name = format!("filler-{host}-{number}-{}", random.random_range(0..FILLERS));
+                publish(&folder.join(name), 0, FILLER);
+            }
             let start = self.epoch.elapsed();
             let (did, is_done) = match random.random_range(0..100) {
                 0..35 => {
@@ -230,12 +236,16 @@ fn copy(path: &Path, value: u64, length: usize) -> bool {
     copied.expect("cp").success()
 }
 
-/// What stands there; nothing when the host cannot be asked.
+/// What stands there; nothing when the host is dead.
 fn read(path: &Path) -> Option<Option<u64>> {
     match fs::read(path) {
         Ok(bytes) => Some(Some(pattern::verify_object(&bytes).expect("whole and of one version"))),
         Err(error) if error.kind() == ErrorKind::NotFound => Some(None),
-        Err(_) => None,
+        Err(error) => {
+            let is_dead = matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED));
+            assert!(is_dead, "{}: {error}", path.display());
+            None
+        }
     }
 }
 
@@ -249,13 +259,20 @@ impl Drop for Over<'_> {
 }
 
 /// Has programs on all hosts work while `disturb` runs. Returns what they did and saw.
-fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) -> History {
-    history_by(|_, path, value, length| publish(path, value, length), hosts, disturb)
+pub(crate) fn history_of(hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) -> History {
+    history_by(Programs::new(|_, path, value, length| publish(path, value, length), 0), hosts, disturb)
 }
 
-/// The same, where they publish like that.
-fn history_by(publish: Publish, hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) -> History {
-    let programs = Programs::new(publish);
+/// The same, where what they look at has to make room now and then.
+pub(crate) fn history_among_fillers(
+    hosts: &mut Hosts,
+    disturb: impl FnOnce(&mut Hosts, &Programs),
+) -> History {
+    history_by(Programs::new(|_, path, value, length| publish(path, value, length), 20), hosts, disturb)
+}
+
+/// The same by these programs.
+fn history_by(programs: Programs, hosts: &mut Hosts, disturb: impl FnOnce(&mut Hosts, &Programs)) -> History {
     let folders: Vec<PathBuf> = hosts.mounts.iter().map(|mount| mount.join("whole-0")).collect();
     thread::scope(|scope| {
         for (host, folder) in folders.iter().enumerate() {
@@ -272,7 +289,7 @@ fn history_by(publish: Publish, hosts: &mut Hosts, disturb: impl FnOnce(&mut Hos
 }
 
 /// Time of a run.
-fn length() -> Duration {
+pub(crate) fn length() -> Duration {
     let seconds =
         std::env::var("TIDEFS_TEST_SECONDS").map_or(8, |text| text.parse().expect("a number of seconds"));
     Duration::from_secs(seconds)
@@ -280,10 +297,10 @@ fn length() -> Duration {
 
 /// Of so many events one may be unexplained while hosts are disturbed: who is not waited for shows what was until it
 /// hears of what is. `TIDEFS_TEST_STRICT=1` allows none.
-const EVENTS_FOR_ONE: usize = 1000;
+pub(crate) const EVENTS_FOR_ONE: usize = 1000;
 
 #[track_caller]
-fn expect_explained(hosts: &Hosts, history: &History, may_lose: bool) {
+pub(crate) fn expect_explained(hosts: &Hosts, history: &History, may_lose: bool) {
     let events = history.events.len();
     let values = history.events.iter().filter(|event| matches!(event.did, Did::Read(Some(_)))).count();
     assert!(values > 100, "only {values} looks saw a value");
@@ -315,74 +332,11 @@ fn looks_on_all_hosts_are_explained_where_files_are_written_straight_to_their_na
         0 => copy(path, value, length),
         _ => publish(path, value, length),
     };
-    let history = history_by(both, &mut hosts, |_, programs| {
+    let history = history_by(Programs::new(both, 0), &mut hosts, |_, programs| {
         thread::sleep(length());
         programs.wait_for(1);
     });
     expect_explained(&hosts, &history, false);
-}
-
-/// Bad days of hosts that are run for a while: one is stopped, killed, or parted from etcd; or hosts are parted from each other.
-fn disturb(hosts: &mut Hosts, programs: &Programs, (to_hosts, to_etcd): (&[Way], &[Way])) {
-    let over = Instant::now() + length();
-    let mut random = StdRng::seed_from_u64(7);
-    for kind in (0..4).cycle() {
-        // As many looks for each disturbance on a slow machine as on a fast one.
-        if Instant::now() >= over && programs.count() >= 4 * EVENTS_FOR_ONE {
-            return;
-        }
-        programs.wait_for(EVENTS_FOR_ONE / 2);
-        let index = random.random_range(0..hosts.mounts.len());
-        let time = Duration::from_millis(random.random_range(100..2500));
-        match kind {
-            0 => {
-                hosts.mounts[index].stand_still();
-                thread::sleep(time);
-                hosts.mounts[index].go_on();
-            }
-            1 => {
-                hosts.mounts[index].kill9();
-                hosts.mounts[index].start_daemon();
-            }
-            2 => {
-                to_etcd[index].close();
-                thread::sleep(time);
-                to_etcd[index].open();
-            }
-            // All from all, or one is not reached and its connections break.
-            _ => programs.part(|| {
-                let parted = if random.random_bool(0.5) { to_hosts } else { &to_hosts[index..=index] };
-                parted.iter().for_each(Way::close);
-                thread::sleep(time);
-                parted.iter().for_each(Way::open);
-                let have_met = || (0..hosts.mounts.len()).all(|host| hosts.has_met(host, hosts.mounts.len()));
-                assert!(wait::until(2 * wait::HANG, have_met), "they do not meet again");
-                thread::sleep(HEARING);
-            }),
-        }
-    }
-}
-
-#[test]
-fn looks_are_explained_while_hosts_are_killed_paused_and_parted() {
-    let etcd = Etcd::start();
-    let to_etcd = [(); 3].map(|()| Way::to(etcd.port()));
-    let ports = [(); 3].map(|()| free_port());
-    let to_hosts = ports.map(Way::to);
-    let mut hosts = Hosts { mounts: Vec::new(), etcd: Some(etcd) };
-    for ((port, to_host), to_etcd) in ports.iter().zip(&to_hosts).zip(&to_etcd) {
-        hosts.add(&[
-            &format!("cluster.listen=127.0.0.1:{port}"),
-            &format!("cluster.advertise=127.0.0.1:{}", to_host.port),
-            &format!("cluster.etcd=http://127.0.0.1:{}", to_etcd.port),
-            "cluster.transports=tcp",
-            "on_stop=keep",
-            "cluster.patience_ms=2000",
-        ]);
-    }
-    hosts.wait_until_whole();
-    let history = history_of(&mut hosts, |hosts, programs| disturb(hosts, programs, (&to_hosts, &to_etcd)));
-    expect_explained(&hosts, &history, true);
 }
 
 #[test]

@@ -8,6 +8,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod bad_days;
 mod batches;
 mod cases;
 mod churn;
