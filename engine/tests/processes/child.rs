@@ -129,5 +129,6 @@ fn status(engine: &Engine) -> Status {
         kinds,
         threads: count("/proc/self/task"),
         cpu_us: micros(usage.user_time()) + micros(usage.system_time()),
+        wakes: u64::try_from(usage.voluntary_context_switches()).unwrap(),
     }
 }

@@ -128,4 +128,6 @@ pub(crate) struct Status {
     pub(crate) threads: u64,
     /// Processor time since its start.
     pub(crate) cpu_us: u64,
+    /// How often a thread of it waited, since its start.
+    pub(crate) wakes: u64,
 }
