@@ -23,7 +23,7 @@ mod world;
 use std::ffi::c_char;
 use std::time::{Duration, Instant};
 
-use libfabric_sys::fi_provider;
+use libfabric_sys::{Library, fi_provider};
 
 use world::world;
 
@@ -48,7 +48,13 @@ unsafe extern "C" fn cleanup() {}
 // SAFETY: the name is the one that libfabric looks up; nothing else of this process has it.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut fi_provider {
-    PROVIDER.0.get()
+    let provider = PROVIDER.0.get();
+    // libfabric 2.x takes no provider that was built for 1.x; what is used of it is the same in both.
+    if let Ok(library) = Library::open() {
+        // SAFETY: the library that calls this has no pointer to the structure yet, and calls it once.
+        unsafe { (*provider).fi_version = library.version() };
+    }
+    provider
 }
 
 /// Writes the rules that were broken so far, one in a line, and forgets them. Returns the number of bytes written, at

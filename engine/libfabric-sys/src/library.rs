@@ -27,7 +27,7 @@ const EFA_FOLDER_64: &str = "/opt/amazon/efa/lib64";
 pub struct LibraryError {
     /// Files that were tried, in order.
     pub tried: Vec<String>,
-    /// What the loader said about the last of them, or which symbol is missing.
+    /// Why those that were found are not used; where none was, what the loader said about the last.
     pub cause: String,
 }
 
@@ -59,36 +59,39 @@ pub struct Library {
 }
 
 impl Library {
-    /// Loads the library from the first place that has it: what [`SEARCH_VARIABLE`] names, the folder of the EFA
-    /// driver, the loader's own path.
+    /// Loads the library from the first place that has one of a release that is known here: what [`SEARCH_VARIABLE`] names,
+    /// the folder of the EFA driver, the loader's own path.
     ///
     /// When the variable is set, nothing else is tried: a choice that fails is told, not replaced.
     ///
     /// # Errors
-    /// [`LibraryError`] with every file that was tried, or with the one whose library is too old.
+    /// [`LibraryError`] with every file that was tried.
     pub fn open() -> Result<Self, LibraryError> {
         Self::open_first(&candidates(env::var_os(SEARCH_VARIABLE)))
     }
 
     fn open_first(files: &[OsString]) -> Result<Self, LibraryError> {
-        let mut cause = String::new();
+        let (mut unusable, mut not_loaded) = (Vec::new(), String::new());
         for file in files {
             match load(file) {
-                Ok(handle) => return Self::from_handle(handle, file),
-                Err(said) => cause = said,
+                Ok(handle) => match Self::from_handle(handle) {
+                    Ok(library) => return Ok(library),
+                    Err(cause) => unusable.push(format!("{} {cause}", file.to_string_lossy())),
+                },
+                Err(said) => not_loaded = said,
             }
         }
         let tried = files.iter().map(|file| file.to_string_lossy().into_owned()).collect();
+        let cause = if unusable.is_empty() { not_loaded } else { unusable.join("; ") };
         Err(LibraryError { tried, cause })
     }
 
-    fn from_handle(handle: NonNull<c_void>, file: &OsStr) -> Result<Self, LibraryError> {
+    /// The library of that handle, or what is wrong with it.
+    fn from_handle(handle: NonNull<c_void>) -> Result<Self, String> {
         let symbol = |name: &CStr| {
             // SAFETY: the handle is of a library that is never closed, the name ends with a zero.
-            NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) }).ok_or_else(|| LibraryError {
-                tried: vec![file.to_string_lossy().into_owned()],
-                cause: format!("it has no symbol {}", name.to_string_lossy()),
-            })
+            NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
+                .ok_or_else(|| format!("has no symbol {}", name.to_string_lossy()))
         };
         macro_rules! function {
             ($name:literal as $type:ty) => {
@@ -106,9 +109,8 @@ impl Library {
         };
         let version = library.version();
         if version < OLDEST {
-            let cause =
-                format!("it is version {}.{}, and 1.17 or later is needed", version >> 16, version & 0xffff);
-            return Err(LibraryError { tried: vec![file.to_string_lossy().into_owned()], cause });
+            let (major, minor) = (version >> 16, version & 0xffff);
+            return Err(format!("is version {major}.{minor}, and 1.17 or later is needed"));
         }
         Ok(library)
     }
@@ -239,6 +241,17 @@ mod tests {
     #[test]
     fn a_library_that_is_not_libfabric_names_the_missing_symbol() {
         let error = Library::open_first(&["libc.so.6".into()]).unwrap_err();
-        assert!(error.cause.contains("fi_getinfo"), "{error}");
+        assert_eq!(error.cause, "libc.so.6 has no symbol fi_getinfo", "{error}");
+    }
+
+    #[test]
+    fn what_is_found_and_cannot_be_used_is_passed_over_and_told() {
+        let files = ["libc.so.6", "/nowhere/b.so"].map(OsString::from);
+        let error = Library::open_first(&files).unwrap_err();
+        assert_eq!(error.tried, ["libc.so.6", "/nowhere/b.so"]);
+        assert_eq!(error.cause, "libc.so.6 has no symbol fi_getinfo", "{error}");
+        // The installed one, where there is one.
+        let is_installed = load(OsStr::new(FILE_NAME)).is_ok();
+        assert_eq!(Library::open_first(&["libc.so.6".into(), FILE_NAME.into()]).is_ok(), is_installed);
     }
 }
