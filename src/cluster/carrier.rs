@@ -28,6 +28,9 @@ pub(super) trait Carrier: Send + Sync + fmt::Debug {
     /// Makes the connection, if there is none.
     fn connect(&self, peer: PeerDescriptor, deadline: Instant) -> BoxFuture<'static, Result<(), Error>>;
 
+    /// Whether there is a connection to the peer. One that has ended is none before anybody is told of its end.
+    fn is_connected(&self, peer: PeerId) -> bool;
+
     /// Keeps nothing of a peer, and of its earlier starts, that is not connected and to which nothing is under way.
     fn forget(&self, peer: PeerId) {
         let _ = peer;
@@ -58,6 +61,10 @@ impl Carrier for Engine {
     fn connect(&self, peer: PeerDescriptor, deadline: Instant) -> BoxFuture<'static, Result<(), Error>> {
         let engine = self.clone();
         Box::pin(async move { Engine::connect(&engine, &peer, deadline).await })
+    }
+
+    fn is_connected(&self, peer: PeerId) -> bool {
+        Engine::is_connected(self, peer)
     }
 
     fn forget(&self, peer: PeerId) {

@@ -104,6 +104,10 @@ impl Speaking {
         self.carrier.connect(peer, deadline)
     }
 
+    pub(super) fn is_connected(&self, peer: PeerId) -> bool {
+        self.carrier.is_connected(peer)
+    }
+
     /// Nothing is under way to `peer`, and it is not expected back.
     pub(super) fn let_go(&self, peer: PeerId) {
         self.carrier.forget(peer);

@@ -59,7 +59,7 @@ impl Core {
                 let deadline = self.within(self.config.timings.silence);
                 match self.carrier.connect(descriptor.clone(), deadline).await {
                     Ok(()) => {
-                        self.link_up(descriptor.id);
+                        self.link_found(descriptor.id);
                         pause = FIRST_PAUSE;
                     }
                     Err(error) => {
@@ -89,10 +89,23 @@ impl Core {
         }
     }
 
-    /// A connection to a peer stands.
+    /// A connection to a peer stands, and was told of before its end.
     pub(super) fn link_up(self: &Arc<Self>, peer: PeerId) {
+        self.note_link(peer, || true);
+    }
+
+    /// A connection to a peer was made or found, and may have ended since, which was told already then.
+    pub(super) fn link_found(self: &Arc<Self>, peer: PeerId) {
+        self.note_link(peer, || self.carrier.is_connected(peer));
+    }
+
+    fn note_link(self: &Arc<Self>, peer: PeerId, still_stands: impl FnOnce() -> bool) {
         let (is_back, was_dropped, is_registered) = {
+            // Who is told of its end waits for this.
             let mut peers = self.peers.lock();
+            if !still_stands() {
+                return;
+            }
             self.bring_back(&mut peers, peer.member, |gone| gone.id() == peer);
             self.meet_early(&mut peers, peer);
             let Some(known) = peers.get_mut(&peer.member).filter(|known| known.id == peer) else { return };
@@ -217,7 +230,7 @@ impl Core {
         if matches!(link, Link::Connecting(_)) {
             let patience = self.within(self.first_patience()).min(deadline);
             self.carrier.connect(descriptor, patience).await?;
-            self.link_up(peer);
+            self.link_found(peer);
         }
         let patience = self.until(deadline);
         let result = self.carrier.call(peer, channel, body, deadline).await;

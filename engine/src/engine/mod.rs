@@ -263,6 +263,12 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether there is a connection to `peer`. One that has ended is none before [`Messages::disconnected`] tells of it.
+    #[must_use]
+    pub fn is_connected(&self, peer: PeerId) -> bool {
+        self.inner.links.link(peer).is_some()
+    }
+
     /// Starts to move what the batch asks for. Never blocks; what cannot be done is told by the handle.
     #[must_use]
     pub fn submit(&self, batch: Batch) -> TransferHandle {

@@ -18,6 +18,7 @@ use crate::cluster::coordinator::Coordinator;
 use crate::cluster::coordinator::embedded::Embedded;
 use crate::cluster::core::{Core, Ingredients};
 use crate::cluster::member::testing;
+use crate::cluster::peers::Link;
 use crate::cluster::*;
 
 pub(super) const GRACE: Duration = Duration::from_secs(20);
@@ -128,6 +129,25 @@ fn a_thousand_names_that_do_not_come_back_are_no_peers_and_are_forgotten_in_the_
         assert_eq!(core.carrier.others(), 0, "what they speak");
         assert_eq!(core.owner.lock().kept_of_others(), 0, "what the catalog keeps of them");
         host.cluster.close().await;
+    });
+}
+
+#[test]
+fn a_connection_that_ended_before_its_maker_looked_at_it_is_none() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(3), Embedded::new(ClusterId(7)));
+        let (one, two) = (start(1, &network, &coordinator).await, start(2, &network, &coordinator).await);
+        sleep(Duration::from_secs(3)).await;
+        let (here, there) = (&one.cluster.core, two.cluster.core.me);
+        let is_up = || here.peers.lock()[&there.member].link == Link::Up;
+        assert!(is_up());
+        network.end(here.me, there, "reset");
+        here.link_found(there);
+        assert!(!is_up(), "nobody would ever hear of its end");
+        sleep(Duration::from_secs(3)).await;
+        assert!(is_up(), "another one is made");
+        here.link_found(there);
+        assert!(is_up());
     });
 }
 

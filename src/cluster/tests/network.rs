@@ -145,7 +145,7 @@ impl Network {
         }
     }
 
-    fn end(&self, one: PeerId, other: PeerId, cause: &str) {
+    pub(super) fn end(&self, one: PeerId, other: PeerId, cause: &str) {
         let Some(connection) = self.state.lock().connections.remove(&pair(one, other)) else { return };
         connection.ended.send_replace(true);
         for (here, there) in [(one, other), (other, one)] {
@@ -235,6 +235,10 @@ impl Carrier for End {
                 core.hear(me, channel, &body);
             }
         });
+    }
+
+    fn is_connected(&self, peer: PeerId) -> bool {
+        self.network.ended(self.me, peer).is_some()
     }
 
     fn connect(&self, peer: PeerDescriptor, deadline: Instant) -> BoxFuture<'static, Result<(), Error>> {
