@@ -47,7 +47,7 @@ type Fabric = unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *m
 type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
 type Version = unsafe extern "C" fn() -> u32;
 
-/// libfabric, loaded. It stays loaded until the process ends: providers start threads that outlive every object.
+/// libfabric, loaded. It stays loaded until the process ends, once it is used: providers start threads that outlive every object.
 #[derive(Debug, Clone, Copy)]
 pub struct Library {
     fi_getinfo: GetInfo,
@@ -76,7 +76,10 @@ impl Library {
             match load(file) {
                 Ok(handle) => match Self::from_handle(handle) {
                     Ok(library) => return Ok(library),
-                    Err(cause) => unusable.push(format!("{} {cause}", file.to_string_lossy())),
+                    Err(cause) => {
+                        unusable.push(format!("{} {cause}", file.to_string_lossy()));
+                        close(handle);
+                    }
                 },
                 Err(said) => not_loaded = said,
             }
@@ -89,7 +92,7 @@ impl Library {
     /// The library of that handle, or what is wrong with it.
     fn from_handle(handle: NonNull<c_void>) -> Result<Self, String> {
         let symbol = |name: &CStr| {
-            // SAFETY: the handle is of a library that is never closed, the name ends with a zero.
+            // SAFETY: the handle is of a library that is not closed before this returns, and the name ends with a zero.
             NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
                 .ok_or_else(|| format!("has no symbol {}", name.to_string_lossy()))
         };
@@ -200,6 +203,13 @@ fn candidates(chosen: Option<OsString>) -> Vec<OsString> {
     vec![in_folder(EFA_FOLDER), in_folder(EFA_FOLDER_64), FILE_NAME.into()]
 }
 
+/// dlclose(3), of what nobody has a function of: for as long as it is loaded the loader takes it for every other of its name.
+fn close(handle: NonNull<c_void>) {
+    // SAFETY: the handle comes from `load` and is used no more. The library has run nothing but its initialisers and
+    // `fi_version`, so no provider of it has started a thread.
+    unsafe { libc::dlclose(handle.as_ptr()) };
+}
+
 /// dlopen(3), with the loader's words when it fails.
 fn load(file: &OsStr) -> Result<NonNull<c_void>, String> {
     let name = CString::new(file.as_bytes()).map_err(|_| "the name contains a zero".to_owned())?;
@@ -219,6 +229,9 @@ fn load(file: &OsStr) -> Result<NonNull<c_void>, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -253,5 +266,35 @@ mod tests {
         // The installed one, where there is one.
         let is_installed = load(OsStr::new(FILE_NAME)).is_ok();
         assert_eq!(Library::open_first(&["libc.so.6".into(), FILE_NAME.into()]).is_ok(), is_installed);
+    }
+
+    /// A library of that release, under the name by which the loader knows it.
+    fn of_release_1_11(folder: &Path) -> Option<OsString> {
+        let (source, file) = (folder.join("old.c"), folder.join(FILE_NAME));
+        let others = ["getinfo", "freeinfo", "dupinfo", "fabric", "strerror"];
+        let mut text = String::from("unsigned fi_version(void) { return 1 << 16 | 11; }\n");
+        others.iter().for_each(|name| text += &format!("void fi_{name}(void) {{}}\n"));
+        std::fs::write(&source, text).unwrap();
+        let name = format!("-Wl,-soname,{FILE_NAME}");
+        let compiled = Command::new("cc").args(["-shared", &name, "-o"]).args([&file, &source]).status();
+        if let Err(error) = compiled {
+            println!("skipped: no C compiler `cc` to build a library with: {error}");
+            return None;
+        }
+        assert!(compiled.unwrap().success());
+        Some(file.into_os_string())
+    }
+
+    #[test]
+    fn one_that_is_too_old_hides_no_newer_one_of_the_same_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(old) = of_release_1_11(folder.path()) else { return };
+        let error = Library::open_first(std::slice::from_ref(&old)).unwrap_err();
+        assert!(error.cause.ends_with(" is version 1.11, and 1.17 or later is needed"), "{error}");
+        if let Err(error) = Library::open_first(&[old, FILE_NAME.into()]) {
+            let is_missing = load(OsStr::new(FILE_NAME)).is_err();
+            assert!(is_missing, "the installed one is as good as not there: {error}");
+            println!("skipped: no libfabric is installed that could be hidden");
+        }
     }
 }
