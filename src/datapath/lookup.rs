@@ -7,7 +7,6 @@ use std::time::Duration;
 use tidefs_engine::types::DirectoryId;
 
 use super::expiry::Ended;
-use super::resent::Sent;
 use super::{Caller, Datapath, Error, Marks, Object, Phase, Stat, State, key_hash};
 use crate::namespace::{Ino, Name, ProcessId, Slot};
 
@@ -181,7 +180,7 @@ impl Datapath {
         let name = Name::new(name)?;
         let now = self.clock.monotonic();
         let mut state = self.lock();
-        if state.resent.contains(&Sent::of(caller, Some(&name))) {
+        if self.looks_again(&mut state, caller, &name) {
             drop(state);
             if !self.welcome_resent(caller, parent, &name, patience < Patience::All) {
                 return Ok(Lookup::Long);

@@ -21,8 +21,9 @@ const RESENT_LATE: Duration = Duration::from_secs(30);
 /// How long after it found something by that it is taken to go on within the same system call.
 const FOUND: Duration = Duration::from_secs(2);
 
-/// How long after it found nothing a thread is taken to look once more within the same system call: it does at once.
-const FOUND_NOTHING: Duration = Duration::from_millis(100);
+/// How long after it found nothing a thread is taken to look once more within the same system call: it does at once. What that
+/// finds may take longer: others are asked.
+const LOOKS_AGAIN: Duration = Duration::from_millis(100);
 
 /// Who was sent. Callers that the daemon cannot tell apart are told apart by the names that they were sent for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,8 +53,18 @@ pub(super) struct Resent {
     refused: Option<Error>,
     /// What it found when it looked the name up again, and when.
     found: Option<(Ino, Duration)>,
-    /// When it found nothing instead.
-    found_nothing: Option<Duration>,
+    /// Whether it found nothing instead.
+    nothing: Nothing,
+}
+
+/// What became of a look-up that found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Nothing {
+    NotYet,
+    /// Found then, and the thread is to look once more at once.
+    Found(Duration),
+    /// It looks, or has looked, once more.
+    LooksAgain,
 }
 
 impl Resent {
@@ -65,7 +76,7 @@ impl Resent {
 
     /// Whether it found nothing, and did not look once more at once.
     fn is_over(&self, now: Duration) -> bool {
-        self.found_nothing.is_some_and(|at| now.saturating_sub(at) > FOUND_NOTHING)
+        matches!(self.nothing, Nothing::Found(at) if now.saturating_sub(at) > LOOKS_AGAIN)
     }
 
     /// The name, and why no version could be begun under it.
@@ -101,7 +112,7 @@ impl Datapath {
         let at = self.clock.monotonic();
         state.resent.put(
             Sent::of(caller, name.as_ref()),
-            Resent { name, at, options, refused: None, found: None, found_nothing: None },
+            Resent { name, at, options, refused: None, found: None, nothing: Nothing::NotYet },
         );
     }
 
@@ -161,11 +172,22 @@ impl Datapath {
     pub(super) fn note_absent(&self, state: &mut State, caller: &Caller, name: &Name) {
         let sent = Sent::of(caller, Some(name));
         let Some(resent) = state.resent.peek_mut(&sent) else { return };
-        if resent.found_nothing.is_none() && resent.name.as_ref() == Some(name) {
-            resent.found_nothing = Some(self.clock.monotonic());
+        if resent.nothing == Nothing::NotYet && resent.name.as_ref() == Some(name) {
+            resent.nothing = Nothing::Found(self.clock.monotonic());
         } else {
             state.resent.pop(&sent);
         }
+    }
+
+    /// A thread looks `name` up. Returns whether it was sent to look something up again.
+    pub(super) fn looks_again(&self, state: &mut State, caller: &Caller, name: &Name) -> bool {
+        let now = self.clock.monotonic();
+        let Some(resent) = state.resent.peek_mut(&Sent::of(caller, Some(name))) else { return false };
+        let is_same = resent.name.as_ref() == Some(name) && !resent.is_over(now);
+        if is_same && matches!(resent.nothing, Nothing::Found(_)) {
+            resent.nothing = Nothing::LooksAgain;
+        }
+        true
     }
 
     /// Gives a writer who was sent to look `name` up again a version to write, or has the one that is being written wait: one

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use tidefs::datapath::{Error, KernelCache, OpenOptions};
+use tidefs::datapath::{Error, KernelCache, Lookup, OpenOptions, Patience};
 use tidefs::namespace::Ino;
 use tidefs_engine::types::ByteCount;
 
@@ -19,7 +19,7 @@ const REWRITE: OpenOptions =
 const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };
 const CREATE: Open = Open { read: false, write: true, create: true, ..READ };
 
-fn publish(logic: &mut Logic, who: usize, seed: u64) {
+pub(super) fn publish(logic: &mut Logic, who: usize, seed: u64) {
     let token = logic.open(who, "k.tmp", CREATE).expect("create");
     logic.write(who, token, 0, &bytes(seed, 50_000)).expect("write");
     logic.close(who, token);
@@ -70,6 +70,31 @@ fn a_reader_that_was_sent_and_looks_twice_is_told_of_a_miss_and_of_no_error() {
     logic.advance(Duration::from_secs(1), false);
     let later = vanish(&mut logic, 4);
     assert!(matches!(later, Err(Error::Stale)), "{later:?}");
+}
+
+/// What others are asked takes its time: the second look-up of that open(2), here one that waits for a writer's close.
+#[test]
+fn a_reader_whose_second_look_takes_long_is_told_of_a_miss_and_of_no_error() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let read = OpenOptions { read: true, ..OpenOptions::default() };
+    publish(&mut logic, 0, 1);
+    let ino = logic.resolve(1, "k").expect("it is there");
+    logic.unlink(0, "k").expect("unlink");
+    let sent = logic.datapath().open(&caller(1), ino, read);
+    assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
+    assert_eq!(logic.resolve(1, "k"), Err(Errno::ENOENT));
+
+    let writer = logic.open(0, "k", CREATE).expect("create");
+    logic.write(0, writer, 0, &bytes(2, 50_000)).expect("write");
+    logic.flush(0, writer);
+    let waits = logic.datapath().lookup(&caller(1), Ino::ROOT, b"k", Patience::All);
+    assert!(matches!(waits, Ok(Lookup::Wait)), "{waits:?}");
+    logic.advance(Duration::from_secs(1), false);
+    logic.close(0, writer);
+    let ino = logic.resolve(1, "k").expect("it is there");
+    logic.unlink(0, "k").expect("unlink");
+    let again = logic.datapath().open(&caller(1), ino, read);
+    assert!(matches!(again, Err(Error::NoObject)), "{again:?}");
 }
 
 /// A kernel that was given no file yet.
