@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::catalog::wire::{
-    DRAIN, Done, Drain, DrainOrder, DrainPhase, DrainReport, FAREWELL, Kept, Message,
+    DRAIN, Done, Drain, DrainOrder, DrainPhase, DrainReport, FAREWELL, Kept, Message, REVOKE, Revoke,
 };
 use super::coordinator::{CoordinatorError, Reachability};
 use super::copying::{Copied, Wish};
@@ -44,6 +44,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 const REGISTER_TRIES: u32 = 5;
 /// Between two looks whether all have heard what was decided last.
 const HEARING: Duration = Duration::from_millis(5);
+/// How long a member that leaves waits until the others have heard that. Who has not forgets what it held when it is given up.
+const HEARD_WITHIN: Duration = Duration::from_secs(1);
 
 /// How far the drain of this member is.
 #[derive(Debug, Default)]
@@ -438,10 +440,21 @@ impl Core {
     pub(super) async fn leave(&self, deadline: std::time::Instant) -> Result<(), ClusterError> {
         let others = self.others();
         self.coordinator.leave(deadline).await?;
+        let patience = deadline.min(self.within(HEARD_WITHIN));
+        let mut heard = JoinSet::new();
         for peer in others {
             self.carrier.notify(peer, FAREWELL, Done {}.encode());
+            // Messages to a peer arrive in order, and what nobody answers may be lost with the connection: who answers this,
+            // which takes nothing back, has heard that.
+            let question = Revoke { items: Vec::new() }.encode();
+            heard.spawn(self.carrier.call(peer, REVOKE, question, patience));
         }
         self.go_out(None);
+        while let Some(answer) = heard.join_next().await {
+            if let Ok(Err(error)) = answer {
+                tracing::warn!(%error, "a member may learn late that this one has left");
+            }
+        }
         Ok(())
     }
 }

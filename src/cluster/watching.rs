@@ -144,6 +144,10 @@ impl Core {
     /// A member that was lost answers again.
     fn regain(self: &Arc<Self>, peer: PeerId) {
         let member = peer.member;
+        if self.peers.lock().get(&member).is_some_and(|known| known.id == peer && known.has_left) {
+            // Its connection stands for a moment more. What it held is forgotten.
+            return;
+        }
         let is_backup_of_mine = {
             let map = Arc::clone(&self.seen().map);
             let me = self.me.member;

@@ -247,3 +247,38 @@ fn who_is_gone_is_lent_nothing_and_has_left_if_it_said_so() {
         one.cluster.close().await;
     });
 }
+
+#[test]
+fn what_a_member_held_is_forgotten_when_it_leaves_and_ends_at_once() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(5), Embedded::new(ClusterId(7)));
+        let one = start(1, &network, &coordinator).await;
+        let two = start(2, &network, &coordinator).await;
+        sleep(Duration::from_secs(3)).await;
+        two.write("kv/a", b"bytes", Stamp(5), soon()).await.unwrap();
+        two.cluster.leave(soon()).await.unwrap();
+        network.kill(two.cluster.core.me);
+        two.cluster.close().await;
+        sleep(Duration::from_secs(1)).await;
+        assert!(one.cluster.core.peers.lock()[&MemberId(2)].has_left, "it heard that");
+        assert_eq!(one.cluster.core.owner.lock().copies_of(MemberId(2)), 0);
+        one.cluster.close().await;
+    });
+}
+
+#[test]
+fn a_member_does_not_wait_for_long_for_one_that_does_not_hear_that_it_leaves() {
+    in_virtual_time(async {
+        let (network, coordinator) = (Network::new(6), Embedded::new(ClusterId(7)));
+        let one = start(1, &network, &coordinator).await;
+        let two = start(2, &network, &coordinator).await;
+        sleep(Duration::from_secs(3)).await;
+        network.part(one.cluster.core.me, two.cluster.core.me);
+        let before = tokio::time::Instant::now();
+        two.cluster.leave(soon()).await.unwrap();
+        let took = before.elapsed();
+        assert!(took <= Duration::from_millis(1100), "{took:?}");
+        two.cluster.close().await;
+        one.cluster.close().await;
+    });
+}
