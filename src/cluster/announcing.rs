@@ -273,9 +273,9 @@ impl Core {
         let mut gone = Vec::new();
         for (member, path, stamp, told) in under_way {
             match told.await {
-                Ok(Ok(Outcome::Refused { through })) => {
-                    let known = refused.entry(path).or_default();
-                    *known = through.max(*known);
+                Ok(Ok(Outcome::Refused { .. })) => {
+                    // The same of both owners.
+                    refused.insert(path, stamp);
                 }
                 Ok(Ok(Outcome::Done { .. } | Outcome::Late { .. })) => {
                     if self.went_away(&**holder, &path, stamp) {
@@ -289,9 +289,15 @@ impl Core {
         }
         self.tell_gone(holder, gone).await;
         self.counters.refused.add(refused.len() as u64);
-        for (path, through) in refused {
+        for (path, announced) in refused {
             self.note_revocation(KeyId::of(&path).shard());
-            holder.withdraw(path, through).await;
+            if self.publishing.lock().is_under_way(&path) {
+                // That decides what stands there. If it fails, this is looked at once more.
+                self.announce_what_is_held(&path);
+                continue;
+            }
+            // What is known there is later than what was announced, but not than what was sealed here since.
+            holder.withdraw(path, announced).await;
         }
     }
 

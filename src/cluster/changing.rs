@@ -11,11 +11,10 @@ use tokio::time::timeout_at;
 
 use super::batcher::{Haste, Item};
 use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results, Revocation};
-use super::core::{Core, Seen};
+use super::core::Core;
 use super::error::ClusterError;
-use super::object::Stamp;
 use super::peers::Dirty;
-use super::shards::{KeyId, Shard};
+use super::shards::KeyId;
 
 /// Changes that are put in order under one hold of the lock.
 const SLICE: usize = 128;
@@ -55,50 +54,6 @@ pub(super) struct Sent {
 impl Item for Sent {
     fn weight(&self) -> usize {
         64 + self.change.path().map_or(0, <[u8]>::len)
-    }
-}
-
-/// Publishes of this member that are under way.
-#[derive(Debug, Default)]
-pub(super) struct Publishing {
-    last: u64,
-    /// For each name how many, and the number of the last of them; the largest while it has none.
-    paths: HashMap<Vec<u8>, (usize, u64)>,
-}
-
-impl Publishing {
-    fn begin(&mut self, path: &[u8]) {
-        let (count, number) = self.paths.entry(path.to_vec()).or_default();
-        *count += 1;
-        *number = u64::MAX;
-    }
-
-    fn end(&mut self, path: &[u8]) {
-        let Some((count, _)) = self.paths.get_mut(path) else { return };
-        *count -= 1;
-        if *count == 0 {
-            self.paths.remove(path);
-        }
-    }
-
-    fn give_number(&mut self, change: &mut Change) {
-        if let Change::Publish { number, path, .. } = change {
-            self.last += 1;
-            *number = self.last;
-            if let Some((_, number)) = self.paths.get_mut(path) {
-                *number = self.last;
-            }
-        }
-    }
-
-    /// Whether anything is being published there.
-    pub(super) fn is_under_way(&self, path: &[u8]) -> bool {
-        self.paths.contains_key(path)
-    }
-
-    /// Whether something is being published there that comes, in order, after the publish with number `seen`.
-    pub(super) fn is_later(&self, path: &[u8], seen: u64) -> bool {
-        self.paths.get(path).is_some_and(|(_, number)| *number > seen)
     }
 }
 
@@ -172,7 +127,14 @@ impl Core {
                     applied.push(Applied { outcome: Outcome::Moved, waits: Vec::new() });
                     continue;
                 }
-                let effects = owner.change(from, change, now);
+                let effects = if from == self.me && matches!(change, Change::Publish { .. }) {
+                    // Numbered in the order in which they are decided.
+                    let mut change = change.clone();
+                    self.publishing.lock().give_number(&mut change);
+                    owner.change(from, &change, now)
+                } else {
+                    owner.change(from, change, now)
+                };
                 let (key, is_note) = (change.path().map(KeyId::of), is_note(change));
                 let told = key.and_then(|key| self.tell_in_order(key, effects.tell));
                 // Of a note all hear, too, and who changes its key later waits for that; whoever noted it does not.
@@ -320,9 +282,8 @@ impl Core {
         receiver
     }
 
-    /// Applies a change here, with a number if it is a publish.
-    async fn change_here(self: &Arc<Self>, mut change: Change, deadline: Instant) -> Outcome {
-        self.publishing.lock().give_number(&mut change);
+    /// Applies a change here.
+    async fn change_here(self: &Arc<Self>, change: Change, deadline: Instant) -> Outcome {
         let applied = self.apply(self.me, &[change]);
         let outcomes = Self::outcomes(applied, deadline).await;
         outcomes.first().copied().unwrap_or(Outcome::Moved)
@@ -421,50 +382,12 @@ impl Core {
             self.note_again(&change);
         }
     }
-
-    /// Something in `shard` could not be published: it is announced when it can be.
-    pub(super) fn note_unpublished(&self, seen: &Seen, shard: Shard) {
-        self.counters.publish_failures.increment();
-        if let Some(owners) = seen.map.owners(shard) {
-            self.plan.add_unpublished(owners, shard);
-        }
-    }
-
-    pub(super) async fn publish(
-        self: &Arc<Self>,
-        path: Vec<u8>,
-        proposed: Stamp,
-        facts: super::object::Facts,
-        deadline: Instant,
-    ) -> Result<(Stamp, bool), ClusterError> {
-        self.counters.publishes.increment();
-        let seen = self.seen();
-        if seen.is_alone {
-            return Ok((proposed, true));
-        }
-        let shard = KeyId::of(&path).shard();
-        self.publishing.lock().begin(&path);
-        let change = Change::Publish { number: 0, path: path.clone(), proposed, facts };
-        let result = self.change(change, deadline).await;
-        self.publishing.lock().end(&path);
-        self.note_revocation(shard);
-        match result {
-            Ok(Outcome::Done { stamp }) => Ok((stamp, true)),
-            Ok(Outcome::Late { stamp }) => Ok((stamp, false)),
-            Ok(Outcome::Moved | Outcome::Refused { .. }) | Err(_) => {
-                self.note_unpublished(&seen, shard);
-                Err(match result {
-                    Err(error) => error,
-                    Ok(_) => ClusterError::NobodyReached { reason: "nobody decides about it".to_owned() },
-                })
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::object::Stamp;
 
     #[test]
     fn a_removal_that_is_sent_after_its_time_leaves_what_came_since() {

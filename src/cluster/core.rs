@@ -27,7 +27,7 @@ use super::catalog::wire::{
     AGREED, Agreed, CATCH_UP, CHANGE, Changes, DRAIN, Done, Drain, FAREWELL, FIND, Find, KEEP, Keep, LEND,
     LIST, Lend, List, Message, RELEASE, REPLICATE, REVOKE, Release, Replicate, Revoke, VERSION, WireError,
 };
-use super::changing::{Publishing, Unsettled};
+use super::changing::Unsettled;
 use super::coordinator::Coordinator;
 use super::copying::Copying;
 use super::draining::Draining;
@@ -39,6 +39,7 @@ use super::member::{ClusterId, Member, View};
 use super::object::Holder;
 use super::parting::Parting;
 use super::peers::Peers;
+use super::publishing::Publishing;
 use super::removing::Unheard;
 use super::settings::ClusterConfig;
 use super::shards::{SHARDS, Shard, ShardMap};

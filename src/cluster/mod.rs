@@ -30,6 +30,7 @@ pub mod node;
 pub mod object;
 mod parting;
 mod peers;
+mod publishing;
 mod pulling;
 mod removals_file;
 mod removing;
@@ -54,6 +55,7 @@ pub use object::{
     Copy, DirectoryFacts, Facts, FileFacts, Found, Holder, Holding, Lent, LentBytes, ListedName, Listing,
     Medium, REPLICAS_MAX, Stamp, Unkept, Unlent,
 };
+pub use publishing::PublishGuard;
 pub use settings::{ClusterConfig, Limits, Timings};
 pub use status::{ClusterStatus, Counters, LinkState, MemberStatus};
 

@@ -27,6 +27,7 @@ use super::error::ClusterError;
 use super::fetching::Fetch;
 use super::member::Member;
 use super::object::{Copy, Facts, Found, Holder, Listing, Medium, Stamp};
+use super::publishing::PublishGuard;
 use super::settings::ClusterConfig;
 use super::status::{ClusterStatus, Counters};
 
@@ -180,6 +181,13 @@ impl Cluster {
             finding.as_mut().poll(context)
         })
         .await
+    }
+
+    /// Says that what stands at `path` here is about to be published: until the answer is dropped it is not withdrawn by what
+    /// was decided before. Held across [`publish`](Self::publish), and until the caller has noted the stamp that it gets.
+    #[must_use]
+    pub fn about_to_publish(&self, path: &[u8]) -> PublishGuard {
+        self.core.about_to_publish(path)
     }
 
     /// Makes what this member holds at `path` the version that everyone finds. When it resolves, the key's owners know it,

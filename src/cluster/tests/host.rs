@@ -80,11 +80,12 @@ impl Host {
 
     async fn put(&self, path: &str, object: Object, deadline: Instant) -> Result<Published, ClusterError> {
         let (key, facts, at) = (path.as_bytes().to_vec(), object.facts(), object.stamp);
-        {
+        let _under_way = {
             let mut state = self.memory.state.lock();
             state.objects.insert(key.clone(), object);
             state.answers.remove(&key);
-        }
+            self.cluster.about_to_publish(&key)
+        };
         let published = self.cluster.publish(key.clone(), at, facts, deadline).await?;
         let mut state = self.memory.state.lock();
         let is_it = |object: &&mut Object| object.stamp == at && !object.is_directory;

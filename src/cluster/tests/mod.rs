@@ -15,6 +15,7 @@ mod memory;
 mod network;
 mod notes;
 mod placing;
+mod racing;
 mod removals;
 mod simulation;
 mod unregistered;

@@ -387,7 +387,7 @@ fn simulate(seed: u64) -> Result<(), String> {
     })
 }
 
-fn from_environment(name: &str) -> Option<u64> {
+pub(super) fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
