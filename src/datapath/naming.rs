@@ -94,6 +94,8 @@ impl State {
             naming.tier.remove(&key, object.version);
         }
         self.tree.detach(slot);
+        let ino = self.tree.ino(slot);
+        self.elsewhere.untold.remove(&ino);
         self.tell_clients(slot);
     }
 

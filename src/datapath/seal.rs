@@ -161,6 +161,7 @@ impl Datapath {
             return Err(Error::Stale);
         }
         let is_in_place = state.final_place(slot) == (parent, name.clone());
+        let is_temporary = self.is_temporary(&name);
         state.harden(slot);
         self.open_backing(state, slot)?;
         let object = state.object(slot).ok_or(Error::IsDirectory)?;
@@ -219,6 +220,9 @@ impl Datapath {
             open.withdrawn = None;
             // A close that was announced before the rename is on its way still.
             open.closing &= open.writers > 0;
+        }
+        if promised_ns.is_none() && !is_temporary {
+            state.is_yet_to_be_told(slot);
         }
         state.count(parent, size);
         state.recharge(slot);

@@ -29,6 +29,7 @@ mod expiry;
 mod interleaved;
 mod leftover;
 mod meanwhile;
+mod member;
 mod policy;
 mod resent;
 mod ssd;

@@ -17,10 +17,12 @@ mod fetch;
 mod keep;
 mod member;
 mod moved;
+mod news;
 mod shown;
 mod soft;
 mod stream;
 mod tell;
+mod turns;
 mod unreached;
 
 use std::num::NonZeroUsize;
@@ -40,9 +42,9 @@ use crate::namespace::{Cookie, Ino, Slot};
 
 pub(super) use fetch::Away;
 pub use member::MemberSide;
+pub use news::News;
 pub use stream::Stream;
 pub(super) use stream::{Arriving, Reach};
-pub use tell::News;
 
 /// Names whose last withdrawal is remembered: as many as may be under way while a close is told.
 const WITHDRAWN_MAX: NonZeroUsize = NonZeroUsize::new(1 << 12).expect("4096 is not zero");
@@ -66,6 +68,7 @@ pub struct ClusterSide {
     fetch_whole_max: ByteCount,
     /// Reads after which a soft copy stays longer than those that were read less.
     soft_after: u16,
+    turns: turns::Turns,
 }
 
 impl ClusterSide {
@@ -73,7 +76,15 @@ impl ClusterSide {
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, runtime: Handle, patience: Duration, fetch_limit: Duration) -> Self {
         let fetch_whole_max = ByteCount(u64::MAX);
-        Self { cluster, runtime, patience, fetch_limit, fetch_whole_max, soft_after: 2 }
+        Self {
+            cluster,
+            runtime,
+            patience,
+            fetch_limit,
+            fetch_whole_max,
+            soft_after: 2,
+            turns: turns::Turns::default(),
+        }
     }
 
     /// The same, where larger objects are read while they arrive.
@@ -135,6 +146,8 @@ pub(super) struct Elsewhere {
     soft_after: u16,
     /// Copies that went to a disk or came back, of which other members have not heard.
     moved: HashSet<Slot>,
+    /// Objects of which no other member has been told yet, and somebody is about to tell.
+    pub(super) untold: HashSet<Ino>,
     /// Heads of the chains of objects that were sealed or are kept here, by inode.
     heads: LruCache<Ino, KeyId>,
     /// Hears of what leaves this host. It takes that without waiting.
@@ -159,6 +172,7 @@ impl Default for Elsewhere {
             met: LruCache::new(soft::MET_MAX),
             soft_after: 2,
             moved: HashSet::new(),
+            untold: HashSet::new(),
             heads: LruCache::new(HEADS_MAX),
             cluster: None,
             agreed: agreed::Agreed::default(),
@@ -198,6 +212,11 @@ impl Elsewhere {
     fn note_withdrawn(&mut self, key: KeyId, through: Stamp) {
         let known = self.withdrawn.get(&key).copied().unwrap_or_default();
         self.withdrawn.put(key, through.max(known));
+    }
+
+    /// Whether that version of the name was withdrawn.
+    fn was_withdrawn(&mut self, path: &[u8], stamp: Stamp) -> bool {
+        self.withdrawn.get(&KeyId::of(path)).is_some_and(|&through| stamp <= through)
     }
 
     /// Nothing that was answered about absent names is true for sure any more.

@@ -2,230 +2,33 @@
 //!
 //! Who publishes or removes a name waits until the others know. A member that cannot be reached does not stop that: its
 //! catalog hears of the object later, and until then the object is found on this host alone, with a warning and a count.
+//!
+//! Of one name one thing is told at a time ([`Turns`](super::turns::Turns)), and that is what stands there when it is told: the
+//! catalog puts what it hears in order, which must be the order in which it happened here.
 
 use std::sync::Arc;
 
 use tidefs_engine::types::ByteCount;
+use tokio::time::timeout_at;
 
-use super::super::open::Handle;
-use super::super::{Caller, Datapath, HandleId, Phase, Place, State};
+use super::super::{Datapath, Phase, State};
+use super::news::{Appeared, News, Removed};
 use super::{ClusterSide, stamp_of};
 use crate::cluster::shards::KeyId;
-use crate::cluster::{Facts, FileFacts, Stamp};
-use crate::namespace::{Ino, Name, Slot, WriterFate, writer_fate};
-
-/// What the other members are to be told before a request is answered.
-#[derive(Debug, Default)]
-#[must_use = "nothing is told before `Datapath::tell`"]
-pub struct News {
-    appeared: Option<Appeared>,
-    removed: Option<Removed>,
-}
-
-/// A name that goes away, with all versions up to one.
-#[derive(Debug)]
-struct Removed {
-    path: Vec<u8>,
-    through: Stamp,
-}
-
-#[derive(Debug)]
-struct Appeared {
-    path: Vec<u8>,
-    stamp: Stamp,
-    facts: Facts,
-    ino: Ino,
-    /// The file is being closed: what is told is what it will be sealed as.
-    is_promise: bool,
-}
-
-impl Appeared {
-    /// Its path, when it is a namespace.
-    fn namespace(self) -> Option<Vec<u8>> {
-        let is_namespace = matches!(self.facts, Facts::Directory(_)) && !self.path.contains(&b'/');
-        is_namespace.then_some(self.path)
-    }
-}
-
-impl News {
-    /// Whether there is nothing to tell.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.appeared.is_none() && self.removed.is_none()
-    }
-
-    /// Both.
-    pub fn and(self, other: Self) -> Self {
-        Self { appeared: self.appeared.or(other.appeared), removed: self.removed.or(other.removed) }
-    }
-}
-
-impl State {
-    /// Where a file stands, or will stand when it is sealed.
-    pub(in crate::datapath) fn final_place(&self, slot: Slot) -> (Slot, Name) {
-        let claim = self.object(slot).and_then(|object| object.open.as_ref()?.supersedes.clone());
-        claim.unwrap_or_else(|| (self.tree.node(slot).parent, self.tree.name(slot)))
-    }
-
-    /// The version of a file that takes the place of all that is known under `name` in `parent`: later than that, also where it
-    /// is of a host whose clock is ahead. `now_ns`: by this one's.
-    pub(in crate::datapath) fn next_sealed_at_ns(&self, parent: Slot, name: &[u8], now_ns: i64) -> i64 {
-        if !self.has_members() {
-            return now_ns;
-        }
-        let shown = self.tree.child(parent, name).and_then(|slot| self.object(slot));
-        let shown = shown.filter(|object| object.phase == Phase::Sealed).map(|object| object.sealed_at_ns);
-        let withdrawn = (!self.elsewhere.withdrawn.is_empty()).then(|| {
-            let key = KeyId::of(&self.path_of_child(parent, name));
-            self.elsewhere.withdrawn.peek(&key).copied()
-        });
-        later_than(now_ns, shown, withdrawn.flatten())
-    }
-
-    /// Whether the file in `slot`, which is being written, was withdrawn under its name as the version `given`.
-    fn is_withdrawn(&mut self, slot: Slot, given: Stamp) -> bool {
-        let (parent, name) = self.final_place(slot);
-        let is_written = self.object(slot).is_some_and(|object| object.phase == Phase::Writing);
-        if !is_written || parent == Slot::NONE {
-            return false;
-        }
-        let key = KeyId::of(&self.path_of_child(parent, name.as_bytes()));
-        self.elsewhere.withdrawn.get(&key).is_some_and(|&through| given <= through)
-    }
-}
-
-/// A time that is later than the versions that are known.
-fn later_than(now_ns: i64, shown_ns: Option<i64>, withdrawn: Option<Stamp>) -> i64 {
-    let withdrawn_ns = withdrawn.map(|through| i64::try_from(through.0).unwrap_or(i64::MAX));
-    let known_ns = shown_ns.max(withdrawn_ns);
-    known_ns.map_or(now_ns, |known| now_ns.max(known.saturating_add(1)))
-}
+use crate::cluster::{Facts, PublishGuard, Stamp};
+use crate::namespace::{Ino, Slot};
 
 impl Datapath {
-    /// What is to be told of what stands under `name` in `parent` now; nothing when that is of this host alone.
-    pub fn news_of(&self, parent: Ino, name: &[u8]) -> News {
-        if !self.is_in_cluster() {
-            return News::default();
-        }
-        let state = self.lock();
-        let appeared = (|| {
-            let parent = state.tree.by_ino(parent)?;
-            let slot = state.tree.child(parent, name)?;
-            if self.is_temporary(&Name::new(name).ok()?) || state.remote_size(slot).is_some() {
-                return None;
-            }
-            let (stamp, facts) = state.facts_for_members(slot)?;
-            let path = state.path_of_child(parent, name);
-            Some(Appeared { path, stamp, facts, ino: state.tree.ino(slot), is_promise: false })
-        })();
-        News { appeared, removed: None }
-    }
-
-    /// What is to be told when `name` in `parent`, which stands there now, goes away.
-    pub fn news_of_removal(&self, parent: Ino, name: &[u8]) -> News {
-        if !self.is_in_cluster() {
-            return News::default();
-        }
-        let state = self.lock();
-        let removed = (|| {
-            let parent = state.tree.by_ino(parent)?;
-            let slot = state.tree.child(parent, name)?;
-            let (stamp, _) = state.facts_for_members(slot)?;
-            // The clock of the host that published it may be ahead of this one's.
-            let through = stamp.max(Stamp(u64::try_from(self.now_ns()).unwrap_or(0)));
-            (!self.is_temporary(&Name::new(name).ok()?))
-                .then(|| Removed { path: state.path_of_child(parent, name), through })
-        })();
-        News { appeared: None, removed }
-    }
-
-    /// What is to be told when owner or mode of an object changed here: it is a new version, since copies that others hold have
-    /// the old ones. Nothing of what is of this host alone.
-    pub fn news_of_access(&self, ino: Ino) -> News {
-        if !self.is_in_cluster() {
-            return News::default();
-        }
-        let mut state = self.lock();
-        let appeared = (|| {
-            let slot = state.tree.by_ino(ino)?;
-            let (parent, name) = (state.tree.node(slot).parent, state.tree.name(slot));
-            let open = state.object_mut(slot).filter(|object| object.phase == Phase::Writing);
-            if let Some(promised) = open.and_then(|object| object.open.as_mut()?.promised.as_mut()) {
-                // It was closed and is about to be sealed: not as what was promised, so it is told anew then.
-                promised.1 = ByteCount(u64::MAX);
-            }
-            let object = state.object(slot).filter(|object| object.phase == Phase::Sealed)?;
-            if object.is_remote() || state.tree.node(slot).is_detached() || self.is_temporary(&name) {
-                return None;
-            }
-            let sealed_at_ns = object.sealed_at_ns.saturating_add(1).max(self.now_ns());
-            state.harden(slot);
-            state.object_mut(slot)?.sealed_at_ns = sealed_at_ns;
-            if let Err(error) = self.rewrite_record(&mut state, slot) {
-                tracing::warn!(%error, "a restart will not know the owner and mode of an object as the cluster does");
-            }
-            state.renew_expiry(slot);
-            let (stamp, facts) = state.facts_for_members(slot)?;
-            let path = state.path_of_child(parent, name.as_bytes());
-            Some(Appeared { path, stamp, facts, ino, is_promise: false })
-        })();
-        News { appeared, removed: None }
-    }
-
-    /// What is to be told when the sole writer of a file closes it under its final name: it is an object in a moment.
-    pub fn news_of_close(&self, caller: &Caller, handle: HandleId) -> News {
-        if !self.is_in_cluster() || writer_fate(caller.thread) == WriterFate::Killed {
-            return News::default();
-        }
-        let state = self.lock();
-        let appeared = (|| {
-            // A child that lets go of what it inherited closes nothing: who opened it goes on writing.
-            let is_closed = |handle: &&Handle| handle.options.write && handle.was_flushed;
-            let handle = state.handles.get(&handle).filter(is_closed)?;
-            let slot = handle.slot;
-            let object = state.object(slot).filter(|object| {
-                let is_ours = object.phase == Phase::Writing && object.writers() == 1;
-                is_ours && matches!(object.place, Place::Solo(_))
-            })?;
-            let open = object.open.as_ref()?;
-            let (parent, name) = state.final_place(slot);
-            let parks = object.version.0 == 0 && self.is_temporary(&name);
-            let is_nowhere = open.supersedes.is_none() && state.tree.node(slot).is_detached();
-            if open.refused.is_some() || parks || is_nowhere {
-                return None;
-            }
-            let stat = self.stat_of(&state, slot);
-            if open.withdrawn == Some((stat.size, stat.attributes.mtime_ns)) {
-                return None;
-            }
-            let facts = FileFacts {
-                size: stat.size,
-                mtime_ns: stat.attributes.mtime_ns,
-                mode: stat.attributes.mode.into(),
-                uid: stat.attributes.uid,
-                gid: stat.attributes.gid,
-                checksum: None,
-                replicas: state.replicas(slot),
-            };
-            let sealed_at_ns = state.next_sealed_at_ns(parent, name.as_bytes(), self.now_ns());
-            Some(Appeared {
-                path: state.path_of_child(parent, name.as_bytes()),
-                stamp: Stamp(u64::try_from(sealed_at_ns).unwrap_or(0)),
-                facts: Facts::File(facts),
-                ino: state.tree.ino(slot),
-                is_promise: true,
-            })
-        })();
-        News { appeared, removed: None }
-    }
-
     /// Keeps what there is nobody to tell yet, until this host is a member. What appeared is announced then anyway.
     pub fn remember_news(&self, news: News) {
         if let Some(Removed { path, through }) = news.removed {
             self.removed_alone(path, through);
         }
-        if let Some(path) = news.appeared.and_then(Appeared::namespace) {
-            self.agree_later(&path);
+        if let Some(appeared) = news.appeared {
+            self.lock().elsewhere.untold.remove(&appeared.ino);
+            if let Some(path) = appeared.namespace() {
+                self.agree_later(&path);
+            }
         }
     }
 
@@ -239,24 +42,39 @@ impl Datapath {
         if let Some(appeared) = appeared {
             self.tell_appeared(side, appeared).await;
         }
-        if let Some(Removed { path, through }) = removed {
-            self.telemetry.catalog_removals.increment();
-            let told = side.cluster.remove(path.clone(), through, side.deadline()).await;
-            if self.was_told_by_us(&path) {
-                // So may the kernel, by now.
-                self.forget_names_in_kernel();
-            }
-            if let Err(error) = told {
-                self.telemetry.catalog_failures.increment();
-                tracing::warn!(%error, "a removal is not known to the whole cluster yet");
-            }
+        if let Some(removed) = removed {
+            self.tell_removed(side, removed).await;
+        }
+    }
+
+    async fn tell_removed(&self, side: &ClusterSide, Removed { path, through }: Removed) {
+        let deadline = side.deadline();
+        let _turn = timeout_at(deadline.into(), side.turns.take(KeyId::of(&path))).await;
+        if self.lock().was_told_later(&path, through) {
+            // What took its place here takes it everywhere.
+            return;
+        }
+        self.telemetry.catalog_removals.increment();
+        let told = side.cluster.remove(path.clone(), through, deadline).await;
+        if self.was_told_by_us(&path) {
+            // So may the kernel, by now.
+            self.forget_names_in_kernel();
+        }
+        self.lock().elsewhere.note_withdrawn(KeyId::of(&path), through);
+        if let Err(error) = told {
+            self.telemetry.catalog_failures.increment();
+            tracing::warn!(%error, "a removal is not known to the whole cluster yet");
         }
     }
 
     async fn tell_appeared(&self, side: &ClusterSide, appeared: Appeared) {
+        let deadline = side.deadline();
+        // Who waits in vain is too late to tell anything: it is announced.
+        let _turn = timeout_at(deadline.into(), side.turns.take(KeyId::of(&appeared.path))).await;
+        let Some((appeared, _under_way)) = self.begin_to_tell(side, appeared) else { return };
         let Appeared { path, stamp, facts, ino, is_promise } = appeared;
         self.telemetry.catalog_publications.increment();
-        let published = side.cluster.publish(path.clone(), stamp, facts, side.deadline()).await;
+        let published = side.cluster.publish(path.clone(), stamp, facts, deadline).await;
         self.was_told_by_us(&path);
         if let Facts::Directory(facts) = facts
             && !path.contains(&b'/')
@@ -278,6 +96,25 @@ impl Datapath {
                 tracing::warn!(%error, "an object is found on this host alone until the cluster hears of it");
             }
         }
+    }
+
+    /// What is told at this turn: what stands under the name by now, where that is not what it was. `None` when that was told.
+    fn begin_to_tell(&self, side: &ClusterSide, mut appeared: Appeared) -> Option<(Appeared, PublishGuard)> {
+        let mut state = self.lock();
+        if matches!(appeared.facts, Facts::File(_)) && !appeared.is_promise {
+            if let Some(slot) = state.sealed_at(&appeared.path) {
+                appeared.ino = state.tree.ino(slot);
+                if !state.elsewhere.untold.remove(&appeared.ino) {
+                    return None;
+                }
+                (appeared.stamp, appeared.facts) = state.facts_for_members(slot)?;
+            } else if state.elsewhere.was_withdrawn(&appeared.path, appeared.stamp) {
+                return None;
+            }
+        }
+        // Under the lock under which it is not untold any more.
+        let under_way = side.cluster.about_to_publish(&appeared.path);
+        Some((appeared, under_way))
     }
 
     /// The cluster heard of a name from this host. Who tells is not told, so what it was answered before counts no more.
@@ -306,6 +143,7 @@ impl Datapath {
         }
         let Some(object) = state.object_mut(slot) else { return };
         let given_ns = i64::try_from(given.0).unwrap_or(i64::MAX);
+        let next = object.next_version();
         match object.phase {
             Phase::Writing if is_promise => object.open_mut().promised = Some((given, size)),
             Phase::Sealed if !is_promise && stamp_of(object) == proposed && given != proposed => {
@@ -317,12 +155,23 @@ impl Datapath {
             }
             _ => {}
         }
+        // What is being written over it may have been promised before, and takes its place later: it is told anew then.
+        if let Some(next) = next.filter(|_| !is_promise)
+            && let Some(open) = state.object_mut(next).and_then(|object| object.open.as_mut())
+            && let Some(promised) = open.promised.as_mut().filter(|promised| promised.0 < given)
+        {
+            promised.1 = ByteCount(u64::MAX);
+        }
     }
 
     /// Tells the other members, without anybody waiting for it, of objects that were sealed at a close that had not been
     /// announced.
     pub(in crate::datapath) fn tell_later(self: &Arc<Self>, inos: Vec<Ino>) {
-        let Some(side) = self.cluster.get() else { return };
+        let Some(side) = self.cluster.get() else {
+            let untold = &mut self.lock().elsewhere.untold;
+            inos.iter().for_each(|ino| _ = untold.remove(ino));
+            return;
+        };
         for ino in inos {
             let news = {
                 let state = self.lock();
@@ -339,27 +188,18 @@ impl Datapath {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::datapath::elsewhere::Elsewhere;
-
-    #[test]
-    fn an_earlier_word_that_comes_last_takes_no_withdrawal_back() {
-        let (mut elsewhere, key) = (Elsewhere::default(), KeyId::of(b"kv/a"));
-        let mut through = |stamp| {
-            elsewhere.note_withdrawn(key, Stamp(stamp));
-            elsewhere.withdrawn.peek(&key).copied()
-        };
-        assert_eq!([10, 4, 12].map(&mut through), [10, 10, 12].map(|stamp| Some(Stamp(stamp))));
+impl State {
+    /// The object of this host that is shown at `path`.
+    fn sealed_at(&self, path: &[u8]) -> Option<Slot> {
+        let (current, _) = self.versions_of(self.tree.by_path(path)?);
+        current.filter(|&slot| self.sealed_stamp(slot).is_some() && self.remote_size(slot).is_none())
     }
 
-    #[test]
-    fn a_replacement_is_later_than_what_a_host_with_a_fast_clock_wrote() {
-        assert_eq!(later_than(50, None, None), 50);
-        assert_eq!(later_than(50, Some(40), Some(Stamp(30))), 50);
-        assert_eq!(later_than(50, Some(70), Some(Stamp(30))), 71);
-        assert_eq!(later_than(50, Some(40), Some(Stamp(90))), 91);
-        assert_eq!(later_than(50, None, Some(Stamp(u64::MAX))), i64::MAX);
+    /// Whether the other members were told of something that stands at `path` here and is later than `through`.
+    fn was_told_later(&self, path: &[u8], through: Stamp) -> bool {
+        self.sealed_at(path).is_some_and(|slot| {
+            let is_untold = self.elsewhere.untold.contains(&self.tree.ino(slot));
+            !is_untold && self.sealed_stamp(slot) > Some(through)
+        })
     }
 }
