@@ -197,9 +197,12 @@ impl State {
 
     /// Whether the other members were told of something that stands at `path` here and is later than `through`.
     fn was_told_later(&self, path: &[u8], through: Stamp) -> bool {
-        self.sealed_at(path).is_some_and(|slot| {
-            let is_untold = self.elsewhere.untold.contains(&self.tree.ino(slot));
-            !is_untold && self.sealed_stamp(slot) > Some(through)
-        })
+        let next = self.tree.by_path(path).and_then(|slot| self.versions_of(slot).1);
+        let is_promised = next.is_some_and(|next| self.promised(next) > Some(through));
+        is_promised
+            || self.sealed_at(path).is_some_and(|slot| {
+                let is_untold = self.elsewhere.untold.contains(&self.tree.ino(slot));
+                !is_untold && self.sealed_stamp(slot) > Some(through)
+            })
     }
 }

@@ -13,8 +13,8 @@ use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::Runtime;
 
 use super::resent::publish;
-use super::{Logic, Setup};
-use crate::system::System;
+use super::{Logic, Setup, caller};
+use crate::system::{Open, System};
 
 /// A host that is the only member of its cluster.
 struct Member {
@@ -125,6 +125,26 @@ fn a_removal_that_is_told_late_takes_nothing_that_came_after_it() {
     member.tell(second);
     member.tell(removal);
     assert_eq!(member.told(), (2, 0));
+    assert!(member.is_there());
+}
+
+#[test]
+fn a_removal_that_is_told_late_takes_nothing_that_is_being_closed_since() {
+    let mut member = Member::new();
+    let first = member.publish(1);
+    member.tell(first);
+    let removal = member.unlink();
+    member.logic.advance(Duration::from_millis(1), false);
+    let create = Open { read: false, write: true, create: true, exclusive: false, truncate: false };
+    let writer = member.logic.open(0, "k", create).expect("create");
+    member.logic.write(0, writer, 0, &[7; 50_000]).expect("write");
+    member.logic.flush(0, writer);
+    let (handle, _) = member.logic.handle(writer);
+    let promise = member.datapath().news_of_close(&caller(0), handle);
+    member.tell(promise);
+    member.tell(removal);
+    assert_eq!(member.told(), (2, 0));
+    member.logic.close(0, writer);
     assert!(member.is_there());
 }
 
