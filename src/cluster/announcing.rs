@@ -348,7 +348,7 @@ impl Core {
     }
 
     /// How long ago this member was last certain to hear of all that `member` decides.
-    fn contact_age_ms(&self, member: MemberId) -> u64 {
+    pub(super) fn contact_age_ms(&self, member: MemberId) -> u64 {
         if !self.plan.was_done() {
             return u64::MAX;
         }

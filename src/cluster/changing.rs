@@ -13,6 +13,7 @@ use super::batcher::{Haste, Item};
 use super::catalog::wire::{CHANGE, Change, Changes, Message, Outcome, Results, Revocation};
 use super::core::Core;
 use super::error::ClusterError;
+use super::object::Medium;
 use super::peers::Dirty;
 use super::shards::KeyId;
 
@@ -95,11 +96,14 @@ fn is_note(change: &Change) -> bool {
     matches!(change, Change::Hold { .. } | Change::LetGo { .. })
 }
 
-/// What a change is when it is sent after its time: its caller has gone on, and others may have, too.
-fn late(change: Change) -> Change {
+/// What a change is when it is sent after its time: its caller has gone on, and others may have, too. What was published since
+/// then stays. `contact_age_ms`: as in an announcement.
+fn late(change: Change, contact_age_ms: u64) -> Change {
     match change {
-        // What was published since then stays.
         Change::Remove { path, at } => Change::RemoveThrough { path, through: at },
+        Change::Publish { path, proposed: stamp, facts, .. } => {
+            Change::Announce { path, stamp, facts, medium: Medium::Memory, contact_age_ms }
+        }
         change => change,
     }
 }
@@ -225,8 +229,11 @@ impl Core {
         // Whoever waits the shortest decides how long the member waits for others; whose time is over does not wait.
         let wait = left.iter().copied().filter(|left| !left.is_zero()).min().unwrap_or_default();
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        let in_time =
-            |(sent, left): (Sent, Duration)| if left.is_zero() { late(sent.change) } else { sent.change };
+        let contact_age_ms = self.contact_age_ms(member);
+        let in_time = |(sent, left): (Sent, Duration)| match left.is_zero() {
+            true => late(sent.change, contact_age_ms),
+            false => sent.change,
+        };
         let changes = sent.into_iter().zip(left).map(in_time).collect();
         let message = Changes { view: self.seen().view.number, wait_ms, changes };
         // Of others the sender hears.
@@ -387,14 +394,23 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::object::Stamp;
+    use crate::cluster::object::{DirectoryFacts, Facts, Stamp};
 
     #[test]
     fn a_removal_that_is_sent_after_its_time_leaves_what_came_since() {
         let path = b"kv/a".to_vec();
         let removal = Change::Remove { path: path.clone(), at: Stamp(7) };
-        assert_eq!(late(removal), Change::RemoveThrough { path: path.clone(), through: Stamp(7) });
+        assert_eq!(late(removal, 0), Change::RemoveThrough { path: path.clone(), through: Stamp(7) });
         let note = Change::LetGo { path, stamp: Stamp(7) };
-        assert_eq!(late(note.clone()), note);
+        assert_eq!(late(note.clone(), 0), note);
+    }
+
+    #[test]
+    fn a_publish_that_is_sent_after_its_time_says_what_is_held_and_stands_above_nothing() {
+        let (path, stamp) = (b"kv/a".to_vec(), Stamp(7));
+        let facts = Facts::Directory(DirectoryFacts { mode: 0o755, uid: 0, gid: 0 });
+        let publish = Change::Publish { number: 3, path: path.clone(), proposed: stamp, facts };
+        let medium = Medium::Memory;
+        assert_eq!(late(publish, 9), Change::Announce { path, stamp, facts, medium, contact_age_ms: 9 });
     }
 }
