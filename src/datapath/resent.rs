@@ -75,8 +75,13 @@ impl Resent {
     }
 
     /// Whether it found nothing, and did not look once more at once.
+    /// Or looked, and did not open what it found then.
     fn is_over(&self, now: Duration) -> bool {
-        matches!(self.nothing, Nothing::Found(at) if now.saturating_sub(at) > LOOKS_AGAIN)
+        match self.nothing {
+            Nothing::NotYet => false,
+            Nothing::Found(at) => now.saturating_sub(at) > LOOKS_AGAIN,
+            Nothing::LooksAgain => self.found.is_some_and(|(_, at)| now.saturating_sub(at) > FOUND),
+        }
     }
 
     /// The name, and why no version could be begun under it.
@@ -174,6 +179,7 @@ impl Datapath {
         let Some(resent) = state.resent.peek_mut(&sent) else { return };
         if resent.nothing == Nothing::NotYet && resent.name.as_ref() == Some(name) {
             resent.nothing = Nothing::Found(self.clock.monotonic());
+            resent.found = None;
         } else {
             state.resent.pop(&sent);
         }
