@@ -99,6 +99,7 @@ pub(super) struct Core {
     revoked: Box<[AtomicU64]>,
     /// Before this view nothing may be remembered.
     pub(super) needed_view: AtomicU64,
+    /// Taken last, inside the owner's lock, that of the peers, and a holder's.
     pub(super) publishing: Mutex<Publishing>,
     /// Taken inside the owner's lock.
     pub(super) unsettled: Mutex<Unsettled>,

@@ -61,7 +61,7 @@ impl Publishing {
 }
 
 /// What stands under a name here is being published, until this is dropped: what was decided before that is not withdrawn here.
-/// One at a time for each name.
+/// A caller has one at a time for each name.
 #[derive(Debug)]
 pub struct PublishGuard {
     core: Arc<Core>,

@@ -1,4 +1,8 @@
 //! Turns at telling the other members of a name: one thing at a time, first come, first served.
+//!
+//! Limits: as many queues, and places in them, as requests that are being answered; nobody waits for longer than the deadline of
+//! its own request.
+//! Threads: called from tasks of the cluster's runtime; the lock is held across no wait.
 
 use std::sync::Arc;
 
@@ -20,7 +24,8 @@ pub(super) struct Turns {
 struct InLine<'a> {
     turns: &'a Turns,
     key: KeyId,
-    queue: Arc<Queue<()>>,
+    /// Until it is dropped.
+    queue: Option<Arc<Queue<()>>>,
 }
 
 /// Nobody else tells of the name before this is dropped.
@@ -38,18 +43,17 @@ impl Turns {
     /// Dropping the future gives up the place in the queue.
     pub(super) async fn take(&self, key: KeyId) -> Turn<'_> {
         let queue = Arc::clone(self.queues.lock().entry(key).or_default());
-        let place = InLine { turns: self, key, queue };
-        let held = Arc::clone(&place.queue).lock_owned().await;
-        Turn { _held: held, _place: place }
+        let place = InLine { turns: self, key, queue: Some(Arc::clone(&queue)) };
+        Turn { _held: queue.lock_owned().await, _place: place }
     }
 }
 
 impl Drop for InLine<'_> {
     fn drop(&mut self) {
         let mut queues = self.turns.queues.lock();
-        // Nobody comes into the queue meanwhile: that takes the same lock.
-        let is_last = Arc::strong_count(&self.queue) == 2;
-        if is_last {
+        // Under the lock, which whoever comes into the queue takes as well: the last one out sees that nobody else is in it.
+        drop(self.queue.take());
+        if queues.get(&self.key).is_some_and(|queue| Arc::strong_count(queue) == 1) {
             queues.remove(&self.key);
         }
     }
