@@ -190,6 +190,12 @@ impl Cluster {
         self.core.about_to_publish(path)
     }
 
+    /// Whether this member is publishing something at `path`.
+    #[must_use]
+    pub fn is_publishing(&self, path: &[u8]) -> bool {
+        self.core.publishing.lock().is_under_way(path)
+    }
+
     /// Makes what this member holds at `path` the version that everyone finds. When it resolves, the key's owners know it,
     /// nobody is answered the version before it any more, and nobody remembers that there was nothing.
     ///

@@ -222,6 +222,10 @@ impl Datapath {
         state.count(parent, size);
         state.enter_order(slot, key, None, footprint(size));
         state.history.clear(key);
+        if let Some(next) = next {
+            // Under the name that it was promised for.
+            state.break_promise(next);
+        }
         if let Some(next) = next.and_then(|next| state.object_mut(next)) {
             // Whoever writes a new version of it goes on under the new name.
             next.open_mut().supersedes = Some((parent, name));
@@ -270,6 +274,7 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         state.directory_id(parent)?;
+        state.break_promise(slot);
         afterwards.doomed.extend(state.leave_with_old_version(slot));
         self.displace(state, parent, &name, slot, false, afterwards);
         self.forget_announced_close(state, slot);

@@ -4,6 +4,8 @@
 //! To take the name from it without the directory's lock, the bytes move to a new inode: who comes by the old one is
 //! told that it is stale and looks the name up again, and only its writers find the new one.
 
+use tidefs_engine::types::ByteCount;
+
 use super::remove::NO_SEGMENT;
 use super::room::footprint;
 use super::{Caller, Datapath, Error, Marks, Object, OpenOptions, Phase, Place, State};
@@ -69,9 +71,14 @@ impl Datapath {
         state.leave_order(slot, footprint(size), Departure::Gone);
         state.uncount(state.tree.node(slot).parent, size);
         state.clear_expiry(slot);
+        // What it will be is told when it is closed, or sealed. Until then the cluster knows of it as what it was.
+        let ino = state.tree.ino(slot);
+        let was_told = !state.elsewhere.untold.remove(&ino) && state.has_members();
+        let told = state.sealed_stamp(slot).filter(|_| was_told);
         state.writing.insert(slot);
         if let Some(object) = state.object_mut(slot) {
             object.phase = Phase::Writing;
+            object.open_mut().promised = told.map(|stamp| (stamp, ByteCount(u64::MAX)));
             object.marks.set(Marks::FINAL, false);
             object.marks.set(Marks::ON_SSD, false);
             let open = object.open_mut();

@@ -130,10 +130,10 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         let (parent, name) = state.final_place(slot);
-        let promised = state.promised(slot);
         self.publish(state, slot, parent, name, None, afterwards)?;
-        if state.has_members() && (promised.is_none() || state.sealed_stamp(slot) != promised) {
-            afterwards.untold.push(state.tree.ino(slot));
+        let ino = state.tree.ino(slot);
+        if state.elsewhere.untold.contains(&ino) {
+            afterwards.untold.push(ino);
         } else {
             state.wish_for_copies(slot);
         }

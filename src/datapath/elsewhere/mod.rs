@@ -146,7 +146,7 @@ pub(super) struct Elsewhere {
     soft_after: u16,
     /// Copies that went to a disk or came back, of which other members have not heard.
     moved: HashSet<Slot>,
-    /// Objects of which no other member has been told yet, and somebody is about to tell.
+    /// Objects of whose version, or name, no other member has been told yet, and somebody is about to tell.
     pub(super) untold: HashSet<Ino>,
     /// Heads of the chains of objects that were sealed or are kept here, by inode.
     heads: LruCache<Ino, KeyId>,
@@ -331,10 +331,20 @@ impl State {
     }
 
     /// The time of seal that was promised to the cluster for the file in `slot`, which is sealed with `size`; `None` when
+    /// something that was told since would stand above it, or is being told,
     /// none was, or another length. A promise is kept once.
     pub(super) fn keep_promise(&mut self, slot: Slot, size: ByteCount) -> Option<i64> {
         let promised = self.object_mut(slot)?.open.as_mut()?.promised.take();
-        promised.filter(|&(_, length)| length == size).and_then(|(stamp, _)| i64::try_from(stamp.0).ok())
+        let (stamp, _) = promised.filter(|&(_, length)| length == size)?;
+        let (parent, name) = self.final_place(slot);
+        let shown = self.tree.child(parent, name.as_bytes()).and_then(|shown| self.sealed_stamp(shown));
+        let path = self.path_of_child(parent, name.as_bytes());
+        let is_being_told =
+            self.elsewhere.cluster.as_ref().is_some_and(|cluster| cluster.is_publishing(&path));
+        if shown >= Some(stamp) || is_being_told {
+            return None;
+        }
+        i64::try_from(stamp.0).ok()
     }
 
     /// The file in `slot` gets another name than the one that was promised to the cluster.
@@ -354,7 +364,8 @@ impl State {
 impl Datapath {
     /// Says that the daemon is to be a member of a cluster. Until it is, names that are not here are misses, and nobody
     /// remembers that they are absent. Before it is mounted.
-    pub fn expect_cluster(&self) {
+    pub fn expect_cluster(self: &Arc<Self>) {
+        self.know_itself();
         self.expects_cluster.store(true, Ordering::Relaxed);
         self.lock().elsewhere.solitude = Some(Vec::new());
     }

@@ -2,7 +2,8 @@
 //!
 //! Invariants
 //! - An object that is sealed or renamed here and of which no other member has been told yet is *untold*, from the moment in
-//!   which it has its name: whatever is decided elsewhere by then comes before it, and does not withdraw it.
+//!   which it has its name: whatever is decided elsewhere by then comes before it, and does not withdraw it. Whoever makes it so
+//!   tells of it, or it would not be withdrawn for ever; it is untold no more when it loses its name, or is written again.
 
 use tidefs_engine::types::ByteCount;
 
@@ -81,6 +82,11 @@ impl State {
         later_than(now_ns, shown, withdrawn.flatten())
     }
 
+    /// The version as which other members know what stands in `slot`.
+    fn sealed_or_promised(&self, slot: Slot) -> Option<Stamp> {
+        self.facts_for_members(slot).map(|(stamp, _)| stamp).or_else(|| self.promised(slot))
+    }
+
     /// The object in `slot` has its name, or this version, from now on. Whoever made it so tells the other members.
     pub(in crate::datapath) fn is_yet_to_be_told(&mut self, slot: Slot) {
         if self.has_members() {
@@ -137,7 +143,7 @@ impl Datapath {
         let removed = (|| {
             let parent = state.tree.by_ino(parent)?;
             let slot = state.tree.child(parent, name)?;
-            let (stamp, _) = state.facts_for_members(slot)?;
+            let stamp = state.sealed_or_promised(slot)?;
             // The clock of the host that published it may be ahead of this one's.
             let through = stamp.max(Stamp(u64::try_from(self.now_ns()).unwrap_or(0)));
             (!self.is_temporary(&Name::new(name).ok()?))

@@ -70,17 +70,12 @@ impl Datapath {
     async fn tell_appeared(&self, side: &ClusterSide, appeared: Appeared) {
         let deadline = side.deadline();
         // Who waits in vain is too late to tell anything: it is announced.
-        let _turn = timeout_at(deadline.into(), side.turns.take(KeyId::of(&appeared.path))).await;
-        let Some((appeared, _under_way)) = self.begin_to_tell(side, appeared) else { return };
+        let turn = timeout_at(deadline.into(), side.turns.take(KeyId::of(&appeared.path))).await;
+        let Some((appeared, under_way)) = self.begin_to_tell(side, appeared) else { return };
         let Appeared { path, stamp, facts, ino, is_promise } = appeared;
         self.telemetry.catalog_publications.increment();
         let published = side.cluster.publish(path.clone(), stamp, facts, deadline).await;
         self.was_told_by_us(&path);
-        if let Facts::Directory(facts) = facts
-            && !path.contains(&b'/')
-        {
-            self.agree_on_namespace(side, &path, facts).await;
-        }
         match published {
             Ok(published) => {
                 if let Facts::File(file) = facts {
@@ -96,12 +91,23 @@ impl Datapath {
                 tracing::warn!(%error, "an object is found on this host alone until the cluster hears of it");
             }
         }
+        drop((under_way, turn));
+        if let Facts::Directory(facts) = facts
+            && !path.contains(&b'/')
+        {
+            self.agree_on_namespace(side, &path, facts).await;
+        }
     }
 
     /// What is told at this turn: what stands under the name by now, where that is not what it was. `None` when that was told.
     fn begin_to_tell(&self, side: &ClusterSide, mut appeared: Appeared) -> Option<(Appeared, PublishGuard)> {
         let mut state = self.lock();
-        if matches!(appeared.facts, Facts::File(_)) && !appeared.is_promise {
+        if appeared.is_promise {
+            if !state.is_written_for(appeared.ino, &appeared.path) {
+                // It was replaced or removed before it was promised.
+                return None;
+            }
+        } else if matches!(appeared.facts, Facts::File(_)) {
             if let Some(slot) = state.sealed_at(&appeared.path) {
                 appeared.ino = state.tree.ino(slot);
                 if !state.elsewhere.untold.remove(&appeared.ino) {
@@ -189,6 +195,16 @@ impl Datapath {
 }
 
 impl State {
+    /// Whether the file `ino` is being written, and will stand at `path`.
+    fn is_written_for(&self, ino: Ino, path: &[u8]) -> bool {
+        let slot = self.tree.by_ino(ino);
+        let is_written =
+            |&slot: &Slot| self.object(slot).is_some_and(|object| object.phase == Phase::Writing);
+        slot.filter(is_written).map(|slot| self.final_place(slot)).is_some_and(|(parent, name)| {
+            parent != Slot::NONE && self.path_of_child(parent, name.as_bytes()) == path
+        })
+    }
+
     /// The object of this host that is shown at `path`.
     fn sealed_at(&self, path: &[u8]) -> Option<Slot> {
         let (current, _) = self.versions_of(self.tree.by_path(path)?);

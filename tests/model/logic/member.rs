@@ -1,7 +1,7 @@
 //! What a host of a cluster does with what it is told between the rename of an object and its telling of that.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use tidefs::cluster::coordinator::Coordinator;
@@ -12,27 +12,37 @@ use tidefs::namespace::Ino;
 use tidefs_engine::types::{ByteCount, MemberId};
 use tokio::runtime::Runtime;
 
-use super::resent::publish;
+use super::resent::{CREATE, publish};
 use super::{Logic, Setup, caller};
-use crate::system::{Open, System};
+use crate::system::{Open, System, Token};
+
+const TRUNCATE: Open = Open { read: false, write: true, create: false, exclusive: false, truncate: true };
+const WRITE: Open = Open { truncate: false, ..TRUNCATE };
 
 /// A host that is the only member of its cluster.
 struct Member {
     logic: Logic,
     runtime: Runtime,
     side: Arc<MemberSide>,
+    cluster: Arc<Cluster>,
 }
 
 impl Member {
     fn new() -> Self {
-        let logic = Logic::new(Setup::of(ByteCount::mib(1)));
+        Self::after(|_| ())
+    }
+
+    /// The same, which has done something before it joined.
+    fn after(alone: impl FnOnce(&mut Logic)) -> Self {
+        let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .expect("a runtime");
+        logic.datapath().expect_cluster();
+        alone(&mut logic);
         let datapath = logic.datapath();
-        datapath.expect_cluster();
         let side = Arc::new(MemberSide::new(datapath, runtime.handle().clone()));
         let mut config = ClusterConfig::new(MemberId(1), "host");
         config.listen = vec![([127, 0, 0, 1], 0).into()];
@@ -41,8 +51,9 @@ impl Member {
         let started = Cluster::start(config, runtime.handle().clone(), coordinator, holder);
         let cluster = Arc::new(runtime.block_on(started).expect("a member"));
         let limit = Duration::from_secs(10);
-        datapath.attach_cluster(ClusterSide::new(cluster, runtime.handle().clone(), limit, limit));
-        Self { logic, runtime, side }
+        let of_side = Arc::clone(&cluster);
+        datapath.attach_cluster(ClusterSide::new(of_side, runtime.handle().clone(), limit, limit));
+        Self { logic, runtime, side, cluster }
     }
 
     fn datapath(&self) -> &Arc<Datapath> {
@@ -55,9 +66,9 @@ impl Member {
         self.datapath().news_of(Ino::ROOT, b"k")
     }
 
-    fn unlink(&mut self) -> News {
+    fn unlink(&mut self, who: usize) -> News {
         let news = self.datapath().news_of_removal(Ino::ROOT, b"k");
-        self.logic.unlink(0, "k").expect("unlink");
+        self.logic.unlink(who, "k").expect("unlink");
         news
     }
 
@@ -68,6 +79,24 @@ impl Member {
     /// Another member replaced, or removed, what stands there.
     fn withdraw(&self, through: Stamp) {
         self.runtime.block_on(self.side.withdraw(b"k".to_vec(), through));
+    }
+
+    /// Writes a file straight to its name and closes a descriptor of it. Says what is to be told of that.
+    fn write(&mut self, who: usize, open: Open) -> (Token, News) {
+        let writer = self.logic.open(who, "k", open).expect("open");
+        self.logic.write(who, writer, 0, &[7; 50_000]).expect("write");
+        self.logic.flush(who, writer);
+        let (handle, _) = self.logic.handle(writer);
+        (writer, self.datapath().news_of_close(&caller(who), handle))
+    }
+
+    /// Waits until so much was published: what is told later is told by others.
+    fn has_published(&self, count: u64) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while self.told().0 != count {
+            assert!(Instant::now() < end, "{} were published, not {count}", self.told().0);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn is_there(&mut self) -> bool {
@@ -100,6 +129,18 @@ fn what_nobody_was_told_of_yet_is_not_withdrawn_by_what_was_decided_before() {
 }
 
 #[test]
+fn what_was_closed_before_a_host_joined_is_withdrawn_like_any_other() {
+    let mut member = Member::after(|logic| {
+        let writer = logic.open(0, "k", CREATE).expect("create");
+        logic.write(0, writer, 0, &[7; 50_000]).expect("write");
+        logic.close(0, writer);
+    });
+    assert!(member.is_there());
+    member.withdraw(much_later());
+    assert!(!member.is_there());
+}
+
+#[test]
 fn of_what_replaced_each_other_before_it_was_told_the_last_is_told_and_once() {
     for is_first_told_first in [true, false] {
         let mut member = Member::new();
@@ -119,7 +160,7 @@ fn a_removal_that_is_told_late_takes_nothing_that_came_after_it() {
     let mut member = Member::new();
     let first = member.publish(1);
     member.tell(first);
-    let removal = member.unlink();
+    let removal = member.unlink(0);
     member.logic.advance(Duration::from_millis(1), false);
     let second = member.publish(2);
     member.tell(second);
@@ -133,14 +174,9 @@ fn a_removal_that_is_told_late_takes_nothing_that_is_being_closed_since() {
     let mut member = Member::new();
     let first = member.publish(1);
     member.tell(first);
-    let removal = member.unlink();
+    let removal = member.unlink(0);
     member.logic.advance(Duration::from_millis(1), false);
-    let create = Open { read: false, write: true, create: true, exclusive: false, truncate: false };
-    let writer = member.logic.open(0, "k", create).expect("create");
-    member.logic.write(0, writer, 0, &[7; 50_000]).expect("write");
-    member.logic.flush(0, writer);
-    let (handle, _) = member.logic.handle(writer);
-    let promise = member.datapath().news_of_close(&caller(0), handle);
+    let (writer, promise) = member.write(0, CREATE);
     member.tell(promise);
     member.tell(removal);
     assert_eq!(member.told(), (2, 0));
@@ -152,8 +188,80 @@ fn a_removal_that_is_told_late_takes_nothing_that_is_being_closed_since() {
 fn what_was_removed_before_it_was_told_is_not_told_after_its_removal() {
     let mut member = Member::new();
     let first = member.publish(1);
-    let removal = member.unlink();
+    let removal = member.unlink(0);
     member.tell(removal);
     member.tell(first);
     assert_eq!(member.told(), (0, 1));
+}
+
+#[test]
+fn what_is_closed_over_a_version_that_is_just_told_is_told_once_more() {
+    let mut member = Member::new();
+    let first = member.publish(1);
+    member.tell(first);
+    let (writer, promise) = member.write(1, TRUNCATE);
+    member.tell(promise);
+    let second = member.publish(2);
+    let being_told = member.cluster.about_to_publish(b"k");
+    member.logic.close(1, writer);
+    drop(being_told);
+    member.has_published(3);
+    member.tell(second);
+    assert_eq!(member.told(), (3, 0), "what stands there was told");
+}
+
+#[test]
+fn what_is_closed_over_a_later_version_is_told_once_more() {
+    let mut member = Member::new();
+    let first = member.publish(1);
+    member.tell(first);
+    let (writer, promise) = member.write(1, TRUNCATE);
+    member.tell(promise);
+    member.logic.advance(Duration::from_millis(1), false);
+    let second = member.publish(2);
+    member.tell(second);
+    member.logic.close(1, writer);
+    member.has_published(4);
+}
+
+#[test]
+fn a_close_that_is_told_late_says_nothing_of_a_file_that_was_replaced() {
+    let mut member = Member::new();
+    let (writer, promise) = member.write(1, CREATE);
+    let news = member.publish(2);
+    member.tell(news);
+    member.tell(promise);
+    assert_eq!(member.told(), (1, 0));
+    member.logic.close(1, writer);
+    assert!(member.is_there());
+}
+
+#[test]
+fn a_version_that_was_promised_for_one_name_is_told_of_the_other_that_it_gets() {
+    let mut member = Member::new();
+    let first = member.publish(1);
+    member.tell(first);
+    let (writer, promise) = member.write(1, TRUNCATE);
+    member.tell(promise);
+    let removed = member.datapath().news_of_removal(Ino::ROOT, b"k");
+    member.logic.rename(0, "k", "k2", false).expect("rename");
+    let news = member.datapath().news_of(Ino::ROOT, b"k2").and(removed);
+    member.tell(news);
+    assert_eq!(member.told(), (3, 1));
+    member.logic.close(1, writer);
+    member.has_published(4);
+}
+
+#[test]
+fn the_removal_of_an_object_that_is_being_written_in_place_is_told() {
+    let mut member = Member::new();
+    let first = member.publish(1);
+    member.tell(first);
+    let writer = member.logic.open(1, "k", WRITE).expect("open");
+    let removal = member.unlink(1);
+    assert!(!removal.is_empty(), "others may have a copy of what it was");
+    member.tell(removal);
+    member.logic.close(1, writer);
+    assert_eq!(member.told(), (1, 1));
+    assert!(!member.is_there());
 }

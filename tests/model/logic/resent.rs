@@ -17,7 +17,7 @@ use crate::system::{Open, System};
 const REWRITE: OpenOptions =
     OpenOptions { read: false, write: true, truncate: true, exclusive: false, cut_to: None };
 const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };
-const CREATE: Open = Open { read: false, write: true, create: true, ..READ };
+pub(super) const CREATE: Open = Open { read: false, write: true, create: true, ..READ };
 
 pub(super) fn publish(logic: &mut Logic, who: usize, seed: u64) {
     let token = logic.open(who, "k.tmp", CREATE).expect("create");
