@@ -102,18 +102,17 @@ impl Datapath {
     /// What is told at this turn: what stands under the name by now, where that is not what it was. `None` when that was told.
     fn begin_to_tell(&self, side: &ClusterSide, mut appeared: Appeared) -> Option<(Appeared, PublishGuard)> {
         let mut state = self.lock();
-        if appeared.is_promise {
-            if !state.is_written_for(appeared.ino, &appeared.path) {
-                // It was replaced or removed before it was promised.
-                return None;
-            }
-        } else if matches!(appeared.facts, Facts::File(_)) {
+        // A file that was removed before it is told is told as what it was to be: it hides what others have until they hear of the
+        // removal.
+        let is_kept = appeared.is_promise && state.is_written_for(appeared.ino, &appeared.path);
+        if matches!(appeared.facts, Facts::File(_)) && !is_kept {
             if let Some(slot) = state.sealed_at(&appeared.path) {
                 appeared.ino = state.tree.ino(slot);
                 if !state.elsewhere.untold.remove(&appeared.ino) {
                     return None;
                 }
                 (appeared.stamp, appeared.facts) = state.facts_for_members(slot)?;
+                appeared.is_promise = false;
             } else if state.elsewhere.was_withdrawn(&appeared.path, appeared.stamp) {
                 return None;
             }
