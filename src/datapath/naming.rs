@@ -94,8 +94,7 @@ impl State {
             naming.tier.remove(&key, object.version);
         }
         self.tree.detach(slot);
-        let ino = self.tree.ino(slot);
-        self.elsewhere.untold.remove(&ino);
+        self.clear_untold(slot);
         self.tell_clients(slot);
     }
 

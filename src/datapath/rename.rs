@@ -217,7 +217,7 @@ impl Datapath {
         let key = key_hash(directory, name.as_bytes());
         state.take_name(slot, parent, name.clone())?;
         if !self.is_temporary(&name) {
-            state.is_yet_to_be_told(slot);
+            state.mark_untold(slot);
         }
         state.count(parent, size);
         state.enter_order(slot, key, None, footprint(size));

@@ -72,8 +72,7 @@ impl Datapath {
         state.uncount(state.tree.node(slot).parent, size);
         state.clear_expiry(slot);
         // What it will be is told when it is closed, or sealed. Until then the cluster knows of it as what it was.
-        let ino = state.tree.ino(slot);
-        let was_told = !state.elsewhere.untold.remove(&ino) && state.has_members();
+        let was_told = !state.clear_untold(slot) && state.has_members();
         let told = state.sealed_stamp(slot).filter(|_| was_told);
         state.writing.insert(slot);
         if let Some(object) = state.object_mut(slot) {

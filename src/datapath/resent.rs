@@ -74,8 +74,7 @@ impl Resent {
         self.options.write || !options.write
     }
 
-    /// Whether it found nothing, and did not look once more at once.
-    /// Or looked, and did not open what it found then.
+    /// Whether it found nothing, and did not look once more at once, or did not open what it found then.
     fn is_over(&self, now: Duration) -> bool {
         match self.nothing {
             Nothing::NotYet => false,

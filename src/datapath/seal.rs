@@ -131,9 +131,8 @@ impl Datapath {
     ) -> Result<(), Error> {
         let (parent, name) = state.final_place(slot);
         self.publish(state, slot, parent, name, None, afterwards)?;
-        let ino = state.tree.ino(slot);
-        if state.elsewhere.untold.contains(&ino) {
-            afterwards.untold.push(ino);
+        if state.is_untold(slot) {
+            afterwards.untold.push(state.tree.ino(slot));
         } else {
             state.wish_for_copies(slot);
         }
@@ -222,7 +221,7 @@ impl Datapath {
             open.closing &= open.writers > 0;
         }
         if promised_ns.is_none() && !is_temporary {
-            state.is_yet_to_be_told(slot);
+            state.mark_untold(slot);
         }
         state.count(parent, size);
         state.recharge(slot);

@@ -47,6 +47,16 @@ async fn announces(host: &Host) {
     }
 }
 
+/// The second host and the first publish at once, and the first is later in order: all find what it published.
+async fn the_later_one_stands(hosts: &[Host], name: &str) {
+    let (theirs, ours) = tokio::join!(
+        hosts[1].write(name, b"theirs", Stamp(30), soon()),
+        hosts[0].write(name, b"ours", Stamp(20), soon())
+    );
+    assert!(theirs.unwrap().stamp < ours.unwrap().stamp);
+    all_find(hosts, name, b"ours").await;
+}
+
 async fn all_find(hosts: &[Host], name: &str, bytes: &[u8]) {
     sleep(Duration::from_secs(2)).await;
     for (index, host) in hosts.iter().enumerate() {
@@ -64,12 +74,7 @@ fn what_is_published_stays_though_the_version_before_it_is_refused_meanwhile() {
             assert!(hosts[0].read_and_keep(&name, soon()).await.is_some());
             sleep(Duration::from_secs(1)).await;
             announces(&hosts[0]).await;
-            let (theirs, ours) = tokio::join!(
-                hosts[1].write(&name, b"theirs", Stamp(30), soon()),
-                hosts[0].write(&name, b"ours", Stamp(20), soon())
-            );
-            assert!(theirs.unwrap().stamp < ours.unwrap().stamp);
-            all_find(&hosts, &name, b"ours").await;
+            the_later_one_stands(&hosts, &name).await;
         });
     }
 }
@@ -84,12 +89,7 @@ fn what_is_published_stays_though_it_was_announced_and_refused_itself_meanwhile(
             let object = Object { stamp: Stamp(20), bytes, is_directory: false, is_soft: false, replicas: 1 };
             hosts[0].memory.state.lock().objects.insert(name.clone().into_bytes(), object);
             announces(&hosts[0]).await;
-            let (theirs, ours) = tokio::join!(
-                hosts[1].write(&name, b"theirs", Stamp(30), soon()),
-                hosts[0].write(&name, b"ours", Stamp(20), soon())
-            );
-            assert!(theirs.unwrap().stamp < ours.unwrap().stamp);
-            all_find(&hosts, &name, b"ours").await;
+            the_later_one_stands(&hosts, &name).await;
         });
     }
 }

@@ -348,8 +348,7 @@ impl Datapath {
                     let is_old =
                         |object: &Object| object.phase == Phase::Sealed && stamp_of(object) <= through;
                     // What was decided before the others are told of it is earlier, whatever its stamp.
-                    let is_untold = state.elsewhere.untold.contains(&state.tree.ino(slot));
-                    !is_untold && state.object(slot).is_some_and(is_old)
+                    !state.is_untold(slot) && state.object(slot).is_some_and(is_old)
                 });
                 let Some(old) = old else {
                     // The kernel may still take the name for what a rename that is under way here replaces.

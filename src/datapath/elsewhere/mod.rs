@@ -147,7 +147,7 @@ pub(super) struct Elsewhere {
     /// Copies that went to a disk or came back, of which other members have not heard.
     moved: HashSet<Slot>,
     /// Objects of whose version, or name, no other member has been told yet, and somebody is about to tell.
-    pub(super) untold: HashSet<Ino>,
+    untold: HashSet<Ino>,
     /// Heads of the chains of objects that were sealed or are kept here, by inode.
     heads: LruCache<Ino, KeyId>,
     /// Hears of what leaves this host. It takes that without waiting.
@@ -297,11 +297,9 @@ impl State {
             _ => None,
         };
         if let Some(stamp) = stamp {
-            let (parent, name) = self.final_place(slot);
-            if parent == Slot::NONE {
+            let Some(path) = self.final_path(slot) else {
                 return; // it has lost its name, and that was told
-            }
-            let path = self.path_of_child(parent, name.as_bytes());
+            };
             cluster.let_go(&path, stamp);
             self.forget_soft(slot, KeyId::of(&path));
         }
@@ -330,15 +328,14 @@ impl State {
         self.object(slot).filter(|object| object.phase == Phase::Sealed).map(stamp_of)
     }
 
-    /// The time of seal that was promised to the cluster for the file in `slot`, which is sealed with `size`; `None` when
-    /// something that was told since would stand above it, or is being told,
-    /// none was, or another length. A promise is kept once.
+    /// The time of seal that was promised to the cluster for the file in `slot`, which is sealed with `size`. `None` when none
+    /// was, or another length, and when what was told of the name since, or is being told, stands above it. A promise is kept
+    /// once.
     pub(super) fn keep_promise(&mut self, slot: Slot, size: ByteCount) -> Option<i64> {
         let promised = self.object_mut(slot)?.open.as_mut()?.promised.take();
         let (stamp, _) = promised.filter(|&(_, length)| length == size)?;
-        let (parent, name) = self.final_place(slot);
-        let shown = self.tree.child(parent, name.as_bytes()).and_then(|shown| self.sealed_stamp(shown));
-        let path = self.path_of_child(parent, name.as_bytes());
+        let path = self.final_path(slot)?;
+        let shown = self.tree.by_path(&path).and_then(|shown| self.sealed_stamp(shown));
         let is_being_told =
             self.elsewhere.cluster.as_ref().is_some_and(|cluster| cluster.is_publishing(&path));
         if shown >= Some(stamp) || is_being_told {

@@ -88,22 +88,34 @@ impl State {
     }
 
     /// The object in `slot` has its name, or this version, from now on. Whoever made it so tells the other members.
-    pub(in crate::datapath) fn is_yet_to_be_told(&mut self, slot: Slot) {
+    pub(in crate::datapath) fn mark_untold(&mut self, slot: Slot) {
         if self.has_members() {
             let ino = self.tree.ino(slot);
             self.elsewhere.untold.insert(ino);
         }
     }
 
+    pub(in crate::datapath) fn is_untold(&self, slot: Slot) -> bool {
+        self.elsewhere.untold.contains(&self.tree.ino(slot))
+    }
+
+    /// Nobody tells of the object in `slot` any more, or somebody does now. Returns whether it was untold.
+    pub(in crate::datapath) fn clear_untold(&mut self, slot: Slot) -> bool {
+        let ino = self.tree.ino(slot);
+        self.elsewhere.untold.remove(&ino)
+    }
+
+    /// The path at which a file stands, or will stand when it is sealed; `None` when it has lost its name.
+    pub(super) fn final_path(&self, slot: Slot) -> Option<Vec<u8>> {
+        let (parent, name) = self.final_place(slot);
+        (parent != Slot::NONE).then(|| self.path_of_child(parent, name.as_bytes()))
+    }
+
     /// Whether the file in `slot`, which is being written, was withdrawn under its name as the version `given`.
     pub(super) fn is_withdrawn(&mut self, slot: Slot, given: Stamp) -> bool {
-        let (parent, name) = self.final_place(slot);
         let is_written = self.object(slot).is_some_and(|object| object.phase == Phase::Writing);
-        if !is_written || parent == Slot::NONE {
-            return false;
-        }
-        let path = self.path_of_child(parent, name.as_bytes());
-        self.elsewhere.was_withdrawn(&path, given)
+        let path = self.final_path(slot).filter(|_| is_written);
+        path.is_some_and(|path| self.elsewhere.was_withdrawn(&path, given))
     }
 }
 
@@ -174,7 +186,7 @@ impl Datapath {
             let sealed_at_ns = object.sealed_at_ns.saturating_add(1).max(self.now_ns());
             state.harden(slot);
             state.object_mut(slot)?.sealed_at_ns = sealed_at_ns;
-            state.is_yet_to_be_told(slot);
+            state.mark_untold(slot);
             if let Err(error) = self.rewrite_record(&mut state, slot) {
                 tracing::warn!(%error, "a restart will not know the owner and mode of an object as the cluster does");
             }

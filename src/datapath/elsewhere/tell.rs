@@ -80,9 +80,11 @@ impl Datapath {
             Ok(published) => {
                 if let Facts::File(file) = facts {
                     self.take_stamp(ino, (stamp, published.stamp), is_promise, file.size);
-                    let mut state = self.lock();
-                    if let Some(slot) = state.tree.by_ino(ino).filter(|_| file.replicas > 1 && !is_promise) {
-                        state.wish_for_copies(slot);
+                    if file.replicas > 1 && !is_promise {
+                        let mut state = self.lock();
+                        if let Some(slot) = state.tree.by_ino(ino) {
+                            state.wish_for_copies(slot);
+                        }
                     }
                 }
             }
@@ -107,10 +109,10 @@ impl Datapath {
         let is_kept = appeared.is_promise && state.is_written_for(appeared.ino, &appeared.path);
         if matches!(appeared.facts, Facts::File(_)) && !is_kept {
             if let Some(slot) = state.sealed_at(&appeared.path) {
-                appeared.ino = state.tree.ino(slot);
-                if !state.elsewhere.untold.remove(&appeared.ino) {
+                if !state.clear_untold(slot) {
                     return None;
                 }
+                appeared.ino = state.tree.ino(slot);
                 (appeared.stamp, appeared.facts) = state.facts_for_members(slot)?;
                 appeared.is_promise = false;
             } else if state.elsewhere.was_withdrawn(&appeared.path, appeared.stamp) {
@@ -196,12 +198,9 @@ impl Datapath {
 impl State {
     /// Whether the file `ino` is being written, and will stand at `path`.
     fn is_written_for(&self, ino: Ino, path: &[u8]) -> bool {
-        let slot = self.tree.by_ino(ino);
-        let is_written =
-            |&slot: &Slot| self.object(slot).is_some_and(|object| object.phase == Phase::Writing);
-        slot.filter(is_written).map(|slot| self.final_place(slot)).is_some_and(|(parent, name)| {
-            parent != Slot::NONE && self.path_of_child(parent, name.as_bytes()) == path
-        })
+        let Some(slot) = self.tree.by_ino(ino) else { return false };
+        let is_written = self.object(slot).is_some_and(|object| object.phase == Phase::Writing);
+        is_written && self.final_path(slot).as_deref() == Some(path)
     }
 
     /// The object of this host that is shown at `path`.
@@ -214,10 +213,7 @@ impl State {
     fn was_told_later(&self, path: &[u8], through: Stamp) -> bool {
         let next = self.tree.by_path(path).and_then(|slot| self.versions_of(slot).1);
         let is_promised = next.is_some_and(|next| self.promised(next) > Some(through));
-        is_promised
-            || self.sealed_at(path).is_some_and(|slot| {
-                let is_untold = self.elsewhere.untold.contains(&self.tree.ino(slot));
-                !is_untold && self.sealed_stamp(slot) > Some(through)
-            })
+        let is_told = |slot: Slot| !self.is_untold(slot) && self.sealed_stamp(slot) > Some(through);
+        is_promised || self.sealed_at(path).is_some_and(is_told)
     }
 }

@@ -32,7 +32,15 @@ impl Member {
         Self::after(|_| ())
     }
 
-    /// The same, which has done something before it joined.
+    /// The same, with an object of which the others know.
+    fn with_one_told() -> Self {
+        let mut member = Self::new();
+        let news = member.publish(1);
+        member.tell(news);
+        member
+    }
+
+    /// A host that has done something before it joined.
     fn after(alone: impl FnOnce(&mut Logic)) -> Self {
         let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -157,9 +165,7 @@ fn of_what_replaced_each_other_before_it_was_told_the_last_is_told_and_once() {
 
 #[test]
 fn a_removal_that_is_told_late_takes_nothing_that_came_after_it() {
-    let mut member = Member::new();
-    let first = member.publish(1);
-    member.tell(first);
+    let mut member = Member::with_one_told();
     let removal = member.unlink(0);
     member.logic.advance(Duration::from_millis(1), false);
     let second = member.publish(2);
@@ -171,9 +177,7 @@ fn a_removal_that_is_told_late_takes_nothing_that_came_after_it() {
 
 #[test]
 fn a_removal_that_is_told_late_takes_nothing_that_is_being_closed_since() {
-    let mut member = Member::new();
-    let first = member.publish(1);
-    member.tell(first);
+    let mut member = Member::with_one_told();
     let removal = member.unlink(0);
     member.logic.advance(Duration::from_millis(1), false);
     let (writer, promise) = member.write(0, CREATE);
@@ -196,9 +200,7 @@ fn what_was_removed_before_it_was_told_is_not_told_after_its_removal() {
 
 #[test]
 fn what_is_closed_over_a_version_that_is_just_told_is_told_once_more() {
-    let mut member = Member::new();
-    let first = member.publish(1);
-    member.tell(first);
+    let mut member = Member::with_one_told();
     let (writer, promise) = member.write(1, TRUNCATE);
     member.tell(promise);
     let second = member.publish(2);
@@ -212,9 +214,7 @@ fn what_is_closed_over_a_version_that_is_just_told_is_told_once_more() {
 
 #[test]
 fn what_is_closed_over_a_later_version_is_told_once_more() {
-    let mut member = Member::new();
-    let first = member.publish(1);
-    member.tell(first);
+    let mut member = Member::with_one_told();
     let (writer, promise) = member.write(1, TRUNCATE);
     member.tell(promise);
     member.logic.advance(Duration::from_millis(1), false);
@@ -238,9 +238,7 @@ fn a_close_that_is_told_late_says_nothing_of_a_file_that_was_replaced() {
 
 #[test]
 fn a_version_that_was_promised_for_one_name_is_told_of_the_other_that_it_gets() {
-    let mut member = Member::new();
-    let first = member.publish(1);
-    member.tell(first);
+    let mut member = Member::with_one_told();
     let (writer, promise) = member.write(1, TRUNCATE);
     member.tell(promise);
     let removed = member.datapath().news_of_removal(Ino::ROOT, b"k");
@@ -254,14 +252,25 @@ fn a_version_that_was_promised_for_one_name_is_told_of_the_other_that_it_gets() 
 
 #[test]
 fn the_removal_of_an_object_that_is_being_written_in_place_is_told() {
-    let mut member = Member::new();
-    let first = member.publish(1);
-    member.tell(first);
+    let mut member = Member::with_one_told();
     let writer = member.logic.open(1, "k", WRITE).expect("open");
     let removal = member.unlink(1);
     assert!(!removal.is_empty(), "others may have a copy of what it was");
     member.tell(removal);
     member.logic.close(1, writer);
     assert_eq!(member.told(), (1, 1));
+    assert!(!member.is_there());
+}
+
+#[test]
+fn a_file_that_is_removed_before_its_close_is_told_is_told_before_its_removal() {
+    let mut member = Member::with_one_told();
+    let (writer, promise) = member.write(1, TRUNCATE);
+    let removal = member.unlink(1);
+    member.tell(promise);
+    assert_eq!(member.told(), (2, 0), "it hides the version before it");
+    member.tell(removal);
+    assert_eq!(member.told(), (2, 1));
+    member.logic.close(1, writer);
     assert!(!member.is_there());
 }
