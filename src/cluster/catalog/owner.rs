@@ -10,6 +10,7 @@
 //!   of what others answer for in a later one.
 
 mod learning;
+mod left;
 mod members;
 mod passed;
 mod removed;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use tidefs_engine::types::{MemberId, PeerId};
 
+use left::Left;
 use passed::Passed;
 
 use super::entry::{Entry, Slot};
@@ -94,6 +96,8 @@ pub struct Owner {
     /// Shards of which it may not know everything, each with the keys of which the other owner was told since what stands there:
     /// by that word it may have lost what it knew.
     incomplete: BTreeMap<Shard, BTreeSet<KeyId>>,
+    /// What members said meanwhile that they hold no more.
+    left: Left,
     /// Who has still to announce what it holds.
     awaited: BTreeSet<MemberId>,
     /// From which view on.
@@ -128,6 +132,7 @@ impl Owner {
             watches,
             slots: Slots::default(),
             incomplete: BTreeMap::new(),
+            left: Left::default(),
             awaited: BTreeSet::new(),
             awaited_view: 0,
             announced: BTreeMap::new(),
@@ -247,6 +252,13 @@ impl Owner {
             Role::None => false,
         };
         let Some(slot) = self.slots.of(from).filter(|_| may) else { return Effects::only(Outcome::Moved) };
+        match change {
+            Change::LetGo { stamp, .. } => self.left.note(key, slot, *stamp),
+            Change::Publish { .. } | Change::Announce { .. } | Change::Hold { .. } => {
+                self.left.take_back(key, slot);
+            }
+            _ => {}
+        }
         let mut is_news = !matches!(change, Change::Announce { .. });
         let mut effects = match change {
             Change::Publish { number, proposed, facts, .. } => {

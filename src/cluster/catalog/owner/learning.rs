@@ -44,6 +44,7 @@ impl Owner {
                 learned.is_stranger = true;
                 continue;
             };
+            let is_decided = word.is_decided && owners.primary == from;
             let state = match known {
                 Known::Gone { stamp } => State::Gone(*stamp),
                 Known::Removed { stamp, age_ms } => {
@@ -52,7 +53,10 @@ impl Owner {
                 Known::Present { stamp, facts, copies } => {
                     let mut entry = Entry::new(*stamp, *facts);
                     for Copy { member, medium } in copies {
-                        if let Some(slot) = self.slots.hear_of(*member, word.view) {
+                        // Who said here that it has none has none, whatever another heard before.
+                        if let Some(slot) = self.slots.hear_of(*member, word.view)
+                            && (is_decided || !self.left.contains(key, slot, *stamp))
+                        {
                             entry.copies.put(slot, *medium);
                         }
                     }
@@ -60,7 +64,6 @@ impl Owner {
                     if entry.copies.is_empty() { State::Gone(*stamp) } else { State::Present(entry) }
                 }
             };
-            let is_decided = word.is_decided && owners.primary == from;
             let Adopted { changed, losers, is_ours_later } = self.table.adopt(key, state, is_decided, now);
             if let Some(through) = changed {
                 learned.tell.extend(self.revoke(key, None, through, &losers, None));
@@ -97,6 +100,7 @@ impl Owner {
                 continue;
             }
             self.incomplete.remove(&shard);
+            self.left.end(shard);
         }
         for &(member, age) in &word.away_ms {
             // Whoever has told this owner what it holds is not away.

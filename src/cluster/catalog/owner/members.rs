@@ -25,6 +25,7 @@ impl Owner {
         }
         for &shard in gained {
             self.incomplete.entry(shard).or_default();
+            self.left.begin(shard);
         }
         self.slots.set_view(map.view);
         self.map = map;
@@ -145,6 +146,7 @@ impl Owner {
         if !self.map.is_served_by(shard, self.me) {
             self.table.forget_shard(shard);
             self.incomplete.remove(&shard);
+            self.left.end(shard);
         }
     }
 
@@ -168,6 +170,7 @@ impl Owner {
     /// That backup may have decided without this member. Returns the number of this time.
     pub fn fall_behind(&mut self, backup: MemberId) -> u64 {
         self.falls += 1;
+        self.left.forget_all();
         self.behind.insert(backup, self.falls);
         self.falls
     }

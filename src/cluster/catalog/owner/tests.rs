@@ -111,6 +111,40 @@ fn a_copy_that_is_announced_late_is_known_to_the_other_owner_which_lost_it_by_an
 }
 
 #[test]
+fn a_copy_that_was_let_go_of_while_its_shard_is_handed_over_is_not_named_again() {
+    let (mut owner, path) = owner();
+    let (key, map) = (KeyId::of(&path), Arc::clone(&owner.map));
+    owner.set_map(map, &[key.shard()], [MemberId(2), MemberId(3)].into());
+    let let_go = Change::LetGo { path: path.clone(), stamp: Stamp(20) };
+    let hold = Change::Hold { path: path.clone(), stamp: Stamp(20), medium: Medium::Memory };
+    let copy = |id| Copy { member: MemberId(id), medium: Medium::Memory };
+    // Who served the shard before has not heard of what is told here.
+    let present = Known::Present { stamp: Stamp(20), facts: facts_of(20), copies: vec![copy(2), copy(3)] };
+    let word = |keys: Vec<(u128, Known)>, complete| Replicate {
+        view: 1,
+        is_decided: false,
+        keys,
+        complete,
+        horizon_age_ms: None,
+        away_ms: Vec::new(),
+    };
+    let keys = word(vec![(key.0, present)], Vec::new());
+    owner.change(start(3, 1), &let_go, NOW);
+    owner.learn(MemberId(2), &keys, &keys.keys, NOW);
+    assert_eq!(holders(&owner, &path), [2]);
+    owner.change(start(3, 1), &hold, NOW);
+    owner.change(start(2, 1), &let_go, NOW);
+    // All have announced what they hold before the last of that word comes.
+    assert!(owner.announced(start(2, 1), 1) && owner.announced(start(3, 1), 1));
+    owner.learn(MemberId(2), &keys, &keys.keys, NOW);
+    assert_eq!(holders(&owner, &path), [3]);
+    assert!(owner.learn_rest(MemberId(2), &word(Vec::new(), vec![key.shard().number()]), NOW));
+    // What a backup tells from then on it decided in the place of this one.
+    owner.learn(MemberId(2), &keys, &keys.keys, NOW);
+    assert_eq!(holders(&owner, &path), [3, 2]);
+}
+
+#[test]
 fn a_removal_that_is_told_late_leaves_what_was_written_since() {
     let (mut owner, path) = owner();
     publish(&mut owner, start(2, 1), &path, Stamp(20));
