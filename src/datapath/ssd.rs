@@ -284,6 +284,14 @@ impl Datapath {
                 self.unkept.lock().insert(slot);
                 return;
             }
+            // It was told late: what went with one disk may stand on another by now.
+            let is_again = |record: SsdRecord| {
+                record.version == version
+                    && self.ssd.get().is_some_and(|ssd| ssd.has(&record.key, record.version))
+            };
+            if state.ssd_record(slot).is_some_and(is_again) {
+                return;
+            }
             let Some(object) = state.object_mut(slot).filter(|object| object.version == version) else {
                 return;
             };
@@ -303,6 +311,13 @@ impl Datapath {
         let is_there = |object: &Object| object.version == version && object.is_resident();
         state.object(slot).is_some_and(is_there) && state.effective_policy(slot).record.durable != Some(true)
     }
+
+    /// Whether a version is never to be evicted.
+    fn is_version_pinned(&self, slot: Slot, version: Version) -> bool {
+        let state = self.lock();
+        state.object(slot).is_some_and(|object| object.version == version)
+            && state.effective_policy(slot).is_hard_pinned()
+    }
 }
 
 /// The datapath as the SSD tier sees it.
@@ -312,6 +327,10 @@ pub(super) struct SsdOwner(pub(super) Weak<Datapath>);
 impl Owner for SsdOwner {
     fn has_elsewhere(&self, number: u32, version: Version) -> bool {
         self.0.upgrade().is_some_and(|datapath| datapath.has_in_memory(Slot(number), version))
+    }
+
+    fn is_pinned(&self, number: u32, version: Version) -> bool {
+        self.0.upgrade().is_some_and(|datapath| datapath.is_version_pinned(Slot(number), version))
     }
 
     fn must_stay(&self, key: &[u8]) -> bool {

@@ -114,6 +114,11 @@ impl Logic {
     }
 
     fn start(&mut self) {
+        self.start_and_name(true);
+    }
+
+    /// `names`: whether what is on disk has its names from the start on, and not when it is asked for first.
+    fn start_and_name(&mut self, names: bool) {
         let tier = MemoryTier::open(&MemoryConfig {
             directory: self.memory(),
             capacity: self.setup.capacity,
@@ -129,7 +134,7 @@ impl Logic {
         let datapath = Arc::new(datapath);
         if self.setup.has_ssd {
             let (_, unnamed) = datapath.attach_ssd(self.open_ssd()).expect("the disk is taken into use");
-            datapath.name_objects(unnamed, || false);
+            datapath.name_objects(unnamed, || !names);
         }
         self.datapath = Some(datapath);
     }

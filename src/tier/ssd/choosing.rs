@@ -203,6 +203,10 @@ mod tests {
             number >= ELSEWHERE
         }
 
+        fn is_pinned(&self, _number: u32, _version: Version) -> bool {
+            false
+        }
+
         fn must_stay(&self, _: &[u8]) -> bool {
             false
         }

@@ -1,11 +1,5 @@
 //! One disk of a pool and its zones.
 //!
-//! ```text
-//! Absent ─allocate─> Free ─header─> Open ─footer─> Closed ─reclaim─> Free
-//!                                     └──── an I/O error ────> Quarantined, until the next start
-//! at a start, without a header that is whole: Headless ─removals are read─> Quarantined
-//! at a start, not read in time: Quarantined ([`super::late`])
-//! ```
 //! Invariants
 //! - A zone in `Free` has a header on disk that is void, durably: no start finds records in it.
 //! - A zone is not taken back while somebody reads from it ([`Lease`]).
@@ -20,13 +14,15 @@ use tidefs_engine::types::ByteCount;
 
 use super::admission::Admission;
 use super::disk::Disk;
-use super::format::{BLOCK_BYTES, Order, Uuid, ZONES_START};
+use super::format::{BLOCK_BYTES, Order, Uuid};
 use super::identity::{Unusable, flush, write_blocks};
 use super::index::ZoneId;
 use super::overdue::Overdue;
 use super::queue::{Queue, Retain};
 use super::reasons::WrittenFor;
+use super::vacating::Vacating;
 use super::work::Work;
+use super::zone::{Zone, ZoneState, zone_offset};
 
 /// After so many failed writes in a row a disk gets no more.
 const WRITE_ERRORS_MAX: u64 = 3;
@@ -34,81 +30,6 @@ const WRITE_ERRORS_MAX: u64 = 3;
 const UNUSED: u64 = 2 * BLOCK_BYTES;
 /// How long a disk is called slow after an answer that came too late.
 const SLOW_FOR: Duration = Duration::from_secs(60);
-
-/// Station of a zone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ZoneState {
-    /// Its blocks are not allocated.
-    Absent,
-    /// Empty.
-    Free,
-    /// Takes records.
-    Open,
-    /// Full, with its footer.
-    Closed,
-    /// Being emptied; nobody reads it any more.
-    Reclaiming,
-    /// In use at the start, in a life that nobody can tell: its header is lost. It is given up when its removals are read.
-    Headless,
-    /// Gave an I/O error, or was headless.
-    Quarantined,
-}
-
-/// Blocks of a footer within its zone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FooterPlace {
-    pub(super) block: u32,
-    pub(super) blocks: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Zone {
-    pub(super) state: ZoneState,
-    /// Of its present life; 0 when that is not known.
-    pub(super) sequence: Order,
-    pub(super) readers: u32,
-    pub(super) footer: Option<FooterPlace>,
-}
-
-impl Zone {
-    pub(super) const ABSENT: Self = Self { state: ZoneState::Absent, sequence: 0, readers: 0, footer: None };
-
-    /// Whether it has records that a start finds.
-    pub(super) fn is_in_use(&self) -> bool {
-        matches!(
-            self.state,
-            ZoneState::Open
-                | ZoneState::Closed
-                | ZoneState::Reclaiming
-                | ZoneState::Headless
-                | ZoneState::Quarantined
-        )
-    }
-
-    /// Whether its records are served.
-    pub(super) fn can_be_read(&self) -> bool {
-        matches!(self.state, ZoneState::Open | ZoneState::Closed)
-    }
-
-    /// Whether it gave an error, and a start may find it all the same.
-    pub(super) fn is_given_up(&self) -> bool {
-        self.state == ZoneState::Quarantined && self.sequence != Order::MAX
-    }
-
-    /// It lies beyond the capacity: one without records is never used.
-    fn close_if_empty(&mut self) {
-        if matches!(self.state, ZoneState::Absent | ZoneState::Free) {
-            (self.state, self.sequence) = (ZoneState::Quarantined, Order::MAX);
-        }
-    }
-
-    /// It was emptied, and its header is void. One that gave an error meanwhile stays out of use.
-    pub(super) fn free(&mut self) {
-        if self.state == ZoneState::Reclaiming {
-            self.state = ZoneState::Free;
-        }
-    }
-}
 
 /// A disk in use.
 #[derive(Debug)]
@@ -131,6 +52,8 @@ pub(super) struct Device {
     pub(super) admission: Mutex<Admission>,
     /// Whether it is being emptied, and takes no records.
     pub(super) is_leaving: AtomicBool,
+    /// What of it is being emptied.
+    pub(super) vacating: Vacating,
     /// Whether the next start gives up what it holds.
     pub(super) is_outdated: AtomicBool,
     is_failing: AtomicBool,
@@ -191,6 +114,7 @@ impl Device {
             overdue: Overdue::default(),
             admission: Mutex::new(Admission::closed()),
             is_leaving: AtomicBool::new(false),
+            vacating: Vacating::default(),
             is_outdated: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
@@ -490,9 +414,4 @@ impl Device {
     pub(super) fn is_full(&self) -> bool {
         self.is_full.load(Ordering::Relaxed)
     }
-}
-
-/// Where a zone starts on its disk.
-pub(super) fn zone_offset(zone: u32, zone_blocks: u32) -> u64 {
-    ZONES_START + u64::from(zone) * u64::from(zone_blocks) * BLOCK_BYTES
 }

@@ -5,6 +5,7 @@
 //!   removals as long as a leaving one has a zone that was opened before them.
 //! - What was moved to other disks is durable there before its zone is void: while it is not, the zone stays.
 //! - A record that goes with its zone leaves the index after the zone is void: until then a removal of its key finds it.
+//! - What is [in memory too](super::vacating) when its zone is emptied, and leaves memory then, goes to another disk.
 //! - What the disk is only late with, or another one failed to take, is not lost: its zone stays as long as it stands there.
 //! - A disk that takes no writes is emptied [as a whole](super::unwritable).
 //!
@@ -175,6 +176,7 @@ impl Shared {
                 Err(stuck("its removals cannot be written"))
             };
         }
+        let _vacated = device.vacating.begin(zone);
         let (records, before) = (records_of(device, zone, entries), *drained);
         let mut rest: Vec<&Record> = records.iter().collect();
         let mut emptying = Emptying::new(self, device, drained);

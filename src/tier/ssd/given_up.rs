@@ -21,13 +21,14 @@ use std::time::{Duration, Instant};
 use tidefs_engine::types::ByteCount;
 
 use super::Shared;
-use super::device::{Device, FooterPlace, ZoneState};
+use super::device::Device;
 use super::format::{BLOCK, FooterEntry, Order, RecordHeader, Tombstone, TombstoneBlock, decode};
 use super::identity::{flush, read_blocks};
 use super::queue::Job;
 use super::reasons::DroppedFor;
 use super::recover::{fits, read_footer};
 use super::writer::Writer;
+use super::zone::{FooterPlace, ZoneState};
 
 /// How long it is looked for removals in a zone without a footer that can be read.
 pub(super) const SALVAGE_LIMIT: Duration = Duration::from_secs(10);

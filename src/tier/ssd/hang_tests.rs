@@ -63,6 +63,18 @@ fn a_disk_that_hangs_with_many_records_under_way_is_removed_and_stopped_in_time(
     }
 }
 
+/// What a thread has in hand, and gives up, only that thread can end.
+#[test]
+fn who_looks_through_a_disk_has_none_of_its_loads_in_hand() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 8));
+    assert_eq!(store(&tier, b"key", 5, 9000), Stored::Yes);
+    let in_hand = || disk.here.load(Ordering::Relaxed);
+    tier.check(b"key", Version(5), ByteCount(9000)).unwrap();
+    assert_eq!(in_hand(), 0);
+    assert!(is_right(&tier, b"key", 5, 9000) && in_hand() > 0);
+}
+
 #[test]
 fn a_pause_that_costs_many_records_counts_as_one_error() {
     let disk = MemoryDisk::new();

@@ -17,12 +17,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::device::{Device, Zone};
+use super::device::Device;
 use super::format::FooterEntry;
 use super::identity::START_LIMIT;
 use super::load::says_that_it_is_damaged;
 use super::naming::Standing;
 use super::recover::Known;
+use super::zone::Zone;
 
 /// For as many requests a start goes on to ask one disk.
 const PATIENCE: u32 = 6;

@@ -58,10 +58,30 @@ impl SsdTier {
         asked.is_none_or(|(device, place)| self.shared.may_ask(&device, place))
     }
 
-    /// Whether a version of a key can be loaded, and none of it is on its way, which may say other things of it.
+    /// Whether a version of a key can be loaded, from where nothing is about to go, and none of it is on its way, which may say
+    /// other things of it.
     #[must_use]
     pub fn has_settled(&self, key: &[u8], version: Version) -> bool {
         self.shared.has_settled(self.shared.hash(key), version)
+    }
+
+    /// Reads an object and compares it, which is no use of it. What is damaged is given up. Waits for the disk.
+    ///
+    /// # Errors
+    /// Why it is a miss.
+    pub fn check(&self, key: &[u8], version: Version, length: ByteCount) -> Result<(), Missed> {
+        let bytes = usize::try_from(length.get()).map_err(|_| Missed::Corrupt)?;
+        let memory = Memory::Buffer(Arc::new(Buffer::zeroed(bytes)));
+        let hash = self.shared.hash(key);
+        self.shared.load((&hash, key), version, length, &memory, ReadFor::Check).map(drop)
+    }
+
+    /// Whether a version of a key can be loaded, or is on its way.
+    #[must_use]
+    pub fn has(&self, key: &[u8], version: Version) -> bool {
+        let hash = self.shared.hash(key);
+        let under_way = self.shared.pending.lock();
+        under_way.is_stored_now(hash, version) || self.holds(key) == Some(version)
     }
 
     /// Whether there is more than one disk.
@@ -181,8 +201,10 @@ impl Shared {
         }
         let offset = device.offset(zone, place.block);
         let (started, served) = (Instant::now(), device.work.begin_load(padded as u64));
-        let reading =
-            Reading::new(&device, offset, &header, memory, (bytes, padded), served == padded as u64);
+        let is_alone = served == padded as u64;
+        // Only the threads that load for programs look after what they gave up.
+        let how = (is_alone, reason.is_hasty());
+        let reading = Reading::new(&device, offset, &header, memory, (bytes, padded), how);
         let summed = reading.sum_up(self.limit);
         device.work.end_load(padded as u64, summed.is_ok().then_some(served), started.elapsed());
         let checksum = match summed {

@@ -25,6 +25,7 @@ mod device;
 mod devices;
 mod disk;
 mod drain;
+mod dropping;
 mod endurance;
 mod epochs;
 mod format;
@@ -59,8 +60,10 @@ mod status;
 mod surplus;
 mod under_way;
 mod unwritable;
+mod vacating;
 mod work;
 mod writer;
+mod zone;
 
 use std::fmt;
 use std::io as std_io;
@@ -101,11 +104,14 @@ pub use self::status::{DeviceStatus, SsdSpace, SsdStatus};
 /// Whose objects the tier keeps.
 pub trait Owner: Send + Sync + fmt::Debug {
     /// The tier gave up the record of a version. `number` is what the owner gave with it. Called without a lock of the
-    /// tier, from threads of its own and from those that load.
+    /// tier, from threads of its own and from those that load; by then the version may have been stored again.
     fn dropped(&self, number: u32, version: Version, reason: DroppedFor);
 
     /// Whether the owner has the bytes of a version elsewhere too: then its record is not worth being written again.
     fn has_elsewhere(&self, number: u32, version: Version) -> bool;
+
+    /// Whether a version is never to be given up for room.
+    fn is_pinned(&self, number: u32, version: Version) -> bool;
 
     /// Whether the record of a key, which has no data, stays whenever its zone is taken back, used or not.
     fn must_stay(&self, key: &[u8]) -> bool;
@@ -385,17 +391,6 @@ impl SsdTier {
         self.shared.load((&hash, key), version, length, &memory, reason)?;
         self.shared.index.touch(&hash);
         Ok(memory.prefix(bytes).unwrap_or_default().to_vec())
-    }
-
-    /// Reads an object and compares it, which is no use of it. What is damaged is given up. Waits for the disk.
-    ///
-    /// # Errors
-    /// Why it is a miss.
-    pub fn check(&self, key: &[u8], version: Version, length: ByteCount) -> Result<(), Missed> {
-        let bytes = usize::try_from(length.get()).map_err(|_| Missed::Corrupt)?;
-        let memory = Memory::Buffer(Arc::new(Buffer::zeroed(bytes)));
-        let hash = self.shared.hash(key);
-        self.shared.load((&hash, key), version, length, &memory, ReadFor::Check).map(drop)
     }
 
     /// Removes the versions of a key up to `version`, those that are on their way included. From its return on none of

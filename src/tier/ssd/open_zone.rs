@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::device::{Device, FooterPlace, ZoneState};
+use super::device::Device;
 use super::disk::Request;
 use super::format::{
     BLOCK, BLOCK_BYTES, Footer, FooterEntry, Frame, Order, Trailer, ZoneHeader, encode, frame_blocks,
@@ -22,6 +22,7 @@ use super::identity::{flush, write_blocks};
 use super::memory::{Buffer, Memory, Piece};
 use super::reasons::WrittenFor;
 use super::writer::Writer;
+use super::zone::{FooterPlace, ZoneState};
 
 /// How long a record waits for reclaim to free a zone.
 const ZONE_WAIT: Duration = Duration::from_secs(2);

@@ -70,6 +70,8 @@ pub(super) struct Reading<'a> {
     window: usize,
     /// Whether no other load was under way when this one began.
     is_alone: bool,
+    /// Whether this thread comes back for what ends late: then it has the requests in hand.
+    is_here: bool,
 }
 
 impl<'a> Reading<'a> {
@@ -80,12 +82,24 @@ impl<'a> Reading<'a> {
         header: &'a Arc<Buffer>,
         memory: &'a Memory,
         (bytes, padded): (usize, usize),
-        is_alone: bool,
+        (is_alone, is_here): (bool, bool),
     ) -> Self {
         let is_staged = is_alone && padded > REQUEST_BYTES && device.work.ending.is_together();
         let window = if is_staged { 1 } else { usize::MAX };
         let under_way = VecDeque::new();
-        Self { device, offset, header, memory, bytes, padded, submitted: 0, under_way, window, is_alone }
+        Self {
+            device,
+            offset,
+            header,
+            memory,
+            bytes,
+            padded,
+            submitted: 0,
+            under_way,
+            window,
+            is_alone,
+            is_here,
+        }
     }
 
     /// Submits the first request, of the header and the data behind it.
@@ -117,7 +131,9 @@ impl<'a> Reading<'a> {
     }
 
     fn submit(&mut self, request: Request, end: usize) {
-        self.under_way.push_back((self.device.disk.submit_here(vec![request]), end));
+        let disk = &self.device.disk;
+        let ticket = if self.is_here { disk.submit_here(vec![request]) } else { disk.submit(vec![request]) };
+        self.under_way.push_back((ticket, end));
         self.submitted = end;
     }
 

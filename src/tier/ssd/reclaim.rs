@@ -9,7 +9,9 @@
 //!   those that are later than [`Device::oldest_sequence`] of the others were written again before.
 //! - A record leaves the index after its zone is void: until then a removal of its key finds it, and is noted. And before
 //!   the zone is free: from then on the writer may put other records where it stood.
-//! - A zone whose disk is late with what is to be written again, or does not take it, stays for now: that is not lost.
+//! - What is [in memory too](super::vacating) when its zone is emptied, and leaves memory then, is stored again.
+//! - A zone whose disk is late with what is to be written again, or does not take it, stays for now: that is not lost. So does
+//!   one with more that is pinned than may be written again.
 //! - What was written again is durable before its zone is void. But reclaim waits for no record when the writer needs the
 //!   zone: their bytes are in memory of their own, and a kill then loses them. One whose version was stored before, which a start
 //!   would find instead, is given up then. Until such a record is written again the index names no zone for it, and loads try again.
@@ -29,7 +31,7 @@ use tidefs_engine::types::ByteCount;
 use super::Shared;
 use super::choosing::Choosing;
 use super::days::KEPT_EVERY;
-use super::device::{Device, FooterPlace, Zone, ZoneState};
+use super::device::Device;
 use super::format::{BLOCK_BYTES, FooterEntry, RecordFacts, RecordHash, Tombstone};
 use super::homes::Home;
 use super::identity::flush;
@@ -39,6 +41,7 @@ use super::memory::{Buffer, Memory};
 use super::queue::{Append, Job, Origin, Retain, Stored};
 use super::reasons::{DroppedFor, ReadFor};
 use super::recover::{read_footer, scan_zone};
+use super::zone::{FooterPlace, Zone, ZoneState};
 
 /// Zones that are kept free ahead of the writer.
 pub(super) const SPARE_ZONES: usize = 2;
@@ -138,12 +141,13 @@ impl Shared {
         if !self.retain(device, removals, records) && !may_lose {
             return false;
         }
+        let _vacated = device.vacating.begin(number);
         let Emptied { stood, has_moved, is_held_up } = self.empty_zone(device, number, &entries);
         if is_held_up {
             tracing::warn!(
                 device = device.name,
                 zone = number,
-                "a zone is not taken back for now: its disk is late or fails, or what stands there is being stored again"
+                "a zone is not taken back for now: its disk is late or fails, or what stands there is pinned or being stored again"
             );
             choosing.note_late(device, number);
             self.note_that_it_stays(&stood);
@@ -192,6 +196,10 @@ impl Shared {
     /// Whether its bytes are in memory too.
     pub(super) fn has_elsewhere(&self, located: &Located) -> bool {
         self.owner.get().is_some_and(|owner| owner.has_elsewhere(located.owner, located.version))
+    }
+
+    fn is_pinned(&self, located: &Located) -> bool {
+        self.owner.get().is_some_and(|owner| owner.is_pinned(located.owner, located.version))
     }
 
     /// Writes removals again that may still hide something, on this disk or on one that is being emptied to it. Returns
@@ -301,11 +309,18 @@ impl Shared {
             };
             let bytes = facts.blocks() * BLOCK_BYTES;
             let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
-            let is_wanted = located.heat > 0 && pending <= REINSERT_WINDOW && !self.has_elsewhere(&located);
-            let is_kept = bytes <= budget && (is_wanted || self.must_stay(facts));
+            let is_pinned = self.is_pinned(&located);
+            let is_wanted = (located.heat > 0 || is_pinned) && !self.has_elsewhere(&located);
+            let is_in_time = pending <= REINSERT_WINDOW;
+            let is_kept = bytes <= budget && ((is_wanted && is_in_time) || self.must_stay(facts));
             emptied.stood.push((facts.hash, place));
-            let rewritten =
-                if is_kept { self.rewrite(device, device, place, facts) } else { Err(NotMoved::Lost) };
+            let rewritten = if is_kept {
+                self.rewrite(device, device, place, facts)
+            } else if is_pinned && is_wanted {
+                Err(NotMoved::HeldUp)
+            } else {
+                Err(NotMoved::Lost)
+            };
             match rewritten {
                 Ok(receiver) => {
                     emptied.has_moved = true;

@@ -25,6 +25,10 @@ impl Owner for Slow {
         false
     }
 
+    fn is_pinned(&self, _number: u32, _version: Version) -> bool {
+        false
+    }
+
     fn must_stay(&self, _key: &[u8]) -> bool {
         false
     }
@@ -45,6 +49,27 @@ fn what_was_used_before_it_came_to_the_disk_outlives_what_was_not() {
         assert_eq!(store(&tier, &key(number), 1, LENGTH), Stored::Yes);
     }
     assert!(tier.holds(b"used").is_some(), "it went with the first zone");
+}
+
+#[test]
+fn what_is_pinned_stays_whether_it_is_used_or_not_and_more_of_it_than_may_be_written_again() {
+    let (tier, _) = running(&[MemoryDisk::new()], &config(1, 8));
+    let pinned = |number: u64| Put { owner: PINNED, ..put_of(&key(number), 1, LENGTH) };
+    // More than a zone of it, and some beside others.
+    (0..25).for_each(|number| assert_eq!(store_put(&tier, pinned(number)), Ok(Stored::Yes)));
+    store_until_reclaimed(&tier, LENGTH);
+    (25..30).for_each(|number| assert_eq!(store_put(&tier, pinned(number)), Ok(Stored::Yes)));
+    let before = tier.status().reclaimed_zones;
+    let mut version = 10_000;
+    while tier.status().reclaimed_zones < before + 20 {
+        store(&tier, format!("unpinned {version}").as_bytes(), version, LENGTH);
+        version += 1;
+    }
+    let lost: Vec<u64> = (0..30).filter(|number| tier.holds(&key(*number)).is_none()).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+    // None is on the move any more.
+    assert!(tier.flush(Duration::from_secs(20)));
+    assert!((0..30).all(|number| is_right(&tier, &key(number), 1, LENGTH)));
 }
 
 #[test]

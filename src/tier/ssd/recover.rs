@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use hashbrown::{HashMap, HashSet};
 use tidefs_engine::types::{ByteCount, Version};
 
-use super::device::{Device, FooterPlace, Zone, ZoneState};
+use super::device::Device;
 use super::format::{
     BLOCK, BLOCK_BYTES, Footer, FooterEntry, Order, RecordFacts, RecordHash, RecordHeader, Tombstone,
     TombstoneBlock, decode,
@@ -36,6 +36,7 @@ use super::naming::{NOBODY, Standing, Unnamed};
 use super::open_zone::write_footer;
 use super::orders::Orders;
 use super::reasons::ReadFor;
+use super::zone::{FooterPlace, Zone, ZoneState};
 use super::{Shared, checksum_of};
 
 /// Blocks that a scan reads at once.

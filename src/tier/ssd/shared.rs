@@ -20,14 +20,12 @@ use super::epochs::Epochs;
 use super::format::{KEY_BYTES_MAX, META_BYTES_MAX, Order, RecordFacts, RecordHash, Tombstone, Uuid};
 use super::homes::Homes;
 use super::identity::Unusable;
-use super::index::{Index, Place, ZoneId};
+use super::index::{Index, Place};
 use super::intents::Intents;
 use super::io::Io;
-use super::naming::NOBODY;
 use super::open::{Assembled, Growth, SsdConfig};
 use super::open_zone::fits_a_zone;
 use super::queue::{Append, Job, Origin, Stored};
-use super::reasons::DroppedFor;
 use super::recover::version_before;
 use super::status::{Counters, DeviceStatus, SsdStatus};
 use super::under_way::UnderWay;
@@ -280,7 +278,12 @@ impl Shared {
     /// See [`super::SsdTier::has_settled`].
     pub(super) fn has_settled(&self, hash: RecordHash, version: Version) -> bool {
         let under_way = self.pending.lock();
-        !under_way.has(hash, version) && self.index.get(&hash).is_some_and(|found| found.version == version)
+        let stays = |place: Place| {
+            let device = self.devices.get(place.zone.device());
+            device.is_none_or(|device| !device.vacating.covers(place.zone.zone()))
+        };
+        !under_way.has(hash, version)
+            && self.index.get(&hash).is_some_and(|found| found.version == version && stays(found.place))
     }
 
     /// The disks to which a record of a key is on its way, and that on which it stands.
@@ -385,9 +388,11 @@ impl Shared {
     }
 
     /// Leaves a removal for a disk's writer. Of a version that is on its way all is to stay, though its order may be drawn
-    /// already. Called under the lock of what is pending.
+    /// already; of one that stands again, too. Called under the lock of what is pending.
     pub(super) fn bury(&self, under_way: &UnderWay, device: &Device, hash: RecordHash, version: Version) {
-        let version = if under_way.takes_along(hash, version) { version_before(version) } else { version };
+        let stands = || self.index.get(&hash).is_some_and(|found| found.version == version);
+        let stays = under_way.takes_along(hash, version) || stands();
+        let version = if stays { version_before(version) } else { version };
         let tombstone = Tombstone { order: self.next_order(), hash, version };
         self.intents.add(device.number, hash, version);
         if !device.queue.push_tombstones([tombstone]) && !self.is_stopping() {
@@ -402,70 +407,6 @@ impl Shared {
         let stands = self.index.mark_again(&tombstone.hash, tombstone.version);
         let version = if stands { version_before(tombstone.version) } else { tombstone.version };
         Tombstone { version, ..*tombstone }
-    }
-
-    /// Takes a record out of the index and tells its owner; what stands on disk goes with its zone.
-    pub(super) fn drop_record(
-        &self,
-        hash: &RecordHash,
-        reason: DroppedFor,
-        is_meant: impl FnOnce(&Located) -> bool,
-    ) {
-        let dropped = self.index.remove_if(hash, is_meant);
-        self.end_dropped(dropped.map(|dropped| (*hash, dropped)), reason);
-    }
-
-    /// Records are not in the index any more. Where a start found a second one, or an older one of its version was stored before,
-    /// that may stand yet, and nobody would know of it.
-    fn end_dropped(&self, dropped: impl IntoIterator<Item = (RecordHash, Located)>, reason: DroppedFor) {
-        let dropped: Vec<_> = dropped.into_iter().collect();
-        {
-            let pending = self.pending.lock();
-            for (hash, record) in &dropped {
-                let again = record.is_again.then(|| record.place.zone.device());
-                let numbers = again.into_iter().chain(self.second_places(hash));
-                for device in numbers.filter_map(|number| self.devices.get(number)) {
-                    self.bury(&pending, &device, *hash, record.version);
-                }
-            }
-        }
-        self.tell_owner(dropped.into_iter().map(|(_, record)| record), reason);
-    }
-
-    /// Takes a record out for good: a start does not find it either.
-    pub(super) fn forget_record(&self, hash: &RecordHash, place: Place) {
-        let dropped = {
-            let pending = self.pending.lock();
-            let dropped = self.index.remove_if(hash, |found| found.place == place);
-            let device = self.devices.get(place.zone.device());
-            if let (Some(dropped), Some(device)) = (dropped, device) {
-                self.bury(&pending, &device, *hash, dropped.version);
-            }
-            dropped
-        };
-        self.tell_owner(dropped, DroppedFor::Error);
-    }
-
-    /// Takes everything out that stands in a zone.
-    pub(super) fn drop_zone(&self, zone: ZoneId, reason: DroppedFor) {
-        self.return_from(zone);
-        self.homes.forget_in(|home| home == zone);
-        self.end_dropped(self.index.remove_zone(zone), reason);
-    }
-
-    /// Takes everything out that stands on a disk.
-    pub(super) fn drop_device(&self, number: u8) {
-        self.homes.forget_in(|home| home.device() == usize::from(number));
-        self.end_dropped(self.index.remove_device(number), DroppedFor::Disk);
-    }
-
-    fn tell_owner(&self, dropped: impl IntoIterator<Item = Located>, reason: DroppedFor) {
-        for dropped in dropped {
-            self.counters.dropped.add(reason, 1);
-            if let Some(owner) = self.owner.get().filter(|_| dropped.owner != NOBODY) {
-                owner.dropped(dropped.owner, dropped.version, reason);
-            }
-        }
     }
 
     /// A disk wrote `bytes` in `elapsed`.

@@ -17,7 +17,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::device::{FooterPlace, Zone, ZoneState, zone_offset};
 use super::disk::{Disk, Request, Ticket};
 use super::format::{
     BLOCK, BLOCK_BYTES, Order, RecordHeader, TombstoneBlock, Trailer, Uuid, ZoneHeader, decode, encode,
@@ -25,6 +24,7 @@ use super::format::{
 use super::identity::{START_LIMIT, read_blocks};
 use super::load::says_that_it_is_damaged;
 use super::memory::{Buffer, Piece};
+use super::zone::{FooterPlace, Zone, ZoneState, zone_offset};
 
 /// Zones whose first and last blocks are read at once.
 const ZONES_AT_ONCE: u32 = 256;

@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidefs_engine::types::ByteCount;
 
-use super::device::{Device, ZoneState};
+use super::device::Device;
 use super::endurance::DayStatus;
 use super::format::{BLOCK_BYTES, Uuid};
 use super::identity::Unusable;
 use super::reasons::{ByReason, DroppedFor, WrittenFor};
+use super::zone::ZoneState;
 use crate::telemetry::Distribution;
 
 /// Counts of a pool since its start.

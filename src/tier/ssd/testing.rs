@@ -46,6 +46,8 @@ pub(super) struct MemoryDisk {
     pub(super) hangs: AtomicBool,
     /// Writes do not.
     pub(super) hangs_writes: AtomicBool,
+    /// Loads that were submitted by a thread that looks after them itself.
+    pub(super) here: AtomicU64,
     /// Those that have not ended.
     pub(super) held: Mutex<Vec<(Request, Arc<Completion>)>>,
     /// What was written stays, as far as anybody knows, unless the power goes.
@@ -154,6 +156,11 @@ impl Disk for MemoryDisk {
         ticket
     }
 
+    fn submit_here(&self, requests: Vec<Request>) -> Ticket {
+        self.here.fetch_add(1, Ordering::Relaxed);
+        self.submit(requests)
+    }
+
     fn allocate(&self, length: ByteCount) -> io::Result<()> {
         while self.holds_allocations.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
@@ -200,8 +207,11 @@ impl SsdTier {
 /// Its record stays.
 pub(super) const DIRECTORY: &[u8] = b"directory";
 
-/// Objects from this number on are in memory too.
+/// Objects with this bit in their numbers are in memory too.
 pub(super) const ELSEWHERE: u32 = 1 << 30;
+
+/// Those with this one are pinned.
+pub(super) const PINNED: u32 = 1 << 29;
 
 /// Remembers what it was told.
 #[derive(Debug, Default)]
@@ -213,7 +223,11 @@ impl Owner for Told {
     }
 
     fn has_elsewhere(&self, number: u32, _version: Version) -> bool {
-        number >= ELSEWHERE
+        number & ELSEWHERE != 0
+    }
+
+    fn is_pinned(&self, number: u32, _version: Version) -> bool {
+        number & PINNED != 0
     }
 
     fn must_stay(&self, key: &[u8]) -> bool {

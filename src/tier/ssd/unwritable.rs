@@ -68,6 +68,7 @@ impl Shared {
         pace: &mut Pace,
         progress: &mut dyn FnMut(Drained) -> bool,
     ) -> Result<(), ChangeError> {
+        let _vacated = device.vacating.begin_all();
         let before = *drained;
         for _ in 0..ATTEMPTS {
             // What is in memory now may have to move the next time.

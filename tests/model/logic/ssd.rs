@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::mount::{MntFlags, umount2};
+use tidefs::datapath::{AttributeChange, Credentials, Error, Located};
 use tidefs::namespace::Ino;
 use tidefs::tier::memory::{DirectoryRecord, ObjectRecord, PolicyRecord};
 use tidefs::tier::ssd::{Budget, DroppedFor, Owner, Put, Source, SsdConfig, SsdTier};
 use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::Logic;
+use crate::common::pattern::bytes;
 use crate::setup::Setup;
-use crate::system::{Space, System, WATCHER};
+use crate::system::{Open, Space, System, WATCHER};
 
 /// Disk space below memory: more than the objects of a test.
 const SSD_CAPACITY: ByteCount = ByteCount::mib(96);
@@ -79,13 +81,25 @@ impl Logic {
 
     /// Starts again without what was in memory, as after a reboot.
     pub(crate) fn lose_memory(&mut self) {
+        self.lose_memory_and_name(true);
+    }
+
+    fn lose_memory_and_name(&mut self, names: bool) {
         self.references.clear();
         self.handles.clear();
         self.datapath = None;
         while umount2(&self.memory(), MntFlags::MNT_DETACH).is_ok() {}
         // Versions are told apart by the second of the start.
         self.clock.advance(Duration::from_secs(2));
-        self.start();
+        self.start_and_name(names);
+    }
+
+    /// The version that stands under a name.
+    fn version_of(&mut self, path: &str) -> Version {
+        let ino = self.resolve(WATCHER, path).expect("it is there");
+        let value =
+            self.datapath().get_attribute(ino, b"user.tidefs.version").expect("an object has a version");
+        Version(String::from_utf8_lossy(&value).parse().expect("a number"))
     }
 
     /// Brings an object back before it is used, as the session does. A miss is told by what comes next.
@@ -107,9 +121,92 @@ impl Owner for Nobody {
         false
     }
 
+    fn is_pinned(&self, _number: u32, _version: Version) -> bool {
+        false
+    }
+
     fn must_stay(&self, _key: &[u8]) -> bool {
         false
     }
+}
+
+/// More than the objects of these tests, by which the disk calls them.
+const NUMBERS: std::ops::Range<u32> = 0..1000;
+
+/// A mount with an object that is on disk alone.
+fn demoted(path: &str) -> Logic {
+    let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
+    if let Some((directory, _)) = path.split_once('/') {
+        logic.mkdir(WATCHER, directory).expect("mkdir");
+    }
+    let token = logic.open(WATCHER, path, super::resent::CREATE).expect("create");
+    logic.write(WATCHER, token, 0, &bytes(1, 50_000)).expect("write");
+    logic.close(WATCHER, token);
+    logic.demote(ByteCount::mib(1));
+    assert_eq!(logic.tier_of(path), "ssd");
+    logic
+}
+
+/// The disk tells one by one of what went with it, and by the end of that some may stand on another.
+#[test]
+fn what_the_disk_gave_up_and_has_stored_again_since_is_not_taken_from_it() {
+    let mut logic = demoted("k");
+    let version = logic.version_of("k");
+    let owner = logic.datapath().ssd_owner();
+    NUMBERS.for_each(|number| owner.dropped(number, version, DroppedFor::Disk));
+    let found = logic.open(WATCHER, "k", Open { read: true, ..Open::default() }).expect("it stays");
+    assert!(logic.read(WATCHER, found, 0, 60_000).expect("read") == bytes(1, 50_000));
+    logic.close(WATCHER, found);
+}
+
+#[test]
+fn what_is_pinned_hard_by_its_directory_is_pinned_on_disk_too() {
+    let mut logic = demoted("d/k");
+    let version = logic.version_of("d/k");
+    let is_pinned = |logic: &Logic| {
+        let owner = logic.datapath().ssd_owner();
+        NUMBERS.into_iter().any(|number| owner.is_pinned(number, version))
+    };
+    assert!(!is_pinned(&logic));
+    logic.policy(WATCHER, "d", "pin", Some("hard")).expect("it is pinned");
+    assert!(is_pinned(&logic));
+}
+
+#[test]
+fn a_client_is_not_told_that_what_is_on_disk_and_has_no_name_yet_is_absent() {
+    let mut logic = demoted("k");
+    logic.lose_memory_and_name(false);
+    let datapath = logic.datapath();
+    let session = datapath.begin_session(Credentials::of_request(0, 0, super::caller(0).thread));
+    let mut told = Vec::new();
+    let names = [&b"k"[..], b"other"];
+    let tell = |located| told.push(located);
+    datapath.locate(&session, &super::caller(0), Ino::ROOT, names.into_iter(), true, tell);
+    assert_eq!(told, [Located::AskByFile, Located::Absent]);
+    datapath.end_session(&session);
+}
+
+#[test]
+fn what_is_on_disk_alone_has_no_attribute_of_a_program() {
+    let mut logic = demoted("k");
+    let ino = logic.resolve(WATCHER, "k").expect("it is there");
+    let missing = logic.datapath().get_attribute(ino, b"user.crc");
+    assert!(matches!(missing, Err(Error::NoAttribute)), "{missing:?}");
+}
+
+#[test]
+fn a_directory_that_is_changed_after_it_was_removed_leaves_nothing_behind() {
+    let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
+    let files = |logic: &Logic| std::fs::read_dir(logic.memory()).expect("the tier's directory").count();
+    let before = files(&logic);
+    logic.mkdir(WATCHER, "d").expect("mkdir");
+    assert_eq!(files(&logic), before + 1);
+    let ino = logic.resolve(WATCHER, "d").expect("it is there");
+    logic.rmdir(WATCHER, "d").expect("rmdir");
+    let change = AttributeChange { mode: Some(0o700), ..AttributeChange::default() };
+    // Somebody has it open.
+    logic.datapath().setattr(&super::caller(0), ino, &change).expect("it has a mode");
+    assert_eq!(files(&logic), before);
 }
 
 fn record(name: &str, version: u64, size: u64) -> ObjectRecord {

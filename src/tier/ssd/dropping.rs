@@ -1,0 +1,77 @@
+//! Records that the tier gives up by itself: for room, with a disk, or for what is wrong with them.
+//!
+//! Invariants
+//! - What is given up leaves the index first; its owner hears of it after that, and without a lock of the tier.
+
+use super::Shared;
+use super::format::RecordHash;
+use super::index::{Located, Place, ZoneId};
+use super::naming::NOBODY;
+use super::reasons::DroppedFor;
+
+impl Shared {
+    /// Takes a record out of the index and tells its owner; what stands on disk goes with its zone.
+    pub(super) fn drop_record(
+        &self,
+        hash: &RecordHash,
+        reason: DroppedFor,
+        is_meant: impl FnOnce(&Located) -> bool,
+    ) {
+        let dropped = self.index.remove_if(hash, is_meant);
+        self.end_dropped(dropped.map(|dropped| (*hash, dropped)), reason);
+    }
+
+    /// Records are not in the index any more. Where a start found a second one, or an older one of its version was stored before,
+    /// that may stand yet, and nobody would know of it.
+    fn end_dropped(&self, dropped: impl IntoIterator<Item = (RecordHash, Located)>, reason: DroppedFor) {
+        let dropped: Vec<_> = dropped.into_iter().collect();
+        {
+            let pending = self.pending.lock();
+            for (hash, record) in &dropped {
+                let again = record.is_again.then(|| record.place.zone.device());
+                let numbers = again.into_iter().chain(self.second_places(hash));
+                for device in numbers.filter_map(|number| self.devices.get(number)) {
+                    self.bury(&pending, &device, *hash, record.version);
+                }
+            }
+        }
+        self.tell_owner(dropped.into_iter().map(|(_, record)| record), reason);
+    }
+
+    /// Takes a record out for good: a start does not find it either.
+    pub(super) fn forget_record(&self, hash: &RecordHash, place: Place) {
+        let dropped = {
+            let pending = self.pending.lock();
+            let dropped = self.index.remove_if(hash, |found| found.place == place);
+            let device = self.devices.get(place.zone.device());
+            if let (Some(dropped), Some(device)) = (dropped, device) {
+                self.bury(&pending, &device, *hash, dropped.version);
+            }
+            dropped
+        };
+        self.tell_owner(dropped, DroppedFor::Error);
+    }
+
+    /// Takes everything out that stands in a zone.
+    pub(super) fn drop_zone(&self, zone: ZoneId, reason: DroppedFor) {
+        self.return_from(zone);
+        self.homes.forget_in(|home| home == zone);
+        self.end_dropped(self.index.remove_zone(zone), reason);
+    }
+
+    /// Takes everything out that stands on a disk.
+    pub(super) fn drop_device(&self, number: u8) {
+        self.homes.forget_in(|home| home.device() == usize::from(number));
+        self.end_dropped(self.index.remove_device(number), DroppedFor::Disk);
+    }
+
+    /// Tells the owner what is gone. It may have stored some of it again by now: it asks ([`SsdTier::has`](super::SsdTier::has)).
+    fn tell_owner(&self, dropped: impl IntoIterator<Item = Located>, reason: DroppedFor) {
+        for dropped in dropped {
+            self.counters.dropped.add(reason, 1);
+            if let Some(owner) = self.owner.get().filter(|_| dropped.owner != NOBODY) {
+                owner.dropped(dropped.owner, dropped.version, reason);
+            }
+        }
+    }
+}
