@@ -18,8 +18,11 @@ use tidefs_engine::types::{ByteCount, DirectoryId};
 pub(super) const UNKEPT_PAUSE: Duration = Duration::from_secs(1);
 
 impl Datapath {
-    /// Keeps what a directory is, in both tiers.
+    /// Keeps what a directory is, in both tiers. Of one that was removed, and that somebody still has open, nothing is kept.
     pub(super) fn persist_directory(&self, state: &mut State, slot: Slot) -> Result<(), Error> {
+        if !state.tree.is_living_directory(slot) {
+            return Ok(());
+        }
         self.tier.put_directory(&state.directory_record(slot))?;
         self.keep_directory(state, slot);
         Ok(())
@@ -28,6 +31,9 @@ impl Datapath {
     /// Keeps what a directory is on SSD too. When no disk takes it now, it is sent again later.
     pub(super) fn keep_directory(&self, state: &mut State, slot: Slot) {
         let Some(ssd) = self.ssd.get() else { return };
+        if !state.tree.is_living_directory(slot) {
+            return;
+        }
         let Some(directory) = state.tree.directory(slot).map(|directory| directory.id) else { return };
         let (record, version) = (state.directory_record(slot), state.take_version());
         let meta = match record.encode() {

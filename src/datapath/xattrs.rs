@@ -185,7 +185,7 @@ impl Datapath {
         if let Some(id) = directory {
             if makes {
                 let state = self.lock();
-                let slot = state.slot_of(ino)?;
+                let slot = state.living_directory(ino)?;
                 self.tier.put_directory(&state.directory_record(slot))?;
             }
             let Some(file) = self.tier.open_directory(id)? else { return Err(Error::NoAttribute) };
@@ -204,12 +204,14 @@ impl Datapath {
         action(&file)
     }
 
-    /// The file of an object of its own, which is not packed from now on when `makes`; `None` for a packed one.
+    /// The file of an object of its own, which is not packed from now on when `makes`; `None` for a packed one, and for one that is
+    /// on disk alone, which has no such attributes, or at other members, which keep theirs.
     fn decorated_file(&self, ino: Ino, makes: bool) -> Result<Option<Arc<std::fs::File>>, Error> {
         let mut state = self.lock();
         let slot = state.slot_of(ino)?;
         let object = state.object_mut(slot).ok_or(Error::IsDirectory)?;
-        if matches!(object.place, Place::Packed(_)) {
+        let is_below = !makes && matches!(object.place, Place::Ssd | Place::Remote);
+        if is_below || matches!(object.place, Place::Packed(_)) {
             return Ok(None);
         }
         // In one step with the look at its place: its last close, which is on its way perhaps, packs what is not marked.

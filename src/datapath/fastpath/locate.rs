@@ -148,7 +148,7 @@ impl Datapath {
         while names.peek().is_some() {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
-            let (mut tally, now, now_ns) = (Tally::default(), self.clock.monotonic(), self.now_ns());
+            let (mut tally, now_ns) = (Tally::default(), self.now_ns());
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
                 let (found, mut located) = self.find(&mut state, &mut walk, name, &mut tally);
                 let mut held = Slot::NONE;
@@ -167,9 +167,9 @@ impl Datapath {
                 // The order of a batch is that of a chain.
                 match found {
                     Some(Spot { key, .. }) if held != Slot::NONE => {
-                        state.chains.opened(caller.thread.0, key, now);
+                        state.chains.opened(caller.thread.0, key);
                     }
-                    Some(Spot { key, .. }) => state.chains.probed(caller.thread.0, key, now),
+                    Some(Spot { key, .. }) => state.chains.probed(caller.thread.0, key),
                     None => {}
                 }
                 if !probe {
@@ -195,11 +195,11 @@ impl Datapath {
         while names.peek().is_some() {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
-            let (mut tally, now) = (Tally::default(), self.clock.monotonic());
+            let mut tally = Tally::default();
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
                 let (found, located) = self.find(&mut state, &mut walk, name, &mut tally);
                 if let Some(Spot { key, .. }) = found {
-                    state.chains.probed(caller.thread.0, key, now);
+                    state.chains.probed(caller.thread.0, key);
                 }
                 match located {
                     Located::Here { .. } | Located::Below | Located::Packed { .. } => length += 1,
@@ -295,8 +295,10 @@ impl Datapath {
         }
         let key = key_hash(within.id, leaf);
         let Some(slot) = state.tree.child(within.slot, leaf) else {
-            if state.has_members() && !state.is_absent_everywhere(within.slot, leaf) {
-                // Another member may have it, and a file call asks.
+            let may_be_elsewhere = state.is_unnamed(within.id, leaf)
+                || (state.has_members() && !state.is_absent_everywhere(within.slot, leaf));
+            if may_be_elsewhere {
+                // A disk or another member may have it, and a file call asks.
                 return (None, Located::AskByFile);
             }
             tally.misses += 1;

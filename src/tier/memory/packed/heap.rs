@@ -49,6 +49,11 @@ impl Heap {
         Self { segment_units, free: FreeSpace::default(), held: HashMap::new() }
     }
 
+    /// Whether it has no segment.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
     /// Hands out a pending block of `units`, with its pages.
     ///
     /// # Errors

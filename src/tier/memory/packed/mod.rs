@@ -276,10 +276,28 @@ impl PackedPool {
     pub(super) fn free(&self, extent: PackedExtent) -> Result<(), MemoryError> {
         let segment = self.segment(&extent)?;
         let heap = self.heap(segment.namespace);
-        let mut heap = heap.lock();
-        // Looked at under the lock, so that of two who free one extent the second is told.
-        let header = segment.header(&extent)?;
-        heap.free(self, &segment, extent.unit, header.units())
+        {
+            let mut heap = heap.lock();
+            // Looked at under the lock, so that of two who free one extent the second is told.
+            let header = segment.header(&extent)?;
+            heap.free(self, &segment, extent.unit, header.units())?;
+            if !heap.is_empty() {
+                return Ok(());
+            }
+        }
+        drop(heap);
+        self.drop_empty_heap(segment.namespace);
+        Ok(())
+    }
+
+    /// Namespaces come and go: one without packed objects has no heap.
+    fn drop_empty_heap(&self, namespace: DirectoryId) {
+        let mut heaps = self.heaps.write();
+        // Nobody else has it, or gets it under this lock.
+        let is_free = |heap: &Arc<Mutex<Heap>>| Arc::strong_count(heap) == 1 && heap.lock().is_empty();
+        if heaps.get(&namespace).is_some_and(is_free) {
+            heaps.remove(&namespace);
+        }
     }
 
     /// Makes an object readable until it is freed, and garbage for a restart. See

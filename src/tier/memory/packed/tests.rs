@@ -168,6 +168,19 @@ fn a_segment_without_objects_is_gone_and_its_pages_with_it() {
 }
 
 #[test]
+fn a_namespace_without_packed_objects_takes_no_memory() {
+    let place = Workplace::new();
+    let pool = Pool::open(&place);
+    for namespace in 100..200 {
+        let extents = [1, 2].map(|version| pack(&pool, DirectoryId(namespace), version, 100));
+        extents.into_iter().for_each(|extent| pool.pool.free(extent).unwrap());
+    }
+    let kept = pack(&pool, NS, 1, 100);
+    assert_eq!(pool.pool.heaps.read().len(), 1);
+    assert_eq!(pool.data(&kept), data(1, 100));
+}
+
+#[test]
 fn freed_grains_inside_a_segment_are_given_back_and_taken_again() {
     let place = Workplace::new();
     let pool = Pool::open(&place);
