@@ -103,12 +103,14 @@ impl State {
         self.tell_clients(slot);
     }
 
-    /// Counts the time to live in force on a sealed object from its seal.
+    /// Counts the time to live in force on a sealed object from its seal. A seal that is ahead of this host's clock, since another
+    /// host's is, counts as one of now.
     pub(super) fn renew_expiry(&mut self, slot: Slot) {
         self.clear_expiry(slot);
+        let now_ns = super::nanos_of(self.clock.wall());
         if let (Some(ttl_s), Some(object)) = (self.effective_policy(slot).record.ttl_s, self.object(slot)) {
             let ttl_ns = i64::try_from(ttl_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
-            self.set_expiry(slot, object.sealed_at_ns.saturating_add(ttl_ns));
+            self.set_expiry(slot, object.sealed_at_ns.min(now_ns).saturating_add(ttl_ns));
         }
     }
 

@@ -158,6 +158,7 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
 /// All tables, behind the lock.
 #[derive(Debug)]
 pub struct State {
+    clock: Arc<dyn Clock>,
     tree: Tree<Object>,
     folders: Folders,
     domains: Domains,
@@ -276,6 +277,7 @@ impl Datapath {
     ) -> Self {
         let domains = Domains::new(&settings.eviction);
         let state = State {
+            clock: Arc::clone(&clock),
             tree: Tree::new(settings.root),
             folders: Folders::new(domains.root()),
             domains,

@@ -136,6 +136,21 @@ fn what_nobody_was_told_of_yet_is_not_withdrawn_by_what_was_decided_before() {
     assert!(!member.is_there(), "what replaces it comes after it");
 }
 
+/// Its host's clock is ahead, or was when it was told of by another one.
+#[test]
+fn a_time_to_live_counts_from_now_for_what_was_sealed_by_a_clock_that_is_ahead() {
+    let mut member = Member::new();
+    let ahead = member.logic.now_ns() + 3_600_000_000_000;
+    member.withdraw(Stamp(u64::try_from(ahead).expect("a time after 1970")));
+    let news = member.publish(1);
+    member.tell(news);
+    member.logic.policy(0, "k", "ttl", Some("5s")).expect("it is set");
+    member.logic.advance(Duration::from_secs(4), true);
+    assert!(member.is_there());
+    member.logic.advance(Duration::from_secs(2), true);
+    assert!(!member.is_there());
+}
+
 #[test]
 fn what_was_closed_before_a_host_joined_is_withdrawn_like_any_other() {
     let mut member = Member::after(|logic| {
