@@ -21,6 +21,11 @@ use super::pulling::{Pulled, Registered, Times};
 /// Weight of the latest measurement in a peer's rate.
 const RATE_GAIN: f64 = 0.25;
 
+/// How long a member is waited for to which there is no connection: it may have been started again a moment ago.
+const LOST_PATIENCE: Duration = Duration::from_millis(250);
+/// How soon a lost member that gave no answer is asked again.
+const LOST_PAUSE: Duration = Duration::from_secs(1);
+
 /// Hears how far an object that is fetched has come. Called by the thread that fetches it.
 pub trait Arrival {
     /// So many bytes from its start are there, not compared with their checksum yet.
@@ -175,10 +180,14 @@ impl Fetch {
                 break;
             }
             let Some(peer) = self.core.peer_id(member) else { continue };
+            let Some(patience) = self.core.patience_with(member, self.patience) else {
+                self.reason = format!("member {member} is lost");
+                continue;
+            };
             self.count += 1;
             // A source that hangs must leave time for another one.
             let share = if self.sources.is_empty() { left } else { left / 2 };
-            let share = share.min(self.patience);
+            let share = share.min(patience);
             let (core, wanted) = (Arc::clone(&self.core), self.wanted.clone());
             // It is lent for all the time that reading may take.
             let deadlines = (core.within(share), self.deadline);
@@ -294,6 +303,33 @@ impl Fetch {
 }
 
 impl Core {
+    /// How long a source is waited for. `None` for one that is lost, and that answered nobody a moment ago: a thousand objects of
+    /// a dead member are a thousand misses, not a thousand waits.
+    fn patience_with(&self, member: MemberId, patience: Duration) -> Option<Duration> {
+        let (now, first_patience) = (self.now(), self.first_patience());
+        let peers = self.peers.lock();
+        let Some(peer) = peers.get(&member).filter(|peer| peer.is_lost(now, first_patience)) else {
+            return Some(patience);
+        };
+        let was_silent = peer.silent_at.is_some_and(|at| now.saturating_sub(at) < LOST_PAUSE);
+        (!was_silent).then(|| patience.min(LOST_PATIENCE))
+    }
+
+    /// A source gave no answer.
+    fn note_silence(&self, member: MemberId) {
+        let (now, first_patience) = (self.now(), self.first_patience());
+        if let Some(peer) = self.peers.lock().get_mut(&member)
+            && peer.is_lost(now, first_patience)
+        {
+            peer.silent_at = Some(now);
+        }
+    }
+
+    /// The source that is asked first for one of these.
+    pub(super) fn first_source(&self, copies: &[Copy]) -> Option<MemberId> {
+        self.rank(copies).first().copied()
+    }
+
     /// The sources, the best first: those that are there before those that are lost, memory before SSD, near ones before far
     /// ones, idle ones before busy ones, fast ones before slow ones.
     pub(super) fn rank(&self, copies: &[Copy]) -> Vec<MemberId> {
@@ -368,7 +404,8 @@ impl Core {
     ) -> Result<Loan, ClusterError> {
         let for_ms = u32::try_from(self.until(returned_by).as_millis()).unwrap_or(u32::MAX);
         let lend = Lend { path: wanted.path.clone(), stamp: wanted.stamp, for_ms };
-        let answer = self.call(peer.member, LEND, lend.encode(), deadline).await?;
+        let answer = self.call(peer.member, LEND, lend.encode(), deadline).await;
+        let answer = answer.inspect_err(|_| self.note_silence(peer.member))?;
         let (found, loan) = match Lending::decode(&answer)? {
             Lending::NotHeld => {
                 return Err(ClusterError::NoSource { asked: 1, reason: "not held any more".to_owned() });

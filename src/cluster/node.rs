@@ -292,6 +292,12 @@ impl Cluster {
         copies.iter().any(|copy| !self.core.is_suspect(copy.member))
     }
 
+    /// The member that is asked first for one of these copies. `None` when no other member has one.
+    #[must_use]
+    pub fn first_source(&self, copies: &[Copy]) -> Option<MemberId> {
+        self.core.first_source(copies)
+    }
+
     /// Begins to read an object from who holds it: the best source is asked for it at once, while the caller makes room. A
     /// source that answers nothing for `patience` is left for the next one. Not for threads of the runtime.
     #[must_use]
@@ -334,6 +340,8 @@ impl Cluster {
     /// Forgets what the members agree on about the directory at `path`.
     ///
     /// # Errors
+    /// As [`Cluster::agree`].
+    ///
     /// # Cancellation
     /// As [`Cluster::agree`].
     pub async fn disagree(&self, path: Vec<u8>, deadline: Instant) -> Result<Unapplied, ClusterError> {

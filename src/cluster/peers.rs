@@ -118,6 +118,10 @@ pub(super) struct Peer {
     pub(super) link: Link,
     /// It did not answer in time, though its connection stands.
     pub(super) is_slow: bool,
+    /// When it last gave no answer to a reader though it was known to be lost.
+    pub(super) silent_at: Option<Duration>,
+    /// Why it could not be connected to last.
+    pub(super) trouble: Option<String>,
     /// It was asked whether it answers, and did not yet.
     pub(super) is_probed: bool,
     /// Since when it is suspect or out of the view.
@@ -179,12 +183,16 @@ impl Peer {
 
     /// Whether it is not to be waited for.
     pub(super) fn is_suspect(&self, now: Duration, patience: Duration) -> bool {
-        let is_lost = match self.link {
+        self.is_lost(now, patience) || self.is_slow
+    }
+
+    /// Whether there is no connection to it, and was none for so long.
+    pub(super) fn is_lost(&self, now: Duration, patience: Duration) -> bool {
+        match self.link {
             Link::Up => false,
             Link::Connecting(since) => now.saturating_sub(since) > patience,
             Link::Down(_) => true,
-        };
-        is_lost || self.is_slow
+        }
     }
 
     /// It is lost from now on; who was out of the view before, and there, was not lost before either.

@@ -308,6 +308,8 @@ impl Core {
             is_registered: true,
             link: Link::Connecting(self.now()),
             is_slow: false,
+            silent_at: None,
+            trouble: None,
             is_probed: false,
             lost_at: None,
             is_dropped: false,

@@ -130,7 +130,7 @@ impl Lines {
     /// load from there now is to, when it is done.
     pub(super) fn goes_by(&mut self, way: Way, turn: &mut Turn) -> bool {
         let is_ahead = turn.why != Why::Wanted;
-        if way == Way::Member && is_ahead {
+        if matches!(way, Way::Member(_)) && is_ahead {
             // It takes a place of those that come from members, and of no others.
             self.running_ahead -= 1;
             turn.why = Why::Wanted;

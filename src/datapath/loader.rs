@@ -5,8 +5,8 @@
 //! yet are loaded ahead of their use ([`Datapath::prefetch`]) by threads that have nothing else to do, and by at most half
 //! of them; a request for one of these waits for the load that is under way, or makes it an ordinary one.
 //!
-//! What comes from other members where there is a disk, or from one of several disks, takes a part of the threads at most
-//! ([`super::ways`]): loads from elsewhere go on by the others.
+//! What comes from one member, or from one of several disks, takes a part of the threads at most ([`super::ways`]): loads from
+//! elsewhere go on by the others.
 //!
 //! A request that waits for a disk otherwise, or takes long for another reason, is a *job*: it is done by the same threads,
 //! before loads, and by at most half of them: however many change a policy of all that is below a directory, loads have threads.
@@ -155,6 +155,11 @@ impl Loader {
         self.lines.lock().threads
     }
 
+    /// A part of the threads is for a disk from now on.
+    pub(super) fn share_with_disk(&self) {
+        self.lines.lock().ways.has_disk = true;
+    }
+
     /// Ends the threads once nothing waits.
     pub fn close(&self) {
         self.lines.lock().is_closed = true;
@@ -171,7 +176,7 @@ impl Datapath {
 
     /// Brings an object back for a peer, by the one load for all who want it, and waits until then, at most for `patience`.
     /// Returns whether it was had.
-    pub(super) fn load_for_peer(&self, ino: Ino, patience: Option<Duration>) -> bool {
+    pub(super) fn load_for_peer(&self, ino: Ino, patience: Duration) -> bool {
         if !self.must_load(ino) {
             return true;
         }
@@ -184,29 +189,24 @@ impl Datapath {
             let _ = tell.send(is_back);
         };
         self.loader.leave(ino, Box::new(rest));
-        let answer = match patience {
-            Some(patience) => told.recv_timeout(patience).ok(),
-            None => told.recv().ok(),
-        };
-        answer.unwrap_or(false)
+        told.recv_timeout(patience).unwrap_or(false)
     }
 
     /// Where an object comes from, when others need threads, too.
     fn way_of(&self, ino: Ino) -> Option<Way> {
-        let ssd = self.ssd.get()?;
-        let has_members = self.cluster.get().is_some();
-        if !has_members && !ssd.has_several_disks() {
+        let (side, ssd) = (self.cluster.get(), self.ssd.get().filter(|ssd| ssd.has_several_disks()));
+        if side.is_none() && ssd.is_none() {
             return None;
         }
-        let key = {
+        let (key, copies) = {
             let state = self.lock();
             let slot = state.tree.by_ino(ino)?;
-            if has_members && state.remote_size(slot).is_some() {
-                return Some(Way::Member);
-            }
-            state.ssd_key(slot)?
+            (state.ssd_key(slot)?, state.remote_copies(slot))
         };
-        if ssd.has_several_disks() { ssd.disk_of(&key).map(Way::Disk) } else { None }
+        match (side, copies) {
+            (Some(side), Some(copies)) => side.cluster().first_source(&copies).map(Way::Member),
+            _ => ssd?.disk_of(&key).map(Way::Disk),
+        }
     }
 
     /// Whether somebody waited for a thread for as long as a disk may take.
@@ -257,7 +257,7 @@ impl Datapath {
                 Why::Ahead => self.promote_into_free_room(ino),
                 Why::Named => self.promote_for(ino, ReadFor::Ahead),
                 Why::Wanted
-                    if turn.way != Some(Way::Member)
+                    if !matches!(turn.way, Some(Way::Member(_)))
                         && self.has_waited_too_long(since)
                         && self.must_load(ino) =>
                 {
@@ -282,6 +282,8 @@ impl Datapath {
 
 #[cfg(test)]
 mod tests {
+    use tidefs_engine::types::MemberId;
+
     use super::*;
 
     fn lines(threads: usize) -> Loader {
@@ -354,8 +356,9 @@ mod tests {
     }
 
     /// One way keeps `most` of the threads. Objects from 1 on wait, all that are numbered up to `most + 1` for what comes on it.
-    fn keeps_at_most(way: Way, most: u64) {
+    fn keeps_at_most(way: Way, has_disk: bool, most: u64) {
         let loader = lines(4);
+        loader.lines.lock().ways.has_disk = has_disk;
         (1..=most + 3).for_each(|number| loader.leave(Ino(number), Box::new(|_| ())));
         let mut lines = loader.lines.lock();
         let mut turns = Vec::new();
@@ -375,13 +378,14 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_threads_stay_for_the_disk_while_peers_hang() {
-        keeps_at_most(Way::Member, 2);
+    fn threads_stay_for_the_disk_and_for_other_members_while_one_hangs() {
+        keeps_at_most(Way::Member(MemberId(2)), true, 1);
+        keeps_at_most(Way::Member(MemberId(2)), false, 3);
     }
 
     #[test]
     fn a_quarter_of_the_threads_stays_for_other_disks_while_one_hangs() {
-        keeps_at_most(Way::Disk(1), 3);
+        keeps_at_most(Way::Disk(1), true, 3);
     }
 
     #[test]

@@ -35,6 +35,7 @@ impl Datapath {
         drop(state);
         tier.start(self.ssd_owner()).map_err(Error::io("start of the SSD tier's threads"))?;
         let _ = self.ssd.set(tier);
+        self.loader.share_with_disk();
         let mut state = self.lock();
         missing.into_iter().for_each(|slot| self.keep_directory(&mut state, slot));
         Ok((summary, unnamed))
@@ -57,6 +58,7 @@ impl Datapath {
         // Whoever makes a directory holds the lock, and from here on keeps it on disk by itself. A second tier would be a
         // bug of the composition root; the first one stays.
         let _ = self.ssd.set(tier);
+        self.loader.share_with_disk();
         let directories = state.directory_slots();
         directories.into_values().for_each(|slot| self.keep_directory(&mut state, slot));
     }

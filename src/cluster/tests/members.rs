@@ -419,6 +419,35 @@ fn the_backup_answers_while_the_primary_is_dead_and_nothing_hangs() {
 }
 
 #[test]
+fn a_reader_waits_for_a_lost_member_once_and_not_for_each_of_its_objects() {
+    in_a_cluster_of(3, |_, hosts| async move {
+        let (core, lost) = (&hosts[0].cluster.core, hosts[2].cluster.me());
+        let mut wanted = Vec::new();
+        for name in ["kv/a", "kv/b"] {
+            hosts[2].write(name, b"bytes", wall(), soon()).await.unwrap();
+            let Seen::Elsewhere(stamp, copies, size) = hosts[0].look_up(name, soon()).await else {
+                panic!("{name} is on another host");
+            };
+            wanted.push(Wanted { path: name.into(), stamp, size: ByteCount(size), copies });
+        }
+        assert_eq!(core.first_source(&wanted[0].copies), Some(lost));
+        hosts[2].cluster.close().await;
+        until("it is lost", || {
+            core.peers.lock().get(&lost).is_some_and(|peer| peer.is_lost(core.now(), core.first_patience()))
+        })
+        .await;
+        let mut asked = Vec::new();
+        for wanted in wanted {
+            match hosts[0].cluster.fetch_bytes(wanted, soon()).await {
+                Err(ClusterError::NoSource { asked: count, .. }) => asked.push(count),
+                other => panic!("nobody has it: {other:?}"),
+            }
+        }
+        assert_eq!(asked, [1, 0]);
+    });
+}
+
+#[test]
 fn who_is_started_again_finds_its_objects_and_the_others_theirs() {
     in_a_cluster_of(3, |coordinator, mut hosts| async move {
         for number in 0..200 {

@@ -166,7 +166,7 @@ impl Datapath {
                 copies.push(Copy { member: from, medium: Medium::Memory });
             }
         }
-        if !self.load_for_peer(ino, None) {
+        if !self.load_for_peer(ino, side.fetch_limit) {
             return Err(Unkept::NotNow);
         }
         let mut state = self.lock();
