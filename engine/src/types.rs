@@ -178,7 +178,7 @@ pub struct PeerId {
 
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}.{}", self.member.0, self.incarnation.0)
+        write!(f, "{}.{}", self.member, self.incarnation)
     }
 }
 

@@ -307,7 +307,7 @@ impl Core {
             return Ok(self.change_here(change, deadline).await);
         }
         if self.is_suspect(member) {
-            return Err(format!("member {member:x} is lost", member = member.0));
+            return Err(format!("member {member} is lost"));
         }
         let patience = self.until(deadline);
         if patience.is_zero() {

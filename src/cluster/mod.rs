@@ -1,6 +1,6 @@
 //! Many hosts, one namespace: who takes part, what they agreed on, and who is responsible for which key.
 //!
-//! What must agree and changes rarely is held by etcd, or by the daemon itself when it is alone. Who is
+//! What must agree and changes rarely is held by etcd, by one of the members, or by the daemon itself when it is alone. Who is
 //! responsible for a key follows from the members alone ([`shards`], [`rendezvous`]), so nothing is agreed per key.
 //!
 //! A daemon alone uses none of it.

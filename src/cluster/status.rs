@@ -99,6 +99,8 @@ pub struct MemberStatus {
     pub capacity: ByteCount,
     /// How it is reached.
     pub link: LinkState,
+    /// Why it could not be connected to last, while it is not.
+    pub trouble: Option<String>,
     /// Whether it is in the view.
     pub is_registered: bool,
     /// Shards whose first catalog it serves.
@@ -184,6 +186,7 @@ impl Core {
                 labels: member.labels.iter().map(|(key, value)| format!("{key}={value}")).collect(),
                 capacity: member.capacity,
                 link: LinkState::Myself,
+                trouble: None,
                 is_registered: true,
                 primary_shards: served(member.id, true),
                 backup_shards: served(member.id, false),
@@ -206,6 +209,7 @@ impl Core {
                     LinkState::Suspect(now.saturating_sub(peer.lost_at.unwrap_or(now)))
                 }
             };
+            member.trouble = peer.trouble.clone().filter(|_| peer.link != Link::Up);
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,

@@ -63,13 +63,24 @@ impl Core {
                         pause = FIRST_PAUSE;
                     }
                     Err(error) => {
-                        tracing::debug!(peer = %descriptor.id, %error, "not connected");
+                        self.note_trouble(descriptor.id, &error.to_string());
                         self.still_down(descriptor.id);
                     }
                 }
             }
             sleep(pause).await;
             pause = (pause * 2).min(self.config.timings.reconnect);
+        }
+    }
+
+    /// Remembers why a peer is not connected to, for operators, and tells a cause that is new.
+    fn note_trouble(&self, peer: PeerId, cause: &str) {
+        let mut peers = self.peers.lock();
+        let Some(known) = peers.get_mut(&peer.member).filter(|known| known.id == peer) else { return };
+        if known.trouble.as_deref() != Some(cause) {
+            known.trouble = Some(cause.to_owned());
+            drop(peers);
+            tracing::warn!(member = %peer.member, cause, "a member cannot be connected to");
         }
     }
 
@@ -115,6 +126,7 @@ impl Core {
             let is_back = matches!(known.link, Link::Down(_));
             known.link = Link::Up;
             known.is_slow = false;
+            known.trouble = None;
             if known.is_registered {
                 known.lost_at = None;
             }

@@ -33,6 +33,7 @@ fn member(member: status::MemberStatus) -> MemberStatus {
         name: member.name,
         link: link.to_owned(),
         suspect_for_ms: suspect_for.map(|since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX)),
+        trouble: member.trouble,
         is_registered: member.is_registered,
         labels: member.labels,
         capacity: member.capacity,
@@ -83,7 +84,10 @@ pub(super) fn warnings(status: &ClusterStatus) -> Vec<String> {
     let away = status.coordinator_away.as_ref();
     let coordinator = away.map(|why| format!("the coordinator is away, members do not come or go: {why}"));
     let suspects = status.members.iter().filter(|member| member.link == "suspect");
-    let suspects = suspects.map(|member| format!("member {} ({}) is not heard of", member.name, member.id));
+    let suspects = suspects.map(|member| {
+        let cause = member.trouble.as_ref().map(|trouble| format!(": {trouble}")).unwrap_or_default();
+        format!("member {} ({}) is not heard of{cause}", member.name, member.id)
+    });
     let short = (status.short_of_copies > 0).then(|| {
         format!("{} objects have fewer copies than wanted: add members, or room", status.short_of_copies)
     });
@@ -139,8 +143,18 @@ pub(super) fn metrics(cluster: &Cluster) -> Vec<Family> {
     families
 }
 
+/// Who holds what was never looked up on this host. Waits; not on a thread of the cluster's runtime.
+pub(super) fn held_by(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Vec<String> {
+    let found = locate(side, path, bytes);
+    found.copies.into_iter().map(|copy| copy.name.unwrap_or(copy.member)).collect()
+}
+
 /// Asks the catalog who holds `path`. Waits; not on a thread of the cluster's runtime.
 pub(super) fn locate(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Where {
+    if path.is_root() {
+        let (path, kind) = (path.clone(), "directory".to_owned());
+        return Where { path, kind, size: None, copies: Vec::new(), replicas: None, is_short: false };
+    }
     let cluster = side.cluster();
     let deadline = Instant::now() + PATIENCE;
     let found = side.runtime().block_on(cluster.find(vec![bytes], deadline)).pop().unwrap_or(Found::Unknown);

@@ -293,6 +293,7 @@ impl Operations for DaemonOperations {
     }
 
     fn why(&self, path: &KeyPath) -> Result<Why, ApiError> {
+        let side = self.cluster_side().ok();
         let verdict = match self.datapath.fate(&bytes_of(path)?) {
             Fate::Present { tier: text } => Verdict::Present { tier: tier(text).unwrap_or(Tier::Other) },
             Fate::BeingWritten { process } => Verdict::BeingWritten { by_pid: process },
@@ -311,16 +312,26 @@ impl Operations for DaemonOperations {
             Fate::OverQuota { at_ns, directory, quota } => {
                 Verdict::Quota { at: stamp(at_ns), namespace: directory, quota }
             }
+            Fate::ScratchFull { at_ns } => Verdict::ScratchFull { at: stamp(at_ns) },
             Fate::WriterKilled { at_ns, process } => Verdict::WriterDied { at: stamp(at_ns), pid: process },
             Fate::Corrupt { at_ns } => Verdict::Corrupt { at: stamp(at_ns) },
             Fate::Unknown { history_is_whole } => {
                 let since =
                     Timestamp(self.facts.get().map_or_else(SystemTime::now, |facts| facts.started_at));
                 match history_is_whole {
-                    true => Verdict::NeverWritten { since: Some(since) },
+                    true => Verdict::NeverWritten { since: Some(since), of_several_hosts: side.is_some() },
                     false => Verdict::UnknownHistoryTooOld { since },
                 }
             }
+        };
+        let is_unknown =
+            matches!(verdict, Verdict::NeverWritten { .. } | Verdict::UnknownHistoryTooOld { .. });
+        let verdict = match side.filter(|_| is_unknown) {
+            Some(side) => match super::cluster::held_by(side, path, bytes_of(path)?) {
+                held_by if held_by.is_empty() => verdict,
+                held_by => Verdict::Elsewhere { held_by },
+            },
+            None => verdict,
         };
         Ok(Why::new(path.clone(), verdict))
     }

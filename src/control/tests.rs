@@ -60,7 +60,7 @@ impl Operations for FakeDaemon {
     }
 
     fn why(&self, path: &KeyPath) -> Result<Why, ApiError> {
-        Ok(Why::new(path.clone(), Verdict::NeverWritten { since: None }))
+        Ok(Why::new(path.clone(), Verdict::NeverWritten { since: None, of_several_hosts: false }))
     }
 
     fn locate(&self, path: &KeyPath) -> Result<Where, ApiError> {

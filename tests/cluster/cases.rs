@@ -164,3 +164,20 @@ fn what_another_host_only_looks_at_leaves_all_the_same() {
     let left = (0..20).filter(|&number| path(0, number).exists()).count();
     assert_eq!(left, 0, "objects that were only looked at stayed in a cache that was filled four times over");
 }
+
+#[test]
+fn why_names_who_holds_what_was_not_looked_up_here_and_says_of_nothing_that_nobody_wrote_it() {
+    let hosts = Hosts::start(2, &[]);
+    publish(&hosts.mounts[0].join("whole-0/held"), b"bytes");
+    let why = |name: &str| {
+        let told = hosts.mounts[1].control_get(&format!("/v1/why?path=whole-0/{name}")).json();
+        (told["verdict"].clone(), told["explanation"].as_str().unwrap_or_default().to_owned())
+    };
+    let (verdict, explanation) = why("held");
+    assert_eq!(verdict["kind"], "elsewhere", "{verdict}");
+    assert_eq!(verdict["held_by"].as_array().map(Vec::len), Some(1), "{verdict}");
+    assert!(explanation.contains("is held by"), "{explanation}");
+    let (verdict, explanation) = why("nowhere");
+    assert_eq!((&verdict["kind"], &verdict["of_several_hosts"]), (&"never_written".into(), &true.into()));
+    assert!(explanation.contains("on this host"), "{explanation}");
+}

@@ -8,7 +8,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
 use crate::common::etcd::Etcd;
-use crate::common::{Mount, pattern};
+use crate::common::{Mount, pattern, wait};
 use crate::fixture::{Hosts, publish};
 
 /// A folder with an authority, what it signed for one holder, and a user of etcd.
@@ -96,4 +96,11 @@ fn members_with_certificates_move_bytes_and_who_has_none_sees_nothing() {
     let stranger = Mount::start(&[&endpoint, "cluster.listen=127.0.0.1:0", "cluster.patience_ms=500"]);
     assert!(!stranger.join("whole-0/key").exists());
     assert!(Path::new(&hosts.mounts[1].join("whole-0/key")).exists());
+    // Who asks a member is told why the stranger is not connected to.
+    let status = || hosts.mounts[0].control_get("/v1/status").json();
+    let tells_why = || {
+        let members = status()["cluster"]["members"].as_array().cloned().unwrap_or_default();
+        members.iter().any(|member| member["trouble"].is_string())
+    };
+    assert!(wait::until(wait::HANG, tells_why), "{}", status());
 }

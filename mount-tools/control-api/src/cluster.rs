@@ -47,6 +47,9 @@ pub struct MemberStatus {
     pub link: String,
     /// Milliseconds that it has been suspect for.
     pub suspect_for_ms: Option<u64>,
+    /// Why it could not be connected to last, while it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
     /// Whether it is registered.
     pub is_registered: bool,
     /// Where it stands, as `NAME=VALUE`.

@@ -39,6 +39,14 @@ pub enum Verdict {
         /// Where the books start; an older daemon does not say.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         since: Option<Timestamp>,
+        /// Whether its books are those of one of several hosts.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        of_several_hosts: bool,
+    },
+    /// Other members of the cluster hold it, and it was not looked up on this host.
+    Elsewhere {
+        /// Their names.
+        held_by: Vec<String>,
     },
     /// It made room.
     Evicted {
@@ -94,6 +102,11 @@ pub enum Verdict {
         /// Its quota.
         quota: ByteCount,
     },
+    /// Its write was refused: the disk of slot files took no more.
+    ScratchFull {
+        /// When.
+        at: Timestamp,
+    },
     /// Its writer ended before it was whole.
     WriterDied {
         /// When.
@@ -132,9 +145,19 @@ impl Verdict {
             // A directory, or a place that this version does not know.
             Self::Present { tier: Tier::Other } => format!("{name} is in the cache."),
             Self::Present { tier } => format!("{name} is in the cache ({tier})."),
-            Self::NeverWritten { since } => {
+            Self::Elsewhere { held_by } => format!(
+                "{name} is held by {} and was not looked up on this host yet. Whoever opens it here fetches it.",
+                held_by.join(" ")
+            ),
+            Self::NeverWritten { since, of_several_hosts } => {
                 let since =
                     since.map_or_else(String::new, |since| format!(" since its daemon started, at {since}"));
+                if *of_several_hosts {
+                    return format!(
+                        "{name} was never written on this host{since}, and no member of its cluster has it. Check the \
+                         spelling, and ask the other hosts with `tidefs why` what became of it."
+                    );
+                }
                 format!(
                     "{name} was never written{since}. Check the spelling, and that its writer uses this mount and this \
                      namespace."
@@ -169,6 +192,10 @@ impl Verdict {
             Self::Replaced { at, by_pid } => {
                 format!("{name} was replaced by another file at {at}{}, which is gone as well.", by(by_pid))
             }
+            Self::ScratchFull { at } => format!(
+                "{name}, a slot file, was refused at {at}: scratch was full. Raise scratch.capacity, or free its disk; the \
+                 daemon's log says which."
+            ),
             Self::Quota { at, namespace, quota } => format!(
                 "{name} was refused at {at}: namespace `{namespace}` was at its quota of {quota} and nothing \
                  in it could be evicted. Raise user.tidefs.quota, or unpin or close some of its files."

@@ -24,9 +24,8 @@ pub enum CoordinatorError {
     },
     /// Another process started as the same member later.
     #[error(
-        "member {member:016x} was started again (start {latest}, this one is {ours}): if that is another daemon, set \
-         cluster.member to another number on one of them, or give a cloned machine an /etc/machine-id of its own",
-        member = .member.0
+        "member {member} was started again (start {latest}, this one is {ours}): if that is another daemon, set \
+         cluster.member to another number on one of them, or give a cloned machine an /etc/machine-id of its own"
     )]
     Superseded {
         /// The member.

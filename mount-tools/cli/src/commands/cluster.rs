@@ -26,13 +26,23 @@ pub(crate) fn members(args: &StatusArgs, output: Output) -> Result<(), CliError>
     output.result(&value, || {
         let away = cluster.coordinator_away.as_ref().map(|why| format!("\nthe coordinator is away: {why}\n"));
         format!(
-            "cluster {}, view {}\n\n{}{}",
+            "cluster {}, view {}\n\n{}{}{}",
             cluster.cluster,
             cluster.view,
             table_of(&cluster.members),
+            troubles_of(&cluster.members),
             away.unwrap_or_default()
         )
     })
+}
+
+/// Why members are not connected to.
+fn troubles_of(members: &[MemberStatus]) -> String {
+    let told = |member: &MemberStatus| {
+        let trouble = member.trouble.as_ref()?;
+        Some(format!("\n{} ({}) is not connected to: {trouble}\n", member.name, member.id))
+    };
+    members.iter().filter_map(told).collect()
 }
 
 fn table_of(members: &[MemberStatus]) -> String {

@@ -147,7 +147,7 @@ impl Kept {
                     .values()
                     .any(|follower| follower.handle.registered() == Some(registered));
             if !is_held && kept.own.forget(registered) {
-                tracing::info!(member = format_args!("{:016x}", registered.0.0), "a member's lease ran out");
+                tracing::info!(member = %registered.0, "a member's lease ran out");
                 // Logged; what the file has too much ends with the next lease.
                 let _ = kept.keep().await;
             }
