@@ -2,8 +2,6 @@
 //!
 //! Hot path: one lock, no system call, unless the name stands for a file that is being written.
 
-use std::time::Duration;
-
 use tidefs_engine::types::DirectoryId;
 
 use super::expiry::Ended;
@@ -191,7 +189,7 @@ impl Datapath {
         let parent = state.slot_of(parent)?;
         let directory = state.directory_id(parent)?;
         let Some(child) = state.tree.child(parent, name.as_bytes()) else {
-            return Ok(self.look_elsewhere(&mut state, caller, (parent, directory), &name, patience, now));
+            return Ok(self.look_elsewhere(&mut state, caller, (parent, directory), &name, patience));
         };
         let now_ns = self.now_ns();
         if state.is_due(child, now_ns) {
@@ -228,7 +226,7 @@ impl Datapath {
             return Ok(Lookup::Absent { cacheable: false });
         };
         if state.object(slot).is_some() && !self.is_temporary(&name) {
-            state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()), now);
+            state.chains.probed(caller.thread.0, key_hash(directory, name.as_bytes()));
         }
         state.tree.reference(slot);
         let stat = self.stat_of(&state, slot);
@@ -244,7 +242,6 @@ impl Datapath {
         (parent, directory): (Slot, DirectoryId),
         name: &Name,
         patience: Patience,
-        now: Duration,
     ) -> Lookup {
         if state.is_unnamed(directory, name.as_bytes()) {
             let is_patient = patience >= Patience::Members;
@@ -263,7 +260,7 @@ impl Datapath {
             return Lookup::Ask;
         }
         self.note_absent(state, caller, name);
-        state.chains.probed(caller.thread.0, key, now);
+        state.chains.probed(caller.thread.0, key);
         self.note_miss(state, caller, parent, key);
         let is_revocable = !has_members || self.can_tell_names();
         Lookup::Absent { cacheable: is_certain && is_revocable }

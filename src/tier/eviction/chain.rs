@@ -107,7 +107,7 @@ impl ChainTracker {
     }
 
     /// `client` asked whether `key` exists.
-    pub fn probed(&mut self, client: u32, key: KeyHash, _now: Duration) {
+    pub fn probed(&mut self, client: u32, key: KeyHash) {
         let state = self.clients.get_or_insert_mut(client, Client::default);
         match &mut state.run {
             Some(run) if run.last == key || run.first == key => {}
@@ -123,7 +123,7 @@ impl ChainTracker {
     }
 
     /// `client` opened `key`, which exists. Returns the key that it opened or created before.
-    pub fn opened(&mut self, client: u32, key: KeyHash, _now: Duration) -> Option<KeyHash> {
+    pub fn opened(&mut self, client: u32, key: KeyHash) -> Option<KeyHash> {
         let client = self.clients.get_or_insert_mut(client, Client::default);
         let before = match std::mem::replace(&mut client.past, Past::Opened(key)) {
             Past::Nothing => None,
@@ -214,12 +214,12 @@ mod tests {
         }
 
         fn probe(&mut self, keys: impl IntoIterator<Item = u64>) {
-            keys.into_iter().for_each(|key| self.0.probed(self.1, KeyHash(key), NOW));
+            keys.into_iter().for_each(|key| self.0.probed(self.1, KeyHash(key)));
         }
 
         fn open(&mut self, keys: impl IntoIterator<Item = u64>) {
             for key in keys {
-                self.0.opened(self.1, KeyHash(key), NOW);
+                self.0.opened(self.1, KeyHash(key));
             }
         }
 
@@ -313,8 +313,8 @@ mod tests {
     fn clients_do_not_disturb_each_other_and_one_may_create_what_another_probed() {
         let mut tracker = ChainTracker::new();
         for key in 0..4 {
-            tracker.probed(1, KeyHash(key), NOW);
-            tracker.probed(2, KeyHash(100 + key), NOW);
+            tracker.probed(1, KeyHash(key));
+            tracker.probed(2, KeyHash(100 + key));
         }
         assert_eq!(tracker.created(3, KeyHash(2), NOW), Some(KeyHash(1)));
         assert_eq!(tracker.created(4, KeyHash(102), NOW), Some(KeyHash(101)));
@@ -325,8 +325,8 @@ mod tests {
     fn writers_of_a_pool_are_linked_as_another_thread_probed() {
         let mut tracker = ChainTracker::new();
         for request in [100, 200] {
-            (request..request + 4).for_each(|key| tracker.probed(1, KeyHash(key), NOW));
-            tracker.opened(2, KeyHash(request), NOW);
+            (request..request + 4).for_each(|key| tracker.probed(1, KeyHash(key)));
+            tracker.opened(2, KeyHash(request));
         }
         for (step, writer) in [(1, 10), (2, 11), (3, 10)] {
             for request in [100, 200] {
@@ -340,7 +340,7 @@ mod tests {
     fn memory_is_bounded_by_its_limits() {
         let mut tracker = ChainTracker::new();
         for number in 0..200_000u32 {
-            tracker.probed(number % 3000, KeyHash(number.into()), NOW);
+            tracker.probed(number % 3000, KeyHash(number.into()));
             tracker.created(number, KeyHash((number + 1).into()), NOW);
         }
         assert_eq!(tracker.clients.len(), CLIENTS_MAX);

@@ -1,7 +1,7 @@
 //! Who leaves when a tier is full.
 //!
-//! A policy orders the objects of one namespace. It decides only; the datapath removes. All calls are made
-//! under the namespace's lock, so a policy needs no locking of its own and never blocks.
+//! A policy orders the objects of one domain: of directories that compete by it for the same room. It decides only; the datapath
+//! removes. All calls are made under the datapath's lock, so a policy needs no locking of its own and never blocks.
 //!
 //! Invariants
 //! - [`Eviction::victim`] is exact: among evictable objects no other has a lower rank, at every call.
@@ -59,7 +59,7 @@ pub enum Departure {
     Gone,
 }
 
-/// An exact order of eviction over the objects of one namespace.
+/// An exact order of eviction over the objects of one domain.
 pub trait Eviction: Send + fmt::Debug {
     /// The policy's name as configuration and `status` spell it.
     fn name(&self) -> &'static str;

@@ -150,18 +150,18 @@ fn replay(
         for &block in &blocks[..probed] {
             if kernel.sends_on(block) {
                 score.sent_on += 1;
-                tracker.probed(thread, key(block), now);
+                tracker.probed(thread, key(block));
             }
         }
         for &block in &blocks[..first_absent] {
             cache.policy.touch(cache.slots[&key(block)]);
-            tracker.opened(thread, key(block), now);
+            tracker.opened(thread, key(block));
         }
         for (index, &block) in blocks.iter().enumerate().skip(first_absent) {
             // Its own probe of this kind of client, or the kernel's look-up before the rename.
             if kernel.sends_on(block) {
                 score.sent_on += 1;
-                tracker.probed(thread, key(block), now);
+                tracker.probed(thread, key(block));
             }
             if cache.has(block) {
                 continue;
