@@ -1,6 +1,6 @@
 //! The composition root: the one place that names the concrete parts and puts them together.
 //!
-//! A start goes: configuration -> lock -> memory tier -> recovery -> mount -> control socket -> "mounted". A stop
+//! A start goes: configuration -> lock -> memory tier -> recovery -> disks -> cluster -> mount -> control socket -> "mounted". A stop
 //! goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
 
 mod background;

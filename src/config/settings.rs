@@ -263,7 +263,8 @@ settings! {
 
     /// Files that are rewritten in place for hours: they live on disk and are never shared or sealed.
     scratch: ScratchSettings {
-        /// A file becomes scratch when it is given this size before it is written. Raise it when objects of that
+        /// A file becomes scratch when it is given this size before it is written, or written up to it under its final name where
+        /// the daemon serves it. Raise it when objects of that
         /// size are to be cached; lower it when a client's slot files are smaller.
         min: ByteCount {
             default: ByteCount::gib(1);
@@ -397,7 +398,7 @@ settings! {
             range: Range::between(ByteCount::mib(1), ByteCount::gib(1024)); example: "256MiB";
         }
 
-        /// Objects that are fetched from other members at once.
+        /// Objects that are fetched from other members at once. One member keeps three quarters of them at most.
         fetches: usize {
             default: 32; range: Range::between(1, 1024); example: "64";
         }

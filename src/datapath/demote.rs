@@ -71,7 +71,7 @@ impl Datapath {
                     break;
                 }
                 freed = freed.saturating_add(footprint(size));
-                let ending = Ending::Evicted { for_directory: Slot::ROOT.0 };
+                let ending = Ending::Evicted { for_directory: Slot::ROOT };
                 leaving.push(self.let_leave(&mut state, victim, ending, MayLend::Yes));
             }
         }

@@ -62,10 +62,10 @@ pub enum Error {
         quota: ByteCount,
     },
     /// Everything left in the cache is open, pinned or protected.
-    #[error("no room for {needed}: everything left in the cache is open, pinned or within a floor")]
+    #[error("no room{}: everything left in the cache is open, pinned or within a floor", .needed.map(|needed| format!(" for {needed}")).unwrap_or_default())]
     NothingEvictable {
-        /// What was asked for.
-        needed: ByteCount,
+        /// What was asked for, where that is known.
+        needed: Option<ByteCount>,
     },
     /// The disk of slot files takes no more.
     #[error(transparent)]
@@ -140,7 +140,7 @@ impl From<TreeError> for Error {
 impl From<MemoryError> for Error {
     fn from(error: MemoryError) -> Self {
         if error.is_full() {
-            return Self::NothingEvictable { needed: ByteCount::ZERO };
+            return Self::NothingEvictable { needed: None };
         }
         if matches!(error, MemoryError::Stale { .. }) {
             return Self::Stale;

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use lru::LruCache;
 use tidefs_engine::types::KeyHash;
 
+use crate::namespace::Slot;
 use crate::tier::ssd::{DroppedFor, Refused};
 
 const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
@@ -12,10 +13,10 @@ const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is
 /// How an object came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// Evicted so that something could be stored in the directory with this key.
+    /// Evicted so that something could be stored in another directory.
     Evicted {
-        /// Hash of the key of the directory that grew.
-        for_directory: u32,
+        /// That directory.
+        for_directory: Slot,
     },
     /// Evicted because its own directory's quota was full.
     EvictedForQuota,
@@ -57,6 +58,8 @@ pub(super) enum Ending {
     },
     /// A write was refused because nothing in the cache could be evicted.
     NoRoom,
+    /// A write to a slot file was refused because its disk takes no more.
+    ScratchFull,
 }
 
 /// Why an object that was on disk alone is gone.

@@ -218,6 +218,11 @@ pub enum Fate {
         /// The quota.
         quota: ByteCount,
     },
+    /// Its write was refused: the disk of slot files took no more.
+    ScratchFull {
+        /// When.
+        at_ns: i64,
+    },
     /// Its writer was killed.
     WriterKilled {
         /// When.
@@ -369,7 +374,7 @@ impl Datapath {
         match ending {
             Ending::Evicted { for_directory } => Fate::Evicted {
                 at_ns,
-                for_whom: state.tree.get(Slot(for_directory)).map(|_| state.path_text(Slot(for_directory))),
+                for_whom: state.tree.get(for_directory).map(|_| state.path_text(for_directory)),
                 reason: "the cache was full and it was the coldest",
             },
             Ending::EvictedForQuota => {
@@ -408,6 +413,7 @@ impl Datapath {
                 for_whom: None,
                 reason: "its write was refused: nothing in the cache could be evicted for it",
             },
+            Ending::ScratchFull => Fate::ScratchFull { at_ns },
             Ending::WriterKilled { process } => Fate::WriterKilled { at_ns, process },
             Ending::Corrupt => Fate::Corrupt { at_ns },
         }

@@ -85,6 +85,13 @@ impl State {
         Ok(())
     }
 
+    /// A node leaves its name for another one, which nothing has by now, below a directory that was not removed. A directory is
+    /// not moved below itself.
+    pub(super) fn move_name(&mut self, slot: Slot, parent: Slot, name: Name) {
+        self.leave_name(slot);
+        self.take_name(slot, parent, name).expect("the name is free, below a directory that holds it");
+    }
+
     /// Takes the name from a node. What a disk holds of it goes too, whether or not that was known.
     pub(super) fn leave_name(&mut self, slot: Slot) {
         if let Some(naming) = &self.naming

@@ -129,6 +129,8 @@ pub enum Refusal {
     },
     /// Nothing in the cache can be evicted.
     NoRoom,
+    /// The disk of slot files takes no more.
+    ScratchFull,
 }
 
 /// A process that has, or had, a hidden file open for writing.
@@ -186,6 +188,8 @@ pub struct OpenState {
     pub supersedes: Option<(Slot, Name)>,
     /// Monotonic milliseconds at which a version that nobody came to write is dropped.
     pub abandoned_at_ms: u64,
+    /// Whether nobody opens it any more who has not: its bytes are wrong, or an operator took them away.
+    pub is_barred: bool,
     /// Threads that were sent to look the name up again and open this version: it is not sealed before they come.
     pub expected: Vec<(ThreadId, ProcessId)>,
     /// Whether anybody has had it open for writing.
@@ -356,6 +360,14 @@ impl Object {
     #[must_use]
     pub fn is_readable(&self) -> bool {
         !matches!(self.place, Place::Solo(super::remove::NO_SEGMENT) | Place::Ssd | Place::Remote)
+    }
+
+    /// Whether who changes its length by name joins its writers. Those of an object with its name may go on through descriptors
+    /// that they kept, or have closed them a moment ago: what others read is a version that stays as it is.
+    pub(super) fn is_cut_where_it_is(&self) -> bool {
+        let Some(open) = self.open.as_ref().filter(|open| open.writers > 0) else { return false };
+        let is_read = || open.readers > 0 || self.references > 0 || self.marks.has(Marks::READ);
+        self.phase != Phase::Sealed || (open.flushed < open.writers && !is_read())
     }
 
     /// Drops the open state when nothing in it is needed.

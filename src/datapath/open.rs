@@ -181,20 +181,24 @@ impl Datapath {
 
     /// The last resort of a writer who met a third version within a moment: changes it in place if nobody uses it. A reader is
     /// shown nothing by it that is hidden.
+    ///
+    /// # Errors
+    /// To a reader it is a miss; a writer is told [`Error::Stale`]: there may be an object, and it may open it again.
     fn open_in_place(&self, caller: &Caller, ino: Ino, options: OpenOptions) -> Result<Opened, Error> {
+        let missed = || if options.write { Error::Stale } else { Error::NoObject };
         // A packed object gets a segment that can be written. That it has one already is fine.
         let _ = self.unpack(ino);
         let mut state = self.lock();
-        let slot = state.slot_of(ino).map_err(|_| Error::NoObject)?;
+        let slot = state.slot_of(ino).map_err(|_| missed())?;
         if !options.write && self.is_hidden_from(&mut state, caller, slot, options.write) {
             return Err(Error::NoObject);
         }
         if state.object(slot).is_some_and(|object| object.phase == Phase::Sealed) {
             let in_place = OpenOptions { truncate: false, ..options };
-            self.unseal_in_place(&mut state, slot, in_place).map_err(|_| Error::NoObject)?;
+            self.unseal_in_place(&mut state, slot, in_place).map_err(|_| missed())?;
         }
         self.open_locked(&mut state, caller, slot, options).map_err(|error| match error {
-            Error::Stale => Error::NoObject,
+            Error::Stale => missed(),
             other => other,
         })
     }
@@ -237,6 +241,9 @@ impl Datapath {
         }
         let is_resumed = options.write && object.phase == Phase::Parked;
         match object.phase {
+            Phase::Gone if object.open.as_ref().is_some_and(|open| open.is_barred) => {
+                return Err(Error::Stale);
+            }
             // The old version of a name that was replaced after it was looked up can be read to its end.
             Phase::Gone if !object.is_open() && (options.write || !object.is_readable()) => {
                 return Err(Error::Stale);
@@ -260,7 +267,7 @@ impl Datapath {
             }
             state.touch(slot);
             if let Some(key) = state.key_of(slot) {
-                let before = state.chains.opened(caller.thread.0, key, self.clock.monotonic());
+                let before = state.chains.opened(caller.thread.0, key);
                 self.note_use(state, slot, before);
             }
             state.tree.node_mut(slot).attributes.atime_ns = self.now_ns();

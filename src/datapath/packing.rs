@@ -9,7 +9,7 @@ use tidefs_engine::types::{ByteCount, FileOffset};
 use super::release::Afterwards;
 use super::{Datapath, Error, Marks, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
-use crate::tier::memory::{DECORATED, PackedExtent};
+use crate::tier::memory::{DECORATED, PackedExtent, checksum_bytes};
 
 impl Datapath {
     /// Copies a small object that nobody has open or mapped writable into a packed segment, and frees its own.
@@ -57,7 +57,9 @@ impl Datapath {
         let node = state.tree.node(slot);
         let directory = state.directory_id(node.parent)?;
         let namespace = state.directory_id(state.namespace_of(slot))?;
-        let record = state.object_record(slot, directory, &state.tree.name(slot));
+        let mut record = state.object_record(slot, directory, &state.tree.name(slot));
+        // Its bytes are at hand, and few.
+        record.checksum = Some(checksum_bytes(&data));
         let extent = self.tier.pack(namespace, &record, &data)?;
         self.telemetry.packed_bytes.add(length as u64);
         Ok(extent)
@@ -119,8 +121,7 @@ impl Datapath {
         }
     }
 
-    /// Copies the bytes of the object `ino`, or as many as are wanted, into `target`: inside the kernel, and not through the
-    /// daemon's memory, where it can do that.
+    /// Copies the bytes of the object `ino`, or as many as are wanted, into `target`, through a buffer of the daemon.
     pub(super) fn copy_object(
         &self,
         ino: Ino,

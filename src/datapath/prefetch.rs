@@ -171,7 +171,7 @@ impl Datapath {
         let needed = self.settings.write_headroom.saturating_add(ByteCount(running));
         let outcome = match self.tier.usage() {
             Ok(usage) if usage.free >= needed => self.promote_for(ino, ReadFor::Ahead),
-            Ok(_) => Err(Error::NothingEvictable { needed }),
+            Ok(_) => Err(Error::NothingEvictable { needed: Some(needed) }),
             Err(error) => Err(error.into()),
         };
         self.loading_ahead.fetch_sub(size.get(), Ordering::Relaxed);

@@ -56,8 +56,10 @@ impl Datapath {
         let Some(object) = state.object_mut(slot) else { return kept };
         let was_shown = object.marks.has(Marks::SHOWN);
         let open = object.open_mut();
-        open.closing = true;
-        open.announced_at_ms = now_ms;
+        if may_be_last {
+            open.closing = true;
+            open.announced_at_ms = now_ms;
+        }
         if fate == WriterFate::Killed {
             open.writer_killed = Some(process);
             object.marks.set(Marks::SHOWN, false);
@@ -224,6 +226,7 @@ impl Datapath {
                             Some(Ending::OverQuota { directory: directory.0, quota: quota.get() })
                         }
                         (None, Some(Refusal::NoRoom)) => Some(Ending::NoRoom),
+                        (None, Some(Refusal::ScratchFull)) => Some(Ending::ScratchFull),
                         (None, None) => None,
                     };
                     self.drop_unfinished(state, slot, ending, afterwards);
@@ -270,7 +273,8 @@ impl Datapath {
             return;
         }
         if state.object(slot).is_some_and(Object::is_slot_file) {
-            // A slot file with a name stays what it is, visible to whoever looks, in place of what stood there.
+            // A slot file with a name stays what it is, visible to whoever looks, in place of what stood there: on this host alone.
+            state.break_promise(slot);
             if let Some((parent, name)) = state.drop_claim(slot) {
                 self.displace(state, parent, &name, slot, false, afterwards);
                 if state.take_name(slot, parent, name).is_err() {

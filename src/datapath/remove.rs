@@ -25,6 +25,7 @@ impl State {
         let is_replaced = departure == Departure::Gone
             && ending.is_none()
             && self.object(slot).is_some_and(|object| object.phase == Phase::Sealed);
+        let is_barred = matches!(ending, Some((_, Ending::Corrupt | Ending::EvictedByOperator)));
         if is_replaced {
             // What takes its place is told itself; a word about the old one before that would be a moment of absence.
             self.forget_replaced_copy(slot);
@@ -83,6 +84,9 @@ impl State {
             object.phase = Phase::Gone;
             doomed.is_open = object.is_open();
             object.settle();
+            if let Some(open) = object.open.as_mut() {
+                open.is_barred = is_barred;
+            }
             // A segment file may lose its name at any time: who has it open or mapped keeps its pages. A packed
             // object has no file of its own, so its extent stays until it is closed, which is after the last mapping.
             //

@@ -15,6 +15,7 @@ use super::room::footprint;
 use super::{Caller, Credentials, Datapath, Error, Marks, Phase, State, key_hash};
 use crate::namespace::{Ino, Name, Slot};
 use crate::tier::eviction::Departure;
+use crate::tier::scratch::ScratchError;
 
 impl Datapath {
     /// Renames `name` in `parent` to `new_name` in `new_parent`, as rename(2), or with `keep_target` as
@@ -213,9 +214,8 @@ impl Datapath {
             let ino = state.tree.ino(slot).0;
             state.history.note(old_key, self.now_ns(), Ending::Renamed { ino });
         }
-        state.leave_name(slot);
         let key = key_hash(directory, name.as_bytes());
-        state.take_name(slot, parent, name.clone())?;
+        state.move_name(slot, parent, name.clone());
         if !self.is_temporary(&name) {
             state.mark_untold(slot);
         }
@@ -291,8 +291,7 @@ impl Datapath {
         if let Some(size) = parked {
             state.leave_order(slot, footprint(size), Departure::Gone);
         }
-        state.leave_name(slot);
-        state.take_name(slot, parent, name)?;
+        state.move_name(slot, parent, name);
         if let (Some(size), Some(key)) = (parked, state.key_of(slot)) {
             state.enter_order(slot, key, None, footprint(size));
         }
@@ -403,7 +402,8 @@ impl State {
                 let path = self.tree.get(directory).map(|_| self.path_text(directory));
                 Error::OverQuota { directory: path.unwrap_or_default(), slot: directory, quota }
             }
-            Refusal::NoRoom => Error::NothingEvictable { needed: ByteCount::ZERO },
+            Refusal::NoRoom => Error::NothingEvictable { needed: None },
+            Refusal::ScratchFull => Error::ScratchFull(ScratchError::Before),
         }
     }
 
@@ -414,10 +414,9 @@ impl State {
         let (bytes, objects) = (folder.bytes, folder.objects);
         let (unsealed, guessed) = (folder.unsealed, folder.guessed);
         let old_parent = self.tree.node(slot).parent;
-        self.leave_name(slot);
         self.folders.account(&self.tree, old_parent, Change::Take { bytes, objects });
         self.folders.account_unsealed(&self.tree, old_parent, |above| above.take_unsealed(unsealed, guessed));
-        self.take_name(slot, parent, name)?;
+        self.move_name(slot, parent, name);
         self.folders.account(&self.tree, parent, Change::Add { bytes, objects });
         self.folders.account_unsealed(&self.tree, parent, |above| above.add_unsealed(unsealed, guessed));
         Ok(())

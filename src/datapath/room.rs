@@ -64,7 +64,7 @@ impl Datapath {
                 retries += 1;
                 if is_late || retries > RETRY_MAX {
                     self.telemetry.no_room.increment();
-                    return Err(Error::NothingEvictable { needed });
+                    return Err(Error::NothingEvictable { needed: Some(needed) });
                 }
                 std::thread::sleep(RETRY_PAUSE);
             }
@@ -79,7 +79,7 @@ impl Datapath {
                 return Ok(());
             }
             if self.evict(needed.saturating_sub(free), Slot::ROOT, Loss::Refused) == 0 {
-                return Err(Error::NothingEvictable { needed });
+                return Err(Error::NothingEvictable { needed: Some(needed) });
             }
         }
     }
@@ -133,7 +133,7 @@ impl Datapath {
             all.push(self.let_leave(
                 state,
                 victim,
-                Ending::Evicted { for_directory: directory.0 },
+                Ending::Evicted { for_directory: directory },
                 MayLend::No,
             ));
         }

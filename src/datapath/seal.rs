@@ -64,7 +64,7 @@ impl Datapath {
             let Some(file) = open.file.as_ref().filter(|_| object.phase != Phase::Parked) else {
                 return Ok(());
             };
-            (Arc::clone(file), open.reserved, open.reserved_behind_hole, state.tree.node(slot).parent)
+            (Arc::clone(file), open.reserved, open.reserved_behind_hole, state.final_place(slot).0)
         };
         let metadata = file.metadata().map_err(Error::io("stat of a segment"))?;
         let length = ByteCount(metadata.len());
@@ -174,7 +174,7 @@ impl Datapath {
             predecessor.and_then(|slot| state.object(slot)).map(|object| object.version);
         let now_ns = self.now_ns();
         // Who closed it may have told the cluster already which version it will be.
-        let promised_ns = is_in_place.then(|| state.keep_promise(slot, size)).flatten();
+        let promised_ns = is_in_place.then(|| state.promise_to_keep(slot, size)).flatten();
         let sealed_at_ns =
             promised_ns.unwrap_or_else(|| state.next_sealed_at_ns(parent, name.as_bytes(), now_ns));
         let node = state.tree.node_mut(slot);
@@ -191,6 +191,9 @@ impl Datapath {
         self.tier.seal(&file, &record)?;
 
         // Nothing fails from here on.
+        if is_in_place {
+            state.end_promise(slot);
+        }
         if state.object(slot).is_some_and(|object| object.phase == Phase::Parked) {
             state.unpark(slot);
         } else if !is_in_place {
@@ -202,8 +205,7 @@ impl Datapath {
         let heir = self.displace(state, parent, &name, slot, true, afterwards);
         self.retire_replaced(&mut afterwards.doomed[doomed_before..]);
         if state.tree.node(slot).parent != parent || state.tree.name(slot) != name {
-            state.leave_name(slot);
-            state.take_name(slot, parent, name)?;
+            state.move_name(slot, parent, name);
         }
         state.writing.remove(&slot);
         if let Some(object) = state.object_mut(slot) {

@@ -241,9 +241,10 @@ pub(super) fn change_scratch(scratch: &ScratchFile, change: SizeChange) -> Resul
 
 pub(super) fn scratch_error(error: ScratchError) -> Error {
     match error {
-        ScratchError::Full { .. } | ScratchError::DiskFull { .. } | ScratchError::TooMany { .. } => {
-            Error::ScratchFull(error)
-        }
+        ScratchError::Full { .. }
+        | ScratchError::DiskFull { .. }
+        | ScratchError::Before
+        | ScratchError::TooMany { .. } => Error::ScratchFull(error),
         ScratchError::TooLong { .. } => Error::TooLong,
         ScratchError::Disk { source, .. } => Error::Io { operation: "scratch", source },
     }

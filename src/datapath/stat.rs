@@ -6,7 +6,7 @@ use tidefs_engine::types::{ByteCount, Version};
 
 use super::object::OpenState;
 use super::room::footprint;
-use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
+use super::{CLOSE_WAIT, Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Ino, Slot};
 
 /// What kind of node it is.
@@ -168,9 +168,13 @@ impl Datapath {
             .object(slot)
             .is_some_and(|object| object.phase == Phase::Gone && !object.is_open() && !object.is_readable());
         // A hidden file is shown: whoever inherited its descriptor asks in the same way. One whose writer was killed is not.
-        // A close that was announced counts as made: its RELEASE may come late.
+        // A close that was announced counts as made for a while: its RELEASE may come late, or not at all when it was of one of
+        // several descriptors.
+        let first_ms =
+            self.now_ms().saturating_sub(u64::try_from(CLOSE_WAIT.as_millis()).unwrap_or(u64::MAX));
         let is_open = state.object(slot).is_some_and(|object| {
-            let is_closing = object.open.as_ref().is_some_and(|open| open.closing);
+            let is_closing =
+                object.open.as_ref().is_some_and(|open| open.closing && open.announced_at_ms >= first_ms);
             object.readers() > 0 || object.references > 0 || (object.writers() > 0 && !is_closing)
         });
         // Its other writers see it until they have closed it, though nothing comes of it.

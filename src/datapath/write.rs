@@ -103,9 +103,8 @@ impl Datapath {
     pub(super) fn note_refusal(&self, slot: Slot, error: &Error) {
         let refusal = match error {
             Error::OverQuota { slot, quota, .. } => Refusal::OverQuota { directory: *slot, quota: *quota },
-            Error::NothingEvictable { .. } | Error::ScratchFull(_) | Error::TooLarge { .. } => {
-                Refusal::NoRoom
-            }
+            Error::ScratchFull(_) => Refusal::ScratchFull,
+            Error::NothingEvictable { .. } | Error::TooLarge { .. } => Refusal::NoRoom,
             _ => return,
         };
         let mut state = self.lock();
@@ -118,13 +117,14 @@ impl Datapath {
 
     fn write_all(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<(), Error> {
         let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
-        let (slot, ino) = {
+        let (slot, ino, is_temporary) = {
             let state = self.lock();
             let may_write = |handle: &&Handle| handle.options.write;
             let slot = state.handles.get(&handle).filter(may_write).ok_or(Error::BadHandle)?.slot;
-            (slot, state.tree.ino(slot))
+            (slot, state.tree.ino(slot), self.is_temporary(&state.tree.name(slot)))
         };
-        if end >= self.settings.scratch_min {
+        // What is to be renamed is to be an object, of whatever size.
+        if end >= self.settings.scratch_min && !is_temporary {
             self.become_scratch(ino)?;
         }
         let _stays = self.stays_where_it_is(slot);
@@ -252,7 +252,7 @@ impl Datapath {
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;
             let is_hidden = self.is_hidden_from(&mut state, caller, slot, options.write);
-            let is_written = state.object(slot).ok_or(Error::IsDirectory)?.writers() > 0;
+            let is_written = state.object(slot).ok_or(Error::IsDirectory)?.is_cut_where_it_is();
             (is_written && !is_hidden).then(|| {
                 // Who was sent to open a version has come, to change its length and nothing more.
                 state.take_resent(caller, Some(slot));

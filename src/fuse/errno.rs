@@ -26,7 +26,7 @@ pub(super) fn errno(error: &Error) -> Errno {
         Error::TooLarge { .. } => Errno::EFBIG, // larger than the cache can ever hold
         Error::TooLong => Errno::EFBIG, // longer than any file on the scratch disk can be
         Error::OtherPlace => Errno::from_i32(libc::EXDEV), // a directory of a cluster is renamed
-        Error::NotAgreed => Errno::from_i32(libc::ETIMEDOUT), // etcd is away: policy, owner and mode of directories cannot change
+        Error::NotAgreed => Errno::from_i32(libc::ETIMEDOUT), // the coordinator is away: policy, owner and mode of directories cannot change
         Error::Unanswered => Errno::EBUSY, // a host that may hold something in the directory does not answer
         Error::NoAttribute => Errno::from_i32(libc::ENODATA), // the attribute is not set
         Error::BadHandle => Errno::EBADF,  // not an open handle

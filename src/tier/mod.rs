@@ -1,4 +1,5 @@
-//! Where bytes live: the memory tier, and who leaves when it is full.
+//! Where bytes live: in memory, on local disks, and, for files that are rewritten in place, as scratch; and who leaves when memory is
+//! full.
 
 pub mod eviction;
 pub mod memory;

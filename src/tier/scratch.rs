@@ -38,6 +38,9 @@ pub enum ScratchError {
         /// Where scratch files live.
         directory: PathBuf,
     },
+    /// It took no more when the file was written.
+    #[error("scratch was full when the file was written; raise scratch.capacity, or free its disk")]
+    Before,
     /// There are as many files as may be: each takes a descriptor of the daemon.
     #[error(
         "{files} slot files are open, as many as may be; raise the daemon's limit on open files (LimitNOFILE)"

@@ -61,6 +61,36 @@ fn verify_drops_a_corrupt_object_and_names_it() {
 }
 
 #[test]
+fn a_small_object_whose_bytes_changed_is_dropped_and_opened_by_nobody_more() {
+    for options in [&[][..], &["passthrough=never"]] {
+        let mount = Mount::start(options);
+        let path = mount.namespace("ns").join("small");
+        let wanted = object(7, 5_000);
+        fs::write(&path, &wanted).expect("an object");
+        mount.wait_until_closed([path.clone()]);
+        assert_eq!(run_json(&mount, &["verify"])["corrupt"], json!(0));
+        let holder = File::open(&path).expect("a reader");
+        let packed = files_below(&mount.instance_dir().join("memory")).into_iter().find_map(|file| {
+            let bytes = fs::read(&file).ok()?;
+            let at = bytes.windows(wanted.len()).position(|window| window == wanted)?;
+            Some((file, at as u64))
+        });
+        let (file, at) = packed.expect("it is packed");
+        let file = File::options().write(true).open(file).expect("root may");
+        file.write_all_at(b"another byte", at + 1_000).expect("memory that fails");
+        let summary = parse(&tidefs(&mount, &["verify", "--json"]).output);
+        assert_eq!(
+            (&summary["corrupt"], &summary["corrupt_paths"]),
+            (&json!(1), &json!(["ns/small"])),
+            "{summary}"
+        );
+        let error = fs::read(&path).expect_err("a corrupt object is a miss");
+        assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{options:?}: {error}");
+        drop(holder);
+    }
+}
+
+#[test]
 fn what_is_written_over_an_object_that_is_found_to_be_corrupt_is_sealed_at_its_close() {
     let mount = Mount::start(&[]);
     let path = mount.namespace("ns").join("key");

@@ -37,6 +37,7 @@ in_both_modes!(
     a_created_file_has_the_mode_asked_for_less_the_umask,
     touching_times_does_not_change_version_or_checksum,
     fsync_and_its_relatives_succeed,
+    who_has_a_file_open_sees_its_attributes_after_another_descriptor_was_closed_and_the_file_renamed,
     an_empty_file_stays_empty_and_readable,
     fstat_of_a_growing_file_tells_its_size,
     attributes_of_another_process_are_seen_at_once,
@@ -326,6 +327,21 @@ fn fsync_and_its_relatives_succeed(mode: Mode) {
         nix::unistd::syncfs(&file).expect("syncfs");
     }
     File::open(&kv).expect("open a directory").sync_all().expect("fsync of a directory");
+}
+
+fn who_has_a_file_open_sees_its_attributes_after_another_descriptor_was_closed_and_the_file_renamed(
+    mode: Mode,
+) {
+    let (_mount, kv) = kv(mode);
+    let (before, after) = (kv.join("before"), kv.join("after"));
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(&before);
+    let file = file.expect("create");
+    file.write_all_at(b"bytes", 0).expect("write");
+    drop(File::options().write(true).open(&before).expect("another descriptor"));
+    fs::rename(&before, &after).expect("rename");
+    let appender = File::options().append(true).open(&after).expect("a new version");
+    assert_eq!(file.metadata().expect("fstat").len(), 5);
+    drop(appender);
 }
 
 fn an_empty_file_stays_empty_and_readable(mode: Mode) {

@@ -249,6 +249,12 @@ impl State {
         self.object(slot).filter(|object| object.is_remote()).map(|object| object.size)
     }
 
+    /// Who has the bytes of the object in `slot`, when they are on other members alone.
+    pub(super) fn remote_copies(&self, slot: Slot) -> Option<Vec<Copy>> {
+        self.remote_size(slot)?;
+        self.elsewhere.copies.get(&slot).cloned()
+    }
+
     /// Path below the mount of `name` in the directory `parent`.
     pub(super) fn path_of_child(&self, parent: Slot, name: &[u8]) -> Vec<u8> {
         let mut path = self.tree.path(parent);
@@ -329,10 +335,9 @@ impl State {
     }
 
     /// The time of seal that was promised to the cluster for the file in `slot`, which is sealed with `size`. `None` when none
-    /// was, or another length, and when what was told of the name since, or is being told, stands above it. A promise is kept
-    /// once.
-    pub(super) fn keep_promise(&mut self, slot: Slot, size: ByteCount) -> Option<i64> {
-        let promised = self.object_mut(slot)?.open.as_mut()?.promised.take();
+    /// was, or another length, and when what was told of the name since, or is being told, stands above it.
+    pub(super) fn promise_to_keep(&self, slot: Slot, size: ByteCount) -> Option<i64> {
+        let promised = self.object(slot)?.open.as_ref()?.promised;
         let (stamp, _) = promised.filter(|&(_, length)| length == size)?;
         let path = self.final_path(slot)?;
         let shown = self.tree.by_path(&path).and_then(|shown| self.sealed_stamp(shown));
@@ -347,6 +352,11 @@ impl State {
     /// The file in `slot` gets another name than the one that was promised to the cluster.
     pub(super) fn break_promise(&mut self, slot: Slot) {
         self.let_go(slot);
+        self.end_promise(slot);
+    }
+
+    /// What was promised for the file in `slot` is kept, or told anew.
+    pub(super) fn end_promise(&mut self, slot: Slot) {
         if let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_mut()) {
             open.promised = None;
         }

@@ -80,6 +80,10 @@ impl Datapath {
             Ok(published) => {
                 if let Facts::File(file) = facts {
                     self.take_stamp(ino, (stamp, published.stamp), is_promise, file.size);
+                    if !self.lock().has_at(ino, &path) {
+                        // It left before it had the version that it was given: what was told of that meant another one.
+                        side.cluster.let_go(&path, published.stamp);
+                    }
                     if file.replicas > 1 && !is_promise {
                         let mut state = self.lock();
                         if let Some(slot) = state.tree.by_ino(ino) {
@@ -201,6 +205,11 @@ impl State {
         let Some(slot) = self.tree.by_ino(ino) else { return false };
         let is_written = self.object(slot).is_some_and(|object| object.phase == Phase::Writing);
         is_written && self.final_path(slot).as_deref() == Some(path)
+    }
+
+    /// Whether this host has an object at `path`, or writes the file `ino` for it.
+    fn has_at(&self, ino: Ino, path: &[u8]) -> bool {
+        self.sealed_at(path).is_some() || self.is_written_for(ino, path)
     }
 
     /// The object of this host that is shown at `path`.

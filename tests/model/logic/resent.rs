@@ -37,12 +37,30 @@ fn a_reader_keeps_its_bytes_when_a_writer_comes_late_to_a_version_that_was_repla
     assert!(matches!(sent, Err(Error::Stale)), "{sent:?}");
     publish(&mut logic, 0, 2);
     let late = logic.datapath().open(&caller(2), ino, REWRITE);
-    assert!(matches!(late, Err(Error::NoObject)), "{late:?}");
+    assert!(matches!(late, Err(Error::Stale)), "{late:?}");
     assert_eq!(logic.read(1, reader, 0, 60_000).expect("read"), bytes(1, 50_000));
     logic.close(1, reader);
     let found = logic.open(2, "k", READ).expect("open");
     assert_eq!(logic.read(2, found, 0, 60_000).expect("read"), bytes(2, 50_000));
     logic.close(2, found);
+}
+
+/// The RELEASE of who wrote it comes some time after its close, and perhaps after its rename.
+#[test]
+fn what_a_reader_has_open_is_not_cut_by_name_while_the_close_of_its_writer_is_on_its_way() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let writer = logic.open(0, "k.tmp", CREATE).expect("create");
+    logic.write(0, writer, 0, &bytes(1, 50_000)).expect("write");
+    logic.flush(0, writer);
+    logic.rename(0, "k.tmp", "k", false).expect("rename");
+    let reader = logic.open(1, "k", READ).expect("open");
+    logic.truncate(2, "k", 5000).expect("truncate");
+    assert!(logic.read(1, reader, 0, 60_000).expect("read") == bytes(1, 50_000));
+    logic.close(0, writer);
+    logic.close(1, reader);
+    let found = logic.open(1, "k", READ).expect("open");
+    assert!(logic.read(1, found, 0, 60_000).expect("read") == bytes(1, 50_000)[..5000]);
+    logic.close(1, found);
 }
 
 /// One open(2) by a name that others take away and give again: what its first look-up finds nothing by makes the kernel drop
