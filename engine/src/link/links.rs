@@ -221,8 +221,14 @@ impl Links {
     pub fn close(&self) -> BoxFuture<'_, ()> {
         self.shut();
         Box::pin(async move {
-            let mut tasks = std::mem::take(&mut *self.tasks.lock());
-            while tasks.join_next().await.is_some() {}
+            // A link that was made just before is told of, and driven, from within one of them.
+            loop {
+                let mut tasks = std::mem::take(&mut *self.tasks.lock());
+                if tasks.is_empty() {
+                    return;
+                }
+                while tasks.join_next().await.is_some() {}
+            }
         })
     }
 

@@ -433,6 +433,7 @@ impl Domain {
             self.leave_silent_peers(now);
             self.leave_stuck_operations(now);
         }
+        self.forget_refused();
         self.forget_addresses();
     }
 }

@@ -377,7 +377,8 @@ impl Transport for Fabric {
                 Ok(Key { access, base, length, layout, keys }.encode())
             }
             Err(error) => {
-                drop(self.unregister(id));
+                // No peer was told of it: those that took it need not be opened anew.
+                drop(self.unregister_unused(id));
                 Err(error)
             }
         }

@@ -43,7 +43,7 @@ pub(super) struct Owner {
 
 /// One connected peer.
 #[derive(Debug)]
-struct Guest {
+pub(super) struct Guest {
     peer: PeerId,
     words: Words,
     grants: Mutex<Grants>,
@@ -106,18 +106,35 @@ impl Owner {
         }
     }
 
-    /// Serves a connection of `peer` until it ends.
-    pub(super) async fn serve(&self, peer: PeerId, socket: Socket) -> io::Result<()> {
-        let (outbox, mut orders) = mpsc::channel(OUTBOX);
-        let guest = Arc::new(Guest {
+    /// What a connection of `peer` needs here.
+    ///
+    /// # Errors
+    /// When there is no memory for its words.
+    pub(super) fn invite(peer: PeerId) -> io::Result<(Arc<Guest>, mpsc::Receiver<Packet>)> {
+        let (outbox, orders) = mpsc::channel(OUTBOX);
+        let guest = Guest {
             peer,
             words: Words::new(WORDS)?,
             grants: Mutex::default(),
             outbox,
             is_gone: AtomicBool::new(false),
             stop: Notify::new(),
-        });
-        self.guests.lock().push(Arc::clone(&guest));
+        };
+        Ok((Arc::new(guest), orders))
+    }
+
+    /// From now on [`Owner::forget`] and [`Owner::close`] end it, once it is served.
+    pub(super) fn admit(&self, guest: &Arc<Guest>) {
+        self.guests.lock().push(Arc::clone(guest));
+    }
+
+    /// Serves the connection of a guest that was admitted until it ends.
+    pub(super) async fn serve(
+        &self,
+        guest: Arc<Guest>,
+        mut orders: mpsc::Receiver<Packet>,
+        socket: Socket,
+    ) -> io::Result<()> {
         let ended = tokio::select! {
             ended = self.talk(&guest, &socket, &mut orders) => ended,
             // Also while the peer does not take what is sent to it.
@@ -295,7 +312,9 @@ mod tests {
             let socket = Socket::connect(name.as_bytes()).unwrap();
             let accepted = listener.accept().await.unwrap();
             let serving = Arc::clone(&owner);
-            tokio::spawn(async move { serving.serve(Self::PEER, accepted).await });
+            let (guest, orders) = Owner::invite(Self::PEER).expect("memory for its words");
+            owner.admit(&guest);
+            tokio::spawn(async move { serving.serve(guest, orders, accepted).await });
             let mut packet = [0; PACKET];
             let (_, words) = socket.receive(&mut packet).await.unwrap();
             let words = Words::of_descriptor(words.unwrap()).unwrap();

@@ -201,12 +201,26 @@ impl Shared {
         let mut token = Token::default();
         let first = tokio::time::timeout(TOKEN_LIFE, socket.receive(&mut token)).await;
         let is_whole = matches!(first, Ok(Ok((count, None))) if count == token.len());
-        let granted = self.tokens.lock().remove(&token).filter(|_| is_whole);
-        let Some((peer, _)) = granted else {
+        let granted = self.tokens.lock().get(&token).filter(|_| is_whole).map(|&(peer, _)| peer);
+        let Some(peer) = granted else {
             tracing::warn!("shm: a connection without a valid token was closed");
             return;
         };
-        if let Err(error) = self.owner.serve(peer, socket).await {
+        let served = match Owner::invite(peer) {
+            Ok((guest, orders)) => {
+                {
+                    // Who takes back what was granted to a peer finds the token or the guest.
+                    let mut tokens = self.tokens.lock();
+                    if tokens.remove(&token).is_none() {
+                        return;
+                    }
+                    self.owner.admit(&guest);
+                }
+                self.owner.serve(guest, orders, socket).await
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = served {
             tracing::debug!(%peer, %error, "shm: a connection has ended");
         }
     }

@@ -86,6 +86,7 @@ impl Domain {
             if !is_kept {
                 port.remove(known.slot);
                 self.heard.remove(&known.slot);
+                self.blocked.remove(&known.slot);
             }
             is_kept
         });

@@ -77,6 +77,10 @@ impl Domain {
                 self.give_up(&error, |job| Arc::ptr_eq(&job.connection, &connection));
             }
         }
+    }
+
+    /// Of whom nothing waits nothing is known, whatever was refused before.
+    pub(super) fn forget_refused(&mut self) {
         let waiting: HashSet<u64> = self.waiting.iter().map(|job| job.peer).collect();
         self.blocked.retain(|peer, _| waiting.contains(peer));
     }
