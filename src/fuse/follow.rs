@@ -112,7 +112,7 @@ fn answer(datapath: &Datapath, session: &Session, result: Option<(Entry, u64)>, 
 /// Answers waits until every [`Follower`] is gone.
 pub(super) fn run(datapath: &Datapath, arrivals: &Receiver<Waiting>) {
     let mut waiting: Vec<Waiting> = Vec::new();
-    while let Some(arrived) = next_round(datapath, arrivals, waiting.is_empty()) {
+    while let Some(arrived) = next_round(datapath, arrivals, waiting.len(), WAITING_MAX) {
         waiting.extend(arrived);
         let now = Instant::now();
         let mut still = Vec::with_capacity(waiting.len());

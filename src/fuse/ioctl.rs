@@ -133,7 +133,8 @@ fn fits(command: Command, payload: &[u8], room: usize) -> bool {
     Header::of_request(command, payload).map_or(true, |header| {
         let in_area = Flags(header.flags.get()).has(Flags::IN_AREA);
         let results = if in_area { 0 } else { header.records().saturating_mul(result_bytes(command)) };
-        HEADER_BYTES.saturating_add(results) <= room
+        let grant = if command == Command::Register { size_of::<AreaGrant>() } else { 0 };
+        HEADER_BYTES.saturating_add(results).saturating_add(grant) <= room
     })
 }
 

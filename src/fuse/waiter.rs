@@ -45,26 +45,28 @@ impl Waiter {
     }
 }
 
-/// What was left to wait, when it is time to look at all that wait: at once if `is_idle`, when none does, and something is
+/// What was left to wait, when it is time to look at all that wait: at once when none does, and something is
 /// left; else after a release, or a millisecond. `None` when nobody is there any more to leave something.
+/// `waiting`: how many wait already, of `most`; what has no room stays in its channel, which is bounded.
 pub(super) fn next_round<T>(
     datapath: &Datapath,
     arrivals: &Receiver<T>,
-    is_idle: bool,
+    waiting: usize,
+    most: usize,
 ) -> Option<impl Iterator<Item = T>> {
-    let first = if is_idle {
+    let first = if waiting == 0 {
         Some(arrivals.recv().ok()?)
     } else {
         datapath.wait_for_release(ROUND);
         None
     };
-    Some(first.into_iter().chain(arrivals.try_iter()))
+    Some(first.into_iter().chain(arrivals.try_iter()).take(most.saturating_sub(waiting)))
 }
 
 /// Answers waiting requests until every [`Waiter`] is gone.
 pub(super) fn run(datapath: &Datapath, arrivals: &Receiver<Box<dyn Waiting>>) {
     let mut waiting: Vec<(Instant, Box<dyn Waiting>)> = Vec::new();
-    while let Some(arrived) = next_round(datapath, arrivals, waiting.is_empty()) {
+    while let Some(arrived) = next_round(datapath, arrivals, waiting.len(), WAITING_MAX) {
         waiting.extend(arrived.map(|arrived| (Instant::now() + CLOSE_WAIT, arrived)));
         let mut still = Vec::new();
         for (deadline, one) in waiting.drain(..) {

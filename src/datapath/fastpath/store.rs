@@ -120,6 +120,9 @@ impl Datapath {
             Ok(slot)
         };
         let slot = made().map_err(|error| {
+            // One that was used before is mapped by clients, who are told that it is given up.
+            let nobody = || Shared::new(Use::Area { uid: 0, length: ByteCount::ZERO }, None, false);
+            self.fast.segments.lock().known.entry(segment).or_insert_with(nobody);
             self.free_place(Place::Solo(segment));
             Located::of(&error)
         })?;
