@@ -263,9 +263,8 @@ settings! {
 
     /// Files that are rewritten in place for hours: they live on disk and are never shared or sealed.
     scratch: ScratchSettings {
-        /// A file becomes scratch when it is given this size before it is written, or written up to it under its final name where
-        /// the daemon serves it. Raise it when objects of that
-        /// size are to be cached; lower it when a client's slot files are smaller.
+        /// A file becomes scratch when it is given this size before it is written, or written up to it where the daemon serves it.
+        /// Raise it when objects of that size are to be cached; lower it when a client's slot files are smaller.
         min: ByteCount {
             default: ByteCount::gib(1);
             range: Range::at_least(SCRATCH_MIN_MIN); alias: "scratch_min"; example: "4GiB";

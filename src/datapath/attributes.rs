@@ -53,7 +53,7 @@ impl Datapath {
     fn set_attributes(&self, caller: &Caller, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {
         let now_ns = self.now_ns();
         let mut state = self.lock();
-        let slot = state.slot_of(ino)?;
+        let slot = state.slot_in_use(ino)?;
         let is_on_ssd_alone =
             |object: &Object| object.phase == Phase::Sealed && matches!(object.place, Place::Ssd);
         if change.is_of_access() && state.object(slot).is_some_and(is_on_ssd_alone) {

@@ -438,6 +438,15 @@ impl State {
         self.tree.by_ino(ino).ok_or(Error::Stale)
     }
 
+    /// The same, of what somebody has open or a name leads to. A name by which the kernel got to one that a writer was given a new
+    /// inode for leads to that.
+    fn slot_in_use(&self, ino: Ino) -> Result<Slot, Error> {
+        let slot = self.slot_of(ino)?;
+        let has_left =
+            |object: &Object| object.phase == Phase::Gone && !object.is_open() && !object.is_readable();
+        if self.object(slot).is_some_and(has_left) { Err(Error::Stale) } else { Ok(slot) }
+    }
+
     /// The directory with this inode, to which names may be given: it was not removed.
     fn living_directory(&self, ino: Ino) -> Result<Slot, Error> {
         let slot = self.slot_of(ino)?;

@@ -168,6 +168,8 @@ pub struct OpenState {
     pub announced_at_ms: u64,
     /// A writer was killed while it had the file open.
     pub writer_killed: Option<ProcessId>,
+    /// Whether that was a child of who opened it, whose own last close decides nevertheless.
+    pub was_child_killed: bool,
     /// A write was refused: what is there is not what the writer meant, and is dropped when it closes.
     pub refused: Option<Refusal>,
     /// Bytes from the start of the backing file whose pages are allocated.
@@ -367,7 +369,12 @@ impl Object {
     pub(super) fn is_cut_where_it_is(&self) -> bool {
         let Some(open) = self.open.as_ref().filter(|open| open.writers > 0) else { return false };
         let is_read = || open.readers > 0 || self.references > 0 || self.marks.has(Marks::READ);
-        self.phase != Phase::Sealed || (open.flushed < open.writers && !is_read())
+        match self.phase {
+            Phase::Writing | Phase::Parked => true,
+            Phase::Sealed => open.flushed < open.writers && !is_read(),
+            // One that was an object and was replaced is read on.
+            Phase::Gone => self.version == Version::default(),
+        }
     }
 
     /// Drops the open state when nothing in it is needed.

@@ -353,7 +353,8 @@ impl Datapath {
             announces_close = options.write && object.phase == Phase::Writing;
             let is_first = !object.is_open();
             let is_first_passthrough = object.open.as_ref().is_none_or(|open| open.passthrough == 0);
-            object.marks.set(Marks::READ, object.marks.has(Marks::READ) || is_sealed);
+            // Who read it before its seal may have it mapped still.
+            object.marks.set(Marks::READ, object.marks.has(Marks::READ) || is_sealed || !options.write);
             if let (Place::Solo(segment), true) = (&object.place, object.marks.has(Marks::SHARED)) {
                 self.fast.segments.lock().taint(*segment);
             }

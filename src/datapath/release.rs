@@ -29,12 +29,13 @@ impl Datapath {
     /// [`Error::BadHandle`]; [`Error::OverQuota`] and [`Error::NothingEvictable`] when it finds no room, or a write to it
     /// found none.
     pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
-        let (slot, process, path, may_be_last) = {
+        let (slot, process, path, may_be_last, is_child) = {
             let mut state = self.lock();
             let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
             let (slot, process, path, options, was_flushed) =
                 (known.slot, known.process, known.path, known.options, known.was_flushed);
-            if !was_flushed && state.process(caller, self.clock.monotonic()) != process {
+            let is_child = state.process(caller, self.clock.monotonic()) != process;
+            if !was_flushed && is_child {
                 // A child lets go of what it inherited, and may be killed at that: it says nothing of who opened the file
                 // and has it open. After the opener's close it is a writer like any other.
                 return Ok(());
@@ -45,7 +46,7 @@ impl Datapath {
             if !is_written || !options.write {
                 return Ok(());
             }
-            (slot, process, path, may_be_last)
+            (slot, process, path, may_be_last, is_child)
         };
         let fate = writer_fate(caller.thread);
         // Its closer is told that it finds no room; what follows holds all the same.
@@ -60,8 +61,17 @@ impl Datapath {
             open.closing = true;
             open.announced_at_ms = now_ms;
         }
+        if fate != WriterFate::Killed && open.was_child_killed {
+            // Somebody has it open after that child, and closes it soundly.
+            open.writer_killed = None;
+            open.was_child_killed = false;
+        }
         if fate == WriterFate::Killed {
             open.writer_killed = Some(process);
+            open.was_child_killed = is_child;
+            if is_child {
+                return kept;
+            }
             object.marks.set(Marks::SHOWN, false);
             let ino = state.tree.ino(slot);
             drop(state);
@@ -157,17 +167,23 @@ impl Datapath {
         let mut afterwards = Afterwards::default();
         loop {
             let mut state = self.lock();
-            if whole.is_none()
-                && let Some((slot, phase)) = state.becomes_final(handle)
+            // What was found out about a file that is being written is not true of the object that a rename made of it meanwhile.
+            if let Some((slot, phase)) = state.becomes_final(handle)
+                && whole.is_none_or(|(known, _)| known != phase)
             {
                 // Without the lock: filling holes may have to evict.
                 drop(state);
                 let made =
                     if phase == Phase::Sealed { self.fill_holes(slot) } else { self.make_whole(handle) };
-                whole = Some(made.is_ok());
+                whole = Some((phase, made.is_ok()));
                 continue;
             }
-            self.release_locked(&mut state, handle, whole.unwrap_or(true), &mut afterwards);
+            self.release_locked(
+                &mut state,
+                handle,
+                whole.is_none_or(|(_, is_whole)| is_whole),
+                &mut afterwards,
+            );
             break;
         }
         self.released.notify_all();

@@ -83,6 +83,10 @@ impl State {
         if let Some(object) = self.object_mut(slot) {
             object.phase = Phase::Gone;
             doomed.is_open = object.is_open();
+            if let Some(open) = object.open.as_mut() {
+                // It takes the place of what took this one's, or none.
+                open.next_version = None;
+            }
             object.settle();
             if let Some(open) = object.open.as_mut() {
                 open.is_barred = is_barred;

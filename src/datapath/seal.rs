@@ -213,7 +213,6 @@ impl Datapath {
             object.size = size;
             object.version = version;
             object.sealed_at_ns = sealed_at_ns;
-            object.marks.set(Marks::READ, false);
             object.marks.set(Marks::SHOWN, false);
             object.marks.set(Marks::ON_SSD, false);
             let open = object.open_mut();

@@ -180,7 +180,9 @@ impl Datapath {
         // Its other writers see it until they have closed it, though nothing comes of it.
         let is_doomed = state.object(slot).is_some_and(|object| {
             let is_left = |open: &OpenState| {
-                let Some(killed) = open.writer_killed else { return false };
+                let Some(killed) = open.writer_killed.filter(|_| !open.was_child_killed) else {
+                    return false;
+                };
                 !open.writer_processes.iter().any(|writer| writer.id != killed && writer.writing > 0)
             };
             object.phase == Phase::Writing && object.open.as_deref().is_some_and(is_left)

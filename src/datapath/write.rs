@@ -117,14 +117,13 @@ impl Datapath {
 
     fn write_all(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<(), Error> {
         let end = ByteCount(offset).saturating_add(ByteCount(data.len() as u64));
-        let (slot, ino, is_temporary) = {
+        let (slot, ino) = {
             let state = self.lock();
             let may_write = |handle: &&Handle| handle.options.write;
             let slot = state.handles.get(&handle).filter(may_write).ok_or(Error::BadHandle)?.slot;
-            (slot, state.tree.ino(slot), self.is_temporary(&state.tree.name(slot)))
+            (slot, state.tree.ino(slot))
         };
-        // What is to be renamed is to be an object, of whatever size.
-        if end >= self.settings.scratch_min && !is_temporary {
+        if end >= self.settings.scratch_min {
             self.become_scratch(ino)?;
         }
         let _stays = self.stays_where_it_is(slot);

@@ -266,7 +266,7 @@ impl Datapath {
 
     fn set_own_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
         let mut state = self.lock();
-        let slot = state.slot_of(ino)?;
+        let slot = state.slot_in_use(ino)?;
         let is_directory = state.tree.directory(slot).is_some();
         if !is_directory && matches!(key, "quota" | "floor" | "policy" | "scratch" | "durability" | RECOMPUTE)
         {

@@ -21,6 +21,7 @@ in_both_modes!(
     an_inherited_descriptor_keeps_the_file_hidden_until_its_holder_ends,
     a_writer_sees_its_file_after_it_started_another_program,
     a_killed_child_takes_nothing_that_its_parent_writes,
+    a_killed_child_takes_nothing_that_a_shell_redirects,
     another_process_joins_with_o_creat_and_both_halves_are_sealed_at_the_last_close,
     who_has_closed_the_file_sees_nothing_of_what_another_goes_on_writing,
     who_has_closed_a_new_version_sees_the_old_one_until_the_others_have,
@@ -154,6 +155,18 @@ fn a_killed_child_takes_nothing_that_its_parent_writes(mode: Mode) {
             writer.rename(&path, &kv.join(key)).expect("rename");
         }
         assert_same(&other.read(&kv.join(key)).expect("read"), &bytes, name);
+    }
+}
+
+/// A shell closes the descriptor that it opened once it has another one of it.
+fn a_killed_child_takes_nothing_that_a_shell_redirects(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    for name in ["final", "later.tmp"] {
+        let path = kv.join(name);
+        let script = format!("{{ sh -c 'kill -9 $$'; echo whole; }} > {}", path.display());
+        let status = std::process::Command::new("sh").args(["-c", &script]).status().expect("a shell");
+        assert!(status.success(), "{status}");
+        assert_eq!(std::fs::read(&path).expect("it was closed"), b"whole\n", "{name}");
     }
 }
 

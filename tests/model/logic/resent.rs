@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use tidefs::datapath::{Error, KernelCache, Lookup, OpenOptions, Patience};
+use tidefs::datapath::{AttributeChange, Error, KernelCache, Lookup, OpenOptions, Patience};
 use tidefs::namespace::Ino;
 use tidefs_engine::types::ByteCount;
 
@@ -17,6 +17,7 @@ use crate::system::{Open, System};
 const REWRITE: OpenOptions =
     OpenOptions { read: false, write: true, truncate: true, exclusive: false, cut_to: None };
 const READ: Open = Open { read: true, write: false, create: false, exclusive: false, truncate: false };
+const WRITE: Open = Open { read: false, write: true, ..READ };
 pub(super) const CREATE: Open = Open { read: false, write: true, create: true, ..READ };
 
 pub(super) fn publish(logic: &mut Logic, who: usize, seed: u64) {
@@ -61,6 +62,76 @@ fn what_a_reader_has_open_is_not_cut_by_name_while_the_close_of_its_writer_is_on
     let found = logic.open(1, "k", READ).expect("open");
     assert!(logic.read(1, found, 0, 60_000).expect("read") == bytes(1, 50_000)[..5000]);
     logic.close(1, found);
+}
+
+#[test]
+fn what_a_reader_has_open_is_not_cut_by_who_looked_its_name_up_before_it_was_replaced() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let writer = logic.open(0, "k.tmp", CREATE).expect("create");
+    logic.write(0, writer, 0, &bytes(1, 50_000)).expect("write");
+    logic.rename(0, "k.tmp", "k", false).expect("rename");
+    let reader = logic.open(1, "k", READ).expect("open");
+    let ino = logic.resolve(2, "k").expect("it is there");
+    publish(&mut logic, 3, 2);
+    let cut = AttributeChange { size: Some(ByteCount(5000)), ..AttributeChange::default() };
+    let late = logic.datapath().setattr(&caller(2), ino, &cut);
+    assert!(matches!(late, Err(Error::Stale)), "{late:?}");
+    assert!(logic.read(1, reader, 0, 60_000).expect("read") == bytes(1, 50_000));
+    [writer, reader].into_iter().for_each(|token| logic.close(0, token));
+}
+
+/// Which the kernel does not tell of: a mapping outlives its descriptor.
+#[test]
+fn what_was_read_under_a_temporary_name_is_not_written_where_it_is_under_its_own() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let writer = logic.open(0, "k.tmp", CREATE).expect("create");
+    logic.write(0, writer, 0, &bytes(1, 50_000)).expect("write");
+    logic.close(0, writer);
+    let reader = logic.open(1, "k.tmp", READ).expect("open");
+    let ino = logic.resolve(1, "k.tmp").expect("it is there");
+    let mapped = logic.datapath().backing_file(ino).expect("its segment");
+    logic.close(1, reader);
+    logic.rename(0, "k.tmp", "k", false).expect("rename");
+    let writer = logic.open(2, "k", WRITE).expect("open");
+    logic.write(2, writer, 0, &bytes(2, 50_000)).expect("write");
+    logic.close(2, writer);
+    let mut found = vec![0; 50_000];
+    mapped.read_exact_at(&mut found, 0).expect("its bytes");
+    assert!(found == bytes(1, 50_000));
+}
+
+#[test]
+fn who_has_a_replaced_version_open_changes_nothing_of_what_took_its_place() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    publish(&mut logic, 0, 1);
+    let old = logic.resolve(1, "k").expect("it is there");
+    let reader = logic.open(1, "k", READ).expect("open");
+    let writer = logic.open(0, "k", WRITE).expect("a new version");
+    publish(&mut logic, 2, 2);
+    logic.close(0, writer);
+    let mode = |mode| AttributeChange { mode: Some(mode), ..AttributeChange::default() };
+    logic.datapath().setattr(&caller(1), old, &mode(0o600)).expect("it is open");
+    assert_eq!(logic.stat(2, "k").expect("it is there").mode & 0o777, 0o644);
+    logic.unlink(2, "k").expect("unlink");
+    logic.drop_caches();
+    logic.datapath().setattr(&caller(1), old, &mode(0o640)).expect("it is open still");
+    logic.close(1, reader);
+}
+
+#[test]
+fn a_change_of_mode_that_meets_a_rewrite_is_sent_to_the_new_inode() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    publish(&mut logic, 0, 1);
+    let old = logic.resolve(1, "k").expect("it is there");
+    let writer = logic.open(0, "k", WRITE).expect("it is rewritten where it is");
+    let change = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+    let lost = logic.datapath().setattr(&caller(1), old, &change);
+    assert!(matches!(lost, Err(Error::Stale)), "{lost:?}");
+    let lost = logic.datapath().set_attribute(old, b"user.tidefs.pin", b"hard", None);
+    assert!(matches!(lost, Err(Error::Stale)), "{lost:?}");
+    logic.close(0, writer);
+    logic.chmod(1, "k", 0o600).expect("chmod");
+    assert_eq!(logic.stat(1, "k").expect("it is there").mode & 0o777, 0o600);
 }
 
 /// One open(2) by a name that others take away and give again: what its first look-up finds nothing by makes the kernel drop
