@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use tidefs_control_api::cluster::LEAVES_FIRST;
-use tidefs_control_api::{CatalogStatus, ClusterStatus, CopyPlace, KeyPath, MemberStatus, Where};
+use tidefs_control_api::{
+    CatalogStatus, ClusterStatus, CopyPlace, KeyPath, MemberStatus, Tier, Verdict, Where,
+};
 use tidefs_engine::metrics::MetricsSnapshot;
 use tidefs_engine::types::MemberId;
 
@@ -143,10 +145,14 @@ pub(super) fn metrics(cluster: &Cluster) -> Vec<Family> {
     families
 }
 
-/// Who holds what was never looked up on this host. Waits; not on a thread of the cluster's runtime.
-pub(super) fn held_by(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Vec<String> {
+/// What the cluster knows of what was never looked up on this host, if anything. Waits; not on a thread of the cluster's runtime.
+pub(super) fn verdict(side: &ClusterSide, path: &KeyPath, bytes: Vec<u8>) -> Option<Verdict> {
     let found = locate(side, path, bytes);
-    found.copies.into_iter().map(|copy| copy.name.unwrap_or(copy.member)).collect()
+    if found.kind == "directory" {
+        return Some(Verdict::Present { tier: Tier::Other });
+    }
+    let held_by: Vec<_> = found.copies.into_iter().map(|copy| copy.name.unwrap_or(copy.member)).collect();
+    (!held_by.is_empty()).then_some(Verdict::Elsewhere { held_by })
 }
 
 /// Asks the catalog who holds `path`. Waits; not on a thread of the cluster's runtime.

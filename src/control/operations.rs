@@ -326,14 +326,11 @@ impl Operations for DaemonOperations {
         };
         let is_unknown =
             matches!(verdict, Verdict::NeverWritten { .. } | Verdict::UnknownHistoryTooOld { .. });
-        let verdict = match side.filter(|_| is_unknown) {
-            Some(side) => match super::cluster::held_by(side, path, bytes_of(path)?) {
-                held_by if held_by.is_empty() => verdict,
-                held_by => Verdict::Elsewhere { held_by },
-            },
-            None => verdict,
+        let elsewhere = match side.filter(|_| is_unknown) {
+            Some(side) => super::cluster::verdict(side, path, bytes_of(path)?),
+            None => None,
         };
-        Ok(Why::new(path.clone(), verdict))
+        Ok(Why::new(path.clone(), elsewhere.unwrap_or(verdict)))
     }
 
     fn evict(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hashbrown::HashSet;
 
-use super::{CLOSE_WAIT, Caller, Datapath, Error, Phase, Stat, State};
+use super::{Caller, Datapath, Error, Phase, Stat, State};
 use crate::cluster::ListedName;
 use crate::namespace::{Cookie, Ino, Name, Slot};
 
@@ -103,8 +103,7 @@ impl Datapath {
     /// What was closed after that is not waited for: a directory that is written without end is listed in time.
     fn must_wait_for(&self, state: &State, slot: Slot, asked_at_ms: Option<u64>) -> bool {
         let Some(asked_at_ms) = asked_at_ms else { return false };
-        let limit_ms = u64::try_from(CLOSE_WAIT.as_millis()).unwrap_or(u64::MAX);
-        let first_ms = self.now_ms().saturating_sub(limit_ms);
+        let first_ms = self.first_expected_close_ms();
         state.object(slot).is_some_and(|object| object.is_about_to_show(first_ms..=asked_at_ms))
     }
 

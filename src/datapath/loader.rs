@@ -198,15 +198,15 @@ impl Datapath {
         if side.is_none() && ssd.is_none() {
             return None;
         }
-        let (key, copies) = {
-            let state = self.lock();
-            let slot = state.tree.by_ino(ino)?;
-            (state.ssd_key(slot)?, state.remote_copies(slot))
-        };
-        match (side, copies) {
-            (Some(side), Some(copies)) => side.cluster().first_source(&copies).map(Way::Member),
-            _ => ssd?.disk_of(&key).map(Way::Disk),
+        let state = self.lock();
+        let slot = state.tree.by_ino(ino)?;
+        if let Some((side, copies)) = side.zip(state.remote_copies(slot)) {
+            drop(state);
+            return side.cluster().first_source(&copies).map(Way::Member);
         }
+        let (ssd, key) = (ssd?, state.ssd_key(slot)?);
+        drop(state);
+        ssd.disk_of(&key).map(Way::Disk)
     }
 
     /// Whether somebody waited for a thread for as long as a disk may take.

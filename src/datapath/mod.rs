@@ -405,6 +405,11 @@ impl Datapath {
         u64::try_from(self.clock.monotonic().as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// Monotonic milliseconds since when a close that was announced is still expected.
+    fn first_expected_close_ms(&self) -> u64 {
+        self.now_ms().saturating_sub(u64::try_from(CLOSE_WAIT.as_millis()).unwrap_or(u64::MAX))
+    }
+
     fn is_temporary(&self, name: &Name) -> bool {
         (self.settings.is_temporary)(OsStr::from_bytes(name.as_bytes()))
     }
@@ -442,9 +447,7 @@ impl State {
     /// inode for leads to that.
     fn slot_in_use(&self, ino: Ino) -> Result<Slot, Error> {
         let slot = self.slot_of(ino)?;
-        let has_left =
-            |object: &Object| object.phase == Phase::Gone && !object.is_open() && !object.is_readable();
-        if self.object(slot).is_some_and(has_left) { Err(Error::Stale) } else { Ok(slot) }
+        if self.object(slot).is_some_and(Object::has_left) { Err(Error::Stale) } else { Ok(slot) }
     }
 
     /// The directory with this inode, to which names may be given: it was not removed.

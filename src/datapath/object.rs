@@ -364,6 +364,11 @@ impl Object {
         !matches!(self.place, Place::Solo(super::remove::NO_SEGMENT) | Place::Ssd | Place::Remote)
     }
 
+    /// Whether nobody reads it any more, nor can: it has no name, no bytes, and is open nowhere.
+    pub(super) fn has_left(&self) -> bool {
+        self.phase == Phase::Gone && !self.is_open() && !self.is_readable()
+    }
+
     /// Whether who changes its length by name joins its writers. Those of an object with its name may go on through descriptors
     /// that they kept, or have closed them a moment ago: what others read is a version that stays as it is.
     pub(super) fn is_cut_where_it_is(&self) -> bool {

@@ -86,11 +86,9 @@ impl State {
             if let Some(open) = object.open.as_mut() {
                 // It takes the place of what took this one's, or none.
                 open.next_version = None;
-            }
-            object.settle();
-            if let Some(open) = object.open.as_mut() {
                 open.is_barred = is_barred;
             }
+            object.settle();
             // A segment file may lose its name at any time: who has it open or mapped keeps its pages. A packed
             // object has no file of its own, so its extent stays until it is closed, which is after the last mapping.
             //

@@ -6,7 +6,7 @@ use tidefs_engine::types::{ByteCount, Version};
 
 use super::object::OpenState;
 use super::room::footprint;
-use super::{CLOSE_WAIT, Caller, Datapath, Error, Marks, Object, Phase, Place, State};
+use super::{Caller, Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Ino, Slot};
 
 /// What kind of node it is.
@@ -164,14 +164,11 @@ impl Datapath {
         let mut state = self.lock();
         let slot = state.slot_of(ino)?;
         // The old version of a name that was just replaced is as good an answer as the new one.
-        let is_gone = state
-            .object(slot)
-            .is_some_and(|object| object.phase == Phase::Gone && !object.is_open() && !object.is_readable());
+        let is_gone = state.object(slot).is_some_and(Object::has_left);
         // A hidden file is shown: whoever inherited its descriptor asks in the same way. One whose writer was killed is not.
         // A close that was announced counts as made for a while: its RELEASE may come late, or not at all when it was of one of
         // several descriptors.
-        let first_ms =
-            self.now_ms().saturating_sub(u64::try_from(CLOSE_WAIT.as_millis()).unwrap_or(u64::MAX));
+        let first_ms = self.first_expected_close_ms();
         let is_open = state.object(slot).is_some_and(|object| {
             let is_closing =
                 object.open.as_ref().is_some_and(|open| open.closing && open.announced_at_ms >= first_ms);

@@ -136,13 +136,10 @@ impl Writer {
             }
             let writer = state.writer.as_mut().ok_or_else(over)?;
             let (own, theirs) = (writer.as_ptr_range(), source.as_ptr_range());
-            if theirs.start < own.end && own.start < theirs.end {
-                // A buffer of the writer itself: what is read from must not be what is written to.
-                let copy = source.to_vec();
-                writer.write_at(offset, &copy).map_err(raise)?;
-            } else {
-                writer.write_at(offset, source).map_err(raise)?;
-            }
+            // Of a buffer of the writer itself: what is read from must not be what is written to.
+            let overlaps = theirs.start < own.end && own.start < theirs.end;
+            let copy = overlaps.then(|| source.to_vec());
+            writer.write_at(offset, copy.as_deref().unwrap_or(source)).map_err(raise)?;
             Ok(source.len())
         })
     }

@@ -154,8 +154,8 @@ impl Verdict {
                     since.map_or_else(String::new, |since| format!(" since its daemon started, at {since}"));
                 if *of_several_hosts {
                     return format!(
-                        "{name} was never written on this host{since}, and no member of its cluster has it. Check the \
-                         spelling, and ask the other hosts with `tidefs why` what became of it."
+                        "{name} was never written on this host{since}, and no member of its cluster is known to have it. Check \
+                         the spelling, and ask the other hosts with `tidefs why` what became of it."
                     );
                 }
                 format!(

@@ -309,14 +309,14 @@ impl Shared {
             };
             let bytes = facts.blocks() * BLOCK_BYTES;
             let pending: u64 = under_way.iter().map(|(bytes, _)| bytes).sum();
-            let is_pinned = self.is_pinned(&located);
-            let is_wanted = (located.heat > 0 || is_pinned) && !self.has_elsewhere(&located);
+            let is_pinned = || self.is_pinned(&located);
+            let is_wanted = (located.heat > 0 || is_pinned()) && !self.has_elsewhere(&located);
             let is_in_time = pending <= REINSERT_WINDOW;
             let is_kept = bytes <= budget && ((is_wanted && is_in_time) || self.must_stay(facts));
             emptied.stood.push((facts.hash, place));
             let rewritten = if is_kept {
                 self.rewrite(device, device, place, facts)
-            } else if is_pinned && is_wanted {
+            } else if is_wanted && is_pinned() {
                 Err(NotMoved::HeldUp)
             } else {
                 Err(NotMoved::Lost)
