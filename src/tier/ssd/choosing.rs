@@ -5,7 +5,8 @@
 //! its time to be asked for.
 //!
 //! Invariants
-//! - The oldest is taken back when no zone is free. One that was not read in time is passed over for a while.
+//! - The oldest is taken back when no zone is free. One that was not read in time, or has too much that is pinned, is passed
+//!   over for a while: a shorter one when there is no other and the writer waits for it.
 //! - No zone is the oldest for more than [`PASSES_MAX`] others in a row: removals stay for as long as an older zone is in use.
 //! - The footer of a zone is read once while it is looked at, and no more than [`SAMPLE`] of its records are looked up again.
 
@@ -30,6 +31,8 @@ const SAMPLE: usize = 256;
 
 /// For how long a zone that was not read in time is passed over.
 const LATE_FOR: Duration = Duration::from_secs(10);
+/// The same, while the writer waits for a zone and all are passed over.
+const LATE_FOR_WRITER: Duration = Duration::from_millis(500);
 
 /// What is remembered from one choice to the next.
 #[derive(Debug, Default)]
@@ -59,10 +62,9 @@ struct Sample {
 impl Choosing {
     /// The closed zone of `device` that is to be taken back next. `None` when there is none, or the disk is late.
     pub(super) fn choose(&mut self, shared: &Shared, device: &Device) -> Option<u32> {
-        let mut closed = device.closed_by_age();
         let looked = self.looked_at.entry(device.number).or_default();
         looked.late.retain(|_, late_at| late_at.elapsed() < LATE_FOR);
-        closed.retain(|&(sequence, zone)| !looked.late.contains_key(&(zone, sequence)));
+        let closed = looked.may_be_chosen(device);
         let &(sequence, oldest) = closed.first()?;
         if looked.passes.0 != sequence {
             looked.passes = (sequence, 0);
@@ -102,6 +104,20 @@ impl Choosing {
             let looked = self.looked_at.entry(device.number).or_default();
             looked.late.insert((zone, known.sequence), Instant::now());
         }
+    }
+}
+
+impl Looked {
+    /// The closed zones of `device` that are not passed over, in the order in which they were opened.
+    fn may_be_chosen(&self, device: &Device) -> Vec<(Order, u32)> {
+        let closed = device.closed_by_age();
+        let but_late = |limit: Duration| -> Vec<(Order, u32)> {
+            let late = |&(sequence, zone): &(Order, u32)| self.late.get(&(zone, sequence));
+            let is_late = |zone| late(zone).is_some_and(|late_at| late_at.elapsed() < limit);
+            closed.iter().filter(|zone| !is_late(zone)).copied().collect()
+        };
+        let chosen = but_late(LATE_FOR);
+        if chosen.is_empty() && device.is_short_of_zones() { but_late(LATE_FOR_WRITER) } else { chosen }
     }
 }
 

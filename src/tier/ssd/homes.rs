@@ -79,7 +79,8 @@ impl Shared {
         }
     }
 
-    fn return_home(&self, hash: &RecordHash, version: Version, from: Place) -> bool {
+    /// A record stands where it stood from now on. Returns whether it does: its zone may be gone.
+    pub(super) fn return_home(&self, hash: &RecordHash, version: Version, from: Place) -> bool {
         let Some(home) = self.homes.get(hash).filter(|home| home.version == version) else { return false };
         let Some(device) = self.devices.get(home.place.zone.device()) else { return false };
         let zone = home.place.zone.zone();

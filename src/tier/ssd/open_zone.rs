@@ -5,7 +5,7 @@
 //! - The last free zone is kept for removals of a zone that is being taken back: without them none would become free. When no
 //!   more is taken back, at the end of the tier, it is for all removals that are left: a disk that lost one is not trusted.
 //!
-//! Limits: a record that finds no free zone within `ZONE_WAIT` is dropped.
+//! Limits: a record that finds no free zone within `ZONE_WAIT` is dropped, unless it is pinned and stands nowhere else.
 //! Threads: the disk's writer.
 
 use std::io;

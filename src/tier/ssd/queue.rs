@@ -150,6 +150,16 @@ impl Queue {
         true
     }
 
+    /// Leaves a record once more that was taken, as the last. Gives it back when nothing more is taken.
+    pub(super) fn push_again(&self, append: Append) -> Option<Append> {
+        let mut line = self.line.lock();
+        if line.is_closed {
+            return Some(append);
+        }
+        line.jobs.push_back(Job::Append(append));
+        None
+    }
+
     /// Leaves removals that are to be kept. Returns false, and drops them, when the writer has ended.
     pub(super) fn push_retain(&self, retain: Retain) -> bool {
         let mut line = self.line.lock();

@@ -11,10 +11,12 @@
 //!   the zone is free: from then on the writer may put other records where it stood.
 //! - What is [in memory too](super::vacating) when its zone is emptied, and leaves memory then, is stored again.
 //! - A zone whose disk is late with what is to be written again, or does not take it, stays for now: that is not lost. So does
-//!   one with more that is pinned than may be written again.
+//!   one with more that is pinned than may be written again. It is touched only while the writer has zones: who waits for one
+//!   gains nothing by that.
 //! - What was written again is durable before its zone is void. But reclaim waits for no record when the writer needs the
 //!   zone: their bytes are in memory of their own, and a kill then loses them. One whose version was stored before, which a start
-//!   would find instead, is given up then. Until such a record is written again the index names no zone for it, and loads try again.
+//!   would find instead, is given up then, unless it is pinned. Until such a record is written again the index names no zone for
+//!   it, and loads try again.
 //!
 //! Limits: a disk that is late holds up the others once, for as long as a request or two may take, and is passed over then
 //! until it answers. A zone that is read for longer than `READERS_LIMIT` is passed over for a while.
@@ -202,6 +204,25 @@ impl Shared {
         self.owner.get().is_some_and(|owner| owner.is_pinned(located.owner, located.version))
     }
 
+    /// Whether the record at `place` is pinned.
+    pub(super) fn is_pinned_at(&self, hash: &RecordHash, place: Place) -> bool {
+        let located = self.index.get(hash).filter(|found| found.place == place);
+        located.is_some_and(|located| self.is_pinned(&located))
+    }
+
+    /// Bytes of a zone that are pinned and stand nowhere else.
+    fn pinned_bytes(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> u64 {
+        let zone = device.zone_id(number);
+        let pinned = entries.iter().filter_map(|entry| {
+            let FooterEntry::Object { block, facts } = entry else { return None };
+            let place = Place { zone, block: *block };
+            let located = self.index.get(&facts.hash).filter(|found| found.place == place)?;
+            let is_meant = self.is_pinned(&located) && !self.has_elsewhere(&located);
+            is_meant.then_some(facts.blocks() * BLOCK_BYTES)
+        });
+        pinned.sum()
+    }
+
     /// Writes removals again that may still hide something, on this disk or on one that is being emptied to it. Returns
     /// whether none is lost with the zone.
     pub(super) fn retain_tombstones(&self, device: &Device, number: u32, entries: &[FooterEntry]) -> bool {
@@ -298,6 +319,10 @@ impl Shared {
     pub(super) fn empty_zone(&self, device: &Arc<Device>, number: u32, entries: &[FooterEntry]) -> Emptied {
         let mut emptied = Emptied::default();
         let mut budget = u64::from(device.zone_blocks) * BLOCK_BYTES / PARTS * REINSERTED_PARTS;
+        if device.is_short_of_zones() && self.pinned_bytes(device, number, entries) > budget {
+            emptied.is_held_up = true;
+            return emptied;
+        }
         let mut under_way: Vec<(u64, Receiver<Stored>)> = Vec::new();
         let deadline = Instant::now() + REINSERT_LIMIT;
         let (mut has_failed, mut again) = (false, Vec::new());
@@ -325,7 +350,7 @@ impl Shared {
                 Ok(receiver) => {
                     emptied.has_moved = true;
                     budget -= bytes;
-                    again.extend(located.is_again.then_some(facts.hash));
+                    again.extend((located.is_again && !is_pinned()).then_some(facts.hash));
                     under_way.push((bytes, receiver));
                     has_failed |= bring_home(device, &mut under_way, deadline);
                 }

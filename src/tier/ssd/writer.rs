@@ -244,8 +244,11 @@ impl Writer {
             key: append.key.clone(),
             meta: append.meta.clone(),
         };
-        if self.device.is_failing() || !self.ensure_zone(facts.blocks(), facts.footer_bytes(), Last::Left) {
+        if self.device.is_failing() {
             return self.finish(append, None);
+        }
+        if !self.ensure_zone(facts.blocks(), facts.footer_bytes(), Last::Left) {
+            return self.do_without_zone(append);
         }
         let order = match self.shared.draw_order(&append) {
             Ok(order) => order,
@@ -262,6 +265,17 @@ impl Writer {
         }
         while self.flight_bytes > WINDOW_BYTES {
             self.reap_one();
+        }
+    }
+
+    /// No zone became free for a record. One that is pinned, and stands nowhere else by now, waits for another.
+    fn do_without_zone(&mut self, append: Append) {
+        let Origin::Zone(nowhere) = append.origin else { return self.finish(append, None) };
+        let is_at_home = self.shared.return_home(&append.hash, append.version, nowhere);
+        let waits = !is_at_home && self.shared.is_pinned_at(&append.hash, nowhere);
+        let ended = if waits { self.device.queue.push_again(append) } else { Some(append) };
+        if let Some(append) = ended {
+            self.finish(append, None);
         }
     }
 
