@@ -370,13 +370,13 @@ impl Object {
     }
 
     /// Whether who changes its length by name joins its writers. Those of an object with its name may go on through descriptors
-    /// that they kept, or have closed them a moment ago: what others read is a version that stays as it is.
+    /// that they kept, or have closed them a moment ago: when others read it, it is a version that stays as it is.
     pub(super) fn is_cut_where_it_is(&self) -> bool {
         let Some(open) = self.open.as_ref().filter(|open| open.writers > 0) else { return false };
         let is_read = || open.readers > 0 || self.references > 0 || self.marks.has(Marks::READ);
         match self.phase {
             Phase::Writing | Phase::Parked => true,
-            Phase::Sealed => open.flushed < open.writers && !is_read(),
+            Phase::Sealed => !is_read(),
             // One that was an object and was replaced is read on.
             Phase::Gone => self.version == Version::default(),
         }

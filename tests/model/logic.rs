@@ -266,6 +266,10 @@ impl System for Logic {
         Ok(self.done(token))
     }
 
+    fn inode(&mut self, path: &str) -> Option<u64> {
+        self.resolve(super::system::WATCHER, path).ok().map(|ino| ino.0)
+    }
+
     fn close(&mut self, who: usize, token: Token) {
         self.flush(who, token);
         let (handle, _) = self.handle(token);

@@ -107,6 +107,8 @@ pub(crate) type Token = u64;
 pub(crate) trait System {
     /// open(2).
     fn open(&mut self, who: usize, path: &str, options: Open) -> Result<Token, Errno>;
+    /// The inode number that a process finds by a name which everybody sees.
+    fn inode(&mut self, path: &str) -> Option<u64>;
     /// close(2).
     fn close(&mut self, who: usize, token: Token);
     /// close(2) of a duplicate.

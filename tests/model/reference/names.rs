@@ -185,12 +185,9 @@ impl Model {
         let slot = self.slot(directory, name);
         let file = self.visible(who, slot).ok_or(Errno::ENOENT)?;
         let ttl_before = self.ttl(directory, file);
-        let before = (self.file(file).mode, self.file(file).policy);
         change(self.file_mut(file));
-        if let Some(next) = slot.next.filter(|_| slot.current == Some(file))
-            && before != (self.file(file).mode, self.file(file).policy)
-        {
-            // What everyone sees of it holds for the version that takes its place, too.
+        if let Some(next) = slot.next.filter(|_| slot.current == Some(file)) {
+            // What is set for everyone holds for the version that takes its place, too, also what was set before.
             let mut changed = self.file(next).clone();
             change(&mut changed);
             let next = self.file_mut(next);

@@ -153,6 +153,18 @@ impl<S: System> Run<S> {
         let size = visible.map_or(0, |file| self.model.file(file).bytes.len() as u64);
         let place = (directory, name.clone());
         let before = self.system.books();
+        // Writers who kept an object open after its rename are joined, unless others have read it: readers that have closed it may
+        // have it mapped, which the system alone knows.
+        let kept = visible.filter(|&file| {
+            let file = self.model.file(file);
+            file.phase == Phase::Sealed && file.writers > 0
+        });
+        let (has_next, is_read) =
+            (slot.next.is_some(), kept.is_some_and(|file| self.model.file(file).readers > 0));
+        if kept.is_some() && has_next && length == size {
+            return; // it would not show which of the two was cut
+        }
+        let inode = kept.and_then(|_| self.system.inode(&path));
         let outcome = self.call(&[&place], |system| system.truncate(who, &path, length));
         let is_dropped = before.is_some_and(|before| self.books().discarded > before.discarded);
         if is_dropped && self.system.stat(WATCHER, &path).is_err() {
@@ -184,7 +196,15 @@ impl<S: System> Run<S> {
         let visible = self.model.visible(who, self.model.slot(directory, &name));
         assert_eq!(outcome.err(), visible.is_none().then_some(Errno::ENOENT), "truncate {path} by {who}");
         let Some(file) = visible else { return };
-        let is_shared = self.model.file(file).writers > 0;
+        let is_beside = kept.is_some() && {
+            if has_next {
+                self.system.stat(WATCHER, &path).is_ok_and(|facts| facts.size != length)
+            } else {
+                self.system.inode(&path) != inode
+            }
+        };
+        assert!(is_beside || !is_read, "{path} is cut under who reads it");
+        let is_shared = self.model.file(file).writers > 0 && !is_beside;
         if is_shared {
             // Whoever writes the file has it open: it is cut under their hands, as anywhere.
             self.model.resize(file, Change::Set(length));
