@@ -134,6 +134,8 @@ pub(crate) struct Inner {
     metrics: Arc<Metrics>,
     began: Instant,
     is_closed: AtomicBool,
+    /// Whether nothing is left of it. Held by the one who closes it.
+    closing: tokio::sync::Mutex<bool>,
     /// Ended with the engine.
     watcher: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
@@ -184,6 +186,7 @@ impl Engine {
             metrics,
             began: Instant::now(),
             is_closed: AtomicBool::new(false),
+            closing: tokio::sync::Mutex::new(false),
             watcher: Mutex::new(Some(watcher)),
             config,
             runtime,
@@ -425,7 +428,10 @@ impl Inner {
     }
 
     async fn close(&self) {
-        if self.is_closed.swap(true, Ordering::AcqRel) {
+        self.is_closed.store(true, Ordering::Release);
+        // Who comes while another closes waits for that, and goes on where one has stopped waiting.
+        let mut is_over = self.closing.lock().await;
+        if *is_over {
             return;
         }
         self.links.close().await;
@@ -435,6 +441,7 @@ impl Inner {
         if let Some(watcher) = self.watcher.lock().take() {
             watcher.abort();
         }
+        *is_over = true;
     }
 }
 

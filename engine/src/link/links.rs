@@ -6,6 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -49,8 +50,10 @@ pub struct Links {
     events: Arc<dyn LinkEvents>,
     /// Which links there are and which are being made. Held for a look-up.
     state: Mutex<State>,
-    /// Taken at the end, to be joined. Held for a spawn.
+    /// Joined at the end. Held for a spawn, and a look.
     tasks: Mutex<JoinSet<()>>,
+    /// Held by the one who waits for them to end: they wake one alone.
+    joining: tokio::sync::Mutex<()>,
     /// Those that take streams. Held for a look-up.
     adopters: Mutex<Vec<Weak<dyn Adopter>>>,
     /// Set at the end: stops listeners, handshakes and dialling.
@@ -116,6 +119,7 @@ impl Links {
             events,
             state: Mutex::default(),
             tasks: Mutex::default(),
+            joining: tokio::sync::Mutex::default(),
             adopters: Mutex::default(),
             closing: watch::Sender::new(false),
             weak: Weak::clone(weak),
@@ -221,14 +225,10 @@ impl Links {
     pub fn close(&self) -> BoxFuture<'_, ()> {
         self.shut();
         Box::pin(async move {
+            // Who comes while others wait, or after one who did not wait until the end, waits for the same tasks.
+            let _turn = self.joining.lock().await;
             // A link that was made just before is told of, and driven, from within one of them.
-            loop {
-                let mut tasks = std::mem::take(&mut *self.tasks.lock());
-                if tasks.is_empty() {
-                    return;
-                }
-                while tasks.join_next().await.is_some() {}
-            }
+            while poll_fn(|context| self.tasks.lock().poll_join_next(context)).await.is_some() {}
         })
     }
 

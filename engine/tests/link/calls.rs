@@ -183,6 +183,18 @@ async fn closed_links_leave_nothing_behind() {
     assert!(matches!(refused, Error::Unreachable { .. }), "{refused}");
 }
 
+#[tokio::test]
+async fn who_closes_after_one_who_gave_up_waits_for_all_that_is_left() {
+    let (a, b) = (Node::start(1), Node::start(2));
+    let _link = a.connect(&b).await.unwrap();
+    b.seen.wait_for(&Event::Connected(a.me)).await;
+    let mut given_up = b.links.close();
+    assert!(given_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(given_up);
+    tokio::join!(b.links.close(), b.links.close());
+    assert_eq!(b.seen.events(), [Event::Connected(a.me), Event::Disconnected(a.me)]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_peer_that_does_not_read_fills_a_bounded_queue() {
     let small = LinkConfig { queue_bytes_max: ByteCount::kib(64), ..config() };

@@ -144,10 +144,11 @@ impl ShmEndpoint {
             () = self.stop.notified() => Ok(()),
         };
         let cause = match ended {
-            Ok(()) => "it closed its end".to_owned(),
+            Ok(()) => "the peer closed its end".to_owned(),
             Err(error) => error.to_string(),
         };
-        self.fail(EndpointState::Failed(Error::PeerGone { peer: self.peer, cause: cause.into() }));
+        // Whether the peer is gone its link tells: it may have cut off a connection that took too little of what was sent.
+        self.fail(EndpointState::Failed(Error::transport(NAME, cause)));
         self.until_idle().await;
         self.socket.shut_down(Shutdown::Both);
     }
@@ -192,11 +193,17 @@ impl ShmEndpoint {
                     match (Packet::decode(&packet[..count]), descriptor) {
                         (Some(Packet::Mapped { id, length, is_writable, word }), Some(descriptor)) => {
                             let access = if is_writable { Access::ReadWrite } else { Access::Read };
-                            let region = Region::of_descriptor(descriptor, length, access)?;
                             let word = usize::try_from(word).map_err(|_| io::ErrorKind::InvalidData)?;
-                            self.mapped(id, Mapped { region: Arc::new(region), is_writable, word });
+                            match Region::of_descriptor(descriptor, length, access) {
+                                Ok(region) => {
+                                    self.mapped(id, Mapped { region: Arc::new(region), is_writable, word });
+                                }
+                                Err(error) => self.unmapped(id, &Error::transport(NAME, error.to_string())),
+                            }
                         }
-                        (Some(Packet::Unknown { id } | Packet::Revoked { id }), None) => self.unmapped(id),
+                        (Some(Packet::Unknown { id } | Packet::Revoked { id }), None) => {
+                            self.unmapped(id, &Error::NoSuchRegion { region: id });
+                        }
                         (Some(Packet::Exhausted { .. }), None) => {
                             let cause = "this connection has granted as many regions as it can; a new one is made";
                             self.fail(EndpointState::Failed(Error::transport(NAME, cause)));
@@ -229,13 +236,12 @@ impl ShmEndpoint {
         }));
     }
 
-    /// The owner has no such region, any more. Dropping the mapping gives the memory back.
-    fn unmapped(&self, id: RegionId) {
+    /// The owner has no such region, any more, or it cannot be mapped: `why` for what waits. Dropping the mapping gives the memory
+    /// back.
+    fn unmapped(&self, id: RegionId, why: &Error) {
         let entry = self.state.lock().regions.remove(&id);
         if let Some(Entry::Asked(waiting)) = entry {
-            waiting
-                .into_iter()
-                .for_each(|operation| self.end(operation, Err(Error::NoSuchRegion { region: id })));
+            waiting.into_iter().for_each(|operation| self.end(operation, Err(why.clone())));
         }
     }
 

@@ -320,8 +320,8 @@ impl Transport for ShmTransport {
             self.listener.abort();
             self.shared.tokens.lock().clear();
             self.shared.owner.stop();
-            let endpoints = std::mem::take(&mut *self.endpoints.lock());
-            for endpoint in endpoints.iter().filter_map(Weak::upgrade) {
+            let endpoints: Vec<_> = self.endpoints.lock().iter().filter_map(Weak::upgrade).collect();
+            for endpoint in endpoints {
                 endpoint.close().await;
             }
             self.shared.owner.close().await;

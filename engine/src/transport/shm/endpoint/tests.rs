@@ -1,5 +1,6 @@
 //! An endpoint whose owner is played by the test.
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use super::super::socket::Listener;
@@ -87,4 +88,42 @@ async fn the_connection_ends_behind_the_last_copy() {
     copy.run();
     let ended = tokio::time::timeout(Duration::from_secs(5), owner.receive(&mut packet)).await;
     assert_eq!(ended.unwrap().unwrap().0, 0);
+}
+
+async fn until(is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("it comes");
+}
+
+/// Its owner may have cut it off, and lives: another transport may carry what was under way.
+#[tokio::test]
+async fn that_a_connection_ends_does_not_say_that_its_peer_is_gone() {
+    let (endpoint, owner) = connected("cut-off").await;
+    endpoint.post(&mut VecDeque::from([read(&region(), 1)]));
+    drop(owner);
+    until(|| endpoint.state() != EndpointState::Ready).await;
+    let state = endpoint.state();
+    assert!(matches!(state, EndpointState::Failed(Error::TransportFailed { .. })), "{state:?}");
+}
+
+#[tokio::test]
+async fn a_region_that_cannot_be_mapped_costs_no_other_its_connection() {
+    let (endpoint, owner) = connected("unmappable").await;
+    let (local, theirs) = (region(), region());
+    let mut packet = [0; PACKET];
+    endpoint.post(&mut VecDeque::from([read(&local, 1)]));
+    owner.receive(&mut packet).await.unwrap();
+    // Longer than its file.
+    let mapped = Packet::Mapped { id: RegionId(1), length: ByteCount(1 << 20), is_writable: true, word: 0 };
+    owner.send(&mapped.encode(), Some(theirs.file().unwrap().as_fd())).await.unwrap();
+    until(|| endpoint.taken.load(Ordering::Acquire) == 0).await;
+    endpoint.post(&mut VecDeque::from([read(&local, 2)]));
+    owner.receive(&mut packet).await.unwrap();
+    assert_eq!(Packet::decode(&packet), Some(Packet::Map { id: RegionId(2) }));
+    assert_eq!(endpoint.state(), EndpointState::Ready);
+    endpoint.lose();
 }
