@@ -61,7 +61,9 @@ impl Cache {
 #[pymethods]
 impl Cache {
     #[new]
-    fn new(py: Python<'_>, directory: PathBuf) -> PyResult<Self> {
+    fn new(py: Python<'_>, directory: &Bound<'_, PyAny>) -> PyResult<Self> {
+        // pyo3 takes no path of bytes.
+        let directory: PathBuf = py.import("os")?.call_method1("fsdecode", (directory,))?.extract()?;
         let inner = py.detach(|| tidefs_client::Cache::open(directory)).map_err(raise)?;
         Ok(Self { inner: RwLock::new(Some(Arc::new(Opened(Some(inner))))), hooks: Mutex::default() })
     }

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pyo3::call::PyCallArgs;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use tidefs_client::Registration;
@@ -35,16 +36,13 @@ impl Hooks {
     pub(crate) fn register(self: &Arc<Self>, start: NonNull<u8>, length: usize) -> Option<Registration> {
         let start = start.as_ptr().addr();
         // The interpreter may be ending, and then registers nothing.
-        Python::try_attach(|py| match self.register.call1(py, (start, length)) {
-            Ok(value) if value.is_none(py) => None,
-            Ok(value) => {
-                self.values.lock().insert(start, value);
-                Some(Box::new(Registered { hooks: Arc::clone(self), start }) as Registration)
+        Python::try_attach(|py| {
+            let value = call_aside(py, &self.register, (start, length))?;
+            if value.is_none(py) {
+                return None;
             }
-            Err(error) => {
-                error.write_unraisable(py, Some(self.register.bind(py)));
-                None
-            }
+            self.values.lock().insert(start, value);
+            Some(Box::new(Registered { hooks: Arc::clone(self), start }) as Registration)
         })
         .flatten()
     }
@@ -68,11 +66,26 @@ impl Drop for Registered {
         let value = self.hooks.values.lock().remove(&self.start);
         // Without an interpreter the process is ending, and its mappings with it.
         let _ = Python::try_attach(|py| {
-            if let (Some(unregister), Some(value)) = (&self.hooks.unregister, value)
-                && let Err(error) = unregister.call1(py, (value,))
-            {
-                error.write_unraisable(py, Some(unregister.bind(py)));
+            if let (Some(unregister), Some(value)) = (&self.hooks.unregister, value) {
+                call_aside(py, unregister, (value,));
             }
         });
     }
+}
+
+/// Calls a function of the program from where nobody can be told that it failed, and where an exception may be on its way already:
+/// the last view of a segment is dropped while that unwinds. The interpreter must not begin a call with one.
+fn call_aside<'py>(
+    py: Python<'py>,
+    function: &Py<PyAny>,
+    arguments: impl PyCallArgs<'py>,
+) -> Option<Py<PyAny>> {
+    let on_its_way = PyErr::take(py);
+    let outcome = function.call1(py, arguments);
+    let value =
+        outcome.inspect_err(|error| error.clone_ref(py).write_unraisable(py, Some(function.bind(py))));
+    if let Some(error) = on_its_way {
+        error.restore(py);
+    }
+    value.ok()
 }

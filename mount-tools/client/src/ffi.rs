@@ -56,6 +56,8 @@ pub(crate) fn set_attribute(path: &Path, name: &CStr, value: &[u8]) -> io::Resul
 
 /// Forks between the process that began to count and this one.
 static FORKS: AtomicU64 = AtomicU64::new(0);
+/// Forks of this process and of those above it, each up to the fork that led to this one.
+static CHILDREN: AtomicU64 = AtomicU64::new(0);
 
 /// Has forks counted from now on, if they are not yet.
 ///
@@ -66,11 +68,14 @@ pub(crate) fn count_forks() -> io::Result<()> {
     extern "C" fn count() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
+    extern "C" fn count_child() {
+        CHILDREN.fetch_add(1, Ordering::Relaxed);
+    }
     let mut is_counted = IS_COUNTED.lock();
     if !*is_counted {
-        // SAFETY: in the child of a program with threads the handler does one atomic addition, which is async-signal-safe; the
-        // C library forgets it when this code is unloaded.
-        let outcome = unsafe { libc::pthread_atfork(None, None, Some(count)) };
+        // SAFETY: in the child of a program with threads the handler does one atomic addition, which is async-signal-safe, and so
+        // does the one before the fork; the C library forgets both when this code is unloaded.
+        let outcome = unsafe { libc::pthread_atfork(Some(count_child), None, Some(count)) };
         if outcome != 0 {
             return Err(io::Error::from_raw_os_error(outcome));
         }
@@ -82,6 +87,11 @@ pub(crate) fn count_forks() -> io::Result<()> {
 /// Forks that were counted: as many as in another process, if that is this one.
 pub(crate) fn forks() -> u64 {
     FORKS.load(Ordering::Relaxed)
+}
+
+/// Forks that were begun: as many as before, if this process had no child since.
+pub(crate) fn children() -> u64 {
+    CHILDREN.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]

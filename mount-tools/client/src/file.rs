@@ -177,7 +177,11 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
 fn read_into(path: &Path, target: &mut [u8]) -> Result<Option<usize>, Error> {
     let mut read = || -> io::Result<usize> {
         let mut file = File::open(path)?;
-        let length = file.metadata()?.len();
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        let length = metadata.len();
         let mut filled = 0;
         while filled < target.len() {
             match file.read(&mut target[filled..])? {
@@ -256,9 +260,12 @@ fn create(path: &Path, draw: impl Fn() -> io::Result<u64>) -> io::Result<(PathBu
     }
 }
 
-/// Makes the directories above a file.
+/// Makes the directories above a file. Where an object is in their place that is said as open(2) says it.
 fn make_parent(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), fs::create_dir_all)
+    path.parent().map_or(Ok(()), fs::create_dir_all).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => io::Error::from_raw_os_error(libc::ENOTDIR),
+        _ => error,
+    })
 }
 
 #[cfg(test)]

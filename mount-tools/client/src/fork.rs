@@ -3,6 +3,7 @@
 //! Invariants
 //! - A child sends nothing by its parent's session, and ends no registration of its parent's.
 //! - It takes no lock for that: another thread of its parent may have held one at the fork, and nobody ends that here.
+//! - A parent that had children gives back by itself what else would end with the last descriptor of its session: the child has one.
 //!
 //! Limits: a child that clone(2) made without the C library is not told from its parent.
 
@@ -10,18 +11,27 @@ use crate::{Registration, ffi};
 
 /// The process that made something.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner(u64);
+pub(crate) struct Owner {
+    forks: u64,
+    /// As many children as it had then.
+    children: u64,
+}
 
 impl Owner {
     /// This process. `None` when its children could not be told from it.
     pub(crate) fn this_process() -> Option<Self> {
         ffi::count_forks().ok()?;
-        Some(Self(ffi::forks()))
+        Some(Self { forks: ffi::forks(), children: ffi::children() })
     }
 
     /// Whether it is the parent of this process, or one above.
     pub(crate) fn is_a_parent(self) -> bool {
-        self.0 != ffi::forks()
+        self.forks != ffi::forks()
+    }
+
+    /// Whether it had children since, which may have its files open for as long as they live.
+    pub(crate) fn has_children(self) -> bool {
+        self.children != ffi::children()
     }
 }
 

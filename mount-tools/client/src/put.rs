@@ -4,6 +4,8 @@
 //! Limits: a round has [`ROUND_MAX`] objects, and as many bytes as the daemon lets a client keep from being evicted without a use
 //! for them, but one object at least. An object for which there is no room is tried once more, alone, unless a smaller one was in vain.
 
+use std::collections::HashSet;
+
 use crate::create::Begun;
 use crate::{Cache, Error, file, writer};
 
@@ -70,15 +72,20 @@ impl Cache {
         Ok(failures)
     }
 
-    /// How many of the objects, from the first on, are stored at once.
-    fn round<K>(&self, objects: &[(K, &[u8])]) -> usize {
+    /// How many of the objects, from the first on, are stored at once. No two of one key are: what is stored by file is there before
+    /// what is sealed.
+    fn round<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> usize {
         let bytes_max = self.sessions.live().map_or(0, |opened| opened.session.kept_back_max());
-        let mut bytes = 0_usize;
-        let fits = |(_, object): &&(K, &[u8])| {
+        let (mut bytes, mut keys) = (0_usize, HashSet::new());
+        let mut count = 0;
+        for (key, object) in objects.iter().take(ROUND_MAX) {
             bytes = bytes.saturating_add(object.len());
-            bytes <= bytes_max
-        };
-        objects.iter().take(ROUND_MAX).take_while(fits).count().max(1)
+            if bytes > bytes_max || !keys.insert(key.as_ref()) {
+                break;
+            }
+            count += 1;
+        }
+        count.max(1)
     }
 
     fn store_at_once<K: AsRef<[u8]>>(&self, objects: &[(K, &[u8])]) -> Vec<(usize, Error)> {

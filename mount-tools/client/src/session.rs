@@ -342,6 +342,15 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    /// The daemon ends a session with its last descriptor, of which a child of fork(2) may have one.
+    fn drop(&mut self) {
+        if !self.is_inherited() && self.owner.has_children() {
+            self.let_go();
+        }
+    }
+}
+
 /// Whether a request failed because the connection of the mount to its daemon has ended.
 ///
 /// Linux 6.18, fs/fuse/dev.c: a request that is made after that fails with ENOTCONN (`fuse_dev_queue_req`), one that was under way

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::MmapMut;
@@ -200,7 +200,7 @@ impl Writer {
             Bytes::Mapped { session, reference, .. } => {
                 let mut sealed = Ok(());
                 seal_by(&session, &[Seal { reference, length: length as u64 }], |_, error| {
-                    sealed = Err(Error::at("seal an object", &self.path)(error));
+                    sealed = Err(not_sealed(&self.path, error));
                 });
                 sealed
             }
@@ -275,10 +275,17 @@ pub(crate) fn seal_each(mut writers: Vec<Writer>) -> Vec<(usize, Error)> {
     for batch in batches {
         seal_by(&batch.session, &batch.seals, |index, error| {
             let index = batch.writers[index];
-            failures.push((index, Error::at("seal an object", &writers[index].path)(error)));
+            failures.push((index, not_sealed(&writers[index].path, error)));
         });
     }
     failures
+}
+
+/// Why an object is not sealed under its key, as rename(2) says it: a directory may stand there by now.
+fn not_sealed(path: &Path, error: io::Error) -> Error {
+    let is_taken = error.raw_os_error() == Some(libc::EIO) && path.is_dir();
+    let error = if is_taken { io::Error::from_raw_os_error(libc::EISDIR) } else { error };
+    Error::at("seal an object", path)(error)
 }
 
 /// Seals by one session. `fail` gets the index of each that is not sealed, and why.

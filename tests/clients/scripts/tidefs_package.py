@@ -12,12 +12,12 @@ import pathlib
 import sys
 import threading
 import time
-import traceback
 
 import numpy
 import tidefs
 
 import cases
+import ends
 from cases import refused
 
 MIB = 1 << 20
@@ -297,71 +297,6 @@ def what_was_found_outlives_its_cache(cache):
     assert bytes(cache.get("begun")) == b"b" * 100_000
 
 
-def a_forked_child_gives_nothing_of_its_parent_back(cache):
-    old, new = b"o" * 100_000, b"n" * 100_000
-    ended = []
-    cache.register_with(lambda address, length: os.getpid(), ended.append)
-    cache.put("inherited", old)
-    # So many that dropping them asks the daemon.
-    views = cache.lookup_many(["inherited"] * 1100)
-    writer = cache.create("begun", MIB)
-    child = os.fork()
-    if child == 0:
-        try:
-            del views
-            writer.abort()
-            cache.flush()
-            with cache.get("inherited") as view:
-                assert bytes(view) == old and not view.is_mapped
-            assert cache.prefix(["inherited", "absent"]) == 1
-            cache.put("of the child", old)
-            cache.close()
-            gc.collect()
-            assert not ended, "a registration of the parent"
-            with tidefs.Cache(sys.argv[1]) as own, own.get("of the child") as view:
-                assert bytes(view) == old and view.is_mapped == own.is_fast
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    cache.put("inherited", new)
-    for index in range(30):
-        cache.put(f"other{index}", bytes([index]) * MIB)
-        cache.put(f"like it{index}", new)
-    assert all(bytes(view) == old for view in views[::97])
-    writer.write(b"w" * MIB)
-    writer.seal()
-    assert bytes(cache.get("begun")) == b"w" * MIB
-
-
-def a_forked_child_is_told_nothing_by_what_its_parent_kept(cache):
-    assert cache.keep(64 * MIB) == cache.is_fast
-    cache.put("kept", b"k" * 100_000)
-    for _ in range(2):
-        cache.get("kept").release()
-    assert cache.contains("kept") and cache.statistics()["kept_views"] == int(cache.is_fast)
-    is_gone, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            assert os.read(is_gone, 1) == b"g"
-            assert not cache.contains("kept") and cache.prefix(["kept"]) == 0 and cache.get("kept") is None
-            cache.flush()
-            cache.close()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    # What nobody has a reference to goes without a change of the clock that the child sees as well.
-    cache.flush()
-    os.unlink(os.path.join(sys.argv[1], "kept"))
-    os.write(tell, b"g")
-    assert os.waitpid(child, 0)[1] == 0
-    os.close(tell)
-    os.close(is_gone)
-
-
 def segments_are_pinned_once_and_let_go_before_they_are_unmapped(_cache):
     libc = ctypes.CDLL(None, use_errno=True)
     pinned, let_go = [], []
@@ -415,7 +350,8 @@ def a_failure_is_the_error_of_its_number(cache):
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         assert "the CUDA driver cannot be loaded" in refused(OSError, cache.register_with_cuda)
-    assert tidefs.Cache(pathlib.Path(sys.argv[1])).is_fast == cache.is_fast
+    for path in (pathlib.Path(sys.argv[1]), os.fsencode(sys.argv[1])):
+        assert tidefs.Cache(path).is_fast == cache.is_fast
 
 
 def the_hints_name_what_there_is(_cache):
@@ -454,8 +390,10 @@ cases.run(
         a_wait_lets_other_threads_run_and_ends_in_time,
         many_threads_share_one_cache,
         what_was_found_outlives_its_cache,
-        a_forked_child_gives_nothing_of_its_parent_back,
-        a_forked_child_is_told_nothing_by_what_its_parent_kept,
+        ends.a_forked_child_gives_nothing_of_its_parent_back,
+        ends.a_forked_child_is_told_nothing_by_what_its_parent_kept,
+        ends.what_a_parent_held_is_free_when_it_closes_though_its_child_lives,
+        ends.an_exception_on_its_way_is_not_lost_in_what_ends_a_registration,
         segments_are_pinned_once_and_let_go_before_they_are_unmapped,
         a_failure_is_the_error_of_its_number,
         the_hints_name_what_there_is,
