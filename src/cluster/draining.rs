@@ -36,8 +36,10 @@ use super::shards::{KeyId, replica_target};
 
 /// Objects that are copied at once.
 const AT_ONCE: usize = 8;
-/// Walks in a row that copy nothing and leave something, before it is given up.
+/// Walks in a row after which no less is left than after those before, before it is given up.
 const FRUITLESS_MAX: u32 = 10;
+/// Part of what a walk looked at that it may have had to have copied and be the last one all the same.
+const FEW: u64 = 100;
 /// Pause between two walks of which the first left something.
 const PAUSE: Duration = Duration::from_millis(500);
 /// How often the coordinator is asked to keep a member that could not leave.
@@ -70,6 +72,7 @@ fn is_left(copied: Copied) -> bool {
 /// What one walk did.
 #[derive(Debug, Default)]
 struct Walk {
+    looked_at: u64,
     copied: u64,
     left: u64,
 }
@@ -196,11 +199,13 @@ impl Core {
     async fn drain_until_left(self: Arc<Self>) {
         tracing::info!("this member drains");
         self.parting.begin();
-        let mut fruitless = 0;
+        let (mut fruitless, mut fewest) = (0, u64::MAX);
         let end = loop {
+            // What was published since the last walk is nothing that the next one finds to be missing.
+            self.drain_noted().await;
             let Some(walk) = self.drain_walk().await else { break DrainPhase::Late };
-            if walk.left == 0 && walk.copied == 0 {
-                fruitless = 0;
+            if walk.left == 0 && walk.copied <= walk.looked_at / FEW {
+                (fruitless, fewest) = (0, u64::MAX);
                 if self.leave_after_walk().await {
                     break DrainPhase::Left;
                 }
@@ -210,7 +215,10 @@ impl Core {
                 }
                 continue;
             }
-            fruitless = if walk.copied == 0 { fruitless + 1 } else { 0 };
+            // Copies that push out those made before are no progress.
+            let todo = walk.left + walk.copied;
+            fruitless = if todo < fewest { 0 } else { fruitless + 1 };
+            fewest = fewest.min(todo);
             if fruitless == FRUITLESS_MAX {
                 break DrainPhase::Stuck;
             }
@@ -380,6 +388,7 @@ impl Core {
                 };
                 let (copied, made) = core.drain_one(holding).await;
                 let mut walk = walk.lock();
+                walk.looked_at += 1;
                 walk.copied += u64::from(made);
                 if is_left(copied) {
                     walk.left += 1;

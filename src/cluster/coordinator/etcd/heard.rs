@@ -49,6 +49,11 @@ impl Heard {
         self.revision
     }
 
+    /// Whether this start of `member` is registered, or a later one.
+    pub(super) fn has(&self, member: &Member) -> bool {
+        self.members.get(&member.id).is_some_and(|found| found.incarnation >= member.incarnation)
+    }
+
     /// Whether both know the same.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         self.members == other.members && self.namespaces == other.namespaces

@@ -32,6 +32,8 @@ mod heard;
 mod keys;
 mod session;
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
 
 use keys::Keys;

@@ -108,7 +108,18 @@ async fn hold(shared: &Shared, heard: &mut Heard, pause: &mut Duration) -> Resul
                 shared.reachability.send_modify(|reachability| reachability.note_answer(refused.as_ref()));
             }
             _ = ticks.tick() => lease.keep(shared.settings.call_timeout).await?,
-            heard_of = next_changes(&mut watching) => heard.apply(shared, &heard_of?),
+            heard_of = next_changes(&mut watching) => {
+                let wish = wishes.borrow().clone();
+                let is_registered = |heard: &Heard| wish.member.as_ref().is_some_and(|member| heard.has(member));
+                let was_registered = is_registered(heard);
+                heard.apply(shared, &heard_of?);
+                if was_registered && !is_registered(heard) {
+                    // Somebody else took it out, or the lease of a session before, under which it was put there late.
+                    tracing::warn!("this member is not registered in etcd any more, and registers again");
+                    let refused = lease.fulfil(shared, wish).await?;
+                    shared.reachability.send_modify(|reachability| reachability.note_answer(refused.as_ref()));
+                }
+            }
         }
     }
 }

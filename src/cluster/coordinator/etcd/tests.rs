@@ -1,82 +1,14 @@
 //! The facts of every coordinator with a real etcd, and those that only one has that can go away.
 
-use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use etcd_client::{AlarmAction, AlarmType};
 
 use super::super::conformance::{Pair, as_registered, coordinator_facts, join, sets, shows, soon, started};
+use super::testing::Server;
 use super::*;
-
-/// A real etcd on loopback, with its data in a folder of its own.
-#[derive(Debug)]
-struct Server {
-    process: Child,
-    port: u16,
-    peer_port: u16,
-    data: tempfile::TempDir,
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
-}
-
-fn spawn(data: &Path, port: u16, peer_port: u16) -> Child {
-    let [client, peer] = [port, peer_port].map(|port| format!("http://127.0.0.1:{port}"));
-    Command::new("etcd")
-        .arg("--data-dir")
-        .arg(data.join("etcd"))
-        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-        .args(["--initial-cluster", &format!("default={peer}")])
-        // As a variable: etcd 3.3 does not know the option, and refuses those that it does not know.
-        .env("ETCD_UNSAFE_NO_FSYNC", "true")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("etcd is installed (packaging/dev.sh deps)")
-}
-
-impl Server {
-    fn start() -> Self {
-        let data = tempfile::tempdir().unwrap();
-        let (port, peer_port) = (free_port(), free_port());
-        Self { process: spawn(data.path(), port, peer_port), port, peer_port, data }
-    }
-
-    fn settings(&self, cluster: &str) -> EtcdSettings {
-        EtcdSettings {
-            endpoints: vec![format!("http://127.0.0.1:{}", self.port)],
-            cluster: cluster.to_owned(),
-            user: None,
-            tls: None,
-            lease: Duration::from_secs(2),
-            call_timeout: Duration::from_secs(2),
-        }
-    }
-
-    fn handle(&self) -> Etcd {
-        Etcd::start(self.settings("test"), &Handle::current())
-    }
-
-    fn stop(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-
-    fn start_again(&mut self) {
-        self.process = spawn(self.data.path(), self.port, self.peer_port);
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 fn pair() -> Pair {
     static CLUSTERS: AtomicU64 = AtomicU64::new(0);
@@ -147,12 +79,24 @@ fn a_member_whose_lease_ran_out_meanwhile_is_registered_again() {
         // Longer than the lease, which etcd counts from its start at the least.
         tokio::time::sleep(Duration::from_secs(3)).await;
         server.start_again();
-        let reached = |now: &Reachability| matches!(now, Reachability::Reached);
-        shows(&mut handle.shared.reachability.subscribe(), "reached", reached).await;
+        reached(&handle).await;
         // Past what is left of the old lease.
         tokio::time::sleep(Duration::from_secs(5)).await;
         let view = shows(&mut other.views(), "the member again", has(1)).await;
         assert_eq!(as_registered(&view), [member]);
+    });
+}
+
+#[test]
+fn a_registration_that_somebody_takes_out_is_made_again() {
+    with_etcd(async |server| {
+        let handle = server.handle();
+        join(&handle, 1).await;
+        let before = shows(&mut handle.views(), "the member", has(1)).await.members()[0].since;
+        let mut connected = handle.shared.client.borrow().clone().unwrap();
+        connected.client.delete(handle.shared.keys.member(MemberId(1)), None).await.unwrap();
+        let is_again = |view: &View| view.members().first().is_some_and(|member| member.since > before);
+        shows(&mut handle.views(), "the member again", is_again).await;
     });
 }
 
