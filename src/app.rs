@@ -26,6 +26,7 @@ use std::time::{Duration, SystemTime};
 use tidefs_control_api::instance::Instance;
 use tidefs_control_api::lock::{InstanceLock, LockError};
 use tidefs_control_api::mounts::MountTable;
+use tidefs_control_api::shell::quoted;
 use tidefs_control_api::{ApiError, ErrorBody, ErrorCode};
 use tidefs_engine::time::SystemClock;
 use tidefs_engine::types::ByteCount;
@@ -84,7 +85,11 @@ pub fn run(arguments: &DaemonArgs) -> ExitStatus {
         Err(failure) => {
             match arguments.json {
                 true => tell(io::stdout(), failure.json()),
-                false => tell(io::stderr(), format_args!("tidefsd: {}", failure.message)),
+                false => {
+                    for line in failure.message.lines() {
+                        tell(io::stderr(), format_args!("tidefsd: {line}"));
+                    }
+                }
             }
             failure.status
         }
@@ -124,20 +129,22 @@ fn serve(arguments: &DaemonArgs) -> Result<(), Failure> {
     raise_descriptor_limit();
     crate::ffi::keep_tables_in_mappings();
     let lock = take_lock(&effective, &mount_dir)?;
-    match table.tidefs_at(&mount_dir) {
-        Some(mount) => refuse_other_state(&lock, mount).inspect_err(|_| {
-            // The mount is not taken for one of this directory at the next start.
-            if !lock.had_predecessor() {
-                remove_state(&effective.state.directory, &lock);
-            }
-        })?,
-        None => check_mount_point(&mount_dir)?,
-    }
+    let usable = match table.tidefs_at(&mount_dir) {
+        Some(mount) => refuse_other_state(&lock, mount),
+        None => check_mount_point(&mount_dir),
+    };
+    usable.inspect_err(|_| {
+        // A mount that is there is not taken for one of this directory at the next start.
+        if !lock.had_predecessor() {
+            remove_state(&effective.state.directory, &lock);
+        }
+    })?;
     let stop = StopSignal::install()?;
-    let leaves_nothing = effective.config.runtime.on_stop == OnStop::Discard;
+    let discards = effective.config.runtime.on_stop == OnStop::Discard;
     let state = effective.state.clone();
     let outcome = Daemon::start(effective, secrets, &mount_dir, lock.had_predecessor())
         .and_then(|daemon| daemon.run_until(&stop));
+    let leaves_nothing = discards || (outcome.is_err() && !lock.had_predecessor());
     if leaves_nothing && !state.memory.exists() {
         remove_state(&state.directory, &lock);
     }
@@ -172,8 +179,12 @@ fn take_lock(effective: &Effective, mount_dir: &Path) -> Result<InstanceLock, Fa
                 attempts += 1;
             }
             Err(error @ LockError::Held { .. }) => {
-                let text =
-                    format!("`{}` is in use: {error}; stop it with `tidefs umount {0}`", mount_dir.display());
+                let text = format!(
+                    "`{}` is in use: {error}; stop it with `tidefs umount {}{}`",
+                    mount_dir.display(),
+                    quoted(mount_dir),
+                    effective.state_dir_option()
+                );
                 return Err(Failure::new(ExitStatus::MountPoint, text));
             }
             outcome => return outcome.map_err(|error| Failure::new(ExitStatus::Environment, error)),
@@ -236,6 +247,13 @@ fn open_datapath(effective: &Effective, telemetry: &Arc<Telemetry>) -> Result<Ar
     Ok(datapath)
 }
 
+/// Whether this start mounted the memory, and nothing is in it: what an earlier daemon kept is not.
+fn is_new_and_empty(tier: &MemoryTier) -> bool {
+    let report = tier.report();
+    let is_new = report.private_mount && !report.adopted;
+    is_new && tier.usage().is_ok_and(|usage| usage.used == ByteCount::ZERO)
+}
+
 fn mount_failure(error: MountError) -> Failure {
     let status = match error {
         MountError::NoDevice { .. } | MountError::NoPassthrough { .. } => ExitStatus::Environment,
@@ -268,7 +286,7 @@ impl Daemon {
         }
         let discards = effective.config.runtime.on_stop == OnStop::Discard;
         Self::start_on(&datapath, effective, secrets, mount_dir, &telemetry).inspect_err(|_| {
-            if discards {
+            if discards || is_new_and_empty(datapath.tier()) {
                 // Nothing was served, so what cannot be freed here is an empty tmpfs.
                 let _ = datapath.tier().discard();
             }
@@ -405,9 +423,9 @@ impl Daemon {
             }
             OnStop::Keep => {
                 if let Some(used) = usage.map(|usage| usage.used).filter(|used| *used > ByteCount::ZERO) {
-                    let directory = self.mount_dir.display();
+                    let (directory, option) = (quoted(&self.mount_dir), self.effective.state_dir_option());
                     let what = "of objects in memory for the next start; free them with";
-                    let command = format_args!("`tidefs umount {directory} --discard`");
+                    let command = format_args!("`tidefs umount {directory} --discard{option}`");
                     tell(io::stderr(), format_args!("tidefsd: keeps {used} {what} {command}"));
                 }
             }

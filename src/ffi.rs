@@ -7,10 +7,11 @@ use std::thread;
 
 use nix::sys::signal::{SigAction, Signal, sigaction};
 
-/// Installs a signal handler that only stores to an atomic.
-pub(crate) fn install(signal: Signal, action: &SigAction) -> nix::Result<()> {
-    // SAFETY: the handlers given here store to an atomic and nothing else, which signal-safety(7) allows.
-    unsafe { sigaction(signal, action) }.map(drop)
+/// Installs a signal handler that only stores to an atomic. Returns what was done with the signal before.
+pub(crate) fn install(signal: Signal, action: &SigAction) -> nix::Result<SigAction> {
+    // SAFETY: the handlers given here store to an atomic and nothing else, which signal-safety(7) allows; what the process started
+    // with is to ignore a signal, or the default.
+    unsafe { sigaction(signal, action) }
 }
 
 /// Bytes from which an allocation gets a mapping of its own: above the buffers that come and go with requests, below

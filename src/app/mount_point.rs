@@ -7,15 +7,16 @@ use std::path::Path;
 use tidefs_control_api::answer::Answer;
 use tidefs_control_api::lock::InstanceLock;
 use tidefs_control_api::mounts::{self, Mount, MountTable};
+use tidefs_control_api::shell::quoted;
 
 use super::{Failure, tell};
 use crate::config::ExitStatus;
 
 /// That `directory` cannot be mounted on because of `error`, and what to do.
 pub(super) fn mount_point_failure(directory: &Path, error: &io::Error) -> Failure {
-    let directory = directory.display();
+    let (directory, word) = (directory.display(), quoted(directory));
     let hint = match error.kind() {
-        io::ErrorKind::NotFound => format!("make it with `mkdir -p {directory}`"),
+        io::ErrorKind::NotFound => format!("make it with `mkdir -p {word}`"),
         io::ErrorKind::NotADirectory => "a mount point is a directory: choose another".to_owned(),
         io::ErrorKind::PermissionDenied => "run as a user who may enter it".to_owned(),
         _ => "choose another directory".to_owned(),
@@ -27,9 +28,10 @@ pub(super) fn mount_point_failure(directory: &Path, error: &io::Error) -> Failur
 pub(super) fn refuse_other_state(lock: &InstanceLock, mount: &Mount) -> Result<(), Failure> {
     if !lock.had_predecessor() {
         let text = format!(
-            "`{}` is a tidefs mount of another state directory; unmount it there (`umount {0}`), or start with its \
+            "`{}` is a tidefs mount of another state directory; unmount it there (`umount {}`), or start with its \
              -o state_dir=DIR",
-            mount.mount_point.display()
+            mount.mount_point.display(),
+            quoted(&mount.mount_point)
         );
         return Err(Failure::new(ExitStatus::MountPoint, text));
     }
@@ -38,16 +40,16 @@ pub(super) fn refuse_other_state(lock: &InstanceLock, mount: &Mount) -> Result<(
 
 /// Makes sure that `mount` is dead, which it says itself.
 fn refuse_served(mount: &Mount) -> Result<(), Failure> {
-    let directory = mount.mount_point.display();
+    let (directory, word) = (mount.mount_point.display(), quoted(&mount.mount_point));
     let text = match mount.ask() {
         Answer::Gone => return Ok(()),
         Answer::Served => format!(
-            "`{directory}` is served by a daemon of another state directory; stop that (`umount {directory}`), or choose \
+            "`{directory}` is served by a daemon of another state directory; stop that (`umount {word}`), or choose \
              another mount point"
         ),
         Answer::Unknown => format!(
             "`{directory}` is a tidefs mount that does not answer, so its daemon may be stopped and not gone; let that go \
-             on (kill -CONT), or unmount it with `umount -l {directory}`"
+             on (kill -CONT), or unmount it with `umount -l {word}`"
         ),
     };
     Err(Failure::new(ExitStatus::MountPoint, text))
@@ -62,8 +64,9 @@ pub(super) fn clear_stale_mount(mount_dir: &Path) -> Result<(), Failure> {
         let line = format!("tidefsd: `{directory}` is the stale mount of a daemon that died; replacing it");
         tell(io::stderr(), line);
         mounts::detach(mount_dir).map_err(|error| {
+            let word = quoted(mount_dir);
             let text = format!(
-                "the stale mount on `{directory}` cannot be removed: {error}; unmount it with `umount -l {directory}`"
+                "the stale mount on `{directory}` cannot be removed: {error}; unmount it with `umount -l {word}`"
             );
             Failure::new(ExitStatus::MountPoint, text)
         })?;

@@ -1,4 +1,4 @@
-//! The signals that end the daemon.
+//! The signals that end the daemon: SIGHUP only where it was not told to ignore that one.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -21,9 +21,16 @@ impl StopSignal {
     pub(super) fn install() -> Result<Self, Failure> {
         let action = SigAction::new(SigHandler::Handler(note_signal), SaFlags::empty(), SigSet::empty());
         for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-            crate::ffi::install(signal, &action).map_err(|error| {
-                Failure::new(ExitStatus::Environment, format!("cannot catch {signal}: {error}"))
-            })?;
+            let install = |action: &SigAction| {
+                crate::ffi::install(signal, action).map_err(|error| {
+                    Failure::new(ExitStatus::Environment, format!("cannot catch {signal}: {error}"))
+                })
+            };
+            let before = install(&action)?;
+            if signal == Signal::SIGHUP && matches!(before.handler(), SigHandler::SigIgn) {
+                // Started with nohup(1), to outlive its terminal.
+                install(&before)?;
+            }
         }
         Ok(Self)
     }

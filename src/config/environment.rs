@@ -1,5 +1,7 @@
 //! Reads settings from variables `TIDEFS_<SECTION>_<NAME>`.
 //!
+//! One that is empty is not set, unless its setting has a value that is empty: a list of nothing, no file, no address.
+//!
 //! Any other variable that starts with `TIDEFS_` is a mistake and reported, except the ones that are no
 //! settings by design:
 //! - `TIDEFS_CONFIG` names the configuration file;
@@ -30,6 +32,8 @@ pub(super) fn read_environment(
         let key = setting.map_or_else(|| rest.to_ascii_lowercase(), |setting| setting.key.to_owned());
         let origin = Origin::Environment { variable: variable.clone() };
         match value.to_str() {
+            // Who empties a variable takes it back, but for a setting that can be empty.
+            Some("") if setting.is_some_and(|setting| setting.check("").is_err()) => {}
             Some(text) => {
                 occurrences.push(Occurrence { key, written: Written::Text(text.to_owned()), origin })
             }
@@ -100,6 +104,17 @@ mod tests {
     #[test]
     fn a_variable_without_the_prefix_is_not_looked_at() {
         assert!(read("MEMORY_CAPACITY", "8GiB").0.is_empty());
+    }
+
+    #[test]
+    fn an_empty_variable_is_not_set_unless_its_setting_can_be_empty() {
+        for variable in ["TIDEFS_RUNTIME_STATE_DIR", "TIDEFS_MEMORY_CAPACITY", "TIDEFS_LOG_FORMAT"] {
+            assert_eq!(read(variable, ""), (Vec::new(), Vec::new()), "{variable}");
+        }
+        for variable in ["TIDEFS_SSD_DIRS", "TIDEFS_CLUSTER_ETCD"] {
+            assert_eq!(read(variable, "").0.len(), 1, "{variable}");
+        }
+        assert_eq!(read("TIDEFS_NO_SUCH_SETTING", "").0.len(), 1, "a name that is not known is a mistake");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use serde::Serialize;
+use tidefs_control_api::shell;
 
 use super::defaults::lasting_dir;
 use super::environment::read_environment;
@@ -57,6 +58,20 @@ pub struct Effective {
     pub lasting: PathBuf,
     /// Mount options that were understood and have no effect.
     pub ignored_options: Vec<IgnoredOption>,
+}
+
+impl Effective {
+    /// What a command of `tidefs` takes at its end to find this daemon; empty where it does without.
+    #[must_use]
+    pub fn state_dir_option(&self) -> String {
+        let is_named = |entry: &EffectiveEntry| {
+            entry.key == "runtime.state_dir" && !matches!(entry.origin, Origin::Default)
+        };
+        match self.entries.iter().any(is_named) {
+            true => shell::state_dir_option(&self.config.runtime.state_dir),
+            false => String::new(),
+        }
+    }
 }
 
 /// One setting as it holds.

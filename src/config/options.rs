@@ -1,4 +1,4 @@
-//! Reads mount options: `-o capacity=8GiB,noexec,x-systemd.automount`.
+//! Reads mount options: `-o capacity=8GiB,noexec,nofail`.
 //!
 //! The same text comes from a command line, from `/etc/fstab` and from `mount -o`. Three kinds of options stand
 //! in it side by side: settings of tidefs, by key or short name; options of every filesystem, obeyed, ignored
@@ -173,6 +173,11 @@ fn generic(key: &str, value: Option<&str>) -> Option<Generic> {
             reason: "tidefs cannot change the options of a live mount",
             next_step: "unmount and mount again; with on_stop=keep no object is lost",
         },
+        // The first is of systemd, the other what it was called before.
+        ("x-systemd.automount", _) | ("comment", Some("systemd.automount")) => Generic::Refused {
+            reason: "tidefs cannot be mounted on demand",
+            next_step: "leave it out; nofail keeps a late mount from holding up the boot",
+        },
         (
             "rw" | "nosuid" | "nodev" | "async" | "sync" | "dirsync" | "nomand" | "default_permissions",
             None,
@@ -204,7 +209,7 @@ mod tests {
 
     #[test]
     fn options_that_every_filesystem_takes_are_accepted_beside_settings() {
-        let text = "rw,nosuid,nodev,relatime,user=alice,_netdev,nofail,noauto,defaults,x-systemd.automount,\
+        let text = "rw,nosuid,nodev,relatime,user=alice,_netdev,nofail,noauto,defaults,x-systemd.requires=a.service,\
                     X-mount.mkdir,comment=hello,suid,dev,exec,capacity=8GiB,allow_other";
         let options = MountOptions::parse(text).unwrap();
         let keys: Vec<_> = options.settings.iter().map(|flag| flag.key.as_str()).collect();
@@ -225,6 +230,18 @@ mod tests {
         assert!(message.starts_with("-o ro: "), "{message}");
         assert!(message.contains("root.mode"), "{message}");
         assert!(MountOptions::parse("remount,capacity=1GiB").is_err());
+    }
+
+    #[test]
+    fn a_mount_on_demand_is_refused_with_what_to_do_instead() {
+        for text in ["nofail,x-systemd.automount", "comment=systemd.automount"] {
+            let message = MountOptions::parse(text).unwrap_err().to_string();
+            assert!(
+                message.contains("cannot be mounted on demand") && message.contains("nofail keeps"),
+                "{message}"
+            );
+        }
+        assert_eq!(MountOptions::parse("x-systemd.idle-timeout=5min").unwrap().ignored.len(), 1);
     }
 
     #[test]

@@ -222,6 +222,8 @@ fn the_mistakes_shown_in_the_documentation_are_reported_as_shown() {
     let transcript = &page[page.find(command).unwrap() + command.len()..];
     let (options, output) = transcript.split_once('\n').unwrap();
     let errors = from_options(options).unwrap_err().to_string();
+    let lines: Vec<String> = errors.lines().map(|line| format!("tidefsd: {line}")).collect();
+    let errors = lines.join("\n");
     assert!(output.starts_with(&format!("{errors}\n```")), "the page shows another output than\n{errors}");
 }
 
@@ -337,6 +339,13 @@ fn a_user_without_a_runtime_directory_is_asked_for_a_state_dir() {
 }
 
 #[test]
+fn a_command_is_told_of_a_state_dir_that_it_does_not_look_into_by_itself() {
+    assert_eq!(from_options("capacity=1GiB").unwrap().state_dir_option(), "");
+    let named = from_options("state_dir=/run/my state").unwrap();
+    assert_eq!(named.state_dir_option(), " --state-dir '/run/my state'");
+}
+
+#[test]
 fn scratch_lives_on_the_disks_of_the_ssd_tier_unless_it_is_told_otherwise() {
     let options = vec!["ssd.dirs=/mnt/a:/mnt/b".to_owned()];
     let config = Config::load(&Sources { options: options.clone(), ..sources() }).unwrap().config;
@@ -395,9 +404,9 @@ fn a_switch_alone_means_true_and_other_settings_need_a_value() {
 
 #[test]
 fn generic_mount_options_are_kept_apart_and_told() {
-    let effective = from_options("rw,suid,noatime,x-systemd.automount,capacity=1GiB").unwrap();
+    let effective = from_options("rw,suid,noatime,x-systemd.requires=a.service,capacity=1GiB").unwrap();
     let ignored: Vec<_> = effective.ignored_options.iter().map(|option| option.option.as_str()).collect();
-    assert_eq!(ignored, ["rw", "suid", "noatime", "x-systemd.automount"]);
+    assert_eq!(ignored, ["rw", "suid", "noatime", "x-systemd.requires=a.service"]);
 }
 
 #[test]

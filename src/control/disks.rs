@@ -1,8 +1,9 @@
 //! Disks of the SSD tier that are added, emptied and removed while the daemon runs.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use tidefs_control_api::mounts::MountTable;
 use tidefs_control_api::{
     AddDiskRequest, ApiError, DisksChanged, DrainDiskRequest, DrainProgress, ErrorCode, RemoveDiskRequest,
 };
@@ -22,17 +23,24 @@ pub(super) fn tier(datapath: &Datapath) -> Result<&SsdTier, ApiError> {
     datapath.ssd().map(AsRef::as_ref).ok_or_else(none)
 }
 
-fn place(path: &str) -> Result<&Path, ApiError> {
-    let place = Path::new(path);
-    if place.is_absolute() {
-        return Ok(place);
+/// The directory or device that `path` names, without a slash at its end: as the tier calls it, if it is one of its disks.
+fn place(datapath: &Datapath, path: &str) -> Result<PathBuf, ApiError> {
+    if !Path::new(path).is_absolute() {
+        return Err(ApiError::new(ErrorCode::BadRequest, format!("`{path}` is not an absolute path")));
     }
-    Err(ApiError::new(ErrorCode::BadRequest, format!("`{path}` is not an absolute path")))
+    let place: PathBuf = Path::new(path).components().collect();
+    // An earlier version kept such a slash in the name. Paths are equal all the same.
+    let devices = datapath.ssd().map(|tier| tier.status().devices).unwrap_or_default();
+    let known = devices.into_iter().map(|device| PathBuf::from(device.name)).find(|known| *known == place);
+    Ok(known.unwrap_or(place))
 }
 
-/// The daemon must not touch what is in its mount: it would wait for itself.
+/// The daemon must not touch what is in its mount, by whatever way a path leads there: it would wait for itself.
 pub(super) fn check_outside_of_mount(path: &str, mount_dir: &Path) -> Result<(), ApiError> {
-    if !Path::new(path).starts_with(mount_dir) {
+    let resolved = MountTable::read().and_then(|table| table.resolve(Path::new(path)));
+    let resolved = resolved
+        .map_err(|error| ApiError::new(ErrorCode::BadRequest, format!("`{path}` leads nowhere: {error}")))?;
+    if !resolved.starts_with(mount_dir) {
         return Ok(());
     }
     let text = format!("{path}: it is in the mount {}", mount_dir.display());
@@ -93,10 +101,11 @@ pub(super) fn add(
     effective: &Effective,
     request: &AddDiskRequest,
 ) -> Result<DisksChanged, ApiError> {
-    let added = disks.add_disk(place(&request.path)?, request.capacity);
+    let place = place(datapath, &request.path)?;
+    let added = disks.add_disk(&place, request.capacity);
     added.map_err(|error| refusal(&request.path, &error))?;
     let tier = tier(datapath)?;
-    let device = tier.status().devices.into_iter().find(|device| device.name == request.path);
+    let device = tier.status().devices.into_iter().find(|device| Path::new(&device.name) == place);
     Ok(DisksChanged { capacity: device.map(|device| device.capacity), ..changed(tier, effective) })
 }
 
@@ -106,7 +115,7 @@ pub(super) fn remove(
     request: &RemoveDiskRequest,
 ) -> Result<DisksChanged, ApiError> {
     let tier = tier(datapath)?;
-    let removed = tier.remove_disk(place(&request.path)?, request.force);
+    let removed = tier.remove_disk(&place(datapath, &request.path)?, request.force);
     removed.map_err(|error| refusal(&request.path, &error))?;
     Ok(changed(tier, effective))
 }
@@ -123,8 +132,8 @@ pub(super) fn drain(
         lost: ObjectCount(drained.lost),
         left: ObjectCount(drained.left),
     };
-    let place = place(&request.path)?;
+    let place = place(datapath, &request.path)?;
     let mut goes_on = |drained| progress(told(drained)).is_continue();
-    let drained = tier(datapath)?.drain(place, request.bytes_per_second, &mut goes_on);
+    let drained = tier(datapath)?.drain(&place, request.bytes_per_second, &mut goes_on);
     drained.map(told).map_err(|error| refusal(&request.path, &error))
 }

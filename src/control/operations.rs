@@ -83,8 +83,7 @@ impl DaemonOperations {
 
     fn cluster_side(&self) -> Result<&ClusterSide, ApiError> {
         let alone = || {
-            let waits = self.joining.get().and_then(|joining| joining.waits_for());
-            let text = waits.map_or_else(
+            let text = self.waits_for().map_or_else(
                 || {
                     "this host is in no cluster; it joins one with cluster.etcd or cluster.coordinator"
                         .to_owned()
@@ -94,6 +93,11 @@ impl DaemonOperations {
             ApiError::new(ErrorCode::Conflict, text)
         };
         self.datapath.cluster().ok_or_else(alone)
+    }
+
+    /// Why this host has not joined its cluster yet; `None` when it has, or there is none.
+    fn waits_for(&self) -> Option<String> {
+        self.joining.get().and_then(|joining| joining.waits_for())
     }
 
     fn warnings(&self, overview: &datapath::Overview) -> (Vec<String>, Vec<String>) {
@@ -116,7 +120,7 @@ impl DaemonOperations {
         if self.datapath.telemetry().unknown_writers.get() > 0 {
             all.push(UNKNOWN_WRITERS.to_owned());
         }
-        if let Some(reason) = self.joining.get().and_then(|joining| joining.waits_for()) {
+        if let Some(reason) = self.waits_for() {
             all.push(format!("this host serves alone, it has not joined its cluster yet: {reason}"));
         }
         (memory, all)
@@ -201,6 +205,7 @@ impl Operations for DaemonOperations {
             },
             ssd,
             cluster,
+            cluster_waits_for: self.waits_for(),
             eviction: EvictionStatus {
                 policy: overview.policy.to_owned(),
                 evicted_objects: ObjectCount(telemetry.evictions.get()),
@@ -232,7 +237,7 @@ impl Operations for DaemonOperations {
                 .namespaces
                 .into_iter()
                 .map(|facts| NamespaceStatus {
-                    name: String::from_utf8_lossy(&facts.name).into_owned(),
+                    name: KeyPath::from_bytes(&facts.name).to_string(),
                     bytes: facts.bytes,
                     unsealed_bytes: facts.unsealed_bytes,
                     objects: facts.objects,

@@ -83,6 +83,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use tidefs_control_api::KeyPath;
 use tidefs_engine::time::Clock;
 use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash, Version};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -485,7 +486,8 @@ impl State {
         version
     }
 
+    /// The path of a node as it is shown: no name can steer a terminal.
     fn path_text(&self, slot: Slot) -> String {
-        String::from_utf8_lossy(&self.tree.path(slot)).into_owned()
+        KeyPath::from_bytes(&self.tree.path(slot)).to_string()
     }
 }

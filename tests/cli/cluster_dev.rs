@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpgid};
 use serde_json::Value;
+use tidefs_control_api::instance::STATE_DIR_VARIABLE;
 
 use super::common::mount::{mounts_below, wait_for};
 use super::common::pattern::{assert_same, object};
@@ -31,9 +32,11 @@ impl Running {
     fn start(arguments: &[&str]) -> Self {
         let place = Place::new();
         let output = place.base.path().join("said");
-        let mut command = Command::new(binary());
+        // Whoever runs the tests may ignore the end of a terminal.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP").arg(binary());
         command.args(["cluster", "dev", "--json", "--capacity", "64MiB", "--dir"]).arg(&place.point);
-        command.arg("-o").arg(format!("state_dir={}", place.state.display()));
+        command.env(STATE_DIR_VARIABLE, &place.state);
         command.arg("-o").arg(format!("scratch.dir={}/scratch", place.base.path().display()));
         command.args(arguments).stdin(Stdio::null()).stdout(File::create(&output).expect("a file"));
         let process = command.spawn().expect("tidefs");
@@ -51,6 +54,18 @@ impl Running {
         let hosts = self.said["hosts"].as_array().expect("a list");
         hosts.iter().map(|host| PathBuf::from(host["mount"].as_str().expect("a path"))).collect()
     }
+}
+
+/// The etcd that `parent` started.
+fn etcd_of(parent: u32) -> Option<Pid> {
+    let is_child = |pid: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent_of = |rest: &str| rest.split(' ').nth(1).and_then(|pid| pid.parse::<u32>().ok());
+        stat.split_once(" (etcd) ").and_then(|(_, rest)| parent_of(rest)) == Some(parent)
+    };
+    let processes = fs::read_dir("/proc").expect("the processes").flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.find(is_child).map(Pid::from_raw)
 }
 
 impl Drop for Running {
@@ -96,6 +111,9 @@ fn hosts_of_a_trial_are_one_filesystem_and_all_end_with_it() {
     let running = Running::start(&["--hosts", "3"]);
     assert!(running.said["etcd"].as_str().is_some_and(|etcd| etcd.starts_with("http://127.0.0.1:")));
     assert_eq!(running.mounts().len(), 3);
+    // Ctrl-C goes to all of a group, and the daemons need etcd to leave.
+    let etcd = etcd_of(running.process.id()).expect("it runs etcd");
+    assert_eq!(getpgid(Some(etcd)), Ok(etcd), "etcd is in the group of who started it");
     expect_one_filesystem_until_interrupted(running);
 }
 
@@ -105,6 +123,18 @@ fn a_trial_needs_no_etcd() {
     assert!(running.said["coordinator"].as_str().is_some_and(|address| address.starts_with("127.0.0.1:")));
     assert!(running.said["etcd"].is_null());
     expect_one_filesystem_until_interrupted(running);
+}
+
+#[test]
+fn a_trial_ends_with_its_terminal() {
+    let mut running = Running::start(&["--hosts", "1", "--without-etcd"]);
+    let log = running.said["hosts"][0]["log"].as_str().map(PathBuf::from).expect("a path");
+    assert!(log.starts_with(&running.place.state), "{}", log.display());
+    let pid = Pid::from_raw(i32::try_from(running.process.id()).expect("a pid is an i32"));
+    kill(pid, Signal::SIGHUP).expect("it runs");
+    let status = wait_for(&mut running.process, LONG).expect("it ends");
+    assert!(status.success(), "{status}");
+    assert_eq!(mounts_below(running.place.base.path()), Vec::<PathBuf>::new());
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::common::program;
 use super::common::sys::{checksum_of, set_xattr};
 use super::common::{Mount, wait};
 use super::tool::{
-    EXIT_NO_DAEMON, EXIT_NOT_FOUND, argument, binary, fails, json as run_json, text, wrong_usage,
+    EXIT_NO_DAEMON, EXIT_NOT_FOUND, argument, binary, fails, json as run_json, text, tidefs, wrong_usage,
 };
 
 fn names(list: &Value) -> Vec<&str> {
@@ -54,6 +54,26 @@ fn status_tells_what_the_daemon_holds() {
     assert_eq!(status, run_json(&mount, &["status", argument(mount.path())]).with_now(&status));
     let settings = run_json(&mount, &["config", "show", "--effective", argument(mount.path())]);
     assert_eq!(settings, run_json(&mount, &["config", "show", "--effective"]));
+}
+
+#[test]
+fn no_name_of_a_namespace_steers_the_terminal_of_who_looks() {
+    let mount = Mount::start(&["capacity=64MiB"]);
+    for name in [&b"\x1b]0;owned\x07\x1b[2J"[..], b"a\nwarning: a line of its own", b"b\xff", b"b\xfe"] {
+        fs::create_dir(mount.join(OsStr::from_bytes(name))).expect("a namespace");
+    }
+    let status = run_json(&mount, &["status"]);
+    let names =
+        status["namespaces"].as_array().expect("namespaces").iter().filter_map(|of| of["name"].as_str());
+    let names: HashSet<&str> = names.collect();
+    let escaped = [r"\x1b]0;owned\x07\x1b[2J", r"a\x0awarning: a line of its own", r"b\xff", r"b\xfe"];
+    assert_eq!(names, HashSet::from(escaped), "{status}");
+    let human = text(&mount, &["status"]);
+    assert!(escaped.iter().all(|name| human.contains(name)), "{human}");
+    assert!(
+        !human.contains('\x1b') && !human.lines().any(|line| line.starts_with("warning: a line")),
+        "{human}"
+    );
 }
 
 #[test]
@@ -241,6 +261,18 @@ fn the_next_step_of_a_missing_key_can_be_typed_as_it_stands() {
     for place in [place.as_path(), Path::new("/")] {
         let told = program::run(Command::new("sh").args(["-c", &step]).current_dir(place), wait::HANG);
         assert!(told.output.contains("`a ns/it's small` was evicted"), "{step}: {told:?}");
+    }
+}
+
+#[test]
+fn a_host_that_waits_for_its_cluster_says_so_and_why() {
+    let mount = Mount::start(&["cluster.etcd=http://127.0.0.1:1", "cluster.listen=127.0.0.1:0"]);
+    assert!(run_json(&mount, &["status"])["cluster_waits_for"].is_string());
+    let told = format!("{} has not joined its cluster yet: ", mount.path().display());
+    for command in [&["members"][..], &["catalog", "stats"]] {
+        let finished = tidefs(&mount, command);
+        assert!(!finished.status.success() && finished.errors.contains(&told), "{finished:?}");
+        assert!(finished.errors.contains("next step: it joins by itself"), "{finished:?}");
     }
 }
 

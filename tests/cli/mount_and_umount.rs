@@ -141,6 +141,23 @@ fn mount_returns_when_the_mount_answers_and_umount_when_it_is_gone() {
 }
 
 #[test]
+fn what_frees_the_memory_that_a_stop_keeps_can_be_typed_as_its_log_has_it() {
+    let place = Unmounted::new();
+    let point = place.base.path().join("it's");
+    fs::create_dir(&point).expect("a mount point");
+    place.run(&["mount", argument(&point), "-o", &place.options("")]).success("tidefs mount");
+    fs::create_dir(point.join("ns")).expect("a namespace");
+    fs::write(point.join("ns/kept"), object(1, 100_000)).expect("an object");
+    let unmounted = place.run(&["umount", argument(&point), "--json"]).success("tidefs umount");
+    assert_eq!(parse(&unmounted.output)["kept"], true, "{unmounted:?}");
+    let log = fs::read_to_string(StateDir::new(&place.state).instance(&point).log()).expect("its log");
+    let command = log.split("free them with `").nth(1).and_then(|rest| rest.split('`').next());
+    let command = command.expect("a next step").replacen("tidefs", argument(&binary()), 1);
+    program::run(Command::new("sh").args(["-c", &command]), COMMAND).success(&command);
+    assert_eq!(mounts_below(place.base.path()), Vec::<PathBuf>::new(), "{command}");
+}
+
+#[test]
 fn umount_takes_away_the_mount_of_a_dead_daemon() {
     let place = Unmounted::new();
     place.run(&["mount", argument(&place.point), "-o", &place.options("")]).success("tidefs mount");

@@ -91,8 +91,13 @@ impl Mount {
         self.start_daemon_by(START, |command| in_own_pid_namespace(|| command.spawn()));
     }
 
+    /// The same, with what `spawn` does to the command.
     #[track_caller]
-    fn start_daemon_by(&mut self, limit: Duration, spawn: impl FnOnce(&mut Command) -> io::Result<Child>) {
+    pub(crate) fn start_daemon_by(
+        &mut self,
+        limit: Duration,
+        spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
+    ) {
         if self.bare {
             return;
         }

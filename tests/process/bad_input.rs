@@ -12,7 +12,7 @@ use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, bytes};
 use super::common::place::{Place, files_below};
 use super::common::program;
-use super::common::sys::{checksum_of, list_xattr, remove_xattr, set_xattr};
+use super::common::sys::{checksum_of, get_xattr_text, list_xattr, remove_xattr, set_xattr};
 use super::common::{Mount, wait};
 use super::daemon::{
     EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_MOUNT_POINT, EXIT_USAGE, daemon, refused, state_option,
@@ -128,6 +128,24 @@ fn a_mount_point_that_cannot_be_one_is_refused() {
     refused(&mut daemon(&file, &place.state), EXIT_MOUNT_POINT, &["file", "not a directory"]);
     assert_eq!(fs::read_to_string(&file).expect("the file is there"), "content");
     place.nothing_is_mounted();
+    assert_eq!(fs::read_dir(&place.state).expect("a directory").count(), 0, "a record is left behind");
+}
+
+#[test]
+fn every_problem_is_told_on_a_line_that_names_the_program() {
+    let place = Place::new();
+    let finished = refused(&mut place.daemon(&["-o", "capcity=8GiB,threads=0"]), EXIT_USAGE, &["capcity"]);
+    assert_eq!(finished.errors.lines().count(), 2, "{}", finished.errors);
+    assert!(finished.errors.lines().all(|line| line.starts_with("tidefsd: -o ")), "{}", finished.errors);
+}
+
+#[test]
+fn a_variable_that_is_empty_is_as_one_that_is_not_set() {
+    let place = Place::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidefsd"));
+    command.arg(&place.point).arg("--check-config").env("XDG_RUNTIME_DIR", place.base.path());
+    command.env("TIDEFS_RUNTIME_STATE_DIR", "").env("TIDEFS_MEMORY_CAPACITY", "");
+    program::run(&mut command, wait::HANG).success("a sound configuration");
 }
 
 #[test]
@@ -186,15 +204,43 @@ fn an_address_that_is_not_up_is_worth_another_start_and_one_that_is_taken_is_not
         (&*taken.0, EXIT_ENVIRONMENT, "ss -ltnp"),
     ];
     for (listen, code, remedy) in cases {
-        // What it mounts for its memory goes with its mount namespace.
-        let mut command = Command::new("unshare");
-        command.args(["--mount", env!("CARGO_BIN_EXE_tidefsd")]).arg(&place.point);
-        command.arg("-o").arg(state_option(&place.state));
-        command.arg("-o").arg(format!("capacity=64MiB,scratch.dir={}", scratch.display()));
-        command.arg("-o").arg(format!("cluster.coordinator={coordinator},cluster.listen={listen}"));
+        let sizes = format!("capacity=64MiB,scratch.dir={}", scratch.display());
+        let cluster = format!("cluster.coordinator={coordinator},cluster.listen={listen}");
+        let mut command = place.daemon(&["-o", &sizes, "-o", &cluster, "-o", "on_stop=keep"]);
         refused(&mut command, code, &[listen, "cluster.listen", remedy]);
         place.nothing_is_mounted();
     }
+}
+
+#[test]
+fn a_start_that_fails_leaves_what_an_earlier_daemon_kept() {
+    let mut mount = Mount::start(&["on_stop=keep"]);
+    let (object, bare) = (mount.namespace("ns").join("object"), mount.namespace("bare"));
+    fs::write(&object, bytes(1, 300_000)).expect("an object");
+    set_xattr(&bare, "user.tidefs.quota", b"64MiB").expect("a policy");
+    let quota = get_xattr_text(&bare, "user.tidefs.quota");
+    mount.wait_until_closed([&object]);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let taken = (taken.local_addr().expect("its address").to_string(), taken);
+    let coordinator =
+        TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+    let fails = |mount: &Mount| {
+        let mut command = daemon(mount.path(), mount.state_dir());
+        let scratch = mount.scratch_dir();
+        command.arg("-o").arg(format!("capacity=256MiB,on_stop=keep,scratch.dir={}", scratch.display()));
+        command.arg("-o").arg(format!("cluster.coordinator={coordinator},cluster.listen={}", taken.0));
+        refused(&mut command, EXIT_ENVIRONMENT, &["cluster.listen"]);
+    };
+    assert!(mount.stop().success());
+    fails(&mount);
+    mount.start_daemon();
+    assert_same(&fs::read(&object).expect("it was kept"), &bytes(1, 300_000), "kept");
+    // Directories and their policies take no memory, and are kept all the same.
+    fs::remove_file(&object).expect("an unlink");
+    assert!(mount.stop().success());
+    fails(&mount);
+    mount.start_daemon();
+    assert_eq!(get_xattr_text(&bare, "user.tidefs.quota"), quota);
 }
 
 /// Eight objects, a stop, `damage` to the segment file of one of them, a start: that one is a miss and a warning names

@@ -1,6 +1,8 @@
-//! SIGTERM and SIGINT while clients use the mount: it goes away within seconds and the daemon ends with 0.
+//! SIGTERM and SIGINT while clients use the mount: it goes away within seconds and the daemon ends with 0. And SIGHUP, which a
+//! daemon outlives that was started to do so.
 
 use std::fs;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -58,6 +60,33 @@ fn sigint_does_the_same(mode: Mode) {
     assert!(super::common::wait::until(STOP, gone), "the mount is gone within {STOP:?} of SIGINT");
     assert!(began.elapsed() < STOP);
     assert!(fs::read_dir(&point).expect("the mount point is a plain directory").next().is_none());
+}
+
+#[test]
+fn a_hangup_ends_the_daemon_unless_it_was_started_to_ignore_it() {
+    let mut mount = Mount::start(&[]);
+    let (place, point) = (mount.namespace("ns"), mount.path().to_owned());
+    fs::write(place.join("a"), b"bytes").expect("an object");
+    mount.signal(Signal::SIGHUP);
+    let gone = || !mounts_below(&point).contains(&point);
+    assert!(super::common::wait::until(STOP, gone), "the mount is gone within {STOP:?} of SIGHUP");
+    assert!(mount.stop().success(), "it had ended");
+    mount.start_daemon_by(STOP, |command| {
+        // SAFETY: between fork and exec the closure makes one async-signal-safe system call and allocates nothing.
+        unsafe {
+            command.pre_exec(|| match libc::signal(libc::SIGHUP, libc::SIG_IGN) {
+                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+        command.spawn()
+    });
+    fs::create_dir_all(&place).expect("a namespace");
+    mount.signal(Signal::SIGHUP);
+    mount.signal(Signal::SIGHUP);
+    fs::write(place.join("a"), b"bytes").expect("it serves on");
+    assert!(!gone(), "the mount is there");
+    assert!(mount.stop().success());
 }
 
 in_both_modes!(sigterm_ends_a_mount_whose_files_are_open, sigint_does_the_same);

@@ -16,7 +16,8 @@ fn a_second_daemon_on_the_same_directory_is_refused() {
     fs::write(place.join("a"), object(1, 100_000)).expect("an object");
     let point = mount.path().to_str().expect("a path in UTF-8").to_owned();
     let pid = mount.pid().to_string();
-    refused(&mut daemon(mount.path(), mount.state_dir()), EXIT_MOUNT_POINT, &[&point, &pid]);
+    let stop = format!("`tidefs umount {point} --state-dir {}`", mount.state_dir().display());
+    refused(&mut daemon(mount.path(), mount.state_dir()), EXIT_MOUNT_POINT, &[&point, &pid, &stop]);
     // also by another spelling of the path, and with a state directory that knows nothing of the first
     let other_spelling = mount.path().join("../mount/.");
     refused(&mut daemon(&other_spelling, mount.state_dir()), EXIT_MOUNT_POINT, &[&pid]);

@@ -155,6 +155,31 @@ fn change(mount: &Mount, what: &str, disk: &Path) -> super::common::control::Ans
 }
 
 #[test]
+fn a_disk_has_one_name_and_is_not_in_the_mount_by_whatever_way_a_path_leads_there() {
+    let (first, second) = (disk(), disk());
+    let mount = mount_on(first.path());
+    let inside = mount.namespace("kv");
+    let link = first.path().join("link");
+    std::os::unix::fs::symlink(&inside, &link).expect("a link");
+    let from_root = inside.strip_prefix("/").expect("an absolute path");
+    let by_dots = first.path().join("../../../../../../../..").join(from_root);
+    for way in [inside, link, by_dots] {
+        let refused = change(&mount, "add", &way);
+        assert_eq!(refused.status, 400, "{}", refused.text());
+        assert!(refused.text().contains("it is in the mount"), "{}", refused.text());
+    }
+    let with_slash = second.path().join("");
+    assert!(with_slash.display().to_string().ends_with('/'));
+    let added = change(&mount, "add", &with_slash);
+    assert_eq!(added.status, 200, "{}", added.text());
+    assert_eq!(disks(&mount)[1].0, second.path().display().to_string());
+    assert_eq!(change(&mount, "add", second.path()).status, 409);
+    let removed = change(&mount, "remove", &with_slash);
+    assert_eq!(removed.status, 200, "{}", removed.text());
+    assert_eq!(disks(&mount).len(), 1);
+}
+
+#[test]
 fn a_disk_is_added_another_emptied_and_removed_and_a_restart_knows_it() {
     let (first, second) = (disk(), disk());
     let mut mount = mount_on(first.path());

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use tidefs_control_api::instance::STATE_DIR_VARIABLE;
+use tidefs_control_api::instance::state_dir_of_environment;
 use tidefs_control_api::{Pin, SortOrder};
 use tidefs_engine::types::ByteCount;
 
@@ -12,6 +12,9 @@ use crate::bench::BenchArgs;
 use crate::commands::disks::TierCommand;
 
 pub(crate) use self::spelling::Spelling;
+
+/// Longest time to wait for a mount or its end: a year, which every clock can add.
+const TIMEOUT_MAX_S: u64 = 31_536_000;
 
 const EXIT_CODES: &str = "Exit codes: 0 it worked; 1 it failed; 2 wrong command line; 3 no such daemon or mount; \
                           4 no such object.";
@@ -146,9 +149,17 @@ pub(crate) struct Common {
     /// Print one JSON document instead of text
     #[arg(long)]
     pub(crate) json: bool,
-    /// Where daemons keep their runtime state; default: /run/tidefs for root, else $XDG_RUNTIME_DIR/tidefs
-    #[arg(long, value_name = "DIR", env = STATE_DIR_VARIABLE, value_hint = ValueHint::DirPath)]
-    pub(crate) state_dir: Option<PathBuf>,
+    /// Where daemons keep their runtime state; default: what TIDEFS_RUNTIME_STATE_DIR names, else /run/tidefs for root and
+    /// $XDG_RUNTIME_DIR/tidefs for others
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    state_dir: Option<PathBuf>,
+}
+
+impl Common {
+    /// The state directory that is named, by the option or else by the environment.
+    pub(crate) fn state_dir(&self) -> Option<PathBuf> {
+        self.state_dir.clone().or_else(state_dir_of_environment)
+    }
 }
 
 /// Which daemon is meant.
@@ -424,7 +435,8 @@ pub(crate) struct MountArgs {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
     /// Seconds to wait for the mount
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=TIMEOUT_MAX_S))]
     pub(crate) timeout: u64,
     #[command(flatten)]
     pub(crate) common: Common,
@@ -439,7 +451,8 @@ pub(crate) struct UmountArgs {
     #[arg(long)]
     pub(crate) discard: bool,
     /// Seconds to wait for the daemon's end
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u64).range(1..=TIMEOUT_MAX_S))]
     pub(crate) timeout: u64,
     #[command(flatten)]
     pub(crate) common: Common,

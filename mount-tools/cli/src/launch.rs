@@ -106,6 +106,11 @@ pub(crate) enum LaunchError {
         pid.map_or("unknown".into(), |pid| pid.to_string()), dir.display(), timeout.as_secs(), log.display()
     )]
     StillStopping { dir: PathBuf, pid: Option<u32>, timeout: Duration, log: PathBuf },
+    #[error(
+        "{} is mounted on demand (autofs), which tidefs cannot be: leave out x-systemd.automount; nofail keeps a late mount \
+         from holding up the boot", dir.display()
+    )]
+    OnDemand { dir: PathBuf },
     #[error("cannot {step} {}: {source}", path.display())]
     Io { step: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot start tidefsd: it stands neither beside {} nor in PATH", beside.display())]
@@ -123,7 +128,7 @@ impl LaunchError {
     pub(crate) fn is_usage(&self) -> bool {
         match self {
             Self::Ended { status, .. } => status.code() == Some(EXIT_CONFIGURATION),
-            Self::NoStateDir(_) => true,
+            Self::NoStateDir(_) | Self::OnDemand { .. } => true,
             _ => false,
         }
     }
@@ -158,10 +163,16 @@ impl Launch {
 
     /// The state directory that the daemon will use; a configuration file that names another is not read here.
     fn state(&self) -> Result<StateDir, LaunchError> {
-        match state_dir_of(&self.options).or_else(|| self.state_dir.clone()) {
+        match self.named_state_dir() {
             Some(dir) => Ok(StateDir::new(dir)),
             None => Ok(StateDir::of_this_user()?),
         }
+    }
+
+    /// The state directory that is named. A relative one of `options` is none: the daemon refuses it.
+    pub(crate) fn named_state_dir(&self) -> Option<PathBuf> {
+        let of_options = state_dir_of(&self.options).filter(|dir| dir.is_absolute());
+        of_options.or_else(|| self.state_dir.as_deref().map(absolute))
     }
 
     /// Whether the mount of a dead daemon lies on the directory. One whose daemon lives is an error; a daemon that lives without
@@ -172,6 +183,9 @@ impl Launch {
         loop {
             let daemon = lock::probe(&instance.lock()).map_err(io_error("look for the daemon of"))?;
             let table = MountTable::read().map_err(io_error("read the mounts on"))?;
+            if is_mounted_on_demand(&table, &self.dir) {
+                return Err(LaunchError::OnDemand { dir: self.dir.clone() });
+            }
             let Daemon::Alive { pid } = daemon else {
                 // What another daemon serves is for the new one to refuse.
                 let mount = table.tidefs_at(&self.dir);
@@ -248,6 +262,12 @@ impl Launch {
             }
         }
     }
+}
+
+/// Whether autofs stands on `dir` and mounts when somebody looks at it. Only the process group of who mounts for it gets past it,
+/// which a daemon in a session of its own has left: it would wait for itself.
+fn is_mounted_on_demand(table: &MountTable, dir: &Path) -> bool {
+    table.at(dir).is_some_and(|mount| mount.fstype == "autofs")
 }
 
 /// Where tidefsd is looked for first.
@@ -377,6 +397,32 @@ mod tests {
         assert_eq!(options(&["capacity=1GiB"]), None);
         assert_eq!(options(&["rw,state_dir=/a", "runtime.state_dir=/b\\,c,ro"]), Some("/b,c".into()));
         assert_eq!(option("runtime.state_dir", Path::new("/b,c")), "runtime.state_dir=/b\\,c");
+    }
+
+    #[test]
+    fn a_relative_state_directory_of_the_options_is_left_to_the_daemon() {
+        let launch = |option: &str, state_dir: Option<&str>| Launch {
+            dir: "/mnt/kv".into(),
+            options: vec![option.to_owned()],
+            capacity: None,
+            config: None,
+            state_dir: state_dir.map(PathBuf::from),
+            timeout: Duration::ZERO,
+        };
+        assert_eq!(launch("state_dir=state", None).named_state_dir(), None);
+        assert_eq!(launch("state_dir=state", Some("/run/x")).named_state_dir(), Some("/run/x".into()));
+        assert_eq!(launch("state_dir=/a", Some("/run/x")).named_state_dir(), Some("/a".into()));
+    }
+
+    #[test]
+    fn a_directory_that_is_mounted_on_demand_is_known_until_something_is_mounted_on_it() {
+        let on_demand = b"40 27 0:50 / /mnt/kv rw shared:7 - autofs systemd-1 rw,fd=51,direct\n";
+        let is_on_demand =
+            |text: &[u8], dir: &str| is_mounted_on_demand(&MountTable::parse(text), Path::new(dir));
+        assert!(is_on_demand(on_demand, "/mnt/kv"));
+        assert!(!is_on_demand(on_demand, "/mnt"));
+        let mounted = [&on_demand[..], b"41 40 0:51 / /mnt/kv rw - ext4 /dev/vdb rw\n"].concat();
+        assert!(!is_on_demand(&mounted, "/mnt/kv"));
     }
 
     #[test]

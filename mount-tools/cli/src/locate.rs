@@ -9,18 +9,18 @@ use std::path::{Component, Path, PathBuf};
 
 use tidefs_control_api::KeyPath;
 use tidefs_control_api::answer::Answer;
-use tidefs_control_api::instance::{Instance, STATE_DIR_VARIABLE, StateDir};
+use tidefs_control_api::instance::{Instance, StateDir, state_dir_of_environment};
 use tidefs_control_api::lock::{self, Daemon};
 use tidefs_control_api::mounts::{Mount, MountTable};
+use tidefs_control_api::shell::{self, quoted};
 
 use crate::args::{Common, Select, Spelling};
 use crate::client::Client;
 use crate::error::{CliError, Exit};
-use crate::shell::quoted;
 
 /// The state directory that `common` names, or the default one.
 pub(crate) fn state_dir(common: &Common) -> Result<StateDir, CliError> {
-    match &common.state_dir {
+    match common.state_dir() {
         Some(dir) => Ok(StateDir::new(dir)),
         None => StateDir::of_this_user().map_err(|error| CliError::new(Exit::Usage, error.to_string())),
     }
@@ -111,7 +111,7 @@ pub(crate) fn connect_to(
 ) -> Result<(Client, KeyPath), CliError> {
     let locator = Locator::new(select)?;
     let (instance, key) = locator.instance_of(&spelling.read(path)?)?;
-    let words = locator.words_for(&instance, &key) + &state_dir_option(&select.common);
+    let words = locator.words_for(&instance, &key) + &locator.state_dir_option;
     Ok((client(&instance)?.about(words), key))
 }
 
@@ -121,13 +121,18 @@ pub(crate) fn connect_to_pattern(select: &Select, pattern: &str) -> Result<(Clie
     Ok((client(&instance)?, pattern))
 }
 
-/// The option for another command to look where this one did, unless its environment says so already.
-fn state_dir_option(common: &Common) -> String {
-    let of_environment = std::env::var_os(STATE_DIR_VARIABLE).map(PathBuf::from);
-    match &common.state_dir {
-        Some(dir) if common.state_dir != of_environment => format!(" --state-dir {}", quoted(dir)),
+/// The option for another command to look in `dir`, which was named to this one, unless its environment says so already.
+pub(crate) fn state_dir_option(dir: Option<&Path>) -> String {
+    match dir {
+        Some(dir) if state_dir_of_environment().as_deref() != Some(dir) => shell::state_dir_option(dir),
         _ => String::new(),
     }
+}
+
+/// The options for another command to mean the daemon that `select` does.
+pub(crate) fn same_daemon(select: &Select) -> String {
+    let mount = select.mount.as_ref().map(|dir| format!(" --mount {}", quoted(dir))).unwrap_or_default();
+    mount + &state_dir_option(select.common.state_dir().as_deref())
 }
 
 fn client(instance: &Instance) -> Result<Client, CliError> {
@@ -142,6 +147,8 @@ struct Locator {
     mount: Option<PathBuf>,
     /// The user who asks.
     caller: u32,
+    /// For another command to look there, too.
+    state_dir_option: String,
 }
 
 impl Locator {
@@ -155,7 +162,8 @@ impl Locator {
             let others = table.tidefs().filter(meant).find_map(|other| of_other_user(other, caller));
             others.unwrap_or(error)
         })?;
-        Ok(Self { state, table, mount, caller })
+        let state_dir_option = state_dir_option(select.common.state_dir().as_deref());
+        Ok(Self { state, table, mount, caller, state_dir_option })
     }
 
     /// The daemon of a command without a path.
@@ -244,18 +252,17 @@ impl Locator {
         let instance = self.state.instance(dir);
         let mount = self.table.tidefs_at(dir);
         let none = |message| CliError::new(Exit::NoDaemon, message);
+        let words = quoted(dir) + &self.state_dir_option;
         match (probe(&instance)?, mount) {
             (Daemon::Alive { .. }, _) => Ok(instance),
             (Daemon::Gone, Some(mount)) => {
                 refuse_served(&instance, mount)?;
-                Err(none(format!("the daemon of {} is gone", dir.display())).next_step(format!(
-                    "mount again, or `tidefs umount {}` takes the dead mount away",
-                    quoted(dir)
-                )))
+                Err(none(format!("the daemon of {} is gone", dir.display()))
+                    .next_step(format!("mount again, or `tidefs umount {words}` takes the dead mount away")))
             }
             (Daemon::NoRecord, Some(mount)) => Err(no_record(&self.state, mount, self.caller)),
             (_, None) => Err(none(format!("no daemon serves {}", dir.display()))
-                .next_step(format!("`tidefs mount {}` starts one", quoted(dir)))),
+                .next_step(format!("`tidefs mount {words}` starts one"))),
         }
     }
 
@@ -275,8 +282,12 @@ impl Locator {
             1 => Ok(living.remove(0)),
             0 => Err(self.table.tidefs().find_map(|mount| of_other_user(mount, self.caller)).unwrap_or_else(
                 || {
-                    CliError::new(Exit::NoDaemon, format!("no daemon runs (looked in {state})"))
-                        .next_step("`tidefs mount DIR` starts one; --state-dir names another place to look")
+                    let option = &self.state_dir_option;
+                    CliError::new(Exit::NoDaemon, format!("no daemon runs (looked in {state})")).next_step(
+                        format!(
+                            "`tidefs mount DIR{option}` starts one; --state-dir names another place to look"
+                        ),
+                    )
                 },
             )),
             _ => {
@@ -351,6 +362,7 @@ mod tests {
                 table: MountTable::parse((line("a") + &line("b")).as_bytes()),
                 mount: mount.map(|name| root.join(name)),
                 caller: 0,
+                state_dir_option: String::new(),
             }
         }
 

@@ -17,7 +17,6 @@ mod launch;
 mod locate;
 mod mount_helper;
 mod output;
-mod shell;
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! `mount.tidefs SOURCE DIR -o OPTIONS`: what mount(8) runs for `mount -t tidefs` and for a line of fstab.
 //!
 //! All options go to the daemon as they are: it knows which ones every filesystem takes, obeys `noexec`, ignores
-//! the likes of `nofail` and `x-systemd.automount`, and refuses `ro` with a reason. One table, in one place.
+//! the likes of `nofail`, and refuses `ro` and `x-systemd.automount` with a reason. One table, in one place.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use tidefs_control_api::instance::STATE_DIR_VARIABLE;
+use tidefs_control_api::instance::state_dir_of_environment;
 use tidefs_control_api::mounts::MountTable;
 
 use crate::launch::{Launch, LaunchError};
@@ -101,7 +101,7 @@ fn mount(args: HelperArgs) -> Result<(), (u8, String)> {
         let (source, options) = (&args.source, options.join(","));
         tell(format_args!("mount.tidefs: {source} on {} with options `{options}`", dir.display()));
     }
-    let state_dir = std::env::var_os(STATE_DIR_VARIABLE).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let state_dir = state_dir_of_environment();
     let launch = Launch { dir, options, capacity: None, config: None, state_dir, timeout: TIMEOUT };
     let failure =
         |error: LaunchError| (if error.is_usage() { EXIT_USAGE } else { EXIT_FAILURE }, error.to_string());

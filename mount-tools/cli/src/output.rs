@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
@@ -83,6 +84,11 @@ pub(crate) fn write_out(bytes: &[u8]) -> Result<ControlFlow<()>, CliError> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
         Err(error) => Err(CliError::system("cannot write the result", &error)),
     }
+}
+
+/// A path in a document for programs, which is UTF-8: what of it is not stands there as U+FFFD, as in the status of a daemon.
+pub(crate) fn shown(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 /// Alignment of a column.

@@ -16,6 +16,12 @@ use crate::lock::InstanceLock;
 /// Environment variable that names the state directory.
 pub const STATE_DIR_VARIABLE: &str = "TIDEFS_RUNTIME_STATE_DIR";
 
+/// The state directory that [`STATE_DIR_VARIABLE`] names. A variable that is empty names none.
+#[must_use]
+pub fn state_dir_of_environment() -> Option<PathBuf> {
+    std::env::var_os(STATE_DIR_VARIABLE).filter(|dir| !dir.is_empty()).map(PathBuf::from)
+}
+
 /// File of an instance: what was removed from its SSD tier and is not noted on the disks yet. Empty when there is nothing.
 pub const REMOVALS: &str = "ssd-removals";
 

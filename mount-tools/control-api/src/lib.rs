@@ -3,8 +3,9 @@
 //! Three things: the ioctls of the fast path ([`ioctl`]), the types that travel over the admin socket (HTTP over a unix
 //! socket, root only), and how the state of one mount is found on the host ([`instance`], [`lock`], [`mounts`],
 //! [`socket`]) without asking the mount itself, which may be dead or hang; only who takes one away does ([`answer`]).
+//! Beside them, how the commands are written that messages tell people to type ([`shell`]).
 //!
-//! The last two are there with the feature `admin`, which is on by default; a client library does without.
+//! All but the ioctls is there with the feature `admin`, which is on by default; a client library does without.
 //!
 //! Compatibility
 //! - [`API_VERSION`] is the first part of each route. A change that an old reader would misread makes a new one.
@@ -40,6 +41,8 @@ pub mod mounts;
 pub mod object;
 #[cfg(feature = "admin")]
 pub mod routes;
+#[cfg(feature = "admin")]
+pub mod shell;
 #[cfg(feature = "admin")]
 pub mod socket;
 #[cfg(feature = "admin")]

@@ -44,6 +44,8 @@ pub struct Status {
     pub ssd: Option<SsdStatus>,
     /// The cluster; absent when the host is alone.
     pub cluster: Option<ClusterStatus>,
+    /// Why the host has not joined its cluster yet, and serves alone; absent when it has, or has none.
+    pub cluster_waits_for: Option<String>,
     /// Who left to make room.
     pub eviction: EvictionStatus,
     /// The edge to the kernel.

@@ -17,6 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidefs_control_api::KeyPath;
+
 use super::super::policy_text::{SETTABLE, apply, check, written};
 use super::super::regroup::Changes;
 use super::super::xattrs::PREFIX;
@@ -167,7 +169,7 @@ impl Datapath {
         let unapplied = agreed.map_err(|error| self.refuse(path, &error))?;
         for (member, reason) in unapplied {
             self.telemetry.agreements_late.increment();
-            let directory = String::from_utf8_lossy(path);
+            let directory = KeyPath::from_bytes(path);
             tracing::warn!(%directory, %member, reason, "a member goes by what it knew of a directory until it hears of the change");
         }
         Ok(())
@@ -175,7 +177,7 @@ impl Datapath {
 
     fn refuse(&self, path: &[u8], reason: &dyn std::fmt::Display) -> Error {
         self.telemetry.agreements_refused.increment();
-        let directory = String::from_utf8_lossy(path);
+        let directory = KeyPath::from_bytes(path);
         tracing::warn!(%directory, %reason, "a change that all members are to agree on is refused; try again later");
         Error::NotAgreed
     }

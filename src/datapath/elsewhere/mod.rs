@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 use lru::LruCache;
+use tidefs_control_api::KeyPath;
 use tidefs_engine::types::ByteCount;
 use tokio::runtime::Handle;
 
@@ -466,7 +467,7 @@ impl Datapath {
         if unanswered.is_empty() {
             return Ok(());
         }
-        let directory = String::from_utf8_lossy(&path);
+        let directory = KeyPath::from_bytes(&path);
         tracing::warn!(%directory, ?unanswered, "a directory is not removed: these members do not say what they hold in it");
         Err(Error::Unanswered)
     }

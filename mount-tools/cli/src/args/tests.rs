@@ -30,6 +30,17 @@ fn a_size_without_a_number_is_refused_with_an_example() {
 }
 
 #[test]
+fn a_wait_is_no_longer_than_a_clock_can_tell() {
+    for command in ["mount", "umount"] {
+        let with = |seconds: &str| parse(&format!("tidefs {command} /mnt/kv --timeout {seconds}"));
+        assert!(with("1").is_ok() && with("31536000").is_ok(), "{command}");
+        for seconds in ["0", "31536001", "18446744073709551615"] {
+            assert!(with(seconds).is_err(), "{command} {seconds}");
+        }
+    }
+}
+
+#[test]
 fn every_command_but_bench_takes_json() {
     for command in Cli::command().get_subcommands().filter(|c| !["bench", "help"].contains(&c.get_name())) {
         let leaves: Vec<_> =

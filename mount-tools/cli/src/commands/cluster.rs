@@ -14,10 +14,17 @@ use crate::output::{Column, Output, duration, facts, grouped, table};
 fn cluster(args: &StatusArgs) -> Result<ClusterStatus, CliError> {
     let client = locate::connect(&args.of.select())?;
     let status: Status = client.read(client.get(routes::STATUS, &())?)?;
-    status.cluster.ok_or_else(|| {
-        CliError::new(Exit::Failed, format!("{} is a host alone, in no cluster", status.mount_point))
-            .next_step("name etcd's address with -o etcd=http://HOST:2379, or one host with -o coordinator=HOST:7401; or try `tidefs cluster dev`")
-    })
+    status.cluster.ok_or_else(|| alone(&status.mount_point, status.cluster_waits_for.as_deref()))
+}
+
+/// That the host mounted on `mount` takes part in no cluster, or not yet.
+fn alone(mount: &str, waits_for: Option<&str>) -> CliError {
+    match waits_for {
+        Some(why) => CliError::new(Exit::Failed, format!("{mount} has not joined its cluster yet: {why}"))
+            .next_step("it joins by itself; look at the address, the key and the coordinator"),
+        None => CliError::new(Exit::Failed, format!("{mount} is a host alone, in no cluster"))
+            .next_step("name etcd's address with -o etcd=http://HOST:2379, or one host with -o coordinator=HOST:7401; or try `tidefs cluster dev`"),
+    }
 }
 
 pub(crate) fn members(args: &StatusArgs, output: Output) -> Result<(), CliError> {

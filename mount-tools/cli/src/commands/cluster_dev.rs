@@ -5,6 +5,7 @@
 use std::fs;
 use std::io;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,15 +15,16 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::json;
-use tidefs_control_api::instance::Instance;
+use tidefs_control_api::instance::{Instance, state_dir_of_environment};
 use tidefs_control_api::lock::Daemon;
+use tidefs_control_api::shell::{quoted, state_dir_option};
 
 use super::umount;
 use crate::args::ClusterDevArgs;
 use crate::error::{CliError, Exit};
 use crate::launch::Launch;
 use crate::locate;
-use crate::output::{Output, tell};
+use crate::output::{Output, shown, tell};
 
 /// How long etcd may take until it answers.
 const ETCD_START: Duration = Duration::from_secs(20);
@@ -39,14 +41,17 @@ pub(crate) fn run(args: &ClusterDevArgs, output: Output) -> Result<(), CliError>
     runtime.block_on(async {
         use tokio::signal::unix::{SignalKind, signal};
         let failed = |error| CliError::system("cannot wait for signals", &error);
+        let outlives_its_terminal = ignores_hangup();
         // Before anything is started: from here on Ctrl-C ends this process in order.
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
         let cluster = Cluster::start(args, output)?;
         cluster.show(output)?;
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
+            _ = hangup.recv(), if !outlives_its_terminal => {}
         }
         output.note("stopping");
         drop(cluster);
@@ -54,11 +59,21 @@ pub(crate) fn run(args: &ClusterDevArgs, output: Output) -> Result<(), CliError>
     })
 }
 
+/// Whether this process was started to go on without its terminal, as by nohup(1).
+fn ignores_hangup() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // Signal 1 has the lowest bit.
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
 /// One daemon.
 struct Host {
     mount: PathBuf,
     process: Pid,
     instance: Instance,
+    /// What a command of another shell adds to find it.
+    state_dir_option: String,
 }
 
 impl Host {
@@ -152,24 +167,23 @@ impl Cluster {
             options,
             capacity: Some(args.capacity),
             config: None,
-            state_dir: None,
+            state_dir: state_dir_of_environment(),
             timeout: MOUNT,
         };
         let started = launch
             .start()
             .map_err(|error| CliError::new(Exit::Failed, format!("{name} does not start: {error}")))?;
         let process = Pid::from_raw(i32::try_from(started.pid).unwrap_or_default());
-        Ok(Host { mount: dir, process, instance: started.instance })
+        let state_dir_option = launch.named_state_dir().as_deref().map(state_dir_option).unwrap_or_default();
+        Ok(Host { mount: dir, process, instance: started.instance, state_dir_option })
     }
 
     fn show(&self, output: Output) -> Result<(), CliError> {
-        let hosts: Vec<_> = self
-            .hosts
-            .iter()
-            .map(
-                |host| json!({"mount": host.mount, "pid": host.process.as_raw(), "log": host.instance.log()}),
-            )
-            .collect();
+        let facts = |host: &Host| {
+            let log = shown(&host.instance.log());
+            json!({"mount": shown(&host.mount), "pid": host.process.as_raw(), "log": log})
+        };
+        let hosts: Vec<_> = self.hosts.iter().map(facts).collect();
         let (key, address, is_at) = self.meeting.place();
         output.result(&json!({key: address, "hosts": hosts}), || {
             let mut text = format!("{is_at} {address}\n");
@@ -177,10 +191,12 @@ impl Cluster {
                 text += &format!("{}  (process {}, log {})\n", host.mount.display(), host.process, host.instance.log().display());
             }
             if let [first, .., last] = &self.hosts[..] {
+                let [made, written, read] =
+                    [first.mount.join("kv"), first.mount.join("kv/key"), last.mount.join("kv/key")]
+                        .map(|path| quoted(&path));
+                let option = &last.state_dir_option;
                 text += &format!(
-                    "\nTry it:\n  mkdir {0}/kv && echo hello > {0}/kv/key\n  cat {1}/kv/key\n  tidefs where {1}/kv/key\n",
-                    first.mount.display(),
-                    last.mount.display()
+                    "\nTry it:\n  mkdir {made} && echo hello > {written}\n  cat {read}\n  tidefs where {read}{option}\n"
                 );
             }
             text + "\nCtrl-C ends it.\n"
@@ -246,6 +262,8 @@ fn start_etcd(program: &Path, data: &Path) -> Result<(Child, String), CliError> 
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
+        // Ctrl-C goes to the group of this process, whose daemons still need it then.
+        .process_group(0)
         .spawn()
         .map_err(|error| {
             CliError::new(Exit::Failed, format!("cannot start {}: {error}", program.display())).next_step(

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use indicatif::{HumanBytes, ProgressBar};
+use tidefs_control_api::shell::quoted;
 use tidefs_control_api::{
     AddDiskRequest, DisksChanged, DrainDiskRequest, DrainProgress, RemoveDiskRequest, routes,
 };
@@ -95,11 +96,15 @@ pub(crate) struct RemoveArgs {
     pub(crate) select: Select,
 }
 
-/// The path as the daemon, which stands elsewhere, takes it.
+/// The path as the daemon, which stands elsewhere, takes it: without the slash that a shell puts at its end.
 fn absolute(place: &Path) -> Result<String, CliError> {
     let absolute = std::path::absolute(place)
         .map_err(|error| CliError::new(Exit::Failed, format!("`{}` is no path: {error}", place.display())))?;
-    Ok(absolute.display().to_string())
+    let path: PathBuf = absolute.components().collect();
+    path.to_str().map(str::to_owned).ok_or_else(|| {
+        CliError::new(Exit::Usage, format!("the path of a disk is UTF-8, and `{}` is not", path.display()))
+            .next_step("name it by another path, for example a link to it")
+    })
 }
 
 pub(crate) fn add(args: &AddArgs, output: Output) -> Result<(), CliError> {
@@ -141,7 +146,8 @@ pub(crate) fn drain(args: &DrainArgs, output: Output) -> Result<ExitCode, CliErr
     let followed = client.follow(routes::TIER_DRAIN, &request, |progress| show(&bar, &progress));
     bar.finish_and_clear();
     let (summary, value): (DrainProgress, _) = followed?;
-    output.result(&value, || human(&request.path, &summary))?;
+    let words = quoted(Path::new(&request.path)) + &locate::same_daemon(&args.select);
+    output.result(&value, || human(&request.path, &words, &summary))?;
     Ok(if summary.left.0 > 0 { Exit::Failed.into() } else { ExitCode::SUCCESS })
 }
 
@@ -152,7 +158,8 @@ fn show(bar: &ProgressBar, progress: &DrainProgress) {
     bar.set_message(HumanBytes(progress.moved_bytes.get()).to_string());
 }
 
-fn human(path: &str, summary: &DrainProgress) -> String {
+/// `words` name the disk to another command.
+fn human(path: &str, words: &str, summary: &DrainProgress) -> String {
     let DrainProgress { moved, moved_bytes, in_memory, lost, left } = *summary;
     let mut text = format!("{path}: {} objects moved to other disks, {moved_bytes}", grouped(moved.0));
     if in_memory.0 > 0 {
@@ -164,5 +171,22 @@ fn human(path: &str, summary: &DrainProgress) -> String {
     if left.0 > 0 {
         return text + &format!("; {} are left\n", grouped(left.0));
     }
-    text + &format!("\nit is empty and takes nothing: `tidefs tier remove {path}` takes it out\n")
+    text + &format!("\nit is empty and takes nothing: `tidefs tier remove {words}` takes it out\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_has_one_name_however_it_is_typed_and_that_is_utf8() {
+        for typed in ["/mnt/a", "/mnt/a/", "/mnt//a/."] {
+            assert_eq!(absolute(Path::new(typed)).unwrap(), "/mnt/a", "{typed}");
+        }
+        let error = absolute(Path::new(OsStr::from_bytes(b"/mnt/\xff"))).unwrap_err();
+        assert!(error.exit == Exit::Usage && error.message.contains("UTF-8"), "{error}");
+    }
 }

@@ -10,7 +10,7 @@ use crate::args::{Cli, CompletionsArgs, ManpagesArgs};
 use crate::error::{CliError, Exit};
 use crate::launch::daemon_program;
 use crate::mount_helper::HelperArgs;
-use crate::output::Output;
+use crate::output::{Output, shown};
 
 /// What tidefsd prints its manual page for.
 const MAN_PAGE: &str = "--man-page";
@@ -35,7 +35,8 @@ pub(crate) fn manpages(args: &ManpagesArgs, output: Output) -> Result<(), CliErr
         written.push(path);
     }
     let text = || written.iter().map(|path| format!("{}\n", path.display())).collect();
-    output.result(&json!({ "written": written }), text)
+    let paths: Vec<String> = written.iter().map(|path| shown(path)).collect();
+    output.result(&json!({ "written": paths }), text)
 }
 
 /// The page of tidefsd, which writes it itself: only it knows its options.

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tidefs_control_api::shell::quoted;
 
 use crate::args::MountArgs;
 use crate::error::{CliError, Exit};
 use crate::launch::{Launch, LaunchError};
 use crate::locate;
-use crate::output::Output;
-use crate::shell::quoted;
+use crate::output::{Output, shown};
 
 pub(crate) fn run(args: MountArgs, output: Output) -> Result<(), CliError> {
     let dir = locate::resolve(&locate::mount_table()?, &args.dir)?;
@@ -18,17 +18,17 @@ pub(crate) fn run(args: MountArgs, output: Output) -> Result<(), CliError> {
         options: args.options,
         capacity: args.capacity,
         config: args.config,
-        state_dir: args.common.state_dir,
+        state_dir: args.common.state_dir(),
         timeout: Duration::from_secs(args.timeout),
     };
-    let started = launch.start().map_err(|error| failure(&error))?;
+    let started = launch.start().map_err(|error| failure(&error, &launch))?;
     let dir = launch.dir.display();
     let missing_disks = started.missing_disks();
     started.notes(&launch.dir, &missing_disks).iter().for_each(|note| output.note(note));
     let value = json!({
-        "mount_point": launch.dir,
+        "mount_point": shown(&launch.dir),
         "pid": started.pid,
-        "log": started.instance.log(),
+        "log": shown(&started.instance.log()),
         "replaced_stale": started.replaced_stale,
         "missing_disks": missing_disks,
     });
@@ -41,12 +41,13 @@ pub(crate) fn run(args: MountArgs, output: Output) -> Result<(), CliError> {
     })
 }
 
-fn failure(error: &LaunchError) -> CliError {
+fn failure(error: &LaunchError, launch: &Launch) -> CliError {
     let exit = if error.is_usage() { Exit::Usage } else { Exit::Failed };
     let failure = CliError::new(exit, error.to_string());
     match error {
         LaunchError::AlreadyServed { dir, .. } => {
-            failure.next_step(format!("`tidefs status {}` shows it", quoted(dir)))
+            let option = locate::state_dir_option(launch.named_state_dir().as_deref());
+            failure.next_step(format!("`tidefs status {}{option}` shows it", quoted(dir)))
         }
         LaunchError::StillStopping { dir, .. } => failure.next_step(format!(
             "mount again when it has ended; it waits for programs that have files of {} open",

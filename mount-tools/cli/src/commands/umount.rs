@@ -21,7 +21,7 @@ use crate::args::UmountArgs;
 use crate::error::{CliError, Exit};
 use crate::launch::{LOOK_INTERVAL, earlier_log};
 use crate::locate::{self, mount_table, probe};
-use crate::output::Output;
+use crate::output::{Output, shown};
 
 pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
     let table = mount_table()?;
@@ -51,8 +51,14 @@ pub(crate) fn run(args: &UmountArgs, output: Output) -> Result<(), CliError> {
         }
     };
     take_away(&instance, &dir, args.discard)?;
-    let value = json!({ "mount_point": dir, "daemon": daemon, "discarded": args.discard });
-    output.result(&value, || match (args.discard, instance.memory().exists()) {
+    let kept = !args.discard && instance.memory().exists();
+    let value = json!({
+        "mount_point": shown(&dir),
+        "daemon": daemon,
+        "discarded": args.discard,
+        "kept": kept,
+    });
+    output.result(&value, || match (args.discard, kept) {
         (true, _) => format!("unmounted {}, its memory is free", dir.display()),
         (false, true) => {
             format!("unmounted {}; its objects stay in memory for the next mount", dir.display())

@@ -28,6 +28,22 @@ fn a_disk_that_is_added_is_told_with_how_long_that_lasts_and_what_makes_it_stay(
     assert_eq!(host.run("tier add /mnt/nvme0/tidefs --json").json(), changed(false));
     let asked = r#"POST /v1/tier/add {"path":"/mnt/nvme0/tidefs","capacity":2199023255552}"#;
     assert_eq!(daemon.asked()[0], asked);
+    // A shell that completes the name of a directory ends it with a slash.
+    assert_eq!(host.run("tier remove /mnt/nvme1/tidefs/").code, 0);
+    assert_eq!(daemon.asked()[3], daemon.asked()[1]);
+}
+
+#[test]
+fn the_next_step_after_a_drain_can_be_typed_as_it_stands() {
+    let host = Host::new();
+    let lines = json!({"event": "summary", "moved": 2, "left": 0}).to_string() + "\n";
+    let _daemon = FakeDaemon::serve_text(&host, [("POST /v1/tier/drain", 200, lines)]);
+    let other = host.path().join("other");
+    std::fs::rename(host.state().path(), &other).unwrap();
+    let ended = host.run(&format!("tier drain /mnt/it's --mount MNT --state-dir {}", other.display()));
+    let options = format!("--mount {} --state-dir {}", host.mount_dir().display(), other.display());
+    let wanted = format!(r"`tidefs tier remove '/mnt/it'\''s' {options}` takes it out");
+    assert!(ended.code == 0 && ended.stdout.contains(&wanted), "{ended:?}");
 }
 
 #[test]

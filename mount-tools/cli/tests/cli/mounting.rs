@@ -1,12 +1,16 @@
 //! `tidefs mount` and `mount.tidefs`, with a script as the daemon.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tidefs_control_api::instance::STATE_DIR_VARIABLE;
 use tidefs_control_api::lock::{self, Daemon};
 
-use crate::host::Host;
+use crate::host::{Ended, Host};
 
 /// A daemon that mounts at once and serves until it is told to stop.
 pub(crate) const GOOD: &str = r#"
@@ -95,6 +99,35 @@ fn a_wrong_option_is_a_wrong_command_line() {
     let program = host.install("mount.tidefs", "echo 'unknown option capcity' >&2; exit 2");
     let ended = host.run_program(&program, "tidefs MNT -o rw,capcity=1");
     assert!(ended.code == 1 && ended.stderr.contains("capcity"), "mount(8) says 1: {ended:?}");
+}
+
+#[test]
+fn a_mount_point_that_is_not_utf8_is_told_as_well_as_it_can_be() {
+    let host = Host::new();
+    let program = host.install("tidefs", GOOD);
+    let dir = host.path().join(OsStr::from_bytes(b"m\xff"));
+    std::fs::create_dir(&dir).unwrap();
+    let run = |verb: &str| {
+        let mut command = Command::new(&program);
+        command.arg(verb).arg(&dir).arg("--json").env(STATE_DIR_VARIABLE, host.state().path());
+        command.env("FAKE_LOCK", host.state().instance(&dir).lock());
+        command.env("FAKE_NOTES", host.path().join("notes"));
+        Ended::from(command.output().unwrap())
+    };
+    for verb in ["mount", "umount"] {
+        let ended = run(verb);
+        assert_eq!(ended.code, 0, "{verb}: {ended:?}");
+        assert_eq!(ended.json()["mount_point"], &*dir.to_string_lossy(), "{verb}");
+    }
+}
+
+#[test]
+fn a_relative_state_directory_is_refused_by_the_daemon_and_not_made() {
+    let host = Host::new();
+    let program = host.install("tidefs", "echo 'this is not an absolute path' >&2; exit 2");
+    let ended = host.run_program(&program, "mount MNT -o state_dir=relative");
+    assert!(ended.code == 2 && ended.stderr.contains("not an absolute path"), "{ended:?}");
+    assert!(!host.path().join("relative").exists());
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn umount_stops_the_daemon_and_waits_for_its_end() {
     assert_eq!(host.run_program(&program, "mount MNT").code, 0);
     let ended = host.run_program(&program, "umount MNT --json");
     assert_eq!(ended.code, 0, "{ended:?}");
-    assert_eq!(ended.json()["daemon"], "stopped");
+    assert_eq!((&ended.json()["daemon"], &ended.json()["kept"]), (&"stopped".into(), &false.into()));
     assert!(host.notes().ends_with("stopped\n"), "it had ended before umount returned: {}", host.notes());
     assert!(host.instance().lock().exists(), "without --discard the state stays");
     let again = host.run_program(&program, "umount MNT");
@@ -34,7 +34,25 @@ fn umount_discard_frees_the_state_with_and_without_a_daemon() {
         }
         let ended = host.run_program(&program, "umount MNT --discard --json");
         assert_eq!((ended.code, &ended.json()["daemon"]), (0, &daemon.into()), "{ended:?}");
+        assert_eq!(ended.json()["kept"], false, "{ended:?}");
         assert!(!host.instance().dir().exists());
+    }
+}
+
+#[test]
+fn umount_tells_programs_and_people_that_objects_stay_in_memory() {
+    let host = Host::new();
+    let program = host.install("tidefs", GOOD);
+    for option in [" --json", ""] {
+        assert_eq!(host.run_program(&program, "mount MNT").code, 0);
+        std::fs::create_dir_all(host.instance().memory()).unwrap();
+        let ended = host.run_program(&program, &format!("umount MNT{option}"));
+        assert_eq!(ended.code, 0, "{ended:?}");
+        if option.is_empty() {
+            assert!(ended.stdout.contains("its objects stay in memory"), "{ended:?}");
+        } else {
+            assert_eq!((&ended.json()["kept"], &ended.json()["discarded"]), (&true.into(), &false.into()));
+        }
     }
 }
 
@@ -80,9 +98,15 @@ fn a_daemon_that_does_not_stop_is_named_with_what_to_do() {
     let ended = host.run_program(&program, "umount MNT --timeout 1");
     assert!(ended.code == 1 && ended.stderr.contains("did not stop within 1 s"), "{ended:?}");
     assert!(ended.stderr.contains("kill -9"), "{ended:?}");
-    std::fs::write(host.path().join("notes.over"), "").unwrap();
+    let over = host.path().join("notes.over");
+    let end = std::thread::spawn(move || {
+        // While it is waited for: one that has ended is no mount.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        std::fs::write(over, "").unwrap();
+    });
     let ended = host.run_program(&program, "umount MNT --timeout 20");
     assert_eq!(ended.code, 0, "it ends by itself in the end: {ended:?}");
+    end.join().unwrap();
 }
 
 #[test]

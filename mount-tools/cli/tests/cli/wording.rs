@@ -8,7 +8,7 @@ use tidefs_control_api::instance::STATE_DIR_VARIABLE;
 use tidefs_control_api::{ApiError, ErrorBody, ErrorCode, KeyPath, Pin, Pinned, Status, VerifyEvent};
 
 use crate::fake_daemon::FakeDaemon;
-use crate::host::Host;
+use crate::host::{Ended, Host};
 
 fn value(body: &impl serde::Serialize) -> Value {
     serde_json::to_value(body).unwrap()
@@ -75,6 +75,47 @@ fn a_next_step_names_the_whole_path() {
     let ended = host.run(&format!("stat ns/small --state-dir {}", other.display()));
     let wanted = format!("`tidefs why ns/small --state-dir {}` tells", other.display());
     assert!(ended.stderr.contains(&wanted), "{ended:?}");
+}
+
+#[test]
+fn a_next_step_looks_where_the_command_looked() {
+    let host = Host::new();
+    let (dir, other) = (host.mount_dir(), host.path().join("other"));
+    let (dir, option) = (dir.display(), format!("--state-dir {}", other.display()));
+    let ended = host.run(&format!("status MNT {option}"));
+    assert!(ended.stderr.contains(&format!("`tidefs mount {dir} {option}` starts one")), "{ended:?}");
+    let ended = host.run(&format!("members {option}"));
+    assert!(ended.stderr.contains(&format!("`tidefs mount DIR {option}` starts one")), "{ended:?}");
+    // The environment names it to the next command, too.
+    let ended = host.run("status MNT");
+    assert!(ended.stderr.contains(&format!("`tidefs mount {dir}` starts one")), "{ended:?}");
+}
+
+#[test]
+fn a_variable_that_is_empty_is_as_one_that_is_not_set() {
+    let host = Host::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidefs"));
+    command.arg("status").arg(host.mount_dir()).current_dir(host.path());
+    let output = command.env(STATE_DIR_VARIABLE, "").env("XDG_RUNTIME_DIR", host.path()).output().unwrap();
+    let ended = Ended::from(output);
+    assert!(ended.code == 3 && ended.stderr.contains("no daemon serves"), "{ended:?}");
+}
+
+#[test]
+fn a_host_that_waits_to_join_its_cluster_is_not_told_to_name_one() {
+    let host = Host::new();
+    let waits = Status {
+        mount_point: "/mnt/kv".into(),
+        cluster_waits_for: Some("http://etcd:2379 does not answer".into()),
+        ..Status::default()
+    };
+    let _daemon = FakeDaemon::serve(&host, &[("GET /v1/status", 200, value(&waits))]);
+    for line in ["members", "catalog stats"] {
+        let ended = host.run(line);
+        let says = "/mnt/kv has not joined its cluster yet: http://etcd:2379 does not answer";
+        assert!(ended.code == 1 && ended.stderr.contains(says), "{line}: {ended:?}");
+        assert!(ended.stderr.contains("next step: it joins by itself"), "{line}: {ended:?}");
+    }
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::path::Path;
 /// `path` as one word for a shell: as it is where no letter of it means anything to a shell, else in quotes.
 ///
 /// What a terminal does not show, or what is not UTF-8, is written `$'\xHH'`, which bash, zsh and ksh know.
-pub(crate) fn quoted(path: &Path) -> String {
+#[must_use]
+pub fn quoted(path: &Path) -> String {
     let bytes = path.as_os_str().as_bytes();
     // It would be taken for an option.
     let prefix = if bytes.first() == Some(&b'-') { "./" } else { "" };
@@ -19,6 +20,12 @@ pub(crate) fn quoted(path: &Path) -> String {
         }
         _ => format!("$'{prefix}{}'", escaped(bytes)),
     }
+}
+
+/// What a command of `tidefs` takes at its end to find the daemons that keep their state in `dir`.
+#[must_use]
+pub fn state_dir_option(dir: &Path) -> String {
+    format!(" --state-dir {}", quoted(dir))
 }
 
 /// `bytes` between `$'` and `'`.
@@ -50,6 +57,7 @@ mod tests {
         assert_eq!(word(b"-x"), "./-x");
         assert_eq!(word(b"a\n\xff'"), r"$'a\x0a\xff\x27'");
         assert_eq!(word(b""), "''");
+        assert_eq!(state_dir_option(Path::new("/run/a b")), " --state-dir '/run/a b'");
     }
 
     #[test]
