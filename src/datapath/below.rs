@@ -332,7 +332,7 @@ impl State {
     }
 
     /// Where the object in `slot` stands in the order of eviction of its domain.
-    fn standing(&self, slot: Slot) -> Option<Standing> {
+    pub(super) fn standing(&self, slot: Slot) -> Option<Standing> {
         let domain = self.domains.get(self.domain_of(slot));
         domain.order.standing(object_slot(slot))
     }

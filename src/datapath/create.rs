@@ -145,10 +145,14 @@ impl Datapath {
         state.writing.insert(slot);
         self.telemetry.creates.increment();
         // Who creates a file is its first writer, though it be open for reading only: its close seals it.
+        let only_creates = !options.write;
         let options = OpenOptions { write: true, ..options };
         // The file is held since a moment ago, so this fails for nobody.
         let for_kernel = self.backing_for_kernel(&state, slot, path)?;
         let opened = self.open_handle(&mut state, caller, slot, options, path);
+        if let Some(handle) = state.handles.get_mut(&opened.handle) {
+            handle.only_creates = only_creates;
+        }
         let opened = Opened { backing: for_kernel, ..opened };
         Ok(Some((self.stat_of(&state, slot), opened)))
     }
@@ -381,8 +385,8 @@ impl Datapath {
         let (stat, opened) = self.create(caller, parent, name, mode, options)?;
         let flushed = self.flush(caller, opened.handle);
         self.release(opened.handle);
-        flushed?;
-        self.getattr(stat.ino)
+        // The kernel gets no inode with an error.
+        flushed.and_then(|()| self.getattr(stat.ino)).inspect_err(|_| self.forget(stat.ino, 1))
     }
 }
 

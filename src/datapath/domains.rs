@@ -67,12 +67,9 @@ pub(super) struct Domains {
     bytes: ByteCount,
     /// How many there are.
     count: u64,
-    /// Objects on SSD, as the orders were told.
+    /// Objects on SSD.
     below: usize,
 }
-
-/// Part of the number of objects on SSD by which it may be another one before all orders are told: a sixteenth.
-const BELOW_SLACK: usize = 16;
 
 pub(super) fn object_slot(slot: Slot) -> ObjectSlot {
     ObjectSlot(slot.0)
@@ -101,10 +98,9 @@ impl Domains {
     /// Makes a domain for `directory`, ordered by the policy named `policy` or the default one.
     pub(super) fn add(&mut self, directory: Slot, policy: Option<&str>) -> DomainId {
         let name = policy.unwrap_or(&self.settings.policy);
-        let mut order = policy_by_name(name, &self.settings.parameters)
+        let order = policy_by_name(name, &self.settings.parameters)
             .or_else(|| policy_by_name(&self.settings.policy, &self.settings.parameters))
             .expect("the configured policy was validated when the daemon started");
-        order.set_below(self.below);
         let domain =
             Some(Domain { directory, order, bytes: ByteCount::ZERO, evicted: 0, soft: 0, folders: 0 });
         self.count += 1;
@@ -228,12 +224,17 @@ impl Domains {
         next.into_iter().map(|object| Slot(object.0)).collect()
     }
 
-    /// Tells all orders about how many objects are on SSD, when it is another number than they were told.
+    /// So many objects are on SSD.
     pub(super) fn set_below(&mut self, objects: usize) {
-        if objects.abs_diff(self.below) > self.below / BELOW_SLACK {
-            self.below = objects;
-            self.all.iter_mut().flatten().for_each(|domain| domain.order.set_below(objects));
-        }
+        self.below = objects;
+    }
+
+    /// Tells the order of a domain about how many objects it has on SSD: as large a part of them as of what is in memory. So all
+    /// of them together remember no more than one would.
+    fn tell_below(&mut self, id: DomainId) {
+        let (own, all) = (self.get(id).bytes.get(), self.bytes.get().max(1));
+        let part = self.below as u128 * u128::from(own) / u128::from(all);
+        self.get_mut(id).order.set_below(usize::try_from(part).unwrap_or(usize::MAX));
     }
 
     /// Compares what is known of all with each. For tests.
@@ -296,6 +297,9 @@ impl State {
             self.count_soft(slot, false);
         }
         let id = self.domain_of(slot);
+        if departure == Departure::Evicted {
+            self.domains.tell_below(id);
+        }
         self.domains.change_bytes(id, |held| held.saturating_sub(bytes));
         self.domains.get_mut(id).order.remove(object_slot(slot), departure);
     }

@@ -154,6 +154,11 @@ impl Folders {
         None
     }
 
+    /// Whether any directory has a floor.
+    pub(super) fn has_floors(&self) -> bool {
+        !self.floors.is_empty()
+    }
+
     /// The directories that have a floor, and it.
     pub(super) fn floors(&self) -> impl Iterator<Item = (Slot, ByteCount)> {
         self.floors.iter().filter_map(|&slot| Some((slot, self.get(slot)?.policy.floor?)))
@@ -329,7 +334,7 @@ impl State {
     ///
     /// A floor is of all objects below its directory. Closed temporary files that nobody came for are none.
     pub(super) fn may_leave_for(&self, victim: Slot, growing: Slot) -> bool {
-        if self.folders.floors.is_empty() {
+        if !self.folders.has_floors() {
             return true;
         }
         let Some(object) = self.object(victim).filter(|object| object.phase == Phase::Sealed) else {

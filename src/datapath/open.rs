@@ -68,6 +68,8 @@ pub struct Handle {
     /// Whether its close is announced, and was.
     pub(super) announces_close: bool,
     pub(super) was_flushed: bool,
+    /// Whether it made its file and cannot write it: its close seals that, and its process leaves no half of it.
+    pub(super) only_creates: bool,
 }
 
 /// What an open gives.
@@ -351,7 +353,8 @@ impl Datapath {
             let is_sealed = object.phase == Phase::Sealed;
             let is_visible = is_sealed || object.phase == Phase::Parked;
             announces_close = options.write && object.phase == Phase::Writing;
-            let is_first = !object.is_open();
+            // Who has references to it did not take it out of the order of eviction.
+            let is_first = object.readers() + object.writers() == 0;
             let is_first_passthrough = object.open.as_ref().is_none_or(|open| open.passthrough == 0);
             // Who read it before its seal may have it mapped still.
             object.marks.set(Marks::READ, object.marks.has(Marks::READ) || is_sealed || !options.write);
@@ -386,9 +389,10 @@ impl Datapath {
         if path == IoPath::Passthrough && options.write {
             self.count_passthrough_writer(true);
         }
-        state
-            .handles
-            .insert(handle, Handle { slot, options, path, process, announces_close, was_flushed: false });
+        state.handles.insert(
+            handle,
+            Handle { slot, options, path, process, announces_close, was_flushed: false, only_creates: false },
+        );
         match path {
             IoPath::Passthrough => self.telemetry.passthrough_opens.increment(),
             IoPath::Direct | IoPath::Cached => self.telemetry.direct_opens.increment(),
@@ -413,7 +417,9 @@ impl State {
 
     /// The caller's thread is not about to write the file in `slot` any more.
     fn stop_expecting_writer(&mut self, slot: Slot, caller: &Caller) {
-        if let Some(open) = self.object_mut(slot).and_then(|object| object.open.as_mut()) {
+        // What is parked has a time of its own, and does not end for want of a writer.
+        let written = self.object_mut(slot).filter(|object| object.phase != Phase::Parked);
+        if let Some(open) = written.and_then(|object| object.open.as_mut()) {
             let count = open.expected.len();
             open.expected.retain(|&(thread, _)| thread != caller.thread);
             if open.expected.is_empty() && count > 0 {

@@ -7,12 +7,15 @@
 //!
 //! Invariants
 //! - A load of a chain begins only when there is free room for it. For what a client names others leave memory.
-//! - What was loaded ahead and nobody used is bounded by `prefetch_max` bytes, those on their way included.
-//! - Each object that was loaded ahead is counted once: useful when somebody opens it, wasted when it leaves memory before.
+//! - What was loaded ahead and nobody used is bounded by `prefetch_max` bytes, those on their way included. After
+//!   [`UNUSED_MAX_MS`] it is as any other object: while memory is free nothing else would end that.
+//! - Each object that was loaded ahead is counted once: useful when somebody opens it, wasted when it leaves memory or that time
+//!   passes before.
 //!
 //! Limits: successors of as many keys as [`Recent`] holds are remembered, the least recently used are forgotten; none
 //! over a restart. posix_fadvise(2) does not reach a FUSE filesystem, so it starts nothing.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,6 +29,9 @@ use crate::namespace::{Ino, Slot};
 use crate::telemetry::Telemetry;
 use crate::tier::ssd::ReadFor;
 
+/// How long an object that was loaded ahead counts as one that somebody comes for, in milliseconds.
+const UNUSED_MAX_MS: u64 = 60_000;
+
 /// What is known of chains and of what was loaded ahead.
 #[derive(Debug)]
 pub(super) struct Ahead {
@@ -33,12 +39,14 @@ pub(super) struct Ahead {
     successors: Option<Recent>,
     /// Bytes that are loaded ahead and not used yet, and of those on their way.
     bytes: u64,
+    /// What was loaded, and when, in milliseconds; the oldest first. Some of it was used since.
+    unused: VecDeque<(u64, Ino)>,
     telemetry: Arc<Telemetry>,
 }
 
 impl Ahead {
     pub(super) fn new(telemetry: Arc<Telemetry>) -> Self {
-        Self { successors: None, bytes: 0, telemetry }
+        Self { successors: None, bytes: 0, unused: VecDeque::new(), telemetry }
     }
 }
 
@@ -76,6 +84,18 @@ impl State {
     fn below(&self, slot: Slot) -> Option<(Ino, ByteCount)> {
         let is_below = |object: &&Object| object.phase == Phase::Sealed && Datapath::is_away(&object.place);
         self.object(slot).filter(is_below).map(|object| (self.tree.ino(slot), object.size))
+    }
+
+    /// What was loaded ahead too long ago counts no more.
+    fn settle_unused(&mut self, now_ms: u64) {
+        while let Some(&(loaded_ms, ino)) = self.ahead.unused.front()
+            && now_ms.saturating_sub(loaded_ms) >= UNUSED_MAX_MS
+        {
+            self.ahead.unused.pop_front();
+            if let Some(slot) = self.tree.by_ino(ino) {
+                self.settle_ahead(slot, false);
+            }
+        }
     }
 
     /// An object that was loaded ahead is used, or leaves memory without. Returns whether it was one.
@@ -150,6 +170,9 @@ impl Datapath {
 
     fn load_ahead(&self, state: &mut State, wanted: Vec<(Ino, ByteCount)>, are_named: bool) -> usize {
         let mut count = 0;
+        if !wanted.is_empty() {
+            state.settle_unused(self.now_ms());
+        }
         for (ino, size) in wanted {
             let after = state.ahead.bytes.saturating_add(size.get());
             if after > self.settings.prefetch_max.get() {
@@ -191,6 +214,7 @@ impl Datapath {
             return;
         };
         object.marks.set(Marks::PREFETCHED, true);
+        state.ahead.unused.push_back((self.now_ms(), ino));
         self.telemetry.ssd_prefetches.increment();
         if let Some(slot) = slot.filter(|_| is_wanted) {
             state.settle_ahead(slot, true);

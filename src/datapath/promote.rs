@@ -16,7 +16,8 @@ use tidefs_engine::types::{ByteCount, Checksum, Version};
 use super::blank::Blank;
 use super::elsewhere::{Arriving, Away};
 use super::history::Ending;
-use super::ssd::object_key;
+use super::room::footprint;
+use super::ssd::{MayLend, object_key};
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::cluster::{Arrival, Fetch, Fetched, Whole};
 use crate::namespace::{Ino, Name, Slot};
@@ -155,7 +156,7 @@ impl Datapath {
             return Err(Error::NoObject);
         }
         self.wait_for_lent_room(wanted.size);
-        let outcome = self.make_room_in_quota(wanted.size, wanted.directory).and_then(|()| {
+        let outcome = self.make_room_in_quota(footprint(wanted.size), wanted.directory).and_then(|()| {
             if wanted.is_small {
                 self.promote_small(ino, &wanted).map(|()| None)
             } else {
@@ -164,6 +165,7 @@ impl Datapath {
         });
         match outcome {
             Ok(fetched) => {
+                self.settle_quota(ino);
                 if wanted.away.is_none() {
                     self.telemetry.ssd_promotions.increment();
                     self.telemetry.ssd_promoted_bytes.add(wanted.size.get());
@@ -178,6 +180,24 @@ impl Datapath {
                 tracing::debug!(ino = ino.0, %error, "an object on SSD is a miss");
                 Err(Error::NoObject)
             }
+        }
+    }
+
+    /// What is brought back at once may pass a quota that had room for each of it: others leave for the object of `ino`.
+    fn settle_quota(&self, ino: Ino) {
+        loop {
+            let leaving = {
+                let mut state = self.lock();
+                let Some(slot) = state.tree.by_ino(ino) else { return };
+                let directory = state.tree.node(slot).parent;
+                let Some(over) = state.quota_in_the_way(directory, ByteCount::ZERO, None) else { return };
+                state.hold(slot);
+                let victim = state.victim_below(over.limited, directory);
+                state.update_hold(slot);
+                let Some(victim) = victim else { return };
+                self.let_leave(&mut state, victim, Ending::EvictedForQuota, MayLend::IfRoom)
+            };
+            self.see_off(leaving, None);
         }
     }
 

@@ -85,6 +85,7 @@ impl State {
         let soft = if is_soft { SOFT_COPY } else { 0 };
         let is_decorated = object.is_some_and(|object| object.marks.has(Marks::DECORATED));
         let decorated = if is_decorated { DECORATED } else { 0 };
+        let predecessor = self.standing(slot).and_then(|standing| standing.predecessor);
         ObjectRecord {
             parent,
             name: name.as_bytes().to_vec(),
@@ -98,7 +99,7 @@ impl State {
             atime_ns: attributes.atime_ns,
             ctime_ns: attributes.ctime_ns,
             sealed_at_ns: object.map(|object| object.sealed_at_ns).unwrap_or_default(),
-            predecessor: None,
+            predecessor: predecessor.and_then(|before| Some(self.object(Slot(before.0))?.version)),
             policy: object.map(Object::policy).unwrap_or_default(),
         }
     }

@@ -29,11 +29,12 @@ impl Datapath {
     /// [`Error::BadHandle`]; [`Error::OverQuota`] and [`Error::NothingEvictable`] when it finds no room, or a write to it
     /// found none.
     pub fn flush(&self, caller: &Caller, handle: HandleId) -> Result<(), Error> {
-        let (slot, process, path, may_be_last, is_child) = {
+        let (slot, process, path, only_creates, may_be_last, is_child) = {
             let mut state = self.lock();
             let known = state.handles.get(&handle).ok_or(Error::BadHandle)?;
             let (slot, process, path, options, was_flushed) =
                 (known.slot, known.process, known.path, known.options, known.was_flushed);
+            let only_creates = known.only_creates;
             let is_child = state.process(caller, self.clock.monotonic()) != process;
             if !was_flushed && is_child {
                 // A child lets go of what it inherited, and may be killed at that: it says nothing of who opened the file
@@ -46,9 +47,9 @@ impl Datapath {
             if !is_written || !options.write {
                 return Ok(());
             }
-            (slot, process, path, may_be_last, is_child)
+            (slot, process, path, only_creates, may_be_last, is_child)
         };
-        let fate = writer_fate(caller.thread);
+        let fate = if only_creates { WriterFate::Sound } else { writer_fate(caller.thread) };
         // Its closer is told that it finds no room; what follows holds all the same.
         let is_sound_end = may_be_last && fate == WriterFate::Sound;
         let kept = if is_sound_end { self.find_room_at_close(handle, slot, path) } else { Ok(()) };
@@ -206,7 +207,8 @@ impl Datapath {
             scratch.recount();
         }
         let was_announced = !handle.announces_close || handle.was_flushed;
-        let was_never_written = !was_announced && self.stat_of(state, slot).size == ByteCount::ZERO;
+        let was_never_written =
+            !was_announced && !handle.only_creates && self.stat_of(state, slot).size == ByteCount::ZERO;
         let Some(object) = state.object_mut(slot) else { return };
         let open = object.open_mut();
         match handle.path {
@@ -319,6 +321,10 @@ impl Datapath {
     pub(super) fn settle_closed(&self, state: &mut State, slot: Slot, afterwards: &mut Afterwards) {
         let Some(object) = state.object_mut(slot) else { return };
         if object.is_open() {
+            if object.readers() + object.writers() == 0 && object.phase != Phase::Gone {
+                // Held by references alone from now on: noted, so that the last of them has it evictable again.
+                state.update_hold(slot);
+            }
             return;
         }
         if object.phase == Phase::Gone {

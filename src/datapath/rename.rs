@@ -3,6 +3,7 @@
 //! At the moment it returns, the new name is whole for everybody, whether or not the writer still has its
 //! descriptor open.
 
+use hashbrown::HashSet;
 use tidefs_engine::types::{ByteCount, Version};
 
 use super::burial::Doomed;
@@ -116,11 +117,25 @@ impl Datapath {
             let counted_in = if is_sealed { Some(state.tree.node(slot).parent) } else { charged_in };
             (target, counted_in, state.counted_under(target, new_name), is_sealed)
         };
-        if !is_sealed && counted_in == Some(target) && !self.is_temporary(new_name) {
+        let is_to_be_sealed = !is_sealed && !self.is_temporary(new_name);
+        if is_to_be_sealed && counted_in == Some(target) {
             // What the kernel wrote is counted with its commit, at the latest.
             self.claim_all(slot, size)?;
         }
-        self.make_room_in_quota_beside(footprint(size).saturating_sub(counted), target, counted_in)
+        let more = footprint(size).saturating_sub(counted);
+        self.make_room_in_quota_beside(more, target, counted_in)?;
+        if is_to_be_sealed && counted_in != Some(target) {
+            // The same above both places, which count it as it was when it was counted last. They may be past their quotas by it.
+            self.make_room_below(more, |state| {
+                let charge = state.charges.get(&slot)?;
+                let (counted_in, counted) = (charge.directory, charge.bytes);
+                let above: HashSet<Slot> = state.tree.ancestors(counted_in).collect();
+                let common = state.tree.ancestors(target).find(|ancestor| above.contains(ancestor))?;
+                let in_the_way = state.quota_in_the_way(common, more.saturating_sub(counted), None)?;
+                Some(QuotaInTheWay { growing: target, ..in_the_way })
+            })?;
+        }
+        Ok(())
     }
 
     fn rename_file(

@@ -61,7 +61,10 @@ impl Datapath {
             }
             let is_late = self.clock.monotonic().saturating_sub(started) > self.settings.deadline;
             if is_late || self.evict_round(needed.saturating_sub(usage.free), directory) == 0 {
-                retries += 1;
+                // What is on its way to a disk gives its pages back when it is there.
+                let lent = self.lent_bytes();
+                let is_coming = lent > ByteCount::ZERO && usage.free.saturating_add(lent) >= needed;
+                retries += u32::from(!is_coming);
                 if is_late || retries > RETRY_MAX {
                     self.telemetry.no_room.increment();
                     return Err(Error::NothingEvictable { needed: Some(needed) });

@@ -204,7 +204,9 @@ impl Datapath {
             }
             let Some(object) = state.object(slot) else { return };
             let is_storing = object.marks.has(Marks::STORING);
-            let is_used = object.is_open() || object.next_version().is_some();
+            let is_used = object.is_open()
+                || object.next_version().is_some()
+                || state.effective_policy(slot).is_hard_pinned();
             // Its attributes may have changed since it was sent, and its zone been lost.
             let stands = self.ssd.get().is_some_and(|ssd| self.stands_on_ssd(ssd, &state, slot));
             let has_changed = stored == Stored::Yes && !stands;

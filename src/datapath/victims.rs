@@ -5,12 +5,15 @@
 
 use tidefs_engine::types::ByteCount;
 
-use super::State;
 use super::burial::Doomed;
 use super::domains::DomainId;
 use super::history::Ending;
+use super::{Object, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
+
+/// Objects of a domain that are looked at when a floor keeps the coldest.
+const LOOKED_AT: usize = 64;
 
 impl State {
     /// The object that leaves next when `directory` grows.
@@ -30,6 +33,25 @@ impl State {
             .or_else(|| self.victim_of_largest(directory))
             // It may be all of files without a byte.
             .or_else(|| self.victim_for(grower, directory))
+            .or_else(|| {
+                let ids: Vec<DomainId> = self.domains.iter().map(|(id, _)| id).collect();
+                self.victim_behind_a_larger_one(&ids, directory)
+            })
+    }
+
+    /// The first object of some domains that a floor lets go, where it keeps the coldest, which is too large to go.
+    fn victim_behind_a_larger_one(&mut self, ids: &[DomainId], growing: Slot) -> Option<Slot> {
+        if !self.folders.has_floors() {
+            return None;
+        }
+        ids.iter().find_map(|&id| {
+            let order = &mut self.domains.get_mut(id).order;
+            let next = if order.lists_cheaply() { order.coldest(LOOKED_AT) } else { Vec::new() };
+            let may_go = |slot: &Slot| {
+                !self.object(*slot).is_some_and(Object::is_open) && self.may_leave_for(*slot, growing)
+            };
+            next.into_iter().map(|object| Slot(object.0)).find(may_go)
+        })
     }
 
     /// What a domain may hold before others pay for it: its floor, or as much as any.
@@ -99,7 +121,7 @@ impl State {
     fn victim_of(&mut self, id: DomainId) -> Option<Slot> {
         loop {
             let victim = self.domains.get_mut(id).order.victim().map(|object| Slot(object.0))?;
-            if !self.is_referenced(victim) {
+            if !self.object(victim).is_some_and(Object::is_open) {
                 return Some(victim);
             }
             // Taking a reference does not exclude an object from eviction; being met here does.
@@ -119,7 +141,8 @@ impl State {
             own.chain(self.domains.nested()).filter(is_below).collect()
         };
         ids.sort_unstable_by_key(|&id| std::cmp::Reverse(self.domains.get(id).bytes));
-        ids.into_iter().find_map(|id| self.victim_for(id, growing))
+        let first = ids.iter().find_map(|&id| self.victim_for(id, growing));
+        first.or_else(|| self.victim_behind_a_larger_one(&ids, growing))
     }
 
     pub(super) fn count_eviction(&mut self, victim: Slot) {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
+use tidefs_client::Cache;
 
 use crate::common::modes::in_both_modes;
 use crate::common::pattern;
@@ -31,6 +32,7 @@ in_both_modes!(
     an_evicted_key_says_enoent_and_can_be_written_again,
     an_evicted_key_is_gone_from_the_listing,
     an_open_object_is_not_evicted,
+    what_is_open_and_viewed_stays_until_it_is_neither_whichever_ends_first,
     a_mapped_object_keeps_its_bytes,
     bytes_of_unlinked_open_files_are_in_use,
     a_hard_pinned_object_is_never_evicted,
@@ -293,6 +295,37 @@ fn an_open_object_is_not_evicted(mode: Mode) {
             fs::read(&path).unwrap_or_else(|error| panic!("{length} bytes, open all the time: {error}"));
         assert_eq!(pattern::verify_object(&found), Ok(offset(index)));
     }
+}
+
+fn what_is_open_and_viewed_stays_until_it_is_neither_whichever_ends_first(mode: Mode) {
+    let (mount, kv) = small(mode);
+    let cache = Cache::open(&kv).expect("the cache opens");
+    let [opened, viewed] = ["opened", "viewed"].map(|name| kv.join(name));
+    publish_object(&opened, 1, MIB);
+    publish_object(&viewed, 2, MIB);
+    let view = |name: &str| cache.get(name).expect("get").expect("a hit");
+    // The one is viewed while it is open, the other opened while it is viewed; the first use ends first.
+    let file_of_opened = File::open(&opened).expect("open");
+    let view_of_opened = view("opened");
+    drop(file_of_opened);
+    let view_of_viewed = view("viewed");
+    let file_of_viewed = File::open(&viewed).expect("open");
+    drop(view_of_viewed);
+    cache.flush();
+    fill(&mount, &kv, 0, 2 * CAPACITY_MIB);
+    // Without the fast path a view is a copy.
+    assert!(exists(&viewed) && (exists(&opened) || !cache.is_fast()), "they are in use");
+    assert_eq!(pattern::verify_object(&view_of_opened), Ok(1));
+    let mut bytes = vec![0; MIB];
+    file_of_viewed.read_exact_at(&mut bytes, 0).expect("what is open is read");
+    assert_eq!(pattern::verify_object(&bytes), Ok(2));
+    drop((view_of_opened, file_of_viewed));
+    cache.flush();
+    let are_gone = || {
+        fill(&mount, &kv, 0, 2 * CAPACITY_MIB);
+        !exists(&opened) && !exists(&viewed)
+    };
+    assert!(until(HANG, are_gone), "nobody uses them any more");
 }
 
 fn a_mapped_object_keeps_its_bytes(mode: Mode) {

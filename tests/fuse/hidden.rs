@@ -31,6 +31,7 @@ in_both_modes!(
     a_file_is_visible_to_another_process_at_once_after_its_last_close,
     a_file_is_visible_at_once_although_others_were_told_that_it_is_absent,
     a_killed_writer_leaves_nothing,
+    who_makes_a_file_that_he_cannot_write_leaves_it_when_he_is_killed,
     who_writes_beside_a_killed_writer_sees_its_file_until_its_close,
     a_writer_killed_after_close_leaves_its_object,
     a_writer_killed_while_rewriting_leaves_the_sealed_object,
@@ -313,6 +314,25 @@ fn a_file_is_visible_at_once_although_others_were_told_that_it_is_absent(mode: M
         writer.close(handle).expect("close");
         let facts = reader.stat(&path).unwrap_or_else(|error| panic!("round {round}: {error}"));
         assert_eq!(facts.size, 3000, "round {round}: the size is not behind");
+    }
+}
+
+/// As flock(1) makes the file that it locks: another that waits for the lock has it open.
+fn who_makes_a_file_that_he_cannot_write_leaves_it_when_he_is_killed(mode: Mode) {
+    let (mount, kv) = kv(mode);
+    for name in ["job.lock", "job"] {
+        let path = kv.join(name);
+        let (mut first, mut second) = (Peer::spawn(), Peer::spawn());
+        first.open(&path, libc::O_RDONLY | libc::O_CREAT).expect("create");
+        second.open(&path, libc::O_RDONLY | libc::O_CREAT).expect("open");
+        let inode_at = || fs::metadata(&path).ok().map(|facts| facts.ino());
+        let before = inode_at();
+        assert_eq!(before.is_some(), name == "job.lock", "others are hidden until they are closed");
+        first.kill9();
+        let stat = format!("/v1/stat?path=kv/{name}");
+        assert!(wait::until(wait::HANG, || mount.control_get(&stat).json()["tier"] != "writing"));
+        let after = inode_at().expect("who opens it now is not to lock another one");
+        assert!(before.is_none_or(|before| before == after));
     }
 }
 

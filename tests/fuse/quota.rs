@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,7 @@ in_both_modes!(
     a_floor_protects_directories_with_a_policy_of_their_own,
     a_quota_is_not_kept_by_breaking_the_floor_of_a_directory_below,
     what_is_larger_than_the_rest_above_a_floor_stays,
+    what_is_too_large_to_leave_hides_none_behind_it_that_a_floor_lets_go,
     an_expired_object_is_absent,
     an_object_lives_until_its_ttl,
     an_expired_object_is_readable_to_its_end_by_who_has_it_open,
@@ -332,6 +334,21 @@ fn a_quota_is_not_kept_by_breaking_the_floor_of_a_directory_below(mode: Mode) {
     assert_whole(&kept, 10);
     let others = sorted_names(&growing).len();
     assert!((3..=6).contains(&others), "{others} MiB beside 10 MiB below a quota of 16 MiB");
+}
+
+fn what_is_too_large_to_leave_hides_none_behind_it_that_a_floor_lets_go(mode: Mode) {
+    let mount = small(mode);
+    let (kept, growing) = (mount.namespace("kept"), mount.namespace("growing"));
+    set(&kept, "user.tidefs.floor", "32MiB");
+    publish_object(&kept.join("large"), 0, 30 * MIB);
+    fill(&kept, 10);
+    // 24 MiB are free, and 8 of those that are above the floor may leave.
+    let file = File::create(growing.join("large")).expect("a file");
+    file.set_len(offset(27 * MIB)).expect("there is room for it");
+    file.write_all_at(&pattern::object(1, 27 * MIB), 0).expect("it has its pages");
+    drop(file);
+    let left = sorted_names(&kept);
+    assert!(left.contains(&"large".into()) && (3..11).contains(&left.len()), "{left:?}");
 }
 
 fn what_is_larger_than_the_rest_above_a_floor_stays(mode: Mode) {

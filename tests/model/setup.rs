@@ -51,7 +51,8 @@ impl Setup {
             write_headroom: self.write_headroom,
             free_ahead: ByteCount::ZERO,
             prefetch_objects: 0,
-            prefetch_max: ByteCount::ZERO,
+            // One object of those tests that have any loaded ahead.
+            prefetch_max: ByteCount::kib(64),
             scratch_min: self.scratch_min,
             is_temporary: Box::new(|name: &OsStr| name.as_bytes().ends_with(b".tmp")),
             is_limited_apart: Box::new(|_| false),

@@ -13,6 +13,7 @@ use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::Logic;
 use crate::common::pattern::bytes;
+use crate::common::wait::{HANG, until};
 use crate::setup::Setup;
 use crate::system::{Open, Space, System, WATCHER};
 
@@ -170,6 +171,58 @@ fn what_is_pinned_hard_by_its_directory_is_pinned_on_disk_too() {
     assert!(!is_pinned(&logic));
     logic.policy(WATCHER, "d", "pin", Some("hard")).expect("it is pinned");
     assert!(is_pinned(&logic));
+}
+
+#[test]
+fn what_comes_back_at_once_does_not_pass_a_quota_that_has_room_for_each() {
+    let mut logic = demoted("d/k0");
+    let names = ["d/k0", "d/k1", "d/k2", "d/k3"];
+    for name in &names[1..] {
+        let token = logic.open(WATCHER, name, super::resent::CREATE).expect("create");
+        logic.write(WATCHER, token, 0, &bytes(1, 50_000)).expect("write");
+        logic.close(WATCHER, token);
+    }
+    // One of them, and not quite another, which takes whole pages.
+    let quota = 102 << 10;
+    for _ in 0..20 {
+        logic.policy(WATCHER, "d", "quota", Some("1GiB")).expect("a quota");
+        logic.demote(ByteCount::mib(1));
+        assert!(names.iter().all(|name| logic.tier_of(name) == "ssd"));
+        logic.policy(WATCHER, "d", "quota", Some("102KiB")).expect("a quota");
+        let inos = names.map(|name| logic.resolve(WATCHER, name).expect("it is there"));
+        let logic_of_all = &logic;
+        std::thread::scope(|scope| {
+            inos.into_iter().for_each(|ino| _ = scope.spawn(move || logic_of_all.load(ino)));
+        });
+        let Space { capacity, free } = logic.space("d");
+        assert_eq!(capacity, quota);
+        assert_eq!(capacity - free, 53_248, "one has come back");
+    }
+}
+
+#[test]
+fn what_was_loaded_ahead_and_nobody_comes_for_gives_its_budget_back_though_memory_is_free() {
+    let mut logic = demoted("d/k0");
+    let token = logic.open(WATCHER, "d/k1", super::resent::CREATE).expect("create");
+    logic.write(WATCHER, token, 0, &bytes(1, 50_000)).expect("write");
+    logic.close(WATCHER, token);
+    logic.demote(ByteCount::mib(1));
+    let [first, second] = ["d/k0", "d/k1"].map(|name| logic.resolve(WATCHER, name).expect("it is there"));
+    let datapath = Arc::clone(logic.datapath());
+    let loading = Arc::clone(&datapath);
+    let loads = std::thread::spawn(move || loading.run_loads());
+    assert_eq!(datapath.prefetch(&[first]), 1);
+    assert!(until(HANG, || !datapath.must_load(first)));
+    assert_eq!(datapath.prefetch(&[second]), 0, "there is a budget for one");
+    // It counts from a moment after it has come.
+    let is_left = || {
+        logic.advance(Duration::from_secs(61), false);
+        datapath.prefetch(&[second]) == 1
+    };
+    assert!(until(HANG, is_left));
+    assert!(until(HANG, || !datapath.must_load(second)));
+    datapath.loader().close();
+    loads.join().expect("it ends");
 }
 
 #[test]

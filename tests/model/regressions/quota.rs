@@ -93,6 +93,16 @@ fn a_directory_that_moves_below_full_quotas_makes_room_in_each() {
 }
 
 #[test]
+fn a_temporary_file_that_a_smaller_quota_found_there_is_no_object_above_it_in_another_directory() {
+    let mut run = start();
+    run.step(&Op::Mkdir { who: 0, target: at("d0") });
+    run.step(&Op::Put { who: 0, target: within(1, "k3.tmp"), length: 192_972, seed: 1 });
+    run.quota(11);
+    run.step(&Op::Rename { who: 0, from: within(1, "k3.tmp"), to: at("k0"), keep: false });
+    assert!(!run.seen(1, "k0"), "it is larger than the quota");
+}
+
+#[test]
 fn what_moves_to_disk_leaves_its_quota() {
     let mut run = start();
     run.step(&Op::Mkdir { who: 0, target: at("d0") });
