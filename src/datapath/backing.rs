@@ -86,7 +86,10 @@ impl Datapath {
         let Some(open) = state.object_mut(slot).map(Object::open_mut) else { return Err(Error::BadHandle) };
         open.passthrough -= 1;
         open.direct_mappable += u32::from(options.read);
-        if open.passthrough > 0 {
+        let others = open.passthrough;
+        let ino = state.tree.ino(slot);
+        // Others may be about to fall back as well.
+        if others > 0 && self.kernel.get().is_some_and(|kernel| kernel.has_backing(ino)) {
             let source = std::io::Error::other("another handle of the file is served by the kernel");
             return Err(Error::Io { operation: "open without passthrough", source });
         }

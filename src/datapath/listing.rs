@@ -62,7 +62,7 @@ impl Datapath {
         let mut state = self.lock();
         let slot = state.slot_of(page.directory)?;
         state.directory_id(slot)?;
-        let mut from = page.after;
+        let mut from = state.tree.passed(slot, page.after);
         loop {
             let batch: Vec<_> = state
                 .tree

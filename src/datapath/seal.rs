@@ -22,6 +22,10 @@ fn set_back_times(file: &File, before: &Metadata) -> Result<(), Error> {
     written.map_err(Error::io("times of a segment"))
 }
 
+/// How long after the last change of a directory the kernel is told of one that it does not know of, in nanoseconds: a program has
+/// to have looked at the directory in between.
+const UNNOTICED_NS: i64 = 2_000_000;
+
 impl Datapath {
     /// Makes sure that every byte of the file behind `handle` has its page, and its directories room for it.
     ///
@@ -130,13 +134,29 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         let (parent, name) = state.final_place(slot);
+        let is_new = state.versions_of(slot).0.is_none();
         self.publish(state, slot, parent, name, None, afterwards)?;
+        if is_new {
+            self.note_name_shown(state, parent, afterwards);
+        }
         if state.is_untold(slot) {
             afterwards.untold.push(state.tree.ino(slot));
         } else {
             state.wish_for_copies(slot);
         }
         Ok(())
+    }
+
+    /// A name in `directory` shows from now on, of which the kernel does not know: that is a change of the directory.
+    pub(super) fn note_name_shown(&self, state: &mut State, directory: Slot, afterwards: &mut Afterwards) {
+        let now_ns = self.now_ns();
+        let attributes = &mut state.tree.node_mut(directory).attributes;
+        let since_ns = now_ns.saturating_sub(attributes.mtime_ns);
+        attributes.written_at(now_ns);
+        // The kernel asks anew after each name that it makes there itself, a moment ago when the directory is busy.
+        if since_ns >= UNNOTICED_NS {
+            afterwards.changed.push(state.tree.ino(directory));
+        }
     }
 
     /// Makes the file in `slot` the object `name` in `parent`, in place of what stood there.

@@ -159,6 +159,9 @@ impl Datapath {
         if let Some(key) = name.strip_prefix(PREFIX) {
             return self.change_policy(ino, key, None);
         }
+        if !name.starts_with(USER) {
+            return Err(Error::Unsupported("attributes outside user."));
+        }
         is_named(name)?;
         let remove = |file: &std::fs::File| decorations::remove(file, name).map_err(told);
         self.with_decorations(ino, Use::Remove, remove)?;

@@ -190,11 +190,14 @@ impl Messages {
             }
             let idle: Vec<Ino> = idle.into_iter().collect();
             for some in idle.chunks(PRUNED_AT_ONCE) {
-                let Some(open) = &mut device else { break };
                 // The kernel takes a message whole or not at all.
-                match open.write_all(&prune_message(some)) {
-                    Ok(()) => telemetry.inode_prunes.add(some.len() as u64),
-                    Err(error) => {
+                match device.as_mut().map(|open| open.write_all(&prune_message(some))) {
+                    Some(Ok(())) => {
+                        telemetry.inode_prunes.add(some.len() as u64);
+                        continue;
+                    }
+                    None => {}
+                    Some(Err(error)) => {
                         tracing::info!(
                             %error,
                             "this kernel drops no inodes at our word (Linux 6.18 does): fuse.cached_inodes_max has \
@@ -203,6 +206,8 @@ impl Messages {
                         device = None;
                     }
                 }
+                // It may have had an answer with one of them on its way when it was told to forget that, and knew no such inode.
+                some.iter().for_each(|&ino| tell(notifier, ino, telemetry));
             }
         }
     }

@@ -4,7 +4,8 @@
 //! The cookie of an entry never changes while the entry exists, so a listing that is continued after other
 //! entries came and went shows every entry that stayed exactly once.
 //!
-//! Limits: 2^32 entries; names whose 31-bit hashes collide are told apart by their slots.
+//! Limits: 2^32 entries; names whose 31-bit hashes collide are told apart by their slots. A listing that stopped at an entry which is
+//! gone by now passes over others whose names hash like that one's.
 
 use tidefs_engine::types::DirectoryId;
 use xxhash_rust::xxh3::xxh3_64;
@@ -35,6 +36,11 @@ impl Cookie {
     #[must_use]
     pub fn before(shared: u64) -> Self {
         Self((shared & !u64::from(u32::MAX)).saturating_sub(1))
+    }
+
+    /// After every entry whose name hashes like this one.
+    fn past_hash(self) -> Self {
+        Self(self.0 | u64::from(u32::MAX))
     }
 
     /// Whether both are of names that hash alike.
@@ -74,6 +80,15 @@ impl Children {
     pub fn candidates(&self, name: &[u8]) -> impl Iterator<Item = Slot> {
         let first = hash_of(name) << 32;
         self.ordered.range(first..=first | u64::from(u32::MAX)).map(|cookie| Cookie(cookie).slot())
+    }
+
+    /// Where a listing goes on that has shown the entry at `cookie`: behind another version of its name that took its place since,
+    /// and has a slot of its own.
+    #[must_use]
+    pub fn passed(&self, cookie: Cookie) -> Cookie {
+        let is_entry = cookie.0 > u64::from(u32::MAX);
+        let stands = || self.ordered.range(cookie.0..=cookie.0).next().is_some();
+        if is_entry && !stands() { cookie.past_hash() } else { cookie }
     }
 
     /// Entries after `cookie`, in order.
@@ -142,6 +157,22 @@ mod tests {
         }
         seen.sort_unstable();
         assert_eq!(seen, (1..=500).map(|half| half * 2).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_name_that_was_listed_is_not_listed_again_in_the_slot_of_another_version() {
+        let mut children = Children::default();
+        children.insert(b"k", Slot(5));
+        let (listed, _) = children.after(Cookie::START).next().unwrap();
+        assert_eq!(children.passed(listed), listed);
+        children.remove(b"k", Slot(5));
+        children.insert(b"k", Slot(9));
+        assert!(
+            children.after(listed).next().is_some()
+                && children.after(children.passed(listed)).next().is_none()
+        );
+        let before_it = Cookie::before(Cookie::shared(b"k").0);
+        assert_eq!([Cookie::START, before_it].map(|from| children.passed(from)), [Cookie::START, before_it]);
     }
 
     #[test]

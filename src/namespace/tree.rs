@@ -39,11 +39,16 @@ pub fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
+/// How often a slot is used: inode numbers of more generations would be those of control files.
+const GENERATIONS: u32 = 1 << 31;
+
 /// All inodes of the mount. `F` is what a file is.
 pub struct Tree<F> {
     entries: Vec<Entry<F>>,
     names: Names,
     free: Vec<Slot>,
+    /// Slots that are not used again.
+    retired: usize,
     /// Nodes of which the kernel holds a reference, the root not counted.
     referenced: u64,
 }
@@ -70,6 +75,7 @@ impl<F> Tree<F> {
             entries: vec![Entry::Free { generation: 0 }, Entry::Used(root)],
             names: Names::new(),
             free: Vec::new(),
+            retired: 0,
             referenced: 0,
         }
     }
@@ -153,6 +159,12 @@ impl<F> Tree<F> {
     #[must_use]
     pub fn name(&self, slot: Slot) -> Name {
         self.names.get(self.node(slot).name)
+    }
+
+    /// Where a listing of `parent` goes on that has shown the entry at `cookie`: see [`Children::passed`].
+    #[must_use]
+    pub fn passed(&self, parent: Slot, cookie: Cookie) -> Cookie {
+        self.directory(parent).map_or(cookie, |directory| directory.children.passed(cookie))
     }
 
     /// Entries of `parent` after `cookie`, in cookie order.
@@ -322,7 +334,11 @@ impl<F> Tree<F> {
         let generation = self.node(slot).generation.wrapping_add(1);
         assert!(self.node(slot).is_detached() && slot != Slot::ROOT, "a node with a name is not freed");
         let entry = std::mem::replace(&mut self.entries[slot.0 as usize], Entry::Free { generation });
-        self.free.push(slot);
+        if generation < GENERATIONS {
+            self.free.push(slot);
+        } else {
+            self.retired += 1;
+        }
         match entry {
             Entry::Used(mut node) => {
                 self.names.release(std::mem::replace(&mut node.name, NameRef::NONE));
@@ -352,7 +368,7 @@ impl<F> Tree<F> {
     /// Number of live nodes, the root included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.entries.len() - 1 - self.free.len()
+        self.entries.len() - 1 - self.free.len() - self.retired
     }
 
     /// Never: the root is always there.
@@ -375,6 +391,21 @@ mod tests {
             tree.make(Attributes::default(), Body::Directory(Box::new(Directory::new(DirectoryId(9)))));
         tree.attach(slot, parent, name(text)).unwrap();
         slot
+    }
+
+    #[test]
+    fn no_inode_number_becomes_that_of_a_control_file_however_often_a_slot_is_used() {
+        let mut tree = Tree::new(Attributes::default());
+        let slot = tree.make(Attributes::default(), Body::File(1));
+        tree.node_mut(slot).generation = GENERATIONS - 2;
+        tree.free(slot);
+        let last = tree.make(Attributes::default(), Body::File(2));
+        assert_eq!((last, tree.ino(last).0 >> 63), (slot, 0));
+        tree.free(last);
+        assert_eq!(tree.len(), 1);
+        let next = tree.make(Attributes::default(), Body::File(3));
+        assert_ne!(next, slot, "its next number would be one");
+        assert_eq!((tree.len(), tree.ino(next).0 >> 63), (2, 0));
     }
 
     #[test]

@@ -24,6 +24,8 @@ in_both_modes!(
     chmod_and_chown_change_a_sealed_object_and_not_its_bytes,
     utimensat_sets_both_times_of_a_sealed_object,
     utimensat_with_omit_leaves_the_other_time,
+    times_before_1970_are_what_was_set,
+    a_directory_changes_when_a_name_in_it_shows,
     utime_to_now_works_and_moves_mtime_forward,
     times_and_mode_survive_a_rename,
     times_set_through_an_open_writer_survive_its_close,
@@ -101,6 +103,28 @@ fn utimensat_with_omit_leaves_the_other_time(mode: Mode) {
     set_times(&path, TimeSpec::UTIME_OMIT, LATER);
     assert!(fs::metadata(&path).expect("stat").accessed().expect("atime") >= before, "atime is kept");
     assert_eq!(times(&path).1, (1_500_000_000, 987_654_321));
+}
+
+fn times_before_1970_are_what_was_set(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let key = kv.join("key");
+    publish_object(&key, 1, MIB);
+    set_times(&key, TimeSpec::new(-2, 800_000_000), TimeSpec::new(-5, 0));
+    assert_eq!(times(&key), ((-2, 800_000_000), (-5, 0)));
+}
+
+fn a_directory_changes_when_a_name_in_it_shows(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let key = kv.join("key");
+    let writer = File::create(&key).expect("create");
+    let mut other = Peer::spawn();
+    assert!(other.stat(&key).is_err(), "it is hidden while it is written");
+    let before = fs::metadata(&kv).expect("stat").modified().expect("a time");
+    std::thread::sleep(Duration::from_millis(20));
+    drop(writer);
+    assert!(until(HANG, || other.stat(&key).is_ok()));
+    let after = fs::metadata(&kv).expect("stat").modified().expect("a time");
+    assert!(after > before, "who looks at the directory alone would not see it");
 }
 
 fn utime_to_now_works_and_moves_mtime_forward(mode: Mode) {

@@ -422,6 +422,9 @@ fn a_batch_that_names_a_key_twice_answers_for_each(mode: Mode) {
         assert_eq!(cache.prefix(&["other", "other", "twice"]).expect("prefix"), 2);
         cache.prefetch(&["other", "other"]).expect("a hint never fails");
     }
+    // An empty one is stored by file, in whatever mode.
+    cache.put_many(&[("last", &b"first"[..]), ("last", b"")]).expect("put");
+    assert!(cache.get("last").expect("get").expect("a hit").is_empty(), "the last one of a key stays");
 }
 
 /// All on one thread: a task that held it up would hold up the others.

@@ -223,6 +223,10 @@ fn entries_say_what_they_are(mode: Mode) {
     let (_mount, kv) = kv(mode);
     fs::create_dir(kv.join("dir")).expect("mkdir");
     publish_object(&kv.join("file"), 1, 100);
+    let directory = open_file(&kv, libc::O_RDONLY | libc::O_DIRECTORY).expect("open");
+    let first = raw_batch(&directory, 4096).expect("getdents64").expect("entries");
+    let dots = first.iter().filter(|entry| entry.name == b"." || entry.name == b"..");
+    assert_eq!(dots.map(|entry| entry.kind).collect::<Vec<_>>(), [libc::DT_DIR; 2]);
     let entries = list(&kv, 4096);
     let kind = |name: &[u8]| entries.iter().find(|entry| entry.name == name).expect("listed").kind;
     assert_eq!((kind(b"dir"), kind(b"file")), (libc::DT_DIR, libc::DT_REG));

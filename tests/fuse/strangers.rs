@@ -6,7 +6,9 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{setfsgid, setfsuid};
-use tidefs_control_api::ioctl::{Command, Create, Encoder, Entry, Flags, Get, Name, Status, results};
+use tidefs_control_api::ioctl::{
+    Command, Create, Encoder, Entry, Flags, Get, Name, Outcome, Ready, Status, results,
+};
 
 use crate::common::{Mode, Mount, Peer, kernel, pattern, sys, wait};
 use crate::fixture::{MIB, kv, kv_with, offset, publish_object};
@@ -129,6 +131,37 @@ fn a_segment_that_others_may_have_mapped_is_not_used_again_for_what_they_may_not
     let map = stranger.map(handle, MIB, false).expect("mmap");
     assert_eq!(pattern::verify_object(&stranger.map_read(map, 0, MIB)), Ok(1));
     fs::remove_file(kv.join("one")).expect("unlink");
+    for seed in 2..6 {
+        let next = make(&control, format!("kv/private/{seed}").as_bytes(), 0o644, seed);
+        assert_ne!(next, segment, "its pages are in the mapping of somebody who may not read {seed}");
+    }
+}
+
+#[test]
+fn a_segment_that_others_mapped_while_it_was_written_is_not_used_again_for_what_they_may_not_read() {
+    if !kernel::has_fast_path() {
+        return;
+    }
+    let (mount, kv) = kv(Mode::Passthrough);
+    let control = Control::open(&mount);
+    let private = kv.join("private");
+    let allow = |mode| fs::set_permissions(&private, fs::Permissions::from_mode(mode)).expect("chmod");
+    fs::create_dir(&private).expect("mkdir");
+    allow(0o700);
+    let (reference, segment, file) = control.begin(b"kv/private/one", 0o644);
+    file.write_all_at(&pattern::object(1, MIB), 0).expect("write");
+    let part = Ready { reference, offset: 0, length: offset(MIB) };
+    let (_, outcome) = control.one::<Outcome>(Command::Ready, &part);
+    assert_eq!(outcome.status(), Status::Ok);
+    allow(0o755);
+    let (mut stranger, path) = (stranger(), control.segment(segment));
+    let handle = stranger.open(&path, libc::O_RDONLY).expect("what is ready may be read");
+    let map = stranger.map(handle, MIB, false).expect("mmap");
+    assert_eq!(pattern::verify_object(&stranger.map_read(map, 0, MIB)), Ok(1));
+    allow(0o700);
+    drop(file);
+    assert_eq!(control.seal(reference), Status::Ok);
+    fs::remove_file(kv.join("private/one")).expect("unlink");
     for seed in 2..6 {
         let next = make(&control, format!("kv/private/{seed}").as_bytes(), 0o644, seed);
         assert_ne!(next, segment, "its pages are in the mapping of somebody who may not read {seed}");

@@ -386,6 +386,7 @@ fn an_attribute_without_a_name_is_refused_and_changes_nothing(mode: Mode) {
     for path in [&key, &kv] {
         assert_eq!(set_xattr(path, "user.", b"1"), Err(Errno::EINVAL));
         assert_eq!(get_xattr(path, "user."), Err(Errno::EINVAL));
+        assert_eq!(remove_xattr(path, "trusted.other"), Err(Errno::EOPNOTSUPP));
         assert_eq!(remove_xattr(path, "user."), Err(Errno::EINVAL));
     }
     assert_eq!(get_xattr_text(&key, "user.tidefs.tier"), "packed", "it got a segment for that");

@@ -293,7 +293,9 @@ impl Datapath {
             if !may {
                 return Err(Error::NotPermitted("the segment of an object that the caller may not read so"));
             }
-            if !is_begun && let Some(shared) = self.fast.segments.lock().known.get_mut(&segment) {
+            if (!is_begun || may_read)
+                && let Some(shared) = self.fast.segments.lock().known.get_mut(&segment)
+            {
                 // Who maps it now may look at it for as long as it stays mapped: whatever comes into it must be readable
                 // by the same users as what is in it now. Of what has no name any more nobody can tell who that is.
                 let class = directory

@@ -332,8 +332,9 @@ impl Datapath {
             }
             let known = present.is_some_and(|present| state.tree.node(present).lookups > 0);
             *is_unknown |= known || self.fast.absences.may_hold(key_hash(directory, name.as_bytes()));
-            state.tree.node_mut(parent).attributes.written_at(self.now_ns());
-            self.publish(state, slot, parent, name, Some(caller.thread.0), afterwards)
+            self.publish(state, slot, parent, name, Some(caller.thread.0), afterwards)?;
+            self.note_name_shown(state, parent, afterwards);
+            Ok(())
         });
         match published {
             Ok(()) => {

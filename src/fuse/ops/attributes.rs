@@ -3,7 +3,7 @@
 //! Hot path: getattr.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{Errno, FileHandle, INodeNo, ReplyAttr, ReplyStatfs, Request, TimeOrNow};
 use tidefs_engine::types::{ByteCount, PAGE};
@@ -55,7 +55,7 @@ pub(in crate::fuse) fn change_of(
     handle: Option<FileHandle>,
 ) -> AttributeChange {
     let nanos = |time: TimeOrNow| match time {
-        TimeOrNow::SpecificTime(time) => nanos_of(time),
+        TimeOrNow::SpecificTime(time) => nanos_as_sent(time),
         TimeOrNow::Now => nanos_of(SystemTime::now()),
     };
     AttributeChange {
@@ -66,6 +66,19 @@ pub(in crate::fuse) fn change_of(
         atime_ns: atime.map(nanos),
         mtime_ns: mtime.map(nanos),
         through: handle.map(|handle| HandleId(handle.0)),
+    }
+}
+
+/// The time that the kernel sent: seconds, and nanoseconds that count upwards from them also before 1970. fuser 0.18 takes them
+/// off there.
+fn nanos_as_sent(time: SystemTime) -> i64 {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(_) => nanos_of(time),
+        Err(before) => {
+            let before = before.duration();
+            let seconds_ns = i64::try_from(before.as_secs()).ok().and_then(|s| s.checked_mul(-1_000_000_000));
+            seconds_ns.map_or(i64::MIN, |ns| ns.saturating_add(before.subsec_nanos().into()))
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fuser::{Errno, FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, Request};
+use fuser::{Errno, FileAttr, FileType, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, Request};
 
 use super::{Dispatcher, caller, fail};
 use crate::datapath::{Datapath, Error, Listed, Page, Paged};
@@ -103,7 +103,8 @@ impl Reply {
         !match self {
             Self::Plain(reply) => reply.add(number, position, kind, name),
             Self::Plus(reply) => {
-                reply.add(number, position, name, &Duration::ZERO, &control.attributes(number), Generation(0))
+                let attributes = FileAttr { kind, ..control.attributes(number) };
+                reply.add(number, position, name, &Duration::ZERO, &attributes, Generation(0))
             }
         }
     }

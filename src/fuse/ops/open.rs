@@ -2,7 +2,7 @@
 //!
 //! Hot path: open, create, release.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use fuser::{
 
 use super::{Dispatcher, caller, fail, is_reserved, reply_done};
 use crate::datapath::{Caller, Datapath, Error, HandleId, Need, OpenOptions};
-use crate::fuse::attributes::{file_attr, ino};
+use crate::fuse::attributes::{Lifetimes, file_attr, ino};
 use crate::fuse::control_files::ControlFiles;
 use crate::fuse::fast_files;
 use crate::fuse::kernel::Kernel;
@@ -155,9 +155,44 @@ pub(in crate::fuse) fn create(
         return reply.error(Errno::EPERM);
     }
     let Dispatcher { datapath, kernel, lifetimes, .. } = dispatcher;
-    let created = datapath.create(&caller(request), ino(parent), name.as_bytes(), mode, options(flags));
+    let wanted = Wanted { caller: caller(request), parent: ino(parent), name: name.into(), mode, flags };
+    let Err(reply) = create_file(datapath, kernel, *lifetimes, &wanted, reply) else { return };
+    // Something became known under that name since the kernel looked, and is not in memory.
+    let Some(number) = datapath.must_load_child(wanted.parent, name.as_bytes()) else {
+        return reply.error(fail("create", &Error::NoObject));
+    };
+    let (datapath, kernel, lifetimes) = (Arc::clone(datapath), Arc::clone(kernel), *lifetimes);
+    dispatcher.with_object(number, move |_| {
+        if let Err(reply) = create_file(&datapath, &kernel, lifetimes, &wanted, reply) {
+            reply.error(fail("create", &Error::NoObject));
+        }
+    });
+}
+
+/// What create(2) asks for.
+struct Wanted {
+    caller: Caller,
+    parent: Ino,
+    name: OsString,
+    mode: u32,
+    flags: i32,
+}
+
+/// Makes a file, or opens what stands there. Gives the reply back when that is not in memory.
+fn create_file(
+    datapath: &Datapath,
+    kernel: &Kernel,
+    lifetimes: Lifetimes,
+    wanted: &Wanted,
+    reply: ReplyCreate,
+) -> Result<(), ReplyCreate> {
+    let Wanted { caller, parent, name, mode, flags } = wanted;
+    let created = datapath.create(caller, *parent, name.as_bytes(), *mode, options(*flags));
     let answered = created.and_then(|(stat, opened)| {
-        passthrough::answer(datapath, kernel, &reply, &opened).map(|answer| (stat, opened, answer))
+        let answer = passthrough::answer(datapath, kernel, &reply, &opened);
+        // With an error the kernel gets no inode.
+        let answer = answer.inspect_err(|_| datapath.forget(stat.ino, 1))?;
+        Ok((stat, opened, answer))
     });
     match answered {
         Ok((stat, opened, answer)) => {
@@ -172,8 +207,10 @@ pub(in crate::fuse) fn create(
                 None => reply.created(&ttl, &attributes, generation, handle, answer.flags),
             }
         }
+        Err(Error::NoObject) => return Err(reply),
         Err(error) => reply.error(fail("create", &error)),
     }
+    Ok(())
 }
 
 pub(in crate::fuse) fn flush(
