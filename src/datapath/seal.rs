@@ -153,7 +153,8 @@ impl Datapath {
         let attributes = &mut state.tree.node_mut(directory).attributes;
         let since_ns = now_ns.saturating_sub(attributes.mtime_ns);
         attributes.written_at(now_ns);
-        // The kernel asks anew after each name that it makes there itself, a moment ago when the directory is busy.
+        // The kernel asks anew after each name that it makes there itself, a moment ago when the directory is busy. Of names that
+        // clients of the fast path make one after the other it is told of the first, and knows the time of that until it asks.
         if since_ns >= UNNOTICED_NS {
             afterwards.changed.push(state.tree.ino(directory));
         }
