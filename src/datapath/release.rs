@@ -80,6 +80,12 @@ impl Datapath {
                 // Before the process is seen to have ended: whoever waited for that finds nothing.
                 kernel.forget_attributes_now(ino);
             }
+        } else if is_sound_end && kept.is_ok() {
+            let changed = self.note_name_about_to_show(&mut state, slot);
+            drop(state);
+            if let (Some(kernel), Some(directory)) = (self.kernel.get(), changed) {
+                kernel.forget_attributes_now(directory);
+            }
         }
         kept
     }

@@ -8,13 +8,13 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash};
+use tidefs_engine::types::{ByteCount, DirectoryId, KeyHash, Version};
 
 use super::release::Afterwards;
 use super::room::footprint;
 use super::stat::{last_changed_ns, last_written_ns};
-use super::{Datapath, Error, HandleId, Marks, Phase, Place, State};
-use crate::namespace::{Name, Slot};
+use super::{Datapath, Error, HandleId, Marks, Object, Phase, Place, State};
+use crate::namespace::{Ino, Name, Slot};
 
 /// After a change of pages that no writer made: the file was written when it was written last, or when its owner says.
 fn set_back_times(file: &File, before: &Metadata) -> Result<(), Error> {
@@ -134,10 +134,10 @@ impl Datapath {
         afterwards: &mut Afterwards,
     ) -> Result<(), Error> {
         let (parent, name) = state.final_place(slot);
-        let is_new = state.versions_of(slot).0.is_none();
+        let is_news = !self.is_noted_in_directory(state, slot);
         self.publish(state, slot, parent, name, None, afterwards)?;
-        if is_new {
-            self.note_name_shown(state, parent, afterwards);
+        if is_news {
+            afterwards.changed.extend(self.note_name_shown(state, parent));
         }
         if state.is_untold(slot) {
             afterwards.untold.push(state.tree.ino(slot));
@@ -147,17 +147,35 @@ impl Datapath {
         Ok(())
     }
 
-    /// A name in `directory` shows from now on, of which the kernel does not know: that is a change of the directory.
-    pub(super) fn note_name_shown(&self, state: &mut State, directory: Slot, afterwards: &mut Afterwards) {
+    /// Whether the directory of the file in `slot` needs no change when the file shows: its name has shown there already, or its
+    /// last close was announced a moment ago, and who has asked since then waits for it.
+    fn is_noted_in_directory(&self, state: &State, slot: Slot) -> bool {
+        let first_ms = self.first_expected_close_ms();
+        let was_announced = |object: &Object| {
+            object.open.as_ref().is_some_and(|open| open.closing && open.announced_at_ms >= first_ms)
+        };
+        !state.is_new_name(slot) || state.object(slot).is_some_and(was_announced)
+    }
+
+    /// The last close of the hidden file in `slot` is announced: its directory changes before close(2) returns and not at some
+    /// moment after it. Returns what the kernel is to be told of.
+    pub(super) fn note_name_about_to_show(&self, state: &mut State, slot: Slot) -> Option<Ino> {
+        let now_ms = self.now_ms();
+        let object = state.object(slot).filter(|object| object.is_about_to_show(now_ms..=now_ms))?;
+        let is_hidden = !object.marks.has(Marks::SHOWN) && state.is_new_name(slot);
+        is_hidden.then(|| state.final_place(slot).0).and_then(|parent| self.note_name_shown(state, parent))
+    }
+
+    /// A name in `directory` shows from now on, of which the kernel does not know: that is a change of the directory. Returns what
+    /// the kernel is to be told of.
+    pub(super) fn note_name_shown(&self, state: &mut State, directory: Slot) -> Option<Ino> {
         let now_ns = self.now_ns();
         let attributes = &mut state.tree.node_mut(directory).attributes;
         let since_ns = now_ns.saturating_sub(attributes.mtime_ns);
         attributes.written_at(now_ns);
         // The kernel asks anew after each name that it makes there itself, a moment ago when the directory is busy. Of names that
         // clients of the fast path make one after the other it is told of the first, and knows the time of that until it asks.
-        if since_ns >= UNNOTICED_NS {
-            afterwards.changed.push(state.tree.ino(directory));
-        }
+        (since_ns >= UNNOTICED_NS).then(|| state.tree.ino(directory))
     }
 
     /// Makes the file in `slot` the object `name` in `parent`, in place of what stood there.
@@ -356,6 +374,14 @@ impl Datapath {
 }
 
 impl State {
+    /// Whether the hidden file in `slot` is to show under a name at which nothing shows, nor has it shown itself before.
+    fn is_new_name(&self, slot: Slot) -> bool {
+        let Some(object) = self.object(slot) else { return false };
+        let is_named = !self.tree.node(slot).is_detached()
+            || object.open.as_ref().is_some_and(|open| open.supersedes.is_some());
+        is_named && object.version == Version::default() && self.versions_of(slot).0.is_none()
+    }
+
     /// A process that wrote the file, to stand for the thread when the seal comes with a close.
     fn writer_thread(&self, slot: Slot) -> Option<u32> {
         self.object(slot)?.open.as_ref()?.writer_processes.first().map(|writer| writer.id.0)

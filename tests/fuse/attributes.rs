@@ -26,6 +26,7 @@ in_both_modes!(
     utimensat_with_omit_leaves_the_other_time,
     times_before_1970_are_what_was_set,
     a_directory_changes_when_a_name_in_it_shows,
+    a_directory_stays_as_it_is_after_a_close,
     utime_to_now_works_and_moves_mtime_forward,
     times_and_mode_survive_a_rename,
     times_set_through_an_open_writer_survive_its_close,
@@ -125,6 +126,19 @@ fn a_directory_changes_when_a_name_in_it_shows(mode: Mode) {
     assert!(until(HANG, || other.stat(&key).is_ok()));
     let after = fs::metadata(&kv).expect("stat").modified().expect("a time");
     assert!(after > before, "who looks at the directory alone would not see it");
+}
+
+fn a_directory_stays_as_it_is_after_a_close(mode: Mode) {
+    let (_mount, kv) = kv(mode);
+    let changed = || fs::metadata(&kv).expect("stat").modified().expect("a time");
+    for round in 0..100 {
+        let writer = File::create(kv.join(format!("key-{round}"))).expect("create");
+        std::thread::sleep(Duration::from_millis(3));
+        drop(writer);
+        let at_close = changed();
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(changed(), at_close, "round {round}: nobody made a name since");
+    }
 }
 
 fn utime_to_now_works_and_moves_mtime_forward(mode: Mode) {

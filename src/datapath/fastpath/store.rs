@@ -333,7 +333,7 @@ impl Datapath {
             let known = present.is_some_and(|present| state.tree.node(present).lookups > 0);
             *is_unknown |= known || self.fast.absences.may_hold(key_hash(directory, name.as_bytes()));
             self.publish(state, slot, parent, name, Some(caller.thread.0), afterwards)?;
-            self.note_name_shown(state, parent, afterwards);
+            afterwards.changed.extend(self.note_name_shown(state, parent));
             Ok(())
         });
         match published {
