@@ -47,6 +47,7 @@ pub(super) fn session_settings(config: &Config, mount_dir: &Path) -> SessionSett
         threads: config.fuse.threads,
         allow_other: config.fuse.allow_other,
         exec: config.fuse.exec,
+        source: config.fuse.source.0.clone(),
         passthrough: matches!(config.fuse.passthrough, Passthrough::Auto | Passthrough::Always),
         page_cache: match config.fuse.passthrough {
             Passthrough::Never => Some(false),

@@ -100,6 +100,10 @@ settings! {
             range: Range::any(); example: "false";
         }
 
+        /// What stands for the device where mounts are listed. `mount.tidefs` sets it to what a line of fstab names, by which
+        /// `mount -a` knows that the line is mounted already.
+        source: Word { default: Word("tidefs".to_owned()); range: Range::any(); example: "kv"; }
+
         /// Seconds for which the kernel may answer from a name or attribute it has seen. The daemon withdraws
         /// what it changes itself, so this bounds the memory of idle entries, not the age of answers.
         entry_ttl_s: u64 {
@@ -197,15 +201,11 @@ settings! {
         /// Bytes a day that may be written, on all disks together, what is written again included; `0` is without limit.
         /// Nothing is held back while the day stays within it at the present rate; then what is left is spread over
         /// what is left of the day. Days are counted from the daemon's first start; a restart goes on with the day.
-        write_bytes_per_day: ByteCount {
-            default: ByteCount::ZERO; range: Range::any(); example: "10TiB";
-        }
+        write_bytes_per_day: ByteCount { default: ByteCount::ZERO; range: Range::any(); example: "10TiB"; }
 
         /// Milliseconds that an evicted object may wait for its disk; what would wait longer is dropped. Raise it when
         /// evictions come in bursts.
-        queue_ms: u64 {
-            default: 500; range: Range::between(1, 60_000); example: "2000";
-        }
+        queue_ms: u64 { default: 500; range: Range::between(1, 60_000); example: "2000"; }
 
         /// Bytes of memory that objects may hold while they wait for their disk.
         queue_max: ByteCount {
@@ -230,9 +230,7 @@ settings! {
         }
 
         /// Milliseconds that one request of a disk may take. An open whose load takes longer is a miss.
-        deadline_ms: u64 {
-            default: 5000; range: Range::between(10, 600_000); example: "1000";
-        }
+        deadline_ms: u64 { default: 5000; range: Range::between(10, 600_000); example: "1000"; }
 
         /// Objects of a chain that are brought back while the one before them is read; `0` waits for each open. Chains
         /// are learnt from the order in which a client uses keys.
@@ -251,14 +249,10 @@ settings! {
         }
 
         /// Objects that are brought back at once.
-        loads: usize {
-            default: 16; range: Range::between(1, 256); example: "32";
-        }
+        loads: usize { default: 16; range: Range::between(1, 256); example: "32"; }
 
         /// Whether io_uring is used where the kernel allows it. `false` is for tests and comparisons.
-        io_uring: bool {
-            default: true; range: Range::any(); example: "false";
-        }
+        io_uring: bool { default: true; range: Range::any(); example: "false"; }
     }
 
     /// Files that are rewritten in place for hours: they live on disk and are never shared or sealed.
@@ -306,15 +300,11 @@ settings! {
         }
 
         /// What other members and operators call this host.
-        host: Word {
-            default: default_host_name(), "the host name"; range: Range::any(); example: "gpu-17";
-        }
+        host: Word { default: default_host_name(), "the host name"; range: Range::any(); example: "gpu-17"; }
 
         /// Number of this member, at each of its starts and no other member's. `0` takes a hash of the machine's id, the
         /// host's name and the mount point. Set it where machines are cloned.
-        member: u64 {
-            default: 0; range: Range::any(); example: "17";
-        }
+        member: u64 { default: 0; range: Range::any(); example: "17"; }
 
         /// Where other members reach this one: addresses that it listens on. Port `0` takes a free one; others are told.
         listen: Addresses {
@@ -344,26 +334,18 @@ settings! {
         }
 
         /// Name that the certificate of every member holds.
-        tls_name: Word {
-            default: Word("tidefs".to_owned()); range: Range::any(); example: "kv.example.org";
-        }
+        tls_name: Word { default: Word("tidefs".to_owned()); range: Range::any(); example: "kv.example.org"; }
 
         /// Where this host stands: copies go to distinct `topology.rack`s, and come from hosts that share most `topology.*`.
-        labels: Labels {
-            default: Labels::default(); range: Range::any(); example: "topology.rack=r1";
-        }
+        labels: Labels { default: Labels::default(); range: Range::any(); example: "topology.rack=r1"; }
 
         /// What moves bytes between hosts. `auto` uses the best that both have.
-        transports: Transports {
-            default: Transports::default(); range: Range::any(); example: "tcp";
-        }
+        transports: Transports { default: Transports::default(); range: Range::any(); example: "tcp"; }
 
         /// Whether tcp sends large payload from where it lies (`MSG_ZEROCOPY`), without a copy in the kernel. With `auto` each
         /// connection tries it once, and leaves it where the kernel copies all the same, as on the loopback. `on` keeps it
         /// there too. Encrypted connections copy always.
-        zerocopy: ZeroCopy {
-            default: ZeroCopy::Auto; range: Range::any(); example: "off";
-        }
+        zerocopy: ZeroCopy { default: ZeroCopy::Auto; range: Range::any(); example: "off"; }
 
         /// Bytes a second that this host moves to and from others at most, by each of its transports. `0` is no limit. Lower
         /// it where the network is shared.
@@ -386,9 +368,7 @@ settings! {
 
         /// Milliseconds that an open waits for the bytes of an object of another member; then it is a miss. Larger ones than
         /// `cluster.fetch_whole_max` may take so long for each part of that size.
-        fetch_ms: u64 {
-            default: 10_000; range: Range::between(10, 600_000); example: "2000";
-        }
+        fetch_ms: u64 { default: 10_000; range: Range::between(10, 600_000); example: "2000"; }
 
         /// Objects of other members up to this size are whole here before an open returns, and cannot fail afterwards. Larger
         /// ones are read while they arrive, through the daemon; when no member gives the rest, such a read says EIO.
@@ -398,15 +378,11 @@ settings! {
         }
 
         /// Objects that are fetched from other members at once. One member keeps three quarters of them at most.
-        fetches: usize {
-            default: 32; range: Range::between(1, 1024); example: "64";
-        }
+        fetches: usize { default: 32; range: Range::between(1, 1024); example: "64"; }
 
         /// Opens after which a copy that was fetched from another member leaves after those that were opened less. All of
         /// them leave before what no other member has. `1` makes no difference between them.
-        soft_after: u64 {
-            default: 2; range: Range::between(1, 65_535); example: "3";
-        }
+        soft_after: u64 { default: 2; range: Range::between(1, 65_535); example: "3"; }
 
         /// Bytes a second of copies that this host has made anew when another member is lost (`user.tidefs.replicas`).
         repair_rate: ByteCount {
@@ -422,9 +398,7 @@ settings! {
 
         /// Seconds that a member which is not heard of keeps its place. Its objects are the last to be asked for
         /// meanwhile, and gone afterwards.
-        grace_s: u64 {
-            default: 60; range: Range::between(1, 86_400); example: "300";
-        }
+        grace_s: u64 { default: 60; range: Range::between(1, 86_400); example: "300"; }
 
         /// File with `NAME:PASSWORD` of the user that etcd knows this host as.
         etcd_user_file: OptionalFile {
@@ -454,15 +428,11 @@ settings! {
 
         /// What a clean stop does with the cached objects. `keep` leaves them in memory, where the next start
         /// finds them; `discard` gives the memory back.
-        on_stop: OnStop {
-            default: OnStop::Keep; range: Range::any(); alias: "on_stop"; example: "discard";
-        }
+        on_stop: OnStop { default: OnStop::Keep; range: Range::any(); alias: "on_stop"; example: "discard"; }
 
         /// Milliseconds that a request may wait for room before it is told that there is none. Raise it when
         /// writers would rather wait than skip a store.
-        deadline_ms: u64 {
-            default: 5000; range: Range::between(10, 600_000); example: "1000";
-        }
+        deadline_ms: u64 { default: 5000; range: Range::between(10, 600_000); example: "1000"; }
     }
 
     /// The top directory of the mount.
@@ -488,13 +458,9 @@ settings! {
     log: LogSettings {
         /// What is logged: `error`, `warn`, `info`, `debug` or `trace`, or a filter per part of the program such
         /// as `info,tidefs::fuse=debug`.
-        level: LogFilter {
-            default: LogFilter::info(); range: Range::any(); alias: "log"; example: "debug";
-        }
+        level: LogFilter { default: LogFilter::info(); range: Range::any(); alias: "log"; example: "debug"; }
 
         /// `text` for people, `json` for collectors.
-        format: LogFormat {
-            default: LogFormat::Text; range: Range::any(); example: "json";
-        }
+        format: LogFormat { default: LogFormat::Text; range: Range::any(); example: "json"; }
     }
 }

@@ -4,13 +4,15 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{major, minor};
 
 use tidefs_control_api::mounts::FSTYPE;
+
+use super::session::SessionSettings;
 
 const DEVICE: &str = "/dev/fuse";
 /// Major and minor number of the device (Documentation/admin-guide/devices.txt).
@@ -75,22 +77,17 @@ pub(super) fn open_device() -> Result<File, MountError> {
 }
 
 /// Mounts the open device on `directory` with mount(2), which needs the right to mount.
-pub(super) fn mount_device(
-    device: &File,
-    directory: &Path,
-    allow_other: bool,
-    exec: bool,
-) -> Result<(), Errno> {
+pub(super) fn mount_device(device: &File, settings: &SessionSettings) -> Result<(), Errno> {
     let uid = nix::unistd::geteuid();
     let gid = nix::unistd::getegid();
-    let others = if allow_other { ",allow_other" } else { "" };
+    let others = if settings.allow_other { ",allow_other" } else { "" };
     let options = format!(
         "fd={},rootmode=40000,user_id={uid},group_id={gid},default_permissions{others}",
         device.as_raw_fd()
     );
-    let no_exec = if exec { MsFlags::empty() } else { MsFlags::MS_NOEXEC };
+    let no_exec = if settings.exec { MsFlags::empty() } else { MsFlags::MS_NOEXEC };
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | no_exec;
-    mount(Some("tidefs"), directory, Some(FSTYPE), flags, Some(options.as_str()))
+    mount(Some(settings.source.as_str()), &settings.directory, Some(FSTYPE), flags, Some(options.as_str()))
 }
 
 /// What to do about a refused mount.

@@ -42,6 +42,8 @@ pub struct SessionSettings {
     pub allow_other: bool,
     /// Whether programs may be run from the mount.
     pub exec: bool,
+    /// What mounts are listed with as their device.
+    pub source: String,
     /// Whether the kernel should serve files itself if it can.
     pub passthrough: bool,
     /// Whether what the daemon serves goes through the page cache; `None`: where shared mappings need it.
@@ -346,7 +348,7 @@ fn open_session(dispatcher: Dispatcher, settings: &SessionSettings) -> Result<Op
     config.acl = if settings.allow_other { SessionACL::All } else { SessionACL::Owner };
     let directory = settings.directory.clone();
     let device = mount::open_device()?;
-    match mount::mount_device(&device, &directory, settings.allow_other, settings.exec) {
+    match mount::mount_device(&device, settings) {
         Ok(()) => {
             let (own, acl) = (Some(OwnMount(directory.clone())), config.acl);
             // Without it the kernel is not asked to drop inodes, which it also does by itself.
@@ -359,7 +361,7 @@ fn open_session(dispatcher: Dispatcher, settings: &SessionSettings) -> Result<Op
             // Not root: the set-uid helper of fuse3 mounts for us.
             drop(device);
             config.mount_options = vec![
-                MountOption::FSName("tidefs".to_owned()),
+                MountOption::FSName(settings.source.clone()),
                 MountOption::Subtype("tidefs".to_owned()),
                 MountOption::DefaultPermissions,
                 if settings.exec { MountOption::Exec } else { MountOption::NoExec },

@@ -323,6 +323,16 @@ fn mount_8_finds_the_helper_by_the_type() {
 }
 
 #[test]
+fn a_line_of_fstab_that_is_mounted_is_not_mounted_again_whatever_it_names_as_its_device() {
+    let place = Unmounted::new();
+    let script = format!(
+        "fstab=\"$STATE/../fstab\"\necho \"kv-0 $POINT tidefs defaults,$OPTIONS 0 0\" > \"$fstab\"\n\
+         mount -T \"$fstab\" -a\ntest \"$(findmnt -n -o SOURCE \"$POINT\")\" = kv-0\nmount -T \"$fstab\" -a\n{USE_AND_UNMOUNT}"
+    );
+    in_a_namespace_with_the_helper(&place, &script).success("`mount -a`, twice");
+}
+
+#[test]
 fn a_line_of_fstab_mounts() {
     let place = Unmounted::new();
     let script = format!(

@@ -1,7 +1,8 @@
 //! `mount.tidefs SOURCE DIR -o OPTIONS`: what mount(8) runs for `mount -t tidefs` and for a line of fstab.
 //!
 //! All options go to the daemon as they are: it knows which ones every filesystem takes, obeys `noexec`, ignores
-//! the likes of `nofail`, and refuses `ro` and `x-systemd.automount` with a reason. One table, in one place.
+//! the likes of `nofail`, and refuses `ro` and `x-systemd.automount` with a reason. One table, in one place. SOURCE is a setting of
+//! it like any other.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,7 +33,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
                   A line of fstab:\n  tidefs /mnt/kv tidefs capacity=64GiB,nofail 0 0"
 )]
 pub(crate) struct HelperArgs {
-    /// What to mount; only a name, usually `tidefs`
+    /// What mounts are listed with as their device; only a name, usually `tidefs`
     source: String,
     /// Directory to mount on
     dir: PathBuf,
@@ -93,7 +94,8 @@ fn mount(args: HelperArgs) -> Result<(), (u8, String)> {
     }
     let resolved = MountTable::read().and_then(|table| table.resolve(&args.dir));
     let dir = resolved.map_err(|error| (EXIT_FAILURE, format!("{}: {error}", args.dir.display())))?;
-    let mut options = args.options;
+    let mut options = source_option(&args.source);
+    options.extend(args.options);
     if args.read_only {
         options.push("ro".to_owned());
     }
@@ -118,6 +120,12 @@ fn mount(args: HelperArgs) -> Result<(), (u8, String)> {
     Ok(())
 }
 
+/// What has the daemon mount under the name `source`. What the options say of that comes later and counts.
+fn source_option(source: &str) -> Vec<String> {
+    let is_named = !matches!(source, "" | "tidefs");
+    is_named.then(|| format!("fuse.source={}", source.replace(',', r"\,"))).into_iter().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,6 +134,12 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         HelperArgs::command().debug_assert();
+    }
+
+    #[test]
+    fn a_source_is_a_setting_whatever_is_in_it() {
+        assert!(["tidefs", ""].iter().all(|source| source_option(source).is_empty()));
+        assert_eq!(source_option("kv,0"), [r"fuse.source=kv\,0"]);
     }
 
     #[test]
