@@ -21,6 +21,9 @@ use crate::cluster::coordinator::{
 };
 use crate::cluster::member::{Member, View};
 
+/// A start of a member that is registered.
+type Registered = (MemberId, Incarnation);
+
 /// The coordinator, at the member that hosts it.
 #[derive(Debug)]
 pub(super) struct Keeper {
@@ -42,6 +45,8 @@ struct Kept {
     told: Mutex<Told>,
     /// Held for a look-up.
     followers: Mutex<HashMap<PeerId, Follower>>,
+    /// Whose holders were lost, and when the latest of them was: the lease runs from there. Held for a look-up.
+    lost: Mutex<HashMap<Registered, Instant>>,
     runtime: Handle,
     weak: Weak<Self>,
 }
@@ -74,6 +79,7 @@ impl Keeper {
             written: Mutex::default(),
             told: Mutex::new(Told::of(agreed.cluster, &view, &namespaces, state)),
             followers: Mutex::default(),
+            lost: Mutex::default(),
             runtime: runtime.clone(),
             weak: Weak::clone(weak),
         });
@@ -134,24 +140,44 @@ impl Kept {
         untold.iter().for_each(|link| link.close());
     }
 
-    /// Ends a registration when the lease is over, unless somebody holds it by then.
-    fn forget_unless_back(self: &Arc<Self>, registered: (MemberId, Incarnation)) {
-        let (kept, lease) = (Weak::clone(&self.weak), self.lease);
+    /// Ends a registration when the lease is over, unless somebody holds it by then or has held it in between.
+    fn forget_unless_back(&self, registered: Registered) {
+        let (weak, lease, lost_at) = (Weak::clone(&self.weak), self.lease, Instant::now());
+        self.lost.lock().insert(registered, lost_at);
         self.runtime.spawn(async move {
-            tokio::time::sleep(lease).await;
-            let Some(kept) = kept.upgrade() else { return };
-            let is_held = kept.own.registered() == Some(registered)
-                || kept
-                    .followers
-                    .lock()
-                    .values()
-                    .any(|follower| follower.handle.registered() == Some(registered));
-            if !is_held && kept.own.forget(registered) {
-                tracing::info!(member = %registered.0, "a member's lease ran out");
-                // Logged; what the file has too much ends with the next lease.
-                let _ = kept.keep().await;
+            tokio::time::sleep_until((lost_at + lease).into()).await;
+            let is_over = weak.upgrade().is_some_and(|kept| kept.end_lease(registered, lost_at));
+            // Logged. Nobody is told before the file has it, so it is written until that is done.
+            while is_over
+                && let Some(kept) = weak.upgrade()
+                && kept.keep().await.is_err()
+            {
+                drop(kept);
+                tokio::time::sleep(lease).await;
             }
         });
+    }
+
+    /// Ends a registration whose holder was lost at `lost_at`. Returns whether it stood until now.
+    fn end_lease(&self, registered: Registered, lost_at: Instant) -> bool {
+        let was_last = {
+            let mut lost = self.lost.lock();
+            let was_last = lost.get(&registered) == Some(&lost_at);
+            if was_last {
+                lost.remove(&registered);
+            }
+            was_last
+        };
+        let is_held = || {
+            let followers = self.followers.lock();
+            let mut held = followers.values().map(|follower| follower.handle.registered());
+            self.own.registered() == Some(registered) || held.any(|held| held == Some(registered))
+        };
+        let ends = was_last && !is_held() && self.own.forget(registered);
+        if ends {
+            tracing::info!(member = %registered.0, "a member's lease ran out");
+        }
+        ends
     }
 
     /// Does what a follower asks.

@@ -144,6 +144,25 @@ async fn a_member_whose_link_is_lost_stays_until_its_lease_is_over() {
 }
 
 #[tokio::test]
+async fn a_lease_runs_from_the_last_of_several_losses() {
+    let (_directory, settings) = place();
+    let (keeper, follower) = (handle(&settings), handle(&settings));
+    join(&*follower, 2).await;
+    // All that were registered are lost at first.
+    drop(keeper);
+    is_reached(&*follower, false).await;
+    let keeper = handle_again(&settings).await;
+    let began = Instant::now();
+    is_reached(&*follower, true).await;
+    tokio::time::sleep(settings.lease / 2).await;
+    let lost = Instant::now();
+    assert!(lost - began < settings.lease, "too slow for what is asked");
+    drop(follower);
+    shows(&mut keeper.views(), "the end of its lease", |view| view.members().is_empty()).await;
+    assert!(lost.elapsed() >= settings.lease, "{:?}", lost.elapsed());
+}
+
+#[tokio::test]
 async fn who_does_not_know_the_key_is_told_nothing() {
     let (_directory, settings) = place();
     let keeper = handle(&settings);
@@ -283,16 +302,41 @@ async fn the_next_start_of_the_keeper_tells_of_the_end_of_the_last_record() {
     shows(&mut follower.namespaces(), "its end", |agreed| agreed.records.is_empty()).await;
 }
 
+/// Has nothing take the place of what is kept until it is called again with false.
+fn bar(settings: &HostedSettings, is_barred: bool) {
+    let (file, aside) = (&settings.file, settings.file.with_extension("aside"));
+    if is_barred {
+        std::fs::rename(file, aside).unwrap();
+        std::fs::create_dir(file).unwrap();
+    } else {
+        std::fs::remove_dir(file).unwrap();
+        std::fs::rename(aside, file).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_lease_that_could_not_be_kept_is_told_as_soon_as_it_can() {
+    let (_directory, settings) = place();
+    let (keeper, follower, other) = (handle(&settings), handle(&settings), handle(&settings));
+    join(&*follower, 2).await;
+    let mut told = other.views();
+    shows(&mut told, "the member", |view| view.members().len() == 1).await;
+    bar(&settings, true);
+    drop(follower);
+    shows(&mut keeper.views(), "the end of its lease", |view| view.members().is_empty()).await;
+    tokio::time::sleep(settings.lease / 4).await;
+    assert_eq!(told.borrow().members().len(), 1, "what is not kept is told to nobody");
+    bar(&settings, false);
+    shows(&mut told, "the end of its lease", |view| view.members().is_empty()).await;
+}
+
 #[tokio::test]
 async fn what_could_not_be_kept_is_told_to_nobody() {
     let (_directory, settings) = place();
     let (keeper, first, second) = (handle(&settings), handle(&settings), handle(&settings));
     join(&*keeper, 1).await;
     let start = first.begin(MemberId(2), soon()).await.unwrap();
-    // What is written next cannot take its place.
-    let aside = settings.file.with_extension("aside");
-    std::fs::rename(&settings.file, &aside).unwrap();
-    std::fs::create_dir(&settings.file).unwrap();
+    bar(&settings, true);
     let refused = first.register(started(2, start.incarnation), soon()).await.unwrap_err();
     assert!(refused.to_string().contains("cannot write"), "{refused}");
     let new = handle(&settings);
@@ -301,8 +345,7 @@ async fn what_could_not_be_kept_is_told_to_nobody() {
         let view = shows(&mut follower.views(), "the keeper's own", |view| !view.members().is_empty()).await;
         assert_eq!(view.members().len(), 1, "{view:?}");
     }
-    std::fs::remove_dir(&settings.file).unwrap();
-    std::fs::rename(&aside, &settings.file).unwrap();
+    bar(&settings, false);
     join(&*second, 3).await;
     let is_there = |view: &View| view.member(MemberId(3)).is_some();
     for follower in [&second, &new] {
