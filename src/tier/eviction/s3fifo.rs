@@ -12,6 +12,9 @@
 //! - [`Eviction::victim`] may move used objects to the back, as the algorithm does when it looks for a victim;
 //!   asked again without a change in between, it answers the same.
 //!
+//! Limits: who looks for a victim moves `SECOND_CHANCES_MAX` to the back at most: of a cache in which all was used, the next in
+//! line leaves all the same, and nobody waits for the others to be moved.
+//!
 //! Cost: O(log objects), amortised over touches. The queues are heaps ordered by entry, because a list would not
 //! take a released object back at its place.
 
@@ -24,6 +27,9 @@ use super::{Departure, Eviction, ObjectSlot, RetentionClass};
 
 /// Bits of [`Node::rank`] below the class.
 const ENTRY_BITS: u32 = 56;
+
+/// Objects in a row that a search for a victim moves to the back because they were used.
+const SECOND_CHANCES_MAX: usize = 1024;
 
 /// What can be tuned.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -195,7 +201,7 @@ impl Queues {
     }
 
     fn victim(&mut self) -> Option<u32> {
-        loop {
+        for _ in 0..SECOND_CHANCES_MAX {
             let (slot, queue) = self.head()?;
             let hits = self.nodes[index(slot)].hits;
             match queue {
@@ -204,6 +210,10 @@ impl Queues {
                 Queue::Small | Queue::Main => return Some(slot),
             }
         }
+        let (slot, _) = self.head()?;
+        // The same when it is asked for again.
+        self.nodes[index(slot)].hits = 0;
+        Some(slot)
     }
 }
 
@@ -360,6 +370,19 @@ mod tests {
         policy.remove(ObjectSlot(0), Departure::Evicted);
         insert(&mut policy, 0..1);
         assert_eq!(policy.coldest(9), [2, 1, 0].map(ObjectSlot), "what leaves main is remembered too");
+    }
+
+    #[test]
+    fn a_search_among_objects_that_were_all_used_ends_and_says_the_same_again() {
+        let mut policy = policy(0);
+        let count = 4 * u32::try_from(SECOND_CHANCES_MAX).unwrap();
+        insert(&mut policy, 0..count);
+        (0..count).for_each(|slot| touch(&mut policy, slot, 2));
+        let entries = policy.queues.entries;
+        let victim = policy.victim();
+        assert_eq!(victim, Some(ObjectSlot(u32::try_from(SECOND_CHANCES_MAX).unwrap())), "the next in line");
+        assert_eq!(policy.queues.entries - entries, SECOND_CHANCES_MAX as u64);
+        assert_eq!((policy.victim(), policy.queues.entries - entries), (victim, SECOND_CHANCES_MAX as u64));
     }
 
     #[test]
