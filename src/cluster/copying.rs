@@ -425,12 +425,12 @@ impl Core {
         let Keep { path, stamp, replicas, head } = keep;
         let kept = holder.keep(path, stamp, replicas, KeyId(head), from.member).await;
         match kept {
-            Ok(size) => {
+            Ok(came) => {
                 self.counters.copies_kept.increment();
                 // Who has just joined takes less at first: the others see it as the emptiest of all.
                 let (ramp, full) = (self.config.timings.ramp, self.config.limits.ingest_bytes_per_second);
                 let rate = ingest_rate(self.now(), ramp, full);
-                let wait = pay(&self.copying.taken_until_ns, self.now(), size, rate);
+                let wait = pay(&self.copying.taken_until_ns, self.now(), came, rate);
                 // Nobody else takes the turn until it is paid for; who asked is answered in time.
                 let (answered, paid) = (wait.min(self.config.timings.keep / 4), self.within(wait));
                 self.spawn(async move {

@@ -260,7 +260,7 @@ pub trait Holder: Send + Sync + fmt::Debug {
 
     /// Fetches `stamp` of what is at `path`, which `from` holds, and keeps it as what was written here; of a directory,
     /// takes note. `replicas` members are to hold it, and those of what has the same `head` are to be the same. Returns
-    /// its length.
+    /// how many bytes of it had to come.
     fn keep(
         &self,
         path: Vec<u8>,

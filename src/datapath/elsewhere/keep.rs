@@ -147,7 +147,7 @@ impl Datapath {
         from: MemberId,
     ) -> Result<ByteCount, Unkept> {
         let side = self.cluster.get().ok_or(Unkept::NotNow)?;
-        {
+        let was_here = {
             let mut state = self.lock();
             let slot = state.tree.by_ino(ino).ok_or(Unkept::Gone)?;
             if state.tree.directory(slot).is_some() {
@@ -165,7 +165,8 @@ impl Datapath {
                 // What it was said before may be old.
                 copies.push(Copy { member: from, medium: Medium::Memory });
             }
-        }
+            state.remote_size(slot).is_none()
+        };
         if !self.load_for_peer(ino, side.fetch_limit) {
             return Err(Unkept::NotNow);
         }
@@ -192,7 +193,8 @@ impl Datapath {
             Medium::Ssd
         };
         side.cluster.hold(&state.tree.path(slot), stamp, medium);
-        Ok(state.object(slot).map(|object| object.size).unwrap_or_default())
+        let came = state.object(slot).filter(|_| !was_here);
+        Ok(came.map(|object| object.size).unwrap_or_default())
     }
 
     /// Takes an object of other members that nobody here asked for out of the tree again.
