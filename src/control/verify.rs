@@ -58,6 +58,12 @@ pub(super) fn verify(
                 seen.passed_by.0 += 1;
                 summary.unreadable.0 += 1;
             }
+            Err(error) if tier_of(datapath, ino).is_some() => {
+                let path = KeyPath::from_bytes(&path);
+                tracing::warn!(%path, %error, "an object could not be read: nothing is known of its bytes");
+                seen.passed_by.0 += 1;
+                summary.unreadable.0 += 1;
+            }
             Ok(datapath::Verdict::Skipped) | Err(_) => {
                 seen.passed_by.0 += 1;
                 count_passed_by(datapath, ino, is_on_disk, &mut summary);
@@ -87,14 +93,21 @@ pub(super) fn verify(
     Ok(summary)
 }
 
+/// Where an object is now. `None` for one that is gone.
+fn tier_of(datapath: &Datapath, ino: Ino) -> Option<&'static str> {
+    let facts = datapath.path_of_ino(ino).and_then(|path| datapath.facts(&path))?;
+    Some(facts.tier)
+}
+
 /// Counts an object that was not read by where it is instead. `is_on_disk`: those on disks are verified, else those in memory.
 fn count_passed_by(datapath: &Datapath, ino: Ino, is_on_disk: bool, summary: &mut VerifySummary) {
-    let facts = datapath.path_of_ino(ino).and_then(|path| datapath.facts(&path));
-    let count = match (is_on_disk, facts.map(|facts| facts.tier)) {
+    let count = match (is_on_disk, tier_of(datapath, ino)) {
         (false, Some("ssd")) => &mut summary.only_on_disk,
         (true, Some("memory" | "packed")) => &mut summary.only_in_memory,
         (_, Some("remote")) => &mut summary.only_elsewhere,
-        // Evicted or rewritten since the list was made.
+        // Not final yet, or written again since the list was made.
+        (_, Some("memory" | "packed" | "writing")) => &mut summary.being_written,
+        // Evicted or removed since then.
         _ => &mut summary.gone,
     };
     count.0 += 1;

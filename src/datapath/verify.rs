@@ -270,6 +270,9 @@ impl Datapath {
     }
 
     /// Compares one object with its checksum, and drops it when they differ.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] when there is no such object any more, or memory does not give what it is to hold; [`Error::Io`].
     pub fn verify_object(&self, ino: Ino) -> Result<Verdict, Error> {
         let (expected, bytes) = {
             let state = self.lock();

@@ -115,6 +115,42 @@ fn what_is_written_over_an_object_that_is_found_to_be_corrupt_is_sealed_at_its_c
 }
 
 #[test]
+fn verify_fails_for_what_memory_does_not_give() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    for number in 0..2 {
+        fs::write(place.join(number.to_string()), object(number, 300_000)).expect("an object");
+    }
+    mount.wait_until_closed((0..2).map(|number| place.join(number.to_string())));
+    let wanted = object(1, 300_000);
+    let segments = files_below(&mount.instance_dir().join("memory"));
+    let segment = segments.iter().find(|path| fs::read(path).is_ok_and(|found| found == wanted));
+    fs::remove_file(segment.expect("a segment of object 1")).expect("root may");
+    let finished = tidefs(&mount, &["verify", "--json"]);
+    assert_eq!(finished.status.code(), Some(1), "nothing is known of it: {finished:?}");
+    let summary = parse(&finished.output);
+    let counts = ["checked", "corrupt", "unreadable", "gone"].map(|name| summary[name].clone());
+    assert_eq!(counts, [json!(1), json!(0), json!(1), json!(0)], "{summary}");
+    assert!(mount.log().contains("an object could not be read"), "{}", mount.log());
+}
+
+#[test]
+fn verify_tells_of_what_is_being_written_and_does_not_call_it_gone() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    let file = File::create(place.join("key.tmp")).expect("a temporary file");
+    file.write_all_at(&object(1, 300_000), 0).expect("its bytes");
+    fs::rename(place.join("key.tmp"), place.join("key")).expect("its publish");
+    let counts = |summary: &serde_json::Value| {
+        ["checked", "being_written", "gone"].map(|name| summary[name].as_u64().expect("a number"))
+    };
+    assert_eq!(counts(&run_json(&mount, &["verify"])), [0, 1, 0]);
+    drop(file);
+    mount.wait_until_closed([place.join("key")]);
+    assert_eq!(counts(&run_json(&mount, &["verify"])), [1, 0, 0]);
+}
+
+#[test]
 fn verify_tells_what_it_did_not_read() {
     let disk =
         tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory on a disk");

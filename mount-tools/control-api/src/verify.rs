@@ -29,7 +29,7 @@ pub struct VerifyRequest {
 pub struct VerifyProgress {
     /// Objects read and compared.
     pub checked: ObjectCount,
-    /// Objects passed by: not where they were looked for, gone, or not to be read.
+    /// Objects passed by: not where they were looked for, gone, being written, or not to be read.
     pub passed_by: ObjectCount,
     /// Objects to check or to pass by, as counted at the start.
     pub total: ObjectCount,
@@ -53,7 +53,9 @@ pub struct VerifySummary {
     pub only_in_memory: ObjectCount,
     /// Objects that only other members of the cluster hold. Not read.
     pub only_elsewhere: ObjectCount,
-    /// Objects whose disk failed or took too long, when the disks were verified. Nothing is known of them.
+    /// Objects that a program still has open to write, or has written again meanwhile. Not read.
+    pub being_written: ObjectCount,
+    /// Objects that memory did not give, or their disk failed or took too long with. Nothing is known of them.
     pub unreadable: ObjectCount,
     /// Bytes read.
     pub checked_bytes: ByteCount,

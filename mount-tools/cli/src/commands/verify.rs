@@ -60,7 +60,8 @@ fn human(summary: &VerifySummary) -> String {
     unread(summary.only_on_disk, "are on disk only: --tier ssd reads them");
     unread(summary.only_in_memory, "are in memory only: a verification without --tier reads them");
     unread(summary.only_elsewhere, "are on other members only: verify them there");
-    unread(summary.unreadable, "are on a disk that failed or took too long: `tidefs tier status` tells more");
+    unread(summary.being_written, "are being written: programs have them open");
+    unread(summary.unreadable, "could not be read: see the daemon's log, and `tidefs tier status` for disks");
     unread(summary.gone, "went away meanwhile");
     for path in &summary.corrupt_paths {
         writeln!(text, "corrupt: {path}").expect("writing to a String cannot fail");
@@ -81,10 +82,12 @@ mod tests {
             checked: ObjectCount(1),
             only_in_memory: ObjectCount(3),
             unreadable: ObjectCount(4),
+            being_written: ObjectCount(5),
             ..VerifySummary::default()
         };
         let some = human(&some);
         assert!(some.contains("all intact") && some.contains("not read: 3 are in memory only"), "{some}");
-        assert!(some.contains("not read: 4 are on a disk that failed"), "{some}");
+        assert!(some.contains("not read: 4 could not be read"), "{some}");
+        assert!(some.contains("not read: 5 are being written"), "{some}");
     }
 }
