@@ -55,8 +55,8 @@ counters! {
     creates: "tidefs_creates_total", "Files created.";
     seals: "tidefs_seals_total", "Objects sealed.";
     sealed_bytes: "tidefs_sealed_bytes_total", "Bytes of objects sealed.";
-    evictions: "tidefs_evictions_total", "Objects evicted for room.";
-    evicted_bytes: "tidefs_evicted_bytes_total", "Bytes of objects evicted for room.";
+    evictions: "tidefs_evictions_total", "Objects that left memory for room, to a disk or for good.";
+    evicted_bytes: "tidefs_evicted_bytes_total", "Bytes of objects that left memory for room, to a disk or for good.";
     expirations: "tidefs_expirations_total", "Objects removed because their ttl passed.";
     unlinks: "tidefs_unlinks_total", "Objects removed by name.";
     replacements: "tidefs_replacements_total", "Objects replaced by a newer version.";

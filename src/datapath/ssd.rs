@@ -182,7 +182,6 @@ impl Datapath {
             self.telemetry.soft_evictions.increment();
         } else if let Some(ssd) = self.ssd.get() {
             if self.stands_on_ssd(ssd, state, victim) {
-                state.count_eviction(victim);
                 state.depart(victim);
                 self.telemetry.ssd_demotions.increment();
                 return Leaving::Gone(self.demote(state, victim));
@@ -190,7 +189,6 @@ impl Datapath {
             if may != MayLend::No
                 && let Some(lent) = self.lend(ssd, state, victim, (ending, may))
             {
-                state.count_eviction(victim);
                 return Leaving::Lent(Box::new(lent));
             }
         }
@@ -301,7 +299,6 @@ impl Datapath {
             }
             state.remove_object(slot, Departure::Gone, Some((self.now_ns(), Ending::Dropped(Some(reason)))))
         };
-        self.count_evictions(std::slice::from_ref(&doomed));
         self.bury(doomed);
     }
 

@@ -19,7 +19,6 @@ use super::history::Ending;
 use super::ssd::Lent;
 use super::{Datapath, Marks, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
-use crate::tier::eviction::Departure;
 use crate::tier::memory::{ObjectRecord, PackedExtent};
 use crate::tier::ssd::{Put, Refused, Source, Stored};
 
@@ -226,16 +225,19 @@ impl Datapath {
                         Some(ending @ (Ending::EvictedByOperator | Ending::EvictedForQuota)) => ending,
                         _ => Ending::NotStored(refused),
                     };
-                    state.remove_object(slot, Departure::Evicted, Some((self.now_ns(), ending)))
+                    state.evict_object(slot, self.now_ns(), ending)
                 }
                 (false, _) => return,
             }
         };
+        // Only now: what was used on its way has stayed.
+        self.count_evictions(std::slice::from_ref(&doomed));
         self.bury(doomed);
     }
 
     /// An object with a record on SSD gives up its bytes in memory. Nobody has it open.
     pub(super) fn demote(&self, state: &mut State, slot: Slot) -> Doomed {
+        state.count_eviction(slot);
         let ino = state.tree.ino(slot);
         if let Some(kernel) = self.kernel.get() {
             // Under the lock: whoever opens it next has the kernel serve it from another segment, and while it is open two

@@ -161,6 +161,32 @@ fn what_the_disk_gave_up_and_has_stored_again_since_is_not_taken_from_it() {
 }
 
 #[test]
+fn what_leaves_memory_is_counted_once_whether_a_disk_takes_it_or_not() {
+    let mut logic = demoted("k");
+    let evicted = |logic: &Logic| {
+        let telemetry = logic.datapath().telemetry();
+        (telemetry.evictions.get(), telemetry.evicted_bytes.get())
+    };
+    assert_eq!(evicted(&logic), (1, 50_000));
+    let version = logic.version_of("k");
+    let key: [&[u8]; 3] = [b"o", &DirectoryId::ROOT.0.to_le_bytes(), b"k"];
+    logic.datapath().ssd().expect("a disk").remove(&key.concat(), version);
+    let owner = logic.datapath().ssd_owner();
+    NUMBERS.for_each(|number| owner.dropped(number, version, DroppedFor::Room));
+    assert!(logic.stat(WATCHER, "k").is_err(), "it was on disk alone");
+    assert_eq!(evicted(&logic), (1, 50_000));
+
+    logic.limit_disk(ByteCount(1));
+    logic.restart();
+    let token = logic.open(WATCHER, "other", super::resent::CREATE).expect("create");
+    logic.write(WATCHER, token, 0, &bytes(1, 50_000)).expect("write");
+    logic.close(WATCHER, token);
+    logic.demote(ByteCount::mib(1));
+    assert!(logic.stat(WATCHER, "other").is_err(), "no disk took it");
+    assert_eq!(evicted(&logic), (1, 50_000));
+}
+
+#[test]
 fn what_is_pinned_hard_by_its_directory_is_pinned_on_disk_too() {
     let mut logic = demoted("d/k");
     let version = logic.version_of("d/k");
