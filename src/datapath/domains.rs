@@ -44,8 +44,6 @@ pub(super) struct Domain {
     pub(super) order: Box<dyn Eviction>,
     /// Bytes of its objects, in whole pages.
     pub(super) bytes: ByteCount,
-    /// Objects evicted from it.
-    pub(super) evicted: u64,
     /// Its objects that are soft copies.
     pub(super) soft: u64,
     /// Directories whose objects are in its order.
@@ -101,8 +99,7 @@ impl Domains {
         let order = policy_by_name(name, &self.settings.parameters)
             .or_else(|| policy_by_name(&self.settings.policy, &self.settings.parameters))
             .expect("the configured policy was validated when the daemon started");
-        let domain =
-            Some(Domain { directory, order, bytes: ByteCount::ZERO, evicted: 0, soft: 0, folders: 0 });
+        let domain = Some(Domain { directory, order, bytes: ByteCount::ZERO, soft: 0, folders: 0 });
         self.count += 1;
         let free = self.all.iter().position(Option::is_none);
         let index = free.unwrap_or(self.all.len());

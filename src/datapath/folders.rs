@@ -42,6 +42,8 @@ pub(super) struct Folder {
     pub(super) hits: u64,
     /// Look-ups that found nothing below it, counted in top-level directories.
     pub(super) misses: u64,
+    /// Objects evicted below it, counted in top-level directories.
+    pub(super) evicted: u64,
 }
 
 impl Folder {
@@ -127,6 +129,7 @@ impl Folders {
             guess: SizeGuess::default(),
             hits: 0,
             misses: 0,
+            evicted: 0,
         };
         self.note_floor(slot, folder.policy.floor.is_some());
         self.by_slot.insert(slot, folder);

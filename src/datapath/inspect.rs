@@ -69,7 +69,7 @@ pub struct NamespaceFacts {
     pub floor: Option<ByteCount>,
     /// The policy that orders it.
     pub policy: &'static str,
-    /// Objects evicted from it, when it has an order of its own.
+    /// Objects evicted below it.
     pub evicted: u64,
     /// Opens of objects below it to read.
     pub hits: u64,
@@ -257,7 +257,6 @@ impl Datapath {
             .entries_after(Slot::ROOT, crate::namespace::Cookie::START)
             .filter_map(|(_, slot, _)| {
                 let folder = state.folders.get(slot)?;
-                let domain = state.domains.get(folder.domain);
                 Some(NamespaceFacts {
                     name: state.tree.name(slot).as_bytes().to_vec(),
                     bytes: folder.bytes,
@@ -265,10 +264,10 @@ impl Datapath {
                     objects: folder.objects,
                     quota: folder.policy.quota,
                     floor: folder.policy.floor,
-                    policy: domain.order.name(),
+                    policy: state.domains.get(folder.domain).order.name(),
                     hits: folder.hits,
                     misses: folder.misses,
-                    evicted: if domain.directory == slot { domain.evicted } else { 0 },
+                    evicted: folder.evicted,
                 })
             })
             .collect();

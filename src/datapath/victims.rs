@@ -146,8 +146,10 @@ impl State {
     }
 
     pub(super) fn count_eviction(&mut self, victim: Slot) {
-        let id = self.domain_of(victim);
-        self.domains.get_mut(id).evicted += 1;
+        let namespace = self.namespace_of(victim);
+        if let Some(folder) = self.folders.get_mut(namespace) {
+            folder.evicted += 1;
+        }
     }
 
     pub(super) fn evict_object(&mut self, victim: Slot, now_ns: i64, ending: Ending) -> Doomed {

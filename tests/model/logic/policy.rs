@@ -78,6 +78,20 @@ fn evict_page(datapath: &Datapath) {
 }
 
 #[test]
+fn a_namespace_tells_what_was_evicted_from_it_with_a_quota_and_without() {
+    let logic = Logic::new(SETUP);
+    let datapath = logic.datapath();
+    limited(datapath, "limited", 2);
+    let plain = limited(datapath, "plain", 2);
+    set(datapath, plain, "quota", None);
+    (0..4).for_each(|_| evict_page(datapath));
+    let namespaces = datapath.overview().expect("the tier answers").namespaces;
+    let evicted: Vec<u64> = namespaces.iter().map(|namespace| namespace.evicted).collect();
+    assert_eq!(evicted, [2, 2]);
+    assert_eq!(datapath.telemetry().evictions.get(), 4);
+}
+
+#[test]
 fn who_holds_most_above_its_share_pays_for_all() {
     let logic = Logic::new(SETUP);
     let datapath = logic.datapath();
