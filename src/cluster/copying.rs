@@ -9,8 +9,7 @@
 //! - Too few members, or too little room on them, is a state that is shown, never a failure of who writes.
 //! - Copies that leave first do not count, nor do those of members that are forgotten.
 //!
-//! Limits: [`WISHES_MAX`] objects wait for their first copies; of those beyond the next walk takes care. [`SHORT_MAX`] keys
-//! are remembered that have too few.
+//! Limits: [`WISHES_MAX`] objects wait for their first copies; of those beyond the next walk takes care.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
@@ -27,11 +26,10 @@ use super::catalog::wire::{KEEP, Keep, Kept, Message};
 use super::core::Core;
 use super::object::{Facts, Found, Holder, Holding, Stamp, Unkept};
 use super::shards::{KeyId, replica_target};
+use super::short::Short;
 
 /// Objects that wait for their first copies.
 const WISHES_MAX: usize = 65_536;
-/// Keys with too few copies that are remembered.
-const SHORT_MAX: usize = 65_536;
 /// Objects of which copies are made at once, for others and by others.
 const AT_ONCE: usize = 8;
 /// Things that are looked at together.
@@ -80,8 +78,8 @@ pub(super) struct Copying {
     walk_wanted: Notify,
     /// Members came or went since the last walk began: the next is not to take its time, and another follows.
     is_urgent: AtomicBool,
-    /// Keys of which this member sees to the copies, and of which there are too few.
-    short: Mutex<HashSet<KeyId>>,
+    /// Held for a look, and once for each walk.
+    short: Mutex<Short>,
     /// Keys of which this member has copies made right now.
     busy: Mutex<HashSet<KeyId>>,
     was_freed: Notify,
@@ -115,7 +113,7 @@ impl Default for Copying {
 impl Copying {
     /// Objects that wait for copies, and objects of which there are too few.
     pub(super) fn sizes(&self) -> (usize, usize) {
-        (self.wishes.lock().len() + self.under_way.load(Ordering::Relaxed), self.short.lock().len())
+        (self.wishes.lock().len() + self.under_way.load(Ordering::Relaxed), self.short.lock().count())
     }
 
     /// Everything that is held is to be looked at.
@@ -140,15 +138,6 @@ impl Copying {
                 return Busy { copying: self, key };
             }
             freed.await;
-        }
-    }
-
-    fn note_short(&self, key: KeyId, is_short: bool) {
-        let mut short = self.short.lock();
-        if !is_short {
-            short.remove(&key);
-        } else if short.len() < SHORT_MAX {
-            short.insert(key);
         }
     }
 }
@@ -244,10 +233,7 @@ impl Core {
     async fn walk_once(self: &Arc<Self>, looks_per_second: u32) -> bool {
         let seen = self.seen();
         let Some(holder) = self.holder.upgrade().filter(|_| !seen.is_alone) else { return true };
-        if looks_per_second == u32::MAX {
-            // Else what is short would be shown as fewer for as long as the walk takes.
-            self.copying.short.lock().clear();
-        }
+        self.copying.short.lock().begin_walk(looks_per_second == u32::MAX);
         let turns = Arc::new(Semaphore::new(AT_ONCE));
         let (mut under_way, mut is_over) = (JoinSet::new(), true);
         let mut after = 0;
@@ -281,6 +267,7 @@ impl Core {
         while let Some(ended) = under_way.join_next().await {
             is_over &= ended.unwrap_or(false);
         }
+        self.copying.short.lock().end_walk();
         is_over
     }
 
@@ -298,10 +285,16 @@ impl Core {
     /// Has the missing copies of an object made. `as_first`: only if this member is the first of those that hold it. Returns
     /// how many were made, too.
     pub(super) async fn copy(self: &Arc<Self>, wish: &Wish, as_first: bool) -> (Copied, u32) {
+        let key = KeyId::of(&wish.path);
         // Two at once would each count the copies that the other one has not made yet.
-        let turn = self.copying.begin(KeyId::of(&wish.path));
+        let turn = self.copying.begin(key);
         let Ok(_busy) = tokio::time::timeout(self.config.timings.background, turn).await else {
+            self.copying.short.lock().keep(key);
             return (Copied::NotNow, 0);
+        };
+        let without_asking = |copied| {
+            self.copying.short.lock().note(key, false);
+            (copied, 0)
         };
         let deadline = self.in_background();
         let found = self.find(vec![wish.path.clone()], deadline).await.pop().unwrap_or(Found::Unknown);
@@ -311,11 +304,14 @@ impl Core {
             }
             // What is here came later, and the catalog has not heard of it.
             Found::Present { stamp, facts: Facts::File(_), .. } if stamp < wish.stamp => {
-                return (Copied::Absent, 0);
+                return without_asking(Copied::Absent);
             }
-            Found::Present { .. } => return (Copied::NotMine, 0),
-            Found::Absent { .. } => return (Copied::Absent, 0),
-            Found::Unknown => return (Copied::NotNow, 0),
+            Found::Present { .. } => return without_asking(Copied::NotMine),
+            Found::Absent { .. } => return without_asking(Copied::Absent),
+            Found::Unknown => {
+                self.copying.short.lock().keep(key);
+                return (Copied::NotNow, 0);
+            }
         };
         let members = |is_hard: bool| {
             let counted = copies.iter().filter(|copy| copy.medium.is_hard() == is_hard);
@@ -327,13 +323,13 @@ impl Core {
         // When its policy has changed since it was sealed the others do not know how many are wanted.
         let is_known = facts.replicas >= wish.replicas;
         if as_first && is_known && first != Some(self.me.member) {
-            return (Copied::NotMine, 0);
+            return without_asking(Copied::NotMine);
         }
         if !is_known {
             self.announce_wish(wish, facts, &copies);
         }
         let (copied, made) = self.copy_to_others(wish, holders, &members(false)).await;
-        self.copying.note_short(KeyId::of(&wish.path), matches!(copied, Copied::Short | Copied::NotNow));
+        self.copying.short.lock().note(key, matches!(copied, Copied::Short | Copied::NotNow));
         (copied, made)
     }
 

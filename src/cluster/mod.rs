@@ -39,6 +39,7 @@ mod replicating;
 mod revoking;
 pub mod settings;
 pub mod shards;
+mod short;
 mod speaking;
 pub mod status;
 mod viewing;

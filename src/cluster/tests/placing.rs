@@ -93,6 +93,26 @@ fn fewer_members_than_copies_is_shown_and_made_good_when_one_comes() {
 }
 
 #[test]
+fn what_was_removed_is_not_shown_as_held_too_few_times() {
+    runtime().block_on(async {
+        let coordinator = Embedded::new(ClusterId(7));
+        let grace = Duration::from_millis(500);
+        let hosts = started(&coordinator, 2, |config| {
+            config.timings.look_for_copies = Duration::from_millis(100);
+            config.timings.grace = grace;
+        })
+        .await;
+        hosts[0].write_copies("kv/a", b"bytes", wall(), 3, soon()).await.unwrap();
+        until("it is known that there are too few", || hosts[0].cluster.status().short_of_copies == 1).await;
+        // The walks that the second member's coming is followed by are over.
+        tokio::time::sleep(grace * 3).await;
+        assert_eq!(hosts[0].cluster.status().short_of_copies, 1);
+        hosts[0].unlink("kv/a", wall(), soon()).await.unwrap();
+        until("nothing is short", || hosts[0].cluster.status().short_of_copies == 0).await;
+    });
+}
+
+#[test]
 fn who_has_no_room_is_passed_over() {
     in_a_cluster_of(3, |_, hosts| async move {
         hosts[1].memory.state.lock().is_full = true;
