@@ -396,11 +396,14 @@ impl Core {
         let kept = answer
             .map_err(|error| error.to_string())
             .and_then(|answer| Kept::decode(&answer).map_err(|error| error.to_string()));
-        kept.unwrap_or_else(|error| {
-            tracing::debug!(member = target.0, error, "a member does not keep a copy");
-            self.counters.copies_refused.increment();
+        let kept = kept.unwrap_or_else(|error| {
+            tracing::debug!(member = target.0, error, "a member does not say whether it keeps a copy");
             Kept::NotNow
-        })
+        });
+        if kept != Kept::Done {
+            self.counters.copies_refused.increment();
+        }
+        kept
     }
 
     /// Another member wants this one to have a copy.

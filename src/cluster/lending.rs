@@ -122,21 +122,23 @@ impl Core {
                 return Ok(Lending::NotHeld);
             }
         };
-        self.counters.lent.increment();
         let checksum = lent.checksum;
-        match lent.bytes {
+        let (lending, length) = match lent.bytes {
+            LentBytes::Inline(bytes) if bytes.len() > INLINE_MAX => {
+                return Err(format!("{} bytes are too many for one answer", bytes.len()));
+            }
             LentBytes::Inline(bytes) => {
-                self.counters.lent_bytes.add(bytes.len() as u64);
-                if bytes.len() > INLINE_MAX {
-                    return Err(format!("{} bytes are too many for one answer", bytes.len()));
-                }
-                Ok(Lending::Inline { bytes, checksum })
+                let length = bytes.len() as u64;
+                (Lending::Inline { bytes, checksum }, length)
             }
             LentBytes::Segment(file, length) => {
-                self.counters.lent_bytes.add(length.get());
-                self.lend_region(reader, lend.for_ms, lent.hold, file, length, checksum)
+                let lending = self.lend_region(reader, lend.for_ms, lent.hold, file, length, checksum)?;
+                (lending, length.get())
             }
-        }
+        };
+        self.counters.lent.increment();
+        self.counters.lent_bytes.add(length);
+        Ok(lending)
     }
 
     fn lend_region(

@@ -218,5 +218,6 @@ fn what_a_disk_gives_after_its_reader_is_gone_is_lent_to_nobody() {
         .await;
         late.await.unwrap_err();
         assert_eq!(core.loans.len(), 0, "nobody is there to give it back");
+        assert_eq!(holder.cluster.counters().lent.get(), 1);
     });
 }

@@ -121,6 +121,7 @@ fn who_has_no_room_is_passed_over() {
             hosts[0].write_copies(&name, b"bytes", wall(), 2, soon()).await.unwrap();
             assert_eq!(held_by(&hosts[1], &name, 2).await, BTreeSet::from([1, 3]));
         }
+        assert!(hosts[0].cluster.counters().copies_refused.get() > 0, "it was asked, and refused");
     });
 }
 
