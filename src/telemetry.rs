@@ -83,7 +83,7 @@ counters! {
     scratch_conversions: "tidefs_scratch_conversions_total", "Files that became scratch.";
     ssd_demotions: "tidefs_ssd_demotions_total", "Objects that left memory for the SSD tier.";
     ssd_demoted_bytes: "tidefs_ssd_demoted_bytes_total", "Bytes of objects that were written to the SSD tier as they left.";
-    ssd_refusals: "tidefs_ssd_refusals_total", "Objects on their way to the SSD tier that it did not store.";
+    ssd_refusals: "tidefs_ssd_refusals_total", "Objects that were to leave memory for the SSD tier, or to be durable there, and that it did not store.";
     epochs: "tidefs_kernel_epochs_total", "Times the kernel was made to look up every name again, because another member made one that was absent.";
     catalog_lookups: "tidefs_catalog_lookups_total", "Names that other members were asked for.";
     catalog_unknown: "tidefs_catalog_unknown_total", "Names that nobody could be asked for in time: misses that are not remembered.";

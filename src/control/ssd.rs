@@ -180,8 +180,8 @@ pub(super) fn metrics(status: &ssd::SsdStatus) -> Vec<Family> {
         ),
         Family::labelled(
             "tidefs_ssd_refused_total",
-            "Objects that were not written: the disks had enough to do (`queue`), a budget was used up (`rate`, `day`), or they \
-             are `too_large`, or there is `no_disk` that takes any.",
+            "Objects that were to leave memory, or to be durable, and were not written: the disks had enough to do (`queue`), a \
+             budget was used up (`rate`, `day`), or they are `too_large`, or there is `no_disk` that takes any.",
             "reason",
             refused,
         ),

@@ -11,7 +11,7 @@ use super::directory_records::UNKEPT_PAUSE;
 use super::history::Ending;
 use super::room::footprint;
 use super::ssd::MayLend;
-use super::{Datapath, Marks, State};
+use super::{Datapath, Marks, Object, State};
 use crate::namespace::Slot;
 
 /// Objects that are sent to the disks between two looks at the free room.
@@ -22,7 +22,7 @@ const COPIED_AHEAD: usize = 256;
 const COPIED_INSTEAD: usize = 32;
 /// How often the free room is looked at while it is short.
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
-/// How long no copies are made after the tier refused one: its budgets are used up, or the object fits nowhere.
+/// How long no copies are made after the tier refused one: its budgets are used up, or no disk takes anything.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 /// How often otherwise.
 const IDLE_PAUSE: Duration = Duration::from_millis(20);
@@ -84,7 +84,8 @@ impl Datapath {
     /// are on disk already. Returns false when the tier refuses.
     fn copy_coldest(&self) -> bool {
         let Some(ssd) = self.ssd.get() else { return true };
-        let mut copied = Vec::new();
+        let longest = ssd.longest();
+        let mut chosen = Vec::new();
         {
             let mut state = self.lock();
             state.domains.set_below(ssd.records());
@@ -92,23 +93,24 @@ impl Datapath {
             let mut bytes = ByteCount::ZERO;
             for slot in next {
                 let size = state.object(slot).map(|object| object.size).unwrap_or_default();
-                if copied.len() == SENT_AT_ONCE || !ssd.has_room_in_queue(size.saturating_add(bytes)) {
+                if size > longest || !state.lacks_copy(slot) {
+                    continue;
+                }
+                bytes = bytes.saturating_add(size);
+                if chosen.len() == SENT_AT_ONCE || !ssd.has_room_in_queue(bytes) {
                     break;
                 }
-                let is_known = state.leaves_first(slot)
-                    || state.object(slot).is_none_or(|object| object.marks.has(Marks::ON_SSD));
-                if !is_known && let Some(lent) = state.send(slot) {
-                    bytes = bytes.saturating_add(size);
-                    copied.push(lent);
-                }
+                chosen.push(slot);
             }
         }
-        // All of them: what was sent counts as having a copy until its way has ended.
-        let mut all_taken = true;
-        for lent in copied {
-            all_taken &= self.store(lent, false, None);
-        }
-        all_taken
+        // One after the other: what one is refused for holds for the next.
+        chosen.into_iter().all(|slot| {
+            let lent = {
+                let mut state = self.lock();
+                if state.lacks_copy(slot) { state.send(slot) } else { None }
+            };
+            lent.is_none_or(|lent| self.store(lent, false, None))
+        })
     }
 
     /// Whether an object that leaves memory stands elsewhere: on another member, or on a disk as it is.
@@ -131,5 +133,13 @@ impl Datapath {
                 && self.stands_on_ssd(ssd, state, slot)
                 && state.may_leave_for(slot, growing)
         })
+    }
+}
+
+impl State {
+    /// Whether an object may have a record on a disk, and has none there or on its way, as far as is known.
+    fn lacks_copy(&self, slot: Slot) -> bool {
+        let lacks = |object: &Object| object.is_storable() && !object.marks.has(Marks::ON_SSD);
+        !self.leaves_first(slot) && self.object(slot).is_some_and(lacks)
     }
 }

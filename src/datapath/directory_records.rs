@@ -53,6 +53,7 @@ impl Datapath {
             durable: false,
             owner: slot.0,
             uses: 0,
+            is_copy: false,
         };
         let weak = self.this.get().cloned().unwrap_or_default();
         let done = move |stored| {

@@ -93,6 +93,14 @@ impl Object {
     pub(super) fn is_resident(&self) -> bool {
         !Datapath::is_away(&self.place) && !self.marks.has(Marks::STORING)
     }
+
+    /// Whether a disk may have a record of it.
+    pub(super) fn is_storable(&self) -> bool {
+        self.phase == Phase::Sealed
+            && self.marks.has(Marks::FINAL)
+            // What applications attached is not in the record.
+            && !self.marks.has(Marks::DECORATED)
+    }
 }
 
 impl State {
@@ -113,14 +121,7 @@ impl State {
     /// What a disk needs of an object, whose record is there or on its way from now on. Until that is handed over, one that stands
     /// says other things of it. `None` for what is not stored.
     pub(super) fn send(&mut self, slot: Slot) -> Option<Lent> {
-        let object = self.object(slot)?;
-        let is_storable = object.phase == Phase::Sealed
-            && object.marks.has(Marks::FINAL)
-            // What applications attached is not in the record.
-            && !object.marks.has(Marks::DECORATED);
-        if !is_storable {
-            return None;
-        }
+        let object = self.object(slot).filter(|object| object.is_storable())?;
         let directory = self.directory_id(self.tree.get(slot)?.parent).ok()?;
         let name = self.tree.name(slot);
         let lent = Lent {

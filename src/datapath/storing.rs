@@ -32,6 +32,8 @@ struct Sent {
     /// As in [`Lent`].
     was_stale: bool,
     leaves: Option<Ending>,
+    /// As in [`Put`].
+    is_copy: bool,
 }
 
 /// Where its bytes are.
@@ -52,14 +54,20 @@ enum Handed {
 }
 
 impl Datapath {
-    /// Leaves an object to the SSD tier. `told`: who wants to know when that has ended.
-    /// Returns whether it takes what it is given.
+    /// Leaves an object to the SSD tier. `told`: who wants to know when that has ended. Returns whether it is taken.
     pub(super) fn store(&self, lent: Lent, durable: bool, told: Option<SyncSender<()>>) -> bool {
         let counted = if lent.leaves.is_none() { ByteCount::ZERO } else { lent.size };
         self.lent.fetch_add(counted.get(), Ordering::Relaxed);
         let version = lent.record.version;
-        let (ino, key, size) = (lent.ino, lent.key.clone(), lent.size);
-        let sent = Arc::new(Sent { ino, version, key, size, was_stale: lent.was_stale, leaves: lent.leaves });
+        let sent = Arc::new(Sent {
+            ino: lent.ino,
+            version,
+            key: lent.key.clone(),
+            size: lent.size,
+            was_stale: lent.was_stale,
+            leaves: lent.leaves,
+            is_copy: lent.leaves.is_none() && !durable,
+        });
         let weak = self.this.get().cloned().unwrap_or_default();
         let told_as = Arc::clone(&sent);
         let done = move |stored| {
@@ -122,9 +130,18 @@ impl Datapath {
             let record = state.object_record(slot, directory, &state.tree.name(slot));
             let record = ObjectRecord { checksum, ..record };
             let meta = record.encode().map_err(io::Error::other)?;
-            let (version, length, owner) = (sent.version, lent.size, lent.slot.0);
-            let uses = lent.uses;
-            Ok(Put { key: lent.key, meta, version, length, checksum, source, durable, owner, uses })
+            Ok(Put {
+                key: lent.key,
+                meta,
+                version: sent.version,
+                length: lent.size,
+                checksum,
+                source,
+                durable,
+                owner: lent.slot.0,
+                uses: lent.uses,
+                is_copy: sent.is_copy,
+            })
         });
         let put = match put {
             Ok(put) => put,
@@ -195,10 +212,13 @@ impl Datapath {
             let mut state = self.lock();
             // Under another name by now, it is on another way, or on none.
             let Some(slot) = state.slot_of_sent(sent) else { return };
-            if stored != Stored::Yes {
-                self.telemetry.ssd_refusals.increment();
-                if let Some(object) = state.object_mut(slot) {
-                    object.was_not_stored(sent.was_stale && stored == Stored::Failed);
+            if stored != Stored::Yes
+                && let Some(object) = state.object_mut(slot)
+            {
+                object.was_not_stored(sent.was_stale && stored == Stored::Failed);
+                // A copy of what stays costs nothing.
+                if !sent.is_copy || object.marks.has(Marks::STORING) {
+                    self.telemetry.ssd_refusals.increment();
                 }
             }
             let Some(object) = state.object(slot) else { return };

@@ -147,6 +147,8 @@ pub struct Put {
     pub owner: u32,
     /// How often it was used more than one expects: reclaim writes it again for that, as for uses while it is on disk.
     pub uses: u32,
+    /// Whether it stays where it is all the same: one that is refused cost nothing, and does not count.
+    pub is_copy: bool,
 }
 
 /// The threads of a tier.
@@ -314,7 +316,7 @@ impl SsdTier {
     /// # Errors
     /// Why it is not stored; `done` is not called then.
     pub fn put(&self, put: Put, done: impl FnOnce(Stored) + Send + 'static) -> Result<(), Refused> {
-        let Put { key, meta, version, length, checksum, source, durable, owner, uses } = put;
+        let Put { key, meta, version, length, checksum, source, durable, owner, uses, is_copy } = put;
         let memory = match source {
             Source::Segment(mapping) => Memory::Segment(mapping),
             Source::Bytes(bytes) => Memory::Buffer(Arc::new(Buffer::holding(&bytes))),
@@ -332,7 +334,7 @@ impl SsdTier {
             uses,
             done: Box::new(done),
         };
-        self.shared.enqueue(append)
+        self.shared.enqueue(append, is_copy)
     }
 
     /// Whether an object of `length` would be taken right now, as far as queues are concerned.

@@ -13,10 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use tidefs_engine::types::ByteCount;
+
+use super::SsdTier;
 use super::device::Device;
 use super::disk::Request;
 use super::format::{
-    BLOCK, BLOCK_BYTES, Footer, FooterEntry, Frame, Order, Trailer, ZoneHeader, encode, frame_blocks,
+    BLOCK, BLOCK_BYTES, FOOTER_ENTRY_BYTES, Footer, FooterEntry, Frame, KEY_BYTES_MAX, META_BYTES_MAX, Order,
+    Trailer, ZoneHeader, encode, frame_blocks,
 };
 use super::identity::{flush, write_blocks};
 use super::memory::{Buffer, Memory, Piece};
@@ -153,6 +157,23 @@ impl Writer {
 /// Whether a record of `facts_blocks` fits into an empty zone, beside header, footer and trailer.
 pub(super) fn fits_a_zone(zone_blocks: u32, facts_blocks: u64, footer_bytes: usize) -> bool {
     1 + facts_blocks + frame_blocks(footer_bytes + FOOTER_OVERHEAD) < u64::from(zone_blocks)
+}
+
+/// Most data of a record that fits into an empty zone, whatever its key and what its owner keeps beside it.
+fn longest_in_a_zone(zone_blocks: u32) -> ByteCount {
+    let footer = KEY_BYTES_MAX + META_BYTES_MAX + FOOTER_ENTRY_BYTES;
+    // The two headers and the trailer, as in `fits_a_zone`.
+    let beside = 3 + frame_blocks(footer + FOOTER_OVERHEAD);
+    ByteCount(u64::from(zone_blocks).saturating_sub(beside) * BLOCK_BYTES)
+}
+
+impl SsdTier {
+    /// The longest object that a disk takes; nothing while none takes any.
+    #[must_use]
+    pub fn longest(&self) -> ByteCount {
+        let longest = self.shared.takers().map(|device| longest_in_a_zone(device.zone_blocks));
+        longest.max().unwrap_or_default()
+    }
 }
 
 /// Writes the footer of a zone from `block` on, and its trailer, after what they name is durable.

@@ -211,12 +211,13 @@ impl Shared {
         *woken = false;
     }
 
-    /// Leaves a record for a disk's writer, if the budgets allow it.
-    pub(super) fn enqueue(&self, append: Append) -> Result<(), Refused> {
+    /// Leaves a record for a disk's writer, if the budgets allow it. `is_copy`: as in [`super::Put`].
+    pub(super) fn enqueue(&self, append: Append, is_copy: bool) -> Result<(), Refused> {
         let outcome = self.try_enqueue(append);
         let counter = match outcome {
             // What is on its way is not refused.
             Ok(()) | Err(Refused::Underway) => return outcome,
+            Err(_) if is_copy => return outcome,
             Err(Refused::QueueFull) => &self.counters.refused_queue,
             Err(Refused::OverRate) => &self.counters.refused_rate,
             Err(Refused::OverDay) => &self.counters.refused_day,

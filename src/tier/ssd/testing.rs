@@ -334,6 +334,7 @@ pub(super) fn put_of(key: &[u8], version: u64, length: usize) -> Put {
         durable: false,
         owner: u32::try_from(version).unwrap(),
         uses: 0,
+        is_copy: false,
     }
 }
 

@@ -417,6 +417,13 @@ fn an_object_larger_than_a_zone_and_a_long_key_are_refused() {
     assert_eq!(refusal(put_of(b"key", 1, 64 * 4096)), Refused::TooLarge);
     assert_eq!(refusal(put_of(&[1; KEY_BYTES_MAX + 1], 1, 5)), Refused::KeyTooLong);
     assert_eq!(store(&tier, &[1; KEY_BYTES_MAX], 1, 5), Stored::Yes);
+    let longest = usize::try_from(tier.longest().get()).unwrap();
+    assert_eq!(refusal(put_of(b"key", 1, longest + 1)), Refused::TooLarge);
+    let largest = Put { meta: vec![7; META_BYTES_MAX], ..put_of(&[2; KEY_BYTES_MAX], 1, longest) };
+    assert_eq!(store_put(&tier, largest), Ok(Stored::Yes));
+    assert_eq!(tier.status().refused_large, 3);
+    assert_eq!(refusal(Put { is_copy: true, ..put_of(b"key", 1, longest + 1) }), Refused::TooLarge);
+    assert_eq!(tier.status().refused_large, 3, "it stays where it is");
 }
 
 #[test]

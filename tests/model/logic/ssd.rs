@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::mount::{MntFlags, umount2};
@@ -15,7 +16,7 @@ use super::Logic;
 use crate::common::pattern::bytes;
 use crate::common::wait::{HANG, until};
 use crate::setup::Setup;
-use crate::system::{Open, Space, System, WATCHER};
+use crate::system::{Change, Open, Space, System, WATCHER};
 
 /// Disk space below memory: more than the objects of a test.
 const SSD_CAPACITY: ByteCount = ByteCount::mib(96);
@@ -186,6 +187,60 @@ fn what_leaves_memory_is_counted_once_whether_a_disk_takes_it_or_not() {
     assert_eq!(evicted(&logic), (1, 50_000));
 }
 
+/// Makes objects of `size` bytes, the first one coldest.
+fn fill(logic: &mut Logic, prefix: &str, count: usize, size: u64) {
+    for number in 0..count {
+        let token = logic.open(WATCHER, &format!("{prefix}{number}"), super::resent::CREATE).expect("create");
+        logic.resize(WATCHER, token, Change::Set(size)).expect("its length");
+        logic.close(WATCHER, token);
+    }
+}
+
+/// Does `action` while the demoter runs.
+fn while_demoting(logic: &mut Logic, action: impl FnOnce(&mut Logic)) {
+    let (datapath, is_over) = (Arc::clone(logic.datapath()), Arc::new(AtomicBool::new(false)));
+    let ends = Arc::clone(&is_over);
+    let demoter = std::thread::spawn(move || datapath.demote_in_background(|| ends.load(Ordering::Relaxed)));
+    action(logic);
+    is_over.store(true, Ordering::Relaxed);
+    demoter.join().expect("it ends");
+}
+
+/// It is short of room from the start on, and has as much free as is wanted until half of it is used.
+const HALF_FREE: Setup =
+    Setup { has_ssd: true, write_headroom: ByteCount::mib(256), ..super::meanwhile::SETUP };
+
+#[test]
+fn what_stays_in_memory_is_not_counted_as_refused_by_the_disks() {
+    let mut logic = Logic::new(HALF_FREE);
+    logic.limit_disk(ByteCount(1));
+    logic.restart();
+    fill(&mut logic, "k", 20, 50_000);
+    while_demoting(&mut logic, |logic| {
+        for _ in 0..10 {
+            logic.advance(Duration::from_secs(1), false);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let datapath = logic.datapath();
+    assert_eq!(datapath.ssd().expect("a disk").status().refused_day, 0);
+    assert_eq!(datapath.telemetry().ssd_refusals.get(), 0);
+    assert_eq!(datapath.overview().expect("the tier answers").objects, 20);
+}
+
+#[test]
+fn what_fits_no_zone_keeps_nothing_behind_it_from_being_copied() {
+    let mut logic = Logic::new(HALF_FREE);
+    fill(&mut logic, "large", 20, 5 << 20);
+    fill(&mut logic, "small", 1, 50_000);
+    let key: [&[u8]; 3] = [b"o", &DirectoryId::ROOT.0.to_le_bytes(), b"small0"];
+    while_demoting(&mut logic, |logic| {
+        let ssd = logic.datapath().ssd().expect("a disk");
+        assert!(until(HANG, || ssd.holds(&key.concat()).is_some()));
+    });
+    assert_eq!(logic.tier_of("small0"), "memory");
+}
+
 #[test]
 fn what_is_pinned_hard_by_its_directory_is_pinned_on_disk_too() {
     let mut logic = demoted("d/k");
@@ -318,8 +373,18 @@ fn a_record_on_disk_whose_name_version_or_size_is_anothers_gets_no_name() {
     let put = |key: &[&[u8]], meta, data: &[u8]| {
         let (length, source) = (ByteCount(data.len() as u64), Source::Bytes(data.to_vec()));
         let (key, version) = (key.concat(), Version(5));
-        let put =
-            Put { key, meta, version, length, checksum: None, source, durable: true, owner: 1, uses: 0 };
+        let put = Put {
+            key,
+            meta,
+            version,
+            length,
+            checksum: None,
+            source,
+            durable: true,
+            owner: 1,
+            uses: 0,
+            is_copy: false,
+        };
         tier.put(put, |_| ()).expect("it is taken");
     };
     // Each is kept as the object `a` of version 5 with three bytes, or the like.

@@ -256,7 +256,7 @@ impl RecordFacts {
 }
 
 /// Most bytes of a footer's entry beside key and meta: hash, checksum and five varints of at most ten bytes each.
-const FOOTER_ENTRY_BYTES: usize = 96;
+pub(super) const FOOTER_ENTRY_BYTES: usize = 96;
 
 /// Upper bound of what the footer needs for `count` removals.
 pub(super) fn tombstone_footer_bytes(count: usize) -> usize {
