@@ -68,6 +68,8 @@ impl Datapath {
         if let Some(record) = state.ssd_record(slot) {
             self.remove_from_ssd(&record);
         }
+        // What is written here is no copy of what others hold.
+        state.harden(slot);
         state.leave_order(slot, footprint(size), Departure::Gone);
         state.uncount(state.tree.node(slot).parent, size);
         state.clear_expiry(slot);

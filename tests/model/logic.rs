@@ -32,6 +32,7 @@ mod meanwhile;
 mod member;
 mod policy;
 mod resent;
+mod soft;
 mod ssd;
 
 /// Thread ids above any that Linux gives out: each stands for a process of its own.

@@ -294,10 +294,13 @@ impl State {
     }
 
     /// Tells the catalog that the object in `slot`, which is about to leave its name, is not here any more. Nobody waits for
-    /// that.
+    /// that. One that is no member yet has nobody to tell, and may have copies of an earlier life.
     pub(super) fn let_go(&mut self, slot: Slot) {
-        let (Some(cluster), Some(object)) = (&self.elsewhere.cluster, self.object(slot)) else { return };
-        let cluster = Arc::clone(cluster);
+        let Some(object) = self.object(slot) else { return };
+        let cluster = self.elsewhere.cluster.clone();
+        if cluster.is_none() && !self.is_soft(slot) {
+            return;
+        }
         let stamp = match object.phase {
             Phase::Sealed if !object.is_remote() => Some(stamp_of(object)),
             Phase::Writing => self.promised(slot),
@@ -307,7 +310,9 @@ impl State {
             let Some(path) = self.final_path(slot) else {
                 return; // it has lost its name, and that was told
             };
-            cluster.let_go(&path, stamp);
+            if let Some(cluster) = cluster {
+                cluster.let_go(&path, stamp);
+            }
             self.forget_soft(slot, KeyId::of(&path));
         }
     }
