@@ -24,6 +24,7 @@ use super::setup::Setup;
 use super::system::{Books, Change, Facts, Open, Reason, Space, System, Token};
 
 mod below;
+mod counting;
 mod depth;
 mod expiry;
 mod interleaved;

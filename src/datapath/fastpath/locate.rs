@@ -150,7 +150,7 @@ impl Datapath {
             let mut walk = Walk::new(&state, session.credentials(), scope);
             let (mut tally, now_ns) = (Tally::default(), self.now_ns());
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
-                let (found, mut located) = self.find(&mut state, &mut walk, name, &mut tally);
+                let (found, mut located) = self.find(&mut state, &mut walk, name, Some(&mut tally));
                 let mut held = Slot::NONE;
                 if let (false, Located::Here { segment, .. }, Some(Spot { slot, .. })) =
                     (probe, located, found)
@@ -195,9 +195,8 @@ impl Datapath {
         while names.peek().is_some() {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
-            let mut tally = Tally::default();
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
-                let (found, located) = self.find(&mut state, &mut walk, name, &mut tally);
+                let (found, located) = self.find(&mut state, &mut walk, name, None);
                 if let Some(Spot { key, .. }) = found {
                     state.chains.probed(caller.thread.0, key);
                 }
@@ -268,29 +267,30 @@ impl Datapath {
         while names.peek().is_some() {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
-            let mut tally = Tally::default();
             for name in names.by_ref().take(LOCKED_AT_ONCE) {
-                let (found, located) = self.find(&mut state, &mut walk, name, &mut tally);
+                let (found, located) = self.find(&mut state, &mut walk, name, None);
                 let below = found.filter(|_| located == Located::Below);
                 tell(located, below.map(|spot| state.tree.ino(spot.slot)));
             }
         }
     }
 
-    /// What a name stands for. Counts in `tally`.
+    /// What a name stands for. Counts in `tally`, or not at all.
     pub(super) fn find<'n>(
         &self,
         state: &mut State,
         walk: &mut Walk<'_, 'n>,
         name: &'n [u8],
-        tally: &mut Tally,
+        mut tally: Option<&mut Tally>,
     ) -> (Option<Spot>, Located) {
         let (within, leaf) = walk.split(state, name);
         let within = match within {
             Ok(within) => within,
             Err(located) => return (None, located),
         };
-        if tally.directory != Some(within.slot) {
+        if let Some(tally) = tally.as_deref_mut()
+            && tally.directory != Some(within.slot)
+        {
             self.settle_tally(state, tally, Some(within.slot));
         }
         let key = key_hash(within.id, leaf);
@@ -301,13 +301,15 @@ impl Datapath {
                 // A disk or another member may have it, and a file call asks.
                 return (None, Located::AskByFile);
             }
-            tally.misses += 1;
+            if let Some(tally) = tally {
+                tally.misses += 1;
+            }
             return (Some(Spot { slot: Slot::NONE, key }), Located::Absent);
         };
         let located = self.condition(state, walk.credentials, slot);
-        match located {
-            Located::Here { .. } | Located::Packed { .. } => tally.hits += 1,
-            Located::Absent => tally.misses += 1,
+        match (located, tally) {
+            (Located::Here { .. } | Located::Packed { .. }, Some(tally)) => tally.hits += 1,
+            (Located::Absent, Some(tally)) => tally.misses += 1,
             _ => {}
         }
         (Some(Spot { slot, key }), located)

@@ -1,6 +1,6 @@
 //! Pins that clients set on many objects with one request: the same as the attribute `user.tidefs.pin`.
 
-use super::locate::{Tally, Walk};
+use super::locate::Walk;
 use super::{Located, Session};
 use crate::datapath::Datapath;
 use crate::datapath::rights::Right;
@@ -15,7 +15,7 @@ impl Datapath {
         let ino = {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
-            let (found, located) = self.find(&mut state, &mut walk, name, &mut Tally::default());
+            let (found, located) = self.find(&mut state, &mut walk, name, None);
             let slot = match (located, found) {
                 (Located::Here { .. } | Located::Packed { .. } | Located::Below, Some(spot)) => spot.slot,
                 _ => return Err(located),

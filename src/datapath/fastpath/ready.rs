@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use tidefs_engine::types::{ByteCount, FileOffset, KeyHash, SegmentId, Version};
 
 use super::batch::Batch;
-use super::locate::{Tally, Walk};
+use super::locate::Walk;
 use super::{Located, Session};
 use crate::datapath::rights::{Credentials, Right};
 use crate::datapath::{Datapath, Phase, Place, State, key_hash};
@@ -176,7 +176,7 @@ impl Datapath {
         let (slot, here) = {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);
-            let (found, located) = self.find(&mut state, &mut walk, request.name, &mut Tally::default());
+            let (found, located) = self.find(&mut state, &mut walk, request.name, None);
             match (located, found) {
                 (Located::Here { segment, .. }, Some(spot)) => {
                     if !self.refer(&mut state, spot.slot, segment, self.now_ns()) {
