@@ -27,6 +27,7 @@ mod elsewhere;
 mod error;
 mod expiry;
 mod fastpath;
+mod fate;
 mod folders;
 mod guess;
 mod guessed;
@@ -104,7 +105,8 @@ pub use fastpath::{
     AREA_MAX, BeginRequest, CREATES_MAX, FollowRequest, Followed, GetRequest, Located, REFERENCES_MAX,
     ReadyRequest, RetiredSegments, Run, SealRequest, Session,
 };
-pub use inspect::{EvictionProgress, Fate, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
+pub use fate::Fate;
+pub use inspect::{EvictionProgress, NamespaceFacts, NodeFacts, Obstacle, OperatorEviction, Overview};
 pub use listing::{Listed, Page, Paged};
 pub use loader::{Job, Loader, Need, Rest};
 pub use lookup::{Lookup, Patience};
