@@ -57,7 +57,7 @@ fn entry_of(facts: &NodeFacts) -> ListEntry {
         tier: tier(facts.tier).unwrap_or_default(),
         last_used: Some(stamp(facts.used_at_ns)),
         sealed_at: facts.sealed_at_ns.map(stamp),
-        hits: facts.uses,
+        hits: facts.uses.unwrap_or_default(),
         pin: pin(facts.policy.pin),
     }
 }

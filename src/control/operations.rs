@@ -283,9 +283,9 @@ impl Operations for DaemonOperations {
             pin_ttl_left_s: facts.pin_ends_at_ns.map(left),
             priority: i32::from(facts.policy.priority.unwrap_or(0)),
             ttl_left_s: facts.expires_at_ns.map(left),
+            predecessor: facts.predecessor.as_deref().map(KeyPath::from_bytes),
             eviction_rank: self.datapath.eviction_rank(facts.ino, RANK_MAX),
             segment: facts.segment,
-            ..ObjectStat::default()
         })
     }
 

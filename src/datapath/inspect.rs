@@ -85,7 +85,7 @@ pub struct NodeFacts {
     pub path: Vec<u8>,
     /// Directory or file.
     pub kind: Kind,
-    /// Length.
+    /// Length; of a directory, the bytes of sealed objects below it, in whole pages.
     pub size: ByteCount,
     /// Which tier, as `user.tidefs.tier` spells it; empty for directories.
     pub tier: &'static str,
@@ -97,8 +97,8 @@ pub struct NodeFacts {
     pub sealed_at_ns: Option<i64>,
     /// When it was last opened or set, in nanoseconds since 1970.
     pub used_at_ns: i64,
-    /// Times it was opened to read.
-    pub uses: u64,
+    /// Times it was opened to read; of a top-level directory, those of what is below it. Of others that is not counted.
+    pub uses: Option<u64>,
     /// Open handles.
     pub references: u64,
     /// Policy in force.
@@ -109,6 +109,8 @@ pub struct NodeFacts {
     pub pin_ends_at_ns: Option<i64>,
     /// Its segment, when it has one of its own.
     pub segment: Option<SegmentId>,
+    /// Path of the object before it in its chain. Only [`Datapath::facts`] looks for it.
+    pub predecessor: Option<Vec<u8>>,
 }
 
 /// Why an object stayed although an operator asked for its eviction.
@@ -218,6 +220,9 @@ impl Datapath {
         let object = state.object(slot).filter(|object| object.phase == Phase::Sealed);
         // One that cannot be read is no reason to tell nothing.
         facts.checksum = object.and_then(|object| self.recorded_checksum(object).ok().flatten());
+        let before = object.and_then(|_| state.standing(slot)?.predecessor);
+        let before = before.map(|object| Slot(object.0)).filter(|&before| state.object(before).is_some());
+        facts.predecessor = before.map(|before| state.tree.path(before));
         Some(facts)
     }
 
@@ -225,17 +230,22 @@ impl Datapath {
         let stat = self.stat_of(state, slot);
         let object = state.object(slot);
         let sealed = object.filter(|object| object.phase == Phase::Sealed);
+        let folder = state.folders.get(slot);
+        let is_namespace = state.tree.node(slot).parent == Slot::ROOT;
         NodeFacts {
             ino: stat.ino,
             path: state.tree.path(slot),
             kind: stat.kind,
-            size: stat.size,
+            size: folder.map_or(stat.size, |folder| folder.bytes),
             tier: object.map_or("", super::xattrs::tier_text),
             version: sealed.map(|object| object.version),
             checksum: None,
             sealed_at_ns: sealed.map(|object| object.sealed_at_ns),
             used_at_ns: stat.attributes.atime_ns,
-            uses: object.map_or(0, |object| u64::from(object.uses)),
+            uses: match folder {
+                Some(folder) => is_namespace.then_some(folder.hits),
+                None => object.map(|object| u64::from(object.uses)),
+            },
             references: object.map_or(0, |object| u64::from(object.readers() + object.writers())),
             policy: state.effective_policy(slot).record,
             expires_at_ns: state.expiry_of.get(&slot).copied(),
@@ -244,6 +254,7 @@ impl Datapath {
                 Place::Solo(segment) => Some(segment),
                 Place::Packed(_) | Place::Scratch(_) | Place::Ssd | Place::Remote => None,
             }),
+            predecessor: None,
         }
     }
 

@@ -233,7 +233,10 @@ fn stat_tells_all_of_one_object() {
     assert!(stat["hits"].as_u64() >= Some(3), "{stat}");
     assert!(checksum.contains(stat["checksum"].as_str().expect("a checksum")), "{checksum} and {stat}");
     assert_eq!(run_json(&mount, &["stat", argument(&small)])["tier"], json!("packed"));
-    assert_eq!(run_json(&mount, &["stat", "ns"])["kind"], json!("directory"));
+    let directory = run_json(&mount, &["stat", "ns"]);
+    assert_eq!(directory["kind"], json!("directory"), "{directory}");
+    assert_eq!(directory["size"], json!((1 << 20) + 4096), "{directory}");
+    assert!(directory["hits"].as_u64() >= Some(3), "{directory}");
     assert_eq!(run_json(&mount, &["stat", "ns/large"])["size"], stat["size"], "a key relative to the mount");
     let human = text(&mount, &["stat", argument(&large)]);
     for word in ["ns/large", "1 MiB", stat["checksum"].as_str().expect("a checksum")] {
@@ -241,6 +244,29 @@ fn stat_tells_all_of_one_object() {
     }
     fails(&mount, &["stat", argument(&place.join("missing"))], EXIT_NOT_FOUND, "ns/missing");
     fails(&mount, &["stat", "/usr/bin"], EXIT_NO_DAEMON, "/usr/bin");
+}
+
+#[test]
+fn stat_tells_what_an_object_follows() {
+    let mount = Mount::start(&[]);
+    let place = mount.namespace("ns");
+    // Who asks for them in this order and then makes them makes a chain, unless the machine pauses.
+    let is_told = (0..10).any(|round| {
+        let blocks: Vec<_> = (0..4).map(|block| place.join(format!("{round}-{block}"))).collect();
+        assert!(!blocks.iter().any(|block| block.exists()));
+        for (block, seed) in blocks.iter().zip(0..) {
+            let temporary = block.with_extension("tmp");
+            fs::write(&temporary, object(seed, 100_000)).expect("an object");
+            fs::rename(&temporary, block).expect("its publish");
+        }
+        mount.wait_until_closed(&blocks);
+        let [second, third] = [1, 2].map(|block| format!("ns/{round}-{block}"));
+        let human = text(&mount, &["stat", &third]);
+        let follows = human.lines().find(|line| line.starts_with("follows"));
+        run_json(&mount, &["stat", &third])["predecessor"] == json!(second)
+            && follows.is_some_and(|line| line.ends_with(&second))
+    });
+    assert!(is_told);
 }
 
 /// Wherever `stat` was typed, `why` is about the same key.

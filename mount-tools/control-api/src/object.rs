@@ -22,7 +22,7 @@ pub enum ObjectKind {
     /// A file: one object, or one being written.
     #[default]
     File,
-    /// A directory; sizes and hits are sums over what is below it.
+    /// A directory; its size is a sum over what is below it, and so are the hits of one at the top of the mount.
     Directory,
     /// A kind that this version does not know.
     #[serde(other)]
@@ -96,7 +96,7 @@ pub struct ObjectStat {
     pub path: KeyPath,
     /// File or directory.
     pub kind: ObjectKind,
-    /// Length; of a directory, the sum below it.
+    /// Length; of a directory, what the objects below it take of memory.
     pub size: ByteCount,
     /// Number of its seal.
     pub version: Option<Version>,
@@ -108,8 +108,9 @@ pub struct ObjectStat {
     pub sealed_at: Option<Timestamp>,
     /// When it was last opened or read.
     pub last_used: Option<Timestamp>,
-    /// How often it was opened since it was sealed.
-    pub hits: u64,
+    /// How often it was opened since it was sealed; of a directory at the top of the mount, how often what is below it was since
+    /// the start. Absent for directories below, where that is not counted.
+    pub hits: Option<u64>,
     /// Open files, mappings and transfers that keep its bytes.
     pub references: u64,
     /// Order not to evict it.

@@ -179,7 +179,7 @@ fn stat_and_why_take_a_path_below_the_mount() {
         tier: Some(Tier::Packed),
         sealed_at: Some(time(1)),
         last_used: Some(time(2)),
-        hits: 5,
+        hits: Some(5),
         references: 1,
         pin: Pin::Hard,
         priority: -1,
