@@ -302,8 +302,8 @@ impl Operations for DaemonOperations {
         let verdict = match self.datapath.fate(&bytes_of(path)?) {
             Fate::Present { tier: text } => Verdict::Present { tier: tier(text).unwrap_or(Tier::Other) },
             Fate::BeingWritten { process } => Verdict::BeingWritten { by_pid: process },
-            Fate::Evicted { at_ns, for_whom, reason } => {
-                Verdict::Evicted { at: stamp(at_ns), for_whom, reason: reason.to_owned() }
+            Fate::Evicted { at_ns, for_whom, cause, reason } => {
+                Verdict::Evicted { at: stamp(at_ns), for_whom, cause, reason: reason.to_owned() }
             }
             Fate::Withdrawn { at_ns } => Verdict::Withdrawn { at: stamp(at_ns) },
             Fate::Unreachable { at_ns } => Verdict::Unreachable { at: stamp(at_ns) },

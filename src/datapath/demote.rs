@@ -12,7 +12,7 @@ use super::history::Ending;
 use super::room::footprint;
 use super::ssd::MayLend;
 use super::{Datapath, Marks, Object, State};
-use crate::namespace::Slot;
+use crate::namespace::{Ino, Slot};
 
 /// Objects that are sent to the disks between two looks at the free room.
 const SENT_AT_ONCE: usize = 16;
@@ -71,7 +71,7 @@ impl Datapath {
                     break;
                 }
                 freed = freed.saturating_add(footprint(size));
-                let ending = Ending::Evicted { for_directory: Slot::ROOT };
+                let ending = Ending::Evicted { for_directory: Ino::ROOT };
                 leaving.push(self.let_leave(&mut state, victim, ending, MayLend::Yes));
             }
         }

@@ -1,5 +1,6 @@
 //! What became of a key, for `why`.
 
+use tidefs_control_api::EvictionCause;
 use tidefs_engine::types::ByteCount;
 
 use super::history::{Ending, dropped_text, not_stored_text};
@@ -23,8 +24,10 @@ pub enum Fate {
     Evicted {
         /// When.
         at_ns: i64,
-        /// The directory that grew, if any did.
+        /// The directory that grew, if it is known and still there, or `operator`.
         for_whom: Option<String>,
+        /// What for.
+        cause: EvictionCause,
         /// Why.
         reason: &'static str,
     },
@@ -119,22 +122,21 @@ impl Datapath {
             let is_forgotten = state.history.has_forgotten() || state.was_removed_above(path);
             return Fate::Unknown { history_is_whole: !is_forgotten };
         };
+        let evicted = |cause, reason| Fate::Evicted { at_ns, for_whom: None, cause, reason };
         match ending {
             Ending::Evicted { for_directory } => Fate::Evicted {
                 at_ns,
-                for_whom: state.tree.get(for_directory).map(|_| state.path_text(for_directory)),
+                for_whom: state.grown(for_directory),
+                cause: EvictionCause::Room,
                 reason: "the cache was full and it was the coldest",
             },
-            Ending::EvictedForQuota => {
-                Fate::Evicted { at_ns, for_whom: None, reason: "the quota of its directory was full" }
-            }
-            Ending::Dropped(reason) => Fate::Evicted { at_ns, for_whom: None, reason: dropped_text(reason) },
-            Ending::NotStored(refused) => {
-                Fate::Evicted { at_ns, for_whom: None, reason: not_stored_text(refused) }
-            }
+            Ending::EvictedForQuota => evicted(EvictionCause::Quota, "the quota of its directory was full"),
+            Ending::Dropped(reason) => evicted(EvictionCause::Disk, dropped_text(reason)),
+            Ending::NotStored(refused) => evicted(EvictionCause::Disk, not_stored_text(refused)),
             Ending::EvictedByOperator => Fate::Evicted {
                 at_ns,
                 for_whom: Some("operator".to_owned()),
+                cause: EvictionCause::Operator,
                 reason: "it was asked for by command",
             },
             Ending::Expired => Fate::Expired { at_ns },
@@ -156,11 +158,10 @@ impl Datapath {
                     .unwrap_or_default(),
                 quota: ByteCount(quota),
             },
-            Ending::NoRoom => Fate::Evicted {
-                at_ns,
-                for_whom: None,
-                reason: "its write was refused: nothing in the cache could be evicted for it",
-            },
+            Ending::NoRoom => evicted(
+                EvictionCause::Room,
+                "its write was refused: nothing in the cache could be evicted for it",
+            ),
             Ending::ScratchFull => Fate::ScratchFull { at_ns },
             Ending::WriterKilled { process } => Fate::WriterKilled { at_ns, process },
             Ending::Corrupt => Fate::Corrupt { at_ns },
@@ -169,6 +170,12 @@ impl Datapath {
 }
 
 impl State {
+    /// The path of a directory for which something was evicted. `None` where nobody in particular grew, and when it is gone.
+    fn grown(&self, directory: Ino) -> Option<String> {
+        let slot = self.tree.by_ino(directory).filter(|&slot| slot != Slot::ROOT)?;
+        self.tree.is_living_directory(slot).then(|| self.path_text(slot))
+    }
+
     /// Whether a directory above `path` was removed: what was in it is not known any more, also where there is another by now.
     fn was_removed_above(&self, path: &[u8]) -> bool {
         let mut below = path;

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use lru::LruCache;
 use tidefs_engine::types::KeyHash;
 
-use crate::namespace::Slot;
+use crate::namespace::Ino;
 use crate::tier::ssd::{DroppedFor, Refused};
 
 const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is not zero");
@@ -15,8 +15,8 @@ const REMEMBERED_MAX: NonZeroUsize = NonZeroUsize::new(1 << 16).expect("65536 is
 pub(super) enum Ending {
     /// Evicted so that something could be stored in another directory.
     Evicted {
-        /// That directory.
-        for_directory: Slot,
+        /// That directory; the root when it is not known which.
+        for_directory: Ino,
     },
     /// Evicted because its own directory's quota was full.
     EvictedForQuota,

@@ -123,6 +123,9 @@ impl Datapath {
     ) -> Vec<Leaving> {
         let mut freed = ByteCount::ZERO;
         let mut all = Vec::new();
+        // It may be gone by now.
+        let grows = state.tree.get(directory).map_or(Ino::ROOT, |_| state.tree.ino(directory));
+        let ending = Ending::Evicted { for_directory: grows };
         while freed < missing && all.len() < BATCH_MAX {
             let Some(victim) = state.victim_anywhere(directory) else { break };
             let victim = match self.copied_instead(state, victim, directory) {
@@ -133,12 +136,7 @@ impl Datapath {
             let size = state.object(victim).map(|object| object.size).unwrap_or_default();
             freed = freed.saturating_add(footprint(size));
             // Room is needed now: nothing is lent to a disk.
-            all.push(self.let_leave(
-                state,
-                victim,
-                Ending::Evicted { for_directory: directory },
-                MayLend::No,
-            ));
+            all.push(self.let_leave(state, victim, ending, MayLend::No));
         }
         all
     }

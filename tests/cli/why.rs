@@ -84,6 +84,8 @@ fn what_was_evicted_by_pressure_and_by_an_operator() {
     let evicted = verdict(&mount, &new.join("79"));
     assert_kind(&evicted, "evicted");
     assert_eq!(evicted["for_whom"], json!("operator"), "{evicted}");
+    let human = text(&mount, &["why", argument(&new.join("79"))]);
+    assert!(!human.contains("room for") && !human.contains("raise the capacity"), "{human}");
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod below;
 mod counting;
 mod depth;
 mod expiry;
+mod fate;
 mod interleaved;
 mod leftover;
 mod meanwhile;

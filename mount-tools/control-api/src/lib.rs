@@ -89,7 +89,7 @@ pub use timestamp::Timestamp;
 #[cfg(feature = "admin")]
 pub use verify::{VerifyEvent, VerifyProgress, VerifyRequest, VerifySummary};
 #[cfg(feature = "admin")]
-pub use why::{Verdict, Why};
+pub use why::{EvictionCause, Verdict, Why};
 
 /// Version of the admin API, the number in `/v1/...`.
 pub const API_VERSION: u32 = 1;

@@ -25,6 +25,39 @@ impl Why {
     }
 }
 
+/// What an object was evicted for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EvictionCause {
+    /// Room in memory.
+    #[default]
+    Room,
+    /// The quota of its directory.
+    Quota,
+    /// Its disk, or the one that it was to go to, which gave it up or did not take it.
+    Disk,
+    /// An operator asked for it.
+    Operator,
+    /// A cause that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+impl EvictionCause {
+    /// What to do against it.
+    fn advice(self) -> &'static str {
+        match self {
+            Self::Room => {
+                " If it should have stayed: raise the capacity, give its namespace a floor (user.tidefs.floor), or \
+                 pin it."
+            }
+            Self::Quota => " If it should have stayed: raise user.tidefs.quota of its directory, or pin it.",
+            Self::Disk => " `tidefs tier status` tells how the disks are.",
+            Self::Operator | Self::Other => "",
+        }
+    }
+}
+
 /// What became of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -52,8 +85,11 @@ pub enum Verdict {
     Evicted {
         /// When.
         at: Timestamp,
-        /// The namespace that grew, or `operator`.
+        /// The directory that grew, if it is known, or `operator`.
         for_whom: Option<String>,
+        /// What for; an older daemon does not say.
+        #[serde(default)]
+        cause: EvictionCause,
         /// Why this one: cold, over quota, asked for.
         reason: String,
     },
@@ -163,13 +199,10 @@ impl Verdict {
                      namespace."
                 )
             }
-            Self::Evicted { at, for_whom, reason } => {
-                let for_whom =
-                    for_whom.as_ref().map_or_else(String::new, |who| format!(" to make room for `{who}`"));
-                format!(
-                    "{name} was evicted at {at}{for_whom} ({reason}). If it should have stayed: raise the \
-                     capacity, give its namespace a floor (user.tidefs.floor), or pin it."
-                )
+            Self::Evicted { at, for_whom, cause, reason } => {
+                let who = for_whom.as_ref().filter(|_| *cause == EvictionCause::Room);
+                let for_whom = who.map_or_else(String::new, |who| format!(" to make room for `{who}`"));
+                format!("{name} was evicted at {at}{for_whom} ({reason}).{}", cause.advice())
             }
             Self::Expired { at } => format!(
                 "{name} expired at {at}, when its time to live was over. If that was too early, raise \
@@ -250,6 +283,26 @@ mod tests {
             text.contains("`ns/key`") && text.contains("1970-01-01") && text.contains("process 42"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn an_eviction_is_explained_with_what_helps_against_its_cause() {
+        let explained = |cause, for_whom: Option<&str>| {
+            let at = Timestamp::from_unix_millis(0);
+            let for_whom = for_whom.map(str::to_owned);
+            let verdict = Verdict::Evicted { at, for_whom, cause, reason: "a reason".to_owned() };
+            verdict.explain(&KeyPath::from_bytes(b"ns/key"))
+        };
+        let ends = |text: &str, end: &str| assert!(text.ends_with(end), "{text}");
+        let room = explained(EvictionCause::Room, Some("new"));
+        assert!(
+            room.contains("to make room for `new` (a reason). If") && room.contains("capacity"),
+            "{room}"
+        );
+        ends(&explained(EvictionCause::Operator, Some("operator")), "Z (a reason).");
+        let quota = explained(EvictionCause::Quota, None);
+        assert!(quota.contains("user.tidefs.quota") && !quota.contains("capacity"), "{quota}");
+        ends(&explained(EvictionCause::Disk, None), "`tidefs tier status` tells how the disks are.");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::common::pattern::bytes;
 use crate::system::System;
 
 /// Writes an object as programs do, straight to its name.
-fn write(logic: &mut Logic, path: &str) {
+pub(super) fn write(logic: &mut Logic, path: &str) {
     let writer = logic.open(0, path, CREATE).expect("create");
     logic.write(0, writer, 0, &bytes(1, 50_000)).expect("write");
     logic.close(0, writer);

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 use tidefs_control_api::{
     ApiError, ChecksumHex, ConfigEntry, ConfigOrigin, Counters, EffectiveConfig, ErrorBody, ErrorCode,
-    EvictEvent, EvictProgress, Evicted, EvictionStatus, FuseStatus, KeyPath, ListEntry, ListEvent, ListPart,
-    ListSummary, MemoryStatus, NamespaceStatus, ObjectStat, PackedStatus, Pin, Pinned, SkipReason, Skipped,
-    Status, Tier, Timestamp, Verdict, VerifyEvent, VerifyProgress, VerifySummary, Why,
+    EvictEvent, EvictProgress, Evicted, EvictionCause, EvictionStatus, FuseStatus, KeyPath, ListEntry,
+    ListEvent, ListPart, ListSummary, MemoryStatus, NamespaceStatus, ObjectStat, PackedStatus, Pin, Pinned,
+    SkipReason, Skipped, Status, Tier, Timestamp, Verdict, VerifyEvent, VerifyProgress, VerifySummary, Why,
 };
 use tidefs_engine::types::{ByteCount, Checksum, ObjectCount, SegmentId, Version};
 
@@ -191,7 +191,12 @@ fn stat_and_why_take_a_path_below_the_mount() {
     };
     let why = Why::new(
         KeyPath::from_bytes(b"llama/k"),
-        Verdict::Evicted { at: time(5), for_whom: Some("qwen".into()), reason: "cold".into() },
+        Verdict::Evicted {
+            at: time(5),
+            for_whom: Some("qwen".into()),
+            cause: EvictionCause::Room,
+            reason: "cold".into(),
+        },
     );
     let daemon =
         FakeDaemon::serve(&host, &[("GET /v1/stat", 200, value(&stat)), ("GET /v1/why", 200, value(&why))]);
