@@ -393,10 +393,6 @@ impl Datapath {
             handle,
             Handle { slot, options, path, process, announces_close, was_flushed: false, only_creates: false },
         );
-        match path {
-            IoPath::Passthrough => self.telemetry.passthrough_opens.increment(),
-            IoPath::Direct | IoPath::Cached => self.telemetry.direct_opens.increment(),
-        }
         let is_cacheable = state.is_cacheable(slot);
         Opened { ino, handle, path, announces_close, is_cacheable, backing: None }
     }

@@ -37,13 +37,15 @@ pub(super) struct Answer {
     pub(super) backing: Option<Arc<BackingId>>,
 }
 
-/// Settles who serves the handle that was just opened.
+/// Settles who serves the handle that a program was just given, and counts it. What the daemon opens for itself, or for another
+/// member, is no open.
 pub(super) fn answer(
     datapath: &Datapath,
     kernel: &Kernel,
     reply: &impl RegistersBacking,
     opened: &Opened,
 ) -> Result<Answer, Error> {
+    let telemetry = datapath.telemetry();
     let quiet = if opened.announces_close { FopenFlags::empty() } else { FopenFlags::FOPEN_NOFLUSH };
     let served_by_daemon = |path| match path {
         IoPath::Cached => FopenFlags::FOPEN_KEEP_CACHE,
@@ -54,6 +56,7 @@ pub(super) fn answer(
         }
     };
     if opened.path != IoPath::Passthrough {
+        telemetry.direct_opens.increment();
         return Ok(Answer { flags: quiet | served_by_daemon(opened.path), backing: None });
     }
     let registered = match kernel.registered(opened.ino) {
@@ -68,10 +71,14 @@ pub(super) fn answer(
         }
     };
     match registered {
-        Ok(backing) => Ok(Answer { flags: quiet, backing: Some(backing) }),
+        Ok(backing) => {
+            telemetry.passthrough_opens.increment();
+            Ok(Answer { flags: quiet, backing: Some(backing) })
+        }
         Err(error) => {
             warn_once(&error);
             fall_back(datapath, opened.handle)?;
+            telemetry.direct_opens.increment();
             Ok(Answer { flags: quiet | served_by_daemon(IoPath::Direct), backing: None })
         }
     }

@@ -213,6 +213,19 @@ fn list_all_names_what_stays_once_while_other_objects_come_and_go() {
 }
 
 #[test]
+fn status_counts_what_programs_open_and_nothing_else() {
+    let mount = Mount::start(&[]);
+    let path = mount.namespace("ns").join("k");
+    fs::write(&path, object(1, 300_000)).expect("an object");
+    mount.wait_until_closed([&path]);
+    fs::read(&path).expect("the object");
+    mount.wait_until_closed([&path]);
+    nix::unistd::truncate(&path, 100_000).expect("another length");
+    let counters = run_json(&mount, &["status"])["counters"].clone();
+    assert_eq!((&counters["opens"], &counters["creates"]), (&json!(2), &json!(1)), "{counters}");
+}
+
+#[test]
 fn stat_tells_all_of_one_object() {
     let mount = Mount::start(&[]);
     let place = mount.namespace("ns");

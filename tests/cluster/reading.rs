@@ -56,6 +56,19 @@ fn many_readers_of_one_object_share_one_fetch() {
 }
 
 #[test]
+fn what_is_lent_to_another_host_is_no_open() {
+    let hosts = Hosts::start(2, &[]);
+    let [a, b] = [0, 1].map(|index| hosts.mounts[index].join("whole-0/key"));
+    publish(&a, &object(9, 2 << 20));
+    let opens =
+        || ["tidefs_direct_opens_total", "tidefs_passthrough_opens_total"].map(|name| hosts.metric(0, name));
+    let before = opens();
+    assert_eq!(fs::read(&b).expect("the object"), object(9, 2 << 20));
+    assert!(hosts.metric(0, "tidefs_remote_lends_total") > 0);
+    assert_eq!(opens(), before);
+}
+
+#[test]
 fn a_copy_outlives_the_host_that_wrote_it() {
     let mut hosts = Hosts::start(3, &[]);
     let name = "whole-0/key";

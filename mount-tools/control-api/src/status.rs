@@ -145,9 +145,9 @@ pub struct Counters {
     pub hits: u64,
     /// Lookups of keys that are not.
     pub misses: u64,
-    /// Files opened for reading.
+    /// Files that programs opened, to read or to write, with those that they created.
     pub opens: u64,
-    /// Files created or opened for writing.
+    /// Files created.
     pub creates: u64,
 }
 
