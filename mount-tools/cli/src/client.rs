@@ -146,7 +146,7 @@ impl Client {
             loop {
                 let frame = tokio::time::timeout(LINE_DEADLINE, body.frame()).await;
                 let data = match frame.map_err(|_| self.silent())? {
-                    Some(frame) => frame.map_err(|error| self.broken(&error))?.into_data(),
+                    Some(frame) => frame.map_err(|error| self.interrupted(&error))?.into_data(),
                     None if rest.is_empty() => return Ok(()),
                     None => return Err(self.broken(&"its last line does not end")),
                 };
@@ -179,7 +179,7 @@ impl Client {
 
     async fn ask(&self, method: Method, target: &str, body: Bytes) -> Result<Value, CliError> {
         let response = self.send(method, target, body).await?;
-        let body = response.into_body().collect().await.map_err(|error| self.broken(&error))?;
+        let body = response.into_body().collect().await.map_err(|error| self.interrupted(&error))?;
         serde_json::from_slice(&body.to_bytes()).map_err(|error| self.broken(&error))
     }
 
@@ -189,7 +189,7 @@ impl Client {
         let stream = stream.await.map_err(|error| self.unreachable(&error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| self.broken(&error))?;
+            .map_err(|error| self.interrupted(&error))?;
         // Its errors come out of `send_request` and of the body as well.
         tokio::spawn(async move { connection.await.ok() });
         let request = Request::builder()
@@ -199,7 +199,7 @@ impl Client {
             .header(hyper::header::CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .map_err(|error| self.broken(&error))?;
-        let response = sender.send_request(request).await.map_err(|error| self.broken(&error))?;
+        let response = sender.send_request(request).await.map_err(|error| self.interrupted(&error))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -210,7 +210,7 @@ impl Client {
         let status: StatusCode = response.status();
         let body = match response.into_body().collect().await {
             Ok(body) => body.to_bytes(),
-            Err(error) => return self.broken(&error),
+            Err(error) => return self.interrupted(&error),
         };
         match serde_json::from_slice::<ErrorBody>(&body) {
             Ok(ErrorBody { error }) => self.refused(error),
@@ -234,7 +234,12 @@ impl Client {
         .next_step("it may be stopped or stuck: look at its process and its log")
     }
 
-    /// An answer of many lines that ended before its last one.
+    /// An answer that did not come to its end: the daemon went away, unless what it sends is no HTTP.
+    fn interrupted(&self, error: &hyper::Error) -> CliError {
+        if error.is_parse() { self.broken(error) } else { self.cut_off() }
+    }
+
+    /// An answer that ended before all of it was there.
     fn cut_off(&self) -> CliError {
         CliError::new(Exit::Failed, "the daemon broke off before it was done")
             .next_step("it may have stopped: look at `tidefs status` and at its log")

@@ -29,6 +29,22 @@ impl FakeDaemon {
         host: &Host,
         answers: impl IntoIterator<Item = (&'a str, u16, String)>,
     ) -> Self {
+        Self::serve_by(host, answers, whole)
+    }
+
+    /// The same of a daemon that dies after it has sent `answers`, each of which was to go on.
+    pub(crate) fn serve_and_die<'a>(
+        host: &Host,
+        answers: impl IntoIterator<Item = (&'a str, u16, String)>,
+    ) -> Self {
+        Self::serve_by(host, answers, one_chunk)
+    }
+
+    fn serve_by<'a>(
+        host: &Host,
+        answers: impl IntoIterator<Item = (&'a str, u16, String)>,
+        sent: fn(u16, &str) -> String,
+    ) -> Self {
         let instance = host.instance();
         std::fs::create_dir_all(instance.dir()).unwrap();
         let lock = InstanceLock::acquire(&instance.lock()).unwrap();
@@ -39,7 +55,7 @@ impl FakeDaemon {
         let notes = Arc::clone(&asked);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                answer(stream.unwrap(), &answers, &notes);
+                answer(stream.unwrap(), &answers, &notes, sent);
             }
         });
         Self { asked, _lock: lock }
@@ -51,7 +67,23 @@ impl FakeDaemon {
     }
 }
 
-fn answer(stream: UnixStream, answers: &HashMap<String, (u16, String)>, notes: &Mutex<Vec<String>>) {
+fn whole(status: u16, body: &str) -> String {
+    let length = body.len();
+    format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
+}
+
+/// Without the chunk of no bytes that ends it.
+fn one_chunk(status: u16, body: &str) -> String {
+    let length = body.len();
+    format!("HTTP/1.1 {status} X\r\nTransfer-Encoding: chunked\r\n\r\n{length:x}\r\n{body}\r\n")
+}
+
+fn answer(
+    stream: UnixStream,
+    answers: &HashMap<String, (u16, String)>,
+    notes: &Mutex<Vec<String>>,
+    sent: fn(u16, &str) -> String,
+) {
     let mut reader = BufReader::new(stream);
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -75,8 +107,6 @@ fn answer(stream: UnixStream, answers: &HashMap<String, (u16, String)>, notes: &
         .push(format!("{method} {target} {}", String::from_utf8_lossy(&body)).trim().to_owned());
     let route = format!("{method} {}", target.split('?').next().unwrap());
     let (status, body) = answers.get(&route).unwrap_or_else(|| panic!("{route} was not expected"));
-    let length = body.len();
-    let reply = format!("HTTP/1.1 {status} X\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
     // A caller that left before the end of an answer is what some tests are about.
-    let _ = reader.get_mut().write_all(reply.as_bytes());
+    let _ = reader.get_mut().write_all(sent(*status, body).as_bytes());
 }

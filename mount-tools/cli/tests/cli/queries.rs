@@ -294,6 +294,19 @@ fn a_verification_that_is_cut_off_is_not_called_intact() {
 }
 
 #[test]
+fn a_daemon_that_dies_while_it_answers_is_not_of_another_version() {
+    let host = Host::new();
+    let lines = events(&[VerifyEvent::Progress(VerifyProgress::default())]);
+    let answers = [("POST /v1/verify", 200, lines), ("GET /v1/status", 200, "{".to_owned())];
+    let _daemon = FakeDaemon::serve_and_die(&host, answers);
+    for command in ["verify", "status"] {
+        let ended = host.run(command);
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert!(ended.stderr.contains("broke off") && !ended.stderr.contains("version"), "{ended:?}");
+    }
+}
+
+#[test]
 fn config_show_hides_defaults_unless_asked() {
     let host = Host::new();
     let entry = |key: &str, origin| ConfigEntry {
