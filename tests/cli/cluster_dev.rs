@@ -1,7 +1,7 @@
 //! `tidefs cluster dev`: several hosts on this machine, and all of them gone at its end.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -30,30 +30,57 @@ struct Running {
 impl Running {
     #[track_caller]
     fn start(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    /// The same, with variables of its environment.
+    #[track_caller]
+    fn start_with(arguments: &[&str], environment: &[(&str, &Path)]) -> Self {
         let place = Place::new();
-        let output = place.base.path().join("said");
-        // Whoever runs the tests may ignore the end of a terminal.
-        let mut command = Command::new("env");
-        command.arg("--default-signal=HUP").arg(binary());
-        command.args(["cluster", "dev", "--json", "--capacity", "64MiB", "--dir"]).arg(&place.point);
-        command.env(STATE_DIR_VARIABLE, &place.state);
-        command.arg("-o").arg(format!("scratch.dir={}/scratch", place.base.path().display()));
-        command.args(arguments).stdin(Stdio::null()).stdout(File::create(&output).expect("a file"));
-        let process = command.spawn().expect("tidefs");
+        let process = spawn(&place, arguments, environment);
         let mut running = Self { process, place, said: Value::Null };
+        running.wait_for_its_hosts();
+        running
+    }
+
+    /// Starts another one in its place, which has ended.
+    #[track_caller]
+    fn start_again(&mut self, arguments: &[&str]) {
+        self.process = spawn(&self.place, arguments, &[]);
+        self.wait_for_its_hosts();
+    }
+
+    #[track_caller]
+    fn wait_for_its_hosts(&mut self) {
+        let output = said_by(&self.place);
         let says_all = || {
             let text = fs::read_to_string(&output).unwrap_or_default();
-            running.said = serde_json::from_str(&text).unwrap_or_default();
-            running.said.is_object() || running.process.try_wait().is_ok_and(|ended| ended.is_some())
+            self.said = serde_json::from_str(&text).unwrap_or_default();
+            self.said.is_object() || self.process.try_wait().is_ok_and(|ended| ended.is_some())
         };
-        assert!(until(LONG, says_all) && running.said.is_object(), "the hosts do not start");
-        running
+        assert!(until(LONG, says_all) && self.said.is_object(), "the hosts do not start");
     }
 
     fn mounts(&self) -> Vec<PathBuf> {
         let hosts = self.said["hosts"].as_array().expect("a list");
         hosts.iter().map(|host| PathBuf::from(host["mount"].as_str().expect("a path"))).collect()
     }
+}
+
+/// What a command in `place` writes to its standard output.
+fn said_by(place: &Place) -> PathBuf {
+    place.base.path().join("said")
+}
+
+fn spawn(place: &Place, arguments: &[&str], environment: &[(&str, &Path)]) -> Child {
+    // Whoever runs the tests may ignore the end of a terminal.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP").arg(binary());
+    command.args(["cluster", "dev", "--json", "--capacity", "64MiB", "--dir"]).arg(&place.point);
+    command.env(STATE_DIR_VARIABLE, &place.state).envs(environment.iter().copied());
+    command.arg("-o").arg(format!("scratch.dir={}/scratch", place.base.path().display()));
+    command.args(arguments).stdin(Stdio::null()).stdout(File::create(said_by(place)).expect("a file"));
+    command.spawn().expect("tidefs")
 }
 
 /// The etcd that `parent` started.
@@ -153,4 +180,15 @@ fn a_host_that_was_killed_leaves_neither_a_mount_nor_memory_behind() {
     kill(pid, Signal::SIGINT).expect("it runs");
     assert!(wait_for(&mut running.process, LONG).expect("it ends").success());
     assert_eq!(mounts_below(running.place.base.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_trial_is_no_member_of_the_cluster_that_its_host_is_configured_for() {
+    let place = Place::new();
+    let file = place.base.path().join("tidefs.toml");
+    fs::write(&file, "[cluster]\netcd = \"http://127.0.0.1:1\"\n").expect("a file");
+    // Who reads it has two coordinators, and is refused.
+    let running =
+        Running::start_with(&["--hosts", "2", "--without-etcd"], &[("TIDEFS_CONFIG", file.as_path())]);
+    expect_one_filesystem_until_interrupted(running);
 }

@@ -229,7 +229,7 @@ pub(crate) struct ClusterDevArgs {
     /// Have the first host coordinate, as `-o coordinator=HOST:PORT` does, instead of an etcd
     #[arg(long, conflicts_with = "etcd")]
     pub(crate) without_etcd: bool,
-    /// A further option for each daemon, as its `-o` takes them
+    /// A further option for each daemon, as its `-o` takes them. Files in /etc/tidefs and variables do not count for it
     #[arg(short = 'o', value_name = "KEY=VALUE")]
     pub(crate) options: Vec<String>,
     /// Print one JSON document with the mounts when they answer, instead of text

@@ -22,6 +22,7 @@ use tidefs_engine::types::ByteCount;
 
 use crate::client::Client;
 use crate::ffi;
+use crate::trial::set_apart;
 
 /// What a daemon writes when its mount answers.
 const MOUNTED: &str = "tidefs: mounted on ";
@@ -54,6 +55,8 @@ pub(crate) struct Launch {
     pub(crate) config: Option<PathBuf>,
     /// Where it keeps its state, unless `options` say.
     pub(crate) state_dir: Option<PathBuf>,
+    /// Whether it goes by its command line alone, not by what this host is configured for.
+    pub(crate) is_trial: bool,
     /// Time to wait for the mount.
     pub(crate) timeout: Duration,
 }
@@ -232,7 +235,9 @@ impl Launch {
         if let Some(config) = &self.config {
             command.arg("--config").arg(absolute(config));
         }
-        if let Some(config) = std::env::var_os(CONFIG_VARIABLE).filter(|config| !config.is_empty()) {
+        if self.is_trial {
+            set_apart(&mut command);
+        } else if let Some(config) = std::env::var_os(CONFIG_VARIABLE).filter(|config| !config.is_empty()) {
             command.env(CONFIG_VARIABLE, absolute(Path::new(&config)));
         }
         if let (None, Some(dir)) = (state_dir_of(&self.options), &self.state_dir) {
@@ -407,6 +412,7 @@ mod tests {
             capacity: None,
             config: None,
             state_dir: state_dir.map(PathBuf::from),
+            is_trial: false,
             timeout: Duration::ZERO,
         };
         assert_eq!(launch("state_dir=state", None).named_state_dir(), None);

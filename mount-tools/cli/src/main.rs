@@ -17,6 +17,7 @@ mod launch;
 mod locate;
 mod mount_helper;
 mod output;
+mod trial;
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -104,7 +104,8 @@ fn mount(args: HelperArgs) -> Result<(), (u8, String)> {
         tell(format_args!("mount.tidefs: {source} on {} with options `{options}`", dir.display()));
     }
     let state_dir = state_dir_of_environment();
-    let launch = Launch { dir, options, capacity: None, config: None, state_dir, timeout: TIMEOUT };
+    let launch =
+        Launch { dir, options, capacity: None, config: None, state_dir, is_trial: false, timeout: TIMEOUT };
     let failure =
         |error: LaunchError| (if error.is_usage() { EXIT_USAGE } else { EXIT_FAILURE }, error.to_string());
     if args.fake {

@@ -4,6 +4,7 @@
 //! - A started daemon is stopped when its value is dropped, and killed when it does not stop in time.
 //! - It discards its objects when it stops (`on_stop=discard`), so that no memory stays taken, unless it is told to
 //!   keep them for [`Daemon::restart`].
+//! - It goes by its command line alone, not by what this host is configured for.
 //! - The thread that starts it outlives it: its death is what stops the daemon when the bench is killed.
 
 use std::fs::{self, File};
@@ -23,6 +24,7 @@ use tidefs_engine::types::ByteCount;
 use super::cleanup::{Directory, Program};
 use super::error::Error;
 use super::{ffi, machine, mount};
+use crate::trial::set_apart;
 
 /// How long a daemon may take until its mount answers.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
@@ -37,7 +39,7 @@ pub(crate) struct DaemonArgs {
     /// The tidefsd to start. Default: the one beside this program.
     #[arg(long, value_name = "PATH")]
     daemon: Option<PathBuf>,
-    /// Mount options for the daemons that the bench starts.
+    /// Mount options for the daemons that the bench starts. Files in /etc/tidefs and variables do not count for them.
     #[arg(short = 'o', value_name = "KEY=VALUE", value_delimiter = ',')]
     pub(crate) options: Vec<String>,
 }
@@ -107,14 +109,13 @@ impl Daemon {
             .map_err(Error::system::<std::io::Error>("make the log of a daemon"))?;
         let mut command = Command::new(binary);
         command.arg(&mount).arg("--capacity").arg(capacity.get().to_string());
+        set_apart(&mut command);
         // Its state lies beside its mount, so that nothing of it stays behind.
         let state = format!("state_dir={}", directory.path().join("state").display());
         command.arg("-o").arg("on_stop=discard").arg("-o").arg(state);
         for option in options {
             command.arg("-o").arg(option);
         }
-        // The bench's own variable; to the daemon it would be an unknown setting.
-        command.env_remove("TIDEFS_COMMIT");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         ffi::stop_with_parent(&mut command);
         let mut child =

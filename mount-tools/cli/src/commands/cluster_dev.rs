@@ -168,6 +168,7 @@ impl Cluster {
             capacity: Some(args.capacity),
             config: None,
             state_dir: state_dir_of_environment(),
+            is_trial: true,
             timeout: MOUNT,
         };
         let started = launch

@@ -19,6 +19,7 @@ pub(crate) fn run(args: MountArgs, output: Output) -> Result<(), CliError> {
         capacity: args.capacity,
         config: args.config,
         state_dir: args.common.state_dir(),
+        is_trial: false,
         timeout: Duration::from_secs(args.timeout),
     };
     let started = launch.start().map_err(|error| failure(&error, &launch))?;

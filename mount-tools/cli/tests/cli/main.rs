@@ -11,5 +11,6 @@ mod host;
 mod mounting;
 mod queries;
 mod topology;
+mod trials;
 mod unmounting;
 mod wording;

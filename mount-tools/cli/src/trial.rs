@@ -1,0 +1,36 @@
+//! Daemons of a trial or a bench, which have nothing to do with those that this host is configured for.
+//!
+//! Without this they would join its cluster, and write to its disks.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::Command;
+
+/// Names the configuration file to read instead of those of this host: one without settings.
+const NO_SETTINGS: &str = "config=/dev/null";
+
+/// Has the daemon that `command` starts go by its command line alone. What comes behind this on it counts, another file too.
+pub(crate) fn set_apart(command: &mut Command) {
+    for (variable, _) in std::env::vars_os().filter(|(variable, _)| is_of_this_host(variable)) {
+        command.env_remove(variable);
+    }
+    command.args(["-o", NO_SETTINGS]);
+}
+
+/// Whether a variable holds a setting, or means something to this program alone, which a daemon takes for a mistake.
+fn is_of_this_host(variable: &OsStr) -> bool {
+    let rest = variable.as_bytes().strip_prefix(b"TIDEFS_");
+    rest.is_some_and(|rest| !rest.starts_with(b"TEST_"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_tidefs_are_of_this_host_but_those_of_tests() {
+        let is_of = |variable: &str| is_of_this_host(OsStr::new(variable));
+        assert!(is_of("TIDEFS_CONFIG") && is_of("TIDEFS_CLUSTER_ETCD") && is_of("TIDEFS_COMMIT"));
+        assert!(!is_of("TIDEFS_TEST_LONG") && !is_of("PATH") && !is_of("MY_TIDEFS_CONFIG"));
+    }
+}
