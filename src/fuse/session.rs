@@ -302,17 +302,11 @@ impl Session {
         if let Some(own) = self.own.take() {
             own.release();
         }
-        if self.is_over() {
-            if self.is_mounted()
-                && let Err(error) = mounts::detach(&self.directory)
-            {
-                tracing::warn!(%error, "the mount of a session that ended cannot be taken away");
-            }
-        } else if let Err(error) = umount2(&self.directory, MntFlags::MNT_DETACH) {
-            tracing::debug!(%error, "unmounting by umount2 failed");
-            if error == nix::errno::Errno::EPERM {
-                return self.background.umount_and_join();
-            }
+        // What else is mounted there is not ours to take away.
+        if self.is_mounted()
+            && let Err(error) = mounts::detach(&self.directory)
+        {
+            tracing::warn!(%error, "the mount cannot be taken away");
         }
         let deadline = Instant::now() + patience;
         while !self.background.guard.is_finished() {

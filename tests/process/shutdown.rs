@@ -2,11 +2,17 @@
 //! daemon outlives that was started to do so.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
+use nix::sys::stat::{self, SFlag, makedev, mknod};
 
 use super::common::modes::in_both_modes;
 use super::common::mount::{mounts_below, wait_for};
@@ -15,6 +21,8 @@ use super::common::{Mode, Mount, Peer, kernel};
 
 /// Longest time from the signal to the end of the daemon.
 const STOP: Duration = Duration::from_secs(10);
+/// An ordinary user: nobody.
+const USER: u32 = 65534;
 
 fn sigterm_ends_a_mount_whose_files_are_open(mode: Mode) {
     let mut mount = Mount::start(&mode.options(&["on_stop=keep"]));
@@ -60,6 +68,63 @@ fn sigint_does_the_same(mode: Mode) {
     assert!(super::common::wait::until(STOP, gone), "the mount is gone within {STOP:?} of SIGINT");
     assert!(began.elapsed() < STOP);
     assert!(fs::read_dir(&point).expect("the mount point is a plain directory").next().is_none());
+}
+
+/// Gives this thread, and what it starts, mounts of its own, among them a /dev/fuse that every user may open. Most machines have
+/// one; in containers it may be of root alone.
+fn let_every_user_mount() {
+    let none = None::<&str>;
+    unshare(CloneFlags::CLONE_NEWNS).expect("root may make mount namespaces");
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("others are told of no mount");
+    let place = tempfile::tempdir().expect("a directory");
+    // Device nodes of the temporary directory may be worth nothing.
+    mount(Some("none"), place.path(), Some("tmpfs"), MsFlags::empty(), none).expect("a tmpfs");
+    let node = place.path().join("fuse");
+    mknod(&node, SFlag::S_IFCHR, stat::Mode::empty(), makedev(10, 229)).expect("a device node");
+    fs::set_permissions(&node, fs::Permissions::from_mode(0o666)).expect("it is ours");
+    mount(Some(&node), "/dev/fuse", none, MsFlags::MS_BIND, none).expect("the node is bound over the other");
+    umount2(place.path(), MntFlags::MNT_DETACH).expect("the directory is free again");
+}
+
+/// The set-uid helper of fuse3 mounts and unmounts for it.
+#[test]
+fn sigterm_ends_a_mount_of_an_ordinary_user_whose_files_are_open() {
+    let daemon = Path::new(env!("CARGO_BIN_EXE_tidefsd"));
+    if !daemon.ancestors().all(|path| fs::metadata(path).is_ok_and(|facts| facts.mode() & 1 == 1)) {
+        eprintln!("SKIPPED: an ordinary user may not run {}", daemon.display());
+        return;
+    }
+    let_every_user_mount();
+    // Who may not mount has no tmpfs of its own.
+    let memory = tempfile::Builder::new().prefix("tidefs-test-").tempdir_in("/dev/shm").expect("a directory");
+    let [state, scratch] = ["state", "scratch"].map(|name| memory.path().join(name).display().to_string());
+    let (state, scratch) = (format!("runtime.state_dir={state}"), format!("scratch.dir={scratch}"));
+    let mut mount = Mount::prepare(&["capacity=64MiB", &state, &scratch]);
+    for directory in [memory.path(), mount.path()] {
+        chown(directory, Some(USER), Some(USER)).expect("root gives it away");
+    }
+    mount.start_daemon_by(STOP, |command| command.uid(USER).gid(USER).spawn());
+    let mut holder = Command::new("sh")
+        .args(["-c", "mkdir \"$0\" && exec 3>\"$0/open\" && echo open && exec sleep 60"])
+        .arg(mount.join("ns"))
+        .uid(USER)
+        .gid(USER)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a process with an open file");
+    let mut said = String::new();
+    let stdout = holder.stdout.take().expect("stdout is a pipe");
+    BufReader::new(stdout).read_line(&mut said).expect("it says when");
+    assert_eq!(said, "open\n", "nobody else may enter: {}", mount.log());
+    let began = Instant::now();
+    let status = mount.stop();
+    assert!(status.success(), "the daemon ended with {status}");
+    assert!(began.elapsed() < STOP, "the daemon took {:?}", began.elapsed());
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").expect("the mounts of this thread");
+    assert!(!mounts.contains(&format!(" {} ", mount.path().display())), "the mount is gone: {mounts}");
+    holder.kill().expect("it can be killed");
+    assert!(wait_for(&mut holder, STOP).is_some(), "a process with a file of the mount can be killed");
 }
 
 #[test]
