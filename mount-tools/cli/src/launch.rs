@@ -90,7 +90,8 @@ impl Started {
         let missing = missing_disks.iter().map(|disk| {
             format!(
                 "warning: the disk {disk} of the SSD tier is missing, and the mount works without it: attach it, or make \
-                 the directory, and mount {dir} again"
+                 the directory, and mount {dir} again, which gives up what it holds; a line of fstab waits for it with \
+                 x-systemd.requires-mounts-for={disk}"
             )
         });
         replaced.into_iter().chain(missing).collect()
@@ -402,6 +403,15 @@ mod tests {
         assert_eq!(options(&["capacity=1GiB"]), None);
         assert_eq!(options(&["rw,state_dir=/a", "runtime.state_dir=/b\\,c,ro"]), Some("/b,c".into()));
         assert_eq!(option("runtime.state_dir", Path::new("/b,c")), "runtime.state_dir=/b\\,c");
+    }
+
+    #[test]
+    fn who_mounts_without_a_disk_is_told_how_a_line_of_fstab_waits_for_it() {
+        let instance = Instance::of_folder("/run/tidefs/mnt-kv-0");
+        let started = Started { pid: 7, instance, replaced_stale: false };
+        let notes = started.notes(Path::new("/mnt/kv"), &["/mnt/nvme0/tidefs".to_owned()]);
+        let told = |note: &String| note.contains("x-systemd.requires-mounts-for=/mnt/nvme0/tidefs");
+        assert!(notes.len() == 1 && notes.iter().all(told), "{notes:?}");
     }
 
     #[test]
