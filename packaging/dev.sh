@@ -8,6 +8,8 @@ set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 target_dir=${CARGO_TARGET_DIR:-$root/target}
+# A relative one is below the checkout, where cargo runs; what it builds is started elsewhere.
+if [[ $target_dir != /* ]]; then export CARGO_TARGET_DIR=$root/$target_dir && target_dir=$CARGO_TARGET_DIR; fi
 python_env=$target_dir/test-venv
 posix_suite=$target_dir/test-tools/bin/pjdfstest
 readonly root target_dir python_env posix_suite
@@ -56,6 +58,9 @@ need_sudo() {
     am_root && return
     command -v sudo >/dev/null || die "$1 needs root, and there is no sudo here." "Run this command as root."
 }
+
+# Has sudo ask for its password now, if it wants one. `sudo -v` would ask also where no command needs one.
+ask_for_root() { sudo -- true || die "sudo runs no command as root here; its message stands above." "Run this command as root."; }
 
 # --- What must be installed -----------------------------------------------------------------------------------
 
@@ -141,17 +146,17 @@ command_run() {
     check_fuse_device
     need_sudo "mounting with passthrough"
 
+    dir=$(realpath -sm -- "$dir")
+    # A mount point whose daemon died cannot be made or looked into; tidefsd itself replaces such a mount.
+    mkdir -p -- "$dir" 2>/dev/null || grep -qF -- " $dir fuse.tidefs " /proc/self/mounts || as_root mkdir -p -- "$dir" ||
+        die "cannot make the directory $dir." "Name another one: packaging/dev.sh run DIR"
+
     note "building tidefsd and tidefs, optimised; the first time takes a few minutes."
     (cd "$root" && cargo build --release --locked -p tidefs -p tidefs-cli --bin tidefsd --bin tidefs </dev/null)
 
-    # A mount point whose daemon died cannot be made or looked into; tidefsd itself replaces such a mount.
-    dir=$(realpath -sm -- "$dir")
-    mkdir -p -- "$dir" 2>/dev/null || grep -qF -- " $dir fuse.tidefs " /proc/self/mounts ||
-        die "cannot make the directory $dir." "Name another one: packaging/dev.sh run DIR"
-
     if ! am_root; then
         note "mounting with passthrough needs CAP_SYS_ADMIN, so tidefsd runs under sudo."
-        sudo -v
+        ask_for_root
     fi
     daemon_log=$(mktemp)
     trap on_interrupt INT TERM
@@ -273,7 +278,11 @@ build_tests() {
 # What tests of the client libraries load, so that none of them waits for a compiler.
 build_client_libraries() {
     cargo build --locked -p tidefs-client-c
-    mount-tools/client-python/build.sh "$python_env/bin/python3" "$target_dir/wheels"
+    if "$python_env/bin/python3" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        mount-tools/client-python/build.sh "$python_env/bin/python3" "$target_dir/wheels"
+    else
+        note "the Python package needs Python 3.11 or later: it is not built, and its tests say that they are skipped."
+    fi
 }
 
 # Runs the tests and keeps their output, so that the runner's closing line can be shown once more at the end.
@@ -297,7 +306,7 @@ run_test_programs_as_root() {
     triple=$(cd "$root" && rustc -vV | sed -n 's/^host: //p')
     triple=${triple//-/_}
     note "the tests mount filesystems, so the test programs run under sudo."
-    sudo -v
+    ask_for_root
     export "CARGO_TARGET_${triple^^}_RUNNER=sudo --preserve-env --"
 }
 

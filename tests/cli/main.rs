@@ -6,6 +6,7 @@ mod common;
 
 mod cluster_dev;
 mod config;
+mod developing;
 mod evict_and_pin;
 mod installing;
 mod look;
