@@ -9,7 +9,8 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpgid};
 use serde_json::Value;
-use tidefs_control_api::instance::STATE_DIR_VARIABLE;
+use tidefs_control_api::instance::{STATE_DIR_VARIABLE, StateDir};
+use tidefs_control_api::lock::{self, Daemon};
 
 use super::common::mount::{mounts_below, wait_for};
 use super::common::pattern::{assert_same, object};
@@ -191,4 +192,22 @@ fn a_trial_is_no_member_of_the_cluster_that_its_host_is_configured_for() {
     let running =
         Running::start_with(&["--hosts", "2", "--without-etcd"], &[("TIDEFS_CONFIG", file.as_path())]);
     expect_one_filesystem_until_interrupted(running);
+}
+
+#[test]
+fn a_trial_starts_where_an_earlier_one_was_killed_with_its_daemons() {
+    let arguments = ["--hosts", "1", "--without-etcd"];
+    let mut running = Running::start(&arguments);
+    let mount = running.mounts().remove(0);
+    let daemon = running.said["hosts"][0]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    running.process.kill().expect("it runs");
+    running.process.wait().expect("it ends");
+    kill(Pid::from_raw(daemon.expect("a pid")), Signal::SIGKILL).expect("it runs");
+    let lock = StateDir::new(&running.place.state).instance(&mount).lock();
+    assert!(until(HANG, || lock::probe(&lock).is_ok_and(|daemon| daemon == Daemon::Gone)), "it is gone");
+    assert!(mounts_below(running.place.base.path()).contains(&mount), "it left its mount");
+
+    running.start_again(&arguments);
+    fs::create_dir(mount.join("kv")).expect("a namespace");
+    fs::write(mount.join("kv/key"), object(1, 100_000)).expect("an object");
 }

@@ -367,16 +367,21 @@ fn read_log(path: &Path) -> String {
     tail.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// The state directory that texts of `-o` name; the last one counts.
+/// The state directory that texts of `-o` name.
 fn state_dir_of(options: &[String]) -> Option<PathBuf> {
+    value_of(options, &STATE_DIR_KEYS).map(PathBuf::from)
+}
+
+/// What texts of `-o` say of the setting that goes by these `keys`; the last one counts.
+pub(crate) fn value_of(options: &[String], keys: &[&str]) -> Option<String> {
     let mut found = None;
     for text in options {
         // `\,` is a comma inside a value.
         for option in text.replace("\\,", "\0").split(',') {
             if let Some((key, value)) = option.split_once('=')
-                && STATE_DIR_KEYS.contains(&key.trim())
+                && keys.contains(&key.trim())
             {
-                found = Some(PathBuf::from(value.replace('\0', ",")));
+                found = Some(value.replace('\0', ","));
             }
         }
     }

@@ -22,7 +22,7 @@ use tidefs_control_api::shell::{quoted, state_dir_option};
 use super::umount;
 use crate::args::ClusterDevArgs;
 use crate::error::{CliError, Exit};
-use crate::launch::Launch;
+use crate::launch::{Launch, value_of};
 use crate::locate;
 use crate::output::{Output, shown, tell};
 
@@ -32,6 +32,8 @@ const ETCD_START: Duration = Duration::from_secs(20);
 const MOUNT: Duration = Duration::from_secs(30);
 /// How long a daemon may take to unmount.
 const STOP: Duration = Duration::from_secs(20);
+/// Keys by which `-o` says what becomes of the objects of a daemon that stops.
+const ON_STOP_KEYS: [&str; 2] = ["runtime.on_stop", "on_stop"];
 
 pub(crate) fn run(args: &ClusterDevArgs, output: Output) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -101,7 +103,7 @@ enum Meeting {
 struct Cluster {
     hosts: Vec<Host>,
     meeting: Meeting,
-    /// Whether the memory of the hosts is freed at the end; not when an option says what becomes of it.
+    /// Whether the memory of the hosts is freed at the end.
     discards: bool,
 }
 
@@ -138,7 +140,7 @@ impl Meeting {
 
 impl Cluster {
     fn start(args: &ClusterDevArgs, output: Output) -> Result<Self, CliError> {
-        let discards = !args.options.iter().any(|option| option.starts_with("on_stop="));
+        let discards = discards(&args.options);
         let mut cluster = Self { hosts: Vec::new(), meeting: Meeting::start(args)?, discards };
         for number in 1..=args.hosts {
             output.note(&format!("starting host {number} of {}", args.hosts));
@@ -150,10 +152,13 @@ impl Cluster {
 
     fn start_host(&self, args: &ClusterDevArgs, number: u16) -> Result<Host, CliError> {
         let name = format!("host-{number}");
-        let mount = args.dir.join(&name);
-        let cannot = |error: io::Error| CliError::system(format!("cannot use {}", mount.display()), &error);
-        fs::create_dir_all(&mount).map_err(cannot)?;
-        let dir = fs::canonicalize(&mount).map_err(cannot)?;
+        let table = locate::mount_table()?;
+        let dir = locate::resolve(&table, &args.dir.join(&name))?;
+        // A mount that a killed daemon left there can be neither made nor looked at; the next one replaces it.
+        if table.tidefs_at(&dir).is_none() {
+            fs::create_dir_all(&dir)
+                .map_err(|error| CliError::system(format!("cannot use {}", dir.display()), &error))?;
+        }
         let mut options = vec![
             self.meeting.option(),
             format!("cluster.host={name}"),
@@ -231,6 +236,11 @@ impl Drop for Cluster {
     }
 }
 
+/// Whether hosts with these options free their memory when they stop, as they are told before.
+fn discards(options: &[String]) -> bool {
+    value_of(options, &ON_STOP_KEYS).is_none_or(|value| value == "discard")
+}
+
 fn has_ended(process: Pid, patience: Duration) -> bool {
     let deadline = Instant::now() + patience;
     loop {
@@ -284,4 +294,17 @@ fn start_etcd(program: &Path, data: &Path) -> Result<(Child, String), CliError> 
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok((child, client))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_freed_unless_the_last_option_of_that_keeps_it() {
+        let discards =
+            |texts: &[&str]| discards(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
+        assert!(discards(&[]) && discards(&["on_stop=keep", "log=debug,on_stop=discard"]));
+        assert!(!discards(&["runtime.on_stop=keep"]) && !discards(&["log=debug,on_stop=keep", "threads=2"]));
+    }
 }
