@@ -146,3 +146,22 @@ fn names_that_are_not_known_cost_a_disk_that_hangs_one_request_and_are_found_whe
     disk.let_go();
     assert!(keys.iter().all(|key| tier.describe(key).is_ok()));
 }
+
+#[test]
+fn a_start_asks_all_disks_at_once_what_they_are() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    disks.iter().for_each(|disk| disk.hangs.store(true, Ordering::Relaxed));
+    std::thread::scope(|scope| {
+        let start = scope.spawn(|| tier_on(&disks, &config(2, 8)));
+        let given_up_at = Instant::now() + LIMIT;
+        let are_asked = || disks.iter().all(|disk| !disk.held.lock().is_empty());
+        while !are_asked() && Instant::now() < given_up_at {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let are_asked = are_asked();
+        disks.iter().for_each(|disk| disk.let_go());
+        let devices = start.join().unwrap().status().devices;
+        assert!(are_asked, "one is asked when another has not answered in time");
+        assert!(devices.len() == 2 && devices.iter().all(|device| device.trouble.is_none()), "{devices:?}");
+    });
+}

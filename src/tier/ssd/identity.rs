@@ -244,6 +244,21 @@ pub(super) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, Unu
     }
 }
 
+/// The superblocks of several disks as [`read_superblock`] tells them, all at once: those that hang cost a start as long as one.
+pub(super) fn read_superblocks(of: &[&dyn Disk]) -> Vec<Result<Option<Superblock>, Unusable>> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = of
+            .iter()
+            .map(|&disk| thread::Builder::new().spawn_scoped(scope, move || read_superblock(disk)))
+            .collect();
+        let outcomes = threads.into_iter().map(|thread| match thread {
+            Ok(thread) => thread.join().expect("reading a superblock does not panic"),
+            Err(error) => Err(error.into()),
+        });
+        outcomes.collect()
+    })
+}
+
 /// Writes a superblock, durably, over the older of the two copies.
 ///
 /// # Errors

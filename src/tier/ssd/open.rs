@@ -14,7 +14,7 @@ use super::disk::Disk;
 use super::epochs::Epochs;
 use super::format::{BLOCK, BLOCK_BYTES, Superblock, Uuid, ZONES_START};
 use super::identity::{
-    START_LIMIT, Unusable, ZONE_BYTES_MIN, draw_uuid, flush, open_file, read_superblock, write_blocks,
+    START_LIMIT, Unusable, ZONE_BYTES_MIN, draw_uuid, flush, open_file, read_superblocks, write_blocks,
     write_superblock, write_superblocks, zone_bytes_for,
 };
 use super::index::ZONES_MAX;
@@ -192,9 +192,11 @@ pub(super) fn assemble(
     epochs: &mut Epochs,
 ) -> io::Result<Assembled> {
     let part = ByteCount(capacity.get() / configured.max(1) as u64);
+    let disks: Vec<&dyn Disk> = candidates.iter().map(|candidate| &*candidate.disk).collect();
+    let superblocks = read_superblocks(&disks);
     let mut found = Vec::new();
-    for candidate in candidates {
-        match read_superblock(&*candidate.disk) {
+    for (candidate, superblock) in candidates.into_iter().zip(superblocks) {
+        match superblock {
             Ok(superblock) => found.push((candidate, superblock)),
             Err(reason) => unusable.push((candidate.name, reason)),
         }
