@@ -272,22 +272,24 @@ pub(super) fn write_superblock(disk: &dyn Disk, superblock: &Superblock) -> io::
 /// Writes the superblocks of several disks as [`write_superblock`] does, all at once: of the disks of a pool none is to be
 /// ahead of the others for longer than that takes.
 pub(super) fn write_superblocks(of: &[(&dyn Disk, Superblock)]) -> Vec<io::Result<()>> {
-    let deadline = Instant::now() + START_LIMIT;
-    let left = || deadline.saturating_duration_since(Instant::now());
     let start = |(disk, superblock): &(&dyn Disk, Superblock)| {
         let bytes = encode(superblock).ok_or(io::ErrorKind::InvalidInput)?;
         let memory = Memory::Buffer(Arc::new(Buffer::holding(&bytes)));
         let piece = Piece::new(&memory, 0, bytes.len()).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(disk.submit(vec![Request::write(superblock.epoch % 2 * BLOCK_BYTES, piece)]))
     };
-    let written: Vec<io::Result<Ticket>> = of.iter().map(start).collect();
-    let written = written.into_iter().map(|ticket| ticket?.wait(left()));
-    let written: Vec<io::Result<()>> = written.collect();
+    let written = wait_for_all(of.iter().map(start).collect());
     let flush = |(disk, written): (&(&dyn Disk, Superblock), io::Result<()>)| {
         written.map(|()| disk.0.submit(vec![Request::Flush]))
     };
-    let flushed: Vec<io::Result<Ticket>> = of.iter().zip(written).map(flush).collect();
-    flushed.into_iter().map(|ticket| ticket?.wait(left())).collect()
+    wait_for_all(of.iter().zip(written).map(flush).collect())
+}
+
+/// Waits for what several disks do at once, together as long as for one.
+fn wait_for_all(begun: Vec<io::Result<Ticket>>) -> Vec<io::Result<()>> {
+    let deadline = Instant::now() + START_LIMIT;
+    let left = || deadline.saturating_duration_since(Instant::now());
+    begun.into_iter().map(|ticket| ticket?.wait(left())).collect()
 }
 
 /// Bytes of a zone for a disk of `capacity`: `wanted`, or less so that there are enough of them.
