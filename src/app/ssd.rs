@@ -1,9 +1,10 @@
 //! The SSD tier, put together from its section of the configuration.
 
+use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use parking_lot::Mutex;
@@ -26,6 +27,9 @@ const DAYS: &str = "ssd-days.json";
 
 /// How often the disks were used, in a directory that outlives a restart of the machine.
 const EPOCHS: &str = "ssd-epochs.json";
+
+/// How often a start says how far it is.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Where slot files live: on the disks of the SSD tier unless the configuration says otherwise.
 pub(super) fn scratch_of(config: &Config) -> Arc<Scratch> {
@@ -93,10 +97,28 @@ pub(super) fn attach(
     );
     if effective.config.cluster.is_clustered() {
         // Who joins a cluster tells it all that it holds. A disk that hangs ends that, too, or a signal.
-        datapath.name_objects(unnamed, is_stopping);
+        let told_at = Cell::new(Instant::now());
+        datapath.name_objects(unnamed, || {
+            if told_at.get().elapsed() >= PROGRESS_INTERVAL {
+                told_at.set(Instant::now());
+                tell_progress(datapath);
+            }
+            is_stopping()
+        });
         return Ok(None);
     }
     Ok(Some(unnamed))
+}
+
+/// Who waits for the mount sees by its log that the daemon gets on.
+fn tell_progress(datapath: &Datapath) {
+    if let Some((named, objects)) = datapath.naming() {
+        tracing::info!(
+            named = named.0,
+            objects = objects.0,
+            "objects on disk get their names before the mount"
+        );
+    }
 }
 
 /// The disks of a running daemon. One that was started without any has no SSD tier, nor a thread for one, before it gets

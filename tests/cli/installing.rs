@@ -69,6 +69,7 @@ fn what_is_installed_stands_where_it_is_looked_for_and_is_removed_again() {
     let unit = read("etc/systemd/system/tidefs@.service");
     let starts: Vec<&str> = unit.lines().filter(|line| line.starts_with("ExecStart=")).collect();
     assert_eq!(starts, ["ExecStart=/opt/kv/bin/tidefsd %f $TIDEFSD_OPTIONS"]);
+    assert!(unit.lines().any(|line| line == "TimeoutStartSec=infinity"), "a start that reads much is ended");
     for (page, word) in
         [("man1/tidefs.1", "tidefs"), ("man8/tidefsd.8", "tidefsd"), ("man8/mount.tidefs.8", "fstab")]
     {

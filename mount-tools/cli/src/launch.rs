@@ -1,7 +1,8 @@
 //! Starts a daemon in the background and waits until its mount answers.
 //!
 //! The daemon leads a session of its own in `/`, reads nothing, and writes its log into its state directory. The
-//! only thing it is waited for is the line `tidefs: mounted on DIR` on its stdout, a pipe that is closed after.
+//! only thing it is waited for is the line `tidefs: mounted on DIR` on its stdout, a pipe that is closed after. A daemon that has
+//! much to take over is waited for as long as its log grows.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader};
@@ -22,6 +23,7 @@ use tidefs_engine::types::ByteCount;
 
 use crate::client::Client;
 use crate::ffi;
+use crate::output::tell;
 use crate::trial::set_apart;
 
 /// What a daemon writes when its mount answers.
@@ -35,6 +37,9 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Time between two looks at the lock of a daemon that is to end.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Time between two looks at the log of a daemon that starts.
+const NEWS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Variable by which the daemon finds its configuration file.
 const CONFIG_VARIABLE: &str = "TIDEFS_CONFIG";
@@ -57,7 +62,7 @@ pub(crate) struct Launch {
     pub(crate) state_dir: Option<PathBuf>,
     /// Whether it goes by its command line alone, not by what this host is configured for.
     pub(crate) is_trial: bool,
-    /// Time to wait for the mount.
+    /// Time to wait for the mount, or for more in the log of the daemon.
     pub(crate) timeout: Duration,
 }
 
@@ -123,7 +128,7 @@ pub(crate) enum LaunchError {
     Ended { status: ExitStatus, log: String },
     #[error("tidefsd closed its output and goes on without a mount; it was stopped\n{log}")]
     Odd { log: String },
-    #[error("no mount within {} s; tidefsd was stopped\n{log}", timeout.as_secs())]
+    #[error("neither a mount nor more in its log within {} s; tidefsd was stopped\n{log}", timeout.as_secs())]
     TimedOut { timeout: Duration, log: String },
 }
 
@@ -250,14 +255,26 @@ impl Launch {
         command
     }
 
-    fn wait_for_mount(&self, child: &mut Child, log: &Path, deadline: Instant) -> Result<(), LaunchError> {
+    fn wait_for_mount(
+        &self,
+        child: &mut Child,
+        log: &Path,
+        mut deadline: Instant,
+    ) -> Result<(), LaunchError> {
         let lines = lines_of(child);
+        let mut logged = 0;
         loop {
-            match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match lines.recv_timeout(left.min(NEWS_INTERVAL)) {
                 Ok(line) if line.starts_with(MOUNTED) => return Ok(()),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(LaunchError::TimedOut { timeout: self.timeout, log: read_log(log) });
+                    let length = fs::metadata(log).map_or(logged, |metadata| metadata.len());
+                    if length > logged {
+                        (logged, deadline) = (length, Instant::now() + self.timeout);
+                    } else if left.is_zero() {
+                        return Err(LaunchError::TimedOut { timeout: self.timeout, log: read_log(log) });
+                    }
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(match wait_for_end(child, END_PATIENCE) {
@@ -331,8 +348,11 @@ fn end(child: &mut Child) {
         // It is our child and not waited for, so the id is still its own; that it just ended is no fault.
         let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
     }
-    if wait_for_end(child, END_PATIENCE).is_none() && child.kill().is_ok() {
-        let _ = child.wait();
+    if wait_for_end(child, END_PATIENCE).is_none()
+        && child.kill().is_ok()
+        && wait_for_end(child, END_PATIENCE).is_none()
+    {
+        tell(format_args!("tidefs: process {} was killed, and the kernel does not end it yet", child.id()));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -143,6 +143,18 @@ fn a_daemon_that_never_mounts_is_stopped() {
         "{ended:?} {}",
         host.notes()
     );
+}
+
+#[test]
+fn a_daemon_that_has_much_to_take_over_is_waited_for_while_its_log_grows() {
+    let host = Host::new();
+    let takes_over = "i=0; while [ $i -lt 15 ]; do echo \"object $i\" >&2; sleep 0.3; i=$((i+1)); done";
+    let program = host.install("tidefs", &format!("{takes_over}\n{GOOD}"));
+    let started = Instant::now();
+    let ended = host.run_program(&program, "mount MNT --timeout 2");
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(started.elapsed() > Duration::from_secs(4), "{:?}", started.elapsed());
+    stop(&host, &program);
 }
 
 #[test]
