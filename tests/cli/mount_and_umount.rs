@@ -11,13 +11,14 @@ use nix::unistd::Pid;
 use tidefs_control_api::instance::StateDir;
 use tidefs_control_api::lock::{self, Daemon, InstanceLock};
 
+use super::common::Mount;
 use super::common::faulty_disk::FaultyDisk;
 use super::common::mount::mounts_below;
 use super::common::pattern::{assert_same, object};
 use super::common::place::Place;
 use super::common::program::{self, Finished};
 use super::common::wait::{HANG, until};
-use super::tool::{EXIT_NO_DAEMON, argument, binary, parse};
+use super::tool::{EXIT_NO_DAEMON, argument, binary, fails, parse};
 
 /// Longest time for a command.
 const COMMAND: Duration = Duration::from_secs(60);
@@ -197,6 +198,14 @@ fn what_a_daemon_of_another_state_directory_serves_is_neither_taken_away_nor_rep
     assert!(place.is_mounted());
     place.works("still");
     place.run(&["umount", argument(&place.point)]).success("tidefs umount");
+}
+
+#[test]
+fn umount_signals_no_process_that_has_the_number_of_a_daemon_in_a_container() {
+    let mut mount = Mount::prepare(&[]);
+    mount.start_daemon_apart();
+    fails(&mount, &["umount", argument(mount.path())], 1, "another pid namespace");
+    fs::write(mount.namespace("ns").join("a"), object(1, 100_000)).expect("it serves on");
 }
 
 #[test]

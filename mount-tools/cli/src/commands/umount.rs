@@ -6,16 +6,20 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::Pid;
 use serde_json::json;
 use tidefs_control_api::instance::Instance;
 use tidefs_control_api::lock::{Daemon, InstanceLock, LockError};
 use tidefs_control_api::mounts;
+use tidefs_control_api::socket::SocketAddress;
 
 use crate::args::UmountArgs;
 use crate::error::{CliError, Exit};
@@ -93,7 +97,7 @@ fn stop(instance: &Instance, dir: &Path, timeout: Duration) -> Result<(), CliErr
             Daemon::Gone | Daemon::NoRecord => return Ok(()),
             Daemon::Alive { pid: Some(pid) } if !told => {
                 told = true;
-                terminate(pid)?;
+                terminate(instance, dir, pid)?;
             }
             Daemon::Alive { pid } if Instant::now() >= deadline => {
                 let pid = pid.map_or("unknown".to_owned(), |pid| pid.to_string());
@@ -113,14 +117,31 @@ fn stop(instance: &Instance, dir: &Path, timeout: Duration) -> Result<(), CliErr
     }
 }
 
-/// The lock is held by `pid` at this moment, so the process is the daemon and not one that inherited its number.
-fn terminate(pid: u32) -> Result<(), CliError> {
+/// The lock is held by `pid` at this moment, so the process is the daemon and not one that inherited its number, unless the
+/// daemon runs in a container, where it has that number alone.
+fn terminate(instance: &Instance, dir: &Path, pid: u32) -> Result<(), CliError> {
+    if listener(instance).is_some_and(|listener| u32::try_from(listener) != Ok(pid)) {
+        let message = format!(
+            "the daemon of {} runs in another pid namespace, as process {pid} of that",
+            dir.display()
+        );
+        return Err(CliError::new(Exit::Failed, message)
+            .next_step("stop its container, or run this command where the daemon runs"));
+    }
     let wrong = || CliError::new(Exit::Failed, format!("the lock names {pid}, which cannot be a daemon"));
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 1).ok_or_else(wrong)?;
     match kill(Pid::from_raw(pid), Signal::SIGTERM) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
         Err(error) => Err(CliError::system(format!("cannot stop process {pid}"), &error.into())),
     }
+}
+
+/// Who listens on the admin socket, by the number that the kernel gives it for this process: 0 when it has none here. `None`
+/// where nobody listens, as while a daemon starts.
+fn listener(instance: &Instance) -> Option<i32> {
+    let address = SocketAddress::new(&instance.control_socket()).ok()?;
+    let stream = UnixStream::connect(address.path()).ok()?;
+    getsockopt(&stream, PeerCredentials).ok().map(|credentials| credentials.pid())
 }
 
 /// Frees what an instance without a daemon keeps in memory, and removes its folder unless a later start needs more of it.
