@@ -1,6 +1,8 @@
 //! `libtidefs.so` as a program in C finds it: built, installed with its headers, and linked by pkg-config.
 
 use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -95,6 +97,28 @@ fn the_example_stores_and_finds_blocks(mode: Mode) {
 }
 
 in_both_modes!(the_example_stores_and_finds_blocks);
+
+/// With an ldconfig that notes what it is asked, in the place of the system's.
+#[test]
+fn the_system_knows_what_is_installed_where_it_looks_and_else_one_is_told_what_to_type() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let at = |name: &str| place.path().canonicalize().expect("a directory").join(name);
+    fs::create_dir(at("programs")).expect("a directory");
+    let ldconfig = "case \"$*\" in -vNX) echo \"$SEARCHED: (from a test)\" ;; *) echo \"ran $*\" ;; esac";
+    fs::write(at("programs/ldconfig"), format!("#!/bin/sh\n{ldconfig}\n")).expect("a script");
+    fs::set_permissions(at("programs/ldconfig"), fs::Permissions::from_mode(0o755)).expect("it is ours");
+    fs::write(at("libtidefs.so"), "").expect("a file");
+    let path = format!("{}:{}", at("programs").display(), std::env::var("PATH").unwrap_or_default());
+    let install = |prefix: &str| {
+        let mut command = Command::new(checkout().join("mount-tools/client-c/install.sh"));
+        command.args([at("libtidefs.so"), at(prefix)]).env("PATH", &path).env("SEARCHED", at("searched/lib"));
+        program::run(&mut command, PROGRAM).success("install.sh").output
+    };
+    assert_eq!(install("searched"), "ran \n");
+    let told = install("elsewhere");
+    let file = format!("echo {} | sudo tee /etc/ld.so.conf.d/", at("elsewhere/lib").display());
+    assert!(told.contains(&file) && !told.contains("ran"), "{told}");
+}
 
 #[test]
 fn null_is_refused_everywhere_and_says_where() {
