@@ -66,7 +66,7 @@ counters! {
     packed_bytes: "tidefs_packed_bytes_total", "Bytes of small objects copied into packed segments.";
     packed_read_bytes: "tidefs_packed_read_bytes_total", "Bytes of packed objects read through the daemon.";
     pack_refusals: "tidefs_pack_refusals_total", "Small objects left in segments of their own for lack of room.";
-    copy_ups: "tidefs_copy_ups_total", "New versions begun over sealed objects that are in use.";
+    copy_ups: "tidefs_copy_ups_total", "New versions begun over sealed objects that are in use, or may be.";
     unseals: "tidefs_unseals_total", "Sealed objects reopened for writing in place.";
     no_room: "tidefs_no_room_total", "Requests refused because nothing could be evicted.";
     over_quota: "tidefs_over_quota_total", "Requests refused because a quota is full.";

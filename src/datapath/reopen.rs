@@ -52,7 +52,9 @@ impl Datapath {
     fn withdraw(&self, state: &mut State, slot: Slot, options: OpenOptions) -> Result<(), Error> {
         state.readmit(slot);
         let Some(object) = state.object(slot) else { return Err(Error::IsDirectory) };
-        let is_used = object.is_open() || object.marks.has(Marks::READ) || !object.marks.has(Marks::FINAL);
+        // Of what clients of an earlier daemon have mapped nobody ever tells that they have not any more.
+        let may_be_mapped = object.marks.has(Marks::READ) || object.marks.has(Marks::ADOPTED);
+        let is_used = object.is_open() || may_be_mapped || !object.marks.has(Marks::FINAL);
         // A disk may be written from it: a cut would take the pages from under that.
         let is_free = match object.place {
             Place::Solo(segment) => !self.fast.segments.lock().is_lent(segment),

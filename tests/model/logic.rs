@@ -34,6 +34,7 @@ mod meanwhile;
 mod member;
 mod policy;
 mod resent;
+mod restarted;
 mod soft;
 mod ssd;
 

@@ -8,10 +8,10 @@ use std::path::Path;
 
 use tidefs_control_api::socket::SocketAddress;
 
-use super::common::Mount;
 use super::common::pattern::{assert_same, object};
 use super::common::sys::Mapping;
 use super::common::wait::{HANG, until, within};
+use super::common::{Mount, Peer};
 
 /// Objects that are open and mapped.
 const OBJECTS: u64 = 8;
@@ -82,6 +82,36 @@ fn descriptors_and_mappings_outlive_a_killed_daemon() {
     for number in 0..OBJECTS {
         let found = fs::read(mount.join("ns").join(number.to_string())).expect("the object is back");
         assert_same(&found, &object(number, SIZE), "by the next daemon");
+    }
+}
+
+#[test]
+fn what_an_earlier_daemon_sealed_is_neither_written_nor_cut_under_who_has_it_mapped() {
+    let mut mount = Mount::start(&["on_stop=keep"]);
+    if !has_passthrough(&mount) {
+        return;
+    }
+    let place = mount.namespace("ns");
+    let (written, cut) = (place.join("written"), place.join("cut"));
+    let mut reader = Peer::spawn();
+    let mut map = |path: &Path| {
+        fs::write(path, object(1, SIZE)).expect("an object");
+        let handle = reader.open(path, libc::O_RDONLY).expect("open");
+        let map = reader.map(handle, SIZE, false).expect("mmap");
+        reader.close(handle).expect("close");
+        map
+    };
+    let maps = [map(&written), map(&cut)];
+    mount.wait_until_closed([&written, &cut]);
+    mount.kill9();
+    mount.start_daemon();
+    let mut writer = Peer::spawn();
+    let handle = writer.open(&written, libc::O_WRONLY).expect("open to write");
+    writer.write_at(handle, 0, &[0xEE; 4096]).expect("write");
+    writer.close(handle).expect("close");
+    nix::unistd::truncate(&cut, 0).expect("truncate");
+    for map in maps {
+        assert_same(&reader.map_read(map, 0, SIZE), &object(1, SIZE), "a mapping of the last daemon's");
     }
 }
 
