@@ -1,7 +1,7 @@
 //! The composition root: the one place that names the concrete parts and puts them together.
 //!
-//! A start goes: configuration -> lock -> memory tier -> recovery -> disks -> cluster -> mount -> control socket -> "mounted". A stop
-//! goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
+//! A start goes: configuration -> lock -> memory tier -> recovery -> disks -> capacity -> cluster -> mount -> control socket ->
+//! "mounted". A stop goes the other way round. Every error on the way says what to do, and leaves nothing behind that was not there.
 
 mod background;
 mod check;
@@ -35,7 +35,7 @@ use crate::config::{
     Config, DaemonArgs, Effective, ExitStatus, Host, HugePages as HugePagesChoice, OnStop, Sources,
 };
 use crate::control::{ControlServer, DaemonFacts, DaemonOperations, Joining};
-use crate::datapath::Datapath;
+use crate::datapath::{Datapath, Unsettled};
 use crate::fuse::{ControlFiles, MountError, Session};
 use crate::telemetry::Telemetry;
 use crate::tier::memory::{HugePages, MemoryConfig, MemoryTier};
@@ -216,7 +216,10 @@ struct Daemon {
 }
 
 /// The memory tier with what an earlier daemon left in it, and the flows over it.
-fn open_datapath(effective: &Effective, telemetry: &Arc<Telemetry>) -> Result<Arc<Datapath>, Failure> {
+fn open_datapath(
+    effective: &Effective,
+    telemetry: &Arc<Telemetry>,
+) -> Result<(Arc<Datapath>, Unsettled), Failure> {
     let config = &effective.config;
     memory_groups::warn_of_own_limit(config.memory.capacity);
     let tier = MemoryTier::open(&MemoryConfig {
@@ -233,7 +236,14 @@ fn open_datapath(effective: &Effective, telemetry: &Arc<Telemetry>) -> Result<Ar
     let clock = Arc::new(SystemClock::default());
     let datapath = Datapath::new(tier, scratch, clock, settings_of(config), Arc::clone(telemetry));
     let datapath = Arc::new(datapath);
-    let recovered = datapath.recover().map_err(|error| Failure::new(ExitStatus::Failed, error))?;
+    let unsettled = datapath.recover().map_err(|error| Failure::new(ExitStatus::Failed, error))?;
+    Ok((datapath, unsettled))
+}
+
+/// What was found is made to fit, with the disks to take what does not.
+fn settle(datapath: &Datapath, unsettled: Unsettled) -> Result<(), Failure> {
+    let settled = datapath.settle(unsettled, || StopSignal.is_set());
+    let recovered = settled.map_err(|error| Failure::new(ExitStatus::Failed, error))?;
     if recovered.objects + recovered.removed + recovered.corrupt > 0 {
         tracing::info!(
             objects = recovered.objects,
@@ -244,7 +254,7 @@ fn open_datapath(effective: &Effective, telemetry: &Arc<Telemetry>) -> Result<Ar
             "took over what an earlier daemon sealed"
         );
     }
-    Ok(datapath)
+    Ok(())
 }
 
 /// Whether this start mounted the memory, and nothing is in it: what an earlier daemon kept is not.
@@ -280,12 +290,12 @@ impl Daemon {
         follows_another: bool,
     ) -> Result<Self, Failure> {
         let telemetry = Arc::new(Telemetry::default());
-        let datapath = open_datapath(&effective, &telemetry)?;
+        let (datapath, unsettled) = open_datapath(&effective, &telemetry)?;
         if follows_another {
             datapath.follows_another();
         }
         let discards = effective.config.runtime.on_stop == OnStop::Discard;
-        Self::start_on(&datapath, effective, secrets, mount_dir, &telemetry).inspect_err(|_| {
+        Self::start_on(&datapath, unsettled, effective, secrets, mount_dir, &telemetry).inspect_err(|_| {
             if discards || is_new_and_empty(datapath.tier()) {
                 // Nothing was served, so what cannot be freed here is an empty tmpfs.
                 let _ = datapath.tier().discard();
@@ -296,12 +306,14 @@ impl Daemon {
     /// A member whose mount fails leaves its cluster at once: nobody waits for what it does not serve.
     fn start_on(
         datapath: &Arc<Datapath>,
+        unsettled: Unsettled,
         effective: Effective,
         secrets: Secrets,
         mount_dir: &Path,
         telemetry: &Arc<Telemetry>,
     ) -> Result<Self, Failure> {
         let unnamed = ssd::attach(datapath, &effective, || StopSignal.is_set())?;
+        settle(datapath, unsettled)?;
         let membership = cluster::join(datapath, &effective, secrets)?;
         let joining = membership.as_ref().map(cluster::Membership::joining);
         match Self::mount(datapath, effective, mount_dir, telemetry, joining, unnamed) {

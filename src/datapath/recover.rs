@@ -1,18 +1,15 @@
 //! After a restart: the tables are built again from what the memory tier holds.
 
-use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
-use tidefs_engine::types::{ByteCount, DirectoryId, SegmentId, Version};
+use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
-use super::decorations;
-use super::packing::copy_range;
 use super::release::PROVISIONAL;
 use super::room::footprint;
+use super::settle::Unsettled;
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Attributes, Body, Directory, Name, Slot, permissions};
-use crate::tier::eviction::Departure;
 use crate::tier::memory::{self, DECORATED, DirectoryRecord, ObjectRecord, SOFT_COPY};
 
 /// Versions and directories begin above this many for each second since 1970, so that those of a life whose memory is
@@ -36,7 +33,7 @@ pub struct Recovered {
 
 /// A recovered object that has its name but no place in the order of eviction yet: that needs all of them.
 #[derive(Debug)]
-struct Adopted {
+pub(super) struct Adopted {
     /// When it was last used, or sealed, in nanoseconds since 1970.
     used_at_ns: i64,
     version: Version,
@@ -47,19 +44,20 @@ struct Adopted {
 
 /// A start in progress. What is kept for an object until the end is small: there are millions.
 #[derive(Debug, Default)]
-struct Takeover {
+pub(super) struct Takeover {
     /// Where each directory is, once all were told.
-    slots: HashMap<DirectoryId, Slot>,
-    adopted: Vec<Adopted>,
-    unwanted: Vec<Place>,
+    pub(super) slots: HashMap<DirectoryId, Slot>,
+    pub(super) adopted: Vec<Adopted>,
+    pub(super) unwanted: Vec<Place>,
 }
 
 impl Datapath {
-    /// Takes over everything that an earlier daemon sealed in this memory tier. Called once, before the mount.
+    /// Takes over everything that an earlier daemon sealed in this memory tier. Called once, before the disks are in use. What it
+    /// returns is to be passed to [`Datapath::settle`].
     ///
     /// # Errors
     /// [`Error::Io`] when the tier cannot be listed.
-    pub fn recover(&self) -> Result<Recovered, Error> {
+    pub fn recover(&self) -> Result<Unsettled, Error> {
         let mut state = self.lock();
         state.number_from(self.now_ns());
         let mut directories = Vec::new();
@@ -91,54 +89,17 @@ impl Datapath {
         state.order_adopted(std::mem::take(&mut takeover.adopted), &mut recovered);
         drop(state);
         takeover.unwanted.drain(..).for_each(|place| self.free_place(place));
-        // The cache may have been given less room than it had.
-        let usage = self.tier.usage()?;
-        if usage.used > usage.capacity {
-            let outgrown = usage.used.saturating_sub(usage.capacity);
-            self.evict_for_operator(outgrown, &mut Vec::new(), |_, _| ControlFlow::Continue(()));
-            self.tier.retry_resize()?;
-        }
-        for (segment, record) in grown {
-            self.take_over_grown(&mut takeover, segment, record, &mut recovered);
-        }
-        Ok(recovered)
-    }
-
-    /// Takes over an object to which its writer has added, as it was at its seal. What is colder makes room for that, so it
-    /// comes after all others.
-    fn take_over_grown(
-        &self,
-        takeover: &mut Takeover,
-        segment: SegmentId,
-        record: ObjectRecord,
-        recovered: &mut Recovered,
-    ) {
-        match self.as_it_was_sealed(segment, &record) {
-            Ok(place) => {
-                let mut state = self.lock();
-                let older = takeover.slots.get(&record.parent).and_then(|&parent| {
-                    let slot = state.tree.child(parent, &record.name)?;
-                    state.object(slot).filter(|object| object.version < record.version).map(|_| slot)
-                });
-                let older = older.map(|slot| state.remove_object(slot, Departure::Gone, None));
-                self.take_over(&mut state, takeover, place, record);
-                self.has_unverified.fetch_or(!takeover.adopted.is_empty(), Ordering::Relaxed);
-                state.order_adopted(std::mem::take(&mut takeover.adopted), recovered);
-                drop(state);
-                recovered.removed += takeover.unwanted.len() as u64 + u64::from(older.is_some());
-                older.into_iter().for_each(|older| self.bury(older));
-            }
-            Err(error) => {
-                recovered.removed += 1;
-                tracing::warn!(segment = segment.0, %error, "an object that was being written on is dropped");
-            }
-        }
-        takeover.unwanted.push(Place::Solo(segment));
-        takeover.unwanted.drain(..).for_each(|place| self.free_place(place));
+        Ok(Unsettled { takeover, grown, recovered })
     }
 
     /// Gives one object its name, or notes that it is not wanted.
-    fn take_over(&self, state: &mut State, takeover: &mut Takeover, place: Place, mut record: ObjectRecord) {
+    pub(super) fn take_over(
+        &self,
+        state: &mut State,
+        takeover: &mut Takeover,
+        place: Place,
+        mut record: ObjectRecord,
+    ) {
         if record.sealed_at_ns == PROVISIONAL && !self.confirm(&place, &mut record) {
             takeover.unwanted.push(place);
             return;
@@ -166,27 +127,6 @@ impl Datapath {
 }
 
 impl Datapath {
-    /// Copies an object, as long as it was at its seal, out of a segment to which its writer has added since: the writer
-    /// may live, and so may whoever has mapped it, so the segment itself is neither kept nor cut. Evicts for the copy.
-    ///
-    /// # Errors
-    /// [`Error::NoObject`] when it was not sealed, or what stands in the way of a copy.
-    fn as_it_was_sealed(&self, segment: SegmentId, record: &ObjectRecord) -> Result<Place, Error> {
-        if record.sealed_at_ns == PROVISIONAL {
-            return Err(Error::NoObject);
-        }
-        let source = self.tier.open_segment(segment)?;
-        let (id, target) = self.tier.create_segment()?;
-        let copied = (|| {
-            self.reserve(&target, ByteCount::ZERO, record.size, Slot::ROOT)?;
-            copy_range(&source, &target, record.size.get()).map_err(Error::io("copy of an object"))?;
-            target.set_len(record.size.get()).map_err(Error::io("ftruncate of a segment"))?;
-            decorations::copy(&source, &target).map_err(Error::io("attributes of an object"))?;
-            Ok(self.tier.seal(&target, record)?)
-        })();
-        copied.map(|()| Place::Solo(id)).inspect_err(|_: &Error| self.free_place(Place::Solo(id)))
-    }
-
     /// Makes a provisional record a real one, if the file was not written after it. Returns whether it was not.
     fn confirm(&self, place: &Place, record: &mut ObjectRecord) -> bool {
         let Place::Solo(segment) = place else { return false };
@@ -307,7 +247,7 @@ impl State {
 
     /// Enters adopted objects into the orders of eviction and the accounts: coldest first, so that the order is as it
     /// was.
-    fn order_adopted(&mut self, mut adopted: Vec<Adopted>, recovered: &mut Recovered) {
+    pub(super) fn order_adopted(&mut self, mut adopted: Vec<Adopted>, recovered: &mut Recovered) {
         adopted.sort_unstable_by_key(|one| (one.used_at_ns, one.version));
         let mut by_version: HashMap<Version, Slot> = HashMap::with_capacity(adopted.len());
         for one in adopted {

@@ -46,7 +46,7 @@ impl Mount {
     /// Starts a daemon with these `key=value` options on a fresh mount point and returns once the mount answers.
     ///
     /// Defaults, each overridden by naming its key: `capacity=256MiB`, `on_stop=discard`, `runtime.state_dir` and
-    /// `scratch.dir` in the temporary directory, the latter the daemon's default with `scratch.dir` alone. An option that starts with `--` is passed on as a flag of the command line.
+    /// `scratch.dir` in the temporary directory, `capacity` and `scratch.dir` the daemon's with the key alone. An option that starts with `--` is passed on as a flag of the command line.
     pub(crate) fn start(options: &[&str]) -> Self {
         let mut mount = Self::prepare(options);
         mount.start_daemon();
@@ -414,7 +414,8 @@ pub(crate) struct Usage {
 fn command_line(point: &Path, state: &Path, options: &[&str]) -> Vec<OsString> {
     let names = |key: &str| options.iter().any(|option| option.split('=').next() == Some(key));
     // A key without a value keeps the daemon's own default.
-    let options: Vec<&str> = options.iter().copied().filter(|option| *option != "scratch.dir").collect();
+    let is_given = |option: &&str| !matches!(*option, "capacity" | "scratch.dir");
+    let options: Vec<&str> = options.iter().copied().filter(is_given).collect();
     let mut pairs: Vec<OsString> = Vec::new();
     if !names("capacity") {
         pairs.push(format!("capacity={CAPACITY}").into());

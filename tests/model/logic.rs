@@ -134,10 +134,12 @@ impl Logic {
         let scratch = Scratch::new(vec![self.base.path().join("scratch")], true, SCRATCH_CAPACITY);
         let clock: Arc<dyn Clock> = Arc::<SimClock>::clone(&self.clock);
         let datapath = Datapath::new(tier, scratch, clock, settings, Arc::new(Telemetry::default()));
-        datapath.recover().expect("recovery");
+        let unsettled = datapath.recover().expect("recovery");
         let datapath = Arc::new(datapath);
-        if self.setup.has_ssd {
-            let (_, unnamed) = datapath.attach_ssd(self.open_ssd()).expect("the disk is taken into use");
+        let has_ssd = self.setup.has_ssd;
+        let attached = has_ssd.then(|| datapath.attach_ssd(self.open_ssd()).expect("the disk is in use"));
+        datapath.settle(unsettled, || false).expect("the tier answers");
+        if let Some((_, unnamed)) = attached {
             datapath.name_objects(unnamed, || !names);
         }
         self.datapath = Some(datapath);

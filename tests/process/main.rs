@@ -24,6 +24,7 @@ mod restart_speed;
 mod session_end;
 mod shutdown;
 mod side_by_side;
+mod smaller;
 mod ssd;
 mod ssd_disks;
 mod ssd_faults;

@@ -30,12 +30,12 @@ fn mount_on(mode: Mode, disk: &Path, more: &[&str]) -> Mount {
     Mount::start(&mode.options(&options))
 }
 
-fn disk() -> tempfile::TempDir {
+pub(super) fn disk() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("tidefs-ssd").tempdir_in("/var/tmp").expect("a directory on a disk")
 }
 
 /// Waits for the room that is kept ahead of writers.
-fn wait_for_room(mount: &Mount) {
+pub(super) fn wait_for_room(mount: &Mount) {
     assert!(until(HANG, || mount.free_memory() >= 18 << 20), "no room was made ahead of the writer");
 }
 

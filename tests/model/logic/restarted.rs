@@ -10,6 +10,7 @@ use crate::common::pattern::bytes;
 use crate::system::{Open, System};
 
 const WRITE: Open = Open { create: false, ..CREATE };
+const READ: Open = Open { read: true, write: false, ..WRITE };
 
 /// Who has mapped it may live, and the kernel tells the next daemon nothing of that.
 #[test]
@@ -32,5 +33,30 @@ fn what_an_earlier_daemon_sealed_is_not_changed_where_it_is() {
         assert!(found == bytes(1, 50_000), "cut: {is_cut}");
         let counted = logic.datapath().telemetry();
         assert_eq!((counted.copy_ups.get(), counted.unseals.get()), (1, 0), "cut: {is_cut}");
+    }
+}
+
+#[test]
+fn what_has_no_room_after_a_restart_with_less_is_on_disk_as_it_was_in_memory() {
+    let mut logic = Logic::new(Setup { has_ssd: true, ..Setup::of(ByteCount::mib(4)) });
+    let names: Vec<String> = (0..40).map(|number| format!("k{number}")).collect();
+    for (seed, name) in (0..).zip(&names) {
+        let token = logic.open(0, name, CREATE).expect("create");
+        logic.write(0, token, 0, &bytes(seed, 50_000)).expect("write");
+        logic.close(0, token);
+    }
+    logic.demote(ByteCount::kib(500));
+    // They come back for that, and what their records on disk say is not true any more.
+    let changed = &names[..5];
+    changed.iter().for_each(|name| logic.chmod(0, name, 0o600).expect("chmod"));
+    logic.setup.capacity = ByteCount::mib(1);
+    logic.restart();
+    assert!(!logic.datapath().tier().report().shrink_pending);
+    for (seed, name) in (0..).zip(&names) {
+        let mode = if changed.contains(name) { 0o600 } else { 0o644 };
+        assert_eq!(logic.stat(1, name).expect("it is there").mode & 0o777, mode, "{name}");
+        let found = logic.open(1, name, READ).expect("open");
+        assert!(logic.read(1, found, 0, 60_000).expect("read") == bytes(seed, 50_000), "{name}");
+        logic.close(1, found);
     }
 }
