@@ -393,8 +393,13 @@ impl Daemon {
         tell(io::stdout(), format_args!("tidefs: mounted on {}", self.mount_dir.display()));
         // Without a service manager there is nobody to tell.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        let mut may_shrink = true;
         while !stop.is_set() && !self.session.is_over() {
             self.datapath.tier().names_clock().beat();
+            if may_shrink && let Err(error) = self.datapath.tier().retry_resize() {
+                tracing::warn!(%error, "the memory stays larger than its capacity");
+                may_shrink = false;
+            }
             self.datapath.expire();
             self.datapath.count_growth();
             self.datapath.sweep();

@@ -50,14 +50,21 @@ impl Datapath {
         Ok(recovered)
     }
 
-    /// Evicts what the capacity has no room for beside `needed` bytes. Waits for the disks.
+    /// Evicts what the capacity has no room for beside `needed` bytes, or all that may leave. Waits for the disks.
     fn evict_down(&self, needed: ByteCount, is_stopping: impl Fn() -> bool) -> Result<(), Error> {
-        let usage = self.tier.usage()?;
-        let outgrown = usage.used.saturating_add(needed).saturating_sub(usage.capacity);
-        self.evict_for_operator(outgrown, &mut Vec::new(), |_, _| {
-            if is_stopping() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        Ok(())
+        loop {
+            let usage = self.tier.usage()?;
+            // What a disk takes its time for is on its way.
+            let kept = usage.used.saturating_sub(self.lent_bytes());
+            let outgrown = kept.saturating_add(needed).saturating_sub(usage.capacity);
+            let (evicted, _) = self.evict_for_operator(outgrown, &mut Vec::new(), |_, _| {
+                if is_stopping() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            // Of small objects, which share pages, it takes more than their bytes say.
+            if evicted == 0 || is_stopping() {
+                return Ok(());
+            }
+        }
     }
 
     /// Takes over an object to which its writer has added, as it was at its seal.

@@ -2,12 +2,14 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use nix::sys::statvfs::statvfs;
 use tempfile::TempDir;
 
-use super::common::Mount;
 use super::common::pattern::{assert_same, bytes};
+use super::common::wait::{HANG, until};
+use super::common::{Mount, Peer};
 use super::ssd::{disk, wait_for_room};
 
 const MIB: usize = 1 << 20;
@@ -70,4 +72,30 @@ fn what_has_no_room_any_more_is_on_disk_as_it_was_in_memory() {
         let found = fs::read(path(number)).unwrap_or_else(|error| panic!("object{number}: {error}"));
         assert_same(&found, &bytes(number, MIB), &format!("object{number}"));
     }
+}
+
+#[test]
+fn a_smaller_capacity_holds_as_soon_as_nobody_maps_what_it_has_no_room_for() {
+    const LENGTH: usize = 48 * MIB;
+    let settings = Settings::of("128MiB");
+    let config = settings.option();
+    let mut mount = Mount::start(&["capacity", "on_stop=keep", &config]);
+    let path = mount.namespace("kv").join("object");
+    fs::write(&path, bytes(1, LENGTH)).expect("write");
+    let mut reader = Peer::spawn();
+    let handle = reader.open(&path, libc::O_RDONLY).expect("open");
+    let map = reader.map(handle, LENGTH, false).expect("mmap");
+    reader.close(handle).expect("close");
+    mount.wait_until_closed([&path]);
+    mount.kill9();
+    settings.set("32MiB");
+    mount.start_daemon();
+    let memory = mount.instance_dir().join("memory");
+    let size = || statvfs(&memory).map(|facts| facts.blocks() * facts.fragment_size()).expect("statfs");
+    if mount.control_get("/v1/status").json()["fuse"]["passthrough"] == serde_json::json!(true) {
+        assert!(size() > 128 << 20, "what is mapped is in use");
+    }
+    reader.unmap(map);
+    // Beside the objects it has a page or two of its own.
+    assert!(until(HANG, || size() < 33 << 20), "{} bytes", size());
 }

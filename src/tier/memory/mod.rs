@@ -107,12 +107,13 @@ impl MemoryTier {
         if self.report.page_size == Some(PAGE) { None } else { HugePage::new() }
     }
 
-    /// Tries a pending shrink again, after the caller evicted. Returns whether the tmpfs has its configured size.
+    /// Tries a pending shrink again, if little enough is in use by now; without one this costs nothing. Returns whether the tmpfs
+    /// has its configured size.
     ///
     /// # Errors
     /// [`MemoryError::Io`] for any other reason than that too much is in use.
     pub fn retry_resize(&self) -> Result<bool, MemoryError> {
-        if self.space.shrink_pending() {
+        if self.space.shrink_pending() && self.usage()?.used <= self.space.capacity() {
             let own = mount::options_of_own(self.space.path())
                 .map_err(|error| MemoryError::io("read the mount table for", self.space.path(), error))?;
             open::resize(&self.space, own.as_deref().unwrap_or_default())?;

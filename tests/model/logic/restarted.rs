@@ -60,3 +60,23 @@ fn what_has_no_room_after_a_restart_with_less_is_on_disk_as_it_was_in_memory() {
         logic.close(1, found);
     }
 }
+
+/// Which share pages: those of one are free when the last of them has left.
+#[test]
+fn a_cache_full_of_small_objects_is_within_a_smaller_capacity_after_a_restart() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(4)));
+    for number in 0.. {
+        let token = logic.open(0, &format!("k{number}"), CREATE).expect("create");
+        logic.write(0, token, 0, &bytes(number, 300)).expect("write");
+        logic.close(0, token);
+        if logic.datapath().telemetry().evictions.get() > 0 {
+            break;
+        }
+    }
+    logic.setup.capacity = ByteCount::mib(2);
+    logic.restart();
+    let usage = logic.datapath().tier().usage().expect("the tier answers");
+    assert!(usage.used <= usage.capacity, "{usage:?}");
+    assert!(!logic.datapath().tier().report().shrink_pending);
+    assert!(!logic.list(1, "").expect("the top").is_empty(), "what there is room for stays");
+}
