@@ -6,7 +6,7 @@ use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
 use super::{Datapath, Error, Marks, Object, Phase, Place, State};
 use crate::namespace::{Name, Slot};
-use crate::tier::memory::{DECORATED, ObjectRecord, SOFT_COPY};
+use crate::tier::memory::{DECORATED, ObjectRecord, SOFT_COPY, UNFINISHED};
 
 impl Datapath {
     /// Writes the record of a sealed object anew, after its attributes or policy changed.
@@ -85,6 +85,8 @@ impl State {
         let soft = if is_soft { SOFT_COPY } else { 0 };
         let is_decorated = object.is_some_and(|object| object.marks.has(Marks::DECORATED));
         let decorated = if is_decorated { DECORATED } else { 0 };
+        // Who has it open keeps its segment beyond the end of the daemon.
+        let unfinished = if object.is_some_and(|object| object.writers() > 0) { UNFINISHED } else { 0 };
         let predecessor = self.standing(slot).and_then(|standing| standing.predecessor);
         ObjectRecord {
             parent,
@@ -92,7 +94,7 @@ impl State {
             version: object.map(|object| object.version).unwrap_or_default(),
             size: object.map(|object| object.size).unwrap_or_default(),
             checksum: None,
-            mode: u32::from(attributes.mode) | soft | decorated,
+            mode: u32::from(attributes.mode) | soft | decorated | unfinished,
             uid: attributes.uid,
             gid: attributes.gid,
             mtime_ns: attributes.mtime_ns,

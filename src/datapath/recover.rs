@@ -61,19 +61,20 @@ impl Datapath {
         let mut state = self.lock();
         state.number_from(self.now_ns());
         let mut directories = Vec::new();
-        let mut grown = Vec::new();
+        let mut unfinished = Vec::new();
         let mut takeover = Takeover::default();
-        let mut take_over = |state: &mut State, directories: &mut Vec<_>, place, record| {
+        let mut take_over = |state: &mut State, directories: &mut Vec<_>, place, record: ObjectRecord| {
             // The tier tells all directories before the first object.
             state.adopt_directories(std::mem::take(directories), &mut takeover.slots);
-            self.take_over(state, &mut takeover, place, record);
+            state.take_over(&mut takeover, place, &record);
         };
         let summary = self.tier.recover(&mut |found| match found {
             memory::Recovered::Directory(record) => directories.push(record),
-            memory::Recovered::Solo { segment, record } => {
+            memory::Recovered::Solo { segment, record } if record.sealed_at_ns != PROVISIONAL => {
                 take_over(&mut state, &mut directories, Place::Solo(segment), record);
             }
-            memory::Recovered::Grown { segment, record } => grown.push((segment, record)),
+            memory::Recovered::Solo { segment, record }
+            | memory::Recovered::Unfinished { segment, record } => unfinished.push((segment, record)),
             memory::Recovered::Packed { extent, record } => {
                 take_over(&mut state, &mut directories, Place::Packed(extent), record);
             }
@@ -89,28 +90,28 @@ impl Datapath {
         state.order_adopted(std::mem::take(&mut takeover.adopted), &mut recovered);
         drop(state);
         takeover.unwanted.drain(..).for_each(|place| self.free_place(place));
-        Ok(Unsettled { takeover, grown, recovered })
+        Ok(Unsettled { takeover, unfinished, recovered })
+    }
+}
+
+impl State {
+    /// Gives out versions and directories above everything that an earlier life may have given out.
+    fn number_from(&mut self, now_ns: i64) {
+        let seconds = u64::try_from(now_ns / 1_000_000_000).unwrap_or(0);
+        let least = seconds << NUMBERS_PER_SECOND_SHIFT;
+        self.next_version = self.next_version.max(Version(least));
+        self.next_directory = self.next_directory.max(DirectoryId(least));
     }
 
     /// Gives one object its name, or notes that it is not wanted.
-    pub(super) fn take_over(
-        &self,
-        state: &mut State,
-        takeover: &mut Takeover,
-        place: Place,
-        mut record: ObjectRecord,
-    ) {
-        if record.sealed_at_ns == PROVISIONAL && !self.confirm(&place, &mut record) {
-            takeover.unwanted.push(place);
-            return;
-        }
-        state.next_version = state.next_version.max(Version(record.version.0 + 1));
+    pub(super) fn take_over(&mut self, takeover: &mut Takeover, place: Place, record: &ObjectRecord) {
+        self.next_version = self.next_version.max(Version(record.version.0 + 1));
         let target = takeover.slots.get(&record.parent).copied().zip(Name::new(&record.name).ok());
         let Some((parent, name)) = target else {
             takeover.unwanted.push(place);
             return;
         };
-        match state.adopt_object(parent, name, place, &record) {
+        match self.adopt_object(parent, name, place, record) {
             Ok((slot, older)) => {
                 takeover.unwanted.extend(older);
                 takeover.adopted.push(Adopted {
@@ -123,29 +124,6 @@ impl Datapath {
             }
             Err(older) => takeover.unwanted.push(older),
         }
-    }
-}
-
-impl Datapath {
-    /// Makes a provisional record a real one, if the file was not written after it. Returns whether it was not.
-    fn confirm(&self, place: &Place, record: &mut ObjectRecord) -> bool {
-        let Place::Solo(segment) = place else { return false };
-        let Ok(file) = self.tier.open_segment(*segment) else { return false };
-        let is_same = file.metadata().is_ok_and(|metadata| {
-            super::stat::written_ns(&metadata) == record.mtime_ns && metadata.len() == record.size.get()
-        });
-        record.sealed_at_ns = record.mtime_ns;
-        is_same && self.tier.trim(&file, record.size).is_ok() && self.tier.seal(&file, record).is_ok()
-    }
-}
-
-impl State {
-    /// Gives out versions and directories above everything that an earlier life may have given out.
-    fn number_from(&mut self, now_ns: i64) {
-        let seconds = u64::try_from(now_ns / 1_000_000_000).unwrap_or(0);
-        let least = seconds << NUMBERS_PER_SECOND_SHIFT;
-        self.next_version = self.next_version.max(Version(least));
-        self.next_directory = self.next_directory.max(DirectoryId(least));
     }
 
     /// Hangs recovered directories into the tree, below those that are there, with their domains, and notes where each is;

@@ -334,11 +334,6 @@ impl Datapath {
                     attributes.ctime_ns = last_changed_ns(attributes.ctime_ns, metadata, self.now_ns());
                 }
             }
-            let directory = state.directory_id(state.tree.node(slot).parent).unwrap_or(DirectoryId::ROOT);
-            let record = state.object_record(slot, directory, &state.tree.name(slot));
-            if let Err(error) = self.tier.seal(&file, &record) {
-                tracing::error!(%error, "the record of an object that grew could not be written");
-            }
         }
         let is_fresh = state.object(slot).is_some_and(|object| object.marks.has(Marks::FRESH));
         if let Some(object) = state.object_mut(slot) {
@@ -352,10 +347,22 @@ impl Datapath {
         let ino = state.tree.ino(slot);
         let is_packed = self.pack_if_small(state, slot, &file, afterwards);
         if !is_packed {
+            if wrote_since {
+                self.record_as_finished(state, slot, &file);
+            }
             afterwards.unchecked.push(ino);
         }
         if !is_fresh && state.tree.node(slot).lookups > 0 {
             afterwards.changed.push(ino);
+        }
+    }
+
+    /// A restart takes the segment as it is from now on, and need not copy what its writer may change.
+    fn record_as_finished(&self, state: &State, slot: Slot, file: &File) {
+        let directory = state.directory_id(state.tree.node(slot).parent).unwrap_or(DirectoryId::ROOT);
+        let record = state.object_record(slot, directory, &state.tree.name(slot));
+        if let Err(error) = self.tier.seal(file, &record) {
+            tracing::error!(%error, "the record of an object that its writer closed could not be written");
         }
     }
 

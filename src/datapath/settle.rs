@@ -1,9 +1,10 @@
-//! The end of a start, when the disks are in use and nobody is served yet: what has no room any more leaves, and what is being
-//! written on is copied.
+//! The end of a start, when the disks are in use and nobody is served yet: what has no room any more leaves, and what its
+//! writer may go on to write is copied.
 //!
 //! Invariants
 //! - Nothing leaves memory before the disks can take it: a start that fails earlier leaves all as it was.
 
+use std::fs::{File, Metadata};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
@@ -13,39 +14,53 @@ use super::packing::copy_range;
 use super::recover::Takeover;
 use super::release::PROVISIONAL;
 use super::room::footprint;
+use super::stat::written_ns;
 use super::{Datapath, Error, Place, Recovered, decorations};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
-use crate::tier::memory::ObjectRecord;
+use crate::tier::memory::{ObjectRecord, UNFINISHED};
 
 /// What a start has found and is not done with.
 #[derive(Debug)]
-#[must_use = "what is being written on is missing until it is settled"]
+#[must_use = "what its writers may go on to write is missing until it is settled"]
 pub struct Unsettled {
     pub(super) takeover: Takeover,
-    /// Objects to which their writers have added since the seal.
-    pub(super) grown: Vec<(SegmentId, ObjectRecord)>,
+    /// Objects that their writers may go on to write.
+    pub(super) unfinished: Vec<(SegmentId, ObjectRecord)>,
     pub(super) recovered: Recovered,
 }
 
 impl Datapath {
-    /// Ends a start: evicts what a smaller capacity has no room for, then copies what is being written on. Called once, after
+    /// Ends a start: evicts what a smaller capacity has no room for, then copies what may be written on. Called once, after
     /// [`Datapath::recover`], when the disks are in use, and before the mount. Returns early when `is_stopping` says so: the next
     /// start does the rest.
     ///
     /// # Errors
     /// [`Error::Io`] when the tier does not tell its usage, or cannot be resized.
     pub fn settle(&self, unsettled: Unsettled, is_stopping: impl Fn() -> bool) -> Result<Recovered, Error> {
-        let Unsettled { mut takeover, grown, mut recovered } = unsettled;
+        let Unsettled { mut takeover, unfinished, mut recovered } = unsettled;
         self.evict_down(ByteCount::ZERO, &is_stopping)?;
         self.tier.retry_resize()?;
-        for (segment, record) in grown {
-            // What is colder makes room for the copy, so it comes after all others.
-            self.evict_down(footprint(record.size), &is_stopping)?;
+        for (segment, record) in unfinished {
+            let is_wanted = self.is_wanted(&takeover, segment, &record);
+            if is_wanted {
+                // What is colder makes room for the copy, so it comes after all others.
+                self.evict_down(footprint(record.size), &is_stopping)?;
+            }
             if is_stopping() {
                 break;
             }
-            self.take_over_grown(&mut takeover, segment, record, &mut recovered);
+            match is_wanted.then(|| self.as_it_was_sealed(segment, record)) {
+                None => recovered.removed += 1,
+                Some(Ok((place, record))) => {
+                    self.take_over_copy(&mut takeover, place, &record, &mut recovered)
+                }
+                Some(Err(error)) => {
+                    recovered.removed += 1;
+                    tracing::warn!(segment = segment.0, %error, "an object that was being written on is dropped");
+                }
+            }
+            self.free_place(Place::Solo(segment));
         }
         Ok(recovered)
     }
@@ -67,47 +82,50 @@ impl Datapath {
         }
     }
 
-    /// Takes over an object to which its writer has added, as it was at its seal.
-    fn take_over_grown(
+    /// Whether an object was sealed, and nothing later has its name.
+    fn is_wanted(&self, takeover: &Takeover, segment: SegmentId, record: &ObjectRecord) -> bool {
+        let is_later = {
+            let state = self.lock();
+            let parent = takeover.slots.get(&record.parent);
+            let slot = parent.and_then(|&parent| state.tree.child(parent, &record.name));
+            slot.and_then(|slot| state.object(slot)).is_some_and(|object| object.version >= record.version)
+        };
+        !is_later && self.tier.open_segment(segment).is_ok_and(|file| is_sealed(&file, record))
+    }
+
+    /// Takes over the copy of an object that its writer may go on to write.
+    fn take_over_copy(
         &self,
         takeover: &mut Takeover,
-        segment: SegmentId,
-        record: ObjectRecord,
+        place: Place,
+        record: &ObjectRecord,
         recovered: &mut Recovered,
     ) {
-        match self.as_it_was_sealed(segment, &record) {
-            Ok(place) => {
-                let mut state = self.lock();
-                let older = takeover.slots.get(&record.parent).and_then(|&parent| {
-                    let slot = state.tree.child(parent, &record.name)?;
-                    state.object(slot).filter(|object| object.version < record.version).map(|_| slot)
-                });
-                let older = older.map(|slot| state.remove_object(slot, Departure::Gone, None));
-                self.take_over(&mut state, takeover, place, record);
-                self.has_unverified.fetch_or(!takeover.adopted.is_empty(), Ordering::Relaxed);
-                state.order_adopted(std::mem::take(&mut takeover.adopted), recovered);
-                drop(state);
-                recovered.removed += takeover.unwanted.len() as u64 + u64::from(older.is_some());
-                older.into_iter().for_each(|older| self.bury(older));
-            }
-            Err(error) => {
-                recovered.removed += 1;
-                tracing::warn!(segment = segment.0, %error, "an object that was being written on is dropped");
-            }
-        }
-        takeover.unwanted.push(Place::Solo(segment));
+        let mut state = self.lock();
+        let older = takeover.slots.get(&record.parent).and_then(|&parent| {
+            let slot = state.tree.child(parent, &record.name)?;
+            state.object(slot).filter(|object| object.version < record.version).map(|_| slot)
+        });
+        let older = older.map(|slot| state.remove_object(slot, Departure::Gone, None));
+        state.take_over(takeover, place, record);
+        self.has_unverified.fetch_or(!takeover.adopted.is_empty(), Ordering::Relaxed);
+        state.order_adopted(std::mem::take(&mut takeover.adopted), recovered);
+        drop(state);
+        recovered.removed += takeover.unwanted.len() as u64 + u64::from(older.is_some());
+        older.into_iter().for_each(|older| self.bury(older));
         takeover.unwanted.drain(..).for_each(|place| self.free_place(place));
     }
 
-    /// Copies an object, as long as it was at its seal, out of a segment to which its writer has added since: the writer
-    /// may live, and so may whoever has mapped it, so the segment itself is neither kept nor cut.
+    /// Copies an object, as long as it was at its seal, out of a segment that its writer may go on to write: that one may live,
+    /// and so may whoever has mapped it, so the segment itself is neither kept nor cut. Returns the record of the copy.
     ///
     /// # Errors
-    /// [`Error::NoObject`] when it was not sealed, or what stands in the way of a copy.
-    fn as_it_was_sealed(&self, segment: SegmentId, record: &ObjectRecord) -> Result<Place, Error> {
-        if record.sealed_at_ns == PROVISIONAL {
-            return Err(Error::NoObject);
-        }
+    /// [`Error::NoObject`] when it is not what was sealed any more, or what stands in the way of a copy.
+    fn as_it_was_sealed(
+        &self,
+        segment: SegmentId,
+        record: ObjectRecord,
+    ) -> Result<(Place, ObjectRecord), Error> {
         let source = self.tier.open_segment(segment)?;
         let (id, target) = self.tier.create_segment()?;
         let copied = (|| {
@@ -115,8 +133,24 @@ impl Datapath {
             copy_range(&source, &target, record.size.get()).map_err(Error::io("copy of an object"))?;
             target.set_len(record.size.get()).map_err(Error::io("ftruncate of a segment"))?;
             decorations::copy(&source, &target).map_err(Error::io("attributes of an object"))?;
-            Ok(self.tier.seal(&target, record)?)
+            if !is_sealed(&source, &record) {
+                return Err(Error::NoObject);
+            }
+            let sealed_at_ns = match record.sealed_at_ns {
+                PROVISIONAL => record.mtime_ns,
+                sealed_at_ns => sealed_at_ns,
+            };
+            let copy = ObjectRecord { mode: record.mode & !UNFINISHED, sealed_at_ns, ..record };
+            self.tier.seal(&target, &copy)?;
+            Ok(copy)
         })();
-        copied.map(|()| Place::Solo(id)).inspect_err(|_: &Error| self.free_place(Place::Solo(id)))
+        copied.map(|copy| (Place::Solo(id), copy)).inspect_err(|_: &Error| self.free_place(Place::Solo(id)))
     }
+}
+
+/// Whether the bytes of a segment are an object: a close that was announced counts if nobody wrote after that.
+fn is_sealed(file: &File, record: &ObjectRecord) -> bool {
+    let is_as_announced =
+        |metadata: Metadata| written_ns(&metadata) == record.mtime_ns && metadata.len() == record.size.get();
+    record.sealed_at_ns != PROVISIONAL || file.metadata().is_ok_and(is_as_announced)
 }

@@ -299,6 +299,24 @@ fn what_was_renamed_survives_a_kill_though_its_writer_goes_on(mode: Mode) {
     }
 }
 
+/// All of it was written before the rename: nothing tells but that its writer has it open.
+fn what_was_renamed_whole_stays_as_it_is_though_its_writer_outlives_the_daemon(mode: Mode) {
+    let mut mount = Mount::start(&mode.options(&["on_stop=keep"]));
+    let place = mount.namespace("ns");
+    let content = bytes(6, 4 << 20);
+    let mut writer = Peer::spawn();
+    let handle = writer.open(&place.join("a.tmp"), libc::O_RDWR | libc::O_CREAT).expect("create");
+    writer.write_at(handle, 0, &content).expect("write");
+    writer.rename(&place.join("a.tmp"), &place.join("a")).expect("rename");
+    mount.kill9();
+    mount.start_daemon();
+    assert_same(&fs::read(place.join("a")).expect("it is back"), &content, "as it was at the rename");
+    if mount.control_get("/v1/status").json()["fuse"]["passthrough"] == serde_json::json!(true) {
+        writer.write_at(handle, 0, &[0xEE; 1000]).expect("a descriptor outlives the daemon");
+        assert_same(&fs::read(place.join("a")).expect("the object"), &content, "a sealed object");
+    }
+}
+
 fn discard_leaves_nothing_in_memory(mode: Mode) {
     let mut mount = Mount::start(&mode.options(&["on_stop=discard"]));
     fs::write(mount.namespace("ns").join("a"), bytes(1, 1 << 20)).expect("an object");
@@ -319,5 +337,6 @@ in_both_modes!(
     a_restart_in_the_other_mode_finds_the_same_objects,
     a_rewrite_cut_by_a_crash_leaves_the_old_version_or_none,
     what_was_renamed_survives_a_kill_though_its_writer_goes_on,
+    what_was_renamed_whole_stays_as_it_is_though_its_writer_outlives_the_daemon,
     discard_leaves_nothing_in_memory,
 );

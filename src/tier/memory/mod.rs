@@ -56,7 +56,7 @@ pub use self::packed::{PACKED_MAX, PackedExtent, PackedUsage};
 pub use self::prefault::{CHUNK, Prefault};
 pub use self::record::{
     DECORATED, DirectoryRecord, NAME_BYTES_MAX, ObjectRecord, Pin, PolicyRecord, RECORD_BYTES_MAX,
-    RecordError, SOFT_COPY,
+    RecordError, SOFT_COPY, UNFINISHED,
 };
 pub use self::recover::{Recovered, RecoverySummary};
 pub use self::space::MemoryUsage;

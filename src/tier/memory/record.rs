@@ -31,6 +31,10 @@ pub const SOFT_COPY: u32 = 1 << 31;
 /// Daemons that do not know it may send the object to disk without them.
 pub const DECORATED: u32 = 1 << 30;
 
+/// In [`ObjectRecord::mode`]: somebody had the object open to write when its record was written, and may go on. Daemons that do
+/// not know it take its segment for one that nobody changes.
+pub const UNFINISHED: u32 = 1 << 29;
+
 const MAGIC: [u8; 2] = *b"TD";
 const FORMAT: u8 = 1;
 /// Ends in the policy's `durable`, which format 1 does not have.
@@ -59,7 +63,7 @@ pub struct ObjectRecord {
     pub size: ByteCount,
     /// Over all bytes, once taken.
     pub checksum: Option<Checksum>,
-    /// Type and permission bits, [`SOFT_COPY`] and [`DECORATED`].
+    /// Type and permission bits, [`SOFT_COPY`], [`DECORATED`] and [`UNFINISHED`].
     pub mode: u32,
     /// Owner.
     pub uid: u32,

@@ -19,7 +19,7 @@ use super::attribute::{Attribute, AttributeValue};
 use super::error::MemoryError;
 use super::name::Entry;
 use super::packed::{PackedExtent, PackedPool, PackedRecovery};
-use super::record::{DirectoryRecord, ObjectRecord, RecordError};
+use super::record::{DirectoryRecord, ObjectRecord, RecordError, UNFINISHED};
 use super::space::{self, Space};
 
 /// Something that was sealed before.
@@ -34,8 +34,8 @@ pub enum Recovered {
         /// What it is.
         record: ObjectRecord,
     },
-    /// An object in a segment that its writer, who still had it open, made longer after the record was written.
-    Grown {
+    /// An object in a segment that its writer still had open when its record was written, or made longer since.
+    Unfinished {
         /// The segment.
         segment: SegmentId,
         /// What it was.
@@ -131,10 +131,10 @@ pub(super) fn recover(
         }
     }
     for segment in listing.segments {
-        if let Some((record, has_grown)) = recovery.solo(segment)? {
+        if let Some((record, is_unfinished)) = recovery.solo(segment)? {
             recovery.summary.solo += 1;
-            visit(if has_grown {
-                Recovered::Grown { segment, record }
+            visit(if is_unfinished {
+                Recovered::Unfinished { segment, record }
             } else {
                 Recovered::Solo { segment, record }
             });
@@ -200,7 +200,7 @@ impl Recovery<'_> {
         self.keep(entry, found)
     }
 
-    /// The record of a segment, and whether the file is longer than it says.
+    /// The record of a segment, and whether its writer may have gone on since, or may yet.
     fn solo(&mut self, segment: SegmentId) -> Result<Option<(ObjectRecord, bool)>, MemoryError> {
         let entry = Entry::Segment(segment);
         let found = match self.value(entry) {
@@ -211,11 +211,11 @@ impl Recovery<'_> {
                     if record.size.get() > size {
                         return Err(Damage::Size { file: ByteCount(size), record: record.size });
                     }
-                    let has_grown = record.size.get() < size;
-                    if !has_grown && space::stat_bytes(&stat) != record.size.round_up_to_pages().get() {
+                    let is_unfinished = record.size.get() < size || record.mode & UNFINISHED != 0;
+                    if !is_unfinished && space::stat_bytes(&stat) != record.size.round_up_to_pages().get() {
                         self.settle_pages(entry, record.size).map_err(Damage::Pages)?;
                     }
-                    Ok(Some((record, has_grown)))
+                    Ok(Some((record, is_unfinished)))
                 })
             }
             Ok(None) => Ok(None),

@@ -319,13 +319,13 @@ fn damaged_files_are_dropped_and_counted_and_the_others_kept() {
 
     let (told, summary) = recovered(&place.open(CAPACITY));
     let mut told = told;
-    told.sort_by_key(|found| matches!(found, Recovered::Grown { .. }));
+    told.sort_by_key(|found| matches!(found, Recovered::Unfinished { .. }));
     assert_eq!(
         told,
         [
             Recovered::Directory(directory(12, b"d")),
             Recovered::Solo { segment: whole, record: object(b"whole", whole.0, 4) },
-            Recovered::Grown { segment: grown, record: object(b"z", grown.0, 4) },
+            Recovered::Unfinished { segment: grown, record: object(b"z", grown.0, 4) },
         ]
     );
     assert_eq!((summary.corrupt, summary.unsealed), (6, 0));
@@ -333,6 +333,18 @@ fn damaged_files_are_dropped_and_counted_and_the_others_kept() {
         std::fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left.len(), 5, "with the names clock: {left:?}");
+}
+
+#[test]
+fn what_its_writer_had_open_is_told_apart() {
+    let place = Workplace::new();
+    let tier = place.open(CAPACITY);
+    let (segment, file) = tier.create_segment().unwrap();
+    file.write_all_at(b"data", 0).unwrap();
+    let record = ObjectRecord { mode: 0o644 | UNFINISHED, ..object(b"a", 1, 4) };
+    tier.seal(&file, &record).unwrap();
+    let (told, _) = recovered(&place.open(CAPACITY));
+    assert_eq!(told, [Recovered::Unfinished { segment, record }]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What the next daemon does with what an earlier one sealed.
 
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use tidefs_engine::types::ByteCount;
 
@@ -34,6 +34,49 @@ fn what_an_earlier_daemon_sealed_is_not_changed_where_it_is() {
         let counted = logic.datapath().telemetry();
         assert_eq!((counted.copy_ups.get(), counted.unseals.get()), (1, 0), "cut: {is_cut}");
     }
+}
+
+/// One renamed while it is open, one whose close is announced and may not be the last.
+#[test]
+fn what_has_a_writer_when_the_daemon_ends_does_not_change_after_the_start() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let renamed = logic.open(0, "k0.tmp", CREATE).expect("create");
+    let closing = logic.open(0, "k1", CREATE).expect("create");
+    for token in [renamed, closing] {
+        logic.write(0, token, 0, &bytes(1, 50_000)).expect("write");
+    }
+    logic.rename(0, "k0.tmp", "k0", false).expect("rename");
+    let segments = ["k0", "k1"].map(|name| {
+        let ino = logic.resolve(0, name).expect("its writer sees it");
+        logic.datapath().backing_file(ino).expect("its segment")
+    });
+    logic.flush(0, closing);
+    logic.restart();
+    for (segment, name) in segments.iter().zip(["k0", "k1"]) {
+        segment.write_all_at(&[0xEE; 100], 0).expect("its writer goes on");
+        let found = logic.open(1, name, READ).expect("open");
+        assert!(logic.read(1, found, 0, 60_000).expect("read") == bytes(1, 50_000), "{name}");
+        logic.close(1, found);
+    }
+    drop(segments);
+    logic.assert_all_is_accounted_for();
+}
+
+#[test]
+fn what_its_writer_closed_after_the_rename_is_not_copied_at_the_start() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    let writer = logic.open(0, "k.tmp", CREATE).expect("create");
+    logic.write(0, writer, 0, &bytes(1, 50_000)).expect("write");
+    logic.rename(0, "k.tmp", "k", false).expect("rename");
+    logic.close(0, writer);
+    let segment = |logic: &mut Logic| {
+        let ino = logic.resolve(1, "k").expect("it is there");
+        let file = logic.datapath().backing_file(ino).expect("its segment");
+        file.metadata().expect("stat").ino()
+    };
+    let before = segment(&mut logic);
+    logic.restart();
+    assert_eq!(segment(&mut logic), before);
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! What is left after the daemon was killed and started again.
 
-use super::{BTreeSet, DirectoryId, File, FileId, Model, Mtime, Phase, ROOT, Slot};
+use super::{BTreeSet, DirectoryId, FileId, Model, Mtime, Phase, ROOT, Slot};
 
 impl Model {
-    /// Everything that is not sealed is gone, and every handle. Returns the names of objects whose length their writers
-    /// changed after the rename, and had not closed: what they added since the record was written is not there, and
-    /// there may have been no room to keep the rest.
+    /// Everything that is not sealed is gone, and every handle. Returns the names of objects that their writers had not closed:
+    /// what they added since the record was written is not there, and there may have been no room to copy the rest.
     pub(crate) fn restart(&mut self) -> Vec<(DirectoryId, String)> {
         self.handles.clear();
         for (directory, name, slot) in self.slots() {
@@ -15,10 +14,9 @@ impl Model {
         let named: BTreeSet<FileId> =
             self.slots().into_iter().filter_map(|(_, _, slot)| slot.current).collect();
         self.files.retain(|id, _| named.contains(id));
-        let is_unfinished = |file: &File| file.writers > 0 && file.counted != file.bytes.len() as u64;
         let slots = self.slots().into_iter();
         let unfinished =
-            slots.filter(|(_, _, slot)| slot.current.is_some_and(|id| is_unfinished(self.file(id))));
+            slots.filter(|(_, _, slot)| slot.current.is_some_and(|id| self.file(id).writers > 0));
         let unfinished = unfinished.map(|(directory, name, _)| (directory, name)).collect();
         for file in self.files.values_mut() {
             if file.writers > 0 {
