@@ -174,6 +174,8 @@ pub struct OpenState {
     pub refused: Option<Refusal>,
     /// Bytes from the start of the backing file whose pages are allocated.
     pub reserved: ByteCount,
+    /// How often it was cut, or a hole was made, which took pages away.
+    pub cuts: u64,
     /// As many of them as were allocated on a guess of its size ([`guessed`](super::guessed)).
     pub guessed: ByteCount,
     /// As far as pages were reserved when a hole was made before them, which ended what `reserved` knows.

@@ -11,7 +11,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use tidefs_engine::types::{ByteCount, FileOffset};
 
 use super::elsewhere::{Reach, Stream};
-use super::object::Refusal;
+use super::object::{OpenState, Refusal};
 use super::slot_file::{change_scratch, scratch_error};
 use super::{Caller, Datapath, Error, Handle, HandleId, IoPath, Object, Phase, Place, State};
 use crate::namespace::{Ino, Slot};
@@ -64,8 +64,23 @@ impl SizeChange {
 }
 
 enum Target {
-    Segment { file: Arc<File>, reserved: ByteCount, directory: Slot, slot: Slot },
+    Segment { file: Arc<File>, reserved: Reserved, directory: Slot, slot: Slot },
     Scratch(Arc<ScratchFile>),
+}
+
+/// What is known of the pages of a file.
+#[derive(Clone, Copy)]
+struct Reserved {
+    /// So many bytes from its start have theirs.
+    end: ByteCount,
+    /// As [`OpenState::cuts`] when that was so.
+    cuts: u64,
+}
+
+impl Reserved {
+    fn of(open: &OpenState) -> Self {
+        Self { end: open.reserved, cuts: open.cuts }
+    }
 }
 
 impl Datapath {
@@ -82,7 +97,7 @@ impl Datapath {
             Some((parent, _)) => *parent,
             None => state.tree.node(handle.slot).parent,
         };
-        Ok(Target::Segment { file, reserved: open.reserved, directory, slot: handle.slot })
+        Ok(Target::Segment { file, reserved: Reserved::of(open), directory, slot: handle.slot })
     }
 
     /// Writes all of `data` at `offset`, or nothing, through a handle that was opened to write.
@@ -130,9 +145,7 @@ impl Datapath {
         match self.target(handle)? {
             Target::Scratch(scratch) => scratch.write_at(data, offset).map_err(scratch_error),
             Target::Segment { file, reserved, directory, slot } => {
-                if end > reserved {
-                    self.extend_reservation(slot, &file, reserved, end, directory)?;
-                }
+                self.extend_reservation(slot, &file, reserved, end, directory)?;
                 self.write_segment(&file, offset, data)
             }
         }
@@ -144,28 +157,36 @@ impl Datapath {
         Ok(())
     }
 
-    /// Allocates up to `end`, and a step ahead when there is room for it.
+    /// Allocates up to `end`, and a step ahead when there is room for it; what somebody else cut off meanwhile, once more.
     fn extend_reservation(
         &self,
         slot: Slot,
         file: &File,
-        reserved: ByteCount,
+        mut known: Reserved,
         end: ByteCount,
         directory: Slot,
     ) -> Result<(), Error> {
-        let missing = end.saturating_sub(reserved).round_up_to_pages();
-        // Twice what it has, as far as that goes: a small file does not get pages that it never needs.
-        let ahead = missing.saturating_add(reserved.min(RESERVE_STEP));
-        let has_slack = self.tier.usage()?.free >= ahead && ahead.get() < self.settings.capacity.get() / 16;
-        let wanted = reserved.saturating_add(if has_slack { ahead } else { missing });
-        let claimed = self.claim(slot, reserved.saturating_add(missing), wanted)?;
-        let outcome = self.reserve(file, reserved, claimed.saturating_sub(reserved), directory);
-        let mut state = self.lock();
-        if let Some(open) = state.object_mut(slot).map(Object::open_mut).filter(|_| outcome.is_ok()) {
-            open.reserved = open.reserved.max(claimed);
+        while end > known.end {
+            let reserved = known.end;
+            let missing = end.saturating_sub(reserved).round_up_to_pages();
+            // Twice what it has, as far as that goes: a small file does not get pages that it never needs.
+            let ahead = missing.saturating_add(reserved.min(RESERVE_STEP));
+            let has_slack =
+                self.tier.usage()?.free >= ahead && ahead.get() < self.settings.capacity.get() / 16;
+            let wanted = reserved.saturating_add(if has_slack { ahead } else { missing });
+            let claimed = self.claim(slot, reserved.saturating_add(missing), wanted)?;
+            let outcome = self.reserve(file, reserved, claimed.saturating_sub(reserved), directory);
+            let mut state = self.lock();
+            let open = state.object_mut(slot).map(Object::open_mut);
+            if let Some(open) = open.filter(|open| outcome.is_ok() && open.cuts == known.cuts) {
+                open.reserved = open.reserved.max(claimed);
+            }
+            state.measure(slot);
+            outcome?;
+            let Some(open) = state.object(slot).and_then(|object| object.open.as_deref()) else { break };
+            known = Reserved::of(open);
         }
-        state.measure(slot);
-        outcome
+        Ok(())
     }
 
     /// As [`Datapath::read_or_wait`], of an object all of whose bytes are here.
@@ -313,8 +334,8 @@ impl Datapath {
         let kept = match change {
             SizeChange::Set(wanted) => {
                 file.set_len(wanted.get()).map_err(Error::io("ftruncate of a segment"))?;
-                // Cutting frees what lies beyond the new end; growing keeps what was reserved.
-                if wanted < length { wanted } else { reserved.max(wanted) }
+                // Cutting frees what lies beyond the new end, also where that is the old one; growing keeps what was reserved.
+                if wanted <= length { wanted } else { reserved.max(wanted) }
             }
             SizeChange::Allocate { offset, length: more, keep_size } => {
                 let end = offset.saturating_add(more);
@@ -346,9 +367,13 @@ impl Datapath {
             open.sized = sized;
             match change {
                 SizeChange::Punch { .. } => {
+                    open.cuts += 1;
                     open.reserved_behind_hole = open.reserved_behind_hole.max(open.reserved);
                 }
-                SizeChange::Set(wanted) if wanted < length => open.reserved_behind_hole = ByteCount::ZERO,
+                SizeChange::Set(wanted) if wanted <= length => {
+                    open.cuts += 1;
+                    open.reserved_behind_hole = ByteCount::ZERO;
+                }
                 SizeChange::Set(_) | SizeChange::Allocate { .. } => {}
             }
             open.reserved = kept.round_up_to_pages();
@@ -373,6 +398,7 @@ impl Datapath {
         let Some(file) = object.file().cloned() else { return Err(Error::Stale) };
         file.set_len(0).map_err(Error::io("ftruncate of a segment"))?;
         let open = object.open_mut();
+        open.cuts += 1;
         (open.reserved, open.reserved_behind_hole) = (ByteCount::ZERO, ByteCount::ZERO);
         open.guessed = ByteCount::ZERO;
         state.measure(slot);

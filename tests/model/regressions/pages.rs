@@ -100,3 +100,16 @@ fn an_object_that_its_writer_made_longer_is_there_after_a_restart_of_a_full_cach
     assert!(run.seen(1, "k1"), "what is colder leaves for it");
     run.system.assert_all_is_accounted_for();
 }
+
+#[test]
+fn a_file_that_was_cut_to_the_length_that_it_had_has_all_its_pages_when_it_grew() {
+    let mut run = start();
+    let writer = run.opened(0, "k0", CREATE);
+    let ahead = Change::Allocate { offset: 0, length: 500_000, keep_size: true };
+    for change in [ahead, Change::Set(0), Change::Set(500_000)] {
+        run.step(&Op::Resize { handle: Pick(0), change });
+    }
+    assert!(run.system.books().expect("they are open").used >= 500_000, "it may be mapped now");
+    run.closed(writer);
+    run.system.assert_all_is_accounted_for();
+}
