@@ -47,7 +47,7 @@ impl Datapath {
         if let Some(size) = change.size {
             self.change_size(caller, ino, change.through, SizeChange::Set(size))?;
         }
-        self.with_room(|| self.set_attributes(caller, ino, change))
+        self.with_room_for(ino, || self.set_attributes(caller, ino, change))
     }
 
     fn set_attributes(&self, caller: &Caller, ino: Ino, change: &AttributeChange) -> Result<Stat, Error> {
@@ -119,7 +119,7 @@ impl Datapath {
 
     /// An attribute of a program was set or removed: that moves ctime, as the kernel expects.
     pub(super) fn note_attribute(&self, ino: Ino) -> Result<(), Error> {
-        self.with_room(|| {
+        self.with_room_for(ino, || {
             let now_ns = self.now_ns();
             let mut state = self.lock();
             let slot = state.slot_of(ino)?;

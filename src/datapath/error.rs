@@ -140,7 +140,8 @@ impl From<TreeError> for Error {
 impl From<MemoryError> for Error {
     fn from(error: MemoryError) -> Self {
         if error.is_full() {
-            return Self::NothingEvictable { needed: None };
+            let needed = if let MemoryError::Full { needed, .. } = error { Some(needed) } else { None };
+            return Self::NothingEvictable { needed };
         }
         if matches!(error, MemoryError::Stale { .. }) {
             return Self::Stale;

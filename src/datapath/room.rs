@@ -26,7 +26,7 @@ use super::{Datapath, Error, Phase, State};
 use crate::namespace::{Ino, Slot};
 
 const BATCH_MAX: usize = 64;
-/// Room that lets any record of a packed object be written: two of the grains in which the tier allocates.
+/// Room that is made for a record beside what it lacks: others take some of it before it is written.
 const RECORD_ROOM: ByteCount = ByteCount::kib(128);
 /// How long a request pauses before it looks again, when everything is open at the moment.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
@@ -227,15 +227,40 @@ impl Datapath {
         }
     }
 
-    /// Does `action`, which writes a record, again once there is room, when it finds none. It changes nothing then.
+    /// Does `action`, which writes a record, again once there is room, when it finds none. It changes nothing then. That of a packed
+    /// object is written with all its bytes.
     pub(super) fn with_room<T>(&self, mut action: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
         for _ in 0..RETRY_MAX {
             match action() {
-                Err(Error::NothingEvictable { .. }) => self.make_room(RECORD_ROOM, Slot::ROOT)?,
+                Err(Error::NothingEvictable { needed }) => {
+                    let needed = needed.unwrap_or_default().saturating_add(RECORD_ROOM);
+                    self.make_room(needed.min(self.settings.capacity), Slot::ROOT)?;
+                }
                 outcome => return outcome,
             }
         }
         action()
+    }
+
+    /// As [`Datapath::with_room`], for the record of the object `ino`, which does not leave for it.
+    pub(super) fn with_room_for<T>(
+        &self,
+        ino: Ino,
+        mut action: impl FnMut() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        match action() {
+            Err(Error::NothingEvictable { .. }) => {}
+            outcome => return outcome,
+        }
+        let slot_in = |state: &State| state.tree.by_ino(ino).filter(|&slot| state.object(slot).is_some());
+        {
+            let mut state = self.lock();
+            slot_in(&state).into_iter().for_each(|slot| state.hold(slot));
+        }
+        let outcome = self.with_room(action);
+        let mut state = self.lock();
+        slot_in(&state).into_iter().for_each(|slot| state.update_hold(slot));
+        outcome
     }
 
     /// Allocates `length` bytes of `file` from `offset`, evicting for them.

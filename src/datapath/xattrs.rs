@@ -264,7 +264,7 @@ impl Datapath {
     /// Sets, or with `None` removes, one policy of a directory or object.
     pub(super) fn change_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
         is_settable(key)?;
-        self.with_room(|| self.set_own_policy(ino, key, value))
+        self.with_room_for(ino, || self.set_own_policy(ino, key, value))
     }
 
     fn set_own_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {

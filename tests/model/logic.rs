@@ -32,6 +32,7 @@ mod interleaved;
 mod leftover;
 mod meanwhile;
 mod member;
+mod packed;
 mod policy;
 mod resent;
 mod restarted;
