@@ -134,7 +134,7 @@ impl Datapath {
             return self.fill_holes(slot);
         }
         self.make_whole(handle)?;
-        let state = self.lock();
+        let mut state = self.lock();
         let Some((slot, (parent, name))) = place_of(&state).filter(|(_, (_, name))| is_kept(name)) else {
             return Ok(());
         };
@@ -142,17 +142,19 @@ impl Datapath {
         let Some(object) = state.object(slot).filter(|object| object.phase == Phase::Writing) else {
             return Ok(());
         };
-        let (Some(file), Ok(directory)) = (object.file(), state.directory_id(parent)) else { return Ok(()) };
+        let (Some(file), Ok(directory)) = (object.file().cloned(), state.directory_id(parent)) else {
+            return Ok(());
+        };
         let Ok(metadata) = file.metadata() else { return Ok(()) };
         if !matches!(object.place, Place::Solo(_)) {
             return Ok(());
         }
         let mut record = state.object_record(slot, directory, &name);
-        record.version = state.next_version;
+        record.version = state.take_version();
         record.size = ByteCount(metadata.len());
         record.mtime_ns = super::stat::written_ns(&metadata);
         record.sealed_at_ns = PROVISIONAL;
-        if let Err(error) = self.tier.seal(file, &record) {
+        if let Err(error) = self.tier.seal(&file, &record) {
             tracing::debug!(%error, "a closing file got no provisional record");
         }
         Ok(())

@@ -8,13 +8,13 @@ use std::fs::{File, Metadata};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
-use tidefs_engine::types::{ByteCount, SegmentId};
+use tidefs_engine::types::{ByteCount, SegmentId, Version};
 
 use super::packing::copy_range;
 use super::recover::Takeover;
 use super::release::PROVISIONAL;
 use super::room::footprint;
-use super::stat::written_ns;
+use super::stat::{changed_ns, written_ns};
 use super::{Datapath, Error, Place, Recovered, decorations};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
@@ -50,7 +50,7 @@ impl Datapath {
             if is_stopping() {
                 break;
             }
-            match is_wanted.then(|| self.as_it_was_sealed(segment, record)) {
+            match is_wanted.then(|| self.as_it_was_sealed(&takeover, segment, record)) {
                 None => recovered.removed += 1,
                 Some(Ok((place, record))) => {
                     self.take_over_copy(&mut takeover, place, &record, &mut recovered)
@@ -84,13 +84,16 @@ impl Datapath {
 
     /// Whether an object was sealed, and nothing later has its name.
     fn is_wanted(&self, takeover: &Takeover, segment: SegmentId, record: &ObjectRecord) -> bool {
-        let is_later = {
-            let state = self.lock();
-            let parent = takeover.slots.get(&record.parent);
-            let slot = parent.and_then(|&parent| state.tree.child(parent, &record.name));
-            slot.and_then(|slot| state.object(slot)).is_some_and(|object| object.version >= record.version)
-        };
-        !is_later && self.tier.open_segment(segment).is_ok_and(|file| is_sealed(&file, record))
+        let standing = self.standing(takeover, record);
+        standing.is_none_or(|(version, _)| version < record.version)
+            && self.tier.open_segment(segment).is_ok_and(|file| is_sealed(&file, record))
+    }
+
+    /// The version that stands under the name of an object, and when it was sealed.
+    fn standing(&self, takeover: &Takeover, record: &ObjectRecord) -> Option<(Version, i64)> {
+        let state = self.lock();
+        let slot = state.tree.child(*takeover.slots.get(&record.parent)?, &record.name)?;
+        state.object(slot).map(|object| (object.version, object.sealed_at_ns))
     }
 
     /// Takes over the copy of an object that its writer may go on to write.
@@ -123,6 +126,7 @@ impl Datapath {
     /// [`Error::NoObject`] when it is not what was sealed any more, or what stands in the way of a copy.
     fn as_it_was_sealed(
         &self,
+        takeover: &Takeover,
         segment: SegmentId,
         record: ObjectRecord,
     ) -> Result<(Place, ObjectRecord), Error> {
@@ -137,7 +141,13 @@ impl Datapath {
                 return Err(Error::NoObject);
             }
             let sealed_at_ns = match record.sealed_at_ns {
-                PROVISIONAL => record.mtime_ns,
+                PROVISIONAL => {
+                    // That record was the last change of the segment.
+                    let closed = source.metadata().map_err(Error::io("stat of a segment"))?;
+                    let replaced = self.standing(takeover, &record);
+                    let least = replaced.map_or(i64::MIN, |(_, sealed_at_ns)| sealed_at_ns.saturating_add(1));
+                    changed_ns(&closed).max(least)
+                }
                 sealed_at_ns => sealed_at_ns,
             };
             let copy = ObjectRecord { mode: record.mode & !UNFINISHED, sealed_at_ns, ..record };

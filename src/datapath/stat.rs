@@ -68,7 +68,7 @@ pub(super) fn last_changed_ns(stored_ns: i64, metadata: &std::fs::Metadata, now_
 }
 
 /// When the attributes of a backing file last changed, in nanoseconds since 1970.
-fn changed_ns(metadata: &std::fs::Metadata) -> i64 {
+pub(super) fn changed_ns(metadata: &std::fs::Metadata) -> i64 {
     metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec())
 }
 

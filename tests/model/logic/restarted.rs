@@ -1,6 +1,7 @@
 //! What the next daemon does with what an earlier one sealed.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::Duration;
 
 use tidefs_engine::types::ByteCount;
 
@@ -60,6 +61,20 @@ fn what_has_a_writer_when_the_daemon_ends_does_not_change_after_the_start() {
     }
     drop(segments);
     logic.assert_all_is_accounted_for();
+}
+
+/// As of what `cp -p` makes of an old file.
+#[test]
+fn the_time_to_live_of_what_was_being_closed_counts_from_its_close_whatever_its_mtime_is() {
+    let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+    logic.policy(0, "", "ttl", Some("30")).expect("a time to live");
+    let writer = logic.open(0, "k", CREATE).expect("create");
+    logic.write(0, writer, 0, &bytes(1, 50_000)).expect("write");
+    logic.utimens(0, "k", 1_000_000_000_000_000_000).expect("utimensat");
+    logic.flush(0, writer);
+    logic.restart();
+    logic.advance(Duration::ZERO, true);
+    assert!(logic.stat(1, "k").is_ok());
 }
 
 #[test]

@@ -59,7 +59,7 @@ impl Model {
         self.bury(slot.current);
         self.set_slot(directory, name, Slot { current: Some(next), next: None });
         self.seal(directory, next);
-        // When it was sealed is when it was written last, by the machine's clock.
+        // When it was sealed is when its close was announced, by the machine's clock.
         let now = self.now_ns.max(self.now_real_ns);
         self.file_mut(next).sealed_ns = (0, now);
         self.file_mut(next).mtime = Mtime::Any;

@@ -102,7 +102,7 @@ impl<S: System> Run<S> {
             let path = self.model.path(directory, &name);
             let Ok(facts) = self.system.stat(WATCHER, &path) else {
                 if self.system.reason(&path) == Some(Reason::Expired) {
-                    // Kept, and sealed when it was written last, by the machine's clock: so long ago that it expired.
+                    // Kept, and sealed when its close was announced, by the machine's clock: so long ago that it expired.
                     self.model.keep_flushed(directory, &name);
                     self.model.remove_current(directory, &name);
                 }
