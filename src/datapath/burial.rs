@@ -2,10 +2,12 @@
 
 use tidefs_engine::types::ByteCount;
 
+use super::history::Ending;
 use super::remove::NO_SEGMENT;
 use super::ssd::SsdRecord;
-use super::{Datapath, Place};
-use crate::namespace::Ino;
+use super::{Datapath, Place, State};
+use crate::namespace::{Ino, Slot};
+use crate::tier::eviction::Departure;
 
 /// What is left to do, outside the lock, for an object that left the tables.
 #[derive(Debug)]
@@ -70,11 +72,24 @@ impl Datapath {
         }
     }
 
-    /// Makes sure that a restart does not find the objects that were just replaced. Under the lock: the new version may be
-    /// evicted, and its bytes freed, by somebody else before the old ones are buried. The new record is written already, so
-    /// a daemon that dies here finds both, and takes the later one.
-    pub(super) fn retire_replaced(&self, replaced: &mut [Doomed]) {
-        for doomed in replaced {
+    /// Takes an object from its name, so that a restart does not find it either: see [`Datapath::retire_all`].
+    pub(super) fn remove_object(
+        &self,
+        state: &mut State,
+        slot: Slot,
+        departure: Departure,
+        ending: (i64, Ending),
+    ) -> Doomed {
+        let mut doomed = state.remove_object(slot, departure, Some(ending));
+        self.retire_all(std::slice::from_mut(&mut doomed));
+        doomed
+    }
+
+    /// Makes sure that a restart does not find objects that just left their names. Under the lock: what gets such a name next may
+    /// be evicted or removed, and its bytes freed, by somebody else before these are buried, and is not there to take its place
+    /// then. The record of a newer version is written already, so a daemon that dies here finds both, and takes the later one.
+    pub(super) fn retire_all(&self, left: &mut [Doomed]) {
+        for doomed in left {
             if let Some(place) = doomed.retired.take().as_ref().or(doomed.place.as_ref()) {
                 self.retire(place);
             }
@@ -82,11 +97,11 @@ impl Datapath {
     }
 
     /// Takes the record from bytes that are still there.
-    fn retire(&self, place: &Place) {
+    pub(super) fn retire(&self, place: &Place) {
         let retired = match place {
             Place::Solo(NO_SEGMENT) | Place::Scratch(_) | Place::Ssd | Place::Remote => Ok(()),
             Place::Packed(extent) => self.tier.retire_packed(*extent),
-            Place::Solo(segment) => self.tier.open_segment(*segment).and_then(|file| self.tier.unseal(&file)),
+            Place::Solo(segment) => self.tier.unseal_segment(*segment),
         };
         match retired {
             Ok(()) => {}

@@ -59,7 +59,7 @@ impl Datapath {
         }
         self.telemetry.expirations.increment();
         let ino = state.tree.ino(slot);
-        ended.doomed.push(state.remove_object(slot, Departure::Gone, Some((now_ns, Ending::Expired))));
+        ended.doomed.push(self.remove_object(state, slot, Departure::Gone, (now_ns, Ending::Expired)));
         ended.may_stand |= state.still_answers(ino);
     }
 
@@ -89,6 +89,7 @@ impl Datapath {
                 None => {}
             }
         }
+        self.retire_all(&mut afterwards.doomed);
         Some(afterwards)
     }
 }

@@ -193,6 +193,7 @@ impl Datapath {
                 whole.is_none_or(|(_, is_whole)| is_whole),
                 &mut afterwards,
             );
+            self.retire_all(&mut afterwards.doomed);
             break;
         }
         self.released.notify_all();

@@ -220,9 +220,11 @@ impl Datapath {
             let versions = [next, current].map(|version| version.map(|slot| state.tree.ino(slot)));
             let next = next.map(|next| state.discard_writing(next));
             let current = current.map(|slot| state.remove_object(slot, Departure::Gone, Some(ending)));
-            ([next, current], versions)
+            let mut doomed: Vec<Doomed> = [next, current].into_iter().flatten().collect();
+            self.retire_all(&mut doomed);
+            (doomed, versions)
         };
-        doomed.into_iter().flatten().for_each(|doomed| self.bury(doomed));
+        doomed.into_iter().for_each(|doomed| self.bury(doomed));
         versions.into_iter().flatten().for_each(|ino| self.unlinked_while_written(ino));
         Ok(())
     }

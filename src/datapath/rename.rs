@@ -222,7 +222,7 @@ impl Datapath {
         let next = state.object(slot).and_then(|object| object.open.as_ref()?.next_version);
         let doomed_before = afterwards.doomed.len();
         let heir = self.displace(state, parent, &name, slot, next.is_none(), afterwards);
-        self.retire_replaced(&mut afterwards.doomed[doomed_before..]);
+        self.retire_all(&mut afterwards.doomed[doomed_before..]);
         state.leave_order(slot, footprint(size), Departure::Gone);
         state.uncount(state.tree.node(slot).parent, size);
         if let Some(old_key) = state.key_of(slot) {
@@ -290,8 +290,10 @@ impl Datapath {
     ) -> Result<(), Error> {
         state.directory_id(parent)?;
         state.break_promise(slot);
+        let doomed_before = afterwards.doomed.len();
         afterwards.doomed.extend(state.leave_with_old_version(slot));
         self.displace(state, parent, &name, slot, false, afterwards);
+        self.retire_all(&mut afterwards.doomed[doomed_before..]);
         self.forget_announced_close(state, slot);
         if let Some(object) = state.object_mut(slot)
             && object.version == Version::default()

@@ -233,6 +233,7 @@ impl Datapath {
         if is_in_place {
             state.end_promise(slot);
         }
+        let doomed_before = afterwards.doomed.len();
         if state.object(slot).is_some_and(|object| object.phase == Phase::Parked) {
             state.unpark(slot);
         } else if !is_in_place {
@@ -240,9 +241,8 @@ impl Datapath {
             afterwards.doomed.extend(state.leave_with_old_version(slot));
         }
         state.drop_claim(slot);
-        let doomed_before = afterwards.doomed.len();
         let heir = self.displace(state, parent, &name, slot, true, afterwards);
-        self.retire_replaced(&mut afterwards.doomed[doomed_before..]);
+        self.retire_all(&mut afterwards.doomed[doomed_before..]);
         if state.tree.node(slot).parent != parent || state.tree.name(slot) != name {
             state.move_name(slot, parent, name);
         }

@@ -245,7 +245,7 @@ impl Datapath {
                         Some(ending @ (Ending::EvictedByOperator | Ending::EvictedForQuota)) => ending,
                         _ => Ending::NotStored(refused),
                     };
-                    state.evict_object(slot, self.now_ns(), ending)
+                    self.evict_object(&mut state, slot, self.now_ns(), ending)
                 }
                 (false, _) => return,
             }
@@ -268,6 +268,8 @@ impl Datapath {
         if let Some(object) = state.object_mut(slot) {
             size = object.size;
             place = object.move_to(Place::Ssd);
+            // From now on it may leave its name without a word of these bytes.
+            self.retire(&place);
             object.marks.set(Marks::STORING, false);
             object.marks.set(Marks::UNVERIFIED, false);
             object.settle();

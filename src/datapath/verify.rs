@@ -305,7 +305,7 @@ impl Datapath {
                 path,
                 "an object does not match its checksum and is dropped; it is a miss from now on"
             );
-            state.remove_object(slot, Departure::Gone, Some((self.now_ns(), Ending::Corrupt)))
+            self.remove_object(&mut state, slot, Departure::Gone, (self.now_ns(), Ending::Corrupt))
         };
         self.bury(doomed);
         Ok(Verdict::Corrupt)

@@ -8,7 +8,7 @@ use tidefs_engine::types::ByteCount;
 use super::burial::Doomed;
 use super::domains::DomainId;
 use super::history::Ending;
-use super::{Object, State};
+use super::{Datapath, Object, State};
 use crate::namespace::Slot;
 use crate::tier::eviction::Departure;
 
@@ -151,9 +151,17 @@ impl State {
             folder.evicted += 1;
         }
     }
+}
 
-    pub(super) fn evict_object(&mut self, victim: Slot, now_ns: i64, ending: Ending) -> Doomed {
-        self.count_eviction(victim);
-        self.remove_object(victim, Departure::Evicted, Some((now_ns, ending)))
+impl Datapath {
+    pub(super) fn evict_object(
+        &self,
+        state: &mut State,
+        victim: Slot,
+        now_ns: i64,
+        ending: Ending,
+    ) -> Doomed {
+        state.count_eviction(victim);
+        self.remove_object(state, victim, Departure::Evicted, (now_ns, ending))
     }
 }

@@ -359,7 +359,7 @@ impl Datapath {
                 let ending = (now_ns, Ending::Withdrawn);
                 // The kernel may not have heard yet that it stands there, and take the name for what it replaced.
                 let is_young = now_ns.saturating_sub(state.tree.node(old).attributes.ctime_ns) < YOUNG_NS;
-                let doomed = state.remove_object(old, Departure::Gone, Some(ending));
+                let doomed = self.remove_object(&mut state, old, Departure::Gone, ending);
                 let answers = known.is_some_and(|ino| state.still_answers(ino));
                 (Some(doomed), None, known, answers || is_young)
             }

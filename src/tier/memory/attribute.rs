@@ -55,13 +55,14 @@ impl Attribute {
     pub(super) fn remove(self, file: &File) -> io::Result<()> {
         // SAFETY: the name is NUL-terminated and static.
         let status = unsafe { libc::fremovexattr(file.as_raw_fd(), self.name.as_ptr()) };
-        if status == 0 {
-            return Ok(());
-        }
-        match io::Error::last_os_error() {
-            error if error.raw_os_error() == Some(libc::ENODATA) => Ok(()),
-            error => Err(error),
-        }
+        removed(status)
+    }
+
+    /// The same of the file at `path`, without opening it.
+    pub(super) fn remove_at(self, path: &CStr) -> io::Result<()> {
+        // SAFETY: both strings are NUL-terminated and outlive the call.
+        let status = unsafe { libc::lremovexattr(path.as_ptr(), self.name.as_ptr()) };
+        removed(status)
     }
 
     /// Reads the attribute of an open file; `None` when it has none.
@@ -93,6 +94,17 @@ impl Attribute {
             )
         };
         value.filled(length)
+    }
+}
+
+/// Takes the result of a removexattr call.
+fn removed(status: libc::c_int) -> io::Result<()> {
+    if status == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::ENODATA) => Ok(()),
+        error => Err(error),
     }
 }
 

@@ -33,8 +33,10 @@ mod recover;
 mod space;
 mod zeros;
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -201,6 +203,18 @@ impl MemoryTier {
     /// [`MemoryError::Io`].
     pub fn unseal(&self, file: &File) -> Result<(), MemoryError> {
         self.attribute.remove(file).map_err(|error| MemoryError::file("remove the record of", file, error))
+    }
+
+    /// The same, of a segment that is not open here.
+    ///
+    /// # Errors
+    /// [`MemoryError::Io`], also when there is no such segment.
+    pub fn unseal_segment(&self, segment: SegmentId) -> Result<(), MemoryError> {
+        let path = self.space.path().join(Entry::Segment(segment).to_string());
+        let removed = CString::new(path.as_os_str().as_bytes())
+            .map_err(io::Error::from)
+            .and_then(|path| self.attribute.remove_at(&path));
+        removed.map_err(|error| MemoryError::io("remove the record of", path, error))
     }
 
     /// The record of a segment; `None` when it is not sealed.

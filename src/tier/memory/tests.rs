@@ -279,6 +279,10 @@ fn unsealing_makes_garbage_of_an_object() {
     tier.unseal(&file).unwrap();
     tier.unseal(&file).unwrap();
     assert_eq!(tier.read_record(&file).unwrap(), None);
+    tier.seal(&file, &object(b"k", id.0, 4)).unwrap();
+    tier.unseal_segment(id).unwrap();
+    tier.unseal_segment(id).unwrap();
+    assert_eq!(tier.read_record(&file).unwrap(), None);
     let (told, summary) = recovered(&place.open(CAPACITY));
     assert_eq!((told.len(), summary.unsealed), (0, 1));
 }

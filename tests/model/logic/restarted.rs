@@ -1,13 +1,19 @@
 //! What the next daemon does with what an earlier one sealed.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tidefs::datapath::KernelCache;
+use tidefs::namespace::Ino;
 use tidefs_engine::types::ByteCount;
 
 use super::resent::{CREATE, publish};
 use super::{Logic, Setup};
 use crate::common::pattern::bytes;
+use crate::common::sys::get_xattr;
 use crate::system::{Open, System};
 
 const WRITE: Open = Open { create: false, ..CREATE };
@@ -137,4 +143,60 @@ fn a_cache_full_of_small_objects_is_within_a_smaller_capacity_after_a_restart() 
     assert!(usage.used <= usage.capacity, "{usage:?}");
     assert!(!logic.datapath().tier().report().shrink_pending);
     assert!(!logic.list(1, "").expect("the top").is_empty(), "what there is room for stays");
+}
+
+/// Looks, when the kernel is told of an object that left, for what a restart would find at that moment.
+#[derive(Debug)]
+struct Onlooker {
+    memory: PathBuf,
+    attribute: String,
+    told: AtomicUsize,
+    found: AtomicUsize,
+}
+
+impl KernelCache for Onlooker {
+    fn forget_attributes(&self, _: Ino) {}
+    fn forget_attributes_now(&self, _: Ino) {
+        let files = std::fs::read_dir(&self.memory).expect("the tier's directory");
+        let has_record =
+            |path: PathBuf| get_xattr(&path, &self.attribute).is_ok_and(|record| !record.is_empty());
+        let found = files.filter(|file| has_record(file.as_ref().expect("an entry").path())).count();
+        self.told.fetch_add(1, Ordering::Relaxed);
+        self.found.fetch_add(found, Ordering::Relaxed);
+    }
+    fn drop_idle(&self, _: &[Ino]) {}
+    fn has_backing(&self, _: Ino) -> bool {
+        false
+    }
+    fn release_backing(&self, _: Ino) {}
+    fn forget_names(&self) -> bool {
+        false
+    }
+}
+
+/// Its name may be written and removed again before its bytes are freed, with a kill behind that.
+#[test]
+fn what_leaves_its_name_is_out_of_reach_of_a_restart_at_once() {
+    let evict: fn(&mut Logic) = |logic| logic.demote(ByteCount::mib(1));
+    let unlink: fn(&mut Logic) = |logic| logic.unlink(0, "k").expect("unlink");
+    let expire: fn(&mut Logic) = |logic| {
+        logic.policy(0, "k", "ttl", Some("5")).expect("a time to live");
+        logic.advance(Duration::from_secs(6), true);
+    };
+    for (way, leave) in [("evicted", evict), ("unlinked", unlink), ("expired", expire)] {
+        let mut logic = Logic::new(Setup::of(ByteCount::mib(1)));
+        publish(&mut logic, 0, 1);
+        logic.resolve(1, "k").expect("the kernel knows it");
+        let kernel = Arc::new(Onlooker {
+            memory: logic.memory(),
+            attribute: logic.datapath().tier().report().record_attribute,
+            told: AtomicUsize::new(0),
+            found: AtomicUsize::new(0),
+        });
+        logic.datapath().attach_kernel(Arc::<Onlooker>::clone(&kernel), false);
+        leave(&mut logic);
+        assert!(logic.stat(1, "k").is_err(), "{way}");
+        assert_ne!(kernel.told.load(Ordering::Relaxed), 0, "{way}");
+        assert_eq!(kernel.found.load(Ordering::Relaxed), 0, "{way}");
+    }
 }
