@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
-use super::{Then, post_relayed};
+use super::{Then, error_at_close, post_relayed};
 use crate::error::Error;
 use crate::memory::{MemorySlice, Region};
 use crate::transport::{
@@ -195,7 +195,8 @@ struct Comparing {
 struct Table {
     running: BTreeMap<u64, (BatchId, Option<oneshot::Sender<Error>>)>,
     next: u64,
-    is_closed: bool,
+    /// What ends operations once the endpoint is closed.
+    closed: Option<Error>,
 }
 
 impl Comparing {
@@ -209,17 +210,17 @@ impl Comparing {
         }
     }
 
-    /// `None` once the endpoint is closed.
-    fn begin(&self, batch: BatchId) -> Option<(u64, oneshot::Receiver<Error>)> {
+    /// An error once the endpoint is closed.
+    fn begin(&self, batch: BatchId) -> Result<(u64, oneshot::Receiver<Error>), Error> {
         let (sender, receiver) = oneshot::channel();
         let mut table = self.table.lock();
-        if table.is_closed {
-            return None;
+        if let Some(error) = &table.closed {
+            return Err(error.clone());
         }
         table.next += 1;
         let number = table.next;
         table.running.insert(number, (batch, Some(sender)));
-        Some((number, receiver))
+        Ok((number, receiver))
     }
 
     fn end(&self, number: u64) {
@@ -286,9 +287,12 @@ impl ChecksumEndpoint {
                 drop(comparison);
                 return ticket.complete(result);
             }
-            let Some((number, give_up)) = comparing.begin(ticket.batch()) else {
-                drop(comparison);
-                return ticket.complete(Err(Error::Closed));
+            let (number, give_up) = match comparing.begin(ticket.batch()) {
+                Ok(begun) => begun,
+                Err(error) => {
+                    drop(comparison);
+                    return ticket.complete(Err(error));
+                }
             };
             runtime.spawn(async move {
                 let result = comparison.run(give_up).await;
@@ -329,9 +333,10 @@ impl Endpoint for ChecksumEndpoint {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            self.comparing.table.lock().is_closed = true;
+            let error = error_at_close(&*self.inner);
+            let error = self.comparing.table.lock().closed.get_or_insert(error).clone();
             self.inner.close().await;
-            self.comparing.give_up(|_| true, &Error::Closed);
+            self.comparing.give_up(|_| true, &error);
             loop {
                 let ended = self.comparing.ended.notified();
                 tokio::pin!(ended);

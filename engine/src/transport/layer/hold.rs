@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::{Then, Wrap, post_relayed};
+use super::{Then, Wrap, error_at_close, error_of, post_relayed};
 use crate::error::Error;
 use crate::memory::MemorySlice;
 use crate::transport::{BatchId, BoxFuture, Direction, Endpoint, EndpointState, Operation, RailLoad};
@@ -152,7 +152,8 @@ struct Table {
     on_the_way: usize,
     /// What was cancelled while something was on its way.
     cancelled: Vec<BatchId>,
-    is_closed: bool,
+    /// What ends operations once it is closed.
+    closed: Option<Error>,
 }
 
 impl Table {
@@ -180,18 +181,12 @@ struct Held {
     ended: Notify,
 }
 
-/// Why an endpoint takes nothing more.
-fn error_of(state: &EndpointState) -> Option<Error> {
-    match state {
-        EndpointState::Ready => None,
-        EndpointState::Failed(error) => Some(error.clone()),
-        EndpointState::Closed => Some(Error::Closed),
-    }
-}
-
 impl Held {
     fn state(&self) -> EndpointState {
-        if self.table.lock().is_closed { EndpointState::Closed } else { self.inner.state() }
+        match self.inner.state() {
+            EndpointState::Ready if self.table.lock().closed.is_some() => EndpointState::Closed,
+            state => state,
+        }
     }
 
     fn post(self: &Arc<Self>, operations: &mut VecDeque<Operation>) {
@@ -203,8 +198,7 @@ impl Held {
         while refusal.is_some() || table.operations() < self.operations_max {
             let Some(operation) = operations.pop_front() else { break };
             let late = (operation.deadline <= now).then_some(Error::DeadlinePassed);
-            let closed = table.is_closed.then_some(Error::Closed);
-            if let Some(error) = refusal.clone().or(closed).or(late) {
+            if let Some(error) = refusal.clone().or(table.closed.clone()).or(late) {
                 refused.push((operation, error));
                 continue;
             }
@@ -314,10 +308,12 @@ impl Held {
             table.cancelled.clear();
         }
         let given_up = table.take(|_, operation| cancelled.contains(&operation.ticket.batch()));
-        let closed = if table.is_closed { table.take(|_, _| true) } else { Vec::new() };
+        let closed = table.closed.clone().map(|error| (table.take(|_, _| true), error));
         drop(table);
         self.finish_all(given_up, &Error::Cancelled);
-        self.finish_all(closed, &Error::Closed);
+        if let Some((all, error)) = closed {
+            self.finish_all(all, &error);
+        }
         cancelled.into_iter().for_each(|batch| self.inner.cancel(batch));
         self.ended.notify_waiters();
     }
@@ -356,11 +352,12 @@ impl Held {
     }
 
     fn end(&self) {
+        let error = error_at_close(&*self.inner);
         let mut table = self.table.lock();
-        table.is_closed = true;
+        let error = table.closed.get_or_insert(error).clone();
         let all = table.take(|_, _| true);
         drop(table);
-        self.finish_all(all, &Error::Closed);
+        self.finish_all(all, &error);
         self.wake.notify_one();
     }
 

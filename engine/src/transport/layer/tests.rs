@@ -1,20 +1,27 @@
 //! The suite on each layer, around a simulated network; and what each layer adds.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
+use super::Wrap;
 use super::checksum::{Exchanges, checksummed};
 use super::fault::{FaultOptions, Faults, faulty};
+use super::hold::Holder;
 use super::record::{Record, recorded};
 use super::throttle::throttled;
 use crate::error::Error;
-use crate::memory::Access;
+use crate::memory::{Access, MemorySlice, PageKind, Region};
 use crate::transport::conformance::{Batch, Pair, Scene, conformance, peer};
 use crate::transport::sim::{Conditions, SimNetwork};
-use crate::transport::{BoxFuture, Direction, Endpoint, Exchange, Transport};
-use crate::types::PeerId;
+use crate::transport::{
+    BatchId, BoxFuture, Direction, Endpoint, EndpointState, Exchange, Operation, RailLoad, RemoteSlice,
+    Transport,
+};
+use crate::types::{ByteCount, PeerId, RegionId};
 
 /// Both ends of a quiet network with a layer around each.
 fn around(conditions: Conditions, layer: impl Fn(Arc<dyn Transport>) -> Arc<dyn Transport>) -> Pair {
@@ -212,6 +219,90 @@ fn checksums_find_a_changed_byte_in_reads_and_writes() {
         let error = batch.expect_error();
         assert!(matches!(error, Error::Corrupt { .. }) && error.is_retryable(), "{error:?}");
     }
+}
+
+/// A connection without room, that is told when it fails.
+#[derive(Debug, Default)]
+struct Brittle {
+    is_failed: AtomicBool,
+}
+
+impl Endpoint for Brittle {
+    fn post(&self, _: &mut VecDeque<Operation>) {}
+
+    fn cancel(&self, _: BatchId) {}
+
+    fn state(&self) -> EndpointState {
+        if self.is_failed.load(Ordering::SeqCst) {
+            EndpointState::Failed(Error::transport("test", "it was told to"))
+        } else {
+            EndpointState::Ready
+        }
+    }
+
+    fn load(&self) -> Vec<RailLoad> {
+        Vec::new()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+/// The layer's task does not run between the failure and the close, so nothing has noticed the one before the other.
+#[tokio::test]
+async fn what_is_held_when_its_connection_fails_ends_as_that_says() {
+    let below = Arc::new(Brittle::default());
+    let holder = Holder::new(Faults::new(FaultOptions::default()), 8, &Handle::current());
+    let endpoint = holder.wrap(peer(2), Arc::clone(&below) as Arc<dyn Endpoint>);
+    let region = Region::anonymous(ByteCount(4096), PageKind::Base, Access::ReadWrite).unwrap();
+    let local = MemorySlice::new(&Arc::new(region), RegionId(1), 0, ByteCount(1000)).unwrap();
+    let mut batch = Batch::new();
+    batch.read(local, RemoteSlice { region: RegionId(2), key: Arc::from([]), offset: 0 });
+    batch.post(&endpoint);
+    below.is_failed.store(true, Ordering::SeqCst);
+    endpoint.close().await;
+    let error = batch.expect_error();
+    assert!(matches!(error, Error::TransportFailed { .. }) && error.is_retryable(), "{error}");
+    assert!(matches!(endpoint.state(), EndpointState::Failed(_)), "{:?}", endpoint.state());
+}
+
+/// Nobody answers.
+#[derive(Debug)]
+struct Mute;
+
+impl Exchange for Mute {
+    fn ask(&self, _: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
+        Box::pin(std::future::pending())
+    }
+}
+
+impl Exchanges for Mute {
+    fn to(&self, _: PeerId) -> Arc<dyn Exchange> {
+        Arc::new(Self)
+    }
+}
+
+#[test]
+fn what_is_compared_when_its_connection_fails_ends_as_that_says() {
+    let scene = Scene::new(|| {
+        around(Conditions::default(), |inner| checksummed(inner, Arc::new(Mute), &Handle::current()))
+    });
+    let endpoint = scene.connect();
+    let near = scene.pair.a.share(1000, Access::ReadWrite, 1);
+    let far = scene.pair.b.share(1000, Access::Read, 2);
+    let mut batch = Batch::new();
+    batch.read(near.local(0, 1000), far.remote(0));
+    batch.post(&endpoint);
+    let end = Instant::now() + Duration::from_secs(60);
+    while near.bytes() != far.bytes() {
+        assert!(Instant::now() < end, "the bytes have not arrived");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    scene.pair.a.transport.forget(peer(2));
+    scene.runtime.block_on(endpoint.close());
+    let error = batch.expect_error();
+    assert!(matches!(error, Error::PeerGone { .. }), "{error}");
 }
 
 #[test]
