@@ -55,7 +55,8 @@ impl Links {
     /// Makes a stream of bytes to `peer`, which granted `token`. `addresses` are where it says that it listens.
     ///
     /// # Errors
-    /// As [`Links::connect`]; [`Error::Refused`] when the token is not valid any more.
+    /// As [`Links::connect`], but that a peer whose link is up is not [`Error::PeerGone`] where another answers at an address
+    /// of it; [`Error::Refused`] when the token is not valid any more.
     pub(crate) async fn dial_stream(
         &self,
         peer: PeerId,
@@ -71,7 +72,14 @@ impl Links {
             candidates.retain(|address| *address != remote);
             candidates.insert(0, remote);
         }
-        let (stream, _, verdict) = self.dial_any(peer, &candidates, Some(token), deadline).await?;
+        let dialled = self.dial_any(peer, &candidates, Some(token), deadline).await;
+        let (stream, _, verdict) = dialled.map_err(|error| match error {
+            // Addresses as that of a bridge are found on many hosts.
+            Error::PeerGone { cause, .. } if self.link(peer).is_some() => {
+                Error::Unreachable { address: peer.to_string().into(), cause }
+            }
+            other => other,
+        })?;
         match verdict {
             Verdict::Welcome => Ok(stream),
             Verdict::UnknownToken => Err(Error::Refused { cause: "the grant was withdrawn".into() }),

@@ -318,6 +318,20 @@ fn a_peer_that_went_is_forgotten_once_nothing_holds_it_and_known_again_when_it_i
     });
 }
 
+/// The peer listens by IPv4 alone, and has dialled by IPv6.
+#[test]
+fn a_peer_that_has_dialled_by_a_family_that_it_does_not_listen_on_is_read_from() {
+    let runtime = runtime();
+    let id = || PeerId { member: member(), incarnation: Incarnation(1) };
+    let here = start(&runtime, id(), "[::1]:0", SOCKETS, Access::ReadWrite);
+    let there = start(&runtime, id(), "0.0.0.0:0", SOCKETS, Access::Read);
+    assert!(there.region.write_at(0, &bytes(3, 4096)));
+    there.connect(&runtime, &here);
+    let read = here.request(&there, Direction::Read, 0, 0, 4096);
+    here.engine.submit(Batch::new(vec![read], soon())).wait().into_result().unwrap();
+    assert!(here.holds(0, &bytes(3, 4096)));
+}
+
 /// The peer has dialled by a way that ends, and is dialled where it said that it listens.
 #[test]
 fn a_peer_that_has_dialled_is_dialled_when_its_link_is_gone() {

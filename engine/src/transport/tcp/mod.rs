@@ -36,6 +36,7 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -118,6 +119,20 @@ impl TcpTransport {
 
     fn check_open(&self) -> Result<(), Error> {
         if self.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Where `peer` may dial. One that was dialled from here knows no address that certainly leads here, and takes "any" for
+    /// where its link came from: it is told besides what that means on this host.
+    fn addresses_for(&self, peer: PeerId) -> Vec<SocketAddr> {
+        let mut addresses = self.links.told();
+        if self.links.link(peer).is_some_and(|link| link.is_dialled()) {
+            for address in self.links.addresses() {
+                if !addresses.contains(&address) {
+                    addresses.push(address);
+                }
+            }
+        }
+        addresses
     }
 
     fn endpoints(&self, is_wanted: impl Fn(PeerId) -> bool) -> Vec<Arc<TcpEndpoint>> {
@@ -249,7 +264,7 @@ impl Transport for TcpTransport {
             connections,
             operation_bytes_max: self.config.operation_bytes_max.get(),
             token,
-            addresses: self.links.told(),
+            addresses: self.addresses_for(peer),
         })
     }
 

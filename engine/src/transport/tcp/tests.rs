@@ -1,7 +1,9 @@
 //! The suite on sockets of this host, with each setting that changes how bytes travel.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::EventFd;
 use parking_lot::Mutex;
@@ -146,4 +148,32 @@ async fn a_grant_of_tiny_operations_breaks_the_protocol() {
     }
     let refused = tcp.connect(peer(2), &Granting(4096)).await.unwrap_err();
     assert!(matches!(refused, Error::TransportFailed { .. }), "it grants no connection: {refused}");
+}
+
+/// A peer that grants one connection, to these addresses.
+#[derive(Debug)]
+struct Naming(Vec<SocketAddr>);
+
+impl Exchange for Naming {
+    fn ask(&self, _: Vec<u8>) -> BoxFuture<'_, Result<Vec<u8>, Error>> {
+        let grant = Grant {
+            version: grant::VERSION,
+            connections: 1,
+            operation_bytes_max: 1 << 20,
+            token: [7; 32],
+            addresses: self.0.clone(),
+        };
+        Box::pin(async move { grant::encode(&grant) })
+    }
+}
+
+/// The peer has dialled, so that no address is known which certainly leads to it.
+#[tokio::test]
+async fn a_linked_peer_is_not_gone_where_another_answers_at_its_address() {
+    let config = TcpConfig::default();
+    let ((a, near), (b, far), (_, other)) = (side(1, &config), side(2, &config), side(3, &config));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    far.links.connect(a, &near.links.addresses(), deadline).await.unwrap();
+    let refused = near.connect(b, &Naming(other.links.addresses())).await.unwrap_err();
+    assert!(matches!(refused, Error::Unreachable { .. }), "{refused}");
 }
