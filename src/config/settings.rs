@@ -347,8 +347,8 @@ settings! {
         /// there too. Encrypted connections copy always.
         zerocopy: ZeroCopy { default: ZeroCopy::Auto; range: Range::any(); example: "off"; }
 
-        /// Bytes a second that this host moves to and from others at most, by each of its transports. `0` is no limit. Lower
-        /// it where the network is shared.
+        /// Bytes a second that this host reads from other hosts at most, by each of its transports. What they read from here
+        /// they limit themselves. `0` is no limit. Lower it where the network is shared.
         transfer_rate: ByteCount { default: ByteCount::ZERO; range: Range::any(); example: "2GiB"; }
 
         /// Whether both ends compare checksums after each transfer, beside the one that each object has: for a fabric that is
