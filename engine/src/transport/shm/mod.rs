@@ -5,8 +5,8 @@
 //! it, so that a region can be given back while peers have it mapped. A peer that dies leaves its socket, which ends all
 //! that it was granted.
 //!
-//! Limits: regions without a file cannot be passed; the same user, or root, at both ends; the same network namespace,
-//! because the socket's name is of that. Where one of these fails the transport says so, and the next one is used.
+//! Limits: regions without a file cannot be passed; the initiator runs as the owner's user, or as root; the same network
+//! namespace, because the socket's name is of that. Where one of these fails the transport says so, and the next one is used.
 //!
 //! Threads: one runtime task for each connection at either end, and a small pool that copies (see `copier`).
 
@@ -157,18 +157,25 @@ impl ShmTransport {
                 });
             }
         };
+        let out_of_reach = |cause: String| Error::Unavailable {
+            transport: NAME,
+            looked_for: format!("the abstract socket of peer {peer}").into(),
+            cause: cause.into(),
+        };
         let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied => Error::Unavailable {
-                transport: NAME,
-                looked_for: format!("the abstract socket of peer {peer}").into(),
-                cause: format!("{error}: it is in another network namespace, or of another user").into(),
-            },
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied => {
+                out_of_reach(format!("{error}: it is in another network namespace, or of another user"))
+            }
             _ => Error::transport(NAME, error.to_string()),
         };
         let socket = {
             let _inside = self.runtime.enter();
             Socket::connect(&name).map_err(failed)?
         };
+        if !socket.trusts_us() {
+            let cause = "it is of another user, to whom and to root alone it gives memory";
+            return Err(out_of_reach(cause.to_owned()));
+        }
         socket.send(&token, None).await.map_err(failed)?;
         let mut packet = [0; PACKET];
         let words = match socket.receive(&mut packet).await.map_err(failed)? {

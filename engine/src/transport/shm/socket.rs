@@ -17,6 +17,11 @@ use tokio::io::unix::AsyncFd;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
+/// Whether a process of user `owner` gives its memory to one of user `reader`.
+fn may_read(owner: Uid, reader: Uid) -> bool {
+    reader.is_root() || reader == owner
+}
+
 fn new_socket() -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     Ok(socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?)
@@ -74,13 +79,20 @@ impl Socket {
         Self::new(socket)
     }
 
-    /// Whether the other end runs as this user, or as root.
+    /// The user that the other end runs as; where this end connected, the one that listens (unix(7), `SO_PEERCRED`).
+    fn user(&self) -> Option<Uid> {
+        let credentials = getsockopt(&self.socket.as_fd(), sockopt::PeerCredentials).ok()?;
+        Some(Uid::from_raw(credentials.uid()))
+    }
+
+    /// Whether the other end is given memory of this process.
     pub(super) fn is_trusted(&self) -> bool {
-        let Ok(credentials) = getsockopt(&self.socket.as_fd(), sockopt::PeerCredentials) else {
-            return false;
-        };
-        let user = Uid::from_raw(credentials.uid());
-        user.is_root() || user == Uid::effective()
+        self.user().is_some_and(|reader| may_read(Uid::effective(), reader))
+    }
+
+    /// Whether the other end gives memory to this process.
+    pub(super) fn trusts_us(&self) -> bool {
+        self.user().is_some_and(|owner| may_read(owner, Uid::effective()))
     }
 
     /// Tells the other end that no more is sent, or received. One that is gone needs not be told.
@@ -129,5 +141,17 @@ impl Socket {
                 Ok((message.bytes, passed.pop()))
             })
             .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_given_to_its_own_user_and_to_root() {
+        let [root, one, other] = [0, 1000, 1001].map(Uid::from_raw);
+        assert!(may_read(root, root) && may_read(one, root) && may_read(one, one));
+        assert!(!may_read(one, other) && !may_read(root, one));
     }
 }
