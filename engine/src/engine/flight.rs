@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Inner;
+use super::outcome::Attempts;
 use super::peer::RemoteRegion;
 use super::regions::Holders;
 use crate::error::Error;
@@ -73,7 +74,7 @@ struct Piece {
     /// Index in `requests`.
     request: usize,
     slice: Slice,
-    attempts: u32,
+    attempts: Attempts,
     route: Option<Route>,
 }
 
@@ -226,7 +227,7 @@ impl Flight {
         self.transfer.slices_added(request.entry, u32::try_from(slices.len() - 1).unwrap_or(u32::MAX));
         let mut pieces = self.pieces.lock();
         let operation = |slice: Slice| {
-            pieces.push(Piece { request: index, slice, attempts: 1, route: None });
+            pieces.push(Piece { request: index, slice, attempts: Attempts::FIRST, route: None });
             let piece = pieces.len() - 1;
             self.operation(&mut pieces, piece, lane, region)
         };
@@ -275,12 +276,13 @@ impl Flight {
     ) -> Vec<Operation> {
         let mut pieces = self.pieces.lock();
         let Piece { request, slice, attempts, .. } = pieces[piece];
+        let attempts = attempts.again();
         let mut parts = cut_for(lane, &self.requests[request], slice).into_iter();
         // Of a slice there is one part at least, which is counted already.
         pieces[piece].slice = parts.next().unwrap_or(slice);
-        pieces[piece].attempts = attempts + 1;
+        pieces[piece].attempts = attempts;
         let first = pieces.len();
-        pieces.extend(parts.map(|slice| Piece { request, slice, attempts: attempts + 1, route: None }));
+        pieces.extend(parts.map(|slice| Piece { request, slice, attempts, route: None }));
         let more = pieces.len() - first;
         if more > 0 {
             engine.count_operations(more);
@@ -345,6 +347,9 @@ impl TicketSink for Flight {
         let (request, slice, attempts, route) = {
             let mut pieces = self.pieces.lock();
             let found = &mut pieces[piece];
+            if let Err(error) = &result {
+                found.attempts.failed(error);
+            }
             (found.request, found.slice, found.attempts, found.route.take())
         };
         let request = &self.requests[request];
@@ -360,7 +365,8 @@ impl TicketSink for Flight {
             (Err(error), Some(engine), Some(me))
                 if self.ending().is_none() && engine.may_retry(&error, attempts, self.deadline) =>
             {
-                tracing::debug!(peer = %request.remote.peer, attempts, %error, "a slice is tried again");
+                tracing::debug!(peer = %request.remote.peer, attempts = attempts.begun, %error,
+                    "a slice is tried again");
                 engine.retry(me, piece, attempts, error);
             }
             (result, ..) => self.end_slice(request.entry, result.map_err(|error| self.as_seen(error))),

@@ -75,8 +75,8 @@ pub struct EngineConfig {
     pub link: LinkConfig,
     /// Slices under way or waiting, in all. Default: 65,536.
     pub operations_max: usize,
-    /// Times a slice is tried whose bytes arrive changed, the first included. What fails otherwise is tried until its
-    /// deadline. Default: 4.
+    /// Times that the bytes of a slice may arrive changed, the last of which ends it. What fails otherwise is tried until
+    /// its deadline, and does not count. Default: 4.
     pub corrupt_attempts_max: u32,
     /// Longest time for one attempt to connect to a peer. Default: 5 s.
     pub connect_timeout: Duration,

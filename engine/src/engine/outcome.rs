@@ -29,6 +29,31 @@ const REGION_ATTEMPTS_MAX: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// How often a slice was tried, and how often it came back for what has a limit of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempts {
+    pub(super) begun: u32,
+    corrupt: u32,
+    /// On a region that the transport did not find.
+    unknown: u32,
+}
+
+impl Attempts {
+    pub(super) const FIRST: Self = Self { begun: 1, corrupt: 0, unknown: 0 };
+
+    pub(super) fn again(self) -> Self {
+        Self { begun: self.begun + 1, ..self }
+    }
+
+    pub(super) fn failed(&mut self, error: &Error) {
+        match error {
+            Error::Corrupt { .. } => self.corrupt += 1,
+            Error::NoSuchRegion { .. } => self.unknown += 1,
+            _ => {}
+        }
+    }
+}
+
 /// Tells each peer, and notes what is known of that with the entries that are its.
 async fn tell_all(
     links: Vec<(PeerId, Vec<usize>, Option<Arc<Link>>)>,
@@ -105,15 +130,21 @@ impl Inner {
         })
     }
 
-    /// Tries a slice again that was tried `attempts` times, by the best way that is open then.
-    pub(super) fn retry(self: &Arc<Self>, flight: Arc<Flight>, piece: usize, attempts: u32, error: Error) {
+    /// Tries a slice again after `attempts`, by the best way that is open then.
+    pub(super) fn retry(
+        self: &Arc<Self>,
+        flight: Arc<Flight>,
+        piece: usize,
+        attempts: Attempts,
+        error: Error,
+    ) {
         self.metrics.slices_retried_total.add(1);
         // Counted again when it is posted again; the caller lets go of the count of the attempt that ended.
         self.count_operations(1);
         let engine = Arc::clone(self);
         self.runtime.spawn(async move {
             tokio::select! {
-                () = tokio::time::sleep(pause_before(attempts)) => {}
+                () = tokio::time::sleep(pause_before(attempts.begun)) => {}
                 () = flight.given_up() => {}
             }
             if let Err(reason) = engine.repost(&flight, piece).await {
@@ -125,12 +156,12 @@ impl Inner {
         });
     }
 
-    pub(super) fn may_retry(&self, error: &Error, attempts: u32, deadline: Instant) -> bool {
+    pub(super) fn may_retry(&self, error: &Error, attempts: Attempts, deadline: Instant) -> bool {
         let has_chance = match error {
             // Memory or a wire that changes bytes does so again.
-            Error::Corrupt { .. } => attempts < self.config.corrupt_attempts_max,
+            Error::Corrupt { .. } => attempts.corrupt < self.config.corrupt_attempts_max,
             // Its owner may have given it another key since it was described: it is asked.
-            Error::NoSuchRegion { .. } => attempts < REGION_ATTEMPTS_MAX,
+            Error::NoSuchRegion { .. } => attempts.unknown < REGION_ATTEMPTS_MAX,
             _ => error.is_retryable(),
         };
         has_chance && Instant::now() < deadline && !self.is_closed.load(Ordering::Acquire)

@@ -1,5 +1,6 @@
 //! Two engines that move bytes, over real sockets and shared memory: what the engine promises whoever embeds it.
 
+mod attempts;
 mod notices;
 mod ways;
 

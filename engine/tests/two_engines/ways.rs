@@ -18,7 +18,7 @@ pub(crate) fn until(holds: &dyn Fn() -> bool) {
     }
 }
 
-fn config() -> EngineConfig {
+pub(crate) fn config() -> EngineConfig {
     EngineConfig {
         link: LinkConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..LinkConfig::default() },
         ..EngineConfig::new(PeerId { member: member(), incarnation: Incarnation(1) })

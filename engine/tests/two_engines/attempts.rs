@@ -1,0 +1,124 @@
+//! How often a slice is tried, by what it came back with.
+
+use std::collections::VecDeque;
+
+use tidefs_engine::transport::{
+    BatchId, Capabilities, Endpoint, EndpointState, Exchange, Operation, Rail, RailLoad,
+};
+
+use super::*;
+use crate::ways::config;
+
+/// What the next operations end with; those after them are carried.
+type Script = Arc<Mutex<VecDeque<Error>>>;
+
+/// A transport whose connections go by a script.
+#[derive(Debug)]
+struct Scripted {
+    inner: Arc<dyn Transport>,
+    script: Script,
+}
+
+impl Transport for Scripted {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn rails(&self) -> Vec<Rail> {
+        self.inner.rails()
+    }
+
+    fn register(&self, id: RegionId, region: &Arc<Region>) -> Result<Vec<u8>, Error> {
+        self.inner.register(id, region)
+    }
+
+    fn unregister(&self, id: RegionId) -> BoxFuture<'_, ()> {
+        self.inner.unregister(id)
+    }
+
+    fn connect<'a>(
+        &'a self,
+        peer: PeerId,
+        exchange: &'a dyn Exchange,
+    ) -> BoxFuture<'a, Result<Arc<dyn Endpoint>, Error>> {
+        Box::pin(async move {
+            let inner = self.inner.connect(peer, exchange).await?;
+            let script = Arc::clone(&self.script);
+            Ok(Arc::new(ScriptedEndpoint { inner, script }) as Arc<dyn Endpoint>)
+        })
+    }
+
+    fn answer(&self, peer: PeerId, request: &[u8]) -> Result<Vec<u8>, Error> {
+        self.inner.answer(peer, request)
+    }
+
+    fn forget(&self, peer: PeerId) {
+        self.inner.forget(peer);
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+}
+
+#[derive(Debug)]
+struct ScriptedEndpoint {
+    inner: Arc<dyn Endpoint>,
+    script: Script,
+}
+
+impl Endpoint for ScriptedEndpoint {
+    fn post(&self, operations: &mut VecDeque<Operation>) {
+        let next = self.script.lock().pop_front();
+        let Some(error) = next else { return self.inner.post(operations) };
+        if let Some(operation) = operations.pop_front() {
+            operation.complete(Err(error));
+        }
+    }
+
+    fn cancel(&self, batch: BatchId) {
+        self.inner.cancel(batch);
+    }
+
+    fn state(&self) -> EndpointState {
+        self.inner.state()
+    }
+
+    fn load(&self) -> Vec<RailLoad> {
+        self.inner.load()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.inner.close()
+    }
+}
+
+/// What may come back changed, or without its region, so and so often, may do so after failures as well.
+#[test]
+fn failures_take_nothing_of_the_attempts_that_other_errors_have() {
+    let runtime = runtime();
+    let there = end(&runtime, SOCKETS);
+    let script = Script::default();
+    let here = start_with(&runtime, config(), Access::ReadWrite, |parts| {
+        let inner = TransportName::Tcp.open(&TransportOptions::default(), parts)?;
+        let scripted = Scripted { inner, script: Arc::clone(&script) };
+        Ok(vec![Arc::new(scripted) as Arc<dyn Transport>])
+    });
+    here.connect(&runtime, &there);
+    let read = |errors: &[&[Error]]| {
+        script.lock().extend(errors.concat());
+        let read = here.request(&there, Direction::Read, 0, 0, 4096);
+        here.engine.submit(Batch::new(vec![read], soon())).wait().into_result()
+    };
+    let failed = vec![Error::transport("test", "as the script says"); 3];
+    let corrupt = vec![Error::Corrupt { found: 1, wanted: 2 }; 4];
+    let unknown = vec![Error::NoSuchRegion { region: there.region_id }; 3];
+    assert_eq!(config().corrupt_attempts_max, 4);
+    assert_eq!(read(&[&failed, &corrupt[1..], &unknown[1..]]), Ok(()));
+    assert_eq!(read(&[&corrupt]), Err(corrupt[0].clone()));
+    assert_eq!(read(&[&unknown]), Err(unknown[0].clone()));
+}
