@@ -74,7 +74,7 @@ impl LinkEvents for Events {
     fn connected(&self, link: &Arc<Link>) {
         if let Some(engine) = self.engine() {
             engine.bury_predecessors(link.peer());
-            engine.note_where(link);
+            engine.begin_link(link);
         }
         self.messages.connected(link.peer());
     }

@@ -12,7 +12,8 @@
 //! Limits: `operations_max` slices under way in all; a request that finds so many ends with [`Error::Busy`]. The one
 //! that reaches the limit is taken whole, so that none is too long for ever.
 //!
-//! Threads: callers' threads, the runtime's, and those of the transports; no lock is held while a transport is called.
+//! Threads: callers' threads, the runtime's, and those of the transports; no lock is held while a transport is called, but
+//! one while it forgets a peer late, which links to that peer wait for.
 
 mod choice;
 mod deadlines;

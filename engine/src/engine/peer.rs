@@ -306,6 +306,8 @@ pub(super) struct Peer {
     pub(super) ways: Vec<Way>,
     /// A way's state has changed.
     pub(super) changed: Notify,
+    /// Held while a transport forgets it for want of a link; one that begins meanwhile waits before it grants anything.
+    pub(super) forgetting: Mutex<()>,
     /// What its regions are, as far as asked.
     regions: Mutex<LruCache<RegionId, Arc<RemoteRegion>>>,
 }
@@ -323,6 +325,7 @@ impl Peer {
             addresses: Mutex::default(),
             ways: (0..transports).map(|_| Way::new()).collect(),
             changed: Notify::new(),
+            forgetting: Mutex::default(),
             // Grows with use: an idle peer costs no table.
             regions: Mutex::new(LruCache::unbounded()),
         }

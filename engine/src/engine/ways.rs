@@ -294,9 +294,13 @@ impl Inner {
         }
     }
 
-    /// A peer that was asked for something from here can be dialled, too, when the link that it made is gone.
-    pub(super) fn note_where(&self, link: &Link) {
-        if let Some(peer) = self.peers.read().get(&link.peer()) {
+    /// A link begins, over which nothing was granted yet. A peer that was asked for something from here can be dialled, too,
+    /// when the link that it made is gone.
+    pub(super) fn begin_link(&self, link: &Link) {
+        let peer = self.peers.read().get(&link.peer()).cloned();
+        if let Some(peer) = peer {
+            // Who connected over the one before it takes nothing back from here on.
+            drop(peer.forgetting.lock());
             peer.listens_at(link);
         }
     }
@@ -372,9 +376,14 @@ impl Connecting {
             }
         }
         self.report(connected);
-        // Lost meanwhile: what the transport was told of the peer since then, nobody else takes back.
-        if engine.links.link(peer).is_none() {
-            transport.forget(peer);
+        self.forget_if_lost();
+    }
+
+    /// The link was lost meanwhile: what the transport was told of the peer since then, nobody else takes back.
+    fn forget_if_lost(&self) {
+        let _no_link_begins = self.peer.forgetting.lock();
+        if self.engine.links.link(self.peer.id).is_none() {
+            self.engine.transports[self.index].forget(self.peer.id);
         }
     }
 

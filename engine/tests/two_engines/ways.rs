@@ -151,6 +151,9 @@ struct Mood {
     connects: AtomicU64,
     go_on: Notify,
     forgotten: AtomicU64,
+    /// Whether it takes its time to forget, and whether it is about it.
+    forgets_slowly: AtomicBool,
+    is_forgetting: AtomicBool,
 }
 
 /// A transport of which only the connecting is known: it refuses, or does not end.
@@ -204,7 +207,12 @@ impl Transport for Moody {
     }
 
     fn forget(&self, _: PeerId) {
-        self.mood.forgotten.fetch_add(1, Ordering::Relaxed);
+        self.mood.is_forgetting.store(true, Ordering::SeqCst);
+        self.mood.forgotten.fetch_add(1, Ordering::SeqCst);
+        if self.mood.forgets_slowly.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        self.mood.is_forgetting.store(false, Ordering::SeqCst);
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -267,12 +275,10 @@ fn a_better_way_that_hangs_while_it_is_connected_holds_nobody_up() {
     assert_eq!(mood.connects.load(Ordering::Relaxed) - before, 1, "one attempt hangs still");
 }
 
-/// Else what it was told meanwhile would stay with it for ever.
-#[test]
-fn a_transport_that_connects_while_the_link_is_lost_is_told_to_forget_the_peer_again() {
-    let runtime = runtime();
-    let mood = Arc::new(Mood { hangs: AtomicBool::new(true), ..Mood::default() });
-    let (here, there) = (moody(&runtime, &mood), moody(&runtime, &Arc::default()));
+/// One end whose transport of this mood connects to the other, which is gone.
+fn connecting_while_the_link_is_lost(runtime: &Runtime, mood: &Arc<Mood>) -> (End, PeerId) {
+    mood.hangs.store(true, Ordering::Relaxed);
+    let (here, there) = (moody(runtime, mood), moody(runtime, &Arc::default()));
     let descriptor = there.engine.descriptor();
     runtime.spawn({
         let engine = here.engine.clone();
@@ -280,9 +286,30 @@ fn a_transport_that_connects_while_the_link_is_lost_is_told_to_forget_the_peer_a
     });
     until(&|| mood.connects.load(Ordering::Relaxed) == 1);
     runtime.block_on(there.engine.close());
-    until(&|| mood.forgotten.load(Ordering::Relaxed) == 1);
+    until(&|| mood.forgotten.load(Ordering::SeqCst) == 1);
+    (here, there.id)
+}
+
+/// Else what it was told meanwhile would stay with it for ever.
+#[test]
+fn a_transport_that_connects_while_the_link_is_lost_is_told_to_forget_the_peer_again() {
+    let (runtime, mood) = (runtime(), Arc::default());
+    let _here = connecting_while_the_link_is_lost(&runtime, &mood);
     mood.go_on.notify_one();
-    until(&|| mood.forgotten.load(Ordering::Relaxed) == 2);
+    until(&|| mood.forgotten.load(Ordering::SeqCst) == 2);
+}
+
+/// Else it would be taken back at once.
+#[test]
+fn nothing_is_granted_over_a_new_link_while_the_peer_is_forgotten_because_of_the_old_one() {
+    let (runtime, mood) = (runtime(), Arc::default());
+    let (here, id) = connecting_while_the_link_is_lost(&runtime, &mood);
+    mood.forgets_slowly.store(true, Ordering::Relaxed);
+    mood.go_on.notify_one();
+    until(&|| mood.forgotten.load(Ordering::SeqCst) == 2);
+    let back = start(&runtime, id, "127.0.0.1:0", SOCKETS, Access::Read);
+    back.connect(&runtime, &here);
+    assert!(!mood.is_forgetting.load(Ordering::SeqCst));
 }
 
 #[test]
