@@ -222,7 +222,7 @@ impl Device {
             return Ok(Some(number));
         };
         self.change_zone(number, |zone| *zone = Zone::ABSENT);
-        if error.kind() != io::ErrorKind::StorageFull {
+        if Unusable::from(&error) != Unusable::Full {
             return Err(error);
         }
         self.is_full.store(true, Ordering::Relaxed);

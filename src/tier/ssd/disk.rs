@@ -157,7 +157,7 @@ pub(super) trait Disk: Send + Sync + fmt::Debug {
     /// Makes sure that the first `length` bytes have their blocks.
     ///
     /// # Errors
-    /// `StorageFull` when there are not so many.
+    /// `StorageFull`, `QuotaExceeded` or `FileTooLarge` when there are not so many.
     fn allocate(&self, length: ByteCount) -> io::Result<()>;
 
     /// How long it is now.

@@ -88,7 +88,9 @@ impl From<&io::Error> for Unusable {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Missing,
             io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => Self::ReadOnly,
-            io::ErrorKind::StorageFull => Self::Full,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                Self::Full
+            }
             _ => Self::Failing(error.to_string()),
         }
     }

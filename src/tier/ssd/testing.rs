@@ -61,6 +61,8 @@ pub(super) struct MemoryDisk {
     pub(super) is_device: AtomicBool,
     /// Most bytes that can be allocated, 0 for any number.
     pub(super) room: AtomicU64,
+    /// The error number with which more cannot, 0 for ENOSPC.
+    pub(super) room_error: AtomicI32,
 }
 
 impl MemoryDisk {
@@ -171,7 +173,8 @@ impl Disk for MemoryDisk {
         }
         let room = self.room.load(Ordering::Relaxed);
         if room > 0 && length.get() > room {
-            return Err(io::ErrorKind::StorageFull.into());
+            let errno = self.room_error.load(Ordering::Relaxed);
+            return Err(io::Error::from_raw_os_error(if errno == 0 { libc::ENOSPC } else { errno }));
         }
         let mut content = self.content.lock();
         let length = usize::try_from(length.get()).unwrap();

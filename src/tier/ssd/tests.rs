@@ -310,18 +310,21 @@ fn a_restart_goes_on_with_the_day_of_the_budget() {
 }
 
 #[test]
-fn a_full_filesystem_makes_the_tier_smaller() {
-    let disk = MemoryDisk::new();
-    let config = config(1, 20);
-    disk.room.store(super::format::ZONES_START + 5 * ZONE.get(), Ordering::Relaxed);
-    let (tier, _) = running(std::slice::from_ref(&disk), &config);
-    for version in 1..100_u64 {
-        assert_eq!(store(&tier, &version.to_le_bytes(), version, 15 * 4096), Stored::Yes);
+fn a_full_filesystem_or_quota_and_a_file_that_may_not_be_longer_make_the_tier_smaller() {
+    for errno in [libc::ENOSPC, libc::EDQUOT, libc::EFBIG] {
+        let disk = MemoryDisk::new();
+        disk.room.store(super::format::ZONES_START + 5 * ZONE.get(), Ordering::Relaxed);
+        disk.room_error.store(errno, Ordering::Relaxed);
+        let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 20));
+        for version in 1..100_u64 {
+            assert_eq!(store(&tier, &version.to_le_bytes(), version, 15 * 4096), Stored::Yes, "{errno}");
+        }
+        let device = tier.status().devices.remove(0);
+        assert!(device.allocated <= ByteCount(super::format::ZONES_START + 5 * ZONE.get()));
+        assert_eq!((device.trouble, device.write_errors), (Some(Unusable::Full), 0), "{errno}");
+        assert_eq!(tier.space().capacity, ByteCount(5 * ZONE.get()), "what is not to be had is not free");
+        assert!(is_right(&tier, &99_u64.to_le_bytes(), 99, 15 * 4096));
     }
-    assert!(tier.status().devices[0].allocated <= ByteCount(super::format::ZONES_START + 5 * ZONE.get()));
-    assert_eq!(tier.status().devices[0].trouble, Some(Unusable::Full));
-    assert_eq!(tier.space().capacity, ByteCount(5 * ZONE.get()), "what is not to be had is not free");
-    assert!(is_right(&tier, &99_u64.to_le_bytes(), 99, 15 * 4096));
 }
 
 #[test]
