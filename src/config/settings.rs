@@ -187,7 +187,7 @@ settings! {
         }
 
         /// Bytes of disk that the tier may hold, on all of `ssd.dirs` together, in equal parts; with none, on each disk
-        /// added. `0` takes three quarters of what is free, what it holds included. Lower it when others need room.
+        /// added. `0` takes three quarters of what is free on each, what it holds included. Lower it when others need room.
         capacity: ByteCount {
             default: ByteCount::ZERO;
             range: Range::any(); alias: "ssd_capacity"; example: "2TiB";

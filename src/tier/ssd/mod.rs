@@ -175,9 +175,8 @@ impl SsdTier {
     /// # Errors
     /// When threads, random numbers or the file of removals are not to be had.
     pub fn open(config: &SsdConfig) -> std_io::Result<Self> {
-        let Places { io, candidates, unusable, capacity, configured } = open_places(config)?;
-        let config = SsdConfig { capacity, ..config.clone() };
-        Self::with_disks(&config, Some(io), candidates, unusable, configured)
+        let Places { io, candidates, unusable, configured } = open_places(config)?;
+        Self::with_disks(config, Some(io), candidates, unusable, configured)
     }
 
     /// A tier without a disk, which gets its first one by [`Self::add`]. No place of the configuration is looked at, and
@@ -485,6 +484,8 @@ mod drain_tests;
 mod fault_tests;
 #[cfg(test)]
 mod hang_tests;
+#[cfg(test)]
+mod open_tests;
 #[cfg(test)]
 mod reclaim_tests;
 #[cfg(test)]

@@ -32,7 +32,7 @@ const ZONES_MIN: u64 = 3;
 pub struct SsdConfig {
     /// Directories, or block devices.
     pub places: Vec<PathBuf>,
-    /// Most bytes of real blocks on all of them together; with zero, three quarters of what is free there.
+    /// Most bytes of real blocks on all of them together; with zero, three quarters of what is free on each.
     pub capacity: ByteCount,
     /// Bytes of a zone, less on small disks.
     pub zone_bytes: ByteCount,
@@ -75,8 +75,6 @@ pub(super) struct Places {
     pub(super) io: Arc<Io>,
     pub(super) candidates: Vec<Candidate>,
     pub(super) unusable: Vec<(String, Unusable)>,
-    /// Of all that are configured together.
-    pub(super) capacity: ByteCount,
     /// How many are configured.
     pub(super) configured: usize,
 }
@@ -108,7 +106,6 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
     let io = Io::start(config.io_uring)?;
     let mut candidates = Vec::new();
     let mut unusable = Vec::new();
-    let mut least = ByteCount(u64::MAX);
     let changes = Changes::load(config.changes.as_deref());
     let is_changed = |place: &&PathBuf| {
         changes.removed.contains(place) || changes.added.iter().any(|added| added.path == **place)
@@ -121,23 +118,17 @@ pub(super) fn open_places(config: &SsdConfig) -> io::Result<Places> {
             Ok(file) => {
                 let disk = FileDisk::new(file, Arc::clone(&io));
                 let held = disk.length().unwrap_or_default();
-                if capacity.is_none() {
-                    least = least.min(default_share(place, held));
-                }
-                let capacity = capacity.map(|capacity| at_most_its_size(place, held, capacity));
+                let capacity = match capacity {
+                    Some(capacity) => Some(at_most_its_size(place, held, capacity)),
+                    None if config.capacity == ByteCount::ZERO => Some(default_share(place, held)),
+                    None => None,
+                };
                 candidates.push(Candidate { name, disk: Arc::new(disk), capacity });
             }
             Err(reason) => unusable.push((name, reason)),
         }
     }
-    let places = config.places.len() as u64;
-    let capacity = match config.capacity {
-        // Shares are equal, so the smallest decides.
-        ByteCount::ZERO if least == ByteCount(u64::MAX) => ByteCount::ZERO,
-        ByteCount::ZERO => ByteCount(least.get().saturating_mul(places)),
-        given => given,
-    };
-    Ok(Places { io, candidates, unusable, capacity, configured: config.places.len() })
+    Ok(Places { io, candidates, unusable, configured: config.places.len() })
 }
 
 /// What a place may hold when nobody says: three quarters of what is free, what the tier holds already included; all of a

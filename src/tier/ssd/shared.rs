@@ -247,8 +247,6 @@ impl Shared {
             }
             None => None,
         };
-        let device = device.or_else(|| self.least_busy());
-        let device = device.ok_or(Refused::NoDevice)?;
         let probe = RecordFacts {
             order: 0,
             hash,
@@ -258,7 +256,12 @@ impl Shared {
             key: append.key.clone(),
             meta: append.meta.clone(),
         };
-        if !fits_a_zone(device.zone_blocks, probe.blocks(), probe.footer_bytes()) {
+        let fits =
+            |device: &Arc<Device>| fits_a_zone(device.zone_blocks, probe.blocks(), probe.footer_bytes());
+        // A small disk has smaller zones.
+        let device = device.or_else(|| self.takers().filter(fits).min_by_key(|device| load_of(device)));
+        let device = device.or_else(|| self.least_busy()).ok_or(Refused::NoDevice)?;
+        if !fits(&device) {
             return Err(Refused::TooLarge);
         }
         if !append.durable && append.length > ByteCount::ZERO {
