@@ -5,8 +5,8 @@
 //! its time to be asked for.
 //!
 //! Invariants
-//! - The oldest is taken back when no zone is free. One that was not read in time, or has too much that is pinned, is passed
-//!   over for a while: a shorter one when there is no other and the writer waits for it.
+//! - The oldest is taken back when no zone is free. One that was not read in time, has too much that is pinned, or removals for which
+//!   there is no place, is passed over for a while: a shorter one when there is no other and the writer waits for it.
 //! - No zone is the oldest for more than [`PASSES_MAX`] others in a row: removals stay for as long as an older zone is in use.
 //! - The footer of a zone is read once while it is looked at, and no more than [`SAMPLE`] of its records are looked up again.
 

@@ -97,9 +97,14 @@ impl Writer {
 
     /// Free zones that are left for others.
     fn kept_zones(&self, last: Last) -> usize {
-        // While no zone is taken back nobody needs it.
-        let is_reclaiming = self.shared.is_named.load(Ordering::Relaxed) && !self.device.is_leaving();
-        usize::from(last == Last::Left && is_reclaiming)
+        // While no zone is taken back nobody needs it, unless the first one will.
+        let is_needed = self.shared.is_named.load(Ordering::Relaxed) || self.hides_what_is_older();
+        usize::from(last == Last::Left && is_needed && !self.device.is_leaving())
+    }
+
+    /// Whether removals in the oldest zone that can be taken back may hide what stands in an older one.
+    fn hides_what_is_older(&self) -> bool {
+        self.device.may_find_given_up() || !self.shared.devices.numbers(Device::is_leaving).is_empty()
     }
 
     /// Opens a zone. Returns whether there is one for it.

@@ -141,6 +141,12 @@ impl Shared {
         // With no place for them, records are written again from memory, like others.
         let may_lose = removals.is_empty() && device.spare_zones() == 0;
         if !self.retain(device, removals, records) && !may_lose {
+            tracing::warn!(
+                device = device.name,
+                zone = number,
+                "a zone is not taken back for now: there is no place for its removals"
+            );
+            choosing.note_late(device, number);
             return false;
         }
         let _vacated = device.vacating.begin(number);

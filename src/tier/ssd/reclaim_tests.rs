@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
 use std::time::Instant;
 
+use super::format::ZONES_START;
 use super::testing::*;
 use super::*;
 
@@ -185,4 +186,59 @@ fn what_was_stored_again_does_not_come_back_as_it_was_with_a_kill_while_reclaim_
     recover(&found);
     assert_eq!(found.holds(b"key"), None);
     disk.holds_allocations.store(false, Ordering::Relaxed);
+}
+
+/// What stands on a disk that is being emptied is older than all removals of the other one, which are kept.
+#[test]
+fn zones_are_taken_back_though_all_were_used_while_names_came_and_their_removals_are_kept() {
+    let disks = [MemoryDisk::new(), MemoryDisk::new()];
+    let config = config(2, 8);
+    let (tier, _) = running(&disks, &config);
+    assert_eq!(store(&tier, b"old", 1, LENGTH), Stored::Yes);
+    assert_eq!(tier.shared.disks_of(tier.shared.hash(b"old")), [0]);
+    drop(tier);
+    let tier = tier_on(&disks, &config);
+    tier.shared.devices.all()[0].is_leaving.store(true, Ordering::Relaxed);
+    let mut unnamed = tier.index(&|_| false).unnamed;
+    tier.start(Arc::new(Told::default())).unwrap();
+    let is_stored = |number: &u64| {
+        let is_stored = store(&tier, &key(*number), 1, LENGTH) == Stored::Yes;
+        tier.remove(&key(*number), Version(1));
+        is_stored
+    };
+    let stored = (0..200).take_while(is_stored).count();
+    assert!((60..200).contains(&stored), "{stored} find room");
+    while tier.next_unnamed(&mut unnamed).is_some() {}
+    let end = Instant::now() + Duration::from_secs(20);
+    while store(&tier, b"later", 1, LENGTH) != Stored::Yes {
+        assert!(Instant::now() < end, "no zone is taken back");
+    }
+}
+
+#[test]
+fn a_record_of_a_directory_whose_zone_is_lost_waits_for_another_while_names_come() {
+    let (disk, few, more) = (MemoryDisk::new(), config(1, 8), config(1, 9));
+    let tier = tier_on(std::slice::from_ref(&disk), &few);
+    // No zone is taken back before all have their names.
+    let _unnamed = tier.index(&|_| false);
+    tier.start(Arc::new(Told::default())).unwrap();
+    assert_eq!(store(&tier, &key(0), 1, LENGTH), Stored::Yes);
+    assert_eq!(store(&tier, DIRECTORY, 1, 0), Stored::Yes);
+    assert!((1..200).any(|number| store(&tier, &key(number), 1, LENGTH) == Stored::Failed));
+    drop(tier);
+    // The first zone has no footer, and a scan fails at the data of its first record.
+    let trailer = usize::try_from(ZONES_START + ZONE.get()).unwrap() - 4096;
+    disk.content.lock()[trailer..trailer + 4096].fill(0);
+    disk.bad_byte.store(ZONES_START + 2 * 4096, Ordering::Relaxed);
+    let tier = tier_on(std::slice::from_ref(&disk), &more);
+    let Indexed { summary, early, .. } = tier.index(&|key| key == DIRECTORY);
+    assert_eq!((summary.lost_zones, early.len()), (1, 1));
+    assert!(tier.own(&early[0], 7) && tier.shared.devices.all()[0].spare_zones() == 1);
+    tier.start(Arc::new(Told::default())).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    let zone = || tier.shared.index.get(&tier.shared.hash(DIRECTORY)).map(|found| found.place.zone.zone());
+    while zone() != Some(8) {
+        assert!(zone().is_some() && Instant::now() < end, "it is given up");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
