@@ -176,14 +176,25 @@ impl Device {
 
     /// Blocks of the zones that hold records, or may get some.
     pub(super) fn usable_blocks(&self) -> u64 {
+        let is_usable = self.usable();
+        let count = self.zones_in_capacity().iter().filter(|zone| is_usable(zone)).count();
+        count as u64 * u64::from(self.zone_blocks)
+    }
+
+    /// Whether there is such a zone.
+    pub(super) fn has_usable_zone(&self) -> bool {
+        let is_usable = self.usable();
+        self.zones.lock().iter().take(self.zone_count as usize).any(is_usable)
+    }
+
+    fn usable(&self) -> impl Fn(&Zone) -> bool {
         let (takes_writes, is_full) = (!self.is_failing() && !self.is_leaving(), self.is_full());
-        let is_usable = |zone: &&Zone| match zone.state {
+        move |zone: &Zone| match zone.state {
             ZoneState::Absent => takes_writes && !is_full,
             ZoneState::Free => takes_writes,
             ZoneState::Open | ZoneState::Closed | ZoneState::Reclaiming => true,
             ZoneState::Headless | ZoneState::Quarantined => false,
-        };
-        self.zones_in_capacity().iter().filter(is_usable).count() as u64 * u64::from(self.zone_blocks)
+        }
     }
 
     /// Changes what is known of a zone, and wakes who waits for a change.

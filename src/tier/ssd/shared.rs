@@ -36,9 +36,9 @@ pub(super) fn checksum_of(data: &[u8]) -> Checksum {
     Checksum(xxh3_64(data))
 }
 
-/// How much a disk has to do, and how much it did: the least is asked first.
-pub(super) fn load_of(device: &Device) -> (u64, u64) {
-    (device.queue.bytes(), device.work.written.total())
+/// Whether a disk waits for a zone, how much it has to do, and how much it did: the least is asked first.
+pub(super) fn load_of(device: &Device) -> (bool, u64, u64) {
+    (device.is_short_of_zones(), device.queue.bytes(), device.work.written.total())
 }
 
 /// Everything but the threads.
@@ -306,7 +306,8 @@ impl Shared {
 
     /// The disks that take records.
     pub(super) fn takers(&self) -> impl Iterator<Item = Arc<Device>> {
-        let takes = |device: &Arc<Device>| !device.is_failing() && !device.is_leaving();
+        let takes =
+            |device: &Arc<Device>| !device.is_failing() && !device.is_leaving() && device.has_usable_zone();
         self.devices.all().into_iter().filter(takes)
     }
 
@@ -435,5 +436,27 @@ impl Shared {
             devices: in_use.chain(unusable).collect(),
             ..SsdStatus::default()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::super::format::ZONES_START;
+    use super::super::testing::{DIRECTORY, MemoryDisk, config, put_of, running, store};
+    use super::super::{Refused, Stored, Unusable};
+
+    #[test]
+    fn a_disk_that_is_full_before_it_has_a_zone_takes_nothing_from_another() {
+        let disks = [MemoryDisk::new(), MemoryDisk::new()];
+        disks[0].room.store(ZONES_START, Ordering::Relaxed);
+        let (tier, _) = running(&disks, &config(2, 8));
+        // It is known when one has looked for a zone.
+        assert_eq!(store(&tier, b"first", 1, 0), Stored::Failed);
+        assert_eq!(tier.status().devices[0].trouble, Some(Unusable::Full));
+        assert_eq!(store(&tier, DIRECTORY, 1, 0), Stored::Yes);
+        tier.remove_disk(std::path::Path::new("disk 1"), true).unwrap();
+        assert_eq!(tier.put(put_of(b"later", 1, 0), |_| ()).unwrap_err(), Refused::NoDevice);
     }
 }
