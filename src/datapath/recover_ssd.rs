@@ -29,15 +29,16 @@ impl Datapath {
         state.has_ssd = true;
         let Indexed { summary, last_version, early, unnamed } = tier.index(&is_directory_key);
         state.next_version = state.next_version.max(Version(last_version.0.saturating_add(1)));
-        let slots = self.adopt_directories_of_ssd(&mut state, &tier, early, summary.lost_zones > 0);
-        let missing = state.directories_not_on(&tier);
+        let (slots, mut unkept) =
+            self.adopt_directories_of_ssd(&mut state, &tier, early, summary.lost_zones > 0);
+        unkept.extend(state.directories_not_on(&tier));
         state.naming = Some(Naming::new(Arc::clone(&tier), slots, &summary, state.next_directory));
         drop(state);
         tier.start(self.ssd_owner()).map_err(Error::io("start of the SSD tier's threads"))?;
         let _ = self.ssd.set(tier);
         self.loader.share_with_disk();
         let mut state = self.lock();
-        missing.into_iter().for_each(|slot| self.keep_directory(&mut state, slot));
+        unkept.into_iter().for_each(|slot| self.keep_directory(&mut state, slot));
         Ok((summary, unnamed))
     }
 
@@ -63,14 +64,15 @@ impl Datapath {
         directories.into_values().for_each(|slot| self.keep_directory(&mut state, slot));
     }
 
-    /// Hangs the directories of the SSD tier into the tree. Returns where each directory is.
+    /// Hangs the directories of the SSD tier into the tree. Returns where each directory is, and those that are in memory otherwise
+    /// than on disk: the last life did not come to it.
     fn adopt_directories_of_ssd(
         &self,
         state: &mut State,
         tier: &SsdTier,
         found: Vec<Standing>,
         has_lost_zones: bool,
-    ) -> HashMap<DirectoryId, Slot> {
+    ) -> (HashMap<DirectoryId, Slot>, Vec<Slot>) {
         let mut slots = state.directory_slots();
         let decode = |standing: Standing| {
             let is_its_own = |record: &DirectoryRecord| directory_key(record.id) == standing.record.key;
@@ -85,10 +87,18 @@ impl Datapath {
         let new = found.iter().filter(is_new).map(|(record, _)| record.clone()).collect();
         let known = slots.clone();
         state.adopt_directories(new, &mut slots);
+        let mut outdated = Vec::new();
         for (record, standing) in found {
             match slots.get(&record.id) {
                 Some(slot) => {
                     tier.own(&standing, slot.0);
+                    let now = state.directory_record(*slot);
+                    // Entries come and go without a word on disk, and from there nobody takes what the root is.
+                    let (mtime_ns, ctime_ns) = (now.mtime_ns, now.ctime_ns);
+                    let is_same = DirectoryRecord { mtime_ns, ctime_ns, ..record } == now;
+                    if !is_same && *slot != Slot::ROOT {
+                        outdated.push(*slot);
+                    }
                 }
                 // What it is below may be in a zone that a later start can read.
                 None if has_lost_zones => {}
@@ -101,7 +111,7 @@ impl Datapath {
                 tracing::warn!(%error, "a directory is not kept in memory");
             }
         }
-        slots
+        (slots, outdated)
     }
 }
 

@@ -343,6 +343,26 @@ fn a_directory_that_is_changed_after_it_was_removed_leaves_nothing_behind() {
     assert_eq!(files(&logic), before);
 }
 
+/// As after a daemon that was killed while the disk took no writes.
+#[test]
+fn what_a_directory_became_in_memory_alone_is_on_disk_from_the_next_start_on() {
+    let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
+    logic.mkdir(WATCHER, "d").expect("mkdir");
+    let is_flushed = |logic: &Logic| logic.datapath().ssd().expect("a disk").flush(Duration::from_secs(30));
+    assert!(is_flushed(&logic));
+    let [disk, before] = ["ssd/tidefs.ssd", "before"].map(|name| logic.base.path().join(name));
+    std::fs::copy(&disk, &before).expect("copy");
+    logic.chmod(WATCHER, "d", 0o700).expect("chmod");
+    logic.references.clear();
+    logic.datapath = None;
+    std::fs::copy(&before, &disk).expect("copy");
+    logic.clock.advance(Duration::from_secs(2));
+    logic.start();
+    assert!(is_flushed(&logic));
+    logic.lose_memory();
+    assert_eq!(logic.stat(WATCHER, "d").expect("it is there").mode & 0o777, 0o700);
+}
+
 fn record(name: &str, version: u64, size: u64) -> ObjectRecord {
     ObjectRecord {
         parent: DirectoryId::ROOT,
