@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Caller, Datapath, Error, HandleId, Marks, Object, Phase, Place, SizeChange, Stat, State};
-use crate::namespace::{Ino, Slot, permissions};
+use crate::namespace::{Attributes, Ino, Slot, permissions};
 
 /// What setattr changes. `None` leaves a thing as it is.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,6 +62,7 @@ impl Datapath {
         }
         let changes_owner = change.uid.is_some() || change.gid.is_some();
         let is_file = state.object(slot).is_some();
+        let was_stale = state.object(slot).is_some_and(|object| object.marks.has(Marks::STALE_ON_SSD));
         let loses_privileges = is_file && (changes_owner || (change.size.is_some() && caller.uid != 0));
         let attributes = &mut state.tree.node_mut(slot).attributes;
         let before = *attributes;
@@ -76,6 +77,8 @@ impl Datapath {
         if change.size.is_some() && change.mtime_ns.is_none() {
             attributes.mtime_ns = now_ns;
         }
+        let is_of_use_alone =
+            change.size.is_none() && Attributes { atime_ns: before.atime_ns, ..*attributes } == before;
         if change.is_any() {
             attributes.ctime_ns = now_ns;
             let persisted = if state.tree.directory(slot).is_some() {
@@ -86,6 +89,10 @@ impl Datapath {
             if let Err(error) = persisted {
                 state.tree.node_mut(slot).attributes = before;
                 return Err(error);
+            }
+            // A cache that touches what it hits is not to have all of it written to disk again.
+            if is_of_use_alone && let Some(object) = state.object_mut(slot) {
+                object.marks.set(Marks::STALE_ON_SSD, was_stale);
             }
             if change.mode.or(change.uid).or(change.gid).is_some() {
                 state.tell_clients(slot);
@@ -140,7 +147,7 @@ impl Datapath {
     }
 
     /// Gives a backing file that is being written the times that its owner set.
-    pub(super) fn stamp(&self, file: &std::fs::File, attributes: &crate::namespace::Attributes) {
+    pub(super) fn stamp(&self, file: &std::fs::File, attributes: &Attributes) {
         let times = std::fs::FileTimes::new()
             .set_accessed(crate::namespace::time_of(attributes.atime_ns))
             .set_modified(crate::namespace::time_of(attributes.mtime_ns));

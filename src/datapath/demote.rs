@@ -13,6 +13,7 @@ use super::room::footprint;
 use super::ssd::MayLend;
 use super::{Datapath, Marks, Object, State};
 use crate::namespace::{Ino, Slot};
+use crate::tier::ssd::SsdTier;
 
 /// Objects that are sent to the disks between two looks at the free room.
 const SENT_AT_ONCE: usize = 16;
@@ -93,7 +94,7 @@ impl Datapath {
             let mut bytes = ByteCount::ZERO;
             for slot in next {
                 let size = state.object(slot).map(|object| object.size).unwrap_or_default();
-                if size > longest || !state.lacks_copy(slot) {
+                if size > longest || !state.lacks_copy(ssd, slot) {
                     continue;
                 }
                 bytes = bytes.saturating_add(size);
@@ -107,7 +108,7 @@ impl Datapath {
         chosen.into_iter().all(|slot| {
             let lent = {
                 let mut state = self.lock();
-                if state.lacks_copy(slot) { state.send(slot) } else { None }
+                if state.lacks_copy(ssd, slot) { state.send(slot) } else { None }
             };
             lent.is_none_or(|lent| self.store(lent, false, None))
         })
@@ -137,9 +138,17 @@ impl Datapath {
 }
 
 impl State {
-    /// Whether an object may have a record on a disk, and has none there or on its way, as far as is known.
-    fn lacks_copy(&self, slot: Slot) -> bool {
-        let lacks = |object: &Object| object.is_storable() && !object.marks.has(Marks::ON_SSD);
+    /// Whether an object may have a record on a disk, and has none there as it is, nor one on its way, as far as is known.
+    fn lacks_copy(&self, ssd: &SsdTier, slot: Slot) -> bool {
+        let lacks = |object: &Object| {
+            let has_settled = || {
+                let record = self.ssd_record(slot);
+                record.is_some_and(|record| ssd.has_settled(&record.key, record.version))
+            };
+            let has_one = object.marks.has(Marks::ON_SSD)
+                && !(object.marks.has(Marks::STALE_ON_SSD) && has_settled());
+            object.is_storable() && !has_one
+        };
         !self.leaves_first(slot) && self.object(slot).is_some_and(lacks)
     }
 }

@@ -137,7 +137,11 @@ const NUMBERS: std::ops::Range<u32> = 0..1000;
 
 /// A mount with an object that is on disk alone.
 fn demoted(path: &str) -> Logic {
-    let mut logic = Logic::new(Setup { has_ssd: true, ..super::meanwhile::SETUP });
+    demoted_in(super::meanwhile::SETUP, path)
+}
+
+fn demoted_in(setup: Setup, path: &str) -> Logic {
+    let mut logic = Logic::new(Setup { has_ssd: true, ..setup });
     if let Some((directory, _)) = path.split_once('/') {
         logic.mkdir(WATCHER, directory).expect("mkdir");
     }
@@ -147,6 +151,51 @@ fn demoted(path: &str) -> Logic {
     logic.demote(ByteCount::mib(1));
     assert_eq!(logic.tier_of(path), "ssd");
     logic
+}
+
+/// Objects of 200 kB beside it.
+fn fill(logic: &mut Logic, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let token = logic.open(WATCHER, &format!("other{number}"), super::resent::CREATE).expect("create");
+        logic.write(WATCHER, token, 0, &bytes(number, 200_000)).expect("write");
+        logic.close(WATCHER, token);
+    }
+}
+
+/// Brings an object back and sets its times, as a cache does that keeps its own order.
+fn touch(logic: &mut Logic, path: &str, mtime_ns: Option<i64>) {
+    let ino = logic.resolve(WATCHER, path).expect("it is there");
+    logic.load(ino);
+    assert_eq!(logic.tier_of(path), "memory");
+    let change = AttributeChange { atime_ns: Some(5), mtime_ns, ..AttributeChange::default() };
+    logic.datapath().setattr(&super::caller(0), ino, &change).expect("it has times");
+}
+
+#[test]
+fn what_came_back_from_disk_and_was_touched_is_not_lost_when_room_is_needed_at_once() {
+    let mut logic = demoted_in(Setup::of(ByteCount::mib(2)), "k");
+    touch(&mut logic, "k", None);
+    fill(&mut logic, 0..12);
+    assert_eq!(logic.tier_of("k"), "ssd");
+}
+
+#[test]
+fn what_is_otherwise_on_disk_than_in_memory_is_copied_there_again_before_it_leaves() {
+    let setup = Setup { write_headroom: ByteCount::kib(600), ..Setup::of(ByteCount::mib(2)) };
+    let mut logic = demoted_in(setup, "k");
+    touch(&mut logic, "k", Some(5));
+    // Less than twice the headroom is free, and more than that: copies are made, and nothing leaves.
+    fill(&mut logic, 0..6);
+    let (datapath, is_over) = (Arc::clone(logic.datapath()), AtomicBool::new(false));
+    let stored = || datapath.ssd().expect("a disk").status().devices[0].stored;
+    std::thread::scope(|scope| {
+        scope.spawn(|| datapath.demote_in_background(|| is_over.load(Ordering::Relaxed)));
+        let is_copied = until(HANG, || stored() == ByteCount(2 * 50_000 + 6 * 200_000));
+        is_over.store(true, Ordering::Relaxed);
+        assert!(is_copied, "{} are stored", stored());
+    });
+    fill(&mut logic, 6..12);
+    assert_eq!(logic.tier_of("k"), "ssd");
 }
 
 /// The disk tells one by one of what went with it, and by the end of that some may stand on another.
