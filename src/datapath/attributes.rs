@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Caller, Datapath, Error, HandleId, Marks, Object, Phase, Place, SizeChange, Stat, State};
+use super::{Caller, Datapath, Error, HandleId, Marks, Object, Phase, SizeChange, Stat, State};
 use crate::namespace::{Attributes, Ino, Slot, permissions};
 
 /// What setattr changes. `None` leaves a thing as it is.
@@ -54,9 +54,7 @@ impl Datapath {
         let now_ns = self.now_ns();
         let mut state = self.lock();
         let slot = state.slot_in_use(ino)?;
-        let is_on_ssd_alone =
-            |object: &Object| object.phase == Phase::Sealed && matches!(object.place, Place::Ssd);
-        if change.is_of_access() && state.object(slot).is_some_and(is_on_ssd_alone) {
+        if change.is_of_access() && state.object(slot).is_some_and(Object::is_on_ssd_alone) {
             // It was to be brought back before, and could not be. What its record on disk allows would be allowed again.
             return Err(Error::NoObject);
         }

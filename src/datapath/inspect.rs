@@ -281,7 +281,7 @@ impl Datapath {
             state.tree.ino(slot)
         };
         let changed = match self.cluster.get() {
-            _ if !self.is_agreed_on(ino) => self.change_policy(ino, "pin", pin),
+            _ if !self.is_agreed_on(ino) => self.change_pin(ino, pin),
             Some(side) => {
                 let value = pin.map(str::as_bytes);
                 side.cluster().wait(self.agree_on_attribute(ino, b"user.tidefs.pin", value, None))

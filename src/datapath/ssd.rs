@@ -101,6 +101,11 @@ impl Object {
             // What applications attached is not in the record.
             && !self.marks.has(Marks::DECORATED)
     }
+
+    /// Whether its bytes are on a disk alone.
+    pub(super) fn is_on_ssd_alone(&self) -> bool {
+        self.phase == Phase::Sealed && matches!(self.place, Place::Ssd)
+    }
 }
 
 impl State {

@@ -110,7 +110,7 @@ impl Datapath {
     ///
     /// # Errors
     /// [`Error::NotPermitted`] for facts and names outside `user.`; [`Error::Invalid`] for a value that means
-    /// nothing; [`Error::Unsupported`] for an unknown `user.tidefs.` name.
+    /// nothing; [`Error::Unsupported`] for an unknown `user.tidefs.` name; [`Error::NoObject`] for an object that is on disk alone.
     pub fn set_attribute(
         &self,
         ino: Ino,
@@ -153,7 +153,7 @@ impl Datapath {
     /// Removes attribute `name`; a policy is inherited again.
     ///
     /// # Errors
-    /// [`Error::NoAttribute`], [`Error::NotPermitted`].
+    /// [`Error::NoAttribute`], [`Error::NotPermitted`]; [`Error::NoObject`] for an object that is on disk alone.
     pub fn remove_attribute(&self, ino: Ino, name: &[u8]) -> Result<(), Error> {
         let Ok(name) = std::str::from_utf8(name) else { return Err(Error::NoAttribute) };
         if let Some(key) = name.strip_prefix(PREFIX) {
@@ -213,6 +213,9 @@ impl Datapath {
         let mut state = self.lock();
         let slot = state.slot_of(ino)?;
         let object = state.object_mut(slot).ok_or(Error::IsDirectory)?;
+        if makes && object.is_on_ssd_alone() {
+            return Err(Error::NoObject);
+        }
         let is_below = !makes && matches!(object.place, Place::Ssd | Place::Remote);
         if is_below || matches!(object.place, Place::Packed(_)) {
             return Ok(None);
@@ -261,15 +264,30 @@ impl Datapath {
         Ok(apply(&mut own, key, None).unwrap_or(false))
     }
 
-    /// Sets, or with `None` removes, one policy of a directory or object.
-    pub(super) fn change_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
+    /// Sets, or with `None` removes, one policy of a directory, or of an object that is in memory.
+    fn change_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
         is_settable(key)?;
-        self.with_room_for(ino, || self.set_own_policy(ino, key, value))
+        self.with_room_for(ino, || self.set_own_policy(ino, key, value, false))
     }
 
-    fn set_own_policy(&self, ino: Ino, key: &str, value: Option<&str>) -> Result<(), Error> {
+    /// The same for a pin, which counts on disk, too: that of an object which is there alone does until the daemon ends.
+    pub(super) fn change_pin(&self, ino: Ino, pin: Option<&str>) -> Result<(), Error> {
+        self.with_room_for(ino, || self.set_own_policy(ino, "pin", pin, true))
+    }
+
+    fn set_own_policy(
+        &self,
+        ino: Ino,
+        key: &str,
+        value: Option<&str>,
+        may_be_on_ssd: bool,
+    ) -> Result<(), Error> {
         let mut state = self.lock();
         let slot = state.slot_in_use(ino)?;
+        if !may_be_on_ssd && state.object(slot).is_some_and(super::Object::is_on_ssd_alone) {
+            // It was to be brought back before, and could not be. Its record on disk would say nothing of this.
+            return Err(Error::NoObject);
+        }
         let is_directory = state.tree.directory(slot).is_some();
         if !is_directory && matches!(key, "quota" | "floor" | "policy" | "scratch" | "durability" | RECOMPUTE)
         {

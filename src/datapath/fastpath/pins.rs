@@ -26,6 +26,6 @@ impl Datapath {
             }
             state.tree.ino(slot)
         };
-        self.change_policy(ino, "pin", Some(pin)).map_err(|error| Located::of(&error))
+        self.change_pin(ino, Some(pin)).map_err(|error| Located::of(&error))
     }
 }

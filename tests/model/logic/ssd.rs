@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::mount::{MntFlags, umount2};
 use tidefs::datapath::{AttributeChange, Credentials, Error, Located};
 use tidefs::namespace::Ino;
-use tidefs::tier::memory::{DirectoryRecord, ObjectRecord, PolicyRecord};
+use tidefs::tier::memory::{DirectoryRecord, ObjectRecord, Pin, PolicyRecord};
 use tidefs::tier::ssd::{Budget, DroppedFor, Owner, Put, Source, SsdConfig, SsdTier};
 use tidefs_engine::types::{ByteCount, DirectoryId, Version};
 
@@ -375,6 +375,23 @@ fn what_is_on_disk_alone_has_no_attribute_of_a_program() {
     let ino = logic.resolve(WATCHER, "k").expect("it is there");
     let missing = logic.datapath().get_attribute(ino, b"user.crc");
     assert!(matches!(missing, Err(Error::NoAttribute)), "{missing:?}");
+}
+
+/// It would be forgotten with the daemon: its record on disk says nothing of that.
+#[test]
+fn an_attribute_of_what_could_not_be_brought_back_is_refused() {
+    for name in [&b"user.tidefs.ttl"[..], b"user.own"] {
+        let mut logic = demoted("k");
+        let ino = logic.resolve(WATCHER, "k").expect("it is there");
+        let refused = logic.datapath().set_attribute(ino, name, b"1h", None);
+        assert!(matches!(refused, Err(Error::NoObject)), "{refused:?}");
+        let missing = logic.datapath().get_attribute(ino, name);
+        assert!(matches!(missing, Err(Error::NoAttribute)), "{missing:?}");
+        logic.load(ino);
+        logic.datapath().set_attribute(ino, name, b"1h", None).expect("it is set");
+    }
+    let pinned = demoted("k").datapath().pin(b"k", Some("hard")).expect("it counts on disk, too");
+    assert_eq!(pinned, Some(Pin::Hard));
 }
 
 #[test]
