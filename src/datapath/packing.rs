@@ -96,9 +96,9 @@ impl Datapath {
             record.checksum = self.recorded_checksum(object)?;
             record.mode |= DECORATED;
             self.tier.seal(&file, &record)?;
+            self.decorate(&mut state, slot);
             if let Some(object) = state.object_mut(slot) {
                 object.move_to(Place::Solo(segment));
-                object.marks.set(Marks::DECORATED, true);
                 if object.is_open() {
                     object.open_mut().file = Some(Arc::new(file));
                 }

@@ -146,6 +146,10 @@ impl State {
                 && (now.mode, now.uid, now.gid) == (permissions(record.mode), record.uid, record.gid);
             let object = self.object_mut(slot)?;
             if object.version == record.version {
+                if object.marks.has(Marks::DECORATED) {
+                    // The daemon ended before the record was gone.
+                    return None;
+                }
                 // Its attributes may have changed in this life too.
                 let is_stale = !is_same || object.marks.has(Marks::STALE_ON_SSD);
                 object.marks.set(Marks::ON_SSD, true);

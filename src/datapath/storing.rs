@@ -113,7 +113,9 @@ impl Datapath {
         };
         let mut state = self.lock();
         let Some(slot) = state.slot_of_sent(sent) else { return Handed::Changed };
-        if state.object(slot).is_none_or(|object| !object.place.is_same(&lent.place)) {
+        let is_another =
+            |object: &Object| !object.place.is_same(&lent.place) || object.marks.has(Marks::DECORATED);
+        if state.object(slot).is_none_or(is_another) {
             state.readmit(slot);
             if let Some(object) = state.object_mut(slot) {
                 object.was_not_stored(lent.was_stale);

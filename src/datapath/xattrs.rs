@@ -212,7 +212,7 @@ impl Datapath {
     fn decorated_file(&self, ino: Ino, makes: bool) -> Result<Option<Arc<std::fs::File>>, Error> {
         let mut state = self.lock();
         let slot = state.slot_of(ino)?;
-        let object = state.object_mut(slot).ok_or(Error::IsDirectory)?;
+        let object = state.object(slot).ok_or(Error::IsDirectory)?;
         if makes && object.is_on_ssd_alone() {
             return Err(Error::NoObject);
         }
@@ -222,10 +222,22 @@ impl Datapath {
         }
         // In one step with the look at its place: its last close, which is on its way perhaps, packs what is not marked.
         if makes && !object.marks.has(Marks::DECORATED) {
-            object.marks.set(Marks::DECORATED, true);
+            self.decorate(&mut state, slot);
             self.rewrite_record(&mut state, slot)?;
         }
         self.backing_file_of(&state, slot).map(Some)
+    }
+
+    /// A program attaches the first attribute to an object. No disk keeps those: what it has, or is given, of the object goes.
+    pub(super) fn decorate(&self, state: &mut State, slot: Slot) {
+        state.readmit(slot);
+        let record = state.ssd_record(slot);
+        let Some(object) = state.object_mut(slot) else { return };
+        object.marks.set(Marks::DECORATED, true);
+        object.marks.set(Marks::ON_SSD, false);
+        if let Some(record) = record.filter(|_| object.phase == Phase::Sealed) {
+            self.remove_from_ssd(&record);
+        }
     }
 
     /// Whether there is a value. That of a checksum is not taken for it: it is of all bytes of the object.

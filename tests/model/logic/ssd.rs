@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use tidefs::datapath::{AttributeChange, Credentials, Error, Located};
 use tidefs::namespace::Ino;
@@ -392,6 +393,19 @@ fn an_attribute_of_what_could_not_be_brought_back_is_refused() {
     }
     let pinned = demoted("k").datapath().pin(b"k", Some("hard")).expect("it counts on disk, too");
     assert_eq!(pinned, Some(Pin::Hard));
+}
+
+/// Of a segment of its own, and packed.
+#[test]
+fn what_a_program_attached_something_to_since_it_came_back_stands_on_no_disk() {
+    for packed_max in [ByteCount::kib(4), ByteCount::kib(64)] {
+        let mut logic = demoted_in(Setup { packed_max, ..super::meanwhile::SETUP }, "k");
+        let ino = logic.resolve(WATCHER, "k").expect("it is there");
+        logic.load(ino);
+        logic.datapath().set_attribute(ino, b"user.own", b"x", None).expect("it is set");
+        logic.lose_memory();
+        assert_eq!(logic.stat(WATCHER, "k").err(), Some(Errno::ENOENT), "packed below {packed_max}");
+    }
 }
 
 #[test]
