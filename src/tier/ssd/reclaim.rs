@@ -19,7 +19,8 @@
 //!   it, and loads try again.
 //!
 //! Limits: a disk that is late holds up the others once, for as long as a request or two may take, and is passed over then
-//! until it answers. A zone that is read for longer than `READERS_LIMIT` is passed over for a while.
+//! until it answers. A zone that is read for longer than `READERS_LIMIT` is passed over for a while. One that cannot be read is given
+//! up, if the disk reads anything, and no other one before the next look.
 //! Threads: one for a pool, `ssd-reclaim`.
 
 use std::io;
@@ -125,7 +126,8 @@ impl Shared {
         let Some(number) = choosing.choose(self, device) else { return false };
         let entries = match self.entries_in(device, number) {
             Ok(entries) => entries,
-            Err(error) if !says_that_it_is_damaged(&error) => {
+            // One of the whole disk says nothing of the zone.
+            Err(error) if !says_that_it_is_damaged(&error) || read_block(device, 0, self.limit).is_err() => {
                 tracing::warn!(device = device.name, zone = number, %error, "a zone is not taken back for now");
                 choosing.note_late(device, number);
                 return false;
@@ -133,7 +135,7 @@ impl Shared {
             Err(error) => {
                 tracing::error!(device = device.name, zone = number, %error, "a zone cannot be read and is given up");
                 self.quarantine(device, number);
-                return true;
+                return false;
             }
         };
         let removals = self.needed_tombstones(device, number, &entries);

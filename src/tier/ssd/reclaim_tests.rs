@@ -242,3 +242,19 @@ fn a_record_of_a_directory_whose_zone_is_lost_waits_for_another_while_names_come
         thread::sleep(Duration::from_millis(1));
     }
 }
+
+#[test]
+fn a_disk_that_reads_nothing_for_a_while_loses_no_zone_that_is_to_be_taken_back() {
+    let disk = MemoryDisk::new();
+    let (tier, _) = running(std::slice::from_ref(&disk), &config(1, 12));
+    disk.fails_reads.store(true, Ordering::Relaxed);
+    let stored = (0..400).take_while(|number| store(&tier, &key(*number), 1, LENGTH) == Stored::Yes).count();
+    assert!((1..400).contains(&stored), "{stored} find room");
+    assert_eq!(tier.status().devices[0].quarantined_zones, 0);
+    disk.fails_reads.store(false, Ordering::Relaxed);
+    let end = Instant::now() + Duration::from_secs(20);
+    while store(&tier, b"later", 1, LENGTH) != Stored::Yes {
+        assert!(Instant::now() < end, "no zone is taken back");
+    }
+    assert!(is_right(&tier, &key(stored as u64 - 1), 1, LENGTH));
+}

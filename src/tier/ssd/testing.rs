@@ -35,6 +35,7 @@ pub(super) struct MemoryDisk {
     pub(super) bad_byte: AtomicU64,
     /// The error number with which they do, 0 for EIO.
     pub(super) bad_error: AtomicI32,
+    pub(super) fails_reads: AtomicBool,
     pub(super) fails_writes: AtomicBool,
     /// A write of a record with these data fails; none does while it is empty.
     pub(super) refused: Mutex<Vec<u8>>,
@@ -101,6 +102,9 @@ impl MemoryDisk {
             }
             Request::Read { offset, pieces } => {
                 self.last_read.store(MOMENT.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+                if self.fails_reads.load(Ordering::Relaxed) {
+                    return Err(io::Error::from_raw_os_error(libc::EIO));
+                }
                 let mut at = usize::try_from(*offset).unwrap();
                 for piece in pieces {
                     let end = at + piece.length();
