@@ -218,6 +218,8 @@ impl SsdTier {
             }
         };
         if is_over {
+            // Who removes a key just now may have met the disk.
+            drop(shared.pending.lock());
             shared.intents.settle_disk(device.number);
         }
         shared.note_removal(place);

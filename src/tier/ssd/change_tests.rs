@@ -242,6 +242,33 @@ fn a_disk_that_is_removed_by_force_loses_its_objects_and_nothing_else() {
 }
 
 #[test]
+fn what_is_removed_while_its_disk_is_taken_out_by_force_does_not_come_back_with_a_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let [intents, left] = ["intents", "left"].map(|name| directory.path().join(name));
+    let (tier, _, disks, config) = grown_with(SsdConfig { intents: Some(intents.clone()), ..config(1, 20) });
+    let device = Arc::clone(&tier.shared.devices.all()[0]);
+    // Its writer waits with the footer of the last zone.
+    disks[0].hangs_writes.store(true, Ordering::Relaxed);
+    let killed = std::thread::scope(|scope| {
+        let taken_out = scope.spawn(|| tier.remove_disk(Path::new("disk 0"), true));
+        while device.queue.push_tombstones([]) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        tier.remove(&[0], Version(5));
+        std::fs::copy(&intents, &left).unwrap();
+        let killed = disks.each_ref().map(on_disk);
+        disks[0].let_go();
+        taken_out.join().unwrap().unwrap();
+        killed
+    });
+    assert_eq!(std::fs::metadata(&intents).unwrap().len(), 0, "nothing waits for a disk that is gone");
+    let capacity = ByteCount(config.capacity.get() * 2);
+    let after = tier_on(&killed, &SsdConfig { intents: Some(left), capacity, ..config });
+    recover(&after);
+    assert_eq!((after.holds(&[0]), after.holds(&[1])), (None, Some(Version(5))));
+}
+
+#[test]
 fn a_tier_without_disks_takes_nothing_until_it_gets_one_and_a_start_knows_that_one() {
     let directory = tempfile::tempdir_in("/var/tmp").unwrap();
     let place = directory.path().join("disk");

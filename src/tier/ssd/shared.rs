@@ -400,10 +400,8 @@ impl Shared {
         let version = if stays { version_before(version) } else { version };
         let tombstone = Tombstone { order: self.next_order(), hash, version };
         self.intents.add(device.number, hash, version);
-        if !device.queue.push_tombstones([tombstone]) && !self.is_stopping() {
-            // The disk is being taken out of use.
-            self.intents.settle(device.number, &[tombstone]);
-        }
+        // Without a writer, of a disk that is being taken out or of a tier that ends, it waits in the file.
+        device.queue.push_tombstones([tombstone]);
     }
 
     /// A removal as it is to be written now. What stands in the index of its version was stored after it, and has to take along
