@@ -84,15 +84,16 @@ impl FastFiles {
         self.sessions.read().get(&handle.0).cloned()
     }
 
-    /// Opens the control file.
+    /// Opens the control file, to write or to read alone.
     pub(super) fn open_control(
         &self,
         datapath: &Datapath,
         request: &Request,
+        write: bool,
         handle: FileHandle,
         reply: ReplyOpen,
     ) {
-        let session = datapath.begin_session(credentials(request));
+        let session = datapath.begin_session(credentials(request), write);
         self.sessions.write().insert(handle.0, Arc::new(session));
         reply.opened(handle, FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH);
     }

@@ -28,6 +28,12 @@ impl Control {
         Self { file, segments: mount.join(".tidefs/segments") }
     }
 
+    /// One that may not be written, as on a read-only mount.
+    pub(crate) fn open_to_read(mount: &Mount) -> Self {
+        let file = File::open(mount.join(".tidefs/control")).expect("the control file opens");
+        Self { file, segments: mount.join(".tidefs/segments") }
+    }
+
     fn number(&self, number: u32, payload: &mut [u8]) -> Result<(), Errno> {
         // SAFETY: the number says how many bytes the kernel reads and writes, which is the length of the payload.
         let outcome =

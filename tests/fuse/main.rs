@@ -24,6 +24,7 @@ mod names;
 mod permissions;
 mod publish;
 mod quota;
+mod read_only;
 mod read_paths;
 mod refused;
 mod registered;

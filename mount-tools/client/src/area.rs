@@ -42,7 +42,7 @@ impl Session {
         let bytes = reply.get(HEADER_BYTES..).ok_or(Error::BadReply)?;
         let grant = AreaGrant::read_from_prefix(bytes).map_err(|_| Error::BadReply)?.0;
         let segment = grant.segment.get();
-        match self.segments.get(segment, AREA_BYTES, true) {
+        match self.segments.get(segment, AREA_BYTES, self.may_write) {
             Ok(mapping) => Ok(Area { segment, mapping }),
             Err(error) => {
                 self.unregister(segment);
@@ -57,7 +57,7 @@ impl Session {
     }
 
     /// Makes one request with as many records as fit into the area. Returns how many those were, the first reference and the
-    /// results; `None` when there is no area.
+    /// results; `None` when there is no area that they can be written into.
     pub(crate) fn call_in_area<
         'a,
         R: Record<'a>,
@@ -68,6 +68,9 @@ impl Session {
         flags: Flags,
         records: &[R],
     ) -> Result<Option<(usize, u64, Vec<T>)>, Error> {
+        if !self.may_write {
+            return Ok(None);
+        }
         let Some(area) = self.area(true) else { return Ok(None) };
         let half = AREA_BYTES / 2;
         let mut request =

@@ -61,7 +61,7 @@ impl Cache {
         let Some(session) = opened.as_ref().map(|opened| &opened.session) else {
             return objects.iter().map(|_| Begun::ByFile).collect();
         };
-        let begun = if session.offers(Features::CREATE) {
+        let begun = if session.may_write && session.offers(Features::CREATE) {
             let answers = self.begin(session, objects);
             let whole = answers.into_iter().zip(objects).map(|(answer, object)| match answer {
                 Ok(begun) => begun,

@@ -112,7 +112,8 @@ impl Cache {
     pub fn pin_many<K: AsRef<[u8]>>(&self, keys: &[K], pin: Pin) -> Result<usize, Error> {
         let names = batch::names_of(keys)?;
         let (mut statuses, (number, ttl_s)) = (Vec::with_capacity(names.len()), pin.numbers());
-        if let Some(opened) = self.opened().filter(|opened| opened.session.offers(Features::FOLLOW)) {
+        let can_pin = |session: &Session| session.may_write && session.offers(Features::FOLLOW);
+        if let Some(opened) = self.opened().filter(|opened| can_pin(&opened.session)) {
             let records: Vec<PinRecord<'_>> =
                 names.iter().map(|&name| PinRecord { ttl_s, pin: number, name }).collect();
             // What is not answered is done by file.

@@ -54,6 +54,8 @@ pub(crate) struct Session {
     /// Whose references it has. A child that inherits it shares the file, and must give nothing back.
     owner: Owner,
     control: File,
+    /// Whether objects may be made and changed by it; not where its mount is read-only: files say then what open(2) says.
+    pub(crate) may_write: bool,
     /// Whether its mount is known to be dead. Then nobody is asked any more.
     is_dead: AtomicBool,
     /// Whether its directory is known to be no more, or not at the path of the cache any more. What it gave goes back, and what it began is
@@ -78,7 +80,7 @@ impl Session {
     /// `hook` registers what it maps.
     pub(crate) fn open(owner: Owner, files: &Files, hook: &Arc<Hook>) -> Option<Self> {
         let tidefs = files.find_mount()?.join(".tidefs");
-        let control = File::options().read(true).write(true).open(tidefs.join(CONTROL_FILE)).ok()?;
+        let (control, may_write) = open_control(&tidefs.join(CONTROL_FILE)).ok()?;
         let segments = Segments::open(&tidefs.join(SEGMENT_DIRECTORY), hook).ok()?;
         // One mount may end, and another begin, between any two of these. While the control file is open no other mount is the
         // same device.
@@ -89,6 +91,7 @@ impl Session {
         let mut session = Self {
             owner,
             control,
+            may_write,
             is_dead: AtomicBool::new(false),
             is_left: AtomicBool::new(false),
             segments,
@@ -348,6 +351,16 @@ impl Drop for Session {
         if !self.is_inherited() && self.owner.has_children() {
             self.let_go();
         }
+    }
+}
+
+/// Opens a control file, to read alone where nothing may be written. Returns whether it may be.
+fn open_control(path: &Path) -> io::Result<(File, bool)> {
+    let is_refused =
+        |kind| matches!(kind, io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied);
+    match File::options().read(true).write(true).open(path) {
+        Err(error) if is_refused(error.kind()) => Ok((File::open(path)?, false)),
+        opened => Ok((opened?, true)),
     }
 }
 

@@ -12,6 +12,7 @@ impl Datapath {
     /// # Errors
     /// Why it was not set.
     pub fn pin_object(&self, session: &Session, scope: Ino, name: &[u8], pin: &str) -> Result<(), Located> {
+        session.check_write()?;
         let ino = {
             let mut state = self.lock();
             let mut walk = Walk::new(&state, session.credentials(), scope);

@@ -9,8 +9,8 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tidefs_engine::types::{ByteCount, SegmentId};
 
-use super::LOCKED_AT_ONCE;
 use super::batch::Batch;
+use super::{LOCKED_AT_ONCE, Located};
 use crate::datapath::release::Afterwards;
 use crate::datapath::rights::Credentials;
 use crate::datapath::{Datapath, Marks, Phase, State};
@@ -60,6 +60,8 @@ pub(super) struct Holdings {
 #[derive(Debug)]
 pub struct Session {
     credentials: Credentials,
+    /// Whether it was opened to write. One that was not, as through a read-only mount, makes and changes nothing.
+    may_write: bool,
     /// A mutex: held while references are entered or taken out, never while an object is looked up.
     pub(super) holdings: Mutex<Holdings>,
     next_batch: AtomicU64,
@@ -72,6 +74,14 @@ impl Session {
     #[must_use]
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
+    }
+
+    /// Whether by it something may be made or changed.
+    ///
+    /// # Errors
+    /// [`Located::Denied`].
+    pub(super) fn check_write(&self) -> Result<(), Located> {
+        if self.may_write { Ok(()) } else { Err(Located::Denied) }
     }
 
     /// References that may still be taken.
@@ -121,12 +131,13 @@ impl Session {
 }
 
 impl Datapath {
-    /// Begins a session with the rights of whoever opens the control file.
+    /// Begins a session with the rights of whoever opens the control file, to write or to read alone.
     #[must_use]
-    pub fn begin_session(&self, credentials: Credentials) -> Session {
+    pub fn begin_session(&self, credentials: Credentials, may_write: bool) -> Session {
         let seen = self.fast.segments.lock().retired_total();
         Session {
             credentials,
+            may_write,
             holdings: Mutex::default(),
             next_batch: AtomicU64::new(1),
             retired_seen: AtomicU64::new(seen),

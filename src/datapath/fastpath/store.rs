@@ -138,6 +138,7 @@ impl Datapath {
         scope: Ino,
         request: &BeginRequest<'_>,
     ) -> Result<Target, Located> {
+        session.check_write()?;
         let credentials = session.credentials();
         let (within, leaf) = Walk::new(state, credentials, scope).split(state, request.name);
         let parent = within?.slot;

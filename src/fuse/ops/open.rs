@@ -46,7 +46,7 @@ pub(in crate::fuse) fn open(
         let handle = dispatcher.control_handles.fetch_add(1, Ordering::Relaxed);
         let write = options(flags.0).write;
         if number == fast_files::CONTROL {
-            return dispatcher.fast.open_control(datapath, request, FileHandle(handle), reply);
+            return dispatcher.fast.open_control(datapath, request, write, FileHandle(handle), reply);
         }
         if let Some(segment) = fast_files::segment_of(number) {
             let wanted = (segment, write);

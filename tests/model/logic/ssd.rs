@@ -361,7 +361,7 @@ fn a_client_is_not_told_that_what_is_on_disk_and_has_no_name_yet_is_absent() {
     let mut logic = demoted("k");
     logic.lose_memory_and_name(false);
     let datapath = logic.datapath();
-    let session = datapath.begin_session(Credentials::of_request(0, 0, super::caller(0).thread));
+    let session = datapath.begin_session(Credentials::of_request(0, 0, super::caller(0).thread), true);
     let mut told = Vec::new();
     let names = [&b"k"[..], b"other"];
     let tell = |located| told.push(located);
