@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,6 +40,18 @@ pub(crate) fn open_below(directory: &File, name: &CStr, is_writable: bool) -> io
             return Err(error);
         }
     }
+}
+
+/// Closes a file that was written, of which it may be said only then that it found no room.
+///
+/// # Errors
+/// What close(2) says.
+pub(crate) fn close(file: File) -> io::Result<()> {
+    // SAFETY: the descriptor is the file's, which gives it up here: nobody else uses or closes it.
+    let outcome = unsafe { libc::close(file.into_raw_fd()) };
+    let error = io::Error::last_os_error();
+    // Closed all the same.
+    if outcome == 0 || error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
 }
 
 /// Sets an attribute of a file.

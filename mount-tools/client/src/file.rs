@@ -225,7 +225,9 @@ fn pin(path: &Path, pin: &str) -> Result<bool, Error> {
 /// Makes an object: whole under its name, or not at all.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let written = create(path, random).and_then(|(temporary, mut file)| {
-        let written = file.write_all(bytes).and_then(|()| fs::rename(&temporary, path));
+        // What is still open when it gets its name is not durable, and whoever waits for that waits for its close.
+        let closed = file.write_all(bytes).and_then(|()| crate::ffi::close(file));
+        let written = closed.and_then(|()| fs::rename(&temporary, path));
         if written.is_err() {
             // What was written so far stands for nothing; that it cannot be removed is the smaller trouble.
             let _ = fs::remove_file(&temporary);
