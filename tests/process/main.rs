@@ -26,6 +26,7 @@ mod shutdown;
 mod side_by_side;
 mod smaller;
 mod ssd;
+mod ssd_clients;
 mod ssd_disks;
 mod ssd_faults;
 mod ssd_first_disk;

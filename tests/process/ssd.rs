@@ -20,7 +20,7 @@ const MODE: Mode = Mode::Passthrough;
 const OBJECTS: u64 = 120;
 
 /// A mount with an SSD tier in `disk`.
-fn mount_on(mode: Mode, disk: &Path, more: &[&str]) -> Mount {
+pub(super) fn mount_on(mode: Mode, disk: &Path, more: &[&str]) -> Mount {
     let dirs = format!("ssd.dirs={}", disk.display());
     let mut options =
         vec!["capacity=64MiB", "ssd.capacity=512MiB", "ssd.zone=8MiB", "on_stop=keep", dirs.as_str()];
@@ -44,7 +44,7 @@ fn length(number: u64) -> usize {
     if number % 10 == 9 { 5000 } else { MIB + usize::try_from(number).unwrap() * 37 }
 }
 
-fn content(number: u64) -> Vec<u8> {
+pub(super) fn content(number: u64) -> Vec<u8> {
     bytes(number, length(number))
 }
 
@@ -70,7 +70,7 @@ fn check_all(mount: &Mount, namespace: &Path) {
     }
 }
 
-fn tier_of(path: &Path) -> String {
+pub(super) fn tier_of(path: &Path) -> String {
     get_xattr_text(path, "user.tidefs.tier")
 }
 
@@ -219,7 +219,7 @@ fn many_readers_of_one_object_on_disk_share_one_load_and_others_are_served_meanw
 }
 
 /// The value of a counter, from the metrics of the mount.
-fn counter(mount: &Mount, name: &str) -> u64 {
+pub(super) fn counter(mount: &Mount, name: &str) -> u64 {
     let text = mount.control_get("/v1/metrics").text();
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.and_then(|value| value.trim().parse().ok()).expect("the counter")

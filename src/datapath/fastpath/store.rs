@@ -154,7 +154,9 @@ impl Datapath {
             return Err(Located::AskByFile);
         }
         let policy = state.effective_policy(parent).record;
-        if policy.scratch == Some(true) {
+        // What is to be on a disk before its name is told waits for that in rename(2).
+        let is_durable = policy.durable == Some(true) && self.ssd.get().is_some();
+        if policy.scratch == Some(true) || is_durable {
             return Err(Located::AskByFile);
         }
         let (gid, _) = state.inherited_group(parent, credentials.gid);

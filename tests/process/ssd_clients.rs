@@ -1,0 +1,47 @@
+//! The client library on a mount with disks.
+
+use std::fs;
+
+use nix::mount::{MntFlags, umount2};
+use tidefs_client::Cache;
+
+use super::common::modes::in_fast_modes;
+use super::common::pattern::assert_same;
+use super::common::sys::set_xattr;
+use super::common::{Mode, Mount};
+use super::ssd::{content, counter, disk, mount_on};
+
+in_fast_modes!(what_is_stored_in_a_durable_directory_survives_the_loss_of_memory);
+
+/// Kills the daemon and takes its memory away, as a power cut does.
+fn lose_memory(mount: &mut Mount) {
+    let memory = mount.instance_dir().join("memory");
+    mount.kill9();
+    umount2(&memory, MntFlags::MNT_DETACH).expect("umount of the memory");
+    mount.start_daemon();
+}
+
+fn what_is_stored_in_a_durable_directory_survives_the_loss_of_memory(mode: Mode) {
+    let disk = disk();
+    let mut mount = mount_on(mode, disk.path(), &[]);
+    let namespace = mount.namespace("kv");
+    set_xattr(&namespace, "user.tidefs.durability", b"ssd").expect("setxattr");
+    let cache = Cache::open(&namespace).expect("open");
+    assert_eq!(cache.is_fast(), mode == Mode::Passthrough);
+    let objects: Vec<(String, Vec<u8>)> =
+        (0..8).map(|number| (format!("object{number}"), content(number))).collect();
+    let batch: Vec<(&str, &[u8])> = objects.iter().map(|(key, bytes)| (&**key, &**bytes)).collect();
+    cache.put_many(&batch).expect("put");
+    let mut writer = cache.create("begun", content(8).len()).expect("create");
+    writer.copy_from_slice(&content(8));
+    writer.seal().expect("seal");
+    drop(cache);
+    assert_eq!(counter(&mount, "tidefs_ssd_durability_failures_total"), 0);
+    fs::write(namespace.join("not durable"), content(9)).expect("write");
+    lose_memory(&mut mount);
+    for (key, bytes) in &objects {
+        assert_same(&fs::read(namespace.join(key)).expect("read"), bytes, key);
+    }
+    assert_same(&fs::read(namespace.join("begun")).expect("read"), &content(8), "what was begun");
+    assert!(!namespace.join("not durable").exists(), "memory was not lost: this shows nothing");
+}
